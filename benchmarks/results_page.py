@@ -1,0 +1,193 @@
+"""benchmarks/RESULTS.md from the JSON documents of `sweep.py`."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from statistics import geometric_mean
+from typing import Any
+
+from unisono.bench.probe import describe_latency
+from unisono.bench.sizes import format_size
+
+Document = dict[str, Any]
+
+LARGE_BYTES = 64 << 20
+OURS = {"unisono": "native", "unisono-torch": "torch"}
+# What a trial of the executor took for 64 MiB with 2 and 4 ranks (ms); far: all_reduce only.
+NEAR_MS = {
+    "all_reduce": (6.0, 15.0),
+    "all_gather": (3.8, 6.6),
+    "broadcast": (4.1, 6.6),
+    "all_to_all": (6.0, 11.8),
+    "reduce_scatter": (6.1, 12.0),
+}
+FAR_MS = {"all_reduce": (6.9, 25.0)}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Sample:
+    """One of our times, with everything that was measured in its row."""
+
+    api: str
+    op: str
+    ranks: int
+    size_bytes: int
+    mode: str
+    times_s: dict[str, float]
+    ours: str
+    wrong: int
+
+    @property
+    def time_s(self) -> float | None:
+        return self.times_s.get(self.ours)
+
+    def ratio(self, peer: str) -> float | None:
+        """The peer's time over ours."""
+        if self.time_s is None or peer not in self.times_s:
+            return None
+        return self.times_s[peer] / self.time_s
+
+
+def render_page(documents: list[Document]) -> str:
+    samples = [sample for document in documents for sample in _samples(document)]
+    lines = ["# Results", "", *_preface(documents), "", "## Bars", "", *_bars(samples)]
+    for api, ranks in sorted({(sample.api, sample.ranks) for sample in samples}):
+        chosen = [s for s in samples if (s.api, s.ranks) == (api, ranks)]
+        lines += ["", f"## {api}, {ranks} ranks", "", *_table(chosen)]
+    return "\n".join(lines) + "\n"
+
+
+def _samples(document: Document) -> Iterator[Sample]:
+    for row in document["rows"]:
+        results = row["results"]
+        yield Sample(
+            api=OURS[document["ours"]],
+            op=row["op"],
+            ranks=row["ranks"],
+            size_bytes=row["size_bytes"],
+            mode=describe_latency(row["probes_s"]),
+            times_s={name: r["time_s"] for name, r in results.items() if r["time_s"]},
+            ours=document["ours"],
+            wrong=sum(result["wrong"] for result in results.values()),
+        )
+
+
+def _preface(documents: list[Document]) -> list[str]:
+    if not documents:
+        return ["Nothing was measured yet: `python benchmarks/sweep.py`."]
+    machine = documents[0]["machine"]
+    packages = ", ".join(f"{name} {version}" for name, version in machine["packages"].items())
+    return [
+        f"{machine['cpu']}, {machine['cores']} cores, Linux {machine['kernel']}, "
+        f"Python {machine['python']}; {packages}.",
+        "",
+        "`python benchmarks/sweep.py`: all contestants of a row take turns in one run; times are",
+        "medians in microseconds; every element of every result was verified on every rank. Ratios",
+        "are the peer's time over ours: above 1, ours is faster. `core`: one-way latency between",
+        "cores during the row in ns: near below 100, far above, mixed if it changed.",
+    ]
+
+
+def _bars(samples: list[Sample]) -> list[str]:
+    lines = ["| measure | bar | measured | reached |", "|---|---|---|---|"]
+    lines += _ratio_bars(samples)
+    for mode, trial_ms, factor in (("near", NEAR_MS, 1.15), ("far", FAR_MS, 1.3)):
+        for op, per_ranks in trial_ms.items():
+            for ranks, trial in zip((2, 4), per_ranks, strict=True):
+                lines.append(_large_bar(samples, mode, op, ranks, trial * factor))
+    lines += _crowd_bars(samples)
+    return lines
+
+
+def _ratio_bars(samples: list[Sample]) -> Iterator[str]:
+    for api, peer, mean_bar, least_bar in (
+        ("torch", "gloo", 10.0, 2.0),
+        ("native", "openmpi", 1.5, 1 / 1.25),
+    ):
+        chosen = [s for s in samples if s.api == api and s.ranks in (2, 4)]
+        if api == "torch":
+            chosen = [s for s in chosen if s.size_bytes >= 1 << 10]
+        ratios = [(ratio, s) for s in chosen if (ratio := s.ratio(peer)) is not None]
+        if not ratios:
+            continue
+        mean = geometric_mean(ratio for ratio, _ in ratios)
+        least, worst = min(ratios, key=lambda item: item[0])
+        where = f"{worst.op} {format_size(worst.size_bytes)} n={worst.ranks}"
+        yield _bar(
+            f"{api}: {peer}'s time over ours, geometric mean of {len(ratios)} rows",
+            f">= {mean_bar:g}",
+            f"{mean:.2f}",
+            mean >= mean_bar,
+        )
+        yield _bar(
+            f"{api}: the same, worst row",
+            f">= {least_bar:g}",
+            f"{least:.2f} ({where})",
+            least >= least_bar,
+        )
+
+
+def _large_bar(samples: list[Sample], mode: str, op: str, ranks: int, bar_ms: float) -> str:
+    found = _find(samples, op, ranks, LARGE_BYTES)
+    name, bar = f"{op} 64 MiB n={ranks}, {mode}", f"<= {bar_ms:.1f} ms"
+    if found is None or found.time_s is None or not found.mode.endswith(mode):
+        return _bar(name, bar, f"not seen in {mode} mode", None)
+    limit = f", {1 / ratio:.2f} x the limit" if (ratio := found.ratio("memory")) else ""
+    measured_ms = found.time_s * 1e3
+    return _bar(name, bar, f"{measured_ms:.1f} ms{limit}", measured_ms <= bar_ms)
+
+
+def _crowd_bars(samples: list[Sample]) -> Iterator[str]:
+    small = _find(samples, "all_reduce", 8, 8)
+    if small is not None and small.time_s is not None:
+        time_us = small.time_s * 1e6
+        yield _bar("all_reduce 8 B n=8", "< 60 us", f"{time_us:.1f} us", time_us < 60)
+    large, fewer = (_find(samples, "all_reduce", n, LARGE_BYTES) for n in (8, 4))
+    if large and fewer and large.time_s and fewer.time_s:
+        ratio = large.time_s / fewer.time_s
+        name = "all_reduce 64 MiB, n=8 over n=4"
+        yield _bar(name, "<= 2", f"{ratio:.2f} ({fewer.mode} / {large.mode})", ratio <= 2)
+
+
+def _find(samples: list[Sample], op: str, ranks: int, size_bytes: int) -> Sample | None:
+    wanted = ("native", op, ranks, size_bytes)
+    return next((s for s in samples if (s.api, s.op, s.ranks, s.size_bytes) == wanted), None)
+
+
+def _bar(name: str, bar: str, measured: str, reached: bool | None) -> str:
+    mark = {True: "yes", False: "**no**", None: "-"}[reached]
+    return f"| {name} | {bar} | {measured} | {mark} |"
+
+
+def _table(samples: list[Sample]) -> list[str]:
+    ours = samples[0].ours
+    names = dict.fromkeys(name for sample in samples for name in sample.times_s)
+    peers = [name for name in names if name not in (ours, "memory")]
+    head = ["operation", "size", ours, *peers, "limit", *(f"{p} / ours" for p in peers)]
+    head += ["ours / limit", "core", "wrong"]
+    lines = ["| " + " | ".join(head) + " |", "|" + "---|" * len(head)]
+    for sample in samples:
+        times = [_time(sample.times_s.get(name)) for name in (ours, *peers, "memory")]
+        ratios = [_ratio(sample.ratio(peer)) for peer in peers]
+        limit = sample.ratio("memory")
+        cells = [sample.op, format_size(sample.size_bytes), *times, *ratios]
+        cells += [_ratio(1 / limit if limit else None), sample.mode, str(sample.wrong)]
+        lines.append("| " + " | ".join(cells) + " |")
+    means = []
+    for peer in peers:
+        ratios_of_peer = [ratio for s in samples if (ratio := s.ratio(peer)) is not None]
+        if ratios_of_peer:
+            means.append(f"{peer} / ours {geometric_mean(ratios_of_peer):.2f}")
+    return [*lines, "", f"Geometric mean: {', '.join(means) or '-'}."]
+
+
+def _time(time_s: float | None) -> str:
+    if time_s is None:
+        return "-"
+    time_us = time_s * 1e6
+    return f"{time_us:.2f}" if time_us < 100 else f"{time_us:.0f}"
+
+
+def _ratio(ratio: float | None) -> str:
+    return "-" if ratio is None else f"{ratio:.2f}"

@@ -1,0 +1,89 @@
+"""Measure everything that the project promises on one host, and write benchmarks/RESULTS.md.
+
+Every part (interface, rank count, operation) is one JSON file in the results folder; parts that are
+there already are not measured again, so an interrupted sweep goes on where it stopped.
+
+    python benchmarks/sweep.py                       # all parts, then the page
+    python benchmarks/sweep.py --ranks 2 --api torch # some parts
+    python benchmarks/sweep.py --page-only           # the page from what is there
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from results_page import render_page
+from rich.console import Console
+
+from unisono.bench.cases import Case
+from unisono.bench.contestants import LIMIT, OURS
+from unisono.bench.runner import Pace, run_benchmark
+from unisono.bench.sizes import parse_sizes
+
+HERE = Path(__file__).parent
+OPS = ("all_reduce", "reduce_scatter", "all_gather", "all_to_all", "broadcast")
+AGAINST = {"native": ("openmpi", "mpich"), "torch": ("gloo",)}
+SIZES = "8,1K,16K,128K,1M,8M,64M"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Part:
+    api: str
+    ranks: int
+    op: str
+
+    @property
+    def file_name(self) -> str:
+        return f"{self.api}-n{self.ranks}-{self.op}.json"
+
+    def measure(self, sizes: str, pace: Pace) -> dict[str, object]:
+        cases = [Case(op=self.op, ranks=self.ranks, nbytes=n) for n in parse_sizes(sizes)]
+        ours = OURS[self.api]
+        contestants = (ours, *AGAINST[self.api], LIMIT)
+        command = ("unisono", "bench", self.op, "-n", str(self.ranks), "--sizes", sizes)
+        command += ("--api", self.api, "--against", ",".join(AGAINST[self.api]))
+        return run_benchmark(cases, contestants, ours=ours, pace=pace, command=command).to_dict()
+
+
+def main(
+    *,
+    ranks: Annotated[str, typer.Option(help="Rank counts, separated by commas.")] = "2,4,8",
+    api: Annotated[str, typer.Option(help="Interfaces: native, torch.")] = "native,torch",
+    sizes: Annotated[str, typer.Option(help="As for unisono bench.")] = SIZES,
+    rounds: Annotated[int, typer.Option(help="Turns of every contestant.")] = 7,
+    row_budget: Annotated[float, typer.Option(help="About how many seconds a row takes.")] = 6.0,
+    folder: Annotated[Path, typer.Option(help="Where the parts are kept.")] = HERE / "results",
+    page: Annotated[Path, typer.Option(help="The page to write.")] = HERE / "RESULTS.md",
+    page_only: Annotated[bool, typer.Option(help="Measure nothing.")] = False,
+) -> None:
+    console = Console(stderr=True)
+    folder.mkdir(parents=True, exist_ok=True)
+    parts = [
+        Part(api=interface, ranks=int(count), op=op)
+        for interface in api.split(",")
+        for count in ranks.split(",")
+        for op in OPS
+    ]
+    pace = Pace(rounds=rounds, row_budget_s=row_budget)
+    for index, part in enumerate(parts, start=1):
+        path = folder / part.file_name
+        if page_only or path.exists():
+            continue
+        console.print(f"[{index}/{len(parts)}] {part.file_name}")
+        document = part.measure(sizes, pace)
+        partial = path.with_suffix(".partial")
+        partial.write_text(json.dumps(document, indent=1) + "\n")
+        partial.rename(path)
+        if part_skipped := document["skipped"]:
+            console.print(f"  skipped: {part_skipped}")
+    documents = [json.loads(path.read_text()) for path in sorted(folder.glob("*.json"))]
+    page.write_text(render_page(documents))
+    console.print(f"wrote {page}")
+
+
+if __name__ == "__main__":
+    typer.run(main)

@@ -1,0 +1,47 @@
+#include "errors.h"
+
+namespace nb = nanobind;
+
+namespace unisono::bind {
+namespace {
+
+const char* class_of(Fault fault) {
+    switch (fault) {
+        case Fault::peer_lost: return "PeerLostError";
+        case Fault::timeout: return "CollectiveTimeoutError";
+        case Fault::mismatch: return "MismatchError";
+        case Fault::aborted:
+        case Fault::interrupted: return "AbortedError";
+        case Fault::none:
+        case Fault::system:
+        case Fault::invalid: break;
+    }
+    return "UnisonoError";
+}
+
+void set_python_error(const Error& error) {
+    if (error.fault() == Fault::interrupted && PyErr_Occurred()) return;  // what the handler raised
+    const nb::object type = nb::module_::import_("unisono.errors").attr(class_of(error.fault()));
+    PyErr_SetString(type.ptr(), error.what());
+}
+
+}  // namespace
+
+void register_errors(nb::module_&) {
+    nb::register_exception_translator([](const std::exception_ptr& pointer, void*) {
+        try {
+            std::rethrow_exception(pointer);
+        } catch (const Error& error) {
+            set_python_error(error);
+        }
+    });
+}
+
+Interrupted python_signals() {
+    return [] {
+        const nb::gil_scoped_acquire gil;
+        return PyErr_CheckSignals() != 0;
+    };
+}
+
+}  // namespace unisono::bind

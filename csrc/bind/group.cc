@@ -1,0 +1,185 @@
+// The group and its calls, as Python sees them. Every call that may block releases the GIL.
+#include "group.h"
+
+#include <nanobind/nanobind.h>
+#include <nanobind/stl/pair.h>
+#include <nanobind/stl/shared_ptr.h>
+#include <nanobind/stl/string.h>
+#include <nanobind/stl/vector.h>
+
+#include <cstring>
+
+#include "errors.h"
+#include "prepared.h"
+#include "register.h"
+
+namespace nb = nanobind;
+using namespace nb::literals;
+
+namespace unisono::bind {
+namespace {
+
+using Address = uintptr_t;
+using Memory = std::vector<std::pair<Address, uint64_t>>;  // (address, bytes) of each piece
+
+std::byte* at(Address address) { return reinterpret_cast<std::byte*>(address); }
+
+std::array<uint8_t, 16> nonce_of(const nb::bytes& nonce) {
+    std::array<uint8_t, 16> bytes{};
+    if (nonce.size() != bytes.size()) throw Error(Fault::invalid, "a nonce has 16 bytes");
+    std::memcpy(bytes.data(), nonce.c_str(), bytes.size());
+    return bytes;
+}
+
+std::vector<Piece> pieces_of(const Memory& memory) {
+    std::vector<Piece> pieces;
+    pieces.reserve(memory.size());
+    for (const auto& [address, bytes] : memory) pieces.push_back({at(address), bytes});
+    return pieces;
+}
+
+void run(Group& group, Execution execution, double timeout_s) {
+    const nb::gil_scoped_release release;
+    group.dispatcher().run(execution, timeout_s, python_signals());
+}
+
+std::shared_ptr<Job> submit(Group& group, Execution execution, double timeout_s, double inline_s) {
+    const nb::gil_scoped_release release;
+    return group.dispatcher().submit(std::move(execution), timeout_s, inline_s);
+}
+
+template <class Ended>
+nb::object error_of(const Ended& ended) {
+    if (!ended.done() || !ended.error()) return nb::none();
+    return nb::make_tuple(static_cast<uint32_t>(ended.error()->fault()), ended.error()->what());
+}
+
+void bind_plan(nb::module_& m) {
+    nb::class_<Plan>(m, "Plan").def(
+        "__init__",
+        [](Plan* self, const nb::bytes& packed, uint32_t rank, uint32_t ranks, uint32_t pieces_in, uint32_t pieces_out,
+           uint32_t parts, uint32_t stages, std::vector<uint32_t> slots, uint32_t scratch) {
+            const std::span<const std::byte> bytes(reinterpret_cast<const std::byte*>(packed.c_str()), packed.size());
+            new (self) Plan(bytes, rank, ranks, pieces_in, pieces_out, parts, stages, std::move(slots), scratch);
+        },
+        "packed"_a, "rank"_a, "ranks"_a, "pieces_in"_a, "pieces_out"_a, "parts"_a, "stages"_a, "slots"_a, "scratch"_a);
+    nb::class_<Prepared>(m, "Prepared")
+        .def(
+            "__init__",
+            [](Prepared* self, std::shared_ptr<Plan> plan, uint32_t op, uint32_t dtype, uint32_t reduction, int32_t root,
+               uint64_t count, uint64_t extra, uint64_t block_bytes, uint64_t in_piece_bytes, uint64_t out_piece_bytes,
+               bool stream_slots, bool stream_out) {
+                if (op >= kOpKinds || dtype >= num_dtypes || reduction > static_cast<uint32_t>(ReduceOp::bxor)) {
+                    throw Error(Fault::invalid, "unknown operation, type or reduction");
+                }
+                const CallArgs args{static_cast<OpKind>(op), static_cast<DType>(dtype), static_cast<ReduceOp>(reduction),
+                                    root, count, extra};
+                const auto store = [](bool stream) { return stream ? kernels::Store::streaming : kernels::Store::cached; };
+                if (block_bytes == 0 || block_bytes % size_of(args.dtype) != 0) {
+                    throw Error(Fault::invalid, "a block is a whole number of elements");
+                }
+                new (self) Prepared{std::move(plan), args, fingerprint(args), block_bytes, in_piece_bytes,
+                                    out_piece_bytes, store(stream_slots), store(stream_out)};
+            },
+            "plan"_a, "op"_a, "dtype"_a, "reduction"_a, "root"_a, "count"_a, "extra"_a, "block_bytes"_a,
+            "in_piece_bytes"_a, "out_piece_bytes"_a, "stream_slots"_a = false, "stream_out"_a = false);
+}
+
+void bind_under_way(nb::module_& m) {
+    nb::class_<Job>(m, "Job").def("done", &Job::done).def("error", &error_of<Job>);
+    nb::class_<Parcel>(m, "Parcel")
+        .def("done", &Parcel::done)
+        .def("error", &error_of<Parcel>)
+        .def("source", &Parcel::source);
+}
+
+void bind_calls(nb::class_<Group>& group) {
+    group
+        .def(
+            "run",
+            [](Group& self, const Prepared& call, Address in, Address out, double timeout_s) {
+                run(self, call.bind(at(in), at(out)), timeout_s);
+            },
+            "call"_a, "in_"_a, "out"_a, "timeout_s"_a)
+        .def(
+            "run_pieces",
+            [](Group& self, const Prepared& call, const Memory& in, const Memory& out, double timeout_s) {
+                run(self, call.bind(pieces_of(in), pieces_of(out)), timeout_s);
+            },
+            "call"_a, "in_"_a, "out"_a, "timeout_s"_a)
+        .def(
+            "submit_pieces",
+            [](Group& self, const Prepared& call, const Memory& in, const Memory& out, double timeout_s, double inline_s) {
+                return submit(self, call.bind(pieces_of(in), pieces_of(out)), timeout_s, inline_s);
+            },
+            "call"_a, "in_"_a, "out"_a, "timeout_s"_a, "inline_s"_a)
+        .def(
+            "wait",
+            [](Group& self, Job& job, double timeout_s) {
+                const nb::gil_scoped_release release;
+                return self.dispatcher().wait(job, timeout_s, python_signals());
+            },
+            "job"_a, "timeout_s"_a);
+}
+
+void bind_mail(nb::class_<Group>& group) {
+    const auto message = [](Address data, uint64_t bytes, uint32_t dtype, int32_t peer, uint64_t tag) {
+        if (dtype >= num_dtypes) throw Error(Fault::invalid, "unknown type");
+        return Message{at(data), bytes, static_cast<DType>(dtype), peer, tag};
+    };
+    group
+        .def(
+            "send",
+            [message](Group& self, Address data, uint64_t bytes, uint32_t dtype, int32_t peer, uint64_t tag) {
+                const nb::gil_scoped_release release;
+                return self.mail().send(message(data, bytes, dtype, peer, tag));
+            },
+            "data"_a, "bytes"_a, "dtype"_a, "peer"_a, "tag"_a)
+        .def(
+            "receive",
+            [message](Group& self, Address data, uint64_t bytes, uint32_t dtype, int32_t peer, uint64_t tag) {
+                const nb::gil_scoped_release release;
+                return self.mail().receive(message(data, bytes, dtype, peer, tag));
+            },
+            "data"_a, "bytes"_a, "dtype"_a, "peer"_a, "tag"_a)
+        .def("carry_on", [](Group& self) { self.mail().carry_on(); }, nb::call_guard<nb::gil_scoped_release>())
+        .def(
+            "wait_parcel",
+            [](Group& self, Parcel& parcel, double timeout_s, double limit_s) {
+                const nb::gil_scoped_release release;
+                return self.mail().wait(parcel, timeout_s, limit_s, python_signals());
+            },
+            "parcel"_a, "timeout_s"_a, "limit_s"_a);
+}
+
+}  // namespace
+
+void register_group(nb::module_& m) {
+    m.def(
+        "create_segment",
+        [](uint32_t ranks, uint32_t cores, uint64_t staging_bytes, const nb::bytes& nonce) {
+            return create_segment(shape_for(ranks, cores, staging_bytes), nonce_of(nonce)).release();
+        },
+        "ranks"_a, "cores"_a, "staging_bytes"_a, "nonce"_a);
+    bind_plan(m);
+    bind_under_way(m);
+    nb::class_<Group> group(m, "Group");
+    group
+        .def(
+            "__init__",
+            [](Group* self, int fd, uint32_t rank, const nb::bytes& nonce, uint32_t cores) {
+                new (self) Group(Descriptor(fd), rank, nonce_of(nonce), cores);
+            },
+            "fd"_a, "rank"_a, "nonce"_a, "cores"_a)
+        .def_prop_ro("ranks", [](Group& self) { return self.members().ranks(); })
+        .def_prop_ro("depth", [](Group& self) { return self.segment().shape().depth; })
+        .def_prop_ro("area_bytes", [](Group& self) { return self.segment().shape().area_bytes; })
+        .def_prop_ro("calls", &Group::calls)
+        .def("require_healthy", [](Group& self) { self.members().require_healthy(); })
+        .def("abort", &Group::abort, "reason"_a)
+        .def("close", &Group::close, nb::call_guard<nb::gil_scoped_release>());
+    bind_calls(group);
+    bind_mail(group);
+}
+
+}  // namespace unisono::bind

@@ -1,0 +1,19 @@
+// What this machine is like.
+#include <nanobind/nanobind.h>
+
+#include "kernels/kernels.h"
+#include "probe.h"
+#include "register.h"
+
+namespace nb = nanobind;
+using namespace nb::literals;
+
+namespace unisono::bind {
+
+void register_machine(nb::module_& m) {
+    m.def("probe_core_latency", &probe_core_latency_s, "samples"_a, nb::call_guard<nb::gil_scoped_release>());
+    m.def("usable_cores", &usable_cores);
+    m.def("isa", &kernels::isa);
+}
+
+}  // namespace unisono::bind

@@ -1,0 +1,81 @@
+// Where an array lies: the buffer protocol without the detours of Python.
+#include <nanobind/nanobind.h>
+
+#include <cstdint>
+#include <optional>
+
+#include "register.h"
+#include "types.h"
+
+namespace nb = nanobind;
+using namespace nb::literals;
+
+namespace unisono::bind {
+namespace {
+
+class Buffer {
+  public:
+    explicit Buffer(nb::handle object) : held_(PyObject_GetBuffer(object.ptr(), &view_, PyBUF_RECORDS_RO) == 0) {
+        if (!held_) PyErr_Clear();
+    }
+    Buffer(const Buffer&) = delete;
+    Buffer& operator=(const Buffer&) = delete;
+    ~Buffer() {
+        if (held_) PyBuffer_Release(&view_);
+    }
+    [[nodiscard]] const Py_buffer* get() const noexcept { return held_ ? &view_ : nullptr; }
+
+  private:
+    Py_buffer view_{};
+    bool held_;
+};
+
+std::optional<DType> integer(bool is_signed, Py_ssize_t bytes) {
+    switch (bytes) {
+        case 1: return is_signed ? DType::int8 : DType::uint8;
+        case 2: return is_signed ? DType::int16 : DType::uint16;
+        case 4: return is_signed ? DType::int32 : DType::uint32;
+        case 8: return is_signed ? DType::int64 : DType::uint64;
+        default: return std::nullopt;
+    }
+}
+
+// The struct-module letter of one element; a letter's size is the machine's, so ask the item's.
+std::optional<DType> dtype_of(const Py_buffer& view) {
+    const char* format = view.format ? view.format : "B";
+    if (*format == '<' || *format == '=' || *format == '@') ++format;
+    const bool complex = *format == 'Z';
+    if (complex) ++format;
+    if (format[0] == '\0' || format[1] != '\0') return std::nullopt;
+    if (complex) {
+        if (format[0] == 'f') return DType::complex64;
+        return format[0] == 'd' ? std::optional(DType::complex128) : std::nullopt;
+    }
+    switch (format[0]) {
+        case 'f': return DType::float32;
+        case 'd': return DType::float64;
+        case 'e': return DType::float16;
+        case '?': return DType::boolean;
+        case 'b': case 'h': case 'i': case 'l': case 'q': return integer(true, view.itemsize);
+        case 'B': case 'H': case 'I': case 'L': case 'Q': return integer(false, view.itemsize);
+        default: return std::nullopt;
+    }
+}
+
+// (address, bytes, type) of a contiguous writable array of a known type; None sends the caller the
+// slow way, which copies or explains.
+nb::object locate(nb::handle object, bool writable) {
+    const Buffer buffer(object);
+    const Py_buffer* view = buffer.get();
+    if (!view || (writable && view->readonly) || !PyBuffer_IsContiguous(view, 'C')) return nb::none();
+    const auto dtype = dtype_of(*view);
+    if (!dtype) return nb::none();
+    return nb::make_tuple(reinterpret_cast<uintptr_t>(view->buf), static_cast<uint64_t>(view->len),
+                          static_cast<uint32_t>(*dtype));
+}
+
+}  // namespace
+
+void register_memory(nb::module_& m) { m.def("locate", &locate, "array"_a, "writable"_a); }
+
+}  // namespace unisono::bind

@@ -1,0 +1,14 @@
+// The extension module unisono._native. Only unisono.native imports it.
+#include <nanobind/nanobind.h>
+
+#include "errors.h"
+#include "register.h"
+
+NB_MODULE(_native, m) {
+    // Communicators may be alive when the interpreter ends; that is no leak worth a warning.
+    nanobind::set_leak_warnings(false);
+    unisono::bind::register_errors(m);
+    unisono::bind::register_group(m);
+    unisono::bind::register_machine(m);
+    unisono::bind::register_memory(m);
+}

@@ -1,0 +1,11 @@
+#pragma once
+
+#include <nanobind/nanobind.h>
+
+namespace unisono::bind {
+
+void register_group(nanobind::module_& module);
+void register_machine(nanobind::module_& module);
+void register_memory(nanobind::module_& module);
+
+}  // namespace unisono::bind

@@ -1,0 +1,79 @@
+#include "call.h"
+
+#include <algorithm>
+#include <array>
+
+namespace unisono {
+namespace {
+
+constexpr std::array kOps{"all_reduce", "reduce_scatter", "all_gather", "all_to_all", "broadcast",
+                          "reduce",     "gather",         "scatter",    "barrier"};
+constexpr std::array kReductions{"sum", "prod", "min", "max", "avg", "band", "bor", "bxor"};
+constexpr std::array kTypes{"float32", "float64", "float16", "bfloat16", "int8",   "uint8",     "int16",     "uint16",
+                            "int32",   "uint32",  "int64",   "uint64",   "bool",   "complex64", "complex128"};
+static_assert(kOps.size() == kOpKinds);
+
+bool reduces(OpKind op) {
+    return op == OpKind::all_reduce || op == OpKind::reduce_scatter || op == OpKind::reduce;
+}
+
+uint32_t kind_of(const CallArgs& a) {
+    // A reduction that the operation does not use must not make two equal calls differ.
+    const uint32_t reduction = reduces(a.op) ? static_cast<uint32_t>(a.reduction) : 0;
+    return static_cast<uint32_t>(a.op) | reduction << 8 | static_cast<uint32_t>(a.dtype) << 16;
+}
+
+uint64_t mix(uint64_t h, uint64_t value) {  // splitmix64's finaliser
+    h ^= value + 0x9e3779b97f4a7c15ULL + (h << 6) + (h >> 2);
+    h = (h ^ (h >> 30)) * 0xbf58476d1ce4e5b9ULL;
+    h = (h ^ (h >> 27)) * 0x94d049bb133111ebULL;
+    return h ^ (h >> 31);
+}
+
+template <size_t N>
+const char* name_of(const std::array<const char*, N>& names, uint32_t index) {
+    return index < N ? names[index] : "?";
+}
+
+}  // namespace
+
+const char* name_of(DType type) noexcept { return name_of(kTypes, static_cast<uint32_t>(type)); }
+
+uint64_t fingerprint(const CallArgs& args) noexcept {
+    uint64_t h = mix(0, kind_of(args));
+    h = mix(h, static_cast<uint64_t>(static_cast<int64_t>(args.root)));
+    h = mix(h, args.count);
+    h = mix(h, args.extra);
+    return h & kHashMask;
+}
+
+void remember(RankControl& control, uint64_t seq, const CallArgs& args, uint64_t hash) noexcept {
+    CallRecord& record = control.calls[seq % kCallHistory];
+    record.kind.store(kind_of(args), std::memory_order_relaxed);
+    record.count.store(args.count, std::memory_order_relaxed);
+    record.root.store(args.root, std::memory_order_relaxed);
+    record.hash.store(hash, std::memory_order_relaxed);
+    record.seq.store(seq, std::memory_order_relaxed);
+}
+
+std::string recall(const RankControl& control, uint64_t seq) {
+    if (seq == 0) {
+        for (const CallRecord& r : control.calls) seq = std::max(seq, r.seq.load(std::memory_order_relaxed));
+        if (seq == 0) return "nothing yet";
+    }
+    const CallRecord& record = control.calls[seq % kCallHistory];
+    if (record.seq.load(std::memory_order_relaxed) != seq) return "a call no longer remembered";
+    const uint32_t kind = record.kind.load(std::memory_order_relaxed);
+    const auto op = static_cast<OpKind>(kind & 0xff);
+    std::string text = name_of(kOps, kind & 0xff);
+    if (op == OpKind::barrier) return text + "()";
+    text += "(";
+    if (reduces(op)) text += std::string(name_of(kReductions, kind >> 8 & 0xff)) + ", ";
+    text += std::string(name_of(kTypes, kind >> 16 & 0xff)) + "[" +
+            std::to_string(record.count.load(std::memory_order_relaxed)) + "]";
+    const int32_t root = record.root.load(std::memory_order_relaxed);
+    if (root >= 0) text += ", root=" + std::to_string(root);
+    return text + ")";
+}
+
+}  // namespace unisono

@@ -1,0 +1,72 @@
+// The shared words through which the ranks of a group see each other: layout only, no behaviour.
+//
+// Every word that two ranks touch is a lock-free std::atomic, so the same code is right between
+// processes (over a memfd) and between threads (over the same memfd, mapped once a rank).
+#pragma once
+
+#include <atomic>
+#include <cstddef>
+#include <cstdint>
+
+namespace unisono {
+
+inline constexpr size_t kLine = 64;  // a cache line; two of them are prefetched together
+inline constexpr uint64_t kMagic = 0x554e49534f4e4f31;  // "UNISONO1"
+inline constexpr size_t kCallHistory = 4;  // calls a rank remembers, for error texts
+inline constexpr size_t kFaultText = 1536;
+
+static_assert(std::atomic<uint64_t>::is_always_lock_free);
+static_assert(std::atomic<uint32_t>::is_always_lock_free);
+
+// What a rank called, kept so that an error can say it. `seq` is the number of the call in its group.
+struct CallRecord {
+    std::atomic<uint64_t> seq{0};
+    std::atomic<uint64_t> count{0};
+    std::atomic<uint64_t> hash{0};
+    std::atomic<uint32_t> kind{0};  // op | reduction << 8 | type << 16
+    std::atomic<int32_t> root{-1};
+};
+
+// A futex that is rung only when somebody sleeps on it.
+struct Bell {
+    std::atomic<uint32_t> sleepers{0};
+    std::atomic<uint32_t> rings{0};
+};
+
+enum class Presence : uint32_t { absent = 0, joined = 1, left = 2 };
+
+struct alignas(2 * kLine) RankControl {
+    // The polled line. header = call number (24 bits) | fingerprint (40 bits): one load tells both
+    // whether the peer has entered the call and whether it means the same call.
+    std::atomic<uint64_t> header{0};
+    std::atomic<uint64_t> progress{0};
+
+    alignas(2 * kLine) Bell bell;      // rung when header or progress moves
+    Bell mail;                         // rung when a mailbox of this rank moves
+    std::atomic<uint32_t> presence{0};
+    std::atomic<int32_t> pid{0};
+    std::atomic<uint64_t> process{0};  // tells ranks that are threads of one process
+
+    alignas(2 * kLine) CallRecord calls[kCallHistory];
+};
+
+// The first failure of the group; everybody who looks raises the same cause.
+struct FaultRecord {
+    std::atomic<uint32_t> state{0};  // 0 none, 1 being written, 2 readable
+    std::atomic<uint32_t> fault{0};
+    char text[kFaultText]{};
+};
+
+struct alignas(2 * kLine) GroupControl {
+    uint64_t magic;
+    uint64_t total_bytes;
+    uint32_t ranks;
+    uint32_t depth;          // blocks of staging a rank may have in flight
+    uint64_t area_bytes;     // staging of one rank for one block
+    uint64_t mail_slots;     // per ordered pair of ranks
+    uint64_t mail_slot_bytes;
+    uint8_t nonce[16];       // read back to the owner: proof that the memory is shared
+    alignas(2 * kLine) FaultRecord failure;
+};
+
+}  // namespace unisono

@@ -1,0 +1,70 @@
+// Runs the calls of a group in the order in which they were made: in the caller's thread where
+// possible, in a progress thread where the caller does not wait.
+#pragma once
+
+#include <condition_variable>
+#include <deque>
+#include <memory>
+#include <mutex>
+#include <optional>
+#include <thread>
+
+#include "executor.h"
+
+namespace unisono {
+
+class Job {
+  public:
+    Job(Execution execution, double timeout_s) : execution_(std::move(execution)), deadline_(timeout_s) {}
+
+    [[nodiscard]] bool done() const noexcept { return done_.load(std::memory_order_acquire); }
+    // The error it ended with, if it is done and failed.
+    [[nodiscard]] const std::optional<Error>& error() const noexcept { return error_; }
+
+  private:
+    friend class Dispatcher;
+    Execution execution_;
+    Deadline deadline_;
+    std::optional<Error> error_;
+    std::atomic<bool> done_{false};
+};
+
+class Dispatcher {
+  public:
+    Dispatcher(Executor& executor, Membership& members) : executor_(executor), members_(members) {}
+    Dispatcher(const Dispatcher&) = delete;
+    Dispatcher& operator=(const Dispatcher&) = delete;
+    ~Dispatcher() { stop(); }
+
+    // Runs the call to its end, after all calls made before. Throws Error.
+    void run(Execution& execution, double timeout_s, const Interrupted& interrupted);
+    // Begins the call here and now if nothing is before it, for at most `inline_s` seconds of
+    // waiting; what is left goes to the progress thread.
+    std::shared_ptr<Job> submit(Execution execution, double timeout_s, double inline_s);
+    // Waits for the end; works on it (and on what is before it) if nobody else does. False after
+    // `timeout_s` (negative: never), with the job still under way. Throws the job's Error.
+    bool wait(Job& job, double timeout_s, const Interrupted& interrupted);
+    // Ends the progress thread. What was not begun fails as aborted.
+    void stop() noexcept;
+
+  private:
+    bool advance(Job& job, const Interrupted& interrupted, double limit_s);
+    void work_until(Job& job, const Interrupted& interrupted);
+    void enqueue(std::shared_ptr<Job> job);
+    void finish(Job& job) noexcept;
+    void progress_loop();
+    std::shared_ptr<Job> front();
+    [[nodiscard]] bool nothing_before() const noexcept { return queued_.load(std::memory_order_acquire) == 0; }
+
+    Executor& executor_;
+    Membership& members_;
+    std::timed_mutex executing_;          // held by the thread that drives the executor
+    std::mutex mutex_;                    // guards what follows
+    std::condition_variable changed_;
+    std::deque<std::shared_ptr<Job>> queue_;
+    bool stopping_ = false;
+    std::thread thread_;
+    std::atomic<uint32_t> queued_{0};
+};
+
+}  // namespace unisono

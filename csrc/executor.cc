@@ -1,0 +1,250 @@
+#include "executor.h"
+
+#include <algorithm>
+#include <array>
+#include <string>
+
+namespace unisono {
+
+uint64_t part_bytes(uint64_t piece_bytes, uint32_t parts, size_t element_bytes) noexcept {
+    if (parts == 1) return piece_bytes;
+    const uint64_t count = piece_bytes / element_bytes;
+    const uint64_t unit = std::max<uint64_t>(1, kLine / element_bytes);
+    const uint64_t each = (count + parts - 1) / parts;
+    return (each + unit - 1) / unit * unit * element_bytes;
+}
+
+Executor::Executor(Segment& segment, Membership& members, Waiter waiter)
+    : segment_(segment), members_(members), waiter_(waiter), own_(segment.rank(members.rank())),
+      block_end_(segment.shape().depth, 0) {}
+
+void Executor::begin(Execution& call) {
+    members_.require_healthy();
+    const Plan& plan = *call.plan;
+    if (call.in.size() != plan.pieces_in || call.out.size() != plan.pieces_out) {
+        throw Error(Fault::invalid, "the call does not have as many pieces as its plan");
+    }
+    if (plan.slots[plan.rank] * call.block_bytes > segment_.shape().area_bytes) {
+        throw Error(Fault::invalid, "the plan needs more staging than the group has");
+    }
+    const size_t element = size_of(call.args.dtype);
+    uint64_t longest = 0;
+    for (const auto* pieces : {&call.in, &call.out}) {
+        for (const Piece& p : *pieces) longest = std::max(longest, part_bytes(p.bytes, plan.parts, element));
+    }
+    call.blocks = std::max<uint64_t>(1, (longest + call.block_bytes - 1) / call.block_bytes);
+    scratch_.resize(std::max<size_t>(scratch_.size(), plan.scratch * call.block_bytes));
+    call.seq = ++calls_;
+    remember(own_, call.seq, call.args, call.hash);
+}
+
+// The header becomes visible with the first thing that a peer could wait for, and before this rank
+// waits for anything, so that the polled line moves once.
+void Executor::announce(Execution& call) noexcept {
+    call.announced = true;
+    own_.header.store(header_of(call.seq, call.hash), std::memory_order_release);
+}
+
+bool Executor::advance(Execution& call, Deadline& deadline, const Interrupted& interrupted, double limit_s) {
+    if (call.seq == 0) begin(call);
+    Wait wait{call, deadline, interrupted, limit_s};
+    const Plan& plan = *call.plan;
+    while (call.block < call.blocks) {
+        if (!run_block(wait)) return false;
+        base_ += plan.stages;
+        block_end_[block_count_ % block_end_.size()] = base_;
+        ++block_count_;
+        ++call.block;
+        call.record = 0;
+    }
+    return verify_all(wait);
+}
+
+bool Executor::run_block(Wait& wait) {
+    Execution& call = wait.call;
+    const Plan& plan = *call.plan;
+    if (call.record == 0 && plan.slots[plan.rank] > 0 && !reuse_slots(wait)) return false;
+    const size_t end = plan.records.size();
+    while (call.record < end) {
+        const Record& r = plan.records[call.record];
+        switch (r.action) {
+            case Action::copy: copy(call, r); break;
+            case Action::reduce:
+                reduce(call, &r);
+                call.record += r.sources;
+                break;
+            case Action::arg: break;
+            case Action::wait:
+                if (!wait_progress(wait, r.peer, base_ + r.value)) return false;
+                break;
+            case Action::post:
+                if (!call.announced) announce(call);
+                own_.progress.store(base_ + r.value, std::memory_order_release);
+                ring(own_.bell);
+                break;
+        }
+        ++call.record;
+    }
+    return true;
+}
+
+// The area of this block held the block `depth` ago: all ranks must be past that one. It may have
+// belonged to another call with other readers, hence all.
+bool Executor::reuse_slots(Wait& wait) {
+    const uint64_t target = block_end_[block_count_ % block_end_.size()];
+    for (uint32_t peer = 0; peer < members_.ranks(); ++peer) {
+        if (peer == members_.rank()) continue;
+        const auto& progress = segment_.rank(peer).progress;
+        const auto ready = [&] { return progress.load(std::memory_order_acquire) >= target; };
+        if (!wait_for(wait, peer, ready)) return false;
+    }
+    return true;
+}
+
+bool Executor::wait_progress(Wait& wait, uint32_t peer, uint64_t target) {
+    const auto& progress = segment_.rank(peer).progress;
+    return wait_for(wait, peer, [&] { return progress.load(std::memory_order_acquire) >= target; });
+}
+
+// No rank returns before it has seen every peer enter this very call. A peer that is already
+// further has seen the header of this rank and agreed with it.
+bool Executor::verify_all(Wait& wait) {
+    Execution& call = wait.call;
+    const uint64_t mine = header_of(call.seq, call.hash);
+    if (!call.announced) {
+        announce(call);
+        ring(own_.bell);
+    }
+    for (; call.verified < members_.ranks(); ++call.verified) {
+        const uint32_t peer = call.verified;
+        if (peer == members_.rank()) continue;
+        const auto& header = segment_.rank(peer).header;
+        if (header.load(std::memory_order_acquire) == mine) continue;
+        const auto ready = [&] {
+            const uint64_t theirs = header.load(std::memory_order_acquire);
+            return theirs == mine || ahead_of(theirs, call.seq) > 0;
+        };
+        if (!wait_for(wait, peer, ready)) return false;
+    }
+    return true;
+}
+
+template <class Ready>
+bool Executor::wait_for(Wait& wait, uint32_t peer, Ready ready) {
+    if (ready()) return true;
+    if (!wait.call.announced) {
+        announce(wait.call);
+        ring(own_.bell);
+    }
+    return waiter_.wait(
+        segment_.rank(peer).bell, ready, [&] { inspect(wait.call, peer); }, [&] { return late(wait.call); },
+        wait.deadline, wait.interrupted, wait.limit_s);
+}
+
+// Is there still something to wait for?
+void Executor::inspect(const Execution& call, uint32_t peer) {
+    members_.require_healthy();
+    const uint64_t mine = header_of(call.seq, call.hash);
+    for (uint32_t r = 0; r < members_.ranks(); ++r) {
+        const uint64_t theirs = segment_.rank(r).header.load(std::memory_order_acquire);
+        if (theirs != mine && theirs >> 40 == mine >> 40) mismatch(call);
+    }
+    const RankControl& other = segment_.rank(peer);
+    if (other.presence.load(std::memory_order_acquire) == static_cast<uint32_t>(Presence::left) &&
+        ahead_of(other.header.load(std::memory_order_acquire), call.seq) < 0) {
+        members_.fail(Fault::peer_lost, "rank " + std::to_string(peer) + " left the group before call #" +
+                                            std::to_string(call.seq) + " " + recall(own_, call.seq) +
+                                            "; its last call was " + recall(other, 0));
+    }
+}
+
+// Gives the others a moment to arrive, so that the text can say what each of them called.
+void Executor::mismatch(const Execution& call) {
+    Deadline moment(0.1);
+    const auto arrived = [&] {
+        for (uint32_t r = 0; r < members_.ranks(); ++r) {
+            if (ahead_of(segment_.rank(r).header.load(std::memory_order_acquire), call.seq) < 0) return false;
+        }
+        return true;
+    };
+    while (!arrived() && !moment.passed()) relax();
+    std::string text = "the ranks disagree about call #" + std::to_string(call.seq) + " of their group:";
+    for (uint32_t r = 0; r < members_.ranks(); ++r) {
+        const RankControl& other = segment_.rank(r);
+        const bool here = ahead_of(other.header.load(std::memory_order_acquire), call.seq) >= 0;
+        text += (r ? ", rank " : " rank ") + std::to_string(r) +
+                (here ? " called " + recall(other, call.seq) : " has not called anything");
+    }
+    members_.fail(Fault::mismatch, text);
+}
+
+std::string Executor::late(const Execution& call) const {
+    std::string text = "call #" + std::to_string(call.seq) + " " + recall(own_, call.seq) + " timed out on rank " +
+                       std::to_string(members_.rank()) + ":";
+    bool named = false;
+    for (uint32_t r = 0; r < members_.ranks(); ++r) {
+        const RankControl& other = segment_.rank(r);
+        if (ahead_of(other.header.load(std::memory_order_acquire), call.seq) >= 0) continue;
+        const std::string last = recall(other, 0);
+        text += (named ? "; rank " : " rank ") + std::to_string(r) + " has not arrived, its last call was " + last;
+        named = true;
+    }
+    if (!named) {
+        text += " all ranks have arrived, but not all go on:";
+        for (uint32_t r = 0; r < members_.ranks(); ++r) {
+            if (segment_.rank(r).progress.load(std::memory_order_acquire) <= own_.progress.load(std::memory_order_relaxed) &&
+                r != members_.rank()) {
+                text += " rank " + std::to_string(r);
+            }
+        }
+    }
+    return text;
+}
+
+std::byte* Executor::resolve(const Execution& call, const Ref& ref) const noexcept {
+    switch (ref.space) {
+        case Space::slot: return segment_.area(ref.rank, block_count_) + ref.index * call.block_bytes;
+        case Space::tmp: return const_cast<std::byte*>(scratch_.data()) + ref.index * call.block_bytes;
+        case Space::in:
+        case Space::out: break;
+    }
+    const Piece& piece = ref.space == Space::in ? call.in[ref.index] : call.out[ref.index];
+    const uint64_t part = part_bytes(piece.bytes, call.plan->parts, size_of(call.args.dtype));
+    return piece.data + ref.part * part + call.block * call.block_bytes;
+}
+
+// Bytes of this block in the part that `ref` names.
+uint64_t Executor::length_of(const Execution& call, const Ref& ref) const noexcept {
+    const Piece& piece = ref.space == Space::in ? call.in[ref.index] : call.out[ref.index];
+    const uint64_t part = part_bytes(piece.bytes, call.plan->parts, size_of(call.args.dtype));
+    const uint64_t begin = ref.part * part + call.block * call.block_bytes;
+    const uint64_t end = std::min({(ref.part + 1) * part, piece.bytes, begin + call.block_bytes});
+    return begin < end ? end - begin : 0;
+}
+
+void Executor::copy(const Execution& call, const Record& r) {
+    const uint64_t bytes = length_of(call, r.length);
+    if (bytes == 0) return;
+    std::byte* dst = resolve(call, r.dst);
+    const std::byte* src = resolve(call, r.src);
+    if (r.flags & kHasSecond) {
+        kernels::copy2(dst, resolve(call, r.dst2), src, bytes, store_for(call, r.dst), store_for(call, r.dst2));
+    } else if (dst != src) {
+        kernels::copy(dst, src, bytes, store_for(call, r.dst));
+    }
+}
+
+void Executor::reduce(const Execution& call, const Record* r) {
+    const uint64_t bytes = length_of(call, r->length);
+    if (bytes == 0) return;
+    std::array<const void*, kMostSources> sources;
+    for (size_t k = 0; k < r->sources; ++k) sources[k] = resolve(call, r[k + 1].src);
+    const bool second = r->flags & kHasSecond;
+    const bool average = call.args.reduction == ReduceOp::avg && (r->flags & kFinal);
+    const auto operation = call.args.reduction == ReduceOp::avg ? ReduceOp::sum : call.args.reduction;
+    kernels::reduce(call.args.dtype, operation, resolve(call, r->dst), second ? resolve(call, r->dst2) : nullptr,
+                    sources.data(), r->sources, bytes / size_of(call.args.dtype), average ? members_.ranks() : 0,
+                    store_for(call, r->dst), second ? store_for(call, r->dst2) : kernels::Store::cached);
+}
+
+}  // namespace unisono

@@ -1,0 +1,45 @@
+// A rank's end of a group: everything that lives as long as a communicator does.
+#pragma once
+
+#include <array>
+#include <cstdint>
+#include <memory>
+
+#include "dispatcher.h"
+#include "mail.h"
+
+namespace unisono {
+
+class Group {
+  public:
+    Group(Descriptor segment, uint32_t rank, const std::array<uint8_t, 16>& nonce, uint32_t cores)
+        : segment_(std::move(segment)), members_(segment_, rank, nonce),
+          waiter_(members_, Patience::for_group(segment_.shape().ranks, cores)),
+          executor_(segment_, members_, waiter_), dispatcher_(executor_, members_),
+          mail_(segment_, members_, waiter_) {}
+
+    [[nodiscard]] Segment& segment() noexcept { return segment_; }
+    [[nodiscard]] Membership& members() noexcept { return members_; }
+    [[nodiscard]] Dispatcher& dispatcher() noexcept { return dispatcher_; }
+    [[nodiscard]] PostOffice& mail() noexcept { return mail_; }
+    [[nodiscard]] uint64_t calls() const noexcept { return executor_.calls(); }
+
+    // Wakes everybody with the reason; the group is of no use afterwards.
+    void abort(const std::string& reason) noexcept { members_.record(Fault::aborted, reason); }
+    // Leaves in good order: the others may finish what does not need this rank.
+    void close() noexcept {
+        members_.leave();
+        dispatcher_.stop();
+        mail_.stop();
+    }
+
+  private:
+    Segment segment_;
+    Membership members_;
+    Waiter waiter_;
+    Executor executor_;
+    Dispatcher dispatcher_;
+    PostOffice mail_;
+};
+
+}  // namespace unisono

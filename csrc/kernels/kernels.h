@@ -1,0 +1,43 @@
+// Reductions and copies of untyped memory, in the widest vector instructions this CPU has.
+//
+// All functions are thread-safe, allocate nothing, and accept any alignment. Results are the same
+// bits on every instruction set, except for the payload and sign of a NaN that arithmetic produced.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+
+#include "../types.h"
+
+namespace unisono::kernels {
+
+// How a destination is written: `cached` through the caches, `streaming` past them (non-temporal
+// stores, made visible by a fence before the call returns). Where the machine has no such stores,
+// `streaming` is `cached`.
+enum class Store : uint8_t { cached, streaming };
+
+// dst[i] = srcs[0][i] op srcs[1][i] op ..., left to right, for `count` elements; nsrc >= 1 and
+// supports(type, op).
+//
+// - float16 and bfloat16 sums and products accumulate in float32 and are rounded once, to nearest
+//   even; a NaN becomes 0x7FC0 in bfloat16. A single source that is not scaled is copied.
+// - min and max keep the accumulator `a` over `b` if a < b (a > b) or a is NaN, so NaN wins.
+// - Integers wrap. Booleans are bytes: anything but 0 is true, results are 0 or 1.
+// - divisor != 0 (op sum or avg): the sum is divided by it, in the type it accumulates in;
+//   integers truncate toward zero. With divisor 0, avg is sum: a partial result.
+//
+// dst2 may be null; otherwise it receives the same bytes while they are hot. dst may be identical
+// to one of the sources and may not overlap one partially; dst2 overlaps nothing.
+void reduce(DType type, ReduceOp op, void* dst, void* dst2, const void* const* srcs, size_t nsrc,
+            size_t count, uint32_t divisor, Store dst_store = Store::cached,
+            Store dst2_store = Store::cached);
+
+void copy(void* dst, const void* src, size_t bytes, Store store);
+
+// Copies `src` to both destinations, reading it from memory once.
+void copy2(void* dst, void* dst2, const void* src, size_t bytes, Store dst_store, Store dst2_store);
+
+// The instruction set in use: "avx512bf16", "avx512", "avx2", "neon" or "baseline".
+const char* isa();
+
+}  // namespace unisono::kernels

@@ -1,0 +1,7 @@
+#include "body.h"
+
+namespace unisono::kernels {
+
+constinit const Table avx512_table = full_table("avx512");
+
+}  // namespace unisono::kernels

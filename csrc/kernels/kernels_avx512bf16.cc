@@ -1,0 +1,17 @@
+#include "body.h"
+
+namespace unisono::kernels {
+namespace {
+
+// Only what differs from AVX-512.
+constexpr Table bfloat16_table() {
+  Table table{"avx512bf16", &avx512_table, stream_copy, {}};
+  add_narrow_sums<NativeBfloat16>(table, DType::bfloat16);
+  return table;
+}
+
+}  // namespace
+
+constinit const Table avx512bf16_table = bfloat16_table();
+
+}  // namespace unisono::kernels

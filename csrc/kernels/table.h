@@ -1,0 +1,57 @@
+// What one instruction set provides. Internal to the kernels and their tests.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+
+#include "kernels.h"
+
+namespace unisono::kernels {
+
+// Folds `bytes` bytes (whole elements) of each source, from offset `at`, into the bytes at dst; see
+// reduce() for the meaning.
+using Fold = void (*)(uint8_t* dst, const uint8_t* const* srcs, size_t nsrc, size_t at,
+                      size_t bytes, uint32_t divisor);
+
+// Copies past the caches; the caller fences.
+using StreamCopy = void (*)(uint8_t* dst, const uint8_t* src, size_t bytes);
+
+struct Table {
+  const char* name;
+  const Table* base;  // consulted for folds that are null here; may be null
+  StreamCopy stream_copy;
+  Fold folds[num_dtypes][num_reduce_ops];
+
+  constexpr Fold& at(DType type, ReduceOp op) {
+    return folds[static_cast<size_t>(type)][static_cast<size_t>(op)];
+  }
+
+  Fold find(DType type, ReduceOp op) const {
+    for (const Table* table = this; table != nullptr; table = table->base) {
+      const Fold fold = table->folds[static_cast<size_t>(type)][static_cast<size_t>(op)];
+      if (fold != nullptr) return fold;
+    }
+    return nullptr;
+  }
+};
+
+// One per translation unit kernels_*.cc; those of other architectures are not linked.
+extern const Table baseline_table;
+extern const Table avx2_table;
+extern const Table avx512_table;
+extern const Table avx512bf16_table;
+
+inline constexpr size_t max_tables = 4;
+
+// Fills `out` with the tables this CPU can run, best first; returns how many.
+size_t runnable_tables(const Table* out[max_tables]);
+
+// The public functions, on a given table.
+void reduce_with(const Table& table, DType type, ReduceOp op, void* dst, void* dst2,
+                 const void* const* srcs, size_t nsrc, size_t count, uint32_t divisor,
+                 Store dst_store, Store dst2_store);
+void copy_with(const Table& table, void* dst, const void* src, size_t bytes, Store store);
+void copy2_with(const Table& table, void* dst, void* dst2, const void* src, size_t bytes,
+                Store dst_store, Store dst2_store);
+
+}  // namespace unisono::kernels

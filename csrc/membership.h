@@ -1,0 +1,65 @@
+// Who is in the group, whether they live, and the group's one failure.
+#pragma once
+
+#include <array>
+#include <cstdint>
+#include <functional>
+#include <string>
+
+#include "error.h"
+#include "segment.h"
+
+namespace unisono {
+
+// A page that a forked child finds wiped: it tells the child that the group is not its own.
+class ForkGuard {
+  public:
+    ForkGuard();
+    ForkGuard(const ForkGuard&) = delete;
+    ForkGuard& operator=(const ForkGuard&) = delete;
+    ~ForkGuard();
+    [[nodiscard]] bool in_child() const noexcept { return page_->load(std::memory_order_relaxed) == 0; }
+
+  private:
+    std::atomic<uint32_t>* page_;
+};
+
+class Membership {
+  public:
+    // Joins as `rank`: proves by `nonce` that the memory is the owner's, takes the rank's lock.
+    Membership(Segment& segment, uint32_t rank, const std::array<uint8_t, 16>& nonce);
+    Membership(const Membership&) = delete;
+    Membership& operator=(const Membership&) = delete;
+    ~Membership() { leave(); }
+
+    [[nodiscard]] uint32_t rank() const noexcept { return rank_; }
+    [[nodiscard]] uint32_t ranks() const noexcept { return segment_.shape().ranks; }
+    [[nodiscard]] bool in_child() const noexcept { return guard_.in_child(); }
+
+    // Throws if the group has failed, if it was closed here, or in a forked child. Cheap.
+    void require_healthy() const {
+        if (closed_.load(std::memory_order_relaxed) || guard_.in_child() || failed()) raise();
+    }
+    [[nodiscard]] bool failed() const noexcept {
+        return segment_.group().failure.state.load(std::memory_order_relaxed) != 0;
+    }
+    // Asks the kernel about every peer; fails the group if one is gone. Some microseconds.
+    void require_peers_alive();
+    // Records the group's failure unless one is recorded already, wakes all, and raises.
+    [[noreturn]] void fail(Fault fault, const std::string& text);
+    // The same without raising.
+    void record(Fault fault, const std::string& text) noexcept;
+    void leave() noexcept;
+
+  private:
+    [[noreturn]] void raise() const;
+    [[nodiscard]] bool alive(uint32_t peer) const noexcept;
+    void lock_own_byte();
+
+    Segment& segment_;
+    uint32_t rank_;
+    ForkGuard guard_;
+    std::atomic<bool> closed_{false};
+};
+
+}  // namespace unisono

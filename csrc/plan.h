@@ -1,0 +1,67 @@
+// A plan: what one rank does for one block of a collective, as flat records. No algorithm here.
+//
+// The record is the wire format of unisono.schedule.plan (48 bytes, little endian).
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <span>
+#include <vector>
+
+namespace unisono {
+
+enum class Space : uint8_t {
+    in = 0,    // the caller's input; index = piece, part = part of the piece
+    out = 1,   // the caller's output; the same
+    slot = 2,  // staging in shared memory of `rank`; index = slot
+    tmp = 3,   // private scratch; index = scratch block
+};
+
+struct Ref {
+    Space space;
+    uint8_t pad;
+    uint16_t rank;
+    uint16_t index;
+    uint16_t part;
+};
+
+enum class Action : uint16_t { copy = 0, reduce = 1, arg = 2, wait = 3, post = 4 };
+
+inline constexpr size_t kMostSources = 4096;  // operands of one reduction
+
+inline constexpr uint16_t kHasSecond = 1;  // also write dst2
+inline constexpr uint16_t kFinal = 2;      // the result holds every rank's contribution
+
+struct Record {
+    Action action;
+    uint16_t sources;  // reduce: that many arg records follow
+    uint16_t peer;     // wait: on whom
+    uint16_t flags;
+    uint32_t value;    // wait, post: progress within the block
+    uint32_t pad;
+    Ref dst, dst2, src;
+    Ref length;  // an in or out part that is as long as what this record moves
+};
+static_assert(sizeof(Ref) == 8 && sizeof(Record) == 48);
+
+class Plan {
+  public:
+    // Checks every index against the group's size and the counts given; throws Error(invalid).
+    Plan(std::span<const std::byte> packed, uint32_t rank, uint32_t ranks, uint32_t pieces_in,
+         uint32_t pieces_out, uint32_t parts, uint32_t stages, std::vector<uint32_t> slots, uint32_t scratch);
+
+    std::vector<Record> records;
+    uint32_t rank, ranks;
+    uint32_t pieces_in, pieces_out;
+    uint32_t parts;                // how finely each piece is cut
+    uint32_t stages;               // progress per block, equal on all ranks
+    std::vector<uint32_t> slots;   // staging slots per block, by rank
+    uint32_t scratch;
+    bool copies_only;
+
+  private:
+    void check(const Ref& ref, size_t at) const;
+    void check_record(size_t at) const;
+};
+
+}  // namespace unisono

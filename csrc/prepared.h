@@ -1,0 +1,51 @@
+// A call with everything decided but the memory: made once, run many times.
+#pragma once
+
+#include <memory>
+
+#include "executor.h"
+
+namespace unisono {
+
+struct Prepared {
+    std::shared_ptr<const Plan> plan;
+    CallArgs args;
+    uint64_t hash;
+    uint64_t block_bytes;
+    uint64_t in_piece_bytes;   // of each piece, where the pieces lie one after the other
+    uint64_t out_piece_bytes;
+    kernels::Store slot_store;
+    kernels::Store out_store;
+
+    // Pieces one after the other, from `in` and `out`.
+    [[nodiscard]] Execution bind(std::byte* in, std::byte* out) const {
+        Execution execution = blank();
+        execution.in.reserve(plan->pieces_in);
+        execution.out.reserve(plan->pieces_out);
+        for (uint32_t p = 0; p < plan->pieces_in; ++p) execution.in.push_back({in + p * in_piece_bytes, in_piece_bytes});
+        for (uint32_t p = 0; p < plan->pieces_out; ++p) execution.out.push_back({out + p * out_piece_bytes, out_piece_bytes});
+        return execution;
+    }
+
+    // Pieces anywhere, of any length.
+    [[nodiscard]] Execution bind(std::vector<Piece> in, std::vector<Piece> out) const {
+        Execution execution = blank();
+        execution.in = std::move(in);
+        execution.out = std::move(out);
+        return execution;
+    }
+
+  private:
+    [[nodiscard]] Execution blank() const {
+        Execution execution;
+        execution.plan = plan;
+        execution.args = args;
+        execution.hash = hash;
+        execution.block_bytes = block_bytes;
+        execution.slot_store = slot_store;
+        execution.out_store = out_store;
+        return execution;
+    }
+};
+
+}  // namespace unisono

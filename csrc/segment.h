@@ -1,0 +1,83 @@
+// One memory segment a group: created by its first rank as a memfd, mapped by all.
+#pragma once
+
+#include <array>
+#include <cstddef>
+#include <cstdint>
+
+#include "control.h"
+
+namespace unisono {
+
+// An open descriptor that is closed with its owner.
+class Descriptor {
+  public:
+    explicit Descriptor(int fd = -1) noexcept : fd_(fd) {}
+    Descriptor(Descriptor&& other) noexcept : fd_(other.release()) {}
+    Descriptor& operator=(Descriptor&& other) noexcept;
+    Descriptor(const Descriptor&) = delete;
+    Descriptor& operator=(const Descriptor&) = delete;
+    ~Descriptor();
+    [[nodiscard]] int get() const noexcept { return fd_; }
+    int release() noexcept;
+
+  private:
+    int fd_;
+};
+
+struct SegmentShape {
+    uint32_t ranks;
+    uint32_t depth;
+    uint64_t area_bytes;
+    uint64_t mail_slots;
+    uint64_t mail_slot_bytes;
+};
+
+// Staging that suits `ranks` ranks on `cores` cores; `staging_bytes` is the total of the group.
+SegmentShape shape_for(uint32_t ranks, uint32_t cores, uint64_t staging_bytes);
+
+// Creates the segment of a group; nothing of it has a name, so nothing is left behind.
+Descriptor create_segment(const SegmentShape& shape, const std::array<uint8_t, 16>& nonce);
+
+struct MailSlot {
+    uint64_t bytes;    // of the whole message
+    uint64_t tag;
+    uint64_t kind;     // element type and count, checked by the receiver
+    uint64_t pad[5];
+    // followed by mail_slot_bytes of payload
+};
+
+struct alignas(2 * kLine) Mailbox {  // from one rank to another; single producer, single consumer
+    std::atomic<uint64_t> head{0};   // slots filled
+    alignas(2 * kLine) std::atomic<uint64_t> tail{0};  // slots emptied
+};
+
+class Segment {
+  public:
+    explicit Segment(Descriptor fd);  // validates everything that it reads
+    Segment(const Segment&) = delete;
+    Segment& operator=(const Segment&) = delete;
+    ~Segment();
+
+    [[nodiscard]] int fd() const noexcept { return fd_.get(); }
+    [[nodiscard]] const SegmentShape& shape() const noexcept { return shape_; }
+    [[nodiscard]] GroupControl& group() const noexcept;
+    [[nodiscard]] RankControl& rank(uint32_t r) const noexcept { return ranks_[r]; }
+    [[nodiscard]] std::byte* area(uint32_t rank, uint64_t block) const noexcept {
+        return staging_ + (rank * shape_.depth + block % shape_.depth) * shape_.area_bytes;
+    }
+    [[nodiscard]] Mailbox& mailbox(uint32_t from, uint32_t to) const noexcept;
+    [[nodiscard]] MailSlot* mail_slot(uint32_t from, uint32_t to, uint64_t index) const noexcept;
+
+  private:
+    Descriptor fd_;
+    SegmentShape shape_{};
+    std::byte* base_ = nullptr;
+    size_t bytes_ = 0;
+    int owner_pid_ = 0;
+    RankControl* ranks_ = nullptr;
+    std::byte* staging_ = nullptr;
+    std::byte* mail_ = nullptr;
+};
+
+}  // namespace unisono

@@ -1,0 +1,102 @@
+// How a rank waits: spin, yield, sleep in the kernel; always watching for failure and for the clock.
+#pragma once
+
+#include <sched.h>
+
+#include <chrono>
+#include <functional>
+#include <string>
+
+#include "futex.h"
+#include "membership.h"
+
+namespace unisono {
+
+inline void relax() noexcept {
+#if defined(__x86_64__)
+    __builtin_ia32_pause();
+#elif defined(__aarch64__)
+    asm volatile("isb" ::: "memory");  // yield is a no-op on most cores; isb waits about as long as pause
+#else
+    std::atomic_signal_fence(std::memory_order_seq_cst);
+#endif
+}
+
+// How long to look before sleeping. Measured: with more ranks than cores any spinning is harmful,
+// in proportion; with a core each, 2000 pauses are about 55 us, the price of one wake.
+struct Patience {
+    int pauses;
+    int yields;
+    static Patience for_group(uint32_t ranks, uint32_t cores) noexcept {
+        return ranks <= cores ? Patience{2000, 16} : Patience{0, 64};
+    }
+};
+
+// The time after which a call gives up. Started when first asked for, so that calls which never
+// wait never read the clock.
+class Deadline {
+  public:
+    explicit Deadline(double timeout_s) noexcept : timeout_s_(timeout_s) {}
+    [[nodiscard]] double timeout_s() const noexcept { return timeout_s_; }
+    [[nodiscard]] bool passed() noexcept { return elapsed_s() > timeout_s_; }
+    [[nodiscard]] double elapsed_s() noexcept {
+        const auto now = std::chrono::steady_clock::now();
+        if (started_ == std::chrono::steady_clock::time_point{}) started_ = now;
+        return std::chrono::duration<double>(now - started_).count();
+    }
+
+  private:
+    double timeout_s_;
+    std::chrono::steady_clock::time_point started_{};
+};
+
+// Returns true if a signal handler wants the call to end; called about every 50 ms of a sleep.
+using Interrupted = std::function<bool()>;
+
+class Waiter {
+  public:
+    Waiter(Membership& members, Patience patience) noexcept : members_(members), patience_(patience) {}
+
+    // Waits until `ready()`. Between looks it calls `inspect()`, which throws if waiting is in
+    // vain, and after `limit_s` seconds (if positive) returns false: the caller goes on elsewhere.
+    // `late()` makes the text of the timeout.
+    template <class Ready, class Inspect, class Late>
+    bool wait(Bell& bell, Ready&& ready, Inspect&& inspect, Late&& late, Deadline& deadline,
+              const Interrupted& interrupted, double limit_s = 0) {
+        for (int i = 0; i < patience_.pauses; ++i) {
+            if (ready()) return true;
+            relax();
+        }
+        inspect();
+        for (int i = 0; i < patience_.yields; ++i) {
+            if (ready()) return true;
+            ::sched_yield();
+        }
+        while (!ready()) {
+            inspect();
+            const double elapsed_s = deadline.elapsed_s();
+            if (limit_s > 0) {
+                if (elapsed_s >= limit_s) return false;
+                ::sched_yield();
+                continue;
+            }
+            const double left_s = deadline.timeout_s() - elapsed_s;
+            if (left_s <= 0) members_.fail(Fault::timeout, late());
+            const auto awake = [&] { return ready() || members_.failed(); };
+            const Woken woken = sleep_on(bell, awake, left_s < kSlice_s ? left_s : kSlice_s);
+            if (woken != Woken::rung) check_world(interrupted);
+        }
+        return true;
+    }
+
+    // The slow checks: has a signal come, is every peer alive?
+    void check_world(const Interrupted& interrupted);
+
+  private:
+    static constexpr double kSlice_s = 0.05;
+
+    Membership& members_;
+    Patience patience_;
+};
+
+}  // namespace unisono

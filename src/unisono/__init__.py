@@ -1,0 +1,70 @@
+"""Unisono: collective communication for AI training.
+
+`run` starts local ranks, `init` joins the group of all ranks, `Communicator` has the collectives.
+With PyTorch, `torch.distributed.init_process_group("unisono")` does.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+from unisono.errors import (
+    AbortedError,
+    AuthenticationError,
+    CollectiveTimeoutError,
+    CommunicationError,
+    MismatchError,
+    PeerLostError,
+    RendezvousError,
+    ScheduleError,
+    UnisonoError,
+    UnsupportedError,
+)
+
+if TYPE_CHECKING:
+    from unisono import algorithms, schedule
+    from unisono.communicator import Communicator, Work, init, run
+
+# Loaded when first asked for: importing torch imports this package through its plug-in entry
+# point, and that must cost nothing and load no native code.
+_LAZY = {
+    "Communicator": "unisono.communicator",
+    "Work": "unisono.communicator",
+    "init": "unisono.communicator",
+    "run": "unisono.communicator",
+}
+_LAZY_MODULES = ("algorithms", "schedule")
+
+__version__ = "0.1.0"
+
+
+def __getattr__(name: str) -> Any:
+    if name in _LAZY:
+        value = getattr(importlib.import_module(_LAZY[name]), name)
+    elif name in _LAZY_MODULES:
+        value = importlib.import_module(f"unisono.{name}")
+    else:
+        raise AttributeError(f"module 'unisono' has no attribute {name!r}")
+    globals()[name] = value
+    return value
+
+
+__all__ = [
+    "AbortedError",
+    "AuthenticationError",
+    "CollectiveTimeoutError",
+    "CommunicationError",
+    "Communicator",
+    "MismatchError",
+    "PeerLostError",
+    "RendezvousError",
+    "ScheduleError",
+    "UnisonoError",
+    "UnsupportedError",
+    "Work",
+    "algorithms",
+    "init",
+    "run",
+    "schedule",
+]

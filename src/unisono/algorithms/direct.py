@@ -1,0 +1,140 @@
+"""Every rank exchanges with every other at once: the fewest rounds and the fewest bytes.
+
+On one host, where all links are the same memory, nothing beats this for long messages. Below,
+n is the number of ranks and N the bytes of the whole vector (the concatenation, where there are
+pieces); bytes are those a rank sends, counted once per receiver.
+"""
+
+from __future__ import annotations
+
+from unisono.algorithms.registry import algorithm, rooted_algorithm
+from unisono.schedule import Builder, Collective, Schedule
+from unisono.types import Op
+
+
+@algorithm(Op.ALL_REDUCE, "direct")
+def all_reduce(ranks: int) -> Schedule:
+    """Reduce part i at rank i, then gather the parts everywhere.
+
+    Rounds: 2. Bytes: 2(n-1)/n x N. Every sum is one n-ary fold in rank order.
+    Source: Rabenseifner, "Optimization of collective reduction operations" (2004), section 4,
+    with each half done in one step over a full mesh.
+    """
+    b = Builder(Collective(op=Op.ALL_REDUCE, ranks=ranks, parts=ranks), "direct")
+    for owner in range(ranks):
+        for rank in range(ranks):
+            if rank != owner:
+                b.reduce(rank, owner, owner)
+    b.next_round()
+    for owner in range(ranks):
+        for rank in range(ranks):
+            if rank != owner:
+                b.copy(owner, owner, rank)
+    return b.build()
+
+
+@algorithm(Op.REDUCE_SCATTER, "direct")
+def reduce_scatter(ranks: int) -> Schedule:
+    """Every rank sends piece i straight to rank i, which folds them in rank order.
+
+    Rounds: 1. Bytes: (n-1)/n x N. Source: Thakur, Rabenseifner, Gropp, "Optimization of
+    collective communication operations in MPICH" (2005), section 4.3, in one step.
+    """
+    b = Builder(Collective(op=Op.REDUCE_SCATTER, ranks=ranks), "direct")
+    for dest in range(ranks):
+        for rank in range(ranks):
+            if rank != dest:
+                b.reduce(rank, dest, dest)
+    return b.build()
+
+
+@algorithm(Op.ALL_GATHER, "direct")
+def all_gather(ranks: int) -> Schedule:
+    """Every rank sends its piece to all others.
+
+    Rounds: 1. Bytes: (n-1)/n x N. Source: Thakur, Rabenseifner, Gropp (2005), section 4.1,
+    in one step.
+    """
+    b = Builder(Collective(op=Op.ALL_GATHER, ranks=ranks), "direct")
+    for owner in range(ranks):
+        for rank in range(ranks):
+            if rank != owner:
+                b.copy(owner, owner, rank)
+    return b.build()
+
+
+@algorithm(Op.ALL_TO_ALL, "direct")
+def all_to_all(ranks: int) -> Schedule:
+    """Every rank sends its piece for rank i to rank i, all in one round.
+
+    Rounds: 1. Bytes: (n-1)/n x N. Source: Thakur, Rabenseifner, Gropp (2005), section 4.4,
+    the isend-irecv algorithm.
+    """
+    b = Builder(Collective(op=Op.ALL_TO_ALL, ranks=ranks), "direct")
+    for src in range(ranks):
+        for dst in range(ranks):
+            if src != dst:
+                b.copy(src, src * ranks + dst, dst)
+    return b.build()
+
+
+@rooted_algorithm(Op.BROADCAST, "direct")
+def broadcast(ranks: int, root: int) -> Schedule:
+    """The root sends everything to everyone.
+
+    Rounds: 1. Bytes: (n-1) x N at the root. Source: the flat tree of Pjesivac-Grbovic et al.,
+    "Performance analysis of MPI collective operations" (2007), section 3.
+    """
+    b = Builder(Collective(op=Op.BROADCAST, ranks=ranks, root=root), "direct")
+    for rank in range(ranks):
+        if rank != root:
+            b.copy(root, 0, rank)
+    return b.build()
+
+
+@rooted_algorithm(Op.REDUCE, "direct")
+def reduce(ranks: int, root: int) -> Schedule:
+    """Everyone sends everything to the root, which folds in rank order.
+
+    Rounds: 1. Bytes: N, received (n-1) x N at the root. Source: as for broadcast.
+    """
+    b = Builder(Collective(op=Op.REDUCE, ranks=ranks, root=root), "direct")
+    for rank in range(ranks):
+        if rank != root:
+            b.reduce(rank, 0, root)
+    return b.build()
+
+
+@rooted_algorithm(Op.GATHER, "direct")
+def gather(ranks: int, root: int) -> Schedule:
+    """Everyone sends its piece to the root.
+
+    Rounds: 1. Bytes: N/n, received (n-1)/n x N at the root. Source: as for broadcast.
+    """
+    b = Builder(Collective(op=Op.GATHER, ranks=ranks, root=root), "direct")
+    for rank in range(ranks):
+        if rank != root:
+            b.copy(rank, rank, root)
+    return b.build()
+
+
+@rooted_algorithm(Op.SCATTER, "direct")
+def scatter(ranks: int, root: int) -> Schedule:
+    """The root sends each rank its piece.
+
+    Rounds: 1. Bytes: (n-1)/n x N at the root. Source: as for broadcast.
+    """
+    b = Builder(Collective(op=Op.SCATTER, ranks=ranks, root=root), "direct")
+    for rank in range(ranks):
+        if rank != root:
+            b.copy(root, rank, rank)
+    return b.build()
+
+
+@algorithm(Op.BARRIER, "direct")
+def barrier(ranks: int) -> Schedule:
+    """Move nothing: the executor itself makes sure that all ranks have arrived.
+
+    Rounds: 0. Bytes: 0.
+    """
+    return Builder(Collective(op=Op.BARRIER, ranks=ranks), "direct").build()

@@ -1,0 +1,22 @@
+"""Everyone sends its whole vector to everyone: one round, for short messages."""
+
+from __future__ import annotations
+
+from unisono.algorithms.registry import algorithm
+from unisono.schedule import Builder, Collective, Schedule
+from unisono.types import Op
+
+
+@algorithm(Op.ALL_REDUCE, "one_shot")
+def all_reduce(ranks: int) -> Schedule:
+    """Every rank reads all vectors and folds them in rank order.
+
+    Rounds: 1. Bytes: (n-1) x N (each rank writes N once where the readers share memory).
+    Source: the one-shot all-reduce of NVIDIA TensorRT-LLM and of MSCCL++ ("all pairs, LL").
+    """
+    b = Builder(Collective(op=Op.ALL_REDUCE, ranks=ranks), "one_shot")
+    for dst in range(ranks):
+        for src in range(ranks):
+            if src != dst:
+                b.reduce(src, 0, dst)
+    return b.build()

@@ -1,0 +1,81 @@
+"""Neighbours only: n-1 rounds around a ring, the fewest bytes on links that form one.
+
+n is the number of ranks, N the bytes of the whole vector; bytes are those a rank sends.
+"""
+
+from __future__ import annotations
+
+from unisono.algorithms.registry import algorithm, rooted_algorithm
+from unisono.schedule import Builder, Collective, Schedule
+from unisono.types import Op
+
+
+@algorithm(Op.ALL_REDUCE, "ring")
+def all_reduce(ranks: int) -> Schedule:
+    """Reduce-scatter around the ring, then all-gather around it.
+
+    Rounds: 2(n-1). Bytes: 2(n-1)/n x N. Source: Patarasuk and Yuan, "Bandwidth optimal
+    all-reduce algorithms for clusters of workstations" (2009), section 4.
+    """
+    b = Builder(Collective(op=Op.ALL_REDUCE, ranks=ranks, parts=ranks), "ring")
+    _reduce_around(b)
+    _gather_around(b)
+    return b.build()
+
+
+@algorithm(Op.REDUCE_SCATTER, "ring")
+def reduce_scatter(ranks: int) -> Schedule:
+    """Each chunk travels once around the ring, picks up every contribution, and ends at its owner.
+
+    Rounds: n-1. Bytes: (n-1)/n x N. Source: Patarasuk and Yuan (2009), section 4.
+    """
+    b = Builder(Collective(op=Op.REDUCE_SCATTER, ranks=ranks), "ring")
+    _reduce_around(b)
+    return b.build()
+
+
+@algorithm(Op.ALL_GATHER, "ring")
+def all_gather(ranks: int) -> Schedule:
+    """Each chunk travels once around the ring, and every rank keeps a copy.
+
+    Rounds: n-1. Bytes: (n-1)/n x N. Source: Thakur, Rabenseifner, Gropp, "Optimization of
+    collective communication operations in MPICH" (2005), section 4.1.
+    """
+    b = Builder(Collective(op=Op.ALL_GATHER, ranks=ranks), "ring")
+    _gather_around(b)
+    return b.build()
+
+
+@rooted_algorithm(Op.BROADCAST, "chain")
+def broadcast(ranks: int, root: int) -> Schedule:
+    """The vector flows down the chain root, root+1, ...; its parts follow each other.
+
+    Parts: p = 2(n-1). Rounds: p+n-2. Bytes: N, none at the last rank. Source: the pipeline
+    of Pjesivac-Grbovic et al., "Performance analysis of MPI collective operations" (2007).
+    """
+    parts = max(1, 2 * (ranks - 1))
+    b = Builder(Collective(op=Op.BROADCAST, ranks=ranks, parts=parts, root=root), "chain")
+    for number in range(parts + ranks - 2):
+        for hop in range(ranks - 1):
+            if 0 <= number - hop < parts:
+                b.copy((root + hop) % ranks, number - hop, (root + hop + 1) % ranks)
+        b.next_round()
+    return b.build()
+
+
+def _reduce_around(b: Builder) -> None:
+    """Chunk i starts at rank i+1 and is complete at rank i after n-1 rounds."""
+    ranks = b.collective.ranks
+    for step in range(1, ranks):
+        for rank in range(ranks):
+            b.reduce(rank, (rank - step) % ranks, (rank + 1) % ranks)
+        b.next_round()
+
+
+def _gather_around(b: Builder) -> None:
+    """Chunk i starts at rank i and has reached rank i-1 after n-1 rounds."""
+    ranks = b.collective.ranks
+    for step in range(ranks - 1):
+        for rank in range(ranks):
+            b.copy(rank, (rank - step) % ranks, (rank + 1) % ranks)
+        b.next_round()

@@ -1,0 +1,51 @@
+"""Rooted operations on long messages: spread the work of the root over all ranks.
+
+n is the number of ranks, N the bytes of the whole vector; bytes are those a rank sends.
+"""
+
+from __future__ import annotations
+
+from unisono.algorithms.registry import rooted_algorithm
+from unisono.schedule import Builder, Collective, Schedule
+from unisono.types import Op
+
+
+@rooted_algorithm(Op.BROADCAST, "scatter_all_gather")
+def broadcast(ranks: int, root: int) -> Schedule:
+    """The root scatters the parts, then every rank sends its part to all others.
+
+    Rounds: 2. Bytes: (n-1)/n x N to the root's peers and as much for its own part at the root,
+    (n-2)/n x N elsewhere. Source: Barnett et al., "Interprocessor collective communication
+    library" (1994), the scatter-collect broadcast, over a full mesh.
+    """
+    collective = Collective(op=Op.BROADCAST, ranks=ranks, parts=ranks, root=root)
+    b = Builder(collective, "scatter_all_gather")
+    for rank in range(ranks):
+        if rank != root:
+            b.copy(root, rank, rank)
+    b.next_round()
+    for owner in range(ranks):
+        for rank in range(ranks):
+            if rank not in (owner, root):
+                b.copy(owner, owner, rank)
+    return b.build()
+
+
+@rooted_algorithm(Op.REDUCE, "reduce_scatter_gather")
+def reduce(ranks: int, root: int) -> Schedule:
+    """Every rank folds one part, in rank order, and sends it to the root.
+
+    Rounds: 2. Bytes: N, and (n-1)/n x N at the root. Source: Rabenseifner, "Optimization of
+    collective reduction operations" (2004), section 4, each half in one step over a full mesh.
+    """
+    collective = Collective(op=Op.REDUCE, ranks=ranks, parts=ranks, root=root)
+    b = Builder(collective, "reduce_scatter_gather")
+    for owner in range(ranks):
+        for rank in range(ranks):
+            if rank != owner:
+                b.reduce(rank, owner, owner)
+    b.next_round()
+    for owner in range(ranks):
+        if owner != root:
+            b.copy(owner, owner, root)
+    return b.build()

@@ -1,0 +1,112 @@
+"""The command-line side of `unisono bench` and `unisono check`: options only, fast to import."""
+
+from __future__ import annotations
+
+from enum import StrEnum
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+
+class Api(StrEnum):
+    """Which of our interfaces is measured."""
+
+    NATIVE = "native"
+    TORCH = "torch"
+
+
+JsonOption = Annotated[
+    str | None, typer.Option("--json", metavar="PATH", help="Write JSON here; - is stdout.")
+]
+RanksOption = Annotated[int, typer.Option("--ranks", "-n", min=1, help="Ranks (processes).")]
+
+
+def bench(
+    *,
+    op: Annotated[str, typer.Argument(help="Operation, or several separated by commas.")],
+    ranks: RanksOption = 4,
+    sizes: Annotated[str, typer.Option(help="8,64K,1.5M, or a range: 8:64M:x8.")] = "8:64M:x8",
+    dtype: Annotated[str, typer.Option(help="Element type.")] = "float32",
+    redop: Annotated[str, typer.Option(help="Reduction, such as sum.")] = "sum",
+    root: Annotated[int, typer.Option(help="Root of broadcast, reduce, gather, scatter.")] = 0,
+    against: Annotated[
+        str, typer.Option(help="Peers: gloo, openmpi, mpich, unisono:ALGORITHM.")
+    ] = "gloo,openmpi,mpich",
+    api: Annotated[
+        Api, typer.Option(help="Ours: the communicator, or torch.distributed.")
+    ] = Api.NATIVE,
+    rounds: Annotated[int, typer.Option(min=1, help="Turns of every contestant.")] = 7,
+    round_s: Annotated[float, typer.Option(help="About how long one turn takes.")] = 0.03,
+    time_budget: Annotated[
+        float | None, typer.Option(help="About how many seconds the run may take.")
+    ] = None,
+    json_path: JsonOption = None,
+    plot_path: Annotated[
+        Path | None, typer.Option("--plot", help="Write a PNG (needs the plot extra).")
+    ] = None,
+) -> None:
+    """Measure operations beside other libraries and the memory's limit.
+
+    All contestants take turns in one run, and every rank checks every element of every result: a
+    wrong one ends with exit code 1.
+    """
+    from unisono.bench.contestants import OURS
+    from unisono.bench.execute import Request, execute, split_names
+    from unisono.bench.runner import Pace
+    from unisono.bench.sizes import parse_sizes
+    from unisono.errors import UnsupportedError
+
+    try:
+        ops, all_sizes = split_names(op), parse_sizes(sizes)
+        rows = max(1, len(ops) * len(all_sizes))
+        budget_s = None if time_budget is None else time_budget / rows
+        request = Request(
+            ops=ops,
+            ranks=ranks,
+            sizes=all_sizes,
+            dtype=dtype,
+            redop=redop,
+            root=root,
+            ours=OURS[api.value],
+            against=split_names(against),
+            pace=Pace(rounds=rounds, round_s=round_s, row_budget_s=budget_s),
+            json_path=json_path,
+            plot_path=plot_path,
+        )
+    except (ValueError, UnsupportedError) as error:
+        raise typer.BadParameter(str(error)) from error
+    raise typer.Exit(execute(request))
+
+
+def check(*, ranks: RanksOption = 4, json_path: JsonOption = None) -> None:
+    """Show whether this machine works: every operation, several types and sizes, against NumPy."""
+    from unisono.bench.execute import result_console, write_json
+    from unisono.bench.selfcheck import render_checks, run_checks
+
+    checks = run_checks(ranks)
+    result_console(json_path).print(render_checks(checks))
+    write_json(checks.to_dict(), json_path)
+    raise typer.Exit(0 if checks.passed else 1)
+
+
+def explain(
+    *,
+    op: Annotated[str, typer.Argument(help="Operation, such as all_reduce.")],
+    nbytes: Annotated[str, typer.Argument(help="Size, such as 8, 64K, 16M.")],
+    ranks: RanksOption = 4,
+    json_path: JsonOption = None,
+) -> None:
+    """Say which algorithm an operation of this size uses, and why."""
+    from unisono.bench.execute import result_console, write_json
+    from unisono.bench.selfcheck import explain_choice
+    from unisono.bench.sizes import parse_size
+
+    try:
+        size_bytes = parse_size(nbytes)
+    except ValueError as error:
+        raise typer.BadParameter(str(error)) from error
+    text = explain_choice(op, size_bytes, ranks)
+    result_console(json_path).print(text)
+    document = {"op": op, "nbytes": size_bytes, "ranks": ranks, "explanation": text}
+    write_json(document, json_path)

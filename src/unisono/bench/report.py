@@ -1,0 +1,131 @@
+"""A run as a table, in the terms of nccl-tests."""
+
+from __future__ import annotations
+
+from itertools import groupby
+
+from rich.console import Console, Group, RenderableType
+from rich.table import Table
+from rich.text import Text
+
+from unisono.bench.contestants import LIMIT
+from unisono.bench.probe import describe_latency
+from unisono.bench.results import Measurement, Report, Row
+
+_GIGA = 1e9
+_MICRO = 1e-6
+_NONE = "-"
+_FOOTNOTE = (
+    "size: larger buffer of a rank. time: median over rounds of the slowest rank's mean call. "
+    "algbw: size / time; busbw: algbw x nccl-tests' factor. x ours: its time over ours (above 1: "
+    "ours is faster). x limit: its time over one memory pass of all ranks. core ns: one-way "
+    "latency between cores during the row."
+)
+
+
+def render_report(report: Report) -> RenderableType:
+    """Tables (one per operation), what was skipped, and geometric means."""
+    parts: list[RenderableType] = []
+    for op, rows in groupby(report.rows, key=lambda row: row.case.op):
+        parts.append(_render_operation(report, op, list(rows)))
+    parts.append(Text(_FOOTNOTE, style="dim"))
+    for name, reason in report.skipped.items():
+        parts.append(Text(f"skipped {name}: {reason.splitlines()[-1]}", style="yellow"))
+    parts += _render_means(report)
+    if report.wrong:
+        parts.append(Text(f"WRONG RESULTS: {report.wrong} elements", style="bold red"))
+    return Group(*parts)
+
+
+def print_report(report: Report, console: Console) -> None:
+    console.print(render_report(report))
+
+
+def _render_operation(report: Report, op: str, rows: list[Row]) -> Table:
+    machine = report.machine
+    where = f"{machine['cpu']}, {machine['cores']} cores" if machine else ""
+    table = Table(title=f"{op}, {rows[0].case.ranks} ranks ({where})", title_justify="left")
+    for column in ("size", "count"):
+        table.add_column(column, justify="right", no_wrap=True)
+    for column in ("type", "redop", "contestant"):
+        table.add_column(column, no_wrap=True)
+    for column in (
+        *("time us", "p25-p75", "algbw GB/s", "busbw GB/s"),
+        *("x ours", "x limit", "core ns", "wrong"),
+    ):
+        table.add_column(column, justify="right", no_wrap=True)
+    for row in rows:
+        for index, measurement in enumerate(row.measurements):
+            head = _case_cells(row) if index == 0 else ("",) * 4
+            probe = describe_latency(row.probes_s) if index == 0 else ""
+            table.add_row(
+                *head,
+                *_measurement_cells(report, row, measurement),
+                probe,
+                _wrong_cell(measurement),
+                style="bold" if measurement.contestant == report.ours else None,
+                end_section=index == len(row.measurements) - 1,
+            )
+    return table
+
+
+def _case_cells(row: Row) -> tuple[str, str, str, str]:
+    case = row.case
+    redop = case.redop if case.operation.reduces else "none"
+    return str(case.size_bytes), str(case.count), case.dtype, redop
+
+
+def _measurement_cells(report: Report, row: Row, measurement: Measurement) -> tuple[str, ...]:
+    name = measurement.contestant
+    if measurement.error is not None:
+        return (name, _first_line(measurement.error), *(_NONE,) * 5)
+    spread_s = measurement.spread_s
+    spread = f"{_time(spread_s[0])}-{_time(spread_s[1])}" if spread_s else _NONE
+    ours = _NONE if name == report.ours else _ratio(row.ratio(name, report.ours))
+    return (
+        name,
+        _time(measurement.median_s),
+        spread,
+        _rate(row.algbw_Bps(measurement)),
+        _rate(None if name == LIMIT else row.busbw_Bps(measurement)),
+        ours,
+        _ratio(row.ratio(name, LIMIT)),
+    )
+
+
+def _render_means(report: Report) -> list[RenderableType]:
+    lines: list[RenderableType] = []
+    for name in report.contestants:
+        ours, limit = report.mean_ratio(name), report.mean_limit_ratio(name)
+        if ours is not None and name != report.ours:
+            text = f"geometric mean: {name} takes {ours:.2f} x the time of {report.ours}"
+            lines.append(Text(text + (f", {limit:.2f} x the limit" if limit else "")))
+        elif limit is not None and name == report.ours:
+            lines.append(Text(f"geometric mean: {name} takes {limit:.2f} x the limit"))
+    return lines
+
+
+def _wrong_cell(measurement: Measurement) -> str:
+    if measurement.error is not None:
+        return _NONE
+    return f"[bold red]{measurement.wrong}[/]" if measurement.wrong else "0"
+
+
+def _first_line(text: str, width: int = 28) -> str:
+    line = text.splitlines()[0] if text else ""
+    return line if len(line) <= width else line[: width - 3] + "..."
+
+
+def _time(time_s: float | None) -> str:
+    if time_s is None:
+        return _NONE
+    time_us = time_s / _MICRO
+    return f"{time_us:.2f}" if time_us < 100 else f"{time_us:.0f}"
+
+
+def _rate(rate_Bps: float | None) -> str:
+    return _NONE if rate_Bps is None else f"{rate_Bps / _GIGA:.2f}"
+
+
+def _ratio(ratio: float | None) -> str:
+    return _NONE if ratio is None else f"{ratio:.2f}"

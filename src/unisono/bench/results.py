@@ -1,0 +1,150 @@
+"""What a run measured, and the numbers that follow from it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from statistics import geometric_mean, median, quantiles
+from typing import Any
+
+from unisono.bench.cases import Case
+from unisono.bench.contestants import LIMIT
+
+SCHEMA = 1
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Measurement:
+    """One contestant's times for one case: seconds per call, one entry per round."""
+
+    contestant: str
+    times_s: tuple[float, ...] = ()
+    iterations: int = 0
+    wrong: int = 0
+    """Elements that were not as they must be, over all ranks."""
+    error: str | None = None
+
+    @property
+    def median_s(self) -> float | None:
+        return median(self.times_s) if self.times_s else None
+
+    @property
+    def spread_s(self) -> tuple[float, float] | None:
+        """First and third quartile."""
+        if len(self.times_s) < 2:
+            return None
+        first, _, third = quantiles(self.times_s, n=4, method="inclusive")
+        return first, third
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Row:
+    """All contestants on one case, measured in turns."""
+
+    case: Case
+    measurements: tuple[Measurement, ...]
+    probes_s: tuple[float, ...] = ()
+
+    def of(self, contestant: str) -> Measurement | None:
+        return next((m for m in self.measurements if m.contestant == contestant), None)
+
+    def algbw_Bps(self, measurement: Measurement) -> float | None:
+        """Bytes of the larger buffer over time."""
+        time_s = measurement.median_s
+        return self.case.size_bytes / time_s if time_s else None
+
+    def busbw_Bps(self, measurement: Measurement) -> float | None:
+        """Algorithm bandwidth times nccl-tests' factor of the operation."""
+        algbw = self.algbw_Bps(measurement)
+        factor = self.case.operation.bus_factor(self.case.ranks)
+        return None if algbw is None else algbw * factor
+
+    def ratio(self, contestant: str, reference: str) -> float | None:
+        """Time of one contestant over that of another: above 1, the other is faster."""
+        times_s = [m.median_s for m in (self.of(contestant), self.of(reference)) if m is not None]
+        if len(times_s) != 2 or times_s[0] is None or not times_s[1]:
+            return None
+        return times_s[0] / times_s[1]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Report:
+    """A whole run. `ours` is the contestant that the others are compared with."""
+
+    ours: str
+    contestants: tuple[str, ...]
+    rows: tuple[Row, ...]
+    skipped: dict[str, str] = field(default_factory=dict)
+    settings: dict[str, Any] = field(default_factory=dict)
+    machine: dict[str, Any] = field(default_factory=dict)
+    command: tuple[str, ...] = ()
+
+    @property
+    def wrong(self) -> int:
+        return sum(m.wrong for row in self.rows for m in row.measurements)
+
+    @property
+    def failed(self) -> bool:
+        """Whether anything was wrong, or our own contestant did not finish a case."""
+        ours = (row.of(self.ours) for row in self.rows)
+        unfinished = any(m is not None and m.error is not None for m in ours)
+        return self.wrong > 0 or unfinished or self.ours in self.skipped
+
+    def mean_ratio(self, contestant: str) -> float | None:
+        """Geometric mean over all rows of the contestant's time over ours."""
+        return mean_of_ratios(row.ratio(contestant, self.ours) for row in self.rows)
+
+    def mean_limit_ratio(self, contestant: str) -> float | None:
+        """Geometric mean over all rows of the contestant's time over the memory limit's."""
+        return mean_of_ratios(row.ratio(contestant, LIMIT) for row in self.rows)
+
+    def to_dict(self) -> dict[str, Any]:
+        """For JSON: everything, raw rounds included; seconds and bytes throughout."""
+        return {
+            "schema": SCHEMA,
+            "command": list(self.command),
+            "machine": self.machine,
+            "settings": self.settings,
+            "ours": self.ours,
+            "skipped": self.skipped,
+            "rows": [_row_to_dict(row, self.ours) for row in self.rows],
+            "geometric_mean": {
+                name: {
+                    "time_over_ours": self.mean_ratio(name),
+                    "time_over_limit": self.mean_limit_ratio(name),
+                }
+                for name in self.contestants
+            },
+            "wrong": self.wrong,
+        }
+
+
+def mean_of_ratios(ratios: Iterable[float | None]) -> float | None:
+    """Geometric mean of those that exist."""
+    known = [ratio for ratio in ratios if ratio is not None]
+    return geometric_mean(known) if known else None
+
+
+def _row_to_dict(row: Row, ours: str) -> dict[str, Any]:
+    return {
+        **row.case.to_dict(),
+        "size_bytes": row.case.size_bytes,
+        "count": row.case.count,
+        "probes_s": list(row.probes_s),
+        "results": {m.contestant: _measurement_to_dict(row, m, ours) for m in row.measurements},
+    }
+
+
+def _measurement_to_dict(row: Row, measurement: Measurement, ours: str) -> dict[str, Any]:
+    return {
+        "time_s": measurement.median_s,
+        "spread_s": measurement.spread_s,
+        "algbw_Bps": row.algbw_Bps(measurement),
+        "busbw_Bps": row.busbw_Bps(measurement),
+        "time_over_ours": row.ratio(measurement.contestant, ours),
+        "time_over_limit": row.ratio(measurement.contestant, LIMIT),
+        "wrong": measurement.wrong,
+        "error": measurement.error,
+        "iterations": measurement.iterations,
+        "times_s": list(measurement.times_s),
+    }

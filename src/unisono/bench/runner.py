@@ -1,0 +1,168 @@
+"""The run itself: start every contestant, then measure case by case, taking turns."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
+from dataclasses import asdict, dataclass
+from functools import partial
+from math import ceil
+
+from unisono.bench.cases import Case
+from unisono.bench.contestants import Contestant, reason_missing
+from unisono.bench.machine import describe_machine
+from unisono.bench.probe import probe_core_latency_s
+from unisono.bench.results import Measurement, Report, Row
+from unisono.bench.world import CaseError, World, WorldError
+
+_MAX_ITERATIONS = 200_000
+_CALIBRATION_S = 2e-3
+_OVERHEAD = 1.4
+"""Time of a row over that of its timed calls: warm-up, calibration, verification."""
+
+Observer = Callable[[str, float], None]
+"""Called with what is being done, and the share of the run (0..1) that is behind."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Pace:
+    """How long to measure. The same rules for every contestant."""
+
+    rounds: int = 7
+    round_s: float = 0.03
+    min_iterations: int = 3
+    row_budget_s: float | None = None
+    """About how long one row may take: shortens rounds, and then allows single calls."""
+
+    def __post_init__(self) -> None:
+        if self.rounds < 1 or self.round_s <= 0 or self.min_iterations < 1:
+            raise ValueError("rounds, round_s and min_iterations are positive")
+
+    def iterations(self, call_s: float, contestants: int) -> int:
+        """Calls per round for a contestant whose call takes call_s."""
+        round_s, least = self.round_s, self.min_iterations
+        if self.row_budget_s is not None:
+            share_s = self.row_budget_s / (self.rounds * contestants * _OVERHEAD)
+            round_s = min(round_s, share_s)
+            least = max(1, min(least, int(share_s / call_s)))
+        return min(_MAX_ITERATIONS, max(least, ceil(round_s / call_s)))
+
+
+def run_benchmark(
+    cases: Sequence[Case],
+    contestants: Sequence[str],
+    *,
+    ours: str,
+    pace: Pace | None = None,
+    command: Sequence[str] = (),
+    observe: Observer = lambda step, share: None,
+) -> Report:
+    """Measure all cases (of one rank count). What cannot run is skipped with its reason."""
+    pace = pace or Pace()
+    skipped: dict[str, str] = {}
+    with ExitStack() as stack:
+        worlds: list[World] = []
+        for name in dict.fromkeys(contestants):
+            observe(f"starting {name}", 0.0)
+            world = stack.enter_context(World(Contestant(name=name), cases[0].ranks))
+            if reason := _start(world):
+                skipped[name] = reason
+            else:
+                worlds.append(world)
+        rows = []
+        for index, case in enumerate(cases):
+            observe(f"{case.op} {case.size_bytes} B", index / len(cases))
+            rows.append(_measure(case, worlds, skipped, pace))
+    return Report(
+        ours=ours,
+        contestants=tuple(dict.fromkeys(contestants)),
+        rows=tuple(rows),
+        skipped=skipped,
+        settings=asdict(pace),
+        machine=describe_machine(),
+        command=tuple(command),
+    )
+
+
+def _start(world: World) -> str | None:
+    """Reason why the world did not start, or None."""
+    if reason := reason_missing(world.contestant):
+        return reason
+    try:
+        world.start()
+    except WorldError as error:
+        world.close()
+        return str(error)
+    return None
+
+
+class _Entry:
+    """One contestant's part in one row."""
+
+    def __init__(self, world: World) -> None:
+        self.world = world
+        self.iterations = 0
+        self.wrong = 0
+        self.times_s: list[float] = []
+        self.error: str | None = None
+
+    def attempt(self, step: Callable[[], None]) -> None:
+        """Do one step unless an earlier one failed. A failure concerns this row only..."""
+        if self.error is not None:
+            return
+        try:
+            step()
+        except CaseError as error:
+            self.error = str(error)
+        except WorldError as error:  # ... or, if the world is lost, all that follow
+            self.error = str(error)
+            self.world.close()
+
+    def prepare(self, case: Case, pace: Pace, contestants: int) -> None:
+        self.world.bind(case)
+        self.verify()
+        iterations = 1
+        call_s = self.world.time_s(iterations)
+        while call_s * iterations < _CALIBRATION_S and iterations < _MAX_ITERATIONS:
+            iterations *= 8
+            call_s = self.world.time_s(iterations)
+        self.iterations = pace.iterations(call_s, contestants)
+
+    def verify(self) -> None:
+        self.wrong += self.world.verify()
+
+    def time(self) -> None:
+        self.times_s.append(self.world.time_s(self.iterations))
+
+    def measurement(self) -> Measurement:
+        return Measurement(
+            contestant=self.world.contestant.name,
+            times_s=tuple(self.times_s) if self.error is None else (),
+            iterations=self.iterations,
+            wrong=self.wrong,
+            error=self.error,
+        )
+
+
+def _measure(case: Case, worlds: list[World], skipped: dict[str, str], pace: Pace) -> Row:
+    entries = [_Entry(world) for world in worlds]
+    for entry in entries:
+        entry.attempt(partial(entry.prepare, case, pace, len(entries)))
+    probes_s = []
+    for turn in range(pace.rounds):
+        if (probe_s := probe_core_latency_s()) is not None:
+            probes_s.append(probe_s)
+        first = turn % len(entries) if entries else 0
+        for entry in entries[first:] + entries[:first]:
+            entry.attempt(entry.time)
+    for entry in entries:
+        entry.attempt(entry.verify)
+    for entry in entries:
+        if not entry.world.alive:
+            worlds.remove(entry.world)
+            skipped[entry.world.contestant.name] = entry.error or "ended"
+    return Row(
+        case=case,
+        measurements=tuple(entry.measurement() for entry in entries),
+        probes_s=tuple(probes_s),
+    )

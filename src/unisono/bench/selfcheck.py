@@ -1,0 +1,155 @@
+"""`unisono check`: every operation against NumPy, and the facts that explain failures."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from rich.console import Group, RenderableType
+from rich.table import Table
+
+import unisono
+from unisono.bench.cases import OPERATIONS, STORAGE, Case, reductions_of
+from unisono.bench.facts import Fact, gather_facts, read_neighbour
+from unisono.bench.patterns import allocate, count_wrong
+from unisono.bench.peers.native import bind
+from unisono.errors import UnisonoError, UnsupportedError
+
+SIZES = (0, 8, 1000, 65_536, 3_000_000)
+"""Nothing, less than an element per rank, odd, one block, many blocks."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Verdict:
+    """What came of one operation: cases tried, and what failed."""
+
+    op: str
+    cases: int
+    dtypes: tuple[str, ...]
+    failures: tuple[str, ...] = ()
+    skipped: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Checks:
+    ranks: int
+    facts: tuple[Fact, ...]
+    verdicts: tuple[Verdict, ...]
+    error: str | None = None
+
+    @property
+    def passed(self) -> bool:
+        return self.error is None and not any(verdict.failures for verdict in self.verdicts)
+
+    def to_dict(self) -> dict[str, Any]:
+        return {**asdict(self), "passed": self.passed}
+
+
+def check_cases(op: str, ranks: int) -> Iterator[Case]:
+    """The cases of one operation: every type and reduction, a few sizes, two roots."""
+    operation = OPERATIONS[op]
+    if op == "barrier":
+        yield Case(op=op, ranks=ranks, nbytes=0)
+        return
+    roots = (0, ranks - 1) if operation.rooted and ranks > 1 else (0,)
+    for dtype in STORAGE:
+        for redop in reductions_of(dtype) if operation.reduces else ("sum",):
+            # All sizes with one reduction, one size with each of the others: seconds, not minutes.
+            sizes = SIZES if redop in ("sum", "max") and dtype == "float32" else SIZES[2:4]
+            for nbytes in sizes:
+                for root in roots:
+                    yield Case(
+                        op=op, ranks=ranks, nbytes=nbytes, dtype=dtype, redop=redop, root=root
+                    )
+
+
+def run_checks(ranks: int) -> Checks:
+    """Check all operations between `ranks` new processes."""
+    try:
+        answers: list[_RankAnswer] = unisono.run(_check_rank, ranks=ranks, args=(ranks,))
+    except UnisonoError as error:
+        return Checks(ranks=ranks, facts=gather_facts(None), verdicts=(), error=str(error))
+    verdicts = tuple(_merge(parts) for parts in zip(*(a.verdicts for a in answers), strict=True))
+    readable = all(answer.reads_neighbour for answer in answers)
+    return Checks(ranks=ranks, facts=gather_facts(readable), verdicts=verdicts)
+
+
+def explain_choice(op: str, nbytes: int, ranks: int) -> str:
+    """What the communicator says about its choice of algorithm."""
+    answers: list[str] = unisono.run(_explain_rank, ranks=ranks, args=(op, nbytes))
+    return answers[0]
+
+
+def render_checks(checks: Checks) -> RenderableType:
+    environment = Table(title="environment", title_justify="left", show_header=False)
+    for fact in checks.facts:
+        mark = {True: "[green]ok[/]", False: "[yellow]no[/]", None: ""}[fact.good]
+        environment.add_row(mark, fact.name, fact.value)
+    table = Table(title=f"operations between {checks.ranks} ranks", title_justify="left")
+    table.add_column("")
+    table.add_column("operation")
+    table.add_column("cases", justify="right")
+    table.add_column("types")
+    for verdict in checks.verdicts:
+        mark = "[red]FAIL[/]" if verdict.failures else "[green]ok[/]"
+        notes = verdict.failures[:3] or (f"{len(verdict.dtypes)}", *verdict.skipped)
+        table.add_row(mark, verdict.op, str(verdict.cases), "; ".join(notes))
+    if checks.error is not None:
+        return Group(environment, f"[red]FAIL[/] the ranks did not run: {checks.error}")
+    end = "[green]This machine works.[/]" if checks.passed else "[red]Some results are wrong.[/]"
+    return Group(environment, table, end)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _RankAnswer:
+    verdicts: tuple[Verdict, ...]
+    reads_neighbour: bool
+
+
+def _check_rank(ranks: int) -> _RankAnswer:
+    with unisono.init() as comm:
+        verdicts = tuple(_check_operation(comm, op, ranks) for op in OPERATIONS)
+        return _RankAnswer(verdicts=verdicts, reads_neighbour=read_neighbour(comm))
+
+
+def _check_operation(comm: unisono.Communicator, op: str, ranks: int) -> Verdict:
+    failures: list[str] = []
+    skipped: list[str] = []
+    dtypes: list[str] = []
+    for case in check_cases(op, ranks):
+        try:
+            x, out = allocate(case)
+            wrong = count_wrong(case, comm.rank, x, out, bind(comm, case, x, out))
+        except UnsupportedError as error:
+            skipped.append(f"{case.dtype}: {error}")
+            continue
+        dtypes.append(case.dtype)
+        if wrong:
+            name = f"{case.dtype} {case.redop} {case.nbytes} B root {case.root}"
+            failures.append(f"{name}: {wrong} wrong elements on rank {comm.rank}")
+    return Verdict(
+        op=op,
+        cases=len(dtypes),
+        dtypes=tuple(dict.fromkeys(dtypes)),
+        failures=tuple(failures),
+        skipped=tuple(dict.fromkeys(skipped)),
+    )
+
+
+def _merge(parts: tuple[Verdict, ...]) -> Verdict:
+    """One operation's verdicts of all ranks as one."""
+    first = parts[0]
+    failures = tuple(failure for part in parts for failure in part.failures)
+    return Verdict(
+        op=first.op,
+        cases=first.cases,
+        dtypes=first.dtypes,
+        failures=failures,
+        skipped=first.skipped,
+    )
+
+
+def _explain_rank(op: str, nbytes: int) -> str:
+    with unisono.init() as comm:
+        return str(comm.explain(op, nbytes))

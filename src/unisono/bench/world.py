@@ -1,0 +1,165 @@
+"""The benchmark's side of one contestant: its processes, and the channels to its ranks."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import tempfile
+import time
+from pathlib import Path
+from types import TracebackType
+
+from unisono.bench.barrier import StartLine
+from unisono.bench.cases import Case
+from unisono.bench.channel import Channel, Message
+from unisono.bench.contestants import Contestant, plan_launch
+from unisono.errors import UnisonoError
+
+_START_TIMEOUT_S = 60.0
+_ANSWER_TIMEOUT_S = 180.0
+_QUIT_TIMEOUT_S = 5.0
+_LOG_TAIL = 600
+
+
+class WorldError(UnisonoError):
+    """A contestant's ranks failed to start, to answer in time, or to stay alive."""
+
+
+class CaseError(UnisonoError):
+    """Every rank of a contestant refused one case; its world is still good."""
+
+
+class World:
+    """The ranks of one contestant, asleep unless asked."""
+
+    def __init__(self, contestant: Contestant, ranks: int) -> None:
+        self.contestant = contestant
+        self.ranks = ranks
+        self._folder = Path(tempfile.mkdtemp(prefix="unisono-bench-"))
+        self._processes: list[subprocess.Popen[bytes]] = []
+        self._channels: list[Channel] = []
+
+    def __enter__(self) -> World:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    @property
+    def alive(self) -> bool:
+        """Whether the world was started and not closed since."""
+        return bool(self._channels)
+
+    def start(self) -> None:
+        """Start the ranks, and return when all have joined their world. Raises WorldError."""
+        StartLine.create(self._folder / "start_line", self.ranks)
+        with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as listener:
+            listener.bind(str(self._folder / "socket"))
+            listener.listen(self.ranks)
+            self._spawn()
+            listener.settimeout(0.2)
+            connections = self._accept(listener)
+        ranked: dict[int, Channel] = {}
+        for channel in connections:
+            ranked[int(self._receive(channel, _START_TIMEOUT_S)["rank"])] = channel
+        if sorted(ranked) != list(range(self.ranks)):
+            raise WorldError(f"the ranks that came are {sorted(ranked)}, not 0..{self.ranks - 1}")
+        self._channels = [ranked[rank] for rank in range(self.ranks)]
+
+    def bind(self, case: Case) -> None:
+        self._ask({"do": "bind", "case": case.to_dict()})
+
+    def verify(self) -> int:
+        """Wrong elements, over all ranks, of one call on known data."""
+        return sum(int(reply["wrong"]) for reply in self._ask({"do": "verify"}))
+
+    def time_s(self, iterations: int) -> float:
+        """Seconds of one call: the slowest rank's mean over back-to-back calls."""
+        replies = self._ask({"do": "time", "iterations": iterations})
+        return max(float(reply["elapsed_s"]) for reply in replies) / iterations
+
+    def close(self) -> None:
+        """End all processes of the world. Never raises."""
+        for channel in self._channels:
+            with contextlib.suppress(OSError):
+                channel.send({"do": "quit"})
+        deadline_s = time.monotonic() + (_QUIT_TIMEOUT_S if self._channels else 0.0)
+        for process in self._processes:
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                process.wait(max(0.0, deadline_s - time.monotonic()))
+            # The process leads a session of its own, so this ends what it started, too.
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)
+            process.wait()
+        for channel in self._channels:
+            channel.close()
+        self._processes, self._channels = [], []
+        shutil.rmtree(self._folder, ignore_errors=True)
+
+    def _spawn(self) -> None:
+        launch = plan_launch(self.contestant, ranks=self.ranks, folder=self._folder)
+        with (self._folder / "log").open("wb") as log:
+            for command in launch.commands:
+                process = subprocess.Popen(
+                    command,
+                    stdin=subprocess.DEVNULL,
+                    stdout=log,
+                    stderr=subprocess.STDOUT,
+                    start_new_session=True,
+                )
+                self._processes.append(process)
+
+    def _accept(self, listener: socket.socket) -> list[Channel]:
+        connections: list[Channel] = []
+        deadline_s = time.monotonic() + _START_TIMEOUT_S
+        while len(connections) < self.ranks:
+            try:
+                connections.append(Channel(listener.accept()[0]))
+            except TimeoutError:
+                self._refuse_if_dead(timed_out=time.monotonic() > deadline_s)
+        return connections
+
+    def _refuse_if_dead(self, *, timed_out: bool) -> None:
+        if any(process.poll() is not None for process in self._processes):
+            raise WorldError(f"a rank ended early: {self._log_tail()}")
+        if timed_out:
+            raise WorldError(f"the ranks did not start in time: {self._log_tail()}")
+
+    def _ask(self, message: Message) -> list[Message]:
+        try:
+            for channel in self._channels:
+                channel.send(message)
+        except OSError as error:
+            raise WorldError(f"a rank ended: {self._log_tail()}") from error
+        deadline_s = time.monotonic() + _ANSWER_TIMEOUT_S
+        replies = [
+            self._receive(channel, max(0.1, deadline_s - time.monotonic()))
+            for channel in self._channels
+        ]
+        errors = [str(reply["error"]) for reply in replies if "error" in reply]
+        if len(errors) == self.ranks:
+            raise CaseError(errors[0])
+        if errors:
+            raise WorldError(f"some ranks failed: {errors[0]}")
+        return replies
+
+    def _receive(self, channel: Channel, timeout_s: float) -> Message:
+        try:
+            return channel.receive(timeout_s)
+        except TimeoutError as error:
+            raise WorldError(f"a rank did not answer within {timeout_s:.0f} s") from error
+        except EOFError as error:
+            raise WorldError(f"a rank ended: {self._log_tail()}") from error
+
+    def _log_tail(self) -> str:
+        text = (self._folder / "log").read_text(errors="replace").strip()
+        return text[-_LOG_TAIL:] or "(it printed nothing)"

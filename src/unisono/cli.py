@@ -1,0 +1,40 @@
+"""The command `unisono`. Commands import what they need when they run, so `--help` is fast."""
+
+from __future__ import annotations
+
+import typer
+
+from unisono.bench.commands import bench, check, explain
+
+app = typer.Typer(
+    name="unisono",
+    help="Collective communication for AI training.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+)
+app.command(epilog="Example: unisono check -n 4")(check)
+app.command(
+    epilog="Example: unisono bench all_reduce -n 4 --sizes 8,64K,16M --against gloo,openmpi "
+    "--json out.json"
+)(bench)
+app.command(epilog="Example: unisono explain all_reduce 64K -n 4")(explain)
+
+
+@app.command(
+    epilog="Example: unisono train digits -n 4",
+    context_settings={
+        "allow_extra_args": True,
+        "ignore_unknown_options": True,
+        "help_option_names": [],
+    },
+)
+def train(context: typer.Context) -> None:
+    """Train a small real model on several ranks (`unisono train --help`)."""
+    from unisono.train.commands import app as train_app
+
+    train_app(args=context.args, prog_name="unisono train")
+
+
+def main() -> None:
+    app()

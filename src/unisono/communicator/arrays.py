@@ -1,0 +1,153 @@
+"""Where an array's elements lie: NumPy arrays and CPU torch tensors, of any strides.
+
+Torch is never imported here: a tensor is known by its methods.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, TypeAlias
+
+import numpy as np
+
+from unisono import native
+from unisono.errors import UnsupportedError
+from unisono.types import DType
+
+Array: TypeAlias = Any
+"""A NumPy array or a CPU torch tensor."""
+
+Located: TypeAlias = tuple[int, int, int]
+"""Address, bytes, type (a `DType` value) of contiguous elements."""
+
+
+@dataclass(frozen=True, slots=True)
+class Staged:
+    """An array as contiguous memory: itself, or a copy whose content `restore` brings back."""
+
+    located: Located
+    array: Array
+    copy: Array | None = None
+
+    @property
+    def dtype(self) -> DType:
+        """The element type."""
+        return DType(self.located[2])
+
+    @property
+    def count(self) -> int:
+        """The number of elements."""
+        return self.located[1] // self.dtype.size_bytes
+
+    def restore(self) -> None:
+        """Brings the result back where the caller expects it."""
+        if self.copy is None:
+            return
+        if isinstance(self.array, np.ndarray):
+            self.array[...] = self.copy
+        else:
+            self.array.copy_(self.copy)
+
+
+def locate(array: Array, *, writable: bool) -> Located | None:
+    """The memory of a contiguous array; None if it takes more than a look."""
+    if isinstance(array, np.ndarray):
+        return native.locate(array, writable)
+    try:
+        dtype = _tensor_dtype(array.dtype)
+        if not array.is_contiguous() or array.is_neg() or (dtype.is_complex and array.is_conj()):
+            return None
+        address = array.data_ptr()
+        count = array.numel()
+    except (AttributeError, RuntimeError, TypeError):
+        return None
+    if not address and count:
+        return None
+    return address, count * dtype.size_bytes, dtype
+
+
+def stage(array: Array, *, writable: bool) -> Staged:
+    """The array as contiguous memory, copied if need be. Raises `TypeError`, `UnsupportedError`,
+    or `ValueError` for what can be neither read nor written."""
+    located = locate(array, writable=writable)
+    if located is not None:
+        return Staged(located, array)
+    if isinstance(array, np.ndarray):
+        return _stage_numpy(array, writable=writable)
+    if hasattr(array, "data_ptr"):
+        return _stage_tensor(array)
+    raise TypeError(f"expected a NumPy array or a CPU torch tensor, not {type(array).__name__}")
+
+
+def _stage_numpy(array: Array, *, writable: bool) -> Staged:
+    if writable and not array.flags.writeable:
+        raise ValueError("the array is read-only, but the result belongs there")
+    plain = array if array.dtype.isnative else array.astype(array.dtype.newbyteorder("="))
+    copy = np.ascontiguousarray(plain)
+    if array.dtype.name == "bfloat16":  # ml_dtypes: NumPy's buffers have no letter for it
+        found = native.locate(copy.reshape(-1).view(np.uint16), False)
+        located = (*found[:2], int(DType.BFLOAT16)) if found else None
+    else:
+        located = native.locate(copy, False)
+    if located is None:
+        raise UnsupportedError(f"elements of type {array.dtype} cannot be communicated")
+    return Staged(located, array, None if copy is array else copy)
+
+
+def _stage_tensor(tensor: Array) -> Staged:
+    if tensor.device.type != "cpu":
+        raise UnsupportedError(f"the tensor is on {tensor.device}; only CPU tensors are served")
+    if str(tensor.layout) != "torch.strided":
+        raise UnsupportedError(f"the tensor's layout is {tensor.layout}; only strided ones are served")
+    _tensor_dtype(tensor.dtype)
+    copy = tensor.detach().resolve_conj().resolve_neg().contiguous()
+    located = locate(copy, writable=True)
+    if located is None:
+        raise UnsupportedError(f"the memory of {type(tensor).__name__} cannot be reached")
+    return Staged(located, tensor.detach(), copy)
+
+
+@functools.lru_cache(maxsize=64)
+def _tensor_dtype(dtype: object) -> DType:
+    name = str(dtype).removeprefix("torch.")
+    try:
+        return DType[name.upper()]
+    except KeyError:
+        raise UnsupportedError(f"elements of type {name} cannot be communicated") from None
+
+
+def stage_pieces(arrays: Sequence[Array], ranks: int, *, writable: bool, what: str) -> list[Staged]:
+    """One array per rank, all of one type."""
+    if len(arrays) != ranks:
+        raise ValueError(f"{what} must have one array per rank: {ranks}, not {len(arrays)}")
+    pieces = [stage(array, writable=writable) for array in arrays]
+    if len({piece.located[2] for piece in pieces}) > 1:
+        raise ValueError(f"the arrays of {what} have different types")
+    return pieces
+
+
+def empty(like: Array, shape: tuple[int, ...]) -> Array:
+    """An uninitialised array of the same kind and type."""
+    if isinstance(like, np.ndarray):
+        return np.empty(shape, like.dtype)
+    return like.new_empty(shape)
+
+
+def widened(array: Array) -> Array:
+    """A float32 copy."""
+    return array.astype(np.float32) if isinstance(array, np.ndarray) else array.float()
+
+
+def assign(target: Array, value: Array) -> None:
+    """Converts `value` into `target`."""
+    if isinstance(target, np.ndarray):
+        target[...] = value
+    else:
+        target.copy_(value)
+
+
+def overlap(a: Located, b: Located) -> bool:
+    """Whether two memories share bytes."""
+    return a[0] < b[0] + b[1] and b[0] < a[0] + a[1]

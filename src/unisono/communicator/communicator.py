@@ -1,0 +1,354 @@
+"""The communicator: a rank's view of its group, and every collective on it."""
+
+from __future__ import annotations
+
+import secrets
+import weakref
+from collections import Counter, deque
+from collections.abc import Sequence
+from types import TracebackType
+from typing import Any
+
+import numpy as np
+
+from unisono import config
+from unisono.communicator import exchange
+from unisono.communicator.arrays import Array, locate, stage
+from unisono.communicator.calls import CallBook, parse_reduction
+from unisono.communicator.explain import Explanation
+from unisono.communicator.selection import default_selection
+from unisono.communicator.work import CollectiveWork, MessageWork, Work
+from unisono.errors import UnsupportedError
+from unisono.runtime.native_executor import NativeExecutor
+from unisono.runtime.rendezvous import Meeting, meet
+from unisono.types import Op, ReduceOp
+
+_ANY_SOURCE = -1
+_TOKEN_BYTES = 16
+
+
+class Communicator:
+    """A group of ranks seen from one of them.
+
+    Arrays are NumPy arrays or CPU torch tensors of any strides. Every collective must be called
+    by all ranks of the group, in one order and with matching arguments; a call that does not
+    match raises `MismatchError` on all ranks. After any `CommunicationError` the communicator
+    refuses further work with the same cause. Methods may be called from several threads, but then
+    the program has to see to the common order.
+
+    With `async_op=True` a method returns a `Work` at once; the arrays belong to the call until
+    `Work.wait` has returned.
+    """
+
+    def __init__(self, meeting: Meeting, settings: config.Settings) -> None:
+        met = meet(meeting)
+        self.rank = meeting.rank
+        self.size = meeting.size
+        self.timeout_s = settings.timeout_s
+        self._settings = settings
+        self._group = met.group
+        self._name = met.nonce.hex()
+        self._forks: Counter[tuple[int, ...]] = Counter()
+        executor = NativeExecutor(met.group, self.rank, stream_slots=settings.stream_slots)
+        self._book = CallBook(executor, self.size, default_selection(self.size))
+        self._under_way: deque[CollectiveWork | MessageWork] = deque()
+        # Also at the end of the interpreter: a rank that ends well has left, not died.
+        self._finalizer = weakref.finalize(self, met.group.close)
+
+    def __repr__(self) -> str:
+        return f"Communicator(rank={self.rank}, size={self.size})"
+
+    @property
+    def hosts(self) -> tuple[tuple[int, ...], ...]:
+        """The ranks of each host."""
+        return (tuple(range(self.size)),)
+
+    # ---- collectives in place
+
+    def all_reduce(
+        self,
+        x: Array,
+        op: str | ReduceOp = "sum",
+        *,
+        algorithm: str | None = None,
+        async_op: bool = False,
+    ) -> Any:
+        """Reduces `x` over all ranks, in place, on all ranks; returns `x`.
+
+        `op`: sum, prod, min, max, avg, and for integers and booleans band, bor, bxor. Sums of
+        16-bit floats accumulate in float32 and are rounded once. `algorithm`: any of
+        `unisono.algorithms.names("all_reduce")`; None chooses.
+        """
+        if not async_op:
+            found = locate(x, writable=True)
+            if found is not None:
+                key = (Op.ALL_REDUCE, found[1], found[2], op, -1, algorithm)
+                call = self._book.find(key)
+                if call is not None:
+                    self._group.run(call, found[0], found[0], self.timeout_s)
+                    return x
+        return self._in_place(Op.ALL_REDUCE, x, op, -1, algorithm, async_op)
+
+    def reduce(
+        self,
+        x: Array,
+        root: int = 0,
+        op: str | ReduceOp = "sum",
+        *,
+        algorithm: str | None = None,
+        async_op: bool = False,
+    ) -> Any:
+        """Reduces `x` over all ranks, in place on `root`; the others' `x` stays as it is."""
+        return self._in_place(Op.REDUCE, x, op, root, algorithm, async_op)
+
+    def broadcast(
+        self, x: Array, root: int = 0, *, algorithm: str | None = None, async_op: bool = False
+    ) -> Any:
+        """Copies `x` of `root` into `x` of all ranks; returns `x`."""
+        return self._in_place(Op.BROADCAST, x, ReduceOp.SUM, root, algorithm, async_op)
+
+    def barrier(self, *, async_op: bool = False) -> Any:
+        """Returns when all ranks have called it."""
+        return exchange.barrier(self, async_op=async_op)
+
+    # ---- collectives from one array to another
+
+    def all_gather(
+        self,
+        x: Array,
+        out: Array | Sequence[Array] | None = None,
+        *,
+        algorithm: str | None = None,
+        async_op: bool = False,
+    ) -> Any:
+        """Gathers `x` of all ranks on all ranks; returns `out`.
+
+        `out` is one array of size * x.size elements in the order of ranks, or a list of one array
+        per rank (which may differ in length); None allocates it with dimension 0 size times as
+        long as that of `x`.
+        """
+        return exchange.gathering(self, Op.ALL_GATHER, x, out, -1, algorithm, async_op)
+
+    def reduce_scatter(
+        self,
+        x: Array | Sequence[Array],
+        out: Array | None = None,
+        op: str | ReduceOp = "sum",
+        *,
+        algorithm: str | None = None,
+        async_op: bool = False,
+    ) -> Any:
+        """Reduces `x` over all ranks and leaves share `rank` of the result in `out`.
+
+        `x` is one array of size * out.size elements, or a list of one array per rank (which may
+        differ in length).
+        """
+        reduction = parse_reduction(op)
+        return exchange.scattering(
+            self, Op.REDUCE_SCATTER, x, out, -1, reduction, algorithm, async_op
+        )
+
+    def all_to_all(
+        self,
+        x: Array | Sequence[Array],
+        out: Array | Sequence[Array] | None = None,
+        *,
+        algorithm: str | None = None,
+        async_op: bool = False,
+    ) -> Any:
+        """Sends share d of `x` to rank d; share s of `out` comes from rank s. Returns `out`.
+
+        Each of `x` and `out` is one array cut in equal shares, or a list of one array per rank,
+        of any lengths that agree between sender and receiver.
+        """
+        return exchange.all_to_all(self, x, out, algorithm, async_op)
+
+    def gather(
+        self,
+        x: Array,
+        out: Array | Sequence[Array] | None = None,
+        root: int = 0,
+        *,
+        algorithm: str | None = None,
+        async_op: bool = False,
+    ) -> Any:
+        """Gathers `x` of all ranks in `out` of `root`; returns `out` there, None elsewhere."""
+        return exchange.gathering(self, Op.GATHER, x, out, root, algorithm, async_op)
+
+    def scatter(
+        self,
+        x: Array | Sequence[Array] | None,
+        out: Array | None = None,
+        root: int = 0,
+        *,
+        algorithm: str | None = None,
+        async_op: bool = False,
+    ) -> Any:
+        """Share r of `x` of `root` goes to `out` of rank r; `x` is None on the other ranks,
+        where `out` is required."""
+        return exchange.scattering(
+            self, Op.SCATTER, x, out, root, ReduceOp.SUM, algorithm, async_op
+        )
+
+    # ---- point to point
+
+    def send(self, x: Array, dst: int, tag: int = 0, *, async_op: bool = False) -> Any:
+        """Sends `x` to rank `dst`. May return before it is received."""
+        self._check_peer(dst, "dst")
+        staged = stage(x, writable=False)
+        address, nbytes, dtype = staged.located
+        parcel = self._group.send(address, nbytes, dtype, dst, tag)
+        return self._message(MessageWork(self._group, parcel, staged, None, self.timeout_s), async_op)
+
+    def recv(self, x: Array, src: int | None = None, tag: int = 0, *, async_op: bool = False) -> Any:
+        """Receives into `x` from rank `src`, or from any rank; returns the rank it came from.
+
+        The message must have the type and length of `x`, else `MismatchError`.
+        """
+        if src is not None:
+            self._check_peer(src, "src")
+        staged = stage(x, writable=True)
+        address, nbytes, dtype = staged.located
+        peer = _ANY_SOURCE if src is None else src
+        parcel = self._group.receive(address, nbytes, dtype, peer, tag)
+        work = MessageWork(self._group, parcel, staged, x, self.timeout_s, staged.restore)
+        outcome = self._message(work, async_op)
+        return outcome if async_op else work.source_rank()
+
+    def _message(self, work: MessageWork, async_op: bool) -> Any:
+        if not async_op:
+            return work.wait()
+        if not work.is_completed():
+            self._group.carry_on()
+            self._keep(work)
+        return work
+
+    def _check_peer(self, peer: int, name: str) -> None:
+        if not 0 <= peer < self.size:
+            raise ValueError(f"{name} {peer} is not one of the {self.size} ranks of this group")
+        if peer == self.rank:
+            raise UnsupportedError(f"{name} {peer} is this rank itself: copy instead")
+
+    # ---- groups
+
+    def split(self, color: int | None, key: int = 0) -> Communicator | None:
+        """One communicator for each color, ranks ordered by key, then by rank here.
+
+        Collective over all ranks; those with color None get None.
+        """
+        token = np.frombuffer(secrets.token_bytes(_TOKEN_BYTES), np.int64)
+        member = [0 if color is None else 1, 0 if color is None else color, key]
+        mine = np.concatenate([np.array(member, np.int64), token])
+        table = self.all_gather(mine).reshape(self.size, -1)
+        if color is None:
+            return None
+        same = [r for r in range(self.size) if table[r, 0] and table[r, 1] == color]
+        ordered = sorted(same, key=lambda r: (int(table[r, 2]), r))
+        return self._child(ordered, "split-" + table[ordered[0], 3:].tobytes().hex())
+
+    def group(self, ranks: Sequence[int]) -> Communicator | None:
+        """A communicator of these ranks, in this order.
+
+        Collective over those ranks alone; on others it returns None at once.
+        """
+        ordered = [int(rank) for rank in ranks]
+        if len(set(ordered)) != len(ordered) or not all(0 <= r < self.size for r in ordered):
+            raise ValueError(f"{ordered} are not distinct ranks of 0..{self.size - 1}")
+        if self.rank not in ordered:
+            return None
+        members = tuple(ordered)
+        self._forks[members] += 1
+        return self._child(ordered, f"group-{self._name}-{members}-{self._forks[members]}")
+
+    def _child(self, ranks: Sequence[int], rendezvous: str) -> Communicator:
+        meeting = Meeting(
+            rank=ranks.index(self.rank),
+            size=len(ranks),
+            rendezvous=rendezvous,
+            timeout_s=self.timeout_s,
+            staging_bytes=self._settings.staging_bytes,
+        )
+        child = Communicator(meeting, self._settings)
+        child.timeout_s = self.timeout_s
+        return child
+
+    # ---- life
+
+    def abort(self, reason: str = "aborted by the program") -> None:
+        """Ends all calls under way, on all ranks, with `AbortedError`."""
+        self._group.abort(f"rank {self.rank}: {reason}")
+
+    def close(self) -> None:
+        """Leaves the group. Idempotent; the other ranks can finish what does not need this one."""
+        self._finalizer()
+
+    def __enter__(self) -> Communicator:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        if error is not None:
+            self.abort(f"{type(error).__name__}: {error}")
+        self.close()
+
+    def explain(self, op: str | Op, nbytes: int, root: int = 0) -> Explanation:
+        """Which algorithm a call of `nbytes` (in the caller's larger buffer) takes, and why."""
+        op = Op(op)
+        choice = self._book.choose(op, nbytes, root if op.rooted else -1, None)
+        return Explanation.of(op, nbytes, self.size, choice)
+
+    # ---- shared by the collectives
+
+    def _in_place(
+        self,
+        op: Op,
+        x: Array,
+        reduction: str | ReduceOp,
+        root: int,
+        algorithm: str | None,
+        async_op: bool,
+    ) -> Any:
+        return exchange.in_place(self, op, x, reduction, root, algorithm, async_op)
+
+    def _keep(self, work: CollectiveWork | MessageWork) -> None:
+        """Holds the arrays of a call until it has ended, even if the program drops its handle."""
+        while self._under_way and self._under_way[0].is_completed():
+            self._under_way.popleft()
+        self._under_way.append(work)
+
+
+def init(
+    rank: int | None = None,
+    size: int | None = None,
+    rendezvous: str | None = None,
+    timeout_s: float | None = None,
+) -> Communicator:
+    """Joins the job's group of all ranks.
+
+    Without arguments rank, size and rendezvous are those of `unisono.run`, torchrun, mpiexec or
+    srun. `rendezvous` is any text equal on all ranks and the job's own. `timeout_s` (default 300)
+    holds for joining and for each call.
+
+    Raises `RendezvousError` if the ranks do not find each other.
+    """
+    settings = config.settings()
+    if timeout_s is not None:
+        settings = config.with_timeout(settings, timeout_s)
+    if rank is None and size is None and rendezvous is None:
+        world = config.world()
+    elif rank is None or size is None or rendezvous is None:
+        raise ValueError("give rank, size and rendezvous together, or none of them")
+    else:
+        world = config.World(rank=rank, size=size, rendezvous=rendezvous)
+    meeting = Meeting(
+        rank=world.rank,
+        size=world.size,
+        rendezvous=world.rendezvous,
+        timeout_s=settings.timeout_s,
+        staging_bytes=settings.staging_bytes,
+    )
+    return Communicator(meeting, settings)

@@ -1,0 +1,133 @@
+"""A call under way."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+from typing import Any
+
+from unisono import errors, native
+
+_FAULTS: dict[int, type[errors.UnisonoError]] = {
+    1: errors.PeerLostError,
+    2: errors.CollectiveTimeoutError,
+    3: errors.MismatchError,
+    4: errors.AbortedError,
+    5: errors.AbortedError,
+}
+
+
+def _exception(found: tuple[int, str] | None) -> errors.UnisonoError | None:
+    if found is None:
+        return None
+    fault, text = found
+    return _FAULTS.get(fault, errors.UnisonoError)(text)
+
+
+class Work(ABC):
+    """The handle of an asynchronous call. The arrays belong to the call until it is complete."""
+
+    def __init__(self, result: Any, complete: Callable[[], None] | None = None) -> None:
+        self._result = result
+        self._complete = complete
+
+    @abstractmethod
+    def _wait_native(self, timeout_s: float | None) -> bool:
+        """False if the time is over; raises what the call failed with."""
+
+    @abstractmethod
+    def is_completed(self) -> bool:
+        """Whether the call has ended, well or not."""
+
+    @abstractmethod
+    def exception(self) -> Exception | None:
+        """What the call failed with, once it has ended."""
+
+    def wait(self, timeout_s: float | None = None) -> Any:
+        """Waits for the end and returns the result.
+
+        Raises what the call failed with, or `TimeoutError` if it is still under way after
+        `timeout_s` seconds, which does the call no harm.
+        """
+        if not self._wait_native(timeout_s):
+            raise TimeoutError(f"the call is still under way after {timeout_s:g} s")
+        complete, self._complete = self._complete, None
+        if complete is not None:
+            complete()
+        return self._result
+
+    def result(self) -> Any:
+        """The result, waiting for it if need be."""
+        return self.wait()
+
+
+class CollectiveWork(Work):
+    """A collective under way."""
+
+    def __init__(
+        self,
+        group: native.Group,
+        job: native.Job,
+        keep: object,
+        result: Any,
+        complete: Callable[[], None] | None = None,
+    ) -> None:
+        super().__init__(result, complete)
+        self._group = group
+        self._job = job
+        self.keep = keep
+
+    def _wait_native(self, timeout_s: float | None) -> bool:
+        return self._group.wait(self._job, -1.0 if timeout_s is None else timeout_s)
+
+    def is_completed(self) -> bool:
+        return self._job.done()
+
+    def exception(self) -> Exception | None:
+        return _exception(self._job.error())
+
+
+class MessageWork(Work):
+    """A send or receive under way."""
+
+    def __init__(
+        self,
+        group: native.Group,
+        parcel: native.Parcel,
+        keep: object,
+        result: Any,
+        timeout_s: float,
+        complete: Callable[[], None] | None = None,
+    ) -> None:
+        super().__init__(result, complete)
+        self._group = group
+        self._parcel = parcel
+        self._timeout_s = timeout_s
+        self.keep = keep
+
+    def _wait_native(self, timeout_s: float | None) -> bool:
+        limit_s = -1.0 if timeout_s is None else timeout_s
+        return self._group.wait_parcel(self._parcel, self._timeout_s, limit_s)
+
+    def is_completed(self) -> bool:
+        return self._parcel.done()
+
+    def exception(self) -> Exception | None:
+        return _exception(self._parcel.error())
+
+    def source_rank(self) -> int:
+        """The rank that the message came from, once it has come."""
+        return self._parcel.source()
+
+
+class FinishedWork(Work):
+    """A call that was complete when it returned."""
+
+    def _wait_native(self, timeout_s: float | None) -> bool:
+        return True
+
+    def is_completed(self) -> bool:
+        return True
+
+    def exception(self) -> Exception | None:
+        return None

@@ -1,0 +1,172 @@
+"""The only reader of the environment. Explicit arguments win over everything here.
+
+| variable                  | meaning                                              | default |
+|---------------------------|------------------------------------------------------|---------|
+| `UNISONO_RANK`            | rank of this process                                 | launcher |
+| `UNISONO_SIZE`            | number of ranks                                      | launcher |
+| `UNISONO_RENDEZVOUS`      | any text that is the job's own, equal on all ranks   | launcher |
+| `UNISONO_TIMEOUT_S`       | seconds after which a call gives up                  | 300     |
+| `UNISONO_STAGING_BYTES`   | shared memory for one group's messages               | 16 MiB  |
+| `UNISONO_SLOT_STORES`     | `cached` or `streaming` stores into shared memory    | cached  |
+
+Launchers whose variables are understood: torchrun, Open MPI, MPICH (Hydra), Slurm.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+
+from unisono.errors import RendezvousError, UnsupportedError
+
+DEFAULT_TIMEOUT_S = 300.0
+DEFAULT_STAGING_BYTES = 16 << 20
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class World:
+    """This process among its peers: `rendezvous` is a text that only this job has."""
+
+    rank: int
+    size: int
+    rendezvous: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Settings:
+    """What a communicator can be tuned by. Raises `ValueError` for values that make no sense."""
+
+    timeout_s: float = DEFAULT_TIMEOUT_S
+    staging_bytes: int = DEFAULT_STAGING_BYTES
+    stream_slots: bool = False
+
+    def __post_init__(self) -> None:
+        if not self.timeout_s > 0:
+            raise ValueError(f"UNISONO_TIMEOUT_S must be positive, not {self.timeout_s}")
+        if not 1 << 16 <= self.staging_bytes <= 1 << 34:
+            raise ValueError(
+                f"UNISONO_STAGING_BYTES must be from 64 KiB to 16 GiB, not {self.staging_bytes}"
+            )
+
+
+def settings(environ: Mapping[str, str] = os.environ) -> Settings:
+    """Settings from the environment.
+
+    >>> settings({"UNISONO_TIMEOUT_S": "5"}).timeout_s
+    5.0
+    """
+    stores = environ.get("UNISONO_SLOT_STORES", "cached")
+    if stores not in ("cached", "streaming"):
+        raise ValueError(f"UNISONO_SLOT_STORES must be cached or streaming, not {stores!r}")
+    return Settings(
+        timeout_s=float(environ.get("UNISONO_TIMEOUT_S", DEFAULT_TIMEOUT_S)),
+        staging_bytes=_number(environ, "UNISONO_STAGING_BYTES", DEFAULT_STAGING_BYTES),
+        stream_slots=stores == "streaming",
+    )
+
+
+def with_timeout(found: Settings, timeout_s: float) -> Settings:
+    """The same settings with another timeout."""
+    return replace(found, timeout_s=timeout_s)
+
+
+def world(environ: Mapping[str, str] = os.environ) -> World:
+    """Rank, size and rendezvous as the launcher gave them.
+
+    Raises `RendezvousError` if no launcher is recognised, `UnsupportedError` if the ranks are on
+    several hosts.
+
+    >>> world({"UNISONO_RANK": "1", "UNISONO_SIZE": "2", "UNISONO_RENDEZVOUS": "doc"})
+    World(rank=1, size=2, rendezvous='doc')
+    """
+    for launcher in (_own, _torchrun, _open_mpi, _mpich, _slurm):
+        found = launcher(environ)
+        if found is not None:
+            return found
+    raise RendezvousError(
+        "no rank given: call init(rank=, size=, rendezvous=), use unisono.run, or start the "
+        "program with torchrun, mpiexec or srun (or set UNISONO_RANK, UNISONO_SIZE and "
+        "UNISONO_RENDEZVOUS)"
+    )
+
+
+def export(found: World, environ: os._Environ[str] = os.environ) -> None:
+    """Sets the variables by which a program started from here finds its world."""
+    environ["UNISONO_RANK"] = str(found.rank)
+    environ["UNISONO_SIZE"] = str(found.size)
+    environ["UNISONO_RENDEZVOUS"] = found.rendezvous
+
+
+def _own(environ: Mapping[str, str]) -> World | None:
+    if "UNISONO_RANK" not in environ:
+        return None
+    return World(
+        rank=_number(environ, "UNISONO_RANK"),
+        size=_number(environ, "UNISONO_SIZE"),
+        rendezvous=_text(environ, "UNISONO_RENDEZVOUS"),
+    )
+
+
+def _torchrun(environ: Mapping[str, str]) -> World | None:
+    if "RANK" not in environ or "WORLD_SIZE" not in environ:
+        return None
+    size = _number(environ, "WORLD_SIZE")
+    _require_one_host(_number(environ, "LOCAL_WORLD_SIZE", size), size, "torchrun")
+    parts = ("MASTER_ADDR", "MASTER_PORT", "TORCHELASTIC_RUN_ID", "TORCHELASTIC_RESTART_COUNT")
+    key = ":".join(environ.get(part, "") for part in parts)
+    return World(rank=_number(environ, "RANK"), size=size, rendezvous=f"torchrun:{key}")
+
+
+def _open_mpi(environ: Mapping[str, str]) -> World | None:
+    if "OMPI_COMM_WORLD_RANK" not in environ:
+        return None
+    size = _number(environ, "OMPI_COMM_WORLD_SIZE")
+    _require_one_host(_number(environ, "OMPI_COMM_WORLD_LOCAL_SIZE", size), size, "mpiexec")
+    job = environ.get("PMIX_NAMESPACE") or f"parent-{os.getppid()}"
+    rank = _number(environ, "OMPI_COMM_WORLD_RANK")
+    return World(rank=rank, size=size, rendezvous=f"openmpi:{job}")
+
+
+def _mpich(environ: Mapping[str, str]) -> World | None:
+    if "PMI_RANK" not in environ or "PMI_SIZE" not in environ or "SLURM_PROCID" in environ:
+        return None
+    size = _number(environ, "PMI_SIZE")
+    _require_one_host(_number(environ, "MPI_LOCALNRANKS", size), size, "mpiexec")
+    # Hydra names no job, but its proxy is the parent of all ranks of a host.
+    return World(
+        rank=_number(environ, "PMI_RANK"), size=size, rendezvous=f"mpich:{os.getppid()}"
+    )
+
+
+def _slurm(environ: Mapping[str, str]) -> World | None:
+    if "SLURM_PROCID" not in environ:
+        return None
+    size = _number(environ, "SLURM_STEP_NUM_TASKS", _number(environ, "SLURM_NTASKS", 1))
+    if _number(environ, "SLURM_STEP_NUM_NODES", 1) > 1:
+        _require_one_host(0, size, "srun")
+    job = f"{environ.get('SLURM_JOB_ID', '')}.{environ.get('SLURM_STEP_ID', '')}"
+    return World(rank=_number(environ, "SLURM_PROCID"), size=size, rendezvous=f"slurm:{job}")
+
+
+def _require_one_host(local: int, size: int, launcher: str) -> None:
+    if local != size:
+        raise UnsupportedError(
+            f"{launcher} started {size} ranks, of which {local} on this host: "
+            "this version of unisono joins the ranks of one host only"
+        )
+
+
+def _number(environ: Mapping[str, str], name: str, default: int | None = None) -> int:
+    if name not in environ and default is not None:
+        return default
+    try:
+        return int(_text(environ, name))
+    except ValueError:
+        raise ValueError(f"{name} must be a whole number, not {environ[name]!r}") from None
+
+
+def _text(environ: Mapping[str, str], name: str) -> str:
+    if name not in environ:
+        raise RendezvousError(f"{name} is not set")
+    return environ[name]

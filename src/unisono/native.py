@@ -1,0 +1,35 @@
+"""The only door to the C++ core: every other module takes its names from here."""
+
+from __future__ import annotations
+
+try:
+    from unisono._native import (
+        Group,
+        Job,
+        Parcel,
+        Plan,
+        Prepared,
+        create_segment,
+        isa,
+        locate,
+        probe_core_latency,
+        usable_cores,
+    )
+except ImportError as error:
+    raise ImportError(
+        "the C++ core of unisono is not built for this Python: "
+        "install with `pip install .`, or run `make` in a checkout"
+    ) from error
+
+__all__ = [
+    "Group",
+    "Job",
+    "Parcel",
+    "Plan",
+    "Prepared",
+    "create_segment",
+    "isa",
+    "locate",
+    "probe_core_latency",
+    "usable_cores",
+]

@@ -1,0 +1,151 @@
+"""Plans made ready for the C++ executor, once per kind of call."""
+
+from __future__ import annotations
+
+import os
+import zlib
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from unisono import algorithms, native
+from unisono.errors import UnsupportedError
+from unisono.schedule import Plan, lower
+from unisono.types import DType, Op, ReduceOp
+
+_OP_CODES = {op: code for code, op in enumerate(Op)}
+_LEAST_BLOCK_BYTES, _MOST_BLOCK_BYTES = 32 << 10, 256 << 10
+_ASSUMED_CACHE_BYTES = 32 << 20
+_BLOCK_UNIT_BYTES = 4096  # a whole number of elements of every type, and of cache lines
+
+
+def cache_bytes() -> int:
+    """Size of the last level of cache; an assumption where the system does not tell."""
+    try:
+        return os.sysconf("SC_LEVEL3_CACHE_SIZE") or _ASSUMED_CACHE_BYTES
+    except (ValueError, OSError):
+        return _ASSUMED_CACHE_BYTES
+
+
+def block_bytes_for(slots: Sequence[int], depth: int, area_bytes: int) -> int:
+    """The block that keeps all ranks' staging in a third of the cache, within bounds.
+
+    `slots` are the staging slots of each rank, `depth` the blocks in flight, `area_bytes` what a
+    rank has for one block.
+
+    >>> block_bytes_for([4, 4, 4, 4], depth=2, area_bytes=1 << 20) >> 10
+    128
+    """
+    target = 0.3 * cache_bytes() / ((sum(slots) + len(slots)) * depth)
+    power = 1 << (max(int(target), 1).bit_length() - 1)
+    block = min(max(power, _LEAST_BLOCK_BYTES), _MOST_BLOCK_BYTES)
+    most = area_bytes // max(1, *slots)
+    if most < _BLOCK_UNIT_BYTES:
+        raise UnsupportedError(
+            f"{max(slots)} slots need {max(slots) * _BLOCK_UNIT_BYTES} bytes of staging per rank "
+            f"and block, the group has {area_bytes}: raise UNISONO_STAGING_BYTES"
+        )
+    return min(block, most // _BLOCK_UNIT_BYTES * _BLOCK_UNIT_BYTES)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LoadedPlan:
+    """A plan in the executor's form, with what a caller needs to know of it."""
+
+    native: native.Plan
+    name: str
+    pieces_in: int
+    pieces_out: int
+    block_bytes: int
+    reduce_depth: int
+    uniform: bool
+    in_place: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Arguments:
+    """What the ranks of a call must agree on. `count` is the caller's number of elements."""
+
+    op: Op
+    dtype: DType
+    reduction: ReduceOp = ReduceOp.SUM
+    root: int = -1
+    count: int
+    lengths: tuple[int, ...] = ()
+
+
+class NativeExecutor:
+    """Loads algorithms as plans of one rank of a group, and binds arguments to them."""
+
+    def __init__(self, group: native.Group, rank: int, *, stream_slots: bool = False) -> None:
+        self._group = group
+        self._rank = rank
+        self._stream_slots = stream_slots
+        self._plans: dict[tuple[Op, str, int], LoadedPlan] = {}
+
+    def plan(self, op: Op, algorithm: str, root: int) -> LoadedPlan:
+        """The plan of this rank; lowered when first asked for. Raises `UnsupportedError`."""
+        key = (op, algorithm, root)
+        found = self._plans.get(key)
+        if found is None:
+            found = self._plans[key] = self._load(op, algorithm, root)
+        return found
+
+    def _load(self, op: Op, algorithm: str, root: int) -> LoadedPlan:
+        ranks = self._group.ranks
+        schedule = algorithms.build(op, algorithm, ranks=ranks, root=max(root, 0))
+        plans = lower(schedule)
+        own = plans[self._rank]
+        slots = [plan.num_slots for plan in plans]
+        pieces_in, pieces_out = piece_counts(op, ranks, self._rank, root)
+        return LoadedPlan(
+            native=_to_native(own, slots, pieces_in, pieces_out),
+            name=algorithm,
+            pieces_in=pieces_in,
+            pieces_out=pieces_out,
+            block_bytes=block_bytes_for(slots, self._group.depth, self._group.area_bytes),
+            reduce_depth=max(plan.reduce_depth for plan in plans),
+            uniform=any(plan.uniform for plan in plans),
+            in_place=all(plan.in_place for plan in plans),
+        )
+
+    def prepare(
+        self, plan: LoadedPlan, args: Arguments, *, in_bytes: int = 0, out_bytes: int = 0
+    ) -> native.Prepared:
+        """A call that lacks nothing but memory; `in_bytes` and `out_bytes` are of each piece."""
+        agreed = f"{plan.name}/{plan.block_bytes}/{args.lengths}".encode()
+        return native.Prepared(
+            plan=plan.native,
+            op=_OP_CODES[args.op],
+            dtype=args.dtype,
+            reduction=args.reduction,
+            root=args.root,
+            count=args.count,
+            extra=zlib.crc32(agreed),
+            block_bytes=plan.block_bytes,
+            in_piece_bytes=in_bytes,
+            out_piece_bytes=out_bytes,
+            stream_slots=self._stream_slots,
+        )
+
+
+def piece_counts(op: Op, ranks: int, rank: int, root: int) -> tuple[int, int]:
+    """Input and output pieces of a rank."""
+    many_in = op in (Op.REDUCE_SCATTER, Op.ALL_TO_ALL) or (op is Op.SCATTER and rank == root)
+    many_out = op in (Op.ALL_GATHER, Op.ALL_TO_ALL) or (op is Op.GATHER and rank == root)
+    if op is Op.BARRIER:
+        return 0, 0
+    return (ranks if many_in else 1), (ranks if many_out else 1)
+
+
+def _to_native(plan: Plan, slots: list[int], pieces_in: int, pieces_out: int) -> native.Plan:
+    return native.Plan(
+        packed=plan.pack(),
+        rank=plan.rank,
+        ranks=plan.ranks,
+        pieces_in=pieces_in,
+        pieces_out=pieces_out,
+        parts=plan.parts,
+        stages=plan.stages,
+        slots=slots,
+        scratch=plan.num_tmp,
+    )

@@ -1,0 +1,237 @@
+"""How the ranks of one host find each other and come to share one memory segment.
+
+Rank 0 listens on an abstract Unix socket whose name is derived from the job's rendezvous text; the
+others connect. The kernel tells each side the other's user (SO_PEERCRED), and nobody of another
+user is let in. Rank 0 hands over the descriptor of a memfd with a nonce; each rank maps it and
+compares the nonce with the one in the memory, which proves that all are on one host. Nothing of
+this has a name in the file system, so nothing is left behind.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import logging
+import os
+import secrets
+import socket
+import struct
+import time
+from dataclasses import dataclass
+
+from unisono.errors import AuthenticationError, RendezvousError, UnisonoError
+from unisono.native import Group, create_segment, usable_cores
+
+_log = logging.getLogger("unisono")
+
+_HELLO = struct.Struct("<8sII")  # magic, rank, size
+_MAGIC = b"unisono1"
+_WELCOME, _REFUSAL = b"W", b"R"
+_NONCE_BYTES = 16
+_HELLO_TIMEOUT_S = 5.0
+_CREDENTIALS = struct.Struct("3i")  # pid, uid, gid
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Meeting:
+    """Who meets where: `rendezvous` is equal on all ranks and the group's own."""
+
+    rank: int
+    size: int
+    rendezvous: str
+    timeout_s: float
+    staging_bytes: int
+
+    def __post_init__(self) -> None:
+        if self.size < 1 or not 0 <= self.rank < self.size:
+            raise ValueError(f"rank {self.rank} of {self.size}: ranks are counted from 0 to size-1")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Met:
+    """The group, and its nonce: a name that no other group has."""
+
+    group: Group
+    nonce: bytes
+
+
+def meet(meeting: Meeting) -> Met:
+    """Joins the group of `meeting.size` ranks; returns when all are there.
+
+    Raises `RendezvousError` if they are not within the timeout or disagree about who they are,
+    `AuthenticationError` if the listener belongs to another user.
+    """
+    return _lead(meeting) if meeting.rank == 0 else _follow(meeting)
+
+
+def _address(meeting: Meeting) -> str:
+    digest = hashlib.sha256(f"{os.getuid()}\0{meeting.rendezvous}".encode()).hexdigest()
+    return f"\0unisono-{digest[:40]}"
+
+
+def _uid_of_peer(connection: socket.socket) -> int:
+    raw = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
+    return int(_CREDENTIALS.unpack(raw)[1])
+
+
+def _receive(connection: socket.socket, length: int) -> bytes:
+    data = b""
+    while len(data) < length:
+        more = connection.recv(length - len(data))
+        if not more:
+            raise RendezvousError("a rank gave up while the group was being formed")
+        data += more
+    return data
+
+
+# ---- rank 0
+
+
+def _lead(meeting: Meeting) -> Met:
+    deadline = time.monotonic() + meeting.timeout_s
+    nonce = secrets.token_bytes(_NONCE_BYTES)
+    cores = usable_cores()
+    fd = create_segment(meeting.size, cores, meeting.staging_bytes, nonce)
+    with contextlib.ExitStack() as cleanup:
+        followers: dict[int, socket.socket] = {}
+        cleanup.callback(lambda: [peer.close() for peer in followers.values()])
+        try:
+            with _listen(meeting, deadline) as listener:
+                while len(followers) < meeting.size - 1:
+                    _admit(listener, meeting, followers, deadline)
+            for peer in followers.values():
+                socket.send_fds(peer, [_WELCOME + nonce], [fd])
+        except BaseException:
+            os.close(fd)
+            raise
+        group = Group(fd, 0, nonce, cores)
+        for rank, peer in sorted(followers.items()):
+            _expect_joined(peer, rank, deadline)
+        for peer in followers.values():
+            peer.sendall(_WELCOME)
+    return Met(group=group, nonce=nonce)
+
+
+def _listen(meeting: Meeting, deadline: float) -> socket.socket:
+    listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    while True:
+        try:
+            listener.bind(_address(meeting))
+            listener.listen(meeting.size)
+            return listener
+        except OSError as error:
+            # Another group of the same name may be just forming; it will be gone soon.
+            if time.monotonic() > deadline:
+                listener.close()
+                raise RendezvousError(
+                    f"another rank 0 already listens for the rendezvous {meeting.rendezvous!r}"
+                ) from error
+            time.sleep(0.01)
+
+
+def _admit(
+    listener: socket.socket,
+    meeting: Meeting,
+    followers: dict[int, socket.socket],
+    deadline: float,
+) -> None:
+    """Lets one more rank in; a stranger is turned away, logged, and does no harm."""
+    left_s = deadline - time.monotonic()
+    missing = sorted(set(range(1, meeting.size)) - set(followers))
+    listener.settimeout(max(left_s, 0.001))
+    try:
+        peer, _ = listener.accept()
+    except TimeoutError:
+        raise RendezvousError(
+            f"after {meeting.timeout_s:g} s these ranks of {meeting.size} had not come: {missing}"
+        ) from None
+    try:
+        if _uid_of_peer(peer) not in (os.getuid(), 0):
+            raise AuthenticationError(f"user {_uid_of_peer(peer)} tried to join")
+        peer.settimeout(min(_HELLO_TIMEOUT_S, max(left_s, 0.001)))
+        magic, rank, size = _HELLO.unpack(_receive(peer, _HELLO.size))
+        if magic != _MAGIC:
+            raise AuthenticationError("a process that is no unisono rank tried to join")
+    except (OSError, UnisonoError) as error:
+        peer.close()
+        _log.warning("rendezvous %r: turned a connection away: %s", meeting.rendezvous, error)
+        return
+    problem = None
+    if size != meeting.size:
+        problem = f"rank {rank} expects {size} ranks, rank 0 expects {meeting.size}"
+    elif rank not in missing:
+        problem = f"two processes claim to be rank {rank} of {size}"
+    if problem is None:
+        followers[rank] = peer
+        return
+    for refused in (peer, *followers.values()):
+        with contextlib.suppress(OSError):
+            refused.sendall(_REFUSAL + problem.encode()[:512])
+    peer.close()
+    raise RendezvousError(problem)
+
+
+def _expect_joined(peer: socket.socket, rank: int, deadline: float) -> None:
+    peer.settimeout(max(deadline - time.monotonic(), 0.001))
+    try:
+        if _receive(peer, 1) == _WELCOME:
+            return
+    except OSError as error:
+        raise RendezvousError(f"rank {rank} was lost while the group was being formed") from error
+    raise RendezvousError(f"rank {rank} could not map the group's memory")
+
+
+# ---- the others
+
+
+def _follow(meeting: Meeting) -> Met:
+    deadline = time.monotonic() + meeting.timeout_s
+    with _connect(meeting, deadline) as leader:
+        leader.sendall(_HELLO.pack(_MAGIC, meeting.rank, meeting.size))
+        group, nonce = _take_segment(leader, meeting)
+        leader.sendall(_WELCOME)
+        try:
+            _receive(leader, 1)  # all have joined
+        except TimeoutError:
+            raise RendezvousError("not all ranks joined in time") from None
+    return Met(group=group, nonce=nonce)
+
+
+def _connect(meeting: Meeting, deadline: float) -> socket.socket:
+    pause_s = 0.001
+    while True:
+        leader = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        try:
+            leader.connect(_address(meeting))
+            break
+        except OSError:
+            leader.close()
+            if time.monotonic() > deadline:
+                raise RendezvousError(
+                    f"rank {meeting.rank} of {meeting.size}: rank 0 did not listen within "
+                    f"{meeting.timeout_s:g} s (rendezvous {meeting.rendezvous!r}; are all ranks "
+                    "on one host?)"
+                ) from None
+            time.sleep(pause_s)
+            pause_s = min(pause_s * 2, 0.05)
+    if _uid_of_peer(leader) not in (os.getuid(), 0):
+        leader.close()
+        raise AuthenticationError("the listener at the rendezvous belongs to another user")
+    leader.settimeout(max(deadline - time.monotonic(), 0.001))
+    return leader
+
+
+def _take_segment(leader: socket.socket, meeting: Meeting) -> tuple[Group, bytes]:
+    try:
+        data, fds, _, _ = socket.recv_fds(leader, 1024, 1)
+    except TimeoutError:
+        raise RendezvousError(
+            f"rank {meeting.rank}: not all {meeting.size} ranks came within {meeting.timeout_s:g} s"
+        ) from None
+    if data[:1] == _REFUSAL:
+        raise RendezvousError(data[1:].decode(errors="replace"))
+    if data[:1] != _WELCOME or len(fds) != 1 or len(data) != 1 + _NONCE_BYTES:
+        raise RendezvousError("rank 0 gave up while the group was being formed")
+    nonce = data[1:]
+    # From here the descriptor is the group's, which closes it.
+    return Group(fds[0], meeting.rank, nonce, usable_cores()), nonce

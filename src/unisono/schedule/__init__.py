@@ -1,0 +1,34 @@
+"""Schedules: what a collective means, how it is done, and the proof that it is done right."""
+
+from unisono.schedule.check import check
+from unisono.schedule.codec import from_json, to_json
+from unisono.schedule.collective import MAX_RANKS, Collective
+from unisono.schedule.dataflow import Dataflow, Value, trace
+from unisono.schedule.lower import lower
+from unisono.schedule.plan import RECORD_BYTES, REF_BYTES, Code, Flag, Plan, Record, Ref, Space
+from unisono.schedule.replay import check_plans
+from unisono.schedule.transfer import Builder, Schedule, Transfer
+
+__all__ = [
+    "MAX_RANKS",
+    "RECORD_BYTES",
+    "REF_BYTES",
+    "Builder",
+    "Code",
+    "Collective",
+    "Dataflow",
+    "Flag",
+    "Plan",
+    "Record",
+    "Ref",
+    "Schedule",
+    "Space",
+    "Transfer",
+    "Value",
+    "check",
+    "check_plans",
+    "from_json",
+    "lower",
+    "to_json",
+    "trace",
+]

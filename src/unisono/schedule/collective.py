@@ -1,0 +1,174 @@
+"""What a collective means: who holds which chunks before, and who must hold what after.
+
+A collective names *logical chunks*. A rank has one location per chunk, so a schedule can say
+"chunk 3 of rank 2". Where a chunk lives in the caller's buffers is told by `input_ref` and
+`output_ref`: the buffers of a rank are lists of *pieces*, and each piece is cut in `parts` parts.
+
+| operation                    | chunk                           | input pieces   | output pieces  |
+|------------------------------|---------------------------------|----------------|----------------|
+| all_reduce, broadcast, reduce| part                            | 1              | 1              |
+| all_gather, gather           | owner * parts + part            | 1              | n (by owner)   |
+| reduce_scatter, scatter      | dest * parts + part             | n (by dest)    | 1              |
+| all_to_all                   | (src * n + dst) * parts + part  | n (by dest)    | n (by source)  |
+| barrier                      | none                            | 0              | 0              |
+
+In the rooted forms the n pieces exist at the root alone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from unisono.errors import ScheduleError
+from unisono.types import Op
+
+_BY_PART = (Op.ALL_REDUCE, Op.BROADCAST, Op.REDUCE)
+_BY_OWNER = (Op.ALL_GATHER, Op.GATHER)
+_BY_DEST = (Op.REDUCE_SCATTER, Op.SCATTER)
+
+MAX_RANKS = 1 << 14
+"""Ranks, pieces and parts travel in 16-bit fields of a plan."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Collective:
+    """A pre- and a postcondition over the chunks of `ranks` ranks.
+
+    Raises `ScheduleError` when the numbers make no sense.
+
+    >>> c = Collective(op=Op.ALL_GATHER, ranks=3)
+    >>> c.initial(1), c.expected(1)
+    (range(1, 2), {0: frozenset({0}), 1: frozenset({1}), 2: frozenset({2})})
+    """
+
+    op: Op
+    ranks: int
+    parts: int = 1
+    root: int | None = None
+
+    def __post_init__(self) -> None:
+        if not 1 <= self.ranks <= MAX_RANKS:
+            raise ScheduleError(f"{self.op}: {self.ranks} ranks; must be 1..{MAX_RANKS}")
+        if not 1 <= self.parts <= MAX_RANKS:
+            raise ScheduleError(f"{self.op}: {self.parts} parts; must be 1..{MAX_RANKS}")
+        if self.op.rooted and (self.root is None or not 0 <= self.root < self.ranks):
+            raise ScheduleError(f"{self.op}: root {self.root} is not one of {self.ranks} ranks")
+        if not self.op.rooted and self.root is not None:
+            raise ScheduleError(f"{self.op} has no root, but root {self.root} was given")
+
+    @property
+    def num_chunks(self) -> int:
+        """Number of logical chunks."""
+        if self.op is Op.BARRIER:
+            return 0
+        if self.op in _BY_PART:
+            return self.parts
+        if self.op is Op.ALL_TO_ALL:
+            return self.ranks * self.ranks * self.parts
+        return self.ranks * self.parts
+
+    def holds(self, rank: int, chunk: int) -> bool:
+        """Whether the rank contributes to the chunk: its input has it."""
+        if self.op.reduces:
+            return True
+        if self.op in (Op.BROADCAST, Op.SCATTER):
+            return rank == self.root
+        if self.op is Op.ALL_TO_ALL:
+            return rank == chunk // (self.ranks * self.parts)
+        return rank == chunk // self.parts
+
+    def wants(self, rank: int, chunk: int) -> bool:
+        """Whether the rank's output must have the chunk in the end."""
+        if self.op in (Op.ALL_REDUCE, Op.BROADCAST, Op.ALL_GATHER):
+            return True
+        if self.op in (Op.REDUCE, Op.GATHER):
+            return rank == self.root
+        if self.op is Op.ALL_TO_ALL:
+            return rank == chunk // self.parts % self.ranks
+        return rank == chunk // self.parts
+
+    def contributors(self, chunk: int) -> frozenset[int]:
+        """The ranks whose contributions make up the finished chunk."""
+        if self.op.reduces:
+            return frozenset(range(self.ranks))
+        if self.op in (Op.BROADCAST, Op.SCATTER):
+            assert self.root is not None
+            return frozenset((self.root,))
+        if self.op is Op.ALL_TO_ALL:
+            return frozenset((chunk // (self.ranks * self.parts),))
+        return frozenset((chunk // self.parts,))
+
+    def initial(self, rank: int) -> Sequence[int]:
+        """Chunks the rank holds before: its own contribution to each. See `holds`."""
+        if self.op.reduces or (rank == self.root and self.op is not Op.GATHER):
+            return range(self.num_chunks)
+        if self.op in (Op.BROADCAST, Op.SCATTER):
+            return ()
+        each = self.num_chunks // self.ranks
+        return range(rank * each, (rank + 1) * each)
+
+    def wanted(self, rank: int) -> Sequence[int]:
+        """Chunks the rank must hold after. See `wants`."""
+        if self.op in (Op.REDUCE_SCATTER, Op.SCATTER):
+            return range(rank * self.parts, (rank + 1) * self.parts)
+        if self.op is Op.ALL_TO_ALL:
+            starts = range(rank * self.parts, self.num_chunks, self.ranks * self.parts)
+            return [start + part for start in starts for part in range(self.parts)]
+        if self.op in (Op.REDUCE, Op.GATHER) and rank != self.root:
+            return ()
+        return range(self.num_chunks)
+
+    def expected(self, rank: int) -> dict[int, frozenset[int]]:
+        """Chunks the rank must hold after, each with the ranks that have contributed."""
+        return {chunk: self.contributors(chunk) for chunk in self.wanted(rank)}
+
+    def input_ref(self, rank: int, chunk: int) -> tuple[int, int] | None:
+        """(piece, part) of the rank's input that is its contribution, if it has one.
+
+        >>> Collective(op=Op.REDUCE_SCATTER, ranks=4, parts=2).input_ref(0, 5)
+        (2, 1)
+        """
+        if not self.holds(rank, chunk):
+            return None
+        piece = 0
+        if self.op in _BY_DEST:
+            piece = chunk // self.parts
+        elif self.op is Op.ALL_TO_ALL:
+            piece = chunk // self.parts % self.ranks
+        return piece, chunk % self.parts
+
+    def output_ref(self, rank: int, chunk: int) -> tuple[int, int] | None:
+        """(piece, part) of the rank's output where the finished chunk belongs, if wanted there."""
+        if not self.wants(rank, chunk):
+            return None
+        piece = 0
+        if self.op in _BY_OWNER:
+            piece = chunk // self.parts
+        elif self.op is Op.ALL_TO_ALL:
+            piece = chunk // (self.ranks * self.parts)
+        return piece, chunk % self.parts
+
+    def input_pieces(self, rank: int) -> int:
+        """Number of input pieces of the rank."""
+        if self.op is Op.BARRIER:
+            return 0
+        if self.op is Op.SCATTER:
+            return self.ranks if rank == self.root else 0
+        return self.ranks if self.op in (Op.REDUCE_SCATTER, Op.ALL_TO_ALL) else 1
+
+    def output_pieces(self, rank: int) -> int:
+        """Number of output pieces of the rank."""
+        if self.op is Op.BARRIER:
+            return 0
+        if self.op is Op.GATHER:
+            return self.ranks if rank == self.root else 0
+        return self.ranks if self.op in (Op.ALL_GATHER, Op.ALL_TO_ALL) else 1
+
+    def in_place_output(self, rank: int, piece: int) -> int | None:
+        """The output piece that is the same memory as this input piece in an in-place call."""
+        if self.op in _BY_OWNER:
+            return rank if self.output_pieces(rank) else None
+        if self.op in _BY_DEST:
+            return 0 if piece == rank else None
+        return piece

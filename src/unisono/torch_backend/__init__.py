@@ -1,0 +1,44 @@
+"""The torch.distributed backend `unisono`, for tensors in CPU memory.
+
+    import torch.distributed as dist
+
+    dist.init_process_group("unisono")
+
+torch finds the backend through the entry point `torch.backends`, without an import. Importing
+this package registers it too, for environments that turn the entry points off.
+"""
+
+from __future__ import annotations
+
+import logging
+from typing import Any
+
+__all__ = ["BACKEND_NAME", "register"]
+
+BACKEND_NAME = "unisono"
+
+
+def register() -> None:
+    """Make the backend known to torch.distributed. Does nothing the second time."""
+    from torch import distributed as dist
+
+    if BACKEND_NAME not in dist.Backend.backend_list:
+        # A list: torch would take a plain string letter by letter.
+        dist.Backend.register_backend(BACKEND_NAME, _create, extended_api=True, devices=["cpu"])
+
+
+def _create(options: Any, pg_options: Any = None) -> Any:
+    from unisono.torch_backend.creator import create
+
+    return create(options, pg_options)
+
+
+def _autoload() -> None:
+    """Entry point that torch calls on each `import torch`, so it must never fail."""
+    try:
+        register()
+    except Exception:
+        logging.getLogger(__name__).warning("could not register with torch", exc_info=True)
+
+
+_autoload()

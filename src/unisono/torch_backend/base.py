@@ -1,0 +1,49 @@
+"""What the parts of the process group share: its communicator and how works are made."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from unisono.torch_backend.private import (
+    ProcessGroupBase,
+    WorkBase,
+    attach_placeholder,
+    hide_from_dynamo,
+)
+from unisono.torch_backend.work import DONE, Completer, PendingWork, Together
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+
+class GroupBase(ProcessGroupBase):  # type: ignore[misc]
+    """A process group over one communicator."""
+
+    def __init__(self, comm: Any, store: Any = None) -> None:
+        super().__init__(comm.rank, comm.size)
+        self._comm = comm
+        self._store = store
+        self._sequence = 0
+        self._completer = Completer()
+        self._placeholder = attach_placeholder(self, comm.rank, comm.size)
+
+    def _pending(
+        self, handle: Any, tensors: list[torch.Tensor], limit_s: float | None = None
+    ) -> WorkBase:
+        return PendingWork(handle, tensors, self._completer, limit_s)
+
+    def _in_order(
+        self, calls: Sequence[Callable[..., Any]], tensors: list[torch.Tensor], later: bool
+    ) -> WorkBase:
+        """Issue several calls in order as one work; each takes `async_op`."""
+        self._sequence += 1
+        if later:
+            return self._pending(Together([call(async_op=True) for call in calls]), tensors)
+        for call in calls:
+            call(async_op=False)
+        return DONE
+
+
+hide_from_dynamo(GroupBase)

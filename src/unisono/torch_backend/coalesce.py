@@ -1,0 +1,92 @@
+"""Coalescing: between start and end, calls are recorded; at the end they run in order."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from unisono.errors import UnisonoError
+from unisono.torch_backend.private import hide_from_dynamo
+
+_RECORDED = frozenset(
+    {
+        "all_reduce",
+        "reduce",
+        "broadcast",
+        "all_gather",
+        "reduce_scatter",
+        "all_to_all",
+        "gather",
+        "scatter",
+        "barrier",
+        "send",
+        "recv",
+    }
+)
+
+
+class Deferred:
+    """The handle of a recorded call; usable once the calls have been played."""
+
+    __slots__ = ("_handle",)
+
+    def __init__(self) -> None:
+        self._handle: Any = None
+
+    def bind(self, handle: Any) -> None:
+        """Take over the handle of the call now that it is under way."""
+        self._handle = handle
+
+    def wait(self, timeout_s: float | None = None) -> Any:
+        """Wait for the played call."""
+        return self._played().wait(timeout_s)
+
+    def is_completed(self) -> bool:
+        """False until played."""
+        return self._handle is not None and bool(self._handle.is_completed())
+
+    def exception(self) -> Exception | None:
+        """None until played."""
+        error: Exception | None = None if self._handle is None else self._handle.exception()
+        return error
+
+    def source_rank(self) -> int:
+        """Where a played receive got its message from."""
+        return int(self._played().source_rank())
+
+    def _played(self) -> Any:
+        if self._handle is None:
+            raise UnisonoError("this call is being coalesced: wait after the coalescing block")
+        return self._handle
+
+
+class Recorder:
+    """Stands in for the communicator while calls are coalesced.
+
+    Taking its place, instead of asking in every call, keeps calls outside of coalescing free of
+    the question.
+    """
+
+    def __init__(self, comm: Any) -> None:
+        self.comm = comm
+        self._calls: list[tuple[Any, tuple[Any, ...], dict[str, Any], Deferred]] = []
+
+    def __getattr__(self, name: str) -> Any:
+        target = getattr(self.comm, name)
+        if name not in _RECORDED:
+            return target
+
+        def record(*args: Any, async_op: bool = False, **options: Any) -> Deferred:
+            deferred = Deferred()
+            self._calls.append((target, args, options, deferred))
+            return deferred
+
+        return record
+
+    def play(self) -> list[Any]:
+        """Start the recorded calls in order and return their handles."""
+        for call, args, options, deferred in self._calls:
+            deferred.bind(call(*args, async_op=True, **options))
+        return [deferred for *_, deferred in self._calls]
+
+
+hide_from_dynamo(Deferred, Recorder)

@@ -1,0 +1,106 @@
+"""Translation of torch's options and element types into ours, from tables built once."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+from typing import Any, Final
+
+import torch
+from torch import distributed as dist
+
+from unisono.errors import UnsupportedError
+from unisono.types import ReduceOp
+
+_RedOpType: Any = dist.ReduceOp.RedOpType
+
+# The hash of a torch ReduceOp is cheap (0.1 us) and equal for equal operations; comparing two of
+# them, as a dict of ReduceOps would, takes 0.6 us. PREMUL_SUM is absent on purpose: it carries a
+# factor, and the resulting KeyError leads to the general path.
+REDUCE_OPS: Final[dict[int, ReduceOp]] = {
+    hash(dist.ReduceOp(theirs)): ours
+    for theirs, ours in (
+        (_RedOpType.SUM, ReduceOp.SUM),
+        (_RedOpType.PRODUCT, ReduceOp.PROD),
+        (_RedOpType.MIN, ReduceOp.MIN),
+        (_RedOpType.MAX, ReduceOp.MAX),
+        (_RedOpType.AVG, ReduceOp.AVG),
+        (_RedOpType.BAND, ReduceOp.BAND),
+        (_RedOpType.BOR, ReduceOp.BOR),
+        (_RedOpType.BXOR, ReduceOp.BXOR),
+    )
+}
+
+# Anything else (8-bit floats, say) can still be moved: as bytes.
+NATIVE_DTYPES: Final = frozenset(
+    {
+        torch.float32,
+        torch.float64,
+        torch.float16,
+        torch.bfloat16,
+        torch.int8,
+        torch.uint8,
+        torch.int16,
+        torch.uint16,
+        torch.int32,
+        torch.uint32,
+        torch.int64,
+        torch.uint64,
+        torch.bool,
+        torch.complex64,
+        torch.complex128,
+    }
+)
+
+
+def reduce_op(op: Any) -> tuple[ReduceOp, Any]:
+    """Decode a torch ReduceOp or RedOpType into ours and the factor of PREMUL_SUM, or None."""
+    # isinstance(op, dist.ReduceOp) would hold for both.
+    full: Any = dist.ReduceOp(op) if isinstance(op, _RedOpType) else op
+    if full.op == _RedOpType.PREMUL_SUM:
+        if full.factor is None:
+            raise UnsupportedError("PREMUL_SUM needs a factor: ReduceOp.PREMUL_SUM(0.5)")
+        return ReduceOp.SUM, full.factor
+    decoded = REDUCE_OPS.get(hash(full))
+    if decoded is None:
+        raise UnsupportedError(f"the reduction {op} is not supported")
+    return decoded, None
+
+
+def seconds(timeout: timedelta | float | None) -> float | None:
+    """A timeout in seconds; None where torch means 'not given' (None, zero or negative)."""
+    if timeout is None:
+        return None
+    value = timeout.total_seconds() if isinstance(timeout, timedelta) else float(timeout)
+    return value if value > 0 else None
+
+
+def as_bytes(tensor: torch.Tensor) -> torch.Tensor:
+    """The bytes of a contiguous tensor whose element type has no arithmetic here, as a view."""
+    if not tensor.is_contiguous():
+        raise UnsupportedError(f"a {tensor.dtype} tensor must be contiguous to be communicated")
+    return tensor.detach().view(-1).view(torch.uint8)
+
+
+def movable(tensor: torch.Tensor) -> torch.Tensor:
+    """The tensor itself, or a byte view of it if we do not know its element type."""
+    return tensor if tensor.dtype in NATIVE_DTYPES else as_bytes(tensor)
+
+
+def movable_list(tensors: list[torch.Tensor]) -> list[torch.Tensor]:
+    """The list itself, or byte views; all tensors of one call have one element type."""
+    if not tensors or tensors[0].dtype in NATIVE_DTYPES:
+        return tensors
+    return [as_bytes(tensor) for tensor in tensors]
+
+
+def split_rows(tensor: torch.Tensor, sizes: list[int], ranks: int) -> list[torch.Tensor]:
+    """Views of consecutive rows of `tensor`, one a rank: `sizes` rows each, or equal shares."""
+    rows = tensor.size(0)
+    if not sizes:
+        share, rest = divmod(rows, ranks)
+        if rest:
+            raise ValueError(f"{rows} rows cannot be split equally between {ranks} ranks")
+        sizes = [share] * ranks
+    if len(sizes) != ranks or sum(sizes) != rows:
+        raise ValueError(f"split sizes {sizes} do not cover {rows} rows for {ranks} ranks")
+    return list(torch.split(tensor, sizes))

@@ -1,0 +1,46 @@
+"""Makes the process group when torch asks for one."""
+
+from __future__ import annotations
+
+import secrets
+from datetime import timedelta
+from typing import Any
+
+from unisono.communicator import init
+from unisono.errors import UnsupportedError
+from unisono.torch_backend.convert import seconds
+from unisono.torch_backend.process_group import ProcessGroup
+
+
+def create(options: Any, pg_options: Any) -> ProcessGroup:
+    """The process group of this rank. All ranks of the group must call it.
+
+    `options` is torch's: store, group_rank, group_size, timeout, group_id.
+    """
+    if pg_options is not None:
+        raise UnsupportedError(f"unisono takes no pg_options, but got {pg_options!r}")
+    rank: int = options.group_rank
+    timeout: timedelta = options.timeout
+    rendezvous = _agree(options.store, rank, timeout)
+    comm = init(
+        rank=rank,
+        size=options.group_size,
+        rendezvous=rendezvous,
+        timeout_s=seconds(timeout) or 300.0,
+    )
+    return ProcessGroup(comm, options.store)
+
+
+def _agree(store: Any, rank: int, timeout: timedelta) -> str:
+    """A string that rank 0 drew and every rank of this group knows.
+
+    A store can outlive a group and see a second one of the same name (destroy, then init again
+    under torchrun); each rank counts its visits, so that none reads the earlier group's string.
+    """
+    visit = store.add(f"unisono/visits/{rank}", 1)
+    key = f"unisono/rendezvous/{visit}"
+    if rank == 0:
+        store.set(key, secrets.token_hex(16))
+    store.wait([key], timeout)
+    agreed: bytes = store.get(key)
+    return agreed.decode()

@@ -1,0 +1,84 @@
+"""Every private name of torch that this backend uses, and nothing else.
+
+torch lets a Python class be a whole process group, but leaves a few holes that only private
+names can fill. They live here so that a new torch version is one file to look at;
+`PRIVATE_NAMES` lists them for the test that pins them.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import inspect
+from types import FunctionType
+from typing import Any, Final
+
+import torch
+from torch import distributed as dist
+from torch._C import _distributed_c10d
+
+# Typed as Any: the stubs lack some of these names, and no signature in them describes methods
+# that accept the calling conventions of several torch versions.
+_c10d: Any = _distributed_c10d
+WorkBase: Any = _distributed_c10d.Work
+ProcessGroupBase: Any = dist.ProcessGroup
+
+PRIVATE_NAMES: Final = (
+    "torch._C._distributed_c10d.Work",
+    "torch._C._distributed_c10d.FakeProcessGroup",
+    "torch._C._distributed_c10d.FakeProcessGroup.Options",
+    "torch._C._distributed_c10d.FakeProcessGroup.Options.error_on_collective",
+    "torch._C._distributed_c10d.FakeProcessGroup._create_internal",
+    "torch._C._distributed_c10d.ProcessGroup._register_backend",
+    "torch._C._distributed_c10d.ProcessGroup._set_default_backend",
+    "torch._C._distributed_c10d.ProcessGroup._set_group_name",
+    "torch._C._distributed_c10d.ProcessGroup._set_group_desc",
+    "torch._C._distributed_c10d.ProcessGroup.BackendType.CUSTOM",
+    "torch._C._dynamo.eval_frame._FrameAction.SKIP",
+    "torch._C._dynamo.eval_frame._FrameExecStrategy",
+    "torch._C._dynamo.eval_frame.set_code_exec_strategy",
+)
+
+
+def attach_placeholder(group: Any, rank: int, size: int) -> object:
+    """Give the C++ half of a Python process group the backend object that it expects.
+
+    The group's name, description and device types are kept in a C++ backend. The one registered
+    here carries no data: any collective that would reach it raises. Keep the returned object.
+    """
+    options = _c10d.FakeProcessGroup.Options()
+    options.error_on_collective = True
+    placeholder: object = _c10d.FakeProcessGroup._create_internal(rank, size, options)
+    kind = dist.ProcessGroup.BackendType.CUSTOM
+    group._register_backend(torch.device("cpu"), kind, placeholder)
+    group._set_default_backend(kind)
+    return placeholder
+
+
+def name_group(group: Any, name: str, description: str) -> None:
+    """Set the name under which compiled code finds a group, and its description."""
+    group._set_group_name(name)
+    group._set_group_desc(description)
+
+
+def hide_from_dynamo(*classes: type) -> None:
+    """Keep torch.compile from tracing into the methods of `classes`.
+
+    DDP's C++ reducer calls them while a compiled region runs; traced, they fail on the process
+    group being an opaque object. Marking the code objects costs nothing and does not import
+    torch._dynamo.
+    """
+    functions = [member for cls in classes for member in vars(cls).values()]
+    for function in functions:
+        if isinstance(function, FunctionType):
+            _skip_frames_of(function)
+
+
+def _skip_frames_of(function: FunctionType) -> None:
+    function._torchdynamo_disable = True  # type: ignore[attr-defined]
+    # Where the marking is missing, dynamo may only fail to compile a graph that we are called in.
+    with contextlib.suppress(ImportError, AttributeError, TypeError):
+        from torch._C._dynamo import eval_frame
+
+        skip = eval_frame._FrameAction.SKIP
+        strategy = eval_frame._FrameExecStrategy(skip, skip)
+        eval_frame.set_code_exec_strategy(inspect.unwrap(function).__code__, strategy)

@@ -1,0 +1,117 @@
+"""The process group: collectives, barriers, coalescing, and its life from name to shutdown."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+from typing import Any
+
+import torch
+
+from unisono.errors import CommunicationError
+from unisono.torch_backend.coalesce import Recorder
+from unisono.torch_backend.convert import seconds
+from unisono.torch_backend.movement import Movement
+from unisono.torch_backend.private import WorkBase, hide_from_dynamo, name_group
+from unisono.torch_backend.reductions import Reductions
+from unisono.torch_backend.work import DONE, Together
+
+
+class ProcessGroup(Reductions, Movement):
+    """A torch process group over a communicator of the same ranks."""
+
+    def barrier(self, opts: Any = None, timeout: timedelta | None = None) -> WorkBase:
+        """Wait until every rank has come here."""
+        self._sequence += 1
+        if isinstance(opts, timedelta):
+            opts, timeout = None, opts
+        limit_s = seconds(timeout if opts is None else opts.timeout)
+        later = opts is None or opts.asyncOp
+        if not later and limit_s is None:
+            self._comm.barrier()
+            return DONE
+        work = self._pending(self._comm.barrier(async_op=True), [], limit_s)
+        if not later:
+            work.wait()
+        return work
+
+    def monitored_barrier(
+        self, timeout: timedelta | None = None, wait_all_ranks: bool = False
+    ) -> None:
+        """Barrier whose timeout error names the ranks that are missing, all of them, always."""
+        self._sequence += 1
+        self._comm.barrier(async_op=True).wait(seconds(timeout))
+
+    def _start_coalescing(self, device: torch.device) -> None:
+        if isinstance(self._comm, Recorder):
+            raise ValueError("this group is coalescing already")
+        self._comm = Recorder(self._comm)
+
+    def _end_coalescing(self, device: torch.device) -> WorkBase:
+        recorder = self._comm
+        if not isinstance(recorder, Recorder):
+            raise ValueError("this group is not coalescing")
+        self._comm = recorder.comm
+        return self._pending(Together(recorder.play()), [])
+
+    def name(self) -> str:
+        """The backend's name."""
+        return "unisono"
+
+    _get_backend_name = name
+
+    getBackendName = name  # torch's name in C++
+
+    def get_group_store(self) -> Any:
+        """The store the ranks of this group met at."""
+        return self._store
+
+    def set_timeout(self, timeout: timedelta) -> None:
+        """Let calls from now on wait this long for a late rank."""
+        limit_s = seconds(timeout)
+        if limit_s is None:
+            raise ValueError(f"a timeout must be positive, not {timeout}")
+        self._comm.timeout_s = limit_s
+
+    _set_default_timeout = set_timeout
+
+    def _set_sequence_number_for_group(self) -> None:
+        self._sequence = 0
+
+    def _get_sequence_number_for_group(self) -> int:
+        return self._sequence
+
+    def split_group(  # noqa: PLR0917 - torch's signature
+        self,
+        new_ranks: list[int],
+        timeout: timedelta | None = None,
+        opts: Any = None,
+        group_name: str | None = None,
+        group_desc: str | None = None,
+        device_types: list[torch.device] | None = None,
+    ) -> ProcessGroup | None:
+        """A group of some of this group's ranks, without a store; None on the other ranks."""
+        comm = self._comm.group(new_ranks)
+        if comm is None:
+            return None
+        group = ProcessGroup(comm, self._store)
+        if timeout is not None:
+            group.set_timeout(timeout)
+        name_group(group, group_name or f"{self.group_name}:{new_ranks}", group_desc or "split")
+        return group
+
+    def abort(self) -> None:
+        """Make every call under way, on all ranks, fail with AbortedError."""
+        self._comm.abort("torch aborted the process group")
+        self._completer.close()
+
+    def shutdown(self) -> None:
+        """Close the communicator. Called by destroy_process_group."""
+        self._completer.close()
+        try:
+            self._comm.close()
+        except CommunicationError:
+            # A group that has failed is closed all the same; the failure was raised where it hit.
+            return
+
+
+hide_from_dynamo(ProcessGroup)

@@ -1,0 +1,175 @@
+"""The reducing collectives of the process group: all_reduce, reduce, reduce_scatter."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+from functools import partial
+from typing import Any
+
+import torch
+from torch import distributed as dist
+
+from unisono.errors import UnsupportedError
+from unisono.torch_backend.base import GroupBase
+from unisono.torch_backend.convert import REDUCE_OPS, reduce_op, seconds
+from unisono.torch_backend.private import WorkBase, hide_from_dynamo
+from unisono.torch_backend.sparse import all_reduce_sparse
+from unisono.torch_backend.work import DONE, FinishedWork, Together
+from unisono.types import ReduceOp
+
+_SUM = dist.ReduceOp.SUM
+
+
+class Reductions(GroupBase):
+    """Reducing collectives.
+
+    The usual call (lists of tensors and an options object) takes a straight path; every other
+    (bare tensors, a reduction for the options, PREMUL_SUM) is led to a general one.
+    """
+
+    def allreduce(
+        self, tensors: Any, opts: Any = None, timeout: timedelta | None = None, *, op: Any = None
+    ) -> WorkBase:
+        """Reduce over all ranks, in place."""
+        try:
+            reduction = REDUCE_OPS[hash(opts.reduceOp)]
+            later = opts.asyncOp
+        except (AttributeError, KeyError):
+            reduction = None
+        if reduction is None:
+            return self._allreduce_any(tensors, opts if op is None else op, timeout)
+        tensor = tensors[0]
+        if len(tensors) != 1 or tensor.is_sparse:
+            return self._allreduce_each(tensors, reduction, later, None)
+        self._sequence += 1
+        if later:
+            return self._pending(self._comm.all_reduce(tensor, reduction, async_op=True), tensors)
+        self._comm.all_reduce(tensor, reduction)
+        return DONE
+
+    def allreduce_coalesced(self, tensors: list[torch.Tensor], opts: Any = None) -> WorkBase:
+        """Reduce several tensors over all ranks, in place."""
+        return self._allreduce_any(tensors, opts, None)
+
+    def reduce(
+        self,
+        tensors: Any,
+        opts: Any = None,
+        op: Any = None,
+        timeout: timedelta | None = None,
+        *,
+        root: int | None = None,
+    ) -> WorkBase:
+        """Reduce over all ranks, in place, to the root rank."""
+        if isinstance(tensors, torch.Tensor):
+            tensors, root = [tensors], opts if root is None else root
+        else:
+            root, op = opts.rootRank, opts.reduceOp
+        reduction, factor = reduce_op(_SUM if op is None else op)
+        _scale_in_place(tensors, factor)
+        self._sequence += 1
+        if getattr(opts, "asyncOp", True):
+            handle = self._comm.reduce(tensors[0], root, reduction, async_op=True)
+            return self._pending(handle, tensors, seconds(timeout))
+        self._comm.reduce(tensors[0], root, reduction)
+        return DONE
+
+    def reduce_scatter(
+        self,
+        outputs: Any,
+        inputs: Any,
+        opts: Any = None,
+        timeout: timedelta | None = None,
+        *,
+        op: Any = None,
+    ) -> WorkBase:
+        """Reduce a list of pieces over all ranks; a rank keeps the piece of its number."""
+        if isinstance(outputs, torch.Tensor):
+            outputs, inputs = [outputs], [inputs]
+        if len(outputs) != 1:
+            raise UnsupportedError("reduce_scatter takes one output tensor a rank")
+        return self._reduce_scatter(outputs[0], inputs[0], opts if op is None else op, timeout)
+
+    def reduce_scatter_single(
+        self, output: torch.Tensor, input: torch.Tensor, opts: Any = None
+    ) -> WorkBase:
+        """Reduce a tensor over all ranks; a rank keeps its share, in rank order."""
+        return self._reduce_scatter(output, input, opts, None)
+
+    def reduce_scatter_single_coalesced(
+        self, outputs: list[torch.Tensor], inputs: list[torch.Tensor], opts: Any = None
+    ) -> WorkBase:
+        """Several reduce_scatter_single as one work."""
+        reduction, factor = reduce_op(getattr(opts, "reduceOp", _SUM))
+        calls = [
+            partial(self._comm.reduce_scatter, _scaled(source, factor), target, reduction)
+            for target, source in zip(outputs, inputs, strict=True)
+        ]
+        return self._in_order(calls, outputs, getattr(opts, "asyncOp", True))
+
+    def _reduce_scatter(
+        self, output: torch.Tensor, source: Any, opts: Any, timeout: timedelta | None
+    ) -> WorkBase:
+        limit_s = None
+        try:
+            reduction = REDUCE_OPS[hash(opts.reduceOp)]
+            later = opts.asyncOp
+        except (AttributeError, KeyError):
+            reduction = None
+        if reduction is None:
+            reduction, factor = reduce_op(_SUM if opts is None else getattr(opts, "reduceOp", opts))
+            source = _scaled(source, factor)
+            later = getattr(opts, "asyncOp", True)
+            limit_s = seconds(timeout)
+        self._sequence += 1
+        if later:
+            handle = self._comm.reduce_scatter(source, output, reduction, async_op=True)
+            return self._pending(handle, [output], limit_s)
+        self._comm.reduce_scatter(source, output, reduction)
+        return DONE
+
+    def _allreduce_any(self, tensors: Any, opts: Any, timeout: timedelta | None) -> WorkBase:
+        if isinstance(tensors, torch.Tensor):
+            tensors = [tensors]
+        reduction, factor = reduce_op(_SUM if opts is None else getattr(opts, "reduceOp", opts))
+        _scale_in_place(tensors, factor)
+        later = getattr(opts, "asyncOp", True)
+        return self._allreduce_each(tensors, reduction, later, seconds(timeout))
+
+    def _allreduce_each(
+        self, tensors: list[torch.Tensor], reduction: ReduceOp, later: bool, limit_s: float | None
+    ) -> WorkBase:
+        self._sequence += 1
+        handles = []
+        for tensor in tensors:
+            if tensor.is_sparse:
+                all_reduce_sparse(self._comm, tensor, reduction)
+            elif later:
+                handles.append(self._comm.all_reduce(tensor, reduction, async_op=True))
+            else:
+                self._comm.all_reduce(tensor, reduction)
+        if handles:
+            return self._pending(Together(handles), tensors, limit_s)
+        return FinishedWork(tensors)
+
+    _reduce_scatter_base = reduce_scatter_single
+    reduce_scatter_tensor_coalesced = reduce_scatter_single_coalesced
+
+
+def _scale_in_place(tensors: list[torch.Tensor], factor: Any) -> None:
+    if factor is not None:
+        with torch.no_grad():
+            for tensor in tensors:
+                tensor.mul_(factor)
+
+
+def _scaled(source: Any, factor: Any) -> Any:
+    """The tensor, or list of tensors, times the factor of PREMUL_SUM; inputs stay untouched."""
+    if factor is None:
+        return source
+    if isinstance(source, torch.Tensor):
+        return source.detach() * factor
+    return [piece.detach() * factor for piece in source]
+
+
+hide_from_dynamo(Reductions)

@@ -1,0 +1,225 @@
+"""Works: what torch gets back from a collective, and the futures made from them."""
+
+from __future__ import annotations
+
+import threading
+from datetime import timedelta
+from queue import SimpleQueue
+from typing import Any, Protocol
+
+import torch
+from torch.futures import Future
+
+from unisono.torch_backend.convert import seconds
+from unisono.torch_backend.private import WorkBase, hide_from_dynamo
+
+
+class Handle(Protocol):
+    """A collective under way: the part of the communicator's Work that is used here."""
+
+    def wait(self, timeout_s: float | None = None) -> Any:
+        """Block until done; raises what went wrong."""
+
+    def is_completed(self) -> bool:
+        """Whether it has ended, well or not."""
+
+    def exception(self) -> Exception | None:
+        """What went wrong, if it has ended badly."""
+
+
+class Together:
+    """Several handles that count as one: done when all are, failed when one is."""
+
+    __slots__ = ("_handles",)
+
+    def __init__(self, handles: list[Any]) -> None:
+        self._handles = handles
+
+    def wait(self, timeout_s: float | None = None) -> None:
+        """Wait for each in order; `timeout_s` bounds each one."""
+        for handle in self._handles:
+            handle.wait(timeout_s)
+
+    def is_completed(self) -> bool:
+        """Whether all have ended."""
+        return all(handle.is_completed() for handle in self._handles)
+
+    def exception(self) -> Exception | None:
+        """The first failure in order of issue."""
+        failures = (handle.exception() for handle in self._handles)
+        return next((failure for failure in failures if failure is not None), None)
+
+
+class Completer:
+    """Completes futures as their handles end, on a daemon thread started at first need.
+
+    Handles are waited for in the order they came. A callback that runs on the thread may itself
+    start a collective and wait for its future (PowerSGD does), so futures asked for on a
+    completer's own thread go to a successor with a thread of its own.
+    """
+
+    def __init__(self) -> None:
+        self._jobs: SimpleQueue[tuple[Future[Any], Handle, list[torch.Tensor]] | None] = (
+            SimpleQueue()
+        )
+        self._lock = threading.Lock()
+        self._thread: threading.Thread | None = None
+        self._successor: Completer | None = None
+
+    def future_of(self, handle: Handle, tensors: list[torch.Tensor]) -> Future[Any]:
+        """A future of `tensors` that completes, or fails, as `handle` does."""
+        future: Future[Any] = Future()
+        if handle.is_completed():
+            _settle(future, handle, tensors)
+        else:
+            self._enqueue((future, handle, tensors))
+        return future
+
+    def close(self) -> None:
+        """Let the threads end once the futures already asked for are complete."""
+        with self._lock:
+            if self._thread is not None:
+                self._jobs.put(None)
+                self._thread = None
+            successor, self._successor = self._successor, None
+        if successor is not None:
+            successor.close()
+
+    def _enqueue(self, job: tuple[Future[Any], Handle, list[torch.Tensor]]) -> None:
+        with self._lock:
+            if threading.current_thread() is self._thread:
+                self._successor = self._successor or Completer()
+                successor = self._successor
+            else:
+                successor = None
+                self._jobs.put(job)
+                if self._thread is None:
+                    self._thread = threading.Thread(
+                        target=self._run, name="unisono-futures", daemon=True
+                    )
+                    self._thread.start()
+        if successor is not None:
+            successor._enqueue(job)
+
+    def _run(self) -> None:
+        while (job := self._jobs.get()) is not None:
+            _settle(*job)
+            del job  # or the last tensors would live until the next job
+
+
+def _settle(future: Future[Any], handle: Handle, tensors: list[torch.Tensor]) -> None:
+    try:
+        handle.wait()
+    except Exception as error:
+        future.set_exception(error)
+    else:
+        future.set_result(tensors)
+
+
+class PendingWork(WorkBase):  # type: ignore[misc]
+    """A collective under way, as torch sees it."""
+
+    __slots__ = ("_completer", "_future", "_handle", "_limit_s", "_tensors")
+
+    def __init__(
+        self,
+        handle: Any,
+        tensors: list[torch.Tensor],
+        completer: Completer,
+        limit_s: float | None = None,
+    ) -> None:
+        super().__init__()
+        self._handle = handle
+        self._tensors = tensors
+        self._completer = completer
+        self._limit_s = limit_s
+        self._future: Future[Any] | None = None
+
+    def wait(self, timeout: timedelta | None = None) -> bool:
+        """Block until the result is in the tensors; raises what went wrong."""
+        self._handle.wait(self._limit_s if timeout is None else seconds(timeout) or self._limit_s)
+        return True
+
+    def synchronize(self) -> None:
+        """Same as wait: there is no device stream to order after."""
+        self.wait()
+
+    def block_current_stream(self) -> None:
+        """Same as wait: there is no device stream to order after."""
+        self.wait()
+
+    def is_completed(self) -> bool:
+        """Whether it has ended, well or not."""
+        return bool(self._handle.is_completed())
+
+    def is_success(self) -> bool:
+        """Whether it has ended well."""
+        return self.is_completed() and self._handle.exception() is None
+
+    def exception(self) -> Exception | None:
+        """What went wrong, or None."""
+        error: Exception | None = self._handle.exception()
+        return error
+
+    def result(self) -> list[torch.Tensor]:
+        """The tensors that hold, or will hold, the result."""
+        return self._tensors
+
+    def source_rank(self) -> int:
+        """The rank in the group that a receive got its message from."""
+        return int(self._handle.source_rank())
+
+    _source_rank = source_rank
+
+    def get_future(self) -> Future[Any]:
+        """A future of the list of result tensors."""
+        if self._future is None:
+            self._future = self._completer.future_of(self._handle, self._tensors)
+        return self._future
+
+
+class FinishedWork(WorkBase):  # type: ignore[misc]
+    """A collective that was done when the call returned."""
+
+    __slots__ = ("_tensors",)
+
+    def __init__(self, tensors: list[torch.Tensor] | None = None) -> None:
+        super().__init__()
+        self._tensors = tensors or []
+
+    def wait(self, timeout: timedelta | None = None) -> bool:
+        """Nothing to wait for."""
+        return True
+
+    def synchronize(self) -> None:
+        """Nothing to wait for."""
+
+    def block_current_stream(self) -> None:
+        """Nothing to wait for."""
+
+    def is_completed(self) -> bool:
+        """Always."""
+        return True
+
+    def is_success(self) -> bool:
+        """Always: a failure is raised by the call itself."""
+        return True
+
+    def exception(self) -> None:
+        """None: a failure is raised by the call itself."""
+
+    def result(self) -> list[torch.Tensor]:
+        """The tensors that hold the result."""
+        return self._tensors
+
+    def get_future(self) -> Future[Any]:
+        """A completed future of the list of result tensors."""
+        future: Future[Any] = Future()
+        future.set_result(self._tensors)
+        return future
+
+
+# Blocking calls share this one: torch drops their work, and making one costs 0.3 us.
+DONE = FinishedWork()
+
+hide_from_dynamo(PendingWork, FinishedWork, Completer, Together)

@@ -1,0 +1,83 @@
+"""What rank 0 tells the parent process while it trains: one JSON object a line."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict, dataclass
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Started:
+    """All ranks have joined and hold the model."""
+
+    total_steps: int
+    parameters: int
+    samples_per_step: int
+    """Of all ranks together."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Stepped:
+    """One step is done. Sent a few times a second, not for every step."""
+
+    step: int
+    loss: float
+    """Of rank 0's own samples: the mean over ranks would cost the step a collective."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Scored:
+    """A stretch of training is done."""
+
+    period: int
+    score: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Measuring:
+    """Training is done, the measured phase begins."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Finished:
+    """The outcome of a run. Times are those of the slowest rank; see `communication`."""
+
+    score: float
+    losses: list[float]
+    """Mean over ranks, one for each step."""
+    step_s: list[float]
+    """Wall time of each training step on rank 0."""
+    exchange_s: list[float]
+    """One exchange of all gradients, alone; one entry for each group of exchanges."""
+    synced_s: list[float]
+    """One forward and backward pass with the exchange; one entry for each group of passes."""
+    unsynced_s: list[float]
+    """The same without the exchange; the groups alternate with those of `synced_s`."""
+    bucket_bytes: list[int]
+    """The gradient buckets that DDP exchanges, in its order."""
+    same_parameters: bool
+    """Whether the trained parameters have the same bits on all ranks."""
+    sample: str
+    """Text written by the model; empty for a task that writes none."""
+
+
+Event = Started | Stepped | Scored | Measuring | Finished
+
+_TYPES: dict[str, type[Event]] = {
+    kind.__name__: kind for kind in (Started, Stepped, Scored, Measuring, Finished)
+}
+
+
+def encode(event: Event) -> str:
+    """One line, without its end."""
+    return json.dumps({"event": type(event).__name__, **asdict(event)})
+
+
+def decode(line: str) -> Event:
+    """The event of one line. Raises ValueError for a line that is none."""
+    fields = json.loads(line)
+    try:
+        kind = _TYPES[fields.pop("event")]
+        return kind(**fields)
+    except (AttributeError, KeyError, TypeError) as error:
+        raise ValueError(f"not an event: {line!r}") from error

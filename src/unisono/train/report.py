@@ -1,0 +1,228 @@
+"""The outcome of runs on several backends, side by side, and whether they agree."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import asdict, dataclass
+from statistics import median
+from typing import Any
+
+from rich.table import Table
+
+from unisono.train.events import Finished
+from unisono.train.settings import TASKS, Run, TaskFacts
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Outcome:
+    """A run and what came of it, in figures."""
+
+    run: Run
+    finished: Finished
+
+    @property
+    def final_loss(self) -> float:
+        return self.finished.losses[-1]
+
+    @property
+    def step_s(self) -> float:
+        """Median wall time of a training step."""
+        return median(self.finished.step_s)
+
+    @property
+    def samples_per_s(self) -> float:
+        """Over all training steps, of all ranks together."""
+        samples = self.run.batch * self.run.ranks * len(self.finished.step_s)
+        return samples / sum(self.finished.step_s)
+
+    @property
+    def exchange_s(self) -> float:
+        """Median time of one exchange of all gradients with nothing else to do."""
+        return median(self.finished.exchange_s)
+
+    @property
+    def added_s(self) -> float:
+        """Median of what the exchange adds to a forward and backward pass; noise can make it
+        negative when that is little."""
+        pairs = zip(self.finished.synced_s, self.finished.unsynced_s, strict=True)
+        return median(synced - unsynced for synced, unsynced in pairs)
+
+    @property
+    def compute_s(self) -> float:
+        """Median time of a forward and backward pass without the exchange."""
+        return median(self.finished.unsynced_s)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Agreement:
+    """Whether two runs from one seed are the same run.
+
+    Backends may add in different orders, so the loss curves may differ by rounding and no more.
+    The tolerance of a task is some 25 times what was measured between one Gloo run with sums in
+    float32 and one in float64 (digits 4e-7, text 4e-5); a wrong sum shows within a few steps.
+    """
+
+    backends: tuple[str, str]
+    difference: float
+    """Largest between the losses of one step."""
+    step: int
+    """Where it was, counted from 1."""
+    steps: int
+    tolerance: float
+
+    @property
+    def holds(self) -> bool:
+        return self.difference <= self.tolerance  # False for NaN too
+
+    def __str__(self) -> str:
+        return (
+            f"the loss curves of {self.backends[0]} and {self.backends[1]} "
+            f"{'agree' if self.holds else 'DISAGREE'}: largest difference {self.difference:.1e} "
+            f"over {self.steps} steps, at step {self.step} (tolerance {self.tolerance:.0e})"
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Report:
+    """All outcomes of one command; the first is compared with each of the others."""
+
+    outcomes: tuple[Outcome, ...]
+    is_default_length: bool
+    """Whether the score must reach the task's target."""
+
+    @property
+    def facts(self) -> TaskFacts:
+        return TASKS[self.outcomes[0].run.task]
+
+    @property
+    def agreements(self) -> tuple[Agreement, ...]:
+        first, *others = self.outcomes
+        return tuple(_agreement(first, other, self.facts.loss_tolerance) for other in others)
+
+    @property
+    def failures(self) -> tuple[str, ...]:
+        """What is wrong, in words; empty when all is well."""
+        wrong = [str(agreement) for agreement in self.agreements if not agreement.holds]
+        for outcome in self.outcomes:
+            name, score = outcome.run.backend, outcome.finished.score
+            if not outcome.finished.same_parameters:
+                wrong.append(f"on {name} the ranks ended with different parameters")
+            target = self.facts.score.target
+            if self.is_default_length and target is not None and not score >= target:
+                shown = self.facts.score.format(score)
+                bar = self.facts.score.format(target)
+                wrong.append(f"{self.facts.score.label} on {name} is {shown}, below {bar}")
+        return tuple(wrong)
+
+    def table(self) -> Table:
+        """One column for each backend; with two or more, the last over the first in times."""
+        names = [outcome.run.backend for outcome in self.outcomes]
+        table = Table(title=self._title(), title_justify="left", title_style="bold")
+        table.add_column()
+        for name in names:
+            table.add_column(name, justify="right")
+        compares = len(names) > 1
+        if compares:
+            table.add_column(f"{names[-1]} / {names[0]}", justify="right", style="bold")
+        for row in self._rows():
+            shown = [row.format(value) for value in row.values]
+            table.add_row(row.label, *shown, *([row.ratio()] if compares else []))
+        return table
+
+    def _title(self) -> str:
+        run, finished = self.outcomes[0].run, self.outcomes[0].finished
+        sizes = " + ".join(f"{size / 1024:.0f}" for size in finished.bucket_bytes)
+        return (
+            f"{run.task}: {run.ranks} ranks, {len(finished.losses)} steps of "
+            f"{run.ranks} x {run.batch} {self.facts.noun}, gradients of {sizes} KiB a step"
+        )
+
+    def _rows(self) -> list[_Row]:
+        each = self.outcomes
+        score = self.facts.score
+        return [
+            _Row(score.label, [one.finished.score for one in each], score.unit, score.scale),
+            _Row("final loss", [one.final_loss for one in each], digits=4),
+            _Row(
+                "training step, median",
+                [one.step_s for one in each],
+                " ms",
+                1e3,
+                faster="speed-up {:.2f} x",
+            ),
+            _Row(f"{self.facts.noun} a second", [one.samples_per_s for one in each], digits=0),
+            _Row("forward + backward, no exchange", [one.compute_s for one in each], " ms", 1e3),
+            _Row(
+                "communication: gradients alone",
+                [one.exchange_s for one in each],
+                " ms",
+                1e3,
+                faster="{:.1f} x",
+            ),
+            _Row(
+                "communication: added to a step",
+                [one.added_s for one in each],
+                " ms",
+                1e3,
+                faster="{:.1f} x",
+            ),
+        ]
+
+    def as_json(self) -> dict[str, Any]:
+        """Plain data: figures derived here, then everything measured."""
+        return {
+            "task": self.outcomes[0].run.task,
+            "ok": not self.failures,
+            "failures": list(self.failures),
+            "agreements": [
+                {**asdict(agreement), "holds": agreement.holds} for agreement in self.agreements
+            ],
+            "runs": [
+                {
+                    "backend": outcome.run.backend,
+                    "score": outcome.finished.score,
+                    "final_loss": outcome.final_loss,
+                    "step_median_s": outcome.step_s,
+                    "samples_per_s": outcome.samples_per_s,
+                    "compute_median_s": outcome.compute_s,
+                    "exchange_median_s": outcome.exchange_s,
+                    "added_median_s": outcome.added_s,
+                    "settings": asdict(outcome.run),
+                    "measured": asdict(outcome.finished),
+                }
+                for outcome in self.outcomes
+            ],
+        }
+
+
+@dataclass(frozen=True, slots=True)
+class _Row:
+    label: str
+    values: list[float]
+    unit: str = ""
+    scale: float = 1.0
+    digits: int = 2
+    faster: str = ""
+    """How to show the last value over the first; empty where that says nothing."""
+
+    def format(self, value: float) -> str:
+        return f"{value * self.scale:.{self.digits}f}{self.unit}"
+
+    def ratio(self) -> str:
+        first, last = self.values[0], self.values[-1]
+        return self.faster.format(last / first) if self.faster and min(first, last) > 0 else ""
+
+
+def _agreement(one: Outcome, other: Outcome, tolerance: float) -> Agreement:
+    pairs = zip(one.finished.losses, other.finished.losses, strict=True)
+    differences = [abs(left - right) for left, right in pairs]
+    # NaN compares false with all: look for it first, or it would hide.
+    strange = [index for index, value in enumerate(differences) if math.isnan(value)]
+    worst = strange[0] if strange else max(range(len(differences)), key=differences.__getitem__)
+    return Agreement(
+        backends=(one.run.backend, other.run.backend),
+        difference=differences[worst],
+        step=worst + 1,
+        steps=len(differences),
+        tolerance=tolerance,
+    )

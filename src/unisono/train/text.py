@@ -1,0 +1,170 @@
+"""Python's own library source, byte by byte, and a small decoder-only transformer."""
+
+from __future__ import annotations
+
+import math
+import sysconfig
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from torch import nn
+from torch.nn import functional
+from torch.utils.data import TensorDataset
+
+BYTES = 256
+CONTEXT = 128
+WIDTH = 128
+HEADS = 4
+BLOCKS = 2
+REACH = 4
+_CORPUS_MAX_BYTES = 4_000_000
+_HELD_OUT_EVERY = 20
+_JUDGED_WINDOWS = 64
+_PROMPT = b"def "
+_SAMPLE_BYTES = 400
+_SAMPLE_TEMPERATURE = 0.7
+
+
+class Attention(nn.Module):
+    """Causal self-attention over (batch, time, width)."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.query_key_value = nn.Linear(WIDTH, 3 * WIDTH)
+        self.output = nn.Linear(WIDTH, WIDTH)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        batch, time, _ = x.shape
+        heads = self.query_key_value(x).view(batch, time, 3, HEADS, WIDTH // HEADS)
+        query, key, value = heads.permute(2, 0, 3, 1, 4)
+        mixed = functional.scaled_dot_product_attention(query, key, value, is_causal=True)
+        mixed = mixed.transpose(1, 2).reshape(batch, time, WIDTH)
+        output: torch.Tensor = self.output(mixed)
+        return output
+
+
+class Neighbours(nn.Module):
+    """Adds to every byte what a convolution makes of it and the three before."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.mix = nn.Conv1d(WIDTH, WIDTH, REACH)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        past_only = functional.pad(x.transpose(1, 2), (REACH - 1, 0))
+        output: torch.Tensor = x + self.mix(past_only).transpose(1, 2)
+        return output
+
+
+class Block(nn.Module):
+    """Attention, then a two-layer network, each normalised before and added to its input."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        attention, last = Attention(), nn.Linear(4 * WIDTH, WIDTH)
+        # A block begins as the identity, which makes the first steps count.
+        for layer in (attention.output, last):
+            nn.init.zeros_(layer.weight)
+            nn.init.zeros_(layer.bias)
+        self.attention = nn.Sequential(nn.LayerNorm(WIDTH), attention)
+        self.network = nn.Sequential(
+            nn.LayerNorm(WIDTH), nn.Linear(WIDTH, 4 * WIDTH), nn.GELU(), last
+        )
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = x + self.attention(x)
+        output: torch.Tensor = x + self.network(x)
+        return output
+
+
+class Decoder(nn.Module):
+    """Bytes (batch, time) to the logits of each one's successor (batch, time, 256)."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embedding = nn.Embedding(BYTES, WIDTH)
+        self.position = nn.Parameter(torch.zeros(CONTEXT, WIDTH))
+        self.blocks = nn.Sequential(Neighbours(), *(Block() for _ in range(BLOCKS)))
+        last = nn.Linear(WIDTH, BYTES)
+        nn.init.zeros_(last.weight)
+        self.head = nn.Sequential(nn.LayerNorm(WIDTH), last)
+
+    def forward(self, text: torch.Tensor) -> torch.Tensor:
+        x = self.embedding(text) + self.position[: text.shape[1]]
+        logits: torch.Tensor = self.head(self.blocks(x))
+        return logits
+
+
+@dataclass(frozen=True, slots=True)
+class Text:
+    """Windows of 129 bytes; every twentieth is held out."""
+
+    train_set: TensorDataset
+    held_out: torch.Tensor
+
+    @staticmethod
+    def load() -> Text:
+        """Read the standard library of the running Python."""
+        return Text.of(_library_source(Path(sysconfig.get_path("stdlib"))))
+
+    @staticmethod
+    def of(source: bytes) -> Text:
+        """The task over any text of a few windows or more."""
+        count = (len(source) - 1) // CONTEXT
+        if count < _HELD_OUT_EVERY:
+            raise ValueError(f"{len(source)} bytes are too few to train on")
+        everything = torch.frombuffer(bytearray(source), dtype=torch.uint8)
+        windows = everything[: count * CONTEXT + 1].unfold(0, CONTEXT + 1, CONTEXT).long()
+        is_held_out = torch.arange(count) % _HELD_OUT_EVERY == _HELD_OUT_EVERY - 1
+        judged = windows[is_held_out]
+        judged = judged[:: max(1, len(judged) // _JUDGED_WINDOWS)]
+        return Text(TensorDataset(windows[~is_held_out]), judged)
+
+    def model(self) -> nn.Module:
+        """545 thousand parameters."""
+        return Decoder()
+
+    def optimizer(self, model: nn.Module, learning_rate: float) -> torch.optim.Optimizer:
+        return torch.optim.AdamW(
+            model.parameters(), lr=learning_rate, betas=(0.9, 0.95), weight_decay=0.1
+        )
+
+    def loss(self, model: nn.Module, batch: Sequence[torch.Tensor]) -> torch.Tensor:
+        (windows,) = batch
+        return _bits_per_byte(model, windows)
+
+    def score(self, model: nn.Module, rank: int, ranks: int) -> tuple[float, float]:
+        """(bits, bytes) on this rank's share of the held-out windows."""
+        windows = self.held_out[rank::ranks]
+        if len(windows) == 0:
+            return 0.0, 0.0
+        count = len(windows) * CONTEXT
+        return float(_bits_per_byte(model, windows)) * count, float(count)
+
+    def sample(self, model: nn.Module) -> str:
+        """A piece of Python as the model writes it."""
+        generator = torch.Generator().manual_seed(0)
+        text = torch.tensor([list(_PROMPT)])
+        for _ in range(_SAMPLE_BYTES):
+            logits = model(text[:, -CONTEXT:])[0, -1] / _SAMPLE_TEMPERATURE
+            successor = torch.multinomial(logits.softmax(dim=0), 1, generator=generator)
+            text = torch.cat([text, successor.unsqueeze(0)], dim=1)
+        return bytes(text[0].tolist()).decode(errors="replace")
+
+
+def _bits_per_byte(model: nn.Module, windows: torch.Tensor) -> torch.Tensor:
+    logits = model(windows[:, :-1])
+    nats = functional.cross_entropy(logits.flatten(0, 1), windows[:, 1:].flatten())
+    return nats / math.log(2)
+
+
+def _library_source(folder: Path) -> bytes:
+    """The modules at the top of the library, in alphabetical order, up to the cap."""
+    source = bytearray()
+    for path in sorted(folder.glob("*.py")):
+        source += path.read_bytes()
+        if len(source) >= _CORPUS_MAX_BYTES:
+            break
+    return bytes(source[:_CORPUS_MAX_BYTES])

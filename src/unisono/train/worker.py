@@ -1,0 +1,46 @@
+"""One rank: `torchrun ... -m unisono.train.worker RUN_AS_JSON EVENT_FILE`; see `launch`."""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+from collections.abc import Iterator
+from datetime import timedelta
+from pathlib import Path
+
+import torch.distributed as dist
+from torch.distributed.elastic.multiprocessing.errors import record
+
+from unisono.train import events, task
+from unisono.train.loop import Emit, train
+from unisono.train.settings import Run
+
+
+# torchrun shows the traceback of the rank that failed first, if that rank has recorded it.
+@record
+def main() -> None:
+    """Join the group that torchrun describes, train, leave."""
+    run = Run.decode(sys.argv[1])
+    if run.backend == "unisono":
+        import unisono.torch_backend  # noqa: F401 - registers the backend
+    dist.init_process_group(run.backend, timeout=timedelta(seconds=run.timeout_s))
+    try:
+        with _emitter(Path(sys.argv[2])) as emit:
+            train(run, task.build(run.task), emit)
+        dist.barrier()
+    finally:
+        dist.destroy_process_group()
+
+
+@contextlib.contextmanager
+def _emitter(path: Path) -> Iterator[Emit]:
+    """Writes events to the file on rank 0, drops them elsewhere."""
+    if dist.get_rank() != 0:
+        yield lambda event: None
+        return
+    with path.open("a", encoding="utf-8", buffering=1) as file:
+        yield lambda event: print(events.encode(event), file=file)
+
+
+if __name__ == "__main__":
+    main()

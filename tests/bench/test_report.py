@@ -1,0 +1,57 @@
+from __future__ import annotations
+
+import io
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from rich.console import Console
+
+from unisono.bench.plot import save_plot
+from unisono.bench.report import render_report
+from unisono.bench.results import Report
+
+
+def rendered(report: Report) -> str:
+    console = Console(file=io.StringIO(), width=160)
+    console.print(render_report(report))
+    return console.file.getvalue()  # type: ignore[attr-defined]
+
+
+def line_of(text: str, contestant: str) -> list[str]:
+    line = next(line for line in text.splitlines() if f"│ {contestant} " in line)
+    return [cell.strip() for cell in line.strip("│").split("│")]
+
+
+def test_a_row_in_the_terms_of_nccl_tests(report: Report) -> None:
+    text = rendered(report)
+    ours = line_of(text, "unisono")
+    assert ours[:6] == ["8", "2", "float32", "sum", "unisono", "2.00"]
+    assert ours[6:] == ["1.50-2.50", "0.00", "0.01", "-", "2.00", "48 near", "0"]
+    assert line_of(text, "gloo")[9] == "10.00"
+
+
+def test_means_and_skipped_are_named(report: Report) -> None:
+    text = rendered(report)
+    assert "gloo takes 20.00 x the time of unisono" in text
+    assert "skipped mpich: needs: pip install 'unisono[peers]'" in text
+    assert "WRONG" not in text
+
+
+def test_wrong_results_are_loud(report: Report) -> None:
+    row = report.rows[0]
+    spoilt = replace(row, measurements=(replace(row.measurements[0], wrong=3),))
+    assert "WRONG RESULTS: 3 elements" in rendered(replace(report, rows=(spoilt,)))
+
+
+def test_an_unsupported_case_says_why_in_its_line(report: Report) -> None:
+    row = report.rows[0]
+    refused = replace(row.measurements[1], error="MPI has no avg of float32", times_s=())
+    text = rendered(replace(report, rows=(replace(row, measurements=(refused,)),)))
+    assert "MPI has no avg of float32" in text
+
+
+def test_a_picture(report: Report, tmp_path: Path) -> None:
+    pytest.importorskip("matplotlib")
+    save_plot(report, tmp_path / "bench.png")
+    assert (tmp_path / "bench.png").read_bytes().startswith(b"\x89PNG")

@@ -1,0 +1,99 @@
+"""Real worlds of real processes, small."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import pytest
+
+from unisono.bench import world as world_module
+from unisono.bench.cases import Case
+from unisono.bench.contestants import Contestant, Launch, reason_missing
+from unisono.bench.results import Report
+from unisono.bench.runner import Pace, run_benchmark
+
+QUICK = Pace(rounds=2, round_s=0.001, min_iterations=1)
+CASES = [
+    Case(op="all_reduce", ranks=2, nbytes=64),
+    Case(op="all_to_all", ranks=2, nbytes=100_000),
+]
+# A rank whose library gets one element wrong.
+LIAR = """
+from unisono.bench import worker
+from unisono.bench.peers.base import Peer
+
+class Liar(Peer):
+    def __init__(self, rank):
+        self.rank = rank
+    def bind(self, case, x, out):
+        return lambda: x.__setitem__(0, 5)
+
+worker.connect_peer = lambda contestant, rank, ranks, folder: Liar(rank)
+worker.main()
+"""
+
+
+def run(*contestants: str, ours: str) -> Report:
+    return run_benchmark(CASES, contestants, ours=ours, pace=QUICK)
+
+
+@pytest.mark.torch
+def test_gloo_beside_the_memory_limit() -> None:
+    pytest.importorskip("torch")
+    report = run("gloo", "memory", ours="gloo")
+    assert report.skipped == {}
+    assert not report.failed
+    for row in report.rows:
+        assert [m.contestant for m in row.measurements] == ["gloo", "memory"]
+        assert all(len(m.times_s) == 2 and m.iterations > 0 for m in row.measurements)
+        assert (row.ratio("gloo", "memory") or 0.0) > 0.0
+
+
+@pytest.mark.parametrize("name", ["openmpi", "mpich"])
+def test_mpi(name: str) -> None:
+    if reason_missing(Contestant(name=name)) is not None:
+        pytest.skip(f"{name} is not installed")
+    report = run(name, ours=name)
+    assert report.skipped == {}
+    assert not report.failed
+
+
+def test_a_wrong_result_is_found_and_fails_the_run(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    script = tmp_path / "liar.py"
+    script.write_text(LIAR)
+
+    def plan_liar(contestant: Contestant, *, ranks: int, folder: Path) -> Launch:
+        command = [sys.executable, str(script), contestant.name, str(folder), "--ranks", str(ranks)]
+        commands = tuple((*command, "--rank", str(rank)) for rank in range(ranks))
+        return Launch(commands=commands)
+
+    monkeypatch.setattr(world_module, "plan_launch", plan_liar)
+    report = run_benchmark(CASES[:1], ["unisono"], ours="unisono", pace=QUICK)
+    assert report.wrong >= 2 * 2 * 15  # nearly all of 16 elements, on 2 ranks, twice
+    assert report.failed
+
+
+def test_ranks_that_end_are_reported_and_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    def plan_end(contestant: Contestant, *, ranks: int, folder: Path) -> Launch:
+        command = (sys.executable, "-c", "print('no such library'); raise SystemExit(3)")
+        return Launch(commands=(command,) * ranks)
+
+    monkeypatch.setattr(world_module, "plan_launch", plan_end)
+    report = run("unisono", ours="unisono")
+    assert "no such library" in report.skipped["unisono"]
+    assert report.failed
+
+
+def test_pace_is_the_same_rule_for_all() -> None:
+    pace = Pace(rounds=5, round_s=0.03)
+    assert pace.iterations(1e-6, contestants=3) == 30_000
+    assert pace.iterations(0.1, contestants=3) == 3
+
+
+def test_a_budget_shortens_rounds_and_then_allows_single_calls() -> None:
+    pace = Pace(rounds=5, round_s=0.03, row_budget_s=0.21)
+    assert pace.iterations(1e-6, contestants=3) == 10_000
+    assert pace.iterations(0.1, contestants=3) == 1

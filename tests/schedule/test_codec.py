@@ -1,0 +1,121 @@
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from unisono.algorithms import build, names
+from unisono.errors import ScheduleError
+from unisono.schedule import Collective, Schedule, Transfer, from_json, to_json
+from unisono.types import Op
+
+numbers = st.integers(0, 1 << 20)
+transfers = st.builds(
+    Transfer,
+    round=numbers,
+    src=numbers,
+    src_chunk=numbers,
+    dst=numbers,
+    dst_chunk=numbers,
+    count=numbers,
+    reduce=st.booleans(),
+    channel=numbers,
+)
+
+
+@given(
+    op=st.sampled_from(Op),
+    ranks=st.integers(1, 99),
+    parts=st.integers(1, 99),
+    name=st.text(max_size=10),
+    moves=st.lists(transfers, max_size=5),
+    scratch=numbers,
+)
+@settings(deadline=None)
+def test_any_schedule_comes_back(
+    op: Op, ranks: int, parts: int, name: str, moves: list[Transfer], scratch: int
+) -> None:
+    collective = Collective(op=op, ranks=ranks, parts=parts, root=0 if op.rooted else None)
+    schedule = Schedule(
+        collective=collective, algorithm=name, transfers=tuple(moves), scratch=scratch
+    )
+    assert from_json(to_json(schedule)) == schedule
+
+
+@pytest.mark.parametrize(("op", "name"), [(op, name) for op in Op for name in names(op)])
+def test_every_algorithm_comes_back(op: Op, name: str) -> None:
+    schedule = build(op, name, ranks=5, root=3)
+    assert from_json(to_json(schedule)) == schedule
+
+
+def valid() -> dict[str, Any]:
+    data: dict[str, Any] = json.loads(to_json(build("broadcast", "direct", ranks=3, root=1)))
+    return data
+
+
+def put(path: list[Any], value: object) -> str:
+    """The valid text with one thing changed, or removed if the value is `...`."""
+    data = valid()
+    at: Any = data
+    for key in path[:-1]:
+        at = at[key]
+    if value is ...:
+        del at[path[-1]]
+    else:
+        at[path[-1]] = value
+    return json.dumps(data)
+
+
+@pytest.mark.parametrize(
+    ("text", "error"),
+    [
+        ("", "not JSON"),
+        ("{", "not JSON"),
+        ("[" * 100_000, "not JSON"),
+        ("[]", "schedule: expected an object, got list"),
+        ("{}", "schedule: lacks algorithm, collective, format, transfers, version"),
+        ('{"format": 1, "format": 1}', "format: is there twice"),
+        (put(["format"], "msccl"), "format: expected 'unisono-schedule', got 'msccl'"),
+        (put(["version"], 2), "version: expected 1, got 2"),
+        (put(["version"], True), "version: expected an integer, got bool True"),
+        (put(["algorithm"], None), "algorithm: expected a string, got null"),
+        (put(["extra"], 1), "schedule: does not know extra"),
+        (put(["scratch"], 1.5), "scratch: expected an integer, got float 1.5"),
+        (put(["collective"], 3), "collective: expected an object, got int 3"),
+        (put(["collective", "op"], "sum"), "collective.op: 'sum' is none of all_reduce"),
+        (put(["collective", "ranks"], "3"), "collective.ranks: expected an integer, got str '3'"),
+        (put(["collective", "ranks"], 0), "broadcast: 0 ranks"),
+        (put(["collective", "root"], 7), "root 7 is not one of 3 ranks"),
+        (put(["collective", "root"], ...), "root None"),
+        (put(["collective", "size"], 7), "collective: does not know size"),
+        (put(["transfers"], {}), "transfers: expected a list, got dict"),
+        (put(["transfers", 1], 5), r"transfers\[1\]: expected an object, got int 5"),
+        (put(["transfers", 1, "src"], ...), r"transfers\[1\]: lacks src"),
+        (put(["transfers", 0, "src"], -1), r"transfers\[0\].src: -1 is not in 0"),
+        (put(["transfers", 0, "dst"], 1 << 40), r"transfers\[0\].dst: \d+ is not in 0"),
+        (put(["transfers", 0, "round"], True), r"transfers\[0\].round: expected an integer"),
+        (put(["transfers", 0, "reduce"], 1), r"transfers\[0\].reduce: expected true or false"),
+        (put(["transfers", 0, "from"], 1), r"transfers\[0\]: does not know from"),
+    ],
+)
+def test_bad_text_is_refused_with_the_place(text: str, error: str) -> None:
+    with pytest.raises(ScheduleError, match=error):
+        from_json(text)
+
+
+@given(st.recursive(st.none() | st.booleans() | st.integers() | st.text(), st.lists, max_leaves=5))
+@settings(deadline=None)
+def test_no_value_anywhere_escapes_as_another_error(value: object) -> None:
+    for path in ([key] for key in valid()):
+        try:
+            from_json(put(path, value))
+        except ScheduleError:
+            continue
+
+
+def test_the_text_is_readable() -> None:
+    lines = to_json(build("broadcast", "direct", ranks=3)).splitlines()
+    assert '  {"round": 0, "src": 0, "src_chunk": 0, "dst": 1, "dst_chunk": 0},' in lines

@@ -1,0 +1,177 @@
+from __future__ import annotations
+
+import pytest
+
+from unisono.algorithms import build
+from unisono.errors import ScheduleError
+from unisono.schedule import (
+    Builder,
+    Code,
+    Collective,
+    Flag,
+    Plan,
+    Record,
+    Ref,
+    Schedule,
+    Space,
+    check,
+    lower,
+)
+from unisono.types import Op
+
+
+def codes(plan: Plan) -> str:
+    return " ".join(record.code.name for record in plan.records)
+
+
+def refs(plan: Plan, name: str) -> list[tuple[Space, int, int]]:
+    found = [getattr(r, name) for r in plan.records if r.code in (Code.COPY, Code.REDUCE, Code.ARG)]
+    return [(ref.space, ref.rank, ref.index) for ref in found]
+
+
+def test_one_shot_stages_once_and_folds_in_rank_order() -> None:
+    plan = lower(build("all_reduce", "one_shot", ranks=3))[1]
+    assert codes(plan) == "COPY POST WAIT WAIT REDUCE ARG ARG ARG POST"
+    reduce = next(r for r in plan.records if r.code is Code.REDUCE)
+    assert reduce.nsrc == 3
+    assert reduce.flags == Flag.FINAL
+    assert reduce.dst.space is Space.OUT
+    args = [r.src for r in plan.records if r.code is Code.ARG]
+    assert [a.space for a in args] == [Space.SLOT, Space.IN, Space.SLOT]
+    assert [a.rank for a in args] == [0, 1, 2]
+    assert (plan.num_slots, plan.num_tmp, plan.stages, plan.reduce_depth) == (1, 0, 2, 1)
+
+
+def test_direct_writes_the_sum_home_and_to_the_slot_at_once() -> None:
+    plan = lower(build("all_reduce", "direct", ranks=2))[0]
+    assert codes(plan) == "COPY POST WAIT REDUCE ARG ARG POST WAIT COPY POST"
+    reduce = plan.records[3]
+    assert reduce.flags == Flag.HAS_DST2 | Flag.FINAL
+    assert (reduce.dst.space, reduce.dst2.space) == (Space.OUT, Space.SLOT)
+
+
+def test_receivers_share_one_slot() -> None:
+    root, *others = lower(build("broadcast", "direct", ranks=5))
+    assert root.num_slots == 1
+    for plan in others:
+        assert codes(plan) == "WAIT COPY POST"
+        assert plan.records[1].src == Ref(space=Space.SLOT, rank=0, index=0)
+
+
+def test_a_relay_has_no_home_for_what_it_passes_on() -> None:
+    plan = lower(reduce_chain())[1]
+    reduce = next(r for r in plan.records if r.code is Code.REDUCE)
+    assert reduce.dst.space is Space.SLOT
+    assert reduce.flags == Flag.NONE
+    assert (plan.num_slots, plan.num_tmp) == (1, 0)
+
+
+def reduce_chain() -> Schedule:
+    b = Builder(Collective(op=Op.REDUCE, ranks=3, root=2), "chain")
+    b.reduce(0, 0, 1)
+    b.next_round()
+    b.reduce(1, 0, 2)
+    return b.build()
+
+
+def test_a_partial_sum_used_again_lives_in_private_memory_where_it_is_not_wanted() -> None:
+    schedule = build("reduce", "binomial_tree", ranks=8)
+    plan = lower(schedule)[4]  # reduces twice, then sends
+    first, second = (r for r in plan.records if r.code is Code.REDUCE)
+    assert first.dst.space is Space.TMP
+    assert second.dst.space is Space.SLOT
+    assert plan.num_tmp == 1
+
+
+def test_inputs_are_staged_in_the_round_of_their_first_send() -> None:
+    plan = lower(build("all_to_all", "pairwise", ranks=3))[0]
+    assert codes(plan) == "COPY POST WAIT COPY COPY POST WAIT COPY COPY POST"
+    assert refs(plan, "src")[0] == (Space.IN, 0, 1)
+    assert refs(plan, "src")[2] == (Space.IN, 0, 2)
+
+
+def test_waits_are_not_repeated() -> None:
+    b = Builder(Collective(op=Op.ALL_GATHER, ranks=2, parts=3), "test")
+    b.copy(0, 0, 1, count=3)
+    b.copy(1, 3, 0, count=3)
+    for plan in lower(b.build()):
+        assert sum(r.code is Code.WAIT for r in plan.records) == 1
+
+
+def test_dead_writes_are_dropped() -> None:
+    b = Builder(Collective(op=Op.BROADCAST, ranks=3, root=0), "test", scratch=1)
+    b.copy(0, 0, 1, 1)  # to scratch, where nobody looks
+    b.copy(0, 0, 2, 0)
+    b.next_round()
+    b.copy(2, 0, 1, 0)
+    schedule = b.build()
+    check(schedule)
+    assert codes(lower(schedule)[1]) == "WAIT COPY POST"
+
+
+def test_scratch_and_local_moves() -> None:
+    b = Builder(Collective(op=Op.ALL_REDUCE, ranks=2), "test", scratch=1)
+    for rank in range(2):
+        b.copy(1 - rank, 0, rank, 1)
+    b.next_round()
+    for rank in range(2):
+        b.reduce(rank, 1, rank, 0)
+    schedule = b.build()
+    check(schedule)
+    plan = lower(schedule)[1]
+    assert codes(plan) == "COPY POST WAIT COPY REDUCE ARG ARG POST"
+    assert plan.num_tmp == 1
+    # The fold is in the order of the ranks that did the sending: here, both times, rank 1.
+    assert [r.src.space for r in plan.records if r.code is Code.ARG] == [Space.IN, Space.TMP]
+
+
+@pytest.mark.parametrize("ranks", [1, 2, 5])
+def test_every_plan_ends_in_the_same_post(ranks: int) -> None:
+    plans = lower(build("broadcast", "scatter_all_gather", ranks=ranks))
+    stages = {plan.stages for plan in plans}
+    assert len(stages) == 1
+    for plan in plans:
+        assert plan.records[-1] == Record(code=Code.POST, value=stages.copy().pop())
+
+
+def test_lengths_are_of_pieces_this_rank_has() -> None:
+    for name in ("direct", "binomial_tree"):
+        schedule = build("gather", name, ranks=5, root=1)
+        for plan in lower(schedule):
+            for record in plan.records:
+                if record.code in (Code.COPY, Code.REDUCE):
+                    assert record.length.rank == plan.rank
+                    owner = record.length.index if record.length.space is Space.OUT else plan.rank
+                    assert record.length.space is Space.IN or plan.rank == 1
+                    assert 0 <= owner < 5
+
+
+def test_only_relays_of_unknown_pieces_need_equal_lengths() -> None:
+    assert any(plan.uniform for plan in lower(build("gather", "binomial_tree", ranks=4)))
+    assert any(plan.uniform for plan in lower(build("scatter", "binomial_tree", ranks=4)))
+    for op, name in (("gather", "direct"), ("all_gather", "ring"), ("reduce_scatter", "ring")):
+        assert not any(plan.uniform for plan in lower(build(op, name, ranks=4)))
+
+
+def test_in_place_is_refused_only_where_an_output_lands_on_an_unsent_input() -> None:
+    assert all(plan.in_place for plan in lower(build("all_to_all", "direct", ranks=4)))
+    for ranks in (3, 4, 7):
+        assert not any(
+            plan.in_place for plan in lower(build("all_to_all", "pairwise", ranks=ranks))
+        )
+    assert all(plan.in_place for plan in lower(build("all_reduce", "ring", ranks=4)))
+
+
+def test_reduce_depth_counts_nested_sums() -> None:
+    depths = {
+        name: lower(build("all_reduce", name, ranks=8))[3].reduce_depth
+        for name in ("one_shot", "direct", "recursive_doubling", "ring")
+    }
+    assert depths == {"one_shot": 1, "direct": 1, "recursive_doubling": 3, "ring": 7}
+    assert lower(build("all_gather", "ring", ranks=4))[0].reduce_depth == 0
+
+
+def test_a_wrong_schedule_is_not_lowered() -> None:
+    b = Builder(Collective(op=Op.BROADCAST, ranks=2, root=0), "test")
+    with pytest.raises(ScheduleError, match="rank 1, chunk 0"):
+        lower(b.build())

@@ -1,0 +1,56 @@
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import pytest
+from typer.testing import CliRunner
+
+from unisono.cli import app
+
+COMMANDS = ("check", "bench", "explain", "train")
+
+
+def run(*arguments: str) -> tuple[int, str]:
+    result = CliRunner().invoke(app, list(arguments), env={"COLUMNS": "150"})
+    return result.exit_code, result.output
+
+
+@pytest.mark.parametrize("command", [c for c in COMMANDS if c != "train"])
+def test_help_has_an_example(command: str) -> None:
+    code, output = run(command, "--help")
+    assert code == 0
+    assert f"Example: unisono {command}" in output
+    assert "--json" in output
+
+
+def test_all_commands_are_listed() -> None:
+    code, output = run("--help")
+    assert code == 0
+    assert all(command in output for command in COMMANDS)
+
+
+def test_help_loads_nothing_heavy() -> None:
+    script = (
+        "import sys, unisono.cli; "
+        "print([m for m in ('torch', 'matplotlib', 'mpi4py', 'unisono.train') if m in sys.modules])"
+    )
+    answer = subprocess.run([sys.executable, "-c", script], capture_output=True, check=True)
+    assert answer.stdout.strip() == b"[]"
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        ("allreduce",),
+        ("all_reduce", "--sizes", "8Q"),
+        ("all_reduce", "--against", "nccl"),
+        ("all_reduce", "--dtype", "float31"),
+        ("broadcast", "-n", "2", "--root", "2"),
+        ("all_reduce", "--round-s", "0"),
+    ],
+)
+def test_mistakes_are_refused_before_anything_starts(wrong: tuple[str, ...]) -> None:
+    code, output = run("bench", *wrong)
+    assert code == 2
+    assert "Error" in output

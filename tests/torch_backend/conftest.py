@@ -1,0 +1,120 @@
+"""Runs the checks of a test module in worlds of ranks, and reports them one by one.
+
+A module sets `RANKS`, defines functions `check_*(world)` (run on unisono and on gloo) and
+`own_*(world)` (run on unisono only), and one test that takes the fixture `outcome`. All checks of
+a module share one world per backend, since starting ranks costs seconds.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+
+pytest.importorskip("torch")
+
+_RANK_SCRIPT = Path(__file__).parent / "world_rank.py"
+_WORLD_TIMEOUT_S = 240.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Outcome:
+    """What became of one check: the errors by rank."""
+
+    check: str
+    errors: dict[int, str]
+
+    def require_success(self) -> None:
+        """Fail with the text of every rank that failed."""
+        if self.errors:
+            texts = [f"--- rank {rank}\n{text}" for rank, text in sorted(self.errors.items())]
+            pytest.fail("\n".join([self.check, *texts]), pytrace=False)
+
+
+@dataclass(slots=True, kw_only=True)
+class Worlds:
+    """The worlds that have been run, each once: outcomes by module, backend and check."""
+
+    folder: Callable[[], Path]
+    done: dict[tuple[str, str], dict[str, Outcome]] = field(default_factory=dict)
+
+    def outcome(self, module: ModuleType, backend: str, check: str) -> Outcome:
+        """The outcome of a check, after running its module's world if need be."""
+        key = (str(module.__file__), backend)
+        if key not in self.done:
+            self.done[key] = _run_world(module, backend, self.folder())
+        return self.done[key][check]
+
+
+def check_names(module: ModuleType, backend: str) -> list[str]:
+    """The checks of a module that apply to a backend, in the order they are written."""
+    prefixes = ("check_", "own_") if backend == "unisono" else ("check_",)
+    return [name for name in vars(module) if name.startswith(prefixes)]
+
+
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    if "outcome" in metafunc.fixturenames:
+        cases = [
+            (backend, check)
+            for backend in ("unisono", "gloo")
+            for check in check_names(metafunc.module, backend)
+        ]
+        metafunc.parametrize("outcome", cases, indirect=True, ids=[f"{c}-{b}" for b, c in cases])
+
+
+@pytest.fixture(scope="session")
+def worlds(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Worlds]:
+    yield Worlds(folder=lambda: tmp_path_factory.mktemp("world"))
+
+
+@pytest.fixture
+def outcome(request: pytest.FixtureRequest, worlds: Worlds) -> Outcome:
+    backend, check = request.param
+    return worlds.outcome(request.module, backend, check)
+
+
+def _run_world(module: ModuleType, backend: str, folder: Path) -> dict[str, Outcome]:
+    ranks: int = module.RANKS
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo"}
+    processes = []
+    for rank in range(ranks):
+        with (folder / f"{rank}.log").open("w") as log:
+            command = [sys.executable, _RANK_SCRIPT, module.__file__, backend, rank, ranks, folder]
+            processes.append(
+                subprocess.Popen(
+                    [str(word) for word in command],
+                    stdout=log,
+                    stderr=subprocess.STDOUT,
+                    env=environment,
+                )
+            )
+    for process in processes:
+        try:
+            process.wait(_WORLD_TIMEOUT_S)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait()
+    errors = [_errors_of_rank(folder, rank) for rank in range(ranks)]
+    unfinished = [(folder / f"{rank}.log").read_text()[-3000:] for rank in range(ranks)]
+    outcomes = {}
+    for check in check_names(module, backend):
+        failed = {}
+        for rank in range(ranks):
+            text = errors[rank].get(check, f"did not finish\n{unfinished[rank]}")
+            if text:
+                failed[rank] = text
+        outcomes[check] = Outcome(check=check, errors=failed)
+    return outcomes
+
+
+def _errors_of_rank(folder: Path, rank: int) -> dict[str, str]:
+    path = folder / f"{rank}.jsonl"
+    lines = path.read_text().splitlines() if path.exists() else []
+    return {entry["check"]: entry["error"] for entry in map(json.loads, lines)}

@@ -1,0 +1,198 @@
+"""Point-to-point, groups of ranks, and device meshes through torch.distributed."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from torch import distributed as dist
+from torch.distributed.device_mesh import init_device_mesh
+
+pytestmark = pytest.mark.torch
+RANKS = 4
+
+
+def test_groups(outcome):
+    outcome.require_success()
+
+
+def message(source, target, length=17):
+    return torch.arange(float(length)) + 100 * source + 1000 * target
+
+
+def check_send_and_recv(world):
+    for source in range(world.size):
+        target = (source + 1) % world.size
+        if world.rank == source:
+            dist.send(message(source, target), target)
+        elif world.rank == target:
+            tensor = torch.empty(17)
+            assert dist.recv(tensor, source) == source
+            assert torch.equal(tensor, message(source, target))
+
+
+def check_large_messages_in_both_directions(world):
+    other = world.rank ^ 1
+    incoming = torch.empty(300_000)
+    work = dist.isend(message(world.rank, other, 300_000), other)
+    dist.recv(incoming, other)
+    work.wait()
+    assert torch.equal(incoming, message(other, world.rank, 300_000))
+
+
+def check_tags_choose_the_message(world):
+    if world.rank == 0:
+        works = [dist.isend(torch.full((3,), float(tag)), 1, tag=tag) for tag in (5, 6, 7)]
+        for work in works:
+            work.wait()
+    elif world.rank == 1:
+        for tag in (7, 5, 6):
+            tensor = torch.empty(3)
+            dist.recv(tensor, 0, tag=tag)
+            assert tensor.tolist() == [tag] * 3
+
+
+def check_recv_from_any_rank(world):
+    if world.rank == 0:
+        seen = set()
+        for _ in range(world.size - 1):
+            tensor = torch.empty(2)
+            source = dist.recv(tensor)
+            assert tensor.tolist() == [source, source]
+            seen.add(source)
+        assert seen == {1, 2, 3}
+    else:
+        dist.send(torch.full((2,), float(world.rank)), 0)
+
+
+def check_batch_isend_irecv(world):
+    right, left = (world.rank + 1) % world.size, (world.rank - 1) % world.size
+    for length in (1, 200_000):
+        incoming = torch.empty(length)
+        operations = [
+            dist.P2POp(dist.irecv, incoming, left),
+            dist.P2POp(dist.isend, message(world.rank, right, length), right),
+        ]
+        for work in dist.batch_isend_irecv(operations):
+            work.wait()
+        assert torch.equal(incoming, message(left, world.rank, length))
+
+
+def check_objects_between_two_ranks(world):
+    if world.rank == 0:
+        dist.send_object_list([{"a": 1}, "b"], dst=3)
+    elif world.rank == 3:
+        received = [None, None]
+        dist.recv_object_list(received, src=0)
+        assert received == [{"a": 1}, "b"]
+
+
+def check_new_groups_and_their_ranks(world):
+    even, odd = dist.new_group([0, 2]), dist.new_group([1, 3])
+    mine = (even, odd)[world.rank % 2]
+    tensor = torch.tensor([float(world.rank)])
+    dist.all_reduce(tensor, group=mine)
+    assert tensor.item() == (2.0, 4.0)[world.rank % 2]
+    tensor = torch.tensor([float(world.rank)])
+    dist.broadcast(tensor, src=2 + world.rank % 2, group=mine)
+    assert tensor.item() == 2 + world.rank % 2
+    assert dist.get_group_rank(mine, world.rank) == world.rank // 2
+    dist.destroy_process_group(mine)
+    dist.barrier()
+
+
+def check_works_of_two_groups_interleave(world):
+    pair, everyone = dist.new_subgroups(2)[0], dist.group.WORLD
+    works, tensors = [], []
+    for _ in range(5):
+        for group in (everyone, pair):
+            tensor = torch.ones(1000)
+            tensors.append((tensor, 4.0 if group is everyone else 2.0))
+            works.append(dist.all_reduce(tensor, group=group, async_op=True))
+    for work in reversed(works):
+        work.wait()
+    assert all(tensor.unique().tolist() == [value] for tensor, value in tensors)
+
+
+def check_group_of_one_rank(world):
+    group = [dist.new_group([rank]) for rank in range(world.size)][world.rank]
+    tensor = torch.tensor([3.0])
+    dist.all_reduce(tensor, group=group)
+    output = torch.empty(1)
+    dist.all_gather_into_tensor(output, tensor, group=group)
+    dist.barrier(group)
+    assert (tensor.item(), output.item()) == (3.0, 3.0)
+
+
+def check_group_with_local_synchronization(world):
+    if world.rank in (1, 2):
+        group = dist.new_group([1, 2], use_local_synchronization=True)
+        tensor = torch.tensor([float(world.rank)])
+        dist.all_reduce(tensor, group=group)
+        assert tensor.item() == 3.0
+    dist.barrier()
+
+
+def check_two_dimensional_mesh(world):
+    mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("outer", "inner"))
+    tensor = torch.tensor([float(world.rank)])
+    dist.all_reduce(tensor, group=mesh.get_group("inner"))
+    assert tensor.item() == (1.0, 5.0)[world.rank // 2]
+    tensor = torch.tensor([float(world.rank)])
+    dist.all_reduce(tensor, group=mesh["outer"].get_group())
+    assert tensor.item() == (2.0, 4.0)[world.rank % 2]
+    assert mesh["outer", "inner"]._flatten("all").size() == world.size
+
+
+def own_gloo_group_beside(world):
+    group = dist.new_group(backend="gloo")
+    tensor = torch.ones(4)
+    dist.all_reduce(tensor, group=group)
+    dist.all_reduce(tensor)
+    assert tensor.tolist() == [16.0] * 4
+
+
+def own_mesh_with_backend_override(world):
+    mesh = init_device_mesh(
+        "cpu", (4,), mesh_dim_names=("all",), backend_override={"all": "unisono"}
+    )
+    tensor = torch.ones(3)
+    dist.all_reduce(tensor, group=mesh.get_group())
+    assert tensor.tolist() == [4.0] * 3
+
+
+def own_split_of_a_group(world):
+    part = dist.group.WORLD.split_group([1, 3] if world.rank % 2 else [0, 2])
+    tensor = torch.tensor([float(world.rank)])
+    part.allreduce([tensor]).wait()
+    assert tensor.item() == (2.0, 4.0)[world.rank % 2]
+    part.shutdown()
+
+
+def own_messages_of_types_that_only_move(world):
+    tensor = torch.full((8,), 1.5).to(torch.float8_e5m2)
+    if world.rank == 0:
+        dist.send(tensor, 1)
+    elif world.rank == 1:
+        incoming = torch.zeros(8).to(torch.float8_e5m2)
+        dist.recv(incoming, 0)
+        np.testing.assert_array_equal(incoming.float().numpy(), np.full(8, 1.5))
+
+
+def own_send_to_self(world):
+    outgoing, incoming = torch.arange(5.0), torch.empty(5)
+    works = [dist.isend(outgoing, world.rank), dist.irecv(incoming, world.rank)]
+    for work in works:
+        work.wait()
+    assert torch.equal(outgoing, incoming)
+
+
+def own_coalesced_point_to_point(world):
+    right, left = (world.rank + 1) % world.size, (world.rank - 1) % world.size
+    incoming = torch.empty(50_000)
+    device = torch.device("cpu")
+    with dist.distributed_c10d._coalescing_manager(device=device, async_ops=True) as manager:
+        dist.irecv(incoming, left)
+        dist.isend(message(world.rank, right, 50_000), right)
+    manager.wait()
+    assert torch.equal(incoming, message(left, world.rank, 50_000))

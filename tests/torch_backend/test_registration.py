@@ -1,0 +1,161 @@
+"""How torch finds the backend, and the private names of torch it stands on."""
+
+from __future__ import annotations
+
+import importlib
+import os
+import subprocess
+import sys
+from importlib.metadata import entry_points
+
+import pytest
+
+torch = pytest.importorskip("torch")
+
+from torch import distributed as dist  # noqa: E402
+
+from unisono import torch_backend  # noqa: E402
+from unisono.torch_backend import private  # noqa: E402
+from unisono.torch_backend.process_group import ProcessGroup  # noqa: E402
+
+pytestmark = pytest.mark.torch
+
+# Methods of torch's ProcessGroup that its own C++ part serves for us.
+INHERITED = {
+    "bound_device_id",
+    "boxed",
+    "group_desc",
+    "group_name",
+    "rank",
+    "size",
+    "unbox",
+    "use_pg_for_symm_mem_rendezvous",
+}
+# Those that only make sense on other backends; torch's error says so.
+REFUSED = {"merge_remote_group"}
+
+
+def resolve(dotted):
+    """The object a dotted name stands for, importing as many of its parts as are modules."""
+    parts = dotted.split(".")
+    for length in range(len(parts), 0, -1):
+        try:
+            found = importlib.import_module(".".join(parts[:length]))
+        except ModuleNotFoundError:
+            continue
+        for part in parts[length:]:
+            found = getattr(found, part)
+        return found
+    raise ModuleNotFoundError(dotted)
+
+
+@pytest.mark.parametrize("name", private.PRIVATE_NAMES)
+def test_private_name_exists(name):
+    resolve(name)
+
+
+def test_private_name_resolver_notices_a_missing_name():
+    with pytest.raises(AttributeError):
+        resolve("torch._C._distributed_c10d.Work.no_such_method")
+
+
+def test_every_public_method_of_a_process_group_is_covered():
+    public = {name for name in dir(dist.ProcessGroup) if not name.startswith("_")}
+    constants = set(dist.ProcessGroup.BackendType.__members__) | {"BackendType"}
+    ours = {name for cls in ProcessGroup.__mro__ for name in vars(cls) if "unisono" in str(cls)}
+    assert public - constants - INHERITED - REFUSED - ours == set()
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "_allgather_base",
+        "_reduce_scatter_base",
+        "alltoall_base",
+        "allgather_into_tensor_coalesced",
+        "reduce_scatter_tensor_coalesced",
+        "all_gather_single",
+        "reduce_scatter_single",
+        "all_to_all_single",
+        "all_gather_single_coalesced",
+        "reduce_scatter_single_coalesced",
+    ],
+)
+def test_old_and_new_names_are_ours(name):
+    assert any(name in vars(cls) for cls in ProcessGroup.__mro__ if "unisono" in cls.__module__)
+
+
+def test_reduce_ops_hash_by_their_operation():
+    options = dist.AllreduceOptions()
+    options.reduceOp = dist.ReduceOp.MAX
+    assert hash(options.reduceOp) == hash(dist.ReduceOp(dist.ReduceOp.MAX))
+    assert hash(options.reduceOp) != hash(dist.ReduceOp(dist.ReduceOp.MIN))
+
+
+def test_registering_twice_does_nothing():
+    torch_backend.register()
+    torch_backend.register()
+    assert dist.Backend.backend_list.count("unisono") == 1
+    assert dist.Backend.default_device_backend_map["cpu"] == "gloo"
+    assert dist.Backend.backend_capability["unisono"] == ["cpu"]
+
+
+def test_autoload_never_fails(monkeypatch, caplog):
+    def broken():
+        raise RuntimeError("a torch without distributed")
+
+    monkeypatch.setattr(torch_backend, "register", broken)
+    torch_backend._autoload()
+    assert "a torch without distributed" in caplog.text
+
+
+def run_python(code, **environment):
+    return subprocess.run(
+        [sys.executable, "-c", code],
+        env={**os.environ, **environment},
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+
+
+ONE_RANK = """
+import torch, torch.distributed as dist
+dist.init_process_group("unisono", store=dist.HashStore(), rank=0, world_size=1)
+tensor = torch.ones(3)
+dist.all_reduce(tensor)
+dist.destroy_process_group()
+print(tensor.tolist())
+"""
+
+
+def test_works_without_an_import():
+    if not any(entry.name == "unisono" for entry in entry_points(group="torch.backends")):
+        pytest.skip("the package's entry points are not installed")
+    result = run_python(ONE_RANK)
+    assert result.stdout == "[1.0, 1.0, 1.0]\n", result.stderr
+
+
+def test_works_with_an_import_where_autoload_is_off():
+    code = "import unisono.torch_backend\n" + ONE_RANK
+    result = run_python(code, TORCH_DEVICE_BACKEND_AUTOLOAD="0")
+    assert result.stdout == "[1.0, 1.0, 1.0]\n", result.stderr
+
+
+def test_registering_loads_nothing_native_and_starts_no_thread():
+    code = """
+import sys, threading, torch
+import unisono.torch_backend
+assert "unisono.torch_backend.process_group" not in sys.modules
+assert "unisono._native" not in sys.modules
+assert threading.active_count() == 1
+"""
+    result = run_python(code)
+    assert result.returncode == 0, result.stderr
+
+
+def test_unknown_options_are_refused():
+    code = ONE_RANK.replace("world_size=1", "world_size=1, pg_options=object()")
+    result = run_python("import unisono.torch_backend\n" + code)
+    assert "UnsupportedError: unisono takes no pg_options" in result.stderr

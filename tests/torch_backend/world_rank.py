@@ -1,0 +1,104 @@
+"""One rank of a world that runs the checks of a test module; started by conftest.py.
+
+python world_rank.py MODULE_FILE BACKEND RANK RANKS FOLDER
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import os
+import sys
+import traceback
+from dataclasses import dataclass
+from datetime import timedelta
+from pathlib import Path
+from types import ModuleType
+
+import torch
+from torch import distributed as dist
+
+import unisono.torch_backend  # noqa: F401 - where the entry point is not installed
+
+_TIMEOUT = timedelta(seconds=20)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class World:
+    """What a check is given."""
+
+    rank: int
+    size: int
+    backend: str
+    folder: Path
+
+
+def main(module_file: str, backend: str, rank: int, ranks: int, folder: Path) -> None:
+    module = _load(module_file)
+    prefixes = ("check_", "own_") if backend == "unisono" else ("check_",)
+    checks = [name for name in vars(module) if name.startswith(prefixes)]
+    world = World(rank=rank, size=ranks, backend=backend, folder=folder)
+    store = dist.FileStore(str(folder / "store"), ranks)
+    attempt = 0
+    _join(world, store, attempt)
+    with (folder / f"{rank}.jsonl").open("w") as results:
+        for check in checks:
+            error = _run(getattr(module, check), world)
+            results.write(json.dumps({"check": check, "error": error}) + "\n")
+            results.flush()
+            if _any_failed(store, check, world, error):
+                # The ranks may be out of step: go on with a fresh group.
+                attempt += 1
+                _leave()
+                _join(world, store, attempt)
+    _leave()
+
+
+def _load(module_file: str) -> ModuleType:
+    spec = importlib.util.spec_from_file_location(Path(module_file).stem, module_file)
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[spec.name] = module
+    spec.loader.exec_module(module)
+    return module
+
+
+def _join(world: World, store: dist.Store, attempt: int) -> None:
+    dist.init_process_group(
+        world.backend,
+        store=dist.PrefixStore(f"attempt{attempt}", store),
+        rank=world.rank,
+        world_size=world.size,
+        timeout=_TIMEOUT,
+    )
+
+
+def _leave() -> None:
+    try:
+        dist.destroy_process_group()
+    except Exception:
+        traceback.print_exc()
+
+
+def _run(check, world: World) -> str:
+    torch.manual_seed(world.rank)
+    try:
+        check(world)
+    except Exception:
+        return traceback.format_exc()
+    return ""
+
+
+def _any_failed(store: dist.Store, check: str, world: World, error: str) -> bool:
+    store.set(f"{check}/{world.rank}", "failed" if error else "passed")
+    keys = [f"{check}/{rank}" for rank in range(world.size)]
+    store.wait(keys, 3 * _TIMEOUT)
+    return any(store.get(key) == b"failed" for key in keys)
+
+
+if __name__ == "__main__":
+    main(sys.argv[1], sys.argv[2], int(sys.argv[3]), int(sys.argv[4]), Path(sys.argv[5]))
+    sys.stdout.flush()
+    sys.stderr.flush()
+    if "coverage" not in sys.modules:
+        os._exit(0)  # a rank has nothing to tidy up, and gloo's threads may abort at exit
