@@ -14,6 +14,7 @@ inline constexpr size_t kLine = 64;  // a cache line; two of them are prefetched
 inline constexpr uint64_t kMagic = 0x554e49534f4e4f31;  // "UNISONO1"
 inline constexpr size_t kCallHistory = 4;  // calls a rank remembers, for error texts
 inline constexpr size_t kFaultText = 1536;
+inline constexpr size_t kAdvices = 64;  // kinds of calls whose stores are tuned at once
 
 static_assert(std::atomic<uint64_t>::is_always_lock_free);
 static_assert(std::atomic<uint32_t>::is_always_lock_free);
@@ -67,6 +68,8 @@ struct alignas(2 * kLine) GroupControl {
     uint64_t mail_slot_bytes;
     uint8_t nonce[16];       // read back to the owner: proof that the memory is shared
     alignas(2 * kLine) FaultRecord failure;
+    // What rank 0 advises about stores, by hash of the call; see tuner.h.
+    alignas(2 * kLine) std::atomic<uint64_t> advice[kAdvices];
 };
 
 }  // namespace unisono

@@ -15,7 +15,8 @@ uint64_t part_bytes(uint64_t piece_bytes, uint32_t parts, size_t element_bytes) 
 }
 
 Executor::Executor(Segment& segment, Membership& members, Waiter waiter)
-    : segment_(segment), members_(members), waiter_(waiter), own_(segment.rank(members.rank())),
+    : segment_(segment), members_(members), waiter_(waiter), tuner_(segment.group(), members.rank() == 0),
+      own_(segment.rank(members.rank())),
       block_end_(segment.shape().depth, 0) {}
 
 void Executor::begin(Execution& call) {
@@ -28,14 +29,20 @@ void Executor::begin(Execution& call) {
         throw Error(Fault::invalid, "the plan needs more staging than the group has");
     }
     const size_t element = size_of(call.args.dtype);
-    uint64_t longest = 0;
+    uint64_t longest = 0, bytes = 0;
     for (const auto* pieces : {&call.in, &call.out}) {
-        for (const Piece& p : *pieces) longest = std::max(longest, part_bytes(p.bytes, plan.parts, element));
+        uint64_t sum = 0;
+        for (const Piece& p : *pieces) {
+            longest = std::max(longest, part_bytes(p.bytes, plan.parts, element));
+            sum += p.bytes;
+        }
+        bytes = std::max(bytes, sum);
     }
     call.blocks = std::max<uint64_t>(1, (longest + call.block_bytes - 1) / call.block_bytes);
     scratch_.resize(std::max<size_t>(scratch_.size(), plan.scratch * call.block_bytes));
     call.seq = ++calls_;
     remember(own_, call.seq, call.args, call.hash);
+    tuner_.begin(call.store_plan, call.policy, call.hash, call.blocks, bytes);
 }
 
 // The header becomes visible with the first thing that a peer could wait for, and before this rank
@@ -57,12 +64,14 @@ bool Executor::advance(Execution& call, Deadline& deadline, const Interrupted& i
         ++call.block;
         call.record = 0;
     }
+    tuner_.end(call.store_plan);
     return verify_all(wait);
 }
 
 bool Executor::run_block(Wait& wait) {
     Execution& call = wait.call;
     const Plan& plan = *call.plan;
+    if (call.record == 0) call.stores = tuner_.at_block(call.store_plan, call.block);
     if (call.record == 0 && plan.slots[plan.rank] > 0 && !reuse_slots(wait)) return false;
     const size_t end = plan.records.size();
     while (call.record < end) {

@@ -9,6 +9,7 @@
 #include "call.h"
 #include "kernels/kernels.h"
 #include "plan.h"
+#include "tuner.h"
 #include "waiter.h"
 
 namespace unisono {
@@ -25,8 +26,10 @@ struct Execution {
     uint64_t hash;             // fingerprint(args)
     uint64_t block_bytes;
     std::vector<Piece> in, out;
-    kernels::Store slot_store = kernels::Store::cached;
-    kernels::Store out_store = kernels::Store::cached;
+    StorePolicy policy = StorePolicy::adaptive;
+
+    Stores stores;             // of the current block
+    StorePlan store_plan;
 
     uint64_t seq = 0;          // 0: not begun
     uint64_t blocks = 0, block = 0;
@@ -70,12 +73,13 @@ class Executor {
     [[nodiscard]] std::byte* resolve(const Execution& call, const Ref& ref) const noexcept;
     [[nodiscard]] uint64_t length_of(const Execution& call, const Ref& ref) const noexcept;
     [[nodiscard]] kernels::Store store_for(const Execution& call, const Ref& ref) const noexcept {
-        return ref.space == Space::slot ? call.slot_store : ref.space == Space::out ? call.out_store : kernels::Store::cached;
+        return ref.space == Space::slot ? call.stores.slot : ref.space == Space::out ? call.stores.out : kernels::Store::cached;
     }
 
     Segment& segment_;
     Membership& members_;
     Waiter waiter_;
+    StoreTuner tuner_;
     RankControl& own_;
     uint64_t calls_ = 0;
     uint64_t base_ = 0;               // progress at the start of the current block

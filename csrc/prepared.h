@@ -14,8 +14,7 @@ struct Prepared {
     uint64_t block_bytes;
     uint64_t in_piece_bytes;   // of each piece, where the pieces lie one after the other
     uint64_t out_piece_bytes;
-    kernels::Store slot_store;
-    kernels::Store out_store;
+    StorePolicy policy;
 
     // Pieces one after the other, from `in` and `out`.
     [[nodiscard]] Execution bind(std::byte* in, std::byte* out) const {
@@ -42,8 +41,7 @@ struct Prepared {
         execution.args = args;
         execution.hash = hash;
         execution.block_bytes = block_bytes;
-        execution.slot_store = slot_store;
-        execution.out_store = out_store;
+        execution.policy = policy;
         return execution;
     }
 };

@@ -54,3 +54,26 @@ def test_mistakes_are_refused_before_anything_starts(wrong: tuple[str, ...]) -> 
     code, output = run("bench", *wrong)
     assert code == 2
     assert "Error" in output
+
+
+@pytest.mark.parametrize("wrong", [("allreduce", "8"), ("all_reduce", "8Q")])
+def test_explain_refuses_what_does_not_exist(wrong: tuple[str, str]) -> None:
+    code, output = run("explain", *wrong)
+    assert code == 2
+    assert "Error" in output
+
+
+def test_explain_names_the_algorithm() -> None:
+    code, output = run("explain", "all_reduce", "64K", "-n", "2")
+    assert code == 0
+    assert "all_reduce of 65536 bytes on 2 ranks" in output
+
+
+def test_train_is_handed_on() -> None:
+    answer = subprocess.run(
+        [sys.executable, "-c", "from unisono.cli import main; main()", "train", "--help"],
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert "digits" in answer.stdout

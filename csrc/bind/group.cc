@@ -68,21 +68,21 @@ void bind_plan(nb::module_& m) {
             "__init__",
             [](Prepared* self, std::shared_ptr<Plan> plan, uint32_t op, uint32_t dtype, uint32_t reduction, int32_t root,
                uint64_t count, uint64_t extra, uint64_t block_bytes, uint64_t in_piece_bytes, uint64_t out_piece_bytes,
-               bool stream_slots, bool stream_out) {
-                if (op >= kOpKinds || dtype >= num_dtypes || reduction > static_cast<uint32_t>(ReduceOp::bxor)) {
-                    throw Error(Fault::invalid, "unknown operation, type or reduction");
+               uint32_t policy) {
+                if (op >= kOpKinds || dtype >= num_dtypes || reduction > static_cast<uint32_t>(ReduceOp::bxor) ||
+                    policy > static_cast<uint32_t>(StorePolicy::adaptive)) {
+                    throw Error(Fault::invalid, "unknown operation, type, reduction or policy");
                 }
                 const CallArgs args{static_cast<OpKind>(op), static_cast<DType>(dtype), static_cast<ReduceOp>(reduction),
                                     root, count, extra};
-                const auto store = [](bool stream) { return stream ? kernels::Store::streaming : kernels::Store::cached; };
                 if (block_bytes == 0 || block_bytes % size_of(args.dtype) != 0) {
                     throw Error(Fault::invalid, "a block is a whole number of elements");
                 }
                 new (self) Prepared{std::move(plan), args, fingerprint(args), block_bytes, in_piece_bytes,
-                                    out_piece_bytes, store(stream_slots), store(stream_out)};
+                                    out_piece_bytes, static_cast<StorePolicy>(policy)};
             },
             "plan"_a, "op"_a, "dtype"_a, "reduction"_a, "root"_a, "count"_a, "extra"_a, "block_bytes"_a,
-            "in_piece_bytes"_a, "out_piece_bytes"_a, "stream_slots"_a = false, "stream_out"_a = false);
+            "in_piece_bytes"_a, "out_piece_bytes"_a, "policy"_a);
 }
 
 void bind_under_way(nb::module_& m) {

@@ -56,7 +56,8 @@ void for_each_tile(Target first, Target second, size_t bytes, size_t elem_bytes,
   }
 }
 
-void copy2_tiled(const Table& table, Target first, Target second, const uint8_t* src, size_t bytes) {
+void copy2_tiled(const Table& table, Target first, Target second, const uint8_t* src,
+                 size_t bytes) {
   for_each_tile(first, second, bytes, 1, [&](size_t at, size_t tile) {
     write(table, first.dst + at, src + at, tile, first.store);
     write(table, second.dst + at, src + at, tile, second.store);
@@ -109,7 +110,8 @@ void copy2_with(const Table& table, void* dst, void* dst2, const void* src, size
                 Store dst_store, Store dst2_store) {
   if (dst == src) return copy_with(table, dst2, src, bytes, dst2_store);
   if (dst2 == src) return copy_with(table, dst, src, bytes, dst_store);
-  copy2_tiled(table, {as_bytes(dst), dst_store}, {as_bytes(dst2), dst2_store}, as_bytes(src), bytes);
+  copy2_tiled(table, {as_bytes(dst), dst_store}, {as_bytes(dst2), dst2_store}, as_bytes(src),
+              bytes);
   fence(dst_store);
   fence(dst2_store);
 }

@@ -29,7 +29,8 @@ struct Narrow {
     } else if (exponent == 0) {
       magnitude = std::ldexp(static_cast<float>(rest), 1 - bias - fraction);
     } else {
-      magnitude = std::ldexp(static_cast<float>(rest + (1 << fraction)), exponent - bias - fraction);
+      magnitude =
+          std::ldexp(static_cast<float>(rest + (1 << fraction)), exponent - bias - fraction);
     }
     return std::copysign(magnitude, (bits & 0x8000) != 0 ? -1.0F : 1.0F);
   }
@@ -43,7 +44,8 @@ struct Narrow {
     int exponent = 1 - bias;
     if (magnitude != 0 && std::ilogb(magnitude) > exponent) exponent = std::ilogb(magnitude);
     // In units of the last place; a carry into the next exponent encodes itself.
-    const auto units = static_cast<int64_t>(std::nearbyint(std::ldexp(magnitude, fraction - exponent)));
+    const double scaled = std::ldexp(magnitude, fraction - exponent);
+    const auto units = static_cast<int64_t>(std::nearbyint(scaled));
     const int64_t encoded = units + (static_cast<int64_t>(exponent + bias - 1) << fraction);
     return {static_cast<uint16_t>(sign | (encoded > infinity ? infinity : encoded))};
   }
@@ -122,7 +124,8 @@ void fold(ReduceOp op, void* dst, const void* const* srcs, size_t nsrc, size_t c
     for (size_t s = 1; s < nsrc; ++s) acc = combine(op, acc, load(element<T>(srcs[s], i)));
     if (divisor != 0) acc = divided(acc, divisor);
     const T result = save(acc);
-    std::memcpy(static_cast<char*>(dst) + i * sizeof(T), static_cast<const void*>(&result), sizeof(T));
+    std::memcpy(static_cast<char*>(dst) + i * sizeof(T), static_cast<const void*>(&result),
+                sizeof(T));
   }
 }
 
@@ -153,7 +156,8 @@ void reduce(ReduceOp op, void* dst, const void* const* srcs, size_t nsrc, size_t
   }
 }
 
-inline void reduce_bool(ReduceOp op, void* dst, const void* const* srcs, size_t nsrc, size_t count) {
+inline void reduce_bool(ReduceOp op, void* dst, const void* const* srcs, size_t nsrc,
+                        size_t count) {
   fold<uint8_t>(
       op, dst, srcs, nsrc, count, 0, [](uint8_t v) { return v != 0; },
       [](bool v) { return static_cast<uint8_t>(v); });

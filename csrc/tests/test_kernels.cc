@@ -95,7 +95,8 @@ class Generator {
         0x7F800000, 0xFF800000, 0x7FC00000, 0xFFC12345, 0x7F800001, 0x3F800000, 0xBF800000};
     if (random_() % 4 == 0) return special[random_() % std::size(special)];
     if (random_() % 4 == 0) return static_cast<uint32_t>(random_());
-    const float value = static_cast<float>(static_cast<int64_t>(random_() >> 40) - (1 << 23)) / 4096;
+    const auto integer = static_cast<int64_t>(random_() >> 40) - (1 << 23);
+    const float value = static_cast<float>(integer) / 4096;
     uint32_t bits;
     std::memcpy(&bits, &value, sizeof bits);
     return bits;
@@ -274,8 +275,8 @@ void check_narrow_exhaustively(Report& report, const std::vector<const Table*>& 
       for (const Case& one : {c, identity}) {
         oracle::reduce(type, one.op, expected.data(), srcs, one.nsrc, all, one.divisor);
         for (const Table* table : tables) {
-          reduce_with(*table, type, one.op, result.data(), nullptr, srcs, one.nsrc, all, one.divisor,
-                      Store::cached, Store::cached);
+          reduce_with(*table, type, one.op, result.data(), nullptr, srcs, one.nsrc, all,
+                      one.divisor, Store::cached, Store::cached);
           report.check(equal(one, result.data(), expected.data()),
                        describe(*table, one, "exhaustive"));
         }

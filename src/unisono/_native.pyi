@@ -29,8 +29,7 @@ class Prepared:
         block_bytes: int,
         in_piece_bytes: int,
         out_piece_bytes: int,
-        stream_slots: bool = False,
-        stream_out: bool = False,
+        policy: int,
     ) -> None: ...
 
 class Job:

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import sys
+
 import typer
 
 from unisono.bench.commands import bench, check, explain
+from unisono.errors import UnisonoError
 
 app = typer.Typer(
     name="unisono",
@@ -37,4 +40,9 @@ def train(context: typer.Context) -> None:
 
 
 def main() -> None:
-    app()
+    """Run the command line; our own errors are told in one line, without a trace."""
+    try:
+        app()
+    except UnisonoError as error:
+        typer.secho(f"unisono: {type(error).__name__}: {error}", err=True)
+        sys.exit(1)

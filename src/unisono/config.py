@@ -7,7 +7,7 @@
 | `UNISONO_RENDEZVOUS`      | any text that is the job's own, equal on all ranks   | launcher |
 | `UNISONO_TIMEOUT_S`       | seconds after which a call gives up                  | 300     |
 | `UNISONO_STAGING_BYTES`   | shared memory for one group's messages               | 16 MiB  |
-| `UNISONO_SLOT_STORES`     | `cached` or `streaming` stores into shared memory    | cached  |
+| `UNISONO_STORES`          | into shared memory: cached, streaming or adaptive    | adaptive |
 
 Launchers whose variables are understood: torchrun, Open MPI, MPICH (Hydra), Slurm.
 """
@@ -19,6 +19,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 from unisono.errors import RendezvousError, UnsupportedError
+from unisono.types import StorePolicy
 
 DEFAULT_TIMEOUT_S = 300.0
 DEFAULT_STAGING_BYTES = 16 << 20
@@ -39,7 +40,7 @@ class Settings:
 
     timeout_s: float = DEFAULT_TIMEOUT_S
     staging_bytes: int = DEFAULT_STAGING_BYTES
-    stream_slots: bool = False
+    stores: StorePolicy = StorePolicy.ADAPTIVE
 
     def __post_init__(self) -> None:
         if not self.timeout_s > 0:
@@ -56,13 +57,13 @@ def settings(environ: Mapping[str, str] = os.environ) -> Settings:
     >>> settings({"UNISONO_TIMEOUT_S": "5"}).timeout_s
     5.0
     """
-    stores = environ.get("UNISONO_SLOT_STORES", "cached")
-    if stores not in ("cached", "streaming"):
-        raise ValueError(f"UNISONO_SLOT_STORES must be cached or streaming, not {stores!r}")
+    stores = environ.get("UNISONO_STORES", "adaptive")
+    if stores.upper() not in StorePolicy.__members__:
+        raise ValueError(f"UNISONO_STORES must be cached, streaming or adaptive, not {stores!r}")
     return Settings(
         timeout_s=float(environ.get("UNISONO_TIMEOUT_S", DEFAULT_TIMEOUT_S)),
         staging_bytes=_number(environ, "UNISONO_STAGING_BYTES", DEFAULT_STAGING_BYTES),
-        stream_slots=stores == "streaming",
+        stores=StorePolicy[stores.upper()],
     )
 
 

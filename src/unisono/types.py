@@ -95,3 +95,12 @@ class Op(StrEnum):
     def rooted(self) -> bool:
         """Whether one rank is the root."""
         return self in (Op.BROADCAST, Op.REDUCE, Op.GATHER, Op.SCATTER)
+
+
+class StorePolicy(IntEnum):
+    """How results are stored: through the caches, past them, or as timing advises. The values are
+    those of `csrc/tuner.h`; the bits of a result do not depend on it."""
+
+    CACHED = 0
+    STREAMING = 1
+    ADAPTIVE = 2

@@ -34,6 +34,13 @@ def report() -> Report:
             ),
         ),
         skipped={"mpich": "Traceback\nneeds: pip install 'unisono[peers]'"},
-        machine={"cpu": "Some CPU", "cores": 2, "kernel": "6", "python": "3", "packages": {}},
+        machine={
+            "cpu": "Some CPU",
+            "cores": 2,
+            "kernel": "6",
+            "python": "3",
+            "packages": {},
+            "busy_cores": 0.1,
+        },
         command=("unisono", "bench", "all_reduce"),
     )

@@ -55,3 +55,9 @@ def test_a_picture(report: Report, tmp_path: Path) -> None:
     pytest.importorskip("matplotlib")
     save_plot(report, tmp_path / "bench.png")
     assert (tmp_path / "bench.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_a_busy_machine_is_warned_about(report: Report) -> None:
+    assert "not reliable" not in rendered(report)
+    busy = replace(report, machine={**report.machine, "busy_cores": 1.7})
+    assert "using 1.7 cores: these times are not reliable" in rendered(busy)

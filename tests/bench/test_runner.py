@@ -50,6 +50,21 @@ def test_gloo_beside_the_memory_limit() -> None:
         assert (row.ratio("gloo", "memory") or 0.0) > 0.0
 
 
+@pytest.mark.parametrize("name", ["unisono", "unisono:ring"])
+def test_our_communicator(name: str) -> None:
+    report = run_benchmark(CASES[:1], [name, "memory"], ours=name, pace=QUICK)
+    assert report.skipped == {}
+    assert not report.failed
+
+
+@pytest.mark.torch
+def test_our_torch_backend() -> None:
+    pytest.importorskip("torch")
+    report = run("unisono-torch", ours="unisono-torch")
+    assert report.skipped == {}
+    assert not report.failed
+
+
 @pytest.mark.parametrize("name", ["openmpi", "mpich"])
 def test_mpi(name: str) -> None:
     if reason_missing(Contestant(name=name)) is not None:

@@ -19,6 +19,9 @@ from unisono.schedule import Builder, Code, Collective, Plan, Schedule, check, l
 from unisono.types import DType, Op, ReduceOp
 
 Array = NDArray[Any]
+Kind = tuple[DType, ReduceOp]
+
+INT_SUM = (DType.INT32, ReduceOp.SUM)
 
 EVERY = [(op, name) for op in Op for name in names(op)]
 KINDS: dict[DType, type[np.generic]] = {
@@ -83,17 +86,14 @@ class Problem:
 
 
 def problem(
-    collective: Collective,
-    dtype: DType,
-    reduce_op: ReduceOp,
-    counts: list[int],
-    seed: int,
-    in_place: bool,
+    collective: Collective, kind: Kind, counts: list[int], seed: int = 1, *, in_place: bool = False
 ) -> Problem:
     """A problem whose piece i (of source i, destination i, or the only one) has counts[i]."""
+    dtype, reduce_op = kind
     n, op = collective.ranks, collective.op
     rng = np.random.default_rng(seed)
-    top = 1 if dtype is DType.BOOL else 3
+    # Products are powers of two, so that every type holds them exactly.
+    top = 1 if dtype is DType.BOOL else 2 if reduce_op is ReduceOp.PROD else 3
 
     def numbers(count: int) -> Array:
         low = 1 if reduce_op is ReduceOp.PROD and dtype is not DType.BOOL else 0
@@ -125,32 +125,29 @@ def problem(
     for rank in range(n):
         pieces: list[NDArray[np.uint8] | None] = []
         for piece in range(collective.output_pieces(rank)):
-            pieces.append(_expected(collective, values, inputs, rank, piece, dtype, reduce_op))
+            sources = _sources(collective, rank, piece)
+            if collective.op.reduces and sources:
+                rows = np.stack([values[r][i] for r, i in sources])
+                pieces.append(expected_reduction(rows, dtype, reduce_op))
+            else:
+                pieces += [inputs[r][i].copy() for r, i in sources] or [None]
         expected.append(pieces)
     if in_place:
         _alias(collective, inputs, outputs)
     return Problem(inputs=inputs, outputs=outputs, expected=expected)
 
 
-def _expected(
-    collective: Collective,
-    values: list[list[Array]],
-    inputs: list[list[NDArray[np.uint8]]],
-    rank: int,
-    piece: int,
-    dtype: DType,
-    reduce_op: ReduceOp,
-) -> NDArray[np.uint8] | None:
+def _sources(collective: Collective, rank: int, piece: int) -> list[tuple[int, int]]:
+    """(rank, piece) of the inputs that make up an output piece; none where nothing is promised."""
     op, root = collective.op, collective.root
     if op is Op.REDUCE and rank != root:
-        return None
+        return []
     if op.reduces:
-        mine = rank if op is Op.REDUCE_SCATTER else 0
-        return expected_reduction(np.stack([v[mine] for v in values]), dtype, reduce_op)
-    if op is Op.BROADCAST or op is Op.SCATTER:
+        return [(r, rank if op is Op.REDUCE_SCATTER else 0) for r in range(collective.ranks)]
+    if op in (Op.BROADCAST, Op.SCATTER):
         assert root is not None
-        return inputs[root][0 if op is Op.BROADCAST else rank].copy()
-    return inputs[piece][rank if op is Op.ALL_TO_ALL else 0].copy()
+        return [(root, 0 if op is Op.BROADCAST else rank)]
+    return [(piece, rank if op is Op.ALL_TO_ALL else 0)]
 
 
 def _alias(
@@ -167,10 +164,10 @@ def _alias(
 
 
 def solve(
-    plans: tuple[Plan, ...], p: Problem, dtype: DType, op: ReduceOp, block: int, depth: int
+    plans: tuple[Plan, ...], p: Problem, kind: Kind, *, block: int = 64, depth: int = 2
 ) -> None:
     originals = [[x.copy() for x in pieces] for pieces in p.inputs]
-    run(plans, p.inputs, p.outputs, dtype, op, block, depth)
+    run(plans, p.inputs, p.outputs, *kind, block_bytes=block, depth=depth)
     for rank, pieces in enumerate(p.expected):
         for i, want in enumerate(pieces):
             if want is not None:
@@ -186,9 +183,9 @@ def solve(
 @pytest.mark.parametrize("count", [0, 1, 7, 1000])
 def test_every_algorithm_at_every_length(op: Op, name: str, ranks: int, count: int) -> None:
     schedule = build(op, name, ranks=ranks, root=ranks // 2)
-    p = problem(schedule.collective, DType.INT32, ReduceOp.SUM, [count] * ranks, 1, False)
+    p = problem(schedule.collective, INT_SUM, [count] * ranks)
     block = 1024 if ranks < 10 else 4096
-    solve(lower(schedule), p, DType.INT32, ReduceOp.SUM, block, 2)
+    solve(lower(schedule), p, INT_SUM, block=block)
 
 
 @pytest.mark.parametrize("name", names(Op.ALL_REDUCE))
@@ -196,12 +193,13 @@ def test_every_algorithm_at_every_length(op: Op, name: str, ranks: int, count: i
 @pytest.mark.parametrize("reduce_op", list(ReduceOp))
 def test_every_type_and_reduction(name: str, dtype: DType, reduce_op: ReduceOp) -> None:
     schedule = build(Op.ALL_REDUCE, name, ranks=5)
-    p = problem(schedule.collective, dtype, reduce_op, [77] * 5, 2, False)
+    kind = dtype, reduce_op
+    p = problem(schedule.collective, kind, [77] * 5)
     if dtype.supports(reduce_op):
-        solve(lower(schedule), p, dtype, reduce_op, 64, 2)
+        solve(lower(schedule), p, kind)
     else:
         with pytest.raises(UnsupportedError, match=f"{dtype.name} .* {reduce_op.name}"):
-            solve(lower(schedule), p, dtype, reduce_op, 64, 2)
+            solve(lower(schedule), p, kind)
 
 
 @given(data=st.data())
@@ -219,9 +217,10 @@ def test_anything(data: st.DataObject) -> None:
         counts = [data.draw(length)] * ranks
     else:
         counts = data.draw(st.lists(length, min_size=ranks, max_size=ranks))
-    p = problem(schedule.collective, dtype, reduce_op, counts, data.draw(length), in_place)
+    kind = dtype, reduce_op
+    p = problem(schedule.collective, kind, counts, data.draw(length), in_place=in_place)
     block = data.draw(st.sampled_from([16, 64, 256, 4096]))
-    solve(plans, p, dtype, reduce_op, block, data.draw(st.integers(1, 3)))
+    solve(plans, p, kind, block=block, depth=data.draw(st.integers(1, 3)))
 
 
 def random_all_reduce(data: st.DataObject, ranks: int) -> Schedule:
@@ -262,10 +261,10 @@ def test_random_schedules(data: st.DataObject) -> None:
     schedule = random_all_reduce(data, ranks)
     check(schedule)
     in_place = data.draw(st.booleans())
-    p = problem(schedule.collective, DType.INT64, ReduceOp.SUM, [50] * ranks, 5, in_place)
+    p = problem(schedule.collective, INT_SUM, [50] * ranks, in_place=in_place)
     plans = lower(schedule)
     assert all(plan.in_place for plan in plans)
-    solve(plans, p, DType.INT64, ReduceOp.SUM, 64, data.draw(st.integers(1, 3)))
+    solve(plans, p, INT_SUM, depth=data.draw(st.integers(1, 3)))
 
 
 def test_algorithms_that_fold_in_rank_order_agree_bit_for_bit() -> None:
@@ -277,7 +276,7 @@ def test_algorithms_that_fold_in_rank_order_agree_bit_for_bit() -> None:
         data = x.copy()
         pieces = [[row.view(np.uint8)] for row in data]
         plans = lower(build("all_reduce", name, ranks=5))
-        run(plans, pieces, pieces, DType.FLOAT32, ReduceOp.SUM, 128)
+        run(plans, pieces, pieces, DType.FLOAT32, ReduceOp.SUM, block_bytes=128)
         assert all(row.tobytes() == expected.tobytes() for row in data)
 
 
@@ -287,7 +286,7 @@ def test_all_ranks_get_the_same_bits(name: str, ranks: int) -> None:
     x = np.random.default_rng(4).normal(size=(ranks, 99)).astype(np.float32)
     pieces = [[row.view(np.uint8)] for row in x]
     plans = lower(build("all_reduce", name, ranks=ranks))
-    run(plans, pieces, pieces, DType.FLOAT32, ReduceOp.SUM, 64)
+    run(plans, pieces, pieces, DType.FLOAT32, ReduceOp.SUM, block_bytes=64)
     assert len({row.tobytes() for row in x}) == 1
 
 
@@ -298,7 +297,7 @@ def test_a_half_precision_sum_is_rounded_once_where_sums_are_not_nested() -> Non
         data = x.copy()
         pieces = [[row.view(np.uint8)] for row in data]
         plans = lower(build("all_reduce", name, ranks=3))
-        run(plans, pieces, pieces, DType.FLOAT16, ReduceOp.SUM, 64)
+        run(plans, pieces, pieces, DType.FLOAT16, ReduceOp.SUM, block_bytes=64)
         results[plans[0].reduce_depth] = float(data[0, 0])
     assert results[1] == 2050
 
@@ -327,7 +326,7 @@ def test_a_plan_that_waits_for_ever_is_a_deadlock() -> None:
     x = [[np.zeros(4, np.uint8)] for _ in range(2)]
     out = [[np.zeros(4, np.uint8) for _ in range(2)] for _ in range(2)]
     with pytest.raises(ScheduleError, match="deadlock: rank 1, record 2, block 0"):
-        run(plans, x, out, DType.UINT8, ReduceOp.SUM, 64)
+        run(plans, x, out, DType.UINT8, ReduceOp.SUM, block_bytes=64)
 
 
 def test_pieces_that_do_not_fit_are_refused() -> None:
@@ -335,14 +334,14 @@ def test_pieces_that_do_not_fit_are_refused() -> None:
     x = [[np.zeros(4, np.uint8)] for _ in range(2)]
     out = [[np.zeros(8, np.uint8)] for _ in range(2)]
     with pytest.raises(ScheduleError, match="rank 0, block 0: OUT piece 0 has 8 bytes where 4"):
-        run(plans, x, out, DType.UINT8, ReduceOp.SUM, 64)
+        run(plans, x, out, DType.UINT8, ReduceOp.SUM, block_bytes=64)
 
 
 def test_relays_need_pieces_of_one_length() -> None:
     schedule = build("gather", "binomial_tree", ranks=4)
-    p = problem(schedule.collective, DType.UINT8, ReduceOp.SUM, [1, 2, 3, 4], 1, False)
+    p = problem(schedule.collective, INT_SUM, [1, 2, 3, 4])
     with pytest.raises(UnsupportedError, match="one length"):
-        solve(lower(schedule), p, DType.UINT8, ReduceOp.SUM, 64, 2)
+        solve(lower(schedule), p, INT_SUM)
 
 
 @pytest.mark.parametrize(
@@ -352,4 +351,4 @@ def test_nonsense_is_refused(block: int, depth: int, text: str) -> None:
     x = [[np.zeros(4, np.uint8)]]
     plans = lower(build("all_reduce", "one_shot", ranks=1))
     with pytest.raises(UnsupportedError, match=text):
-        run(plans, x, x, DType.FLOAT32, ReduceOp.SUM, block, depth)
+        run(plans, x, x, DType.FLOAT32, ReduceOp.SUM, block_bytes=block, depth=depth)

@@ -26,22 +26,26 @@ transfers = st.builds(
 )
 
 
-@given(
-    op=st.sampled_from(Op),
-    ranks=st.integers(1, 99),
-    parts=st.integers(1, 99),
-    name=st.text(max_size=10),
-    moves=st.lists(transfers, max_size=5),
+collectives = st.builds(
+    lambda op, ranks, parts: Collective(
+        op=op, ranks=ranks, parts=parts, root=ranks - 1 if op.rooted else None
+    ),
+    st.sampled_from(Op),
+    st.integers(1, 99),
+    st.integers(1, 99),
+)
+schedules = st.builds(
+    Schedule,
+    collective=collectives,
+    algorithm=st.text(max_size=10),
+    transfers=st.lists(transfers, max_size=5).map(tuple),
     scratch=numbers,
 )
+
+
+@given(schedules)
 @settings(deadline=None)
-def test_any_schedule_comes_back(
-    op: Op, ranks: int, parts: int, name: str, moves: list[Transfer], scratch: int
-) -> None:
-    collective = Collective(op=op, ranks=ranks, parts=parts, root=0 if op.rooted else None)
-    schedule = Schedule(
-        collective=collective, algorithm=name, transfers=tuple(moves), scratch=scratch
-    )
+def test_any_schedule_comes_back(schedule: Schedule) -> None:
     assert from_json(to_json(schedule)) == schedule
 
 

@@ -8,6 +8,8 @@ import torch
 from torch import distributed as dist
 from torch.distributed.device_mesh import init_device_mesh
 
+from unisono.errors import UnsupportedError
+
 pytestmark = pytest.mark.torch
 RANKS = 4
 
@@ -179,12 +181,9 @@ def own_messages_of_types_that_only_move(world):
         np.testing.assert_array_equal(incoming.float().numpy(), np.full(8, 1.5))
 
 
-def own_send_to_self(world):
-    outgoing, incoming = torch.arange(5.0), torch.empty(5)
-    works = [dist.isend(outgoing, world.rank), dist.irecv(incoming, world.rank)]
-    for work in works:
-        work.wait()
-    assert torch.equal(outgoing, incoming)
+def own_refusal_to_send_to_self(world):
+    with pytest.raises(UnsupportedError, match="this rank itself"):
+        dist.isend(torch.ones(1), world.rank)
 
 
 def own_coalesced_point_to_point(world):

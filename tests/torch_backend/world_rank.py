@@ -9,6 +9,7 @@ import importlib.util
 import json
 import os
 import sys
+import time
 import traceback
 from dataclasses import dataclass
 from datetime import timedelta
@@ -38,7 +39,7 @@ def main(module_file: str, backend: str, rank: int, ranks: int, folder: Path) ->
     prefixes = ("check_", "own_") if backend == "unisono" else ("check_",)
     checks = [name for name in vars(module) if name.startswith(prefixes)]
     world = World(rank=rank, size=ranks, backend=backend, folder=folder)
-    store = dist.FileStore(str(folder / "store"), ranks)
+    store = _store(world)
     attempt = 0
     _join(world, store, attempt)
     with (folder / f"{rank}.jsonl").open("w") as results:
@@ -52,6 +53,10 @@ def main(module_file: str, backend: str, rank: int, ranks: int, folder: Path) ->
                 _leave()
                 _join(world, store, attempt)
     _leave()
+    # Rank 0 serves the store: it leaves last.
+    store.set(f"gone/{rank}", "")
+    if rank == 0:
+        store.wait([f"gone/{r}" for r in range(ranks)], _TIMEOUT)
 
 
 def _load(module_file: str) -> ModuleType:
@@ -61,6 +66,18 @@ def _load(module_file: str) -> ModuleType:
     sys.modules[spec.name] = module
     spec.loader.exec_module(module)
     return module
+
+
+def _store(world: World) -> dist.Store:
+    port_file = world.folder / "port"
+    if world.rank == 0:
+        store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+        port_file.with_suffix(".new").write_text(str(store.port))
+        port_file.with_suffix(".new").rename(port_file)
+        return store
+    while not port_file.exists():
+        time.sleep(0.01)
+    return dist.TCPStore("127.0.0.1", int(port_file.read_text()))
 
 
 def _join(world: World, store: dist.Store, attempt: int) -> None:

@@ -65,8 +65,9 @@ def test_the_figures_of_a_run() -> None:
 
 
 def test_the_table_shows_times_and_ratios() -> None:
-    text = shown(report(outcome("unisono"), outcome("gloo", scale=5.0)))
-    assert "4 ranks, 3 steps of 4 x 16 images, gradients of 1 + 2 KiB a step" in text
+    both = report(outcome("unisono"), outcome("gloo", scale=5.0))
+    text = shown(both)
+    assert "4 ranks, 3 steps of 4 x 16 images, gradients of 1 + 2 KiB a step" in both.title
     assert "98.00 %" in text
     assert "speed-up 5.00 x" in text
     assert "2.00 ms" in text and "10.00 ms" in text

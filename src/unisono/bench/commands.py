@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import asdict
 from enum import StrEnum
 from pathlib import Path
 from typing import Annotated
@@ -101,12 +102,11 @@ def explain(
     from unisono.bench.execute import result_console, write_json
     from unisono.bench.selfcheck import explain_choice
     from unisono.bench.sizes import parse_size
+    from unisono.types import Op
 
     try:
-        size_bytes = parse_size(nbytes)
+        explanation = explain_choice(Op(op), parse_size(nbytes), ranks)
     except ValueError as error:
         raise typer.BadParameter(str(error)) from error
-    text = explain_choice(op, size_bytes, ranks)
-    result_console(json_path).print(text)
-    document = {"op": op, "nbytes": size_bytes, "ranks": ranks, "explanation": text}
-    write_json(document, json_path)
+    result_console(json_path).print(str(explanation))
+    write_json({**asdict(explanation), "text": str(explanation)}, json_path)

@@ -9,9 +9,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
-import unisono
 from unisono.bench.machine import describe_machine
 from unisono.bench.probe import describe_latency, probe_core_latency_s
+from unisono.communicator import Communicator
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -50,7 +50,7 @@ class _IoVector(ctypes.Structure):
     _fields_ = (("base", ctypes.c_void_p), ("length", ctypes.c_size_t))
 
 
-def read_neighbour(comm: unisono.Communicator) -> bool:
+def read_neighbour(comm: Communicator) -> bool:
     """Whether this rank may read the next rank's memory (process_vm_readv). Collective."""
     secret = np.full(8, 1 + comm.rank, dtype=np.int64)
     addresses = np.zeros((comm.size, 2), dtype=np.int64)

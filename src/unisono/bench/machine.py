@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import platform
+import time
 from importlib import metadata
 from pathlib import Path
 from typing import Any
@@ -26,6 +27,25 @@ def describe_machine() -> dict[str, Any]:
 def usable_cores() -> int:
     """Cores that this process may use (its affinity mask), not those of the machine."""
     return len(os.sched_getaffinity(0))
+
+
+def busy_cores(sample_s: float = 0.25) -> float:
+    """Cores that are at work now, in the mean over a short sample.
+
+    Asked before a run begins, it says how many cores the run has to share with others.
+    """
+    busy_s = _busy_s()
+    start_s = time.monotonic()
+    time.sleep(sample_s)
+    return max(0.0, (_busy_s() - busy_s) / (time.monotonic() - start_s))
+
+
+def _busy_s() -> float:
+    """Seconds that all cores together have worked since the machine started."""
+    user, nice, system, _idle, _iowait, irq, softirq = map(
+        int, Path("/proc/stat").read_text().split("\n", 1)[0].split()[1:8]
+    )
+    return (user + nice + system + irq + softirq) / os.sysconf("SC_CLK_TCK")
 
 
 def cpu_model() -> str:

@@ -12,6 +12,9 @@ from unisono.bench.contestants import LIMIT
 from unisono.bench.probe import describe_latency
 from unisono.bench.results import Measurement, Report, Row
 
+BUSY_CORES = 0.3
+"""More than this at work before a run begins is worth a warning."""
+
 _GIGA = 1e9
 _MICRO = 1e-6
 _NONE = "-"
@@ -29,6 +32,9 @@ def render_report(report: Report) -> RenderableType:
     for op, rows in groupby(report.rows, key=lambda row: row.case.op):
         parts.append(_render_operation(report, op, list(rows)))
     parts.append(Text(_FOOTNOTE, style="dim"))
+    if (busy := report.machine.get("busy_cores", 0.0)) > BUSY_CORES:
+        warning = f"other processes were using {busy:.1f} cores: these times are not reliable"
+        parts.append(Text(warning, style="yellow"))
     for name, reason in report.skipped.items():
         parts.append(Text(f"skipped {name}: {reason.splitlines()[-1]}", style="yellow"))
     parts += _render_means(report)
@@ -97,6 +103,8 @@ def _render_means(report: Report) -> list[RenderableType]:
     lines: list[RenderableType] = []
     for name in report.contestants:
         ours, limit = report.mean_ratio(name), report.mean_limit_ratio(name)
+        if name == LIMIT:
+            continue
         if ours is not None and name != report.ours:
             text = f"geometric mean: {name} takes {ours:.2f} x the time of {report.ours}"
             lines.append(Text(text + (f", {limit:.2f} x the limit" if limit else "")))

@@ -10,9 +10,10 @@ from math import ceil
 
 from unisono.bench.cases import Case
 from unisono.bench.contestants import Contestant, reason_missing
-from unisono.bench.machine import describe_machine
+from unisono.bench.machine import busy_cores, describe_machine
 from unisono.bench.probe import probe_core_latency_s
 from unisono.bench.results import Measurement, Report, Row
+from unisono.bench.sizes import format_size
 from unisono.bench.world import CaseError, World, WorldError
 
 _MAX_ITERATIONS = 200_000
@@ -60,6 +61,7 @@ def run_benchmark(
     """Measure all cases (of one rank count). What cannot run is skipped with its reason."""
     pace = pace or Pace()
     skipped: dict[str, str] = {}
+    machine = {**describe_machine(), "busy_cores": busy_cores()}
     with ExitStack() as stack:
         worlds: list[World] = []
         for name in dict.fromkeys(contestants):
@@ -71,15 +73,19 @@ def run_benchmark(
                 worlds.append(world)
         rows = []
         for index, case in enumerate(cases):
-            observe(f"{case.op} {case.size_bytes} B", index / len(cases))
-            rows.append(_measure(case, worlds, skipped, pace))
+
+            def observe_turn(turn: int, case: Case = case, index: int = index) -> None:
+                share = (index + turn / (pace.rounds + 1)) / len(cases)
+                observe(f"{case.op} {format_size(case.size_bytes)}", share)
+
+            rows.append(_measure(case, worlds, skipped, pace, observe_turn))
     return Report(
         ours=ours,
         contestants=tuple(dict.fromkeys(contestants)),
         rows=tuple(rows),
         skipped=skipped,
         settings=asdict(pace),
-        machine=describe_machine(),
+        machine=machine,
         command=tuple(command),
     )
 
@@ -144,12 +150,20 @@ class _Entry:
         )
 
 
-def _measure(case: Case, worlds: list[World], skipped: dict[str, str], pace: Pace) -> Row:
+def _measure(
+    case: Case,
+    worlds: list[World],
+    skipped: dict[str, str],
+    pace: Pace,
+    observe_turn: Callable[[int], None],
+) -> Row:
     entries = [_Entry(world) for world in worlds]
+    observe_turn(0)
     for entry in entries:
         entry.attempt(partial(entry.prepare, case, pace, len(entries)))
     probes_s = []
     for turn in range(pace.rounds):
+        observe_turn(turn + 1)
         if (probe_s := probe_core_latency_s()) is not None:
             probes_s.append(probe_s)
         first = turn % len(entries) if entries else 0

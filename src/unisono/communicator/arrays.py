@@ -56,16 +56,14 @@ def locate(array: Array, *, writable: bool) -> Located | None:
     if isinstance(array, np.ndarray):
         return native.locate(array, writable)
     try:
-        dtype = _tensor_dtype(array.dtype)
-        if not array.is_contiguous() or array.is_neg() or (dtype.is_complex and array.is_conj()):
+        code, size_bytes, is_complex = _tensor_type(array.dtype)
+        if not array.is_contiguous() or array.is_neg() or (is_complex and array.is_conj()):
             return None
         address = array.data_ptr()
-        count = array.numel()
+        nbytes = array.numel() * size_bytes
     except (AttributeError, RuntimeError, TypeError):
         return None
-    if not address and count:
-        return None
-    return address, count * dtype.size_bytes, dtype
+    return (address, nbytes, code) if address or not nbytes else None
 
 
 def stage(array: Array, *, writable: bool) -> Staged:
@@ -101,7 +99,7 @@ def _stage_tensor(tensor: Array) -> Staged:
         raise UnsupportedError(f"the tensor is on {tensor.device}; only CPU tensors are served")
     if str(tensor.layout) != "torch.strided":
         raise UnsupportedError(f"the tensor's layout is {tensor.layout}; only strided ones are served")
-    _tensor_dtype(tensor.dtype)
+    _tensor_type(tensor.dtype)
     copy = tensor.detach().resolve_conj().resolve_neg().contiguous()
     located = locate(copy, writable=True)
     if located is None:
@@ -110,12 +108,14 @@ def _stage_tensor(tensor: Array) -> Staged:
 
 
 @functools.lru_cache(maxsize=64)
-def _tensor_dtype(dtype: object) -> DType:
+def _tensor_type(dtype: object) -> tuple[int, int, bool]:
+    """Code, bytes of an element, whether complex: plain values, for they are looked at often."""
     name = str(dtype).removeprefix("torch.")
     try:
-        return DType[name.upper()]
+        found = DType[name.upper()]
     except KeyError:
         raise UnsupportedError(f"elements of type {name} cannot be communicated") from None
+    return int(found), found.size_bytes, found.is_complex
 
 
 def stage_pieces(arrays: Sequence[Array], ranks: int, *, writable: bool, what: str) -> list[Staged]:

@@ -13,8 +13,8 @@ import numpy as np
 
 from unisono import config
 from unisono.communicator import exchange
-from unisono.communicator.arrays import Array, locate, stage
-from unisono.communicator.calls import CallBook, parse_reduction
+from unisono.communicator.arrays import Array, locate, overlap, stage
+from unisono.communicator.calls import CallBook
 from unisono.communicator.explain import Explanation
 from unisono.communicator.selection import default_selection
 from unisono.communicator.work import CollectiveWork, MessageWork, Work
@@ -49,7 +49,7 @@ class Communicator:
         self._group = met.group
         self._name = met.nonce.hex()
         self._forks: Counter[tuple[int, ...]] = Counter()
-        executor = NativeExecutor(met.group, self.rank, stream_slots=settings.stream_slots)
+        executor = NativeExecutor(met.group, self.rank, settings.stores)
         self._book = CallBook(executor, self.size, default_selection(self.size))
         self._under_way: deque[CollectiveWork | MessageWork] = deque()
         # Also at the end of the interpreter: a rank that ends well has left, not died.
@@ -79,15 +79,9 @@ class Communicator:
         16-bit floats accumulate in float32 and are rounded once. `algorithm`: any of
         `unisono.algorithms.names("all_reduce")`; None chooses.
         """
-        if not async_op:
-            found = locate(x, writable=True)
-            if found is not None:
-                key = (Op.ALL_REDUCE, found[1], found[2], op, -1, algorithm)
-                call = self._book.find(key)
-                if call is not None:
-                    self._group.run(call, found[0], found[0], self.timeout_s)
-                    return x
-        return self._in_place(Op.ALL_REDUCE, x, op, -1, algorithm, async_op)
+        if not async_op and self._run_quick("all_reduce", x, x, op, -1, algorithm):
+            return x
+        return exchange.in_place(self, Op.ALL_REDUCE, x, op, -1, algorithm, async_op)
 
     def reduce(
         self,
@@ -99,13 +93,17 @@ class Communicator:
         async_op: bool = False,
     ) -> Any:
         """Reduces `x` over all ranks, in place on `root`; the others' `x` stays as it is."""
-        return self._in_place(Op.REDUCE, x, op, root, algorithm, async_op)
+        if not async_op and self._run_quick("reduce", x, x, op, root, algorithm):
+            return x
+        return exchange.in_place(self, Op.REDUCE, x, op, root, algorithm, async_op)
 
     def broadcast(
         self, x: Array, root: int = 0, *, algorithm: str | None = None, async_op: bool = False
     ) -> Any:
         """Copies `x` of `root` into `x` of all ranks; returns `x`."""
-        return self._in_place(Op.BROADCAST, x, ReduceOp.SUM, root, algorithm, async_op)
+        if not async_op and self._run_quick("broadcast", x, x, "sum", root, algorithm):
+            return x
+        return exchange.in_place(self, Op.BROADCAST, x, "sum", root, algorithm, async_op)
 
     def barrier(self, *, async_op: bool = False) -> Any:
         """Returns when all ranks have called it."""
@@ -127,6 +125,8 @@ class Communicator:
         per rank (which may differ in length); None allocates it with dimension 0 size times as
         long as that of `x`.
         """
+        if not async_op and self._run_quick("all_gather", x, out, "sum", -1, algorithm):
+            return out
         return exchange.gathering(self, Op.ALL_GATHER, x, out, -1, algorithm, async_op)
 
     def reduce_scatter(
@@ -143,10 +143,9 @@ class Communicator:
         `x` is one array of size * out.size elements, or a list of one array per rank (which may
         differ in length).
         """
-        reduction = parse_reduction(op)
-        return exchange.scattering(
-            self, Op.REDUCE_SCATTER, x, out, -1, reduction, algorithm, async_op
-        )
+        if not async_op and self._run_quick("reduce_scatter", x, out, op, -1, algorithm):
+            return out
+        return exchange.scattering(self, Op.REDUCE_SCATTER, x, out, -1, op, algorithm, async_op)
 
     def all_to_all(
         self,
@@ -161,6 +160,8 @@ class Communicator:
         Each of `x` and `out` is one array cut in equal shares, or a list of one array per rank,
         of any lengths that agree between sender and receiver.
         """
+        if not async_op and self._run_quick("all_to_all", x, out, "sum", -1, algorithm):
+            return out
         return exchange.all_to_all(self, x, out, algorithm, async_op)
 
     def gather(
@@ -186,9 +187,7 @@ class Communicator:
     ) -> Any:
         """Share r of `x` of `root` goes to `out` of rank r; `x` is None on the other ranks,
         where `out` is required."""
-        return exchange.scattering(
-            self, Op.SCATTER, x, out, root, ReduceOp.SUM, algorithm, async_op
-        )
+        return exchange.scattering(self, Op.SCATTER, x, out, root, "sum", algorithm, async_op)
 
     # ---- point to point
 
@@ -303,16 +302,28 @@ class Communicator:
 
     # ---- shared by the collectives
 
-    def _in_place(
+    def _run_quick(
         self,
-        op: Op,
-        x: Array,
+        op: str,
+        x: Any,
+        out: Any,
         reduction: str | ReduceOp,
         root: int,
         algorithm: str | None,
-        async_op: bool,
-    ) -> Any:
-        return exchange.in_place(self, op, x, reduction, root, algorithm, async_op)
+    ) -> bool:
+        """Runs a blocking call that looks like one that was checked before; False if none does."""
+        target = locate(out, writable=True)
+        if target is None:
+            return False
+        source = target if out is x else locate(x, writable=False)
+        if source is None:
+            return False
+        key = (op, source[1], source[2], target[1], target[2], reduction, root, algorithm)
+        call = self._book.find_quick(key)
+        if call is None or (op == "all_to_all" and overlap(source, target)):
+            return False
+        self._group.run(call, source[0], target[0], self.timeout_s)
+        return True
 
     def _keep(self, work: CollectiveWork | MessageWork) -> None:
         """Holds the arrays of a call until it has ended, even if the program drops its handle."""

@@ -77,7 +77,7 @@ def in_place(
     async_op: bool,
 ) -> Any:
     """all_reduce, reduce, broadcast: one array that is input and output."""
-    reduction = parse_reduction(reduction)
+    as_written, reduction = reduction, parse_reduction(reduction)
     staged = stage(x, writable=op is Op.ALL_REDUCE or (comm.rank == root) is (op is Op.REDUCE))
     address, nbytes, dtype = staged.located
     key = (op, nbytes, dtype, reduction, root, algorithm)
@@ -88,6 +88,7 @@ def in_place(
         if comm._book.needs_widening(plan, staged.dtype, reduction):
             return _in_place_wide(comm, op, x, reduction, root, algorithm, async_op)
         call = comm._book.prepare(key, plan)
+    _remember_quick(comm, op, staged, staged, as_written, root, algorithm, call)
     memory = [(address, nbytes)]
     return run(
         comm, call, memory, memory, x, keep=staged, async_op=async_op, complete=staged.restore
@@ -142,6 +143,7 @@ def gathering(
         return run(comm, call, [memory], [memory], None, keep=source, async_op=async_op)
     target = stage(out, writable=True)
     _require_same(source, target, source.count * comm.size, "out")
+    _remember_quick(comm, op, source, target, "sum", root, algorithm, call)
     inputs = [source.located[:2]]
     outputs = _shares(target.located, comm.size)
     return run(
@@ -185,11 +187,12 @@ def scattering(
     x: Array | Sequence[Array] | None,
     out: Array | None,
     root: int,
-    reduction: ReduceOp,
+    reduction: str | ReduceOp,
     algorithm: str | None,
     async_op: bool,
 ) -> Any:
     """reduce_scatter and scatter: one piece per rank in, one piece out."""
+    as_written, reduction = reduction, parse_reduction(reduction)
     comm._book.check(op, DType.UINT8, ReduceOp.SUM, root)
     gives = op is Op.REDUCE_SCATTER or comm.rank == root
     if not gives:
@@ -225,6 +228,8 @@ def scattering(
     if even:
         key = (op, lengths[0] * comm.size, int(dtype), reduction, root, algorithm)
         call = comm._book.find(key) or comm._book.prepare(key, plan)
+        if op is Op.REDUCE_SCATTER and len(sources) == 1:
+            _remember_quick(comm, op, sources[0], target, as_written, root, algorithm, call)
     else:
         _require_known_lengths(op)
         call = comm._book.prepare_uneven(op, dtype, reduction, root, lengths, algorithm)
@@ -265,6 +270,7 @@ def all_to_all(
         key = (Op.ALL_TO_ALL, nbytes, int(dtype), ReduceOp.SUM, -1, algorithm)
         plan = comm._book.choose(Op.ALL_TO_ALL, nbytes, -1, algorithm).plan
         call = comm._book.find(key) or comm._book.prepare(key, plan)
+        _remember_quick(comm, Op.ALL_TO_ALL, sources[0], targets[0], "sum", -1, algorithm, call)
     return run(
         comm, call, _memory(sources, comm.size), _memory(targets, comm.size), out,
         keep=(sources, targets), async_op=async_op, complete=_restore_all(targets),
@@ -301,6 +307,23 @@ def _prepare_uneven_all_to_all(
 
 
 # ---- small helpers
+
+
+def _remember_quick(
+    comm: Communicator,
+    op: Op,
+    source: Staged,
+    target: Staged,
+    reduction: str | ReduceOp,
+    root: int,
+    algorithm: str | None,
+    call: native.Prepared,
+) -> None:
+    """Lets the next such call skip what led here; only where nothing was copied."""
+    if source.copy is not None or target.copy is not None:
+        return
+    key = (op.value, *source.located[1:], *target.located[1:], reduction, root, algorithm)
+    comm._book.remember_quick(key, call)
 
 
 def _sources(x: Array | Sequence[Array], ranks: int, *, writable: bool = False) -> list[Staged]:

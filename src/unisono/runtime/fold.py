@@ -126,11 +126,11 @@ def _narrow_extreme(
 
 
 def _minimum(acc: Array, x: Array) -> Array:
-    return np.where((acc < x) | (acc != acc), acc, x)
+    return np.where((acc < x) | np.isnan(acc), acc, x)
 
 
 def _maximum(acc: Array, x: Array) -> Array:
-    return np.where((acc > x) | (acc != acc), acc, x)
+    return np.where((acc > x) | np.isnan(acc), acc, x)
 
 
 def _complex_product(acc: Array, x: Array) -> Array:

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from unisono import algorithms, native
 from unisono.errors import UnsupportedError
 from unisono.schedule import Plan, lower
-from unisono.types import DType, Op, ReduceOp
+from unisono.types import DType, Op, ReduceOp, StorePolicy
 
 _OP_CODES = {op: code for code, op in enumerate(Op)}
 _LEAST_BLOCK_BYTES, _MOST_BLOCK_BYTES = 32 << 10, 256 << 10
@@ -76,10 +76,10 @@ class Arguments:
 class NativeExecutor:
     """Loads algorithms as plans of one rank of a group, and binds arguments to them."""
 
-    def __init__(self, group: native.Group, rank: int, *, stream_slots: bool = False) -> None:
+    def __init__(self, group: native.Group, rank: int, stores: StorePolicy) -> None:
         self._group = group
         self._rank = rank
-        self._stream_slots = stream_slots
+        self._stores = stores
         self._plans: dict[tuple[Op, str, int], LoadedPlan] = {}
 
     def plan(self, op: Op, algorithm: str, root: int) -> LoadedPlan:
@@ -124,7 +124,7 @@ class NativeExecutor:
             block_bytes=plan.block_bytes,
             in_piece_bytes=in_bytes,
             out_piece_bytes=out_bytes,
-            stream_slots=self._stream_slots,
+            policy=self._stores,
         )
 
 

@@ -61,6 +61,7 @@ def run(
     outputs: Sequence[Pieces],
     dtype: DType,
     reduce_op: ReduceOp,
+    *,
     block_bytes: int,
     depth: int = 2,
 ) -> None:
@@ -80,7 +81,9 @@ def run(
     >>> x[0].tolist(), x[1].tolist()
     ([11, 22], [11, 22])
     """
-    _check(plans, inputs, outputs, dtype, reduce_op, block_bytes, depth)
+    if any(p.reduce_depth for p in plans) and not dtype.supports(reduce_op):
+        raise UnsupportedError(f"{dtype.name} elements cannot be reduced by {reduce_op.name}")
+    _check_sizes(plans, (*inputs, *outputs), dtype, block_bytes, depth)
     blocks = num_blocks(plans, inputs, outputs, dtype, block_bytes)
     ranks = [
         _Rank(plan=plan, pieces=(list(inputs[i]), list(outputs[i]))) for i, plan in enumerate(plans)
@@ -101,22 +104,14 @@ def run(
         running = [rank for rank in running if rank.block < blocks]
 
 
-def _check(
-    plans: Sequence[Plan],
-    inputs: Sequence[Pieces],
-    outputs: Sequence[Pieces],
-    dtype: DType,
-    reduce_op: ReduceOp,
-    block_bytes: int,
-    depth: int,
+def _check_sizes(
+    plans: Sequence[Plan], buffers: Sequence[Pieces], dtype: DType, block_bytes: int, depth: int
 ) -> None:
-    if any(p.reduce_depth for p in plans) and not dtype.supports(reduce_op):
-        raise UnsupportedError(f"{dtype.name} elements cannot be reduced by {reduce_op.name}")
     if block_bytes < 1 or block_bytes % dtype.size_bytes:
         raise UnsupportedError(f"blocks of {block_bytes} bytes do not hold whole elements")
     if depth < 1:
         raise UnsupportedError(f"slots for {depth} blocks; at least one is needed")
-    lengths = {piece.nbytes for pieces in (*inputs, *outputs) for piece in pieces}
+    lengths = {piece.nbytes for pieces in buffers for piece in pieces}
     if len(lengths) > 1 and any(plan.uniform for plan in plans):
         raise UnsupportedError("this algorithm needs pieces of one length")
 

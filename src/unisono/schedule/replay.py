@@ -106,7 +106,7 @@ class _Replay:
             return True
         need = (rank.block - self.depth + 1) * self.stages
         others = [r.plan.rank for r in self.ranks if r is not rank]
-        return need <= 0 or all([self._join(rank, peer, need) for peer in others])
+        return need <= 0 or all(self._join(rank, peer, need) for peer in others)
 
     def _join(self, rank: _Rank, peer: int, need: int) -> bool:
         """Learn what the peer knew at its first post of at least `need`."""

@@ -99,7 +99,7 @@ class Builder:
         channel: int = 0,
     ) -> None:
         """Add a copy in the current round; `dst_chunk` defaults to `src_chunk`."""
-        self._add(src, src_chunk, dst, dst_chunk, count, False, channel)
+        self._add(src, src_chunk, dst, dst_chunk, count=count, channel=channel, reduce=False)
 
     def reduce(
         self,
@@ -112,7 +112,7 @@ class Builder:
         channel: int = 0,
     ) -> None:
         """Add a reduction into the destination in the current round."""
-        self._add(src, src_chunk, dst, dst_chunk, count, True, channel)
+        self._add(src, src_chunk, dst, dst_chunk, count=count, channel=channel, reduce=True)
 
     def next_round(self) -> None:
         """Everything added from here on sees what was written so far."""
@@ -133,9 +133,10 @@ class Builder:
         src_chunk: int,
         dst: int,
         dst_chunk: int | None,
+        *,
         count: int,
-        reduce: bool,
         channel: int,
+        reduce: bool,
     ) -> None:
         self._transfers.append(
             Transfer(

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 import torch
 
+from unisono.torch_backend.convert import seconds
 from unisono.torch_backend.private import (
     ProcessGroupBase,
     WorkBase,
@@ -15,7 +17,8 @@ from unisono.torch_backend.private import (
 from unisono.torch_backend.work import DONE, Completer, PendingWork, Together
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Iterator, Sequence
+    from datetime import timedelta
 
 
 class GroupBase(ProcessGroupBase):  # type: ignore[misc]
@@ -29,10 +32,21 @@ class GroupBase(ProcessGroupBase):  # type: ignore[misc]
         self._completer = Completer()
         self._placeholder = attach_placeholder(self, comm.rank, comm.size)
 
-    def _pending(
-        self, handle: Any, tensors: list[torch.Tensor], limit_s: float | None = None
-    ) -> WorkBase:
-        return PendingWork(handle, tensors, self._completer, limit_s)
+    def _pending(self, handle: Any, tensors: list[torch.Tensor]) -> WorkBase:
+        return PendingWork(handle, tensors, self._completer)
+
+    @contextmanager
+    def _within(self, timeout: timedelta | float | None) -> Iterator[None]:
+        """Give the calls issued inside this time limit; None leaves them the group's."""
+        limit_s = seconds(timeout)
+        if limit_s is None:
+            yield
+            return
+        usual_s, self._comm.timeout_s = self._comm.timeout_s, limit_s
+        try:
+            yield
+        finally:
+            self._comm.timeout_s = usual_s
 
     def _in_order(
         self, calls: Sequence[Callable[..., Any]], tensors: list[torch.Tensor], later: bool

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any, Final
 
@@ -50,6 +51,15 @@ NATIVE_DTYPES: Final = frozenset(
         torch.complex128,
     }
 )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CallOptions:
+    """The options of a call that came without torch's options object; torch's field names."""
+
+    reduceOp: Any = dist.ReduceOp.SUM
+    rootRank: int = 0
+    asyncOp: bool = True
 
 
 def reduce_op(op: Any) -> tuple[ReduceOp, Any]:

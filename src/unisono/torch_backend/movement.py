@@ -10,7 +10,7 @@ import torch
 
 from unisono.errors import UnsupportedError
 from unisono.torch_backend.base import GroupBase
-from unisono.torch_backend.convert import movable, movable_list, seconds, split_rows
+from unisono.torch_backend.convert import CallOptions, movable, movable_list, split_rows
 from unisono.torch_backend.private import WorkBase, hide_from_dynamo
 from unisono.torch_backend.work import DONE
 
@@ -19,24 +19,19 @@ class Movement(GroupBase):
     """Collectives without arithmetic. Bare tensors may stand for lists of one tensor."""
 
     def broadcast(
-        self,
-        tensors: Any,
-        opts: Any = None,
-        timeout: timedelta | None = None,
-        *,
-        root: int | None = None,
+        self, tensors: Any, opts: Any = None, timeout: timedelta | None = None, *, root: int = 0
     ) -> WorkBase:
         """Copy the root's tensor into every other rank's."""
-        if isinstance(tensors, torch.Tensor):
-            tensors, root, later = [tensors], opts if root is None else root, True
-        else:
-            root, later = opts.rootRank, opts.asyncOp
+        if opts is None or isinstance(opts, int):
+            options = CallOptions(rootRank=root if opts is None else opts)
+            with self._within(timeout):
+                return self.broadcast(_listed(tensors), options)
         self._sequence += 1
         tensor = movable(tensors[0])
-        if later:
-            handle = self._comm.broadcast(tensor, root, async_op=True)
-            return self._pending(handle, tensors, seconds(timeout))
-        self._comm.broadcast(tensor, root)
+        if opts.asyncOp:
+            handle = self._comm.broadcast(tensor, opts.rootRank, async_op=True)
+            return self._pending(handle, tensors)
+        self._comm.broadcast(tensor, opts.rootRank)
         return DONE
 
     def all_gather_single(
@@ -55,15 +50,14 @@ class Movement(GroupBase):
     ) -> WorkBase:
         """Collect every rank's tensor in a list; their lengths may differ."""
         if isinstance(inputs, torch.Tensor):
-            outputs, inputs = [outputs], [inputs]
+            with self._within(timeout):
+                return self.allgather([outputs], [inputs], opts)
         if len(inputs) != 1:
             raise UnsupportedError("allgather takes one input tensor a rank")
         self._sequence += 1
-        pieces = outputs[0]
-        source, target = movable(inputs[0]), movable_list(pieces)
-        if getattr(opts, "asyncOp", True):
-            handle = self._comm.all_gather(source, target, async_op=True)
-            return self._pending(handle, pieces, seconds(timeout))
+        source, target = movable(inputs[0]), movable_list(outputs[0])
+        if opts is None or opts.asyncOp:
+            return self._pending(self._comm.all_gather(source, target, async_op=True), outputs[0])
         self._comm.all_gather(source, target)
         return DONE
 
@@ -76,7 +70,7 @@ class Movement(GroupBase):
             for tensor, pieces in zip(inputs, zip(*outputs, strict=True), strict=True)
         ]
         results = [piece for pieces in outputs for piece in pieces]
-        return self._in_order(calls, results, getattr(opts, "asyncOp", True))
+        return self._in_order(calls, results, opts is None or opts.asyncOp)
 
     def all_gather_single_coalesced(
         self, outputs: list[torch.Tensor], inputs: list[torch.Tensor], opts: Any = None
@@ -86,7 +80,7 @@ class Movement(GroupBase):
             partial(self._comm.all_gather, movable(source), movable(target))
             for target, source in zip(outputs, inputs, strict=True)
         ]
-        return self._in_order(calls, outputs, getattr(opts, "asyncOp", True))
+        return self._in_order(calls, outputs, opts is None or opts.asyncOp)
 
     def gather(
         self,
@@ -95,22 +89,21 @@ class Movement(GroupBase):
         opts: Any = None,
         timeout: timedelta | None = None,
         *,
-        root: int | None = None,
+        root: int = 0,
     ) -> WorkBase:
         """Collect every rank's tensor in a list at the root; elsewhere `outputs` is empty."""
         if isinstance(inputs, torch.Tensor):
-            outputs, inputs = [outputs] if outputs else [], [inputs]
-            root, later = opts if root is None else root, True
-        else:
-            root, later = opts.rootRank, opts.asyncOp
+            options = CallOptions(rootRank=root if opts is None else opts)
+            with self._within(timeout):
+                return self.gather([outputs], [inputs], options)
         self._sequence += 1
         source = movable(inputs[0])
-        pieces = outputs[0] if outputs else []
-        target = movable_list(pieces) if self._comm.rank == root else None
-        if later:
-            handle = self._comm.gather(source, target, root, async_op=True)
-            return self._pending(handle, pieces, seconds(timeout))
-        self._comm.gather(source, target, root)
+        at_root = self._comm.rank == opts.rootRank
+        target = movable_list(outputs[0]) if at_root else None
+        if opts.asyncOp:
+            handle = self._comm.gather(source, target, opts.rootRank, async_op=True)
+            return self._pending(handle, outputs[0] if at_root else [])
+        self._comm.gather(source, target, opts.rootRank)
         return DONE
 
     def scatter(
@@ -120,21 +113,20 @@ class Movement(GroupBase):
         opts: Any = None,
         timeout: timedelta | None = None,
         *,
-        root: int | None = None,
+        root: int = 0,
     ) -> WorkBase:
         """Hand the root's list of tensors out, one a rank; elsewhere `inputs` is empty."""
         if isinstance(outputs, torch.Tensor):
-            outputs, inputs = [outputs], [inputs] if inputs else []
-            root, later = opts if root is None else root, True
-        else:
-            root, later = opts.rootRank, opts.asyncOp
+            options = CallOptions(rootRank=root if opts is None else opts)
+            with self._within(timeout):
+                return self.scatter([outputs], [inputs], options)
         self._sequence += 1
         target = movable(outputs[0])
-        source = movable_list(inputs[0]) if self._comm.rank == root else None
-        if later:
-            handle = self._comm.scatter(source, target, root, async_op=True)
-            return self._pending(handle, outputs, seconds(timeout))
-        self._comm.scatter(source, target, root)
+        source = movable_list(inputs[0]) if self._comm.rank == opts.rootRank else None
+        if opts.asyncOp:
+            handle = self._comm.scatter(source, target, opts.rootRank, async_op=True)
+            return self._pending(handle, outputs)
+        self._comm.scatter(source, target, opts.rootRank)
         return DONE
 
     def all_to_all_single(  # noqa: PLR0917 - torch's signature
@@ -147,13 +139,13 @@ class Movement(GroupBase):
         timeout: timedelta | None = None,
     ) -> WorkBase:
         """Send rows to every rank and receive rows from every rank; no sizes: equal shares."""
+        source, target = movable(input), movable(output)
+        if not (output_split_sizes or input_split_sizes):
+            return self._all_to_all(target, source, [output], opts, timeout)
         ranks = self._comm.size
-        source: Any = movable(input)
-        target: Any = movable(output)
-        if output_split_sizes or input_split_sizes or source is not input:
-            source = movable_list(split_rows(input, input_split_sizes, ranks))
-            target = movable_list(split_rows(output, output_split_sizes, ranks))
-        return self._all_to_all(target, source, [output], opts, timeout)
+        sources = movable_list(split_rows(input, input_split_sizes, ranks))
+        targets = movable_list(split_rows(output, output_split_sizes, ranks))
+        return self._all_to_all(targets, sources, [output], opts, timeout)
 
     def alltoall(
         self,
@@ -191,10 +183,12 @@ class Movement(GroupBase):
         opts: Any,
         timeout: timedelta | None,
     ) -> WorkBase:
+        if timeout is not None or isinstance(opts, timedelta):
+            with self._within(opts if timeout is None else timeout):
+                return self._all_to_all(target, source, results, None, None)
         self._sequence += 1
-        if getattr(opts, "asyncOp", True):
-            handle = self._comm.all_to_all(source, target, async_op=True)
-            return self._pending(handle, results, seconds(timeout))
+        if opts is None or opts.asyncOp:
+            return self._pending(self._comm.all_to_all(source, target, async_op=True), results)
         self._comm.all_to_all(source, target)
         return DONE
 
@@ -202,6 +196,10 @@ class Movement(GroupBase):
     _allgather_base = all_gather_single
     allgather_into_tensor_coalesced = all_gather_single_coalesced
     alltoall_base = all_to_all_single
+
+
+def _listed(tensors: Any) -> list[torch.Tensor]:
+    return [tensors] if isinstance(tensors, torch.Tensor) else tensors
 
 
 hide_from_dynamo(Movement)

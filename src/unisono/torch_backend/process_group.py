@@ -25,21 +25,24 @@ class ProcessGroup(Reductions, Movement):
         if isinstance(opts, timedelta):
             opts, timeout = None, opts
         limit_s = seconds(timeout if opts is None else opts.timeout)
-        later = opts is None or opts.asyncOp
-        if not later and limit_s is None:
-            self._comm.barrier()
-            return DONE
-        work = self._pending(self._comm.barrier(async_op=True), [], limit_s)
-        if not later:
-            work.wait()
-        return work
+        if limit_s is not None:
+            with self._within(limit_s):
+                return self._barrier(opts is None or opts.asyncOp)
+        return self._barrier(opts is None or opts.asyncOp)
+
+    def _barrier(self, later: bool) -> WorkBase:
+        if later:
+            return self._pending(self._comm.barrier(async_op=True), [])
+        self._comm.barrier()
+        return DONE
 
     def monitored_barrier(
         self, timeout: timedelta | None = None, wait_all_ranks: bool = False
     ) -> None:
-        """Barrier whose timeout error names the ranks that are missing, all of them, always."""
+        """Barrier; as in all collectives here, its timeout error names the missing ranks."""
         self._sequence += 1
-        self._comm.barrier(async_op=True).wait(seconds(timeout))
+        with self._within(timeout):
+            self._comm.barrier()
 
     def _start_coalescing(self, device: torch.device) -> None:
         if isinstance(self._comm, Recorder):

@@ -11,7 +11,7 @@ from torch import distributed as dist
 
 from unisono.errors import UnsupportedError
 from unisono.torch_backend.base import GroupBase
-from unisono.torch_backend.convert import REDUCE_OPS, reduce_op, seconds
+from unisono.torch_backend.convert import REDUCE_OPS, CallOptions, reduce_op
 from unisono.torch_backend.private import WorkBase, hide_from_dynamo
 from unisono.torch_backend.sparse import all_reduce_sparse
 from unisono.torch_backend.work import DONE, FinishedWork, Together
@@ -37,10 +37,11 @@ class Reductions(GroupBase):
         except (AttributeError, KeyError):
             reduction = None
         if reduction is None:
-            return self._allreduce_any(tensors, opts if op is None else op, timeout)
+            with self._within(timeout):
+                return self._allreduce_any(tensors, opts if op is None else op)
         tensor = tensors[0]
         if len(tensors) != 1 or tensor.is_sparse:
-            return self._allreduce_each(tensors, reduction, later, None)
+            return self._allreduce_each(tensors, reduction, later)
         self._sequence += 1
         if later:
             return self._pending(self._comm.all_reduce(tensor, reduction, async_op=True), tensors)
@@ -49,29 +50,29 @@ class Reductions(GroupBase):
 
     def allreduce_coalesced(self, tensors: list[torch.Tensor], opts: Any = None) -> WorkBase:
         """Reduce several tensors over all ranks, in place."""
-        return self._allreduce_any(tensors, opts, None)
+        return self._allreduce_any(tensors, opts)
 
     def reduce(
         self,
         tensors: Any,
         opts: Any = None,
-        op: Any = None,
+        op: Any = _SUM,
         timeout: timedelta | None = None,
         *,
-        root: int | None = None,
+        root: int = 0,
     ) -> WorkBase:
         """Reduce over all ranks, in place, to the root rank."""
         if isinstance(tensors, torch.Tensor):
-            tensors, root = [tensors], opts if root is None else root
-        else:
-            root, op = opts.rootRank, opts.reduceOp
-        reduction, factor = reduce_op(_SUM if op is None else op)
+            options = CallOptions(reduceOp=op, rootRank=root if opts is None else opts)
+            with self._within(timeout):
+                return self.reduce([tensors], options)
+        reduction, factor = reduce_op(opts.reduceOp)
         _scale_in_place(tensors, factor)
         self._sequence += 1
-        if getattr(opts, "asyncOp", True):
-            handle = self._comm.reduce(tensors[0], root, reduction, async_op=True)
-            return self._pending(handle, tensors, seconds(timeout))
-        self._comm.reduce(tensors[0], root, reduction)
+        if opts.asyncOp:
+            handle = self._comm.reduce(tensors[0], opts.rootRank, reduction, async_op=True)
+            return self._pending(handle, tensors)
+        self._comm.reduce(tensors[0], opts.rootRank, reduction)
         return DONE
 
     def reduce_scatter(
@@ -85,32 +86,30 @@ class Reductions(GroupBase):
     ) -> WorkBase:
         """Reduce a list of pieces over all ranks; a rank keeps the piece of its number."""
         if isinstance(outputs, torch.Tensor):
-            outputs, inputs = [outputs], [inputs]
+            with self._within(timeout):
+                return self._reduce_scatter(outputs, inputs, opts if op is None else op)
         if len(outputs) != 1:
             raise UnsupportedError("reduce_scatter takes one output tensor a rank")
-        return self._reduce_scatter(outputs[0], inputs[0], opts if op is None else op, timeout)
+        return self._reduce_scatter(outputs[0], inputs[0], opts)
 
     def reduce_scatter_single(
         self, output: torch.Tensor, input: torch.Tensor, opts: Any = None
     ) -> WorkBase:
         """Reduce a tensor over all ranks; a rank keeps its share, in rank order."""
-        return self._reduce_scatter(output, input, opts, None)
+        return self._reduce_scatter(output, input, opts)
 
     def reduce_scatter_single_coalesced(
         self, outputs: list[torch.Tensor], inputs: list[torch.Tensor], opts: Any = None
     ) -> WorkBase:
         """Several reduce_scatter_single as one work."""
-        reduction, factor = reduce_op(getattr(opts, "reduceOp", _SUM))
+        reduction, factor = reduce_op(_SUM if opts is None else opts.reduceOp)
         calls = [
             partial(self._comm.reduce_scatter, _scaled(source, factor), target, reduction)
             for target, source in zip(outputs, inputs, strict=True)
         ]
-        return self._in_order(calls, outputs, getattr(opts, "asyncOp", True))
+        return self._in_order(calls, outputs, opts is None or opts.asyncOp)
 
-    def _reduce_scatter(
-        self, output: torch.Tensor, source: Any, opts: Any, timeout: timedelta | None
-    ) -> WorkBase:
-        limit_s = None
+    def _reduce_scatter(self, output: torch.Tensor, source: Any, opts: Any) -> WorkBase:
         try:
             reduction = REDUCE_OPS[hash(opts.reduceOp)]
             later = opts.asyncOp
@@ -120,24 +119,22 @@ class Reductions(GroupBase):
             reduction, factor = reduce_op(_SUM if opts is None else getattr(opts, "reduceOp", opts))
             source = _scaled(source, factor)
             later = getattr(opts, "asyncOp", True)
-            limit_s = seconds(timeout)
         self._sequence += 1
         if later:
             handle = self._comm.reduce_scatter(source, output, reduction, async_op=True)
-            return self._pending(handle, [output], limit_s)
+            return self._pending(handle, [output])
         self._comm.reduce_scatter(source, output, reduction)
         return DONE
 
-    def _allreduce_any(self, tensors: Any, opts: Any, timeout: timedelta | None) -> WorkBase:
+    def _allreduce_any(self, tensors: Any, opts: Any) -> WorkBase:
         if isinstance(tensors, torch.Tensor):
             tensors = [tensors]
         reduction, factor = reduce_op(_SUM if opts is None else getattr(opts, "reduceOp", opts))
         _scale_in_place(tensors, factor)
-        later = getattr(opts, "asyncOp", True)
-        return self._allreduce_each(tensors, reduction, later, seconds(timeout))
+        return self._allreduce_each(tensors, reduction, getattr(opts, "asyncOp", True))
 
     def _allreduce_each(
-        self, tensors: list[torch.Tensor], reduction: ReduceOp, later: bool, limit_s: float | None
+        self, tensors: list[torch.Tensor], reduction: ReduceOp, later: bool
     ) -> WorkBase:
         self._sequence += 1
         handles = []
@@ -148,10 +145,9 @@ class Reductions(GroupBase):
                 handles.append(self._comm.all_reduce(tensor, reduction, async_op=True))
             else:
                 self._comm.all_reduce(tensor, reduction)
-        if handles:
-            return self._pending(Together(handles), tensors, limit_s)
-        return FinishedWork(tensors)
+        return self._pending(Together(handles), tensors) if handles else FinishedWork(tensors)
 
+    # Names that older torch versions, and older callers, use.
     _reduce_scatter_base = reduce_scatter_single
     reduce_scatter_tensor_coalesced = reduce_scatter_single_coalesced
 

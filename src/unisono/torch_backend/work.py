@@ -119,25 +119,21 @@ def _settle(future: Future[Any], handle: Handle, tensors: list[torch.Tensor]) ->
 class PendingWork(WorkBase):  # type: ignore[misc]
     """A collective under way, as torch sees it."""
 
-    __slots__ = ("_completer", "_future", "_handle", "_limit_s", "_tensors")
+    __slots__ = ("_completer", "_future", "_handle", "_tensors")
 
-    def __init__(
-        self,
-        handle: Any,
-        tensors: list[torch.Tensor],
-        completer: Completer,
-        limit_s: float | None = None,
-    ) -> None:
+    def __init__(self, handle: Any, tensors: list[torch.Tensor], completer: Completer) -> None:
         super().__init__()
         self._handle = handle
         self._tensors = tensors
         self._completer = completer
-        self._limit_s = limit_s
         self._future: Future[Any] | None = None
 
     def wait(self, timeout: timedelta | None = None) -> bool:
-        """Block until the result is in the tensors; raises what went wrong."""
-        self._handle.wait(self._limit_s if timeout is None else seconds(timeout) or self._limit_s)
+        """Block until the result is in the tensors; raises what went wrong.
+
+        A `timeout` only ends the waiting, with TimeoutError: the collective goes on.
+        """
+        self._handle.wait(None if timeout is None else seconds(timeout))
         return True
 
     def synchronize(self) -> None:

@@ -142,7 +142,9 @@ def _print(report: Report, console: Console) -> None:
         console.rule("written by the trained model")
         console.print(sample, markup=False, highlight=False)
         console.rule()
+    console.print(report.title, style="bold", highlight=False)
     console.print(report.table())
+    console.print(report.legend, style="dim", highlight=False)
     for agreement in report.agreements:
         if agreement.holds:
             console.print(f"[green]ok[/]: {agreement}", highlight=False)

@@ -1,18 +1,19 @@
 """How much of a step is communication. The same two measurements for every backend.
 
-Both come after the training, on the trained model, which they do not change.
+Both come after the training, on the trained models, which they do not change. The backends take
+turns, so that a machine whose speed drifts hits all of them alike.
 
-*Exchange alone*: all ranks meet at a barrier and then, a few times in a row, start one asynchronous
-sum for each of DDP's gradient buckets and wait for all of them. The buckets have exactly the sizes
-that DDP uses. There is no other work, so nothing can hide the exchange.
+*Exchange alone*: the ranks start one asynchronous sum for each of DDP's gradient buckets and wait
+for all of them. The buckets have exactly the sizes that DDP uses. There is no other work, so
+nothing can hide the exchange.
 
-*Added to a step*: groups of forward and backward passes with the exchange alternate with groups
-under `no_sync`, which do the same arithmetic and exchange nothing. The difference of neighbours is
-what communication adds to a step after overlap, including what it takes from the processors.
-Alternation makes a machine whose speed drifts hit both sides alike.
+*Added to a step*: forward and backward passes with the exchange, less the same passes under
+`no_sync`, which do the same arithmetic and exchange nothing. The difference is what communication
+adds to a step after overlap, including what it takes from the processors.
 
-Each time is of a group, from the barrier to its end, divided by the group's length, so that the
-unequal moments at which the ranks leave the barrier weigh little; then the slowest rank counts.
+Each time is that of a group of a few exchanges or passes in a row, from a barrier (the same for
+every backend) to its end, divided by their number, so that the unequal moments at which the ranks
+leave the barrier weigh little. Then the slowest rank counts.
 """
 
 from __future__ import annotations
@@ -36,6 +37,14 @@ PASSES_PER_GROUP = 4
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Subject:
+    """What is measured: a model that exchanges its gradients over a group."""
+
+    ddp: DistributedDataParallel
+    group: dist.ProcessGroup
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Communication:
     """Seconds for one exchange or one pass, an entry for each group, of the slowest rank."""
 
@@ -46,17 +55,33 @@ class Communication:
 
 
 def measure(
-    ddp: DistributedDataParallel, task: Task, batch: Sequence[torch.Tensor], groups: int
-) -> Communication:
-    """Collective: every rank calls it, with the same number of groups."""
-    buckets = gradient_buckets(ddp.module, task, batch)
-    synced_s, unsynced_s = _time_passes(ddp, task, batch, groups)
-    return Communication(
-        bucket_bytes=[bucket.numel() * bucket.element_size() for bucket in buckets],
-        exchange_s=_time_exchange(buckets, groups),
-        synced_s=synced_s,
-        unsynced_s=unsynced_s,
+    subjects: Sequence[Subject], task: Task, batch: Sequence[torch.Tensor], groups: int
+) -> list[Communication]:
+    """One result for each subject. Collective: all ranks call it with the same arguments."""
+    buckets = gradient_buckets(subjects[0].ddp.module, task, batch)
+    exchanges_s = _time_in_turns(
+        [_exchange(buckets, subject.group) for subject in subjects], EXCHANGES_PER_GROUP, groups
     )
+    passes_s = _time_in_turns(
+        [
+            one_pass
+            for subject in subjects
+            for one_pass in (_synced_pass(subject.ddp, task, batch), _unsynced_pass(subject.ddp, task, batch))
+        ],
+        PASSES_PER_GROUP,
+        groups,
+    )
+    return [
+        Communication(
+            bucket_bytes=[bucket.numel() * bucket.element_size() for bucket in buckets],
+            exchange_s=exchange_s,
+            synced_s=synced_s,
+            unsynced_s=unsynced_s,
+        )
+        for exchange_s, synced_s, unsynced_s in zip(
+            exchanges_s, passes_s[0::2], passes_s[1::2], strict=True
+        )
+    ]
 
 
 def gradient_buckets(
@@ -87,58 +112,13 @@ def _note(
     return done
 
 
-def _time_exchange(buckets: Sequence[torch.Tensor], groups: int) -> list[float]:
+def _exchange(buckets: Sequence[torch.Tensor], group: dist.ProcessGroup) -> Callable[[], None]:
+    """Sums the buckets as DDP does. Averages, so that the values stay and can be checked."""
+
     def exchange() -> None:
-        works = [dist.all_reduce(bucket, async_op=True) for bucket in buckets]
+        works = [dist.all_reduce(bucket, group=group, async_op=True) for bucket in buckets]
         for work in works:
             if work is not None:
                 work.wait()
 
-    expected = float(dist.get_world_size() ** EXCHANGES_PER_GROUP)
-    times_s = []
-    for _ in range(groups + 1):
-        for bucket in buckets:
-            bucket.fill_(1.0)
-        times_s.append(_time_group(exchange, EXCHANGES_PER_GROUP))
-        if not all(bool((bucket == expected).all()) for bucket in buckets):
-            raise RuntimeError("the backend summed the gradient buckets to a wrong value")
-    return _slowest(times_s[1:])
-
-
-def _time_passes(
-    ddp: DistributedDataParallel, task: Task, batch: Sequence[torch.Tensor], groups: int
-) -> tuple[list[float], list[float]]:
-    def one_pass() -> None:
-        ddp.zero_grad()
-        task.loss(ddp, batch).backward()  # type: ignore[no-untyped-call]
-
-    synced_s: list[float] = []
-    unsynced_s: list[float] = []
-    for with_exchange in _alternating(groups):
-        with contextlib.nullcontext() if with_exchange else ddp.no_sync():
-            elapsed_s = _time_group(one_pass, PASSES_PER_GROUP)
-        (synced_s if with_exchange else unsynced_s).append(elapsed_s)
-    ddp.zero_grad()
-    # The first group of each kind warms up.
-    return _slowest(synced_s[1:]), _slowest(unsynced_s[1:])
-
-
-def _alternating(groups: int) -> Iterator[bool]:
-    """Yes no, no yes, yes no ...: neither side always comes second."""
-    for pair in range(groups + 1):
-        yield from (True, False) if pair % 2 == 0 else (False, True)
-
-
-def _time_group(action: Callable[[], None], times: int) -> float:
-    dist.barrier()
-    start_s = time.perf_counter()
-    for _ in itertools.repeat(None, times):
-        action()
-    return (time.perf_counter() - start_s) / times
-
-
-def _slowest(times_s: list[float]) -> list[float]:
-    """The largest over ranks, entry by entry."""
-    largest = torch.tensor(times_s, dtype=torch.float64)
-    dist.all_reduce(largest, op=dist.ReduceOp.MAX)
-    return largest.tolist()
+    return exchange

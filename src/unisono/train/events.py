@@ -20,6 +20,7 @@ class Started:
 class Stepped:
     """One step is done. Sent a few times a second, not for every step."""
 
+    backend: str
     step: int
     loss: float
     """Of rank 0's own samples: the mean over ranks would cost the step a collective."""
@@ -29,6 +30,7 @@ class Stepped:
 class Scored:
     """A stretch of training is done."""
 
+    backend: str
     period: int
     score: float
 
@@ -40,15 +42,17 @@ class Measuring:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Finished:
-    """The outcome of a run. Times are those of the slowest rank; see `communication`."""
+    """The outcome on one backend. Measured times are those of the slowest rank."""
 
+    backend: str
     score: float
     losses: list[float]
     """Mean over ranks, one for each step."""
     step_s: list[float]
     """Wall time of each training step on rank 0."""
     exchange_s: list[float]
-    """One exchange of all gradients, alone; one entry for each group of exchanges."""
+    """One exchange of all gradients, alone; one entry for each group of exchanges; see
+    `communication`."""
     synced_s: list[float]
     """One forward and backward pass with the exchange; one entry for each group of passes."""
     unsynced_s: list[float]

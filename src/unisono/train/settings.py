@@ -54,10 +54,13 @@ TASKS: dict[TaskName, TaskFacts] = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Run:
-    """One training run on one backend."""
+    """One job: the same training on each backend, in turns.
+
+    The first backend is that of the default process group.
+    """
 
     task: TaskName
-    backend: str
+    backends: tuple[str, ...]
     ranks: int
     seed: int
     batch: int
@@ -73,6 +76,8 @@ class Run:
     """How long a rank waits for another one in a collective."""
 
     def __post_init__(self) -> None:
+        if not self.backends or len(set(self.backends)) < len(self.backends):
+            raise ValueError(f"need one backend or several different ones, not {self.backends}")
         if self.task not in TASKS:
             raise ValueError(f"unknown task {self.task!r}; known: {', '.join(TASKS)}")
         for name in ("ranks", "batch", "periods", "measured_groups"):
@@ -84,4 +89,5 @@ class Run:
 
     @staticmethod
     def decode(text: str) -> Run:
-        return Run(**json.loads(text))
+        fields = json.loads(text)
+        return Run(**(fields | {"backends": tuple(fields["backends"])}))

@@ -6,9 +6,9 @@ import importlib
 from functools import partial
 from typing import Any
 
-import unisono
 from unisono.bench.cases import Case
 from unisono.bench.peers.base import Array, Call, Peer
+from unisono.communicator import Communicator, init
 from unisono.errors import UnsupportedError
 
 
@@ -19,7 +19,7 @@ class NativePeer(Peer):
         self, *, rank: int, ranks: int, rendezvous: str, algorithm: str | None = None
     ) -> None:
         self.rank = rank
-        self._comm = unisono.init(rank=rank, size=ranks, rendezvous=rendezvous)
+        self._comm = init(rank=rank, size=ranks, rendezvous=rendezvous)
         self._options = {"algorithm": algorithm} if algorithm else {}
 
     def bind(self, case: Case, x: Array, out: Array) -> Call:
@@ -29,7 +29,7 @@ class NativePeer(Peer):
         self._comm.close()
 
 
-def bind(comm: unisono.Communicator, case: Case, x: Array, out: Array, **options: Any) -> Call:
+def bind(comm: Communicator, case: Case, x: Array, out: Array, **options: Any) -> Call:
     """The case's operation on this communicator, as `Peer.bind` wants it."""
     if case.dtype == "bfloat16":
         x, out = _as_bfloat16(x), _as_bfloat16(out)
@@ -46,7 +46,7 @@ def bind(comm: unisono.Communicator, case: Case, x: Array, out: Array, **options
     return partial(call, x, **options) if operation.in_place else partial(call, x, out, **options)
 
 
-def _shift(comm: unisono.Communicator, x: Array, out: Array) -> None:
+def _shift(comm: Communicator, x: Array, out: Array) -> None:
     work = comm.send(x, (comm.rank + 1) % comm.size, async_op=True)
     comm.recv(out, (comm.rank - 1) % comm.size)
     work.wait()
