@@ -29,7 +29,7 @@ void Executor::begin(Execution& call) {
         throw Error(Fault::invalid, "the plan needs more staging than the group has");
     }
     const size_t element = size_of(call.args.dtype);
-    uint64_t longest = 0, bytes = 0;
+    uint64_t longest = part_bytes(call.longest_bytes, plan.parts, element), bytes = 0;
     for (const auto* pieces : {&call.in, &call.out}) {
         uint64_t sum = 0;
         for (const Piece& p : *pieces) {

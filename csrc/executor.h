@@ -25,6 +25,7 @@ struct Execution {
     CallArgs args;
     uint64_t hash;             // fingerprint(args)
     uint64_t block_bytes;
+    uint64_t longest_bytes;    // of all pieces of all ranks: they must count the same blocks
     std::vector<Piece> in, out;
     StorePolicy policy = StorePolicy::adaptive;
 

@@ -14,6 +14,7 @@ struct Prepared {
     uint64_t block_bytes;
     uint64_t in_piece_bytes;   // of each piece, where the pieces lie one after the other
     uint64_t out_piece_bytes;
+    uint64_t longest_bytes;    // of the pieces of all ranks
     StorePolicy policy;
 
     // Pieces one after the other, from `in` and `out`.
@@ -41,6 +42,7 @@ struct Prepared {
         execution.args = args;
         execution.hash = hash;
         execution.block_bytes = block_bytes;
+        execution.longest_bytes = longest_bytes;
         execution.policy = policy;
         return execution;
     }

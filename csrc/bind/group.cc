@@ -68,7 +68,7 @@ void bind_plan(nb::module_& m) {
             "__init__",
             [](Prepared* self, std::shared_ptr<Plan> plan, uint32_t op, uint32_t dtype, uint32_t reduction, int32_t root,
                uint64_t count, uint64_t extra, uint64_t block_bytes, uint64_t in_piece_bytes, uint64_t out_piece_bytes,
-               uint32_t policy) {
+               uint64_t longest_bytes, uint32_t policy) {
                 if (op >= kOpKinds || dtype >= num_dtypes || reduction > static_cast<uint32_t>(ReduceOp::bxor) ||
                     policy > static_cast<uint32_t>(StorePolicy::adaptive)) {
                     throw Error(Fault::invalid, "unknown operation, type, reduction or policy");
@@ -79,10 +79,10 @@ void bind_plan(nb::module_& m) {
                     throw Error(Fault::invalid, "a block is a whole number of elements");
                 }
                 new (self) Prepared{std::move(plan), args, fingerprint(args), block_bytes, in_piece_bytes,
-                                    out_piece_bytes, static_cast<StorePolicy>(policy)};
+                                    out_piece_bytes, longest_bytes, static_cast<StorePolicy>(policy)};
             },
             "plan"_a, "op"_a, "dtype"_a, "reduction"_a, "root"_a, "count"_a, "extra"_a, "block_bytes"_a,
-            "in_piece_bytes"_a, "out_piece_bytes"_a, "policy"_a);
+            "in_piece_bytes"_a, "out_piece_bytes"_a, "longest_bytes"_a, "policy"_a);
 }
 
 void bind_under_way(nb::module_& m) {

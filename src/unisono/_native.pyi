@@ -29,6 +29,7 @@ class Prepared:
         block_bytes: int,
         in_piece_bytes: int,
         out_piece_bytes: int,
+        longest_bytes: int,
         policy: int,
     ) -> None: ...
 

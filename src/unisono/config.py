@@ -1,15 +1,6 @@
 """The only reader of the environment. Explicit arguments win over everything here.
 
-| variable                  | meaning                                              | default |
-|---------------------------|------------------------------------------------------|---------|
-| `UNISONO_RANK`            | rank of this process                                 | launcher |
-| `UNISONO_SIZE`            | number of ranks                                      | launcher |
-| `UNISONO_RENDEZVOUS`      | any text that is the job's own, equal on all ranks   | launcher |
-| `UNISONO_TIMEOUT_S`       | seconds after which a call gives up                  | 300     |
-| `UNISONO_STAGING_BYTES`   | shared memory for one group's messages               | 16 MiB  |
-| `UNISONO_STORES`          | into shared memory: cached, streaming or adaptive    | adaptive |
-
-Launchers whose variables are understood: torchrun, Open MPI, MPICH (Hydra), Slurm.
+`docs/environment.md` lists the variables.
 """
 
 from __future__ import annotations

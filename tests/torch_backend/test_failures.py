@@ -24,7 +24,7 @@ from unisono import errors
 rank, size, folder = int(sys.argv[1]), int(sys.argv[2]), sys.argv[3]
 store = dist.FileStore(folder + "/store", size)
 dist.init_process_group(
-    "unisono", store=store, rank=rank, world_size=size, timeout=timedelta(seconds=10)
+    "unisono", store=store, rank=rank, world_size=size, timeout=timedelta(seconds=60)
 )
 
 def report(function):

@@ -21,7 +21,7 @@ from torch import distributed as dist
 
 import unisono.torch_backend  # noqa: F401 - where the entry point is not installed
 
-_TIMEOUT = timedelta(seconds=20)
+_TIMEOUT = timedelta(seconds=30)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -12,11 +12,24 @@ from unisono.train import commands, events
 from unisono.train.settings import Run
 
 
-def fake_launch(run: Run, listen: Callable[[events.Event], None]) -> events.Finished:
-    """Trains nothing; the losses depend on the seed and on whether the backend is a bad one."""
+def fake_launch(run: Run, listen: Callable[[events.Event], None]) -> list[events.Finished]:
+    """Trains nothing; the losses of the backend named `bad` are off."""
     steps = run.periods * (run.steps_per_period or 22)
-    wrong = 0.1 if run.backend == "bad" else 0.0
-    finished = events.Finished(
+    listen(events.Started(total_steps=steps, parameters=1024, samples_per_step=64))
+    for backend in run.backends:
+        listen(events.Stepped(backend=backend, step=1, loss=1.0))
+        listen(events.Scored(backend=backend, period=1, score=0.5))
+    listen(events.Measuring())
+    results = [result(run, backend, steps) for backend in run.backends]
+    for one in results:
+        listen(one)
+    return results
+
+
+def result(run: Run, backend: str, steps: int) -> events.Finished:
+    wrong = 0.1 if backend == "bad" else 0.0
+    return events.Finished(
+        backend=backend,
         score=0.99,
         losses=[1.0 / (1 + step) + wrong for step in range(steps)],
         step_s=[0.01] * steps,
@@ -27,12 +40,6 @@ def fake_launch(run: Run, listen: Callable[[events.Event], None]) -> events.Fini
         same_parameters=True,
         sample="def f(): ..." if run.task == "text" else "",
     )
-    listen(events.Started(total_steps=steps, parameters=1024, samples_per_step=64))
-    listen(events.Stepped(step=1, loss=1.0))
-    listen(events.Scored(period=1, score=0.5))
-    listen(events.Measuring())
-    listen(finished)
-    return finished
 
 
 @pytest.fixture(autouse=True)
@@ -60,7 +67,7 @@ def test_digits_compares_backends(tmp_path: Path) -> None:
 def test_json_has_stdout_for_itself() -> None:
     status, stdout, stderr = call("text", "--backends", "gloo", "--steps", "50", "--json", "-")
     assert status == 0
-    assert json.loads(stdout)["task"] == "text"
+    assert json.loads(stdout)["settings"]["task"] == "text"
     assert "def f(): ..." in stderr
 
 
@@ -71,7 +78,7 @@ def test_disagreement_fails() -> None:
 
 
 def test_a_failed_run_shows_why(monkeypatch: pytest.MonkeyPatch) -> None:
-    def fail(run: Run, listen: object) -> events.Finished:
+    def fail(run: Run, listen: object) -> list[events.Finished]:
         raise UnisonoError("rank 1 [died]")
 
     monkeypatch.setattr(commands, "launch", fail)

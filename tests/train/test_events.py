@@ -9,7 +9,7 @@ from unisono.train.settings import TASKS, Run
 def a_run(**changes: object) -> Run:
     fields = {
         "task": "digits",
-        "backend": "gloo",
+        "backends": ("unisono", "gloo"),
         "ranks": 2,
         "seed": 0,
         "batch": 16,
@@ -23,10 +23,11 @@ def a_run(**changes: object) -> Run:
     "event",
     [
         events.Started(total_steps=10, parameters=5, samples_per_step=64),
-        events.Stepped(step=3, loss=0.25),
-        events.Scored(period=1, score=0.5),
+        events.Stepped(backend="gloo", step=3, loss=0.25),
+        events.Scored(backend="gloo", period=1, score=0.5),
         events.Measuring(),
         events.Finished(
+            backend="gloo",
             score=0.98,
             losses=[2.3, 0.1],
             step_s=[0.01, 0.02],
@@ -57,7 +58,15 @@ def test_a_run_survives_the_command_line() -> None:
 
 
 @pytest.mark.parametrize(
-    "changes", [{"task": "chess"}, {"ranks": 0}, {"batch": 0}, {"periods": -1}]
+    "changes",
+    [
+        {"task": "chess"},
+        {"backends": ()},
+        {"backends": ("gloo", "gloo")},
+        {"ranks": 0},
+        {"batch": 0},
+        {"periods": -1},
+    ],
 )
 def test_an_impossible_run_is_refused(changes: dict[str, object]) -> None:
     with pytest.raises(ValueError):

@@ -23,10 +23,10 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-def a_run(backend: str) -> Run:
+def a_run(*backends: str) -> Run:
     return Run(
         task="digits",
-        backend=backend,
+        backends=backends,
         ranks=2,
         seed=0,
         batch=16,
@@ -39,7 +39,7 @@ def a_run(backend: str) -> Run:
 
 def test_two_ranks_train_and_report(folder: Path) -> None:
     heard: list[events.Event] = []
-    finished = launch(a_run("gloo"), heard.append)
+    (finished,) = launch(a_run("gloo"), heard.append)
     assert [type(event).__name__ for event in heard if not isinstance(event, events.Stepped)] == [
         "Started",
         "Scored",
@@ -62,3 +62,13 @@ def test_a_failing_rank_is_quoted(folder: Path) -> None:
         launch(a_run("no_such_backend"), lambda event: None)
     assert "training on no_such_backend failed" in str(caught.value)
     assert list(folder.iterdir()) == []
+
+
+def test_backends_take_turns_in_one_job() -> None:
+    heard: list[events.Event] = []
+    finished = launch(a_run("unisono", "gloo"), heard.append)
+    turns = [event.backend for event in heard if isinstance(event, events.Scored)]
+    assert turns == ["unisono", "gloo", "gloo", "unisono"]
+    assert [one.backend for one in finished] == ["unisono", "gloo"]
+    assert finished[0].losses == pytest.approx(finished[1].losses, abs=1e-5)
+    assert all(one.same_parameters for one in finished)

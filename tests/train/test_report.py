@@ -23,7 +23,7 @@ def outcome(
     return Outcome(
         run=Run(
             task="digits",
-            backend=backend,
+            backends=("unisono", "gloo"),
             ranks=4,
             seed=0,
             batch=16,
@@ -31,6 +31,7 @@ def outcome(
             learning_rate=0.1,
         ),
         finished=Finished(
+            backend=backend,
             score=score,
             losses=losses or [2.0, 1.0, 0.5],
             step_s=[0.010 * scale, 0.020 * scale, 0.030 * scale],

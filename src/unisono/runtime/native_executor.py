@@ -124,6 +124,7 @@ class NativeExecutor:
             block_bytes=plan.block_bytes,
             in_piece_bytes=in_bytes,
             out_piece_bytes=out_bytes,
+            longest_bytes=max(in_bytes, out_bytes, *args.lengths, 0),
             policy=self._stores,
         )
 

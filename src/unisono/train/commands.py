@@ -1,9 +1,10 @@
-"""`unisono train`: train a real model on several backends and compare them."""
+"""`unisono train`: train a real model on several backends in turns and compare them."""
 
 from __future__ import annotations
 
 import importlib.util
 import json
+import math
 import signal
 import sys
 from pathlib import Path
@@ -19,7 +20,7 @@ from unisono.train.report import Outcome, Report
 from unisono.train.settings import Run, TaskName
 
 app = typer.Typer(
-    help="Train a small real model on local ranks, on each backend in turn, and compare.",
+    help="Train a small real model on local ranks, on several backends in turns, and compare.",
     no_args_is_help=True,
 )
 
@@ -28,9 +29,7 @@ _TEXT_STEPS = 600
 _TEXT_STEPS_PER_PERIOD = 50
 
 Ranks = Annotated[int, typer.Option("--ranks", "-n", min=1, help="Ranks on this machine.")]
-Backends = Annotated[
-    str, typer.Option(help="Backends of torch.distributed, separated by commas, run in turn.")
-]
+Backends = Annotated[str, typer.Option(help="Backends of torch.distributed, separated by commas.")]
 Seed = Annotated[int, typer.Option(min=0, help="Of the model, the order and the augmentation.")]
 Batch = Annotated[int, typer.Option(min=1, help="Samples a rank takes for one step.")]
 LearningRate = Annotated[float, typer.Option(min=0.0, help="The highest of the schedule.")]
@@ -55,19 +54,16 @@ def digits(
     Fails when the backends' loss curves differ by more than rounding, when the ranks end with
     different parameters, or when a run of the default length stays below 97 % on unseen images.
     """
-    runs = [
-        Run(
-            task="digits",
-            backend=backend,
-            ranks=ranks,
-            seed=seed,
-            batch=batch,
-            periods=epochs,
-            learning_rate=learning_rate,
-        )
-        for backend in _names(backends)
-    ]
-    _compare(runs, json_path, is_default_length=epochs >= _DIGITS_EPOCHS)
+    run = Run(
+        task="digits",
+        backends=_names(backends),
+        ranks=ranks,
+        seed=seed,
+        batch=batch,
+        periods=epochs,
+        learning_rate=learning_rate,
+    )
+    _compare(run, json_path, is_default_length=epochs >= _DIGITS_EPOCHS)
 
 
 @app.command(epilog="Example: unisono train text -n 2 --backends unisono --steps 1000")
@@ -75,7 +71,9 @@ def text(
     *,
     ranks: Ranks = 4,
     backends: Backends = "unisono,gloo",
-    steps: Annotated[int, typer.Option(min=1)] = _TEXT_STEPS,
+    steps: Annotated[
+        int, typer.Option(min=1, help="Above 50: rounded up to a multiple of it.")
+    ] = _TEXT_STEPS,
     batch: Batch = 2,
     learning_rate: LearningRate = 2e-3,
     seed: Seed = 0,
@@ -86,42 +84,39 @@ def text(
     The loss is in bits per byte. At the end the model writes a piece of Python.
     """
     steps_per_period = min(steps, _TEXT_STEPS_PER_PERIOD)
-    runs = [
-        Run(
-            task="text",
-            backend=backend,
-            ranks=ranks,
-            seed=seed,
-            batch=batch,
-            periods=steps // steps_per_period,
-            steps_per_period=steps_per_period,
-            learning_rate=learning_rate,
-        )
-        for backend in _names(backends)
-    ]
-    _compare(runs, json_path, is_default_length=steps >= _TEXT_STEPS)
+    run = Run(
+        task="text",
+        backends=_names(backends),
+        ranks=ranks,
+        seed=seed,
+        batch=batch,
+        periods=math.ceil(steps / steps_per_period),
+        steps_per_period=steps_per_period,
+        learning_rate=learning_rate,
+    )
+    _compare(run, json_path, is_default_length=steps >= _TEXT_STEPS)
 
 
-def _names(backends: str) -> list[str]:
-    names = [name.strip() for name in backends.split(",") if name.strip()]
+def _names(backends: str) -> tuple[str, ...]:
+    names = tuple(name.strip() for name in backends.split(",") if name.strip())
     if not names or len(set(names)) < len(names):
         raise typer.BadParameter(f"need different backends, not {backends!r}")
     return names
 
 
-def _compare(runs: list[Run], json_path: str | None, *, is_default_length: bool) -> None:
+def _compare(run: Run, json_path: str | None, *, is_default_length: bool) -> None:
     needed: dict[TaskName, tuple[str, ...]] = {"digits": ("torch", "sklearn"), "text": ("torch",)}
-    missing = [name for name in needed[runs[0].task] if importlib.util.find_spec(name) is None]
+    missing = [name for name in needed[run.task] if importlib.util.find_spec(name) is None]
     progress_console = Console(stderr=True)
     if missing:
         progress_console.print(f"[red]needs {' and '.join(missing)}: install unisono\\[train]")
         raise typer.Exit(2)
     try:
-        outcomes = _run_all(runs, progress_console)
+        outcomes = _train(run, progress_console)
     except UnisonoError as error:
         progress_console.print(str(error), markup=False, highlight=False, style="red")
         raise typer.Exit(1) from None
-    report = Report(outcomes=tuple(outcomes), is_default_length=is_default_length)
+    report = Report(outcomes=outcomes, is_default_length=is_default_length)
     _print(report, Console(stderr=json_path == "-"))
     if json_path is not None:
         _write(report, json_path)
@@ -129,11 +124,11 @@ def _compare(runs: list[Run], json_path: str | None, *, is_default_length: bool)
         raise typer.Exit(1)
 
 
-def _run_all(runs: list[Run], console: Console) -> list[Outcome]:
+def _train(run: Run, console: Console) -> tuple[Outcome, ...]:
     # A plain SIGTERM would end this process and leave the ranks and their folder behind.
     signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))
-    with shown(runs, console) as listener:
-        return [Outcome(run=run, finished=launch(run, listener(run))) for run in runs]
+    with shown(run, console) as listen:
+        return tuple(Outcome(run=run, finished=finished) for finished in launch(run, listen))
 
 
 def _print(report: Report, console: Console) -> None:

@@ -20,10 +20,10 @@ from __future__ import annotations
 
 import contextlib
 import copy
-import itertools
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Protocol
 
 import torch
 import torch.distributed as dist
@@ -31,9 +31,6 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 from unisono.train.task import Task
-
-EXCHANGES_PER_GROUP = 5
-PASSES_PER_GROUP = 4
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -59,28 +56,19 @@ def measure(
 ) -> list[Communication]:
     """One result for each subject. Collective: all ranks call it with the same arguments."""
     buckets = gradient_buckets(subjects[0].ddp.module, task, batch)
-    exchanges_s = _time_in_turns(
-        [_exchange(buckets, subject.group) for subject in subjects], EXCHANGES_PER_GROUP, groups
-    )
-    passes_s = _time_in_turns(
-        [
-            one_pass
-            for subject in subjects
-            for one_pass in (_synced_pass(subject.ddp, task, batch), _unsynced_pass(subject.ddp, task, batch))
-        ],
-        PASSES_PER_GROUP,
-        groups,
-    )
+    exchanges = [_Exchange(buckets, subject.group) for subject in subjects]
+    synced = [_Pass(subject.ddp, task, batch, is_synced=True) for subject in subjects]
+    unsynced = [_Pass(subject.ddp, task, batch, is_synced=False) for subject in subjects]
+    exchanges_s = _time_in_turns(exchanges, groups)
+    passes_s = _time_in_turns([*synced, *unsynced], groups)
     return [
         Communication(
             bucket_bytes=[bucket.numel() * bucket.element_size() for bucket in buckets],
-            exchange_s=exchange_s,
-            synced_s=synced_s,
-            unsynced_s=unsynced_s,
+            exchange_s=exchanges_s[index],
+            synced_s=passes_s[index],
+            unsynced_s=passes_s[len(subjects) + index],
         )
-        for exchange_s, synced_s, unsynced_s in zip(
-            exchanges_s, passes_s[0::2], passes_s[1::2], strict=True
-        )
+        for index in range(len(subjects))
     ]
 
 
@@ -112,13 +100,96 @@ def _note(
     return done
 
 
-def _exchange(buckets: Sequence[torch.Tensor], group: dist.ProcessGroup) -> Callable[[], None]:
-    """Sums the buckets as DDP does. Averages, so that the values stay and can be checked."""
+class _Action(Protocol):
+    def __call__(self) -> None:
+        """Do a group of it."""
 
-    def exchange() -> None:
-        works = [dist.all_reduce(bucket, group=group, async_op=True) for bucket in buckets]
-        for work in works:
-            if work is not None:
-                work.wait()
+    def finish(self) -> None:
+        """What belongs to the group and is not timed."""
 
-    return exchange
+    @property
+    def count(self) -> int:
+        """How often one group does it."""
+        ...
+
+
+class _Exchange:
+    """All gradient buckets, summed as DDP sums them."""
+
+    count = 5
+
+    def __init__(self, buckets: Sequence[torch.Tensor], group: dist.ProcessGroup) -> None:
+        self._buckets = buckets
+        self._group = group
+        self._expected = float(dist.get_world_size() ** self.count)
+        self._fill()
+
+    def __call__(self) -> None:
+        for _ in range(self.count):
+            works = [
+                dist.all_reduce(bucket, group=self._group, async_op=True)
+                for bucket in self._buckets
+            ]
+            for work in works:
+                if work is not None:
+                    work.wait()
+
+    def finish(self) -> None:
+        if not all(bool((bucket == self._expected).all()) for bucket in self._buckets):
+            raise RuntimeError("the backend summed the gradient buckets to a wrong value")
+        self._fill()
+
+    def _fill(self) -> None:
+        for bucket in self._buckets:
+            bucket.fill_(1.0)
+
+
+class _Pass:
+    """Forward and backward, with or without the exchange."""
+
+    count = 4
+
+    def __init__(
+        self,
+        ddp: DistributedDataParallel,
+        task: Task,
+        batch: Sequence[torch.Tensor],
+        *,
+        is_synced: bool,
+    ) -> None:
+        self._ddp = ddp
+        self._task = task
+        self._batch = batch
+        self._is_synced = is_synced
+
+    def __call__(self) -> None:
+        with contextlib.nullcontext() if self._is_synced else self._ddp.no_sync():
+            for _ in range(self.count):
+                self._ddp.zero_grad()
+                self._task.loss(self._ddp, self._batch).backward()  # type: ignore[no-untyped-call]
+
+    def finish(self) -> None:
+        self._ddp.zero_grad()
+
+
+def _time_in_turns(actions: Sequence[_Action], groups: int) -> list[list[float]]:
+    """For each action the seconds of one, by group, of the slowest rank."""
+    times_s: list[list[float]] = [[] for _ in actions]
+    # The first turn warms up. Every other one goes backwards: none always follows the same one.
+    for turn in range(groups + 1):
+        order = range(len(actions))
+        for index in order if turn % 2 == 0 else reversed(order):
+            times_s[index].append(_time_group(actions[index]))
+    largest = torch.tensor(times_s, dtype=torch.float64)[:, 1:].contiguous()
+    dist.all_reduce(largest, op=dist.ReduceOp.MAX)
+    slowest_s: list[list[float]] = largest.tolist()
+    return slowest_s
+
+
+def _time_group(action: _Action) -> float:
+    dist.barrier()
+    start_s = time.perf_counter()
+    action()
+    elapsed_s = time.perf_counter() - start_s
+    action.finish()
+    return elapsed_s / action.count

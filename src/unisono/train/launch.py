@@ -1,4 +1,4 @@
-"""Start the ranks of one run under torchrun and listen to rank 0."""
+"""Start the ranks of a job under torchrun and listen to rank 0."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ _LEAVE_S = 45.0  # torchrun itself gives its ranks 30 s
 _LOG_LINES = 40
 
 
-def launch(run: Run, listen: Callable[[events.Event], None]) -> events.Finished:
-    """Run to the end; `listen` gets every event as it comes.
+def launch(run: Run, listen: Callable[[events.Event], None]) -> list[events.Finished]:
+    """Run to the end; `listen` gets every event as it comes. One result for each backend.
 
     Raises UnisonoError, with the last lines of the ranks' output, when a rank fails.
     """
@@ -29,14 +29,15 @@ def launch(run: Run, listen: Callable[[events.Event], None]) -> events.Finished:
         event_path, log_path = Path(folder, "events"), Path(folder, "log")
         event_path.touch()
         with log_path.open("w") as log, _started(command(run, event_path), log) as process:
-            finished = None
+            finished = []
             for event in _follow(event_path, process):
                 listen(event)
                 if isinstance(event, events.Finished):
-                    finished = event
-        if process.returncode != 0 or finished is None:
+                    finished.append(event)
+        if process.returncode != 0 or len(finished) != len(run.backends):
+            names = " and ".join(run.backends)
             raise UnisonoError(
-                f"training on {run.backend} failed (exit status {process.returncode}); "
+                f"training on {names} failed (exit status {process.returncode}); "
                 f"the ranks said last:\n{_tail(log_path)}"
             )
     return finished

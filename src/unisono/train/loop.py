@@ -1,10 +1,10 @@
-"""The training loop of one rank: DistributedDataParallel as anybody would use it."""
+"""The training of one rank: DistributedDataParallel as anybody would use it."""
 
 from __future__ import annotations
 
 import itertools
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 
 import torch
@@ -23,27 +23,26 @@ Emit = Callable[[events.Event], None]
 Batch = Sequence[torch.Tensor]
 
 
-def train(run: Run, task: Task, emit: Emit) -> None:
-    """Train, judge, measure. Collective over the default process group."""
+def train(run: Run, task: Task, groups: Mapping[str, dist.ProcessGroup], emit: Emit) -> None:
+    """Train, judge, measure: on each backend's group in turns, so that all see the same machine.
+
+    Collective over the default process group.
+    """
     torch.set_num_threads(1)
-    torch.manual_seed(run.seed)
-    trainer = Trainer(run, task, emit)
+    trainers = [Trainer(run, task, backend, group, emit) for backend, group in groups.items()]
+    emit(trainers[0].started())
     for period in range(run.periods):
-        trainer.train_period(period)
-    score = trainer.score()
+        for trainer in trainers if period % 2 == 0 else reversed(trainers):
+            trainer.train_period(period)
     emit(events.Measuring())
-    batch = next(iter(trainer.loader))
-    measured = communication.measure(trainer.ddp, task, batch, run.measured_groups)
-    emit(
-        events.Finished(
-            score=score,
-            losses=trainer.curve.losses,
-            step_s=trainer.curve.step_s,
-            same_parameters=_same_on_all_ranks(trainer.ddp.module),
-            sample=trainer.sample(),
-            **asdict(measured),
-        )
+    measured = communication.measure(
+        [communication.Subject(ddp=trainer.ddp, group=trainer.group) for trainer in trainers],
+        task,
+        next(iter(trainers[0].loader)),
+        run.measured_groups,
     )
+    for trainer, its in zip(trainers, measured, strict=True):
+        emit(trainer.finished(its))
 
 
 @dataclass(slots=True)
@@ -55,16 +54,19 @@ class Curve:
 
 
 class Trainer:
-    """Model, data shard and optimiser of one rank."""
+    """Model, data shard and optimiser of one rank, on one backend."""
 
-    def __init__(self, run: Run, task: Task, emit: Emit) -> None:
+    def __init__(
+        self, run: Run, task: Task, backend: str, group: dist.ProcessGroup, emit: Emit
+    ) -> None:
         self.run = run
         self.task = task
+        self.backend = backend
+        self.group = group
         self.emit = emit
         self.curve = Curve()
-        self.ddp = DistributedDataParallel(task.model())
-        # All ranks now hold one model; what is random from here on differs between them.
-        torch.manual_seed(run.seed * dist.get_world_size() + dist.get_rank())
+        torch.manual_seed(run.seed)
+        self.ddp = DistributedDataParallel(task.model(), process_group=group)
         # DistributedSampler makes the shards disjoint, and equal in length.
         self.sampler: DistributedSampler[tuple[torch.Tensor, ...]] = DistributedSampler(
             task.train_set, seed=run.seed, drop_last=True
@@ -78,23 +80,30 @@ class Trainer:
         self.steps_per_period = run.steps_per_period or len(self.loader)
         if not 0 < self.steps_per_period <= len(self.loader):
             raise ValueError(f"a shard has {len(self.loader)} batches of {run.batch} samples")
-        total_steps = run.periods * self.steps_per_period
+        self.total_steps = run.periods * self.steps_per_period
         self.optimizer = task.optimizer(self.ddp.module, run.learning_rate)
         self.schedule = torch.optim.lr_scheduler.OneCycleLR(
-            self.optimizer, run.learning_rate, total_steps, pct_start=0.15, cycle_momentum=False
+            self.optimizer,
+            run.learning_rate,
+            self.total_steps,
+            pct_start=0.15,
+            cycle_momentum=False,
         )
         self._reported_s = 0.0
-        emit(
-            events.Started(
-                total_steps=total_steps,
-                parameters=sum(parameter.numel() for parameter in self.ddp.parameters()),
-                samples_per_step=run.batch * dist.get_world_size(),
-            )
+
+    def started(self) -> events.Started:
+        return events.Started(
+            total_steps=self.total_steps,
+            parameters=sum(parameter.numel() for parameter in self.ddp.parameters()),
+            samples_per_step=self.run.batch * dist.get_world_size(),
         )
 
     def train_period(self, period: int) -> None:
         """One stretch of steps, then the mean losses and the score, which are not timed."""
         self.sampler.set_epoch(period)
+        # Augmentation differs between ranks and periods, and not between backends.
+        stretch = self.run.seed * self.run.periods + period
+        torch.manual_seed(stretch * dist.get_world_size() + dist.get_rank())
         own_losses = []
         for loss, elapsed_s in self._timed_steps():
             own_losses.append(loss)
@@ -102,9 +111,9 @@ class Trainer:
             self._report_step(loss)
         # One collective for many steps: asking after each step would slow the step.
         mean = torch.tensor(own_losses, dtype=torch.float64) / dist.get_world_size()
-        dist.all_reduce(mean)
+        dist.all_reduce(mean, group=self.group)
         self.curve.losses.extend(mean.tolist())
-        self.emit(events.Scored(period=period + 1, score=self.score()))
+        self.emit(events.Scored(backend=self.backend, period=period + 1, score=self.score()))
 
     def _timed_steps(self) -> Iterator[tuple[float, float]]:
         start_s = time.perf_counter()
@@ -126,7 +135,7 @@ class Trainer:
         now_s = time.monotonic()
         if now_s - self._reported_s >= _REPORT_INTERVAL_S:
             self._reported_s = now_s
-            self.emit(events.Stepped(step=len(self.curve.step_s), loss=loss))
+            self.emit(events.Stepped(backend=self.backend, step=len(self.curve.step_s), loss=loss))
 
     def score(self) -> float:
         """Of the model as it is now, on unseen data; every rank judges its share."""
@@ -135,10 +144,21 @@ class Trainer:
             share = self.task.score(self.ddp.module, dist.get_rank(), dist.get_world_size())
         self.ddp.module.train()
         total = torch.tensor(share, dtype=torch.float64)
-        dist.all_reduce(total)
+        dist.all_reduce(total, group=self.group)
         return float(total[0] / total[1])
 
-    def sample(self) -> str:
+    def finished(self, measured: communication.Communication) -> events.Finished:
+        return events.Finished(
+            backend=self.backend,
+            score=self.score(),
+            losses=self.curve.losses,
+            step_s=self.curve.step_s,
+            same_parameters=self._same_on_all_ranks(),
+            sample=self._sample(),
+            **asdict(measured),
+        )
+
+    def _sample(self) -> str:
         """On rank 0 only; the others have the same model and nobody to show it to."""
         if dist.get_rank() != 0:
             return ""
@@ -146,11 +166,11 @@ class Trainer:
         with torch.no_grad():
             return self.task.sample(self.ddp.module)
 
-
-def _same_on_all_ranks(model: nn.Module) -> bool:
-    """Whether every rank holds the same bits."""
-    bits = nn.utils.parameters_to_vector(model.parameters()).detach().view(torch.int32)
-    lowest, highest = bits.clone(), bits.clone()
-    dist.all_reduce(lowest, op=dist.ReduceOp.MIN)
-    dist.all_reduce(highest, op=dist.ReduceOp.MAX)
-    return bool((lowest == highest).all())
+    def _same_on_all_ranks(self) -> bool:
+        """Whether every rank holds the same bits of the model."""
+        vector = nn.utils.parameters_to_vector(self.ddp.module.parameters())
+        bits = vector.detach().view(torch.int32)
+        lowest, highest = bits.clone(), bits.clone()
+        dist.all_reduce(lowest, op=dist.ReduceOp.MIN, group=self.group)
+        dist.all_reduce(highest, op=dist.ReduceOp.MAX, group=self.group)
+        return bool((lowest == highest).all())

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
@@ -13,10 +13,8 @@ from unisono.train.settings import TASKS, Run
 
 
 @contextlib.contextmanager
-def shown(
-    runs: Sequence[Run], console: Console
-) -> Iterator[Callable[[Run], Callable[[events.Event], None]]]:
-    """Gives a function that makes the listener of a run."""
+def shown(run: Run, console: Console) -> Iterator[Callable[[events.Event], None]]:
+    """Gives a listener that shows what it hears."""
     columns = (
         TextColumn("{task.description}"),
         BarColumn(),
@@ -26,21 +24,22 @@ def shown(
     )
     with Progress(*columns, console=console) as progress:
         lines = {
-            run.backend: progress.add_task(run.backend, start=False, total=None, state="waiting")
-            for run in runs
+            backend: _Line(progress, progress.add_task(backend, total=None, state=""), run)
+            for backend in run.backends
         }
+        for line in lines.values():
+            line.say(f"starting {run.ranks} ranks")
 
-        def listener(run: Run) -> Callable[[events.Event], None]:
-            line = lines[run.backend]
-            progress.start_task(line)
-            progress.update(line, state=f"starting {run.ranks} ranks")
-            return _Line(progress, line, run)
+        def listen(event: events.Event) -> None:
+            for backend, line in lines.items():
+                if getattr(event, "backend", backend) == backend:
+                    line.hear(event)
 
-        yield listener
+        yield listen
 
 
 class _Line:
-    """Turns the events of one run into the state of its line."""
+    """Turns the events of one backend into the state of its line."""
 
     def __init__(self, progress: Progress, line: TaskID, run: Run) -> None:
         self._progress = progress
@@ -49,24 +48,23 @@ class _Line:
         self._score = ""
         self._total_steps = 0
 
-    def __call__(self, event: events.Event) -> None:
+    def say(self, state: str) -> None:
+        self._progress.update(self._line, state=state)
+
+    def hear(self, event: events.Event) -> None:
+        score = self._facts.score
         match event:
-            case events.Started(total_steps=total_steps):
-                self._total_steps = total_steps
-                self._progress.update(self._line, total=total_steps, state="training")
-            case events.Stepped(step=step, loss=loss):
-                state = f"loss {loss:.4f}{self._score}"
-                self._progress.update(self._line, completed=step, state=state)
-            case events.Scored(period=period, score=score):
-                facts = self._facts
-                shown_score = f"{facts.score.label} {facts.score.format(score)}"
-                self._score = f", {shown_score} after {facts.period} {period}"
+            case events.Started():
+                self._total_steps = event.total_steps
+                self._progress.update(self._line, total=event.total_steps, state="training")
+            case events.Stepped():
+                self._progress.update(self._line, completed=event.step)
+                self.say(f"loss {event.loss:.4f}{self._score}")
+            case events.Scored():
+                self._score = f", {score.label} {score.format(event.score)}"
             case events.Measuring():
-                self._progress.update(
-                    self._line, completed=self._total_steps, state="measuring communication"
-                )
-            case events.Finished(losses=losses, score=score):
-                label, result = self._facts.score.label, self._facts.score.format(score)
-                state = f"loss {losses[-1]:.4f}, {label} {result}"
-                self._progress.update(self._line, completed=self._total_steps, state=state)
+                self._progress.update(self._line, completed=self._total_steps)
+                self.say("measuring communication")
+            case events.Finished():
+                self.say(f"loss {event.losses[-1]:.4f}, {score.label} {score.format(event.score)}")
                 self._progress.stop_task(self._line)

@@ -15,7 +15,7 @@ from unisono.train.settings import TASKS, Run, TaskFacts
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Outcome:
-    """A run and what came of it, in figures."""
+    """What came of a run on one backend, in figures."""
 
     run: Run
     finished: Finished
@@ -104,7 +104,7 @@ class Report:
         """What is wrong, in words; empty when all is well."""
         wrong = [str(agreement) for agreement in self.agreements if not agreement.holds]
         for outcome in self.outcomes:
-            name, score = outcome.run.backend, outcome.finished.score
+            name, score = outcome.finished.backend, outcome.finished.score
             if not outcome.finished.same_parameters:
                 wrong.append(f"on {name} the ranks ended with different parameters")
             target = self.facts.score.target
@@ -116,7 +116,7 @@ class Report:
 
     def table(self) -> Table:
         """One column for each backend; with two or more, the last over the first in times."""
-        names = [outcome.run.backend for outcome in self.outcomes]
+        names = [outcome.finished.backend for outcome in self.outcomes]
         table = Table()
         table.add_column()
         for name in names:
@@ -142,9 +142,8 @@ class Report:
     def legend(self) -> str:
         """How the rows on communication were measured."""
         return (
-            "Medians, of the slowest rank. Alone: the all_reduce of DDP's gradient buckets with "
-            "nothing beside it. Added: a forward and backward pass with it, less one without, "
-            "in turns."
+            "Medians; the backends took turns. Alone: the all_reduce of DDP's gradient buckets "
+            "with nothing beside it. Added: a forward and backward pass with it, less one without."
         )
 
     def _rows(self) -> list[_Row]:
@@ -181,7 +180,7 @@ class Report:
     def as_json(self) -> dict[str, Any]:
         """Plain data: figures derived here, then everything measured."""
         return {
-            "task": self.outcomes[0].run.task,
+            "settings": asdict(self.outcomes[0].run),
             "ok": not self.failures,
             "failures": list(self.failures),
             "agreements": [
@@ -189,7 +188,7 @@ class Report:
             ],
             "runs": [
                 {
-                    "backend": outcome.run.backend,
+                    "backend": outcome.finished.backend,
                     "score": outcome.finished.score,
                     "final_loss": outcome.final_loss,
                     "step_median_s": outcome.step_s,
@@ -197,7 +196,6 @@ class Report:
                     "compute_median_s": outcome.compute_s,
                     "exchange_median_s": outcome.exchange_s,
                     "added_median_s": outcome.added_s,
-                    "settings": asdict(outcome.run),
                     "measured": asdict(outcome.finished),
                 }
                 for outcome in self.outcomes
@@ -230,7 +228,7 @@ def _agreement(one: Outcome, other: Outcome, tolerance: float) -> Agreement:
     strange = [index for index, value in enumerate(differences) if math.isnan(value)]
     worst = strange[0] if strange else max(range(len(differences)), key=differences.__getitem__)
     return Agreement(
-        backends=(one.run.backend, other.run.backend),
+        backends=(one.finished.backend, other.finished.backend),
         difference=differences[worst],
         step=worst + 1,
         steps=len(differences),

@@ -11,6 +11,7 @@ from pathlib import Path
 import torch.distributed as dist
 from torch.distributed.elastic.multiprocessing.errors import record
 
+import unisono.torch_backend  # noqa: F401 - registers the backend where autoload is off
 from unisono.train import events, task
 from unisono.train.loop import Emit, train
 from unisono.train.settings import Run
@@ -19,14 +20,18 @@ from unisono.train.settings import Run
 # torchrun shows the traceback of the rank that failed first, if that rank has recorded it.
 @record
 def main() -> None:
-    """Join the group that torchrun describes, train, leave."""
+    """Join the group that torchrun describes, make one more for each other backend, train."""
     run = Run.decode(sys.argv[1])
-    if run.backend == "unisono":
-        import unisono.torch_backend  # noqa: F401 - registers the backend
-    dist.init_process_group(run.backend, timeout=timedelta(seconds=run.timeout_s))
+    timeout = timedelta(seconds=run.timeout_s)
+    first, *others = run.backends
+    dist.init_process_group(first, timeout=timeout)
     try:
+        world = dist.group.WORLD
+        assert world is not None  # it was made two lines above
+        groups = {first: world}
+        groups |= {other: dist.new_group(backend=other, timeout=timeout) for other in others}
         with _emitter(Path(sys.argv[2])) as emit:
-            train(run, task.build(run.task), emit)
+            train(run, task.build(run.task), groups, emit)
         dist.barrier()
     finally:
         dist.destroy_process_group()

@@ -1,0 +1,353 @@
+"""Every collective gives what NumPy says, on any number of ranks, at any length and type."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+from ranks import Threads
+
+from unisono import Communicator, UnsupportedError, algorithms
+from unisono.types import DType, Op, ReduceOp
+
+Array = NDArray[Any]
+World = Callable[[int], Threads]
+
+RANKS = [1, 2, 3, 4, 5, 6, 7, 8, 9, 13, 16]
+LENGTHS = [0, 1, 7, 1000]
+SEVERAL_BLOCKS = 300_001
+DTYPES = [
+    np.dtype(name)
+    for name in (
+        "float32", "float64", "float16", "int8", "uint8", "int16", "uint16", "int32", "uint32",
+        "int64", "uint64", "bool", "complex64", "complex128",
+    )
+]  # fmt: skip
+REDUCTIONS = [reduction.name.lower() for reduction in ReduceOp]
+
+
+def numbers(dtype: np.dtype[Any], ranks: int, count: int, top: int = 7) -> Array:
+    """One row per rank of small whole numbers, which sum exactly in any order."""
+    rng = np.random.default_rng(ranks * 1_000_003 + count)
+    low = 0 if dtype.kind in "bu" else -top
+    values = rng.integers(low, 2 if dtype.kind == "b" else top, size=(ranks, count))
+    if dtype.kind == "c":
+        return (values + 1j * rng.integers(low, top, size=(ranks, count))).astype(dtype)
+    return values.astype(dtype)
+
+
+def reduced(rows: Array, op: str) -> Array:
+    """The reduction of the rows, by NumPy; integers average toward zero."""
+    kind = rows.dtype.kind
+    if op == "avg":
+        total = np.add.reduce(rows, axis=0, dtype=rows.dtype)
+        if kind not in "iu":
+            return (total / len(rows)).astype(rows.dtype)
+        signs = np.sign(total.astype(np.int64))
+        return (np.abs(total.astype(np.int64)) // len(rows) * signs).astype(rows.dtype)
+    functions = {
+        "sum": np.add, "prod": np.multiply, "min": np.minimum, "max": np.maximum,
+        "band": np.bitwise_and, "bor": np.bitwise_or, "bxor": np.bitwise_xor,
+    }  # fmt: skip
+    result: Array = functions[op].reduce(rows, axis=0, dtype=rows.dtype)
+    return result
+
+
+def same(found: Array, expected: Array) -> None:
+    """Equal bits."""
+    assert found.dtype == expected.dtype
+    np.testing.assert_array_equal(found, expected)
+
+
+def check_all_reduce(comm: Communicator, rows: Array, algorithm: str | None) -> None:
+    x = rows[comm.rank].copy()
+    assert comm.all_reduce(x, algorithm=algorithm) is x
+    same(x, reduced(rows, "sum"))
+
+
+def check_reduce(comm: Communicator, rows: Array, algorithm: str | None) -> None:
+    for root in {0, comm.size - 1, comm.size // 2}:
+        x = rows[comm.rank].copy()
+        assert comm.reduce(x, root, algorithm=algorithm) is x
+        same(x, reduced(rows, "sum") if comm.rank == root else rows[comm.rank])
+
+
+def check_broadcast(comm: Communicator, rows: Array, algorithm: str | None) -> None:
+    for root in {0, comm.size - 1, comm.size // 2}:
+        x = rows[comm.rank].copy()
+        assert comm.broadcast(x, root, algorithm=algorithm) is x
+        same(x, rows[root])
+
+
+def check_all_gather(comm: Communicator, rows: Array, algorithm: str | None) -> None:
+    x = rows[comm.rank].copy()
+    same(comm.all_gather(x, algorithm=algorithm), rows.reshape(-1))
+    out = np.zeros(rows.size, rows.dtype)
+    assert comm.all_gather(x, out, algorithm=algorithm) is out
+    same(out, rows.reshape(-1))
+    same(x, rows[comm.rank])
+
+
+def check_reduce_scatter(comm: Communicator, rows: Array, algorithm: str | None) -> None:
+    wide = np.concatenate([np.roll(rows, -d, axis=0) for d in range(comm.size)], axis=1)
+    x, count = wide[comm.rank].copy(), rows.shape[1]
+    mine = reduced(wide, "sum")[comm.rank * count : (comm.rank + 1) * count]
+    same(comm.reduce_scatter(x, algorithm=algorithm), mine)
+    out = np.zeros(count, rows.dtype)
+    assert comm.reduce_scatter(x, out, algorithm=algorithm) is out
+    same(out, mine)
+    same(x, wide[comm.rank])
+
+
+def check_all_to_all(comm: Communicator, rows: Array, algorithm: str | None) -> None:
+    n, count = comm.size, rows.shape[1]
+    x = np.stack([rows[(comm.rank * 3 + d) % n] for d in range(n)])
+    expected = np.stack([rows[(s * 3 + comm.rank) % n] for s in range(n)])
+    same(comm.all_to_all(x, algorithm=algorithm), expected)
+    out = np.zeros((n, count), rows.dtype)
+    assert comm.all_to_all(x, out, algorithm=algorithm) is out
+    same(out, expected)
+    assert comm.all_to_all(x, x, algorithm=algorithm) is x
+    same(x, expected)
+
+
+def check_gather(comm: Communicator, rows: Array, algorithm: str | None) -> None:
+    for root in {0, comm.size - 1}:
+        found = comm.gather(rows[comm.rank].copy(), root=root, algorithm=algorithm)
+        if comm.rank == root:
+            same(found, rows.reshape(-1))
+        else:
+            assert found is None
+
+
+def check_scatter(comm: Communicator, rows: Array, algorithm: str | None) -> None:
+    for root in {0, comm.size - 1}:
+        out = np.zeros(rows.shape[1], rows.dtype)
+        x = rows.copy() if comm.rank == root else None
+        assert comm.scatter(x, out, root, algorithm=algorithm) is out
+        same(out, rows[comm.rank])
+
+
+def check_barrier(comm: Communicator, rows: Array, algorithm: str | None) -> None:
+    assert comm.barrier() is None
+
+
+CHECKS: dict[Op, Callable[[Communicator, Array, str | None], None]] = {
+    Op.ALL_REDUCE: check_all_reduce,
+    Op.REDUCE: check_reduce,
+    Op.BROADCAST: check_broadcast,
+    Op.ALL_GATHER: check_all_gather,
+    Op.REDUCE_SCATTER: check_reduce_scatter,
+    Op.ALL_TO_ALL: check_all_to_all,
+    Op.GATHER: check_gather,
+    Op.SCATTER: check_scatter,
+    Op.BARRIER: check_barrier,
+}
+
+
+@pytest.mark.parametrize("ranks", RANKS)
+@pytest.mark.parametrize("op", list(Op))
+def test_every_length_and_type(op: Op, ranks: int, threads: World) -> None:
+    few = [DTYPES[0], DTYPES[2], DTYPES[8], DTYPES[13]]
+    tables = [numbers(dtype, ranks, count) for dtype in DTYPES for count in (0, 7)]
+    tables += [numbers(dtype, ranks, count) for dtype in few for count in (1, 1000)]
+    tables += [numbers(dtype, ranks, 65537 if ranks < 9 else 9001) for dtype in few[:2]]
+
+    def check(comm: Communicator) -> None:
+        for rows in tables:
+            CHECKS[op](comm, rows, None)
+
+    threads(ranks).run(check)
+
+
+@pytest.mark.parametrize("ranks", [1, 2, 3, 4, 8])
+def test_messages_of_several_blocks(ranks: int, threads: World) -> None:
+    rows = numbers(np.dtype("float32"), ranks, SEVERAL_BLOCKS // (1 if ranks < 8 else 4))
+
+    def check(comm: Communicator) -> None:
+        for op in Op:
+            if comm.size < 8 or op in (Op.ALL_REDUCE, Op.REDUCE_SCATTER):
+                CHECKS[op](comm, rows, None)
+
+    threads(ranks).run(check)
+
+
+@pytest.mark.parametrize("ranks", [1, 2, 3, 4, 6, 8, 9, 13])
+@pytest.mark.parametrize(
+    ("op", "algorithm"),
+    [(op, name) for op in Op if op is not Op.BARRIER for name in algorithms.names(op)],
+)
+def test_every_algorithm(op: Op, algorithm: str, ranks: int, threads: World) -> None:
+    tables = [numbers(np.dtype("int32"), ranks, count) for count in (*LENGTHS, 9001)]
+    tables.append(numbers(np.dtype("float16"), ranks, 130))
+    if ranks in (3, 4):
+        tables.append(numbers(np.dtype("int32"), ranks, 140_003))
+
+    def check(comm: Communicator) -> None:
+        for rows in tables:
+            CHECKS[op](comm, rows, algorithm)
+
+    threads(ranks).run(check)
+
+
+@pytest.mark.parametrize("algorithm", [None, *algorithms.names("all_reduce")])
+def test_every_reduction_of_every_type(algorithm: str | None, threads: World) -> None:
+    tables = {(dtype, op): numbers(dtype, 3, 77, top=4) for dtype in DTYPES for op in REDUCTIONS}
+
+    def check(comm: Communicator) -> None:
+        for (dtype, op), rows in tables.items():
+            x = rows[comm.rank].copy()
+            if not DType[dtype.name.upper()].supports(ReduceOp[op.upper()]):
+                with pytest.raises(UnsupportedError, match=f"{dtype.name} has no reduction {op}"):
+                    comm.all_reduce(x, op, algorithm=algorithm)
+                same(x, rows[comm.rank])
+                continue
+            comm.all_reduce(x, op, algorithm=algorithm)
+            np.testing.assert_allclose(x, reduced(rows, op), rtol=1e-6, err_msg=f"{dtype} {op}")
+            if dtype.kind in "iub" or op != "avg":
+                same(x, reduced(rows, op))
+
+    threads(3).run(check)
+
+
+@pytest.mark.parametrize("op", REDUCTIONS)
+def test_reductions_of_the_other_operations(op: str, threads: World) -> None:
+    rows = numbers(np.dtype("int16"), 4, 4 * 50, top=4)
+
+    def check(comm: Communicator) -> None:
+        x = rows[comm.rank].copy()
+        same(comm.reduce_scatter(x, op=op), reduced(rows, op).reshape(4, -1)[comm.rank])
+        comm.reduce(x, 2, ReduceOp[op.upper()])
+        same(x, reduced(rows, op) if comm.rank == 2 else rows[comm.rank])
+
+    threads(4).run(check)
+
+
+def test_averages_of_integers_go_toward_zero_and_sums_wrap(threads: World) -> None:
+    def check(comm: Communicator) -> None:
+        x = np.array([-1, -7, 7, -8], np.int32) if comm.rank == 0 else np.zeros(4, np.int32)
+        assert comm.all_reduce(x, "avg").tolist() == [0, -3, 3, -4]
+        big = np.array([200, 255], np.uint8)
+        assert comm.all_reduce(big).tolist() == [144, 254]
+
+    threads(2).run(check)
+
+
+@pytest.mark.parametrize("algorithm", [None, *algorithms.names("all_reduce")])
+def test_sums_of_half_floats_are_rounded_once(algorithm: str | None, threads: World) -> None:
+    def check(comm: Communicator) -> None:
+        # In steps: 2048 + 1 = 2048 again. At once: 2048 + 4 ones = 2052.
+        x = np.full(100, 2048 if comm.rank == 0 else 1, np.float16)
+        assert set(comm.all_reduce(x, algorithm=algorithm).tolist()) == {2052}
+        x = np.full(100, 2048 if comm.rank == 0 else 1, np.float16)
+        work = comm.all_reduce(x, algorithm=algorithm, async_op=True)
+        assert set(work.wait().tolist()) == {2052}
+
+    threads(5).run(check)
+
+
+@pytest.mark.parametrize("algorithm", algorithms.names("reduce_scatter"))
+def test_scattered_sums_of_half_floats_are_rounded_once(algorithm: str, threads: World) -> None:
+    def check(comm: Communicator) -> None:
+        x = np.full(100, 2048 if comm.rank == 0 else 1, np.float16)
+        assert set(comm.reduce_scatter(x, algorithm=algorithm).tolist()) == {2052}
+        pieces = [np.full(7 + r, 2048 if comm.rank == 0 else 1, np.float16) for r in range(5)]
+        out = np.zeros(7 + comm.rank, np.float16)
+        assert set(comm.reduce_scatter(pieces, out, algorithm=algorithm).tolist()) == {2052}
+
+    threads(5).run(check)
+
+
+@pytest.mark.parametrize("algorithm", [None, *algorithms.names("all_reduce")])
+def test_all_ranks_get_the_same_bits(algorithm: str | None, threads: World) -> None:
+    x = np.random.default_rng(1).normal(size=(6, 5000)).astype(np.float32)
+
+    def check(comm: Communicator) -> bytes:
+        return bytes(comm.all_reduce(x[comm.rank].copy(), algorithm=algorithm).tobytes())
+
+    bits = threads(6).run(check)
+    assert len(set(bits)) == 1
+    found = np.frombuffer(bits[0], np.float32)
+    np.testing.assert_allclose(found, x.sum(axis=0, dtype=np.float64), rtol=1e-4, atol=1e-5)
+
+
+def test_results_have_the_shapes_one_expects(threads: World) -> None:
+    def check(comm: Communicator) -> None:
+        x = np.ones((6, 5), np.int32)
+        assert comm.all_gather(x).shape == (18, 5)
+        assert comm.all_gather(np.array(3)).shape == (3,)
+        assert comm.reduce_scatter(x).shape == (2, 5)
+        assert comm.reduce_scatter(np.ones((5, 6))).shape == (10,)
+        assert comm.all_to_all(x).shape == (6, 5)
+        assert comm.all_reduce(np.array(2.0)).shape == ()
+        gathered = comm.gather(x, root=1)
+        assert (gathered is None) if comm.rank != 1 else (gathered.shape == (18, 5))
+        with_root = comm.scatter(x if comm.rank == 0 else None, np.ones((2, 5), np.int32))
+        assert with_root.shape == (2, 5)
+        assert comm.scatter(x if comm.rank == 0 else None, None if comm.rank == 0 else x[:2]).shape
+
+    threads(3).run(check)
+
+
+@pytest.mark.parametrize(
+    ("call", "error", "text"),
+    [
+        (lambda c: c.all_reduce(np.ones(3), "mean"), UnsupportedError, "no reduction 'mean'.*sum"),
+        (lambda c: c.all_reduce(np.ones(3), algorithm="magic"), UnsupportedError, "magic.*ring"),
+        (lambda c: c.broadcast(np.ones(3), root=2), ValueError, "root 2"),
+        (lambda c: c.reduce(np.ones(3), root=-1), ValueError, "root -1"),
+        (lambda c: c.gather(np.ones(3), root=7), ValueError, "root 7"),
+        (lambda c: c.scatter(np.ones(4), np.ones(2), root=2), ValueError, "root 2"),
+        (lambda c: c.all_gather(np.ones(3), np.ones(5)), ValueError, "out has 5.*needs 6"),
+        (lambda c: c.all_gather(np.ones(3), np.ones(6, np.int64)), ValueError, "float64.*int64"),
+        (lambda c: c.reduce_scatter(np.ones(3)), ValueError, "3 elements.*2 ranks"),
+        (lambda c: c.reduce_scatter(np.ones(4), np.ones(3)), ValueError, "3 elements"),
+        (lambda c: c.all_to_all(np.ones(3)), ValueError, "3 elements.*2 ranks"),
+        (lambda c: c.all_to_all([np.ones(3)] * 2), ValueError, "needs out"),
+        (lambda c: c.all_to_all([np.ones(3)] * 3, [np.ones(3)] * 3), ValueError, "one array per"),
+        (lambda c: c.all_reduce([1, 2, 3]), TypeError, "NumPy array.*not list"),
+        (lambda c: c.all_reduce(None), TypeError, "NoneType"),
+        (lambda c: c.all_reduce(np.array(["a"])), UnsupportedError, "type <U1"),
+        (lambda c: c.all_reduce(np.ones(2, np.longdouble)), UnsupportedError, "float128"),
+        (lambda c: c.all_reduce(np.array([object()])), UnsupportedError, "object"),
+        (lambda c: c.all_reduce(np.zeros(2, "M8[s]")), UnsupportedError, "datetime64"),
+        (lambda c: c.all_reduce(np.zeros(2, [("a", "f4")])), UnsupportedError, "elements of type"),
+    ],
+)
+def test_wrong_arguments_are_refused_and_do_no_harm(
+    call: Callable[[Communicator], Any], error: type[Exception], text: str, threads: World
+) -> None:
+    def check(comm: Communicator) -> None:
+        with pytest.raises(error, match=text):
+            call(comm)
+        assert comm.all_reduce(np.ones(1)).tolist() == [2]
+
+    threads(2).run(check)
+
+
+def test_scatter_needs_out_where_nothing_is_given() -> None:
+    def check(comm: Communicator) -> None:
+        if comm.rank == 1:
+            with pytest.raises(ValueError, match="scatter needs out"):
+                comm.scatter(None)
+        else:
+            with pytest.raises(ValueError, match="scatter needs x"):
+                comm.scatter(None, np.ones(2))
+
+    with Threads(2) as world:
+        world.run(check)
+
+
+def test_an_explanation_says_what_would_be_run(threads: World) -> None:
+    comm = threads(4).comms[1]
+    for op in Op:
+        if op is Op.BARRIER:
+            continue
+        for nbytes in (8, 1 << 20):
+            found = comm.explain(op, nbytes)
+            assert found.algorithm in algorithms.names(op)
+            assert found.algorithm in str(found) and str(nbytes) in str(found)
+    assert comm.explain("barrier", 0).algorithm == "direct"

@@ -1,0 +1,41 @@
+"""What every test of this project can ask for."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator
+
+import pytest
+from ranks import Threads
+
+_LAUNCHER_VARIABLES = (
+    "UNISONO_RANK", "UNISONO_SIZE", "UNISONO_RENDEZVOUS", "UNISONO_TIMEOUT_S",
+    "UNISONO_STAGING_BYTES", "UNISONO_SLOT_STORES", "RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE",
+    "OMPI_COMM_WORLD_RANK", "PMI_RANK", "SLURM_PROCID",
+)  # fmt: skip
+
+
+@pytest.fixture(autouse=True)
+def clean_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No test sees the launcher or the settings of whoever runs it."""
+    for name in _LAUNCHER_VARIABLES:
+        if name in os.environ:
+            monkeypatch.delenv(name)
+
+
+@pytest.fixture(scope="session")
+def threads() -> Iterator[Callable[[int], Threads]]:
+    """`threads(n)`: n ranks with a healthy communicator, shared by the tests of a session."""
+    worlds: dict[int, Threads] = {}
+
+    def world(ranks: int) -> Threads:
+        found = worlds.get(ranks)
+        if found is None or not found.healthy:
+            if found is not None:
+                found.close()
+            found = worlds[ranks] = Threads(ranks)
+        return found
+
+    yield world
+    for found in worlds.values():
+        found.close()

@@ -1,0 +1,219 @@
+"""Ranks for tests: as threads of this process (fast), or as processes that may be killed.
+
+As a program, this file is one such process: `python ranks.py FILE FUNCTION RANK SIZE NAME PIPE`.
+"""
+
+from __future__ import annotations
+
+import concurrent.futures
+import contextlib
+import importlib.util
+import itertools
+import json
+import os
+import select
+import signal
+import subprocess
+import sys
+import time
+import traceback
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+import unisono
+from unisono import Communicator
+from unisono.errors import CommunicationError
+
+_numbers = itertools.count()
+
+
+def unique_name() -> str:
+    """A rendezvous that no other test has."""
+    return f"test-{os.getpid()}-{next(_numbers)}"
+
+
+# ---- threads
+
+
+class Threads:
+    """Ranks as threads of this process. Each keeps its thread and its communicator."""
+
+    def __init__(self, ranks: int, *, timeout_s: float = 30.0) -> None:
+        self.ranks = ranks
+        self.healthy = True
+        self._pools = [concurrent.futures.ThreadPoolExecutor(1) for _ in range(ranks)]
+        name = unique_name()
+
+        def join(rank: int) -> Communicator:
+            return unisono.init(rank=rank, size=ranks, rendezvous=name, timeout_s=timeout_s)
+
+        self.comms: list[Communicator] = [
+            future.result(timeout_s)
+            for future in [pool.submit(join, rank) for rank, pool in enumerate(self._pools)]
+        ]
+
+    def run(self, function: Callable[..., Any], *args: Any) -> list[Any]:
+        """`function(comm, *args)` on every rank: the results, or the first failure."""
+        outcomes = self._call(function, args, abort=True)
+        errors = [outcome for outcome in outcomes if isinstance(outcome, BaseException)]
+        if errors:
+            self.healthy = False
+            causes = [e for e in errors if not isinstance(e, CommunicationError)] or errors
+            raise causes[0]
+        return outcomes
+
+    def outcomes(self, function: Callable[..., Any], *args: Any) -> list[Any]:
+        """`function(comm, *args)` on every rank: what each returned or raised."""
+        self.healthy = False
+        return self._call(function, args, abort=False)
+
+    def _call(self, function: Callable[..., Any], args: Sequence[Any], *, abort: bool) -> list[Any]:
+        def body(comm: Communicator) -> Any:
+            try:
+                return function(comm, *args)
+            except Exception as error:
+                if abort:  # the others would wait for this rank in vain
+                    comm.abort(f"{type(error).__name__}: {error}")
+                return error
+
+        futures = [
+            pool.submit(body, comm) for pool, comm in zip(self._pools, self.comms, strict=True)
+        ]
+        return [future.result(100) for future in futures]
+
+    def close(self) -> None:
+        """Closes the communicators and ends the threads."""
+        for comm in self.comms:
+            comm.close()
+        for pool in self._pools:
+            pool.shutdown()
+
+    def __enter__(self) -> Threads:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()
+
+
+# ---- processes
+
+
+class Me:
+    """What a rank that is a process is given."""
+
+    def __init__(self, rank: int, size: int, name: str, pipe: int) -> None:
+        self.rank = rank
+        self.size = size
+        self.name = name
+        self._pipe = pipe
+
+    def join(self, timeout_s: float = 30.0) -> Communicator:
+        """The communicator of all ranks."""
+        return unisono.init(
+            rank=self.rank, size=self.size, rendezvous=self.name, timeout_s=timeout_s
+        )
+
+    def say(self, event: str, **facts: Any) -> None:
+        """Tells the test something. Any thread, and a forked child, may."""
+        line = json.dumps({"event": event, "at": time.monotonic(), **facts}) + "\n"
+        os.write(self._pipe, line.encode())
+
+    def attempt(self, event: str, function: Callable[..., Any], *args: Any) -> None:
+        """Tells the test what the call ended with, and when."""
+        error = text = None
+        try:
+            function(*args)
+        except BaseException as raised:
+            error, text = type(raised).__name__, str(raised)
+        self.say(event, error=error, text=text)
+
+
+class Processes:
+    """Ranks as processes: `function(me)` of the file that defines it. Kills what is left."""
+
+    def __init__(self, function: Callable[[Me], Any], ranks: int) -> None:
+        self.ranks = ranks
+        self.events: list[list[dict[str, Any]]] = [[] for _ in range(ranks)]
+        self._pipes: list[int] = []
+        self._unread = [b""] * ranks
+        self.processes: list[subprocess.Popen[bytes]] = []
+        name = unique_name()
+        file = function.__code__.co_filename
+        for rank in range(ranks):
+            ours, theirs = os.pipe()
+            words = [__file__, file, function.__name__, rank, ranks, name, theirs]
+            self.processes.append(
+                subprocess.Popen([sys.executable, *map(str, words)], pass_fds=[theirs])
+            )
+            os.close(theirs)
+            self._pipes.append(ours)
+
+    def wait_for(self, event: str, ranks: Sequence[int], timeout_s: float = 40.0) -> list[Any]:
+        """What each of the ranks said with this event."""
+        deadline = time.monotonic() + timeout_s
+        return [self._wait_for(event, rank, deadline) for rank in ranks]
+
+    def _wait_for(self, event: str, rank: int, deadline: float) -> dict[str, Any]:
+        while True:
+            for said in self.events[rank]:
+                if said["event"] == event:
+                    return said
+            left_s = deadline - time.monotonic()
+            readable, _, _ = select.select([self._pipes[rank]], [], [], max(left_s, 0))
+            data = os.read(self._pipes[rank], 65536) if readable else b""
+            if not data:
+                why = "ended" if readable else "is late"
+                raise AssertionError(f"rank {rank} {why} before {event!r}: {self.events[rank]}")
+            *lines, self._unread[rank] = (self._unread[rank] + data).split(b"\n")
+            self.events[rank] += [json.loads(line) for line in lines]
+
+    def signal(self, rank: int, number: int) -> float:
+        """Sends a signal; returns when."""
+        self.processes[rank].send_signal(number)
+        return time.monotonic()
+
+    def exit_codes(self, timeout_s: float = 40.0) -> list[int]:
+        """The exit codes of all, once they have ended."""
+        return [process.wait(timeout_s) for process in self.processes]
+
+    def __enter__(self) -> Processes:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        for process in self.processes:
+            with contextlib.suppress(ProcessLookupError):
+                process.send_signal(signal.SIGCONT)
+            process.kill()
+            process.wait()
+        for pipe in self._pipes:
+            os.close(pipe)
+
+
+def _main(file: str, function: str, rank: str, size: str, name: str, pipe: str) -> None:
+    spec = importlib.util.spec_from_file_location(Path(file).stem, file)
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[spec.name] = module
+    spec.loader.exec_module(module)
+    me = Me(int(rank), int(size), name, int(pipe))
+    try:
+        getattr(module, function)(me)
+    except BaseException as error:
+        me.say("failed", error=type(error).__name__, text=traceback.format_exc())
+        raise
+
+
+if __name__ == "__main__":
+    _main(*sys.argv[1:])
