@@ -40,13 +40,15 @@ class Part:
     def file_name(self) -> str:
         return f"{self.api}-n{self.ranks}-{self.op}.json"
 
-    def measure(self, sizes: str, pace: Pace) -> dict[str, object]:
+    def measure(self, sizes: str, pace: Pace, *, bind: bool) -> dict[str, object]:
         cases = [Case(op=self.op, ranks=self.ranks, nbytes=n) for n in parse_sizes(sizes)]
         ours = OURS[self.api]
         contestants = (ours, *AGAINST[self.api], LIMIT)
         command = ("unisono", "bench", self.op, "-n", str(self.ranks), "--sizes", sizes)
         command += ("--api", self.api, "--against", ",".join(AGAINST[self.api]))
-        return run_benchmark(cases, contestants, ours=ours, pace=pace, command=command).to_dict()
+        command += ("--bind",) if bind else ()
+        report = run_benchmark(cases, contestants, ours=ours, pace=pace, bind=bind, command=command)
+        return report.to_dict()
 
 
 def main(
@@ -56,6 +58,7 @@ def main(
     sizes: Annotated[str, typer.Option(help="As for unisono bench.")] = SIZES,
     rounds: Annotated[int, typer.Option(help="Turns of every contestant.")] = 7,
     row_budget: Annotated[float, typer.Option(help="About how many seconds a row takes.")] = 6.0,
+    bind: Annotated[bool, typer.Option("--bind", help="As for unisono bench.")] = False,
     folder: Annotated[Path, typer.Option(help="Where the parts are kept.")] = HERE / "results",
     page: Annotated[Path, typer.Option(help="The page to write.")] = HERE / "RESULTS.md",
     page_only: Annotated[bool, typer.Option(help="Measure nothing.")] = False,
@@ -74,7 +77,7 @@ def main(
         if page_only or path.exists():
             continue
         console.print(f"[{index}/{len(parts)}] {part.file_name}")
-        document = part.measure(sizes, pace)
+        document = part.measure(sizes, pace, bind=bind)
         partial = path.with_suffix(".partial")
         partial.write_text(json.dumps(document, indent=1) + "\n")
         partial.rename(path)

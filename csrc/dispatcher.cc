@@ -2,7 +2,9 @@
 
 #include <csignal>
 
+#include <algorithm>
 #include <chrono>
+#include <system_error>
 #include <utility>
 
 namespace unisono {
@@ -25,10 +27,11 @@ void check_interrupt(const Interrupted& interrupted, Membership& members) {
 
 }  // namespace
 
-void Dispatcher::run(Execution& execution, double timeout_s, const Interrupted& interrupted) {
-    if (nothing_before() && executing_.try_lock()) {
-        const std::lock_guard lock(executing_, std::adopt_lock);
-        if (nothing_before()) {  // still: a call may have been queued by who held the lock
+void Dispatcher::run(Execution execution, double timeout_s, const Interrupted& interrupted) {
+    members_.require_own_process();
+    if (nothing_before()) {
+        const Turn turn(*this);
+        if (turn && nothing_before()) {  // still: a call may have been queued by who had the turn
             Deadline deadline(timeout_s);
             executor_.advance(execution, deadline, interrupted, 0);
             return;
@@ -36,38 +39,46 @@ void Dispatcher::run(Execution& execution, double timeout_s, const Interrupted& 
     }
     auto job = std::make_shared<Job>(std::move(execution), timeout_s);
     enqueue(job);
-    work_until(*job, interrupted);
+    try {
+        work_until(*job, interrupted);
+    } catch (...) {
+        withdraw(*job);  // the memory is the caller's again
+        throw;
+    }
     if (job->error_) throw *job->error_;
 }
 
 std::shared_ptr<Job> Dispatcher::submit(Execution execution, double timeout_s, double inline_s) {
+    members_.require_own_process();
     auto job = std::make_shared<Job>(std::move(execution), timeout_s);
-    if (inline_s > 0 && nothing_before() && executing_.try_lock()) {
-        const std::lock_guard lock(executing_, std::adopt_lock);
-        if (nothing_before() && advance(*job, {}, inline_s)) return job;
-        enqueue(job);  // before the lock goes: no other call may overtake one that has begun
-    } else {
-        enqueue(job);
+    if (inline_s > 0 && nothing_before()) {
+        const Turn turn(*this);
+        if (turn && nothing_before()) {
+            if (advance(*job, {}, inline_s)) return job;
+            enqueue(job);  // before the turn ends: no other call may overtake one that has begun
+            start_thread();
+            return job;
+        }
     }
-    const std::lock_guard lock(mutex_);
-    if (!thread_.joinable() && !stopping_) {
-        thread_ = std::thread([this] {
-            block_signals();
-            progress_loop();
-        });
-    }
-    changed_.notify_all();
+    enqueue(job);
+    start_thread();
     return job;
 }
 
 bool Dispatcher::wait(Job& job, double timeout_s, const Interrupted& interrupted) {
-    if (!job.done() && timeout_s < 0) work_until(job, interrupted);
-    if (!job.done()) {
+    if (!job.done()) members_.require_own_process();
+    if (timeout_s < 0) {
+        work_until(job, interrupted);
+    } else {
         const auto until = std::chrono::steady_clock::now() + std::chrono::duration<double>(timeout_s);
         std::unique_lock lock(mutex_);
-        while (!job.done() && std::chrono::steady_clock::now() < until) {
-            changed_.wait_for(lock, kLook);
+        while (!job.done()) {
+            const auto left = until - std::chrono::steady_clock::now();
+            if (left.count() <= 0) break;
+            changed_->wait_for(lock, std::min<std::chrono::duration<double>>(left, kLook));
+            lock.unlock();  // a signal handler may call anything
             check_interrupt(interrupted, members_);
+            lock.lock();
         }
     }
     if (job.done() && job.error_) throw *job.error_;
@@ -77,30 +88,31 @@ bool Dispatcher::wait(Job& job, double timeout_s, const Interrupted& interrupted
 // Drives the executor until the job is done; if another thread drives it, waits for the job.
 void Dispatcher::work_until(Job& job, const Interrupted& interrupted) {
     while (!job.done()) {
-        if (executing_.try_lock()) {
-            const std::lock_guard lock(executing_, std::adopt_lock);
-            while (!job.done()) {
-                if (auto next = front()) advance(*next, interrupted, 0);
-            }
-            return;
+        if (const Turn turn(*this); turn) {
+            while (auto next = job.done() ? nullptr : front()) advance(*next, interrupted, 0);
+            continue;
         }
         std::unique_lock lock(mutex_);
-        if (!job.done()) changed_.wait_for(lock, kLook);
+        changed_->wait_for(lock, kLook, [&] { return job.done() || !driving_.load(); });
         lock.unlock();
         check_interrupt(interrupted, members_);
     }
 }
 
-// True if the job has ended, well or not.
+// True if the job has ended, well or not. Throws only if a signal ended it: the caller is the one
+// who was interrupted, whosever job this is.
 bool Dispatcher::advance(Job& job, const Interrupted& interrupted, double limit_s) {
+    bool interrupt = false;
     try {
         if (!executor_.advance(job.execution_, job.deadline_, interrupted, limit_s)) return false;
     } catch (const Error& error) {
-        job.error_ = error;
+        interrupt = error.fault() == Fault::interrupted;
+        job.error_ = interrupt ? Error(Fault::aborted, "a signal interrupted this call") : error;
     } catch (const std::exception& error) {
         job.error_ = Error(Fault::system, error.what());
     }
     finish(job);
+    if (interrupt) throw Error(Fault::interrupted, "interrupted");
     return true;
 }
 
@@ -108,53 +120,96 @@ void Dispatcher::finish(Job& job) noexcept {
     const std::lock_guard lock(mutex_);
     if (!queue_.empty() && queue_.front().get() == &job) {
         queue_.pop_front();
-        queued_.fetch_sub(1, std::memory_order_release);
+        queued_.fetch_sub(1);
+        driven_ = nullptr;
     }
     job.done_.store(true, std::memory_order_release);
-    changed_.notify_all();
+    changed_->notify_all();
 }
 
 void Dispatcher::enqueue(std::shared_ptr<Job> job) {
     const std::lock_guard lock(mutex_);
-    if (stopping_) throw Error(Fault::aborted, "this communicator is closed");
-    queue_.push_back(std::move(job));
-    queued_.fetch_add(1, std::memory_order_release);
+    const bool begun = job->execution_.seq != 0;
+    if (stopping_) {
+        executor_.abandon(job->execution_, "the communicator was closed");
+        throw Error(Fault::aborted, "this communicator is closed");
+    }
+    queue_.insert(begun ? queue_.begin() : queue_.end(), std::move(job));
+    queued_.fetch_add(1);
+}
+
+// Takes the job back; when this returns nobody works on it.
+void Dispatcher::withdraw(Job& job) noexcept {
+    std::unique_lock lock(mutex_);
+    changed_->wait(lock, [&] { return driven_ != &job; });
+    const auto found = std::find_if(queue_.begin(), queue_.end(), [&](const auto& queued) { return queued.get() == &job; });
+    if (found == queue_.end()) return;
+    queue_.erase(found);
+    queued_.fetch_sub(1);
 }
 
 std::shared_ptr<Job> Dispatcher::front() {
     const std::lock_guard lock(mutex_);
-    return queue_.empty() ? nullptr : queue_.front();
+    if (queue_.empty()) return nullptr;
+    driven_ = queue_.front().get();
+    return queue_.front();
+}
+
+// Either the one who queued a call sees that the turn has ended, or this sees the call.
+void Dispatcher::end_turn() noexcept {
+    driving_.store(false);
+    if (queued_.load() == 0) return;
+    const std::lock_guard lock(mutex_);
+    changed_->notify_all();
+}
+
+void Dispatcher::start_thread() {
+    const std::lock_guard lock(mutex_);
+    if (!thread_.joinable() && !stopping_) {
+        try {
+            thread_ = std::thread([this] {
+                block_signals();
+                progress_loop();
+            });
+        } catch (const std::system_error&) {  // no thread to be had: who waits for the job runs it
+        }
+    }
+    changed_->notify_all();
 }
 
 void Dispatcher::progress_loop() {
     for (;;) {
         {
             std::unique_lock lock(mutex_);
-            changed_.wait(lock, [this] { return stopping_ || !queue_.empty(); });
+            changed_->wait(lock, [this] { return stopping_ || (!queue_.empty() && !driving_.load()); });
             if (stopping_) return;
         }
-        const std::lock_guard driving(executing_);
+        const Turn turn(*this);
+        if (!turn) continue;
         if (auto job = front()) advance(*job, {}, 0);
     }
 }
 
 void Dispatcher::stop() noexcept {
+    if (members_.in_child()) {  // the lock may be held, and the thread is there, in the parent only
+        if (thread_.joinable()) thread_.detach();
+        static_cast<void>(changed_.release());
+        return;
+    }
     {
         const std::lock_guard lock(mutex_);
         stopping_ = true;
-        changed_.notify_all();
+        std::erase_if(queue_, [this](const std::shared_ptr<Job>& job) {
+            if (job.get() == driven_) return false;  // who drives it finds the group closed
+            executor_.abandon(job->execution_, "the communicator was closed");
+            job->error_ = Error(Fault::aborted, "the communicator was closed before this call was complete");
+            job->done_.store(true, std::memory_order_release);
+            queued_.fetch_sub(1);
+            return true;
+        });
+        changed_->notify_all();
     }
-    if (!thread_.joinable()) return;
-    if (members_.in_child()) {
-        thread_.detach();  // it exists in the parent only
-        return;
-    }
-    thread_.join();
-    for (const auto& job : queue_) {
-        if (job->done()) continue;
-        job->error_ = Error(Fault::aborted, "the communicator was closed before this call began");
-        job->done_.store(true, std::memory_order_release);
-    }
+    if (thread_.joinable()) thread_.join();
 }
 
 }  // namespace unisono

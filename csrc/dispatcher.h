@@ -2,6 +2,7 @@
 // possible, in a progress thread where the caller does not wait.
 #pragma once
 
+#include <atomic>
 #include <condition_variable>
 #include <deque>
 #include <memory>
@@ -37,34 +38,56 @@ class Dispatcher {
     ~Dispatcher() { stop(); }
 
     // Runs the call to its end, after all calls made before. Throws Error.
-    void run(Execution& execution, double timeout_s, const Interrupted& interrupted);
+    void run(Execution execution, double timeout_s, const Interrupted& interrupted);
     // Begins the call here and now if nothing is before it, for at most `inline_s` seconds of
     // waiting; what is left goes to the progress thread.
     std::shared_ptr<Job> submit(Execution execution, double timeout_s, double inline_s);
     // Waits for the end; works on it (and on what is before it) if nobody else does. False after
     // `timeout_s` (negative: never), with the job still under way. Throws the job's Error.
     bool wait(Job& job, double timeout_s, const Interrupted& interrupted);
-    // Ends the progress thread. What was not begun fails as aborted.
+    // Ends the progress thread, after the group was left. What is still queued fails as aborted.
     void stop() noexcept;
 
   private:
+    // The right to drive the executor, if nobody else has it. No mutex: who cannot have it must be
+    // able to wait for this and for the end of the group at once.
+    class Turn {
+      public:
+        explicit Turn(Dispatcher& owner) noexcept : owner_(owner), mine_(!owner.driving_.exchange(true)) {}
+        Turn(const Turn&) = delete;
+        Turn& operator=(const Turn&) = delete;
+        ~Turn() {
+            if (mine_) owner_.end_turn();
+        }
+        explicit operator bool() const noexcept { return mine_; }
+
+      private:
+        Dispatcher& owner_;
+        bool mine_;
+    };
+
     bool advance(Job& job, const Interrupted& interrupted, double limit_s);
     void work_until(Job& job, const Interrupted& interrupted);
     void enqueue(std::shared_ptr<Job> job);
+    void withdraw(Job& job) noexcept;
     void finish(Job& job) noexcept;
+    void start_thread();
     void progress_loop();
+    void end_turn() noexcept;
     std::shared_ptr<Job> front();
     [[nodiscard]] bool nothing_before() const noexcept { return queued_.load(std::memory_order_acquire) == 0; }
 
     Executor& executor_;
     Membership& members_;
-    std::timed_mutex executing_;          // held by the thread that drives the executor
+    std::atomic<bool> driving_{false};    // a thread drives the executor
+    std::atomic<uint32_t> queued_{0};
     std::mutex mutex_;                    // guards what follows
-    std::condition_variable changed_;
+    // On the heap: a forked child has to leak it, for its end waits for threads that are not there.
+    std::unique_ptr<std::condition_variable> changed_ = std::make_unique<std::condition_variable>();
     std::deque<std::shared_ptr<Job>> queue_;
+    Job* driven_ = nullptr;               // the one of the queue that is being worked on
     bool stopping_ = false;
     std::thread thread_;
-    std::atomic<uint32_t> queued_{0};
 };
 
 }  // namespace unisono

@@ -25,7 +25,11 @@ void Executor::begin(Execution& call) {
     if (call.in.size() != plan.pieces_in || call.out.size() != plan.pieces_out) {
         throw Error(Fault::invalid, "the call does not have as many pieces as its plan");
     }
-    if (plan.slots[plan.rank] * call.block_bytes > segment_.shape().area_bytes) {
+    if (plan.rank != members_.rank() || plan.ranks != members_.ranks() || call.block_bytes == 0) {
+        throw Error(Fault::invalid, "the plan is not for this rank of this group");
+    }
+    // Also those of the peers: their slots are read here.
+    if (*std::max_element(plan.slots.begin(), plan.slots.end()) > segment_.shape().area_bytes / call.block_bytes) {
         throw Error(Fault::invalid, "the plan needs more staging than the group has");
     }
     const size_t element = size_of(call.args.dtype);
@@ -40,7 +44,7 @@ void Executor::begin(Execution& call) {
     }
     call.blocks = std::max<uint64_t>(1, (longest + call.block_bytes - 1) / call.block_bytes);
     scratch_.resize(std::max<size_t>(scratch_.size(), plan.scratch * call.block_bytes));
-    call.seq = ++calls_;
+    call.seq = calls_.fetch_add(1, std::memory_order_relaxed) + 1;
     remember(own_, call.seq, call.args, call.hash);
     tuner_.begin(call.store_plan, call.policy, call.hash, call.blocks, bytes);
 }
@@ -54,7 +58,22 @@ void Executor::announce(Execution& call) noexcept {
 
 bool Executor::advance(Execution& call, Deadline& deadline, const Interrupted& interrupted, double limit_s) {
     if (call.seq == 0) begin(call);
-    Wait wait{call, deadline, interrupted, limit_s};
+    try {
+        return carry_on({call, deadline, interrupted, limit_s});
+    } catch (const std::exception& error) {
+        abandon(call, error.what());
+        throw;
+    }
+}
+
+void Executor::abandon(const Execution& call, const char* why) {
+    if (call.seq == 0) return;
+    members_.record(Fault::aborted, "rank " + std::to_string(members_.rank()) + " gave up call #" +
+                                        std::to_string(call.seq) + ": " + why);
+}
+
+bool Executor::carry_on(Wait wait) {
+    Execution& call = wait.call;
     const Plan& plan = *call.plan;
     while (call.block < call.blocks) {
         if (!run_block(wait)) return false;
@@ -176,7 +195,7 @@ void Executor::mismatch(const Execution& call) {
         }
         return true;
     };
-    while (!arrived() && !moment.passed()) relax();
+    while (!arrived() && !moment.passed()) ::sched_yield();
     std::string text = "the ranks disagree about call #" + std::to_string(call.seq) + " of their group:";
     for (uint32_t r = 0; r < members_.ranks(); ++r) {
         const RankControl& other = segment_.rank(r);

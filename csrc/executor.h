@@ -46,8 +46,10 @@ class Executor {
     // Runs until the call is complete (true), or until it would have to wait longer than
     // `limit_s` (false; 0 = as long as the deadline allows). Throws Error.
     bool advance(Execution& call, Deadline& deadline, const Interrupted& interrupted, double limit_s);
+    // A call that has begun will not be completed: the others learn it, for they would wait in vain.
+    void abandon(const Execution& call, const char* why);
 
-    [[nodiscard]] uint64_t calls() const noexcept { return calls_; }
+    [[nodiscard]] uint64_t calls() const noexcept { return calls_.load(std::memory_order_relaxed); }
 
   private:
     struct Wait {
@@ -58,6 +60,7 @@ class Executor {
     };
 
     void begin(Execution& call);
+    bool carry_on(Wait wait);
     void announce(Execution& call) noexcept;
     bool reuse_slots(Wait& wait);
     bool run_block(Wait& wait);
@@ -82,7 +85,7 @@ class Executor {
     Waiter waiter_;
     StoreTuner tuner_;
     RankControl& own_;
-    uint64_t calls_ = 0;
+    std::atomic<uint64_t> calls_{0};  // others may look
     uint64_t base_ = 0;               // progress at the start of the current block
     uint64_t block_count_ = 0;        // blocks ever run, equal on all ranks
     std::vector<uint64_t> block_end_; // progress at the end of the last blocks, by block % depth

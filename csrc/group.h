@@ -17,6 +17,9 @@ class Group {
           waiter_(members_, Patience::for_group(segment_.shape().ranks, cores)),
           executor_(segment_, members_, waiter_), dispatcher_(executor_, members_),
           mail_(segment_, members_, waiter_) {}
+    Group(const Group&) = delete;
+    Group& operator=(const Group&) = delete;
+    ~Group() { close(); }  // first of all: nothing below waits for peers any more
 
     [[nodiscard]] Segment& segment() noexcept { return segment_; }
     [[nodiscard]] Membership& members() noexcept { return members_; }

@@ -4,6 +4,8 @@
 
 #include <algorithm>
 #include <cstring>
+#include <string>
+#include <system_error>
 #include <utility>
 
 #include "call.h"
@@ -21,28 +23,45 @@ std::byte* payload(MailSlot* slot) { return reinterpret_cast<std::byte*>(slot + 
 PostOffice::PostOffice(Segment& segment, Membership& members, Waiter waiter)
     : segment_(segment), members_(members), waiter_(waiter), lanes_(members.ranks()) {}
 
-std::shared_ptr<Parcel> PostOffice::send(const Message& message) {
+std::shared_ptr<Parcel> PostOffice::send(const Message& message) { return begin(message, true); }
+
+std::shared_ptr<Parcel> PostOffice::receive(const Message& message) { return begin(message, false); }
+
+std::shared_ptr<Parcel> PostOffice::begin(const Message& message, bool sends) {
     members_.require_healthy();
-    auto parcel = std::make_shared<Parcel>(message, true);
+    const bool any = !sends && message.peer == kAnySource;
+    const auto peer = static_cast<uint32_t>(message.peer);
+    if (!any && (peer >= lanes_.size() || peer == members_.rank())) throw Error(Fault::invalid, "a message goes to another rank");
+    auto parcel = std::make_shared<Parcel>(message, sends);
     const std::lock_guard lock(mutex_);
-    lanes_[static_cast<size_t>(message.peer)].sends.push_back(parcel);
+    if (!sends && take_early(parcel)) return parcel;
+    if (sends) {
+        lanes_[peer].sends.push_back(parcel);
+    } else {
+        receives_.push_back(parcel);
+    }
     poll();
     return parcel;
 }
 
-std::shared_ptr<Parcel> PostOffice::receive(const Message& message) {
-    members_.require_healthy();
-    auto parcel = std::make_shared<Parcel>(message, false);
-    const std::lock_guard lock(mutex_);
-    if (!take_early(parcel)) {
-        receives_.push_back(parcel);
-        poll();
+// Moves whatever can move without waiting; true if anything did. Once the group has failed nothing
+// moves any more, and all parcels end: their callers are about to take their memory back.
+bool PostOffice::poll() {
+    try {
+        members_.require_healthy();
+        return poll_lanes();
+    } catch (const Error& error) {
+        fail_all(error);
+        throw;
+    } catch (const std::exception& error) {  // no memory for what nobody has asked for yet
+        members_.record(Fault::system, "rank " + std::to_string(members_.rank()) + " cannot store a message: " + error.what());
+        fail_all(Error(Fault::system, error.what()));
+        members_.require_healthy();
+        throw;
     }
-    return parcel;
 }
 
-// Moves whatever can move without waiting; true if anything did.
-bool PostOffice::poll() {
+bool PostOffice::poll_lanes() {
     bool moved = false;
     for (uint32_t peer = 0; peer < lanes_.size(); ++peer) {
         if (peer == members_.rank()) continue;
@@ -62,9 +81,9 @@ bool PostOffice::poll_sends(uint32_t peer, Lane& lane) {
            head - box.tail.load(std::memory_order_acquire) < segment_.shape().mail_slots) {
         Parcel& parcel = *lane.sends.front();
         MailSlot* slot = segment_.mail_slot(members_.rank(), peer, head);
-        slot->bytes = parcel.message_.bytes;
-        slot->tag = parcel.message_.tag;
-        slot->kind = kind_of(parcel.message_);
+        slot->bytes.store(parcel.message_.bytes, std::memory_order_relaxed);
+        slot->tag.store(parcel.message_.tag, std::memory_order_relaxed);
+        slot->kind.store(kind_of(parcel.message_), std::memory_order_relaxed);
         const uint64_t bytes = std::min(most, parcel.message_.bytes - parcel.moved_);
         if (bytes) std::memcpy(payload(slot), parcel.message_.data + parcel.moved_, bytes);
         parcel.moved_ += bytes;
@@ -117,13 +136,15 @@ bool PostOffice::poll_receives(uint32_t peer, Lane& lane) {
 
 // Decides where the message that begins in `slot` goes.
 void PostOffice::match(uint32_t peer, Lane& lane, const MailSlot& slot) {
-    if (auto parcel = wanted(peer, slot.tag)) {
-        accept(*parcel, peer, slot.kind, slot.bytes);
+    const uint64_t tag = slot.tag.load(std::memory_order_relaxed);
+    const uint64_t kind = slot.kind.load(std::memory_order_relaxed);
+    const uint64_t bytes = slot.bytes.load(std::memory_order_relaxed);
+    if (auto parcel = wanted(peer, tag)) {
         lane.receiving = std::move(parcel);
-        return;
+        return accept(*lane.receiving, peer, kind, bytes);
     }
     // Another tag is asked for: this message must make way.
-    lane.early.push_back({slot.tag, slot.kind, slot.bytes, std::vector<std::byte>(slot.bytes)});
+    lane.early.push_back({tag, kind, bytes, std::vector<std::byte>(bytes)});
     lane.storing = &lane.early.back();
 }
 
@@ -163,8 +184,8 @@ bool PostOffice::take_early(const std::shared_ptr<Parcel>& parcel) {
 }
 
 void PostOffice::accept(Parcel& parcel, uint32_t peer, uint64_t kind, uint64_t bytes) {
-    Message& m = parcel.message_;
-    m.peer = static_cast<int32_t>(peer);
+    const Message& m = parcel.message_;
+    parcel.source_.store(static_cast<int32_t>(peer), std::memory_order_relaxed);
     if (kind == kind_of(m) && bytes == m.bytes) return;
     const auto size = [](uint64_t k) { return size_of(static_cast<DType>(k)); };
     if (kind >= num_dtypes) members_.fail(Fault::mismatch, "a message of unknown type arrived");
@@ -178,7 +199,6 @@ void PostOffice::accept(Parcel& parcel, uint32_t peer, uint64_t kind, uint64_t b
 
 void PostOffice::finish(Parcel& parcel) noexcept {
     parcel.done_.store(true, std::memory_order_release);
-    changed_.notify_all();
     ring(segment_.rank(members_.rank()).mail);  // a thread of this rank may sleep for it
 }
 
@@ -205,22 +225,36 @@ void PostOffice::carry_on() {
     const std::lock_guard lock(mutex_);
     if (stopping_ || idle()) return;
     if (!thread_.joinable()) {
-        thread_ = std::thread([this] {
-            sigset_t all;
-            sigfillset(&all);
-            pthread_sigmask(SIG_SETMASK, &all, nullptr);
-            progress_loop();
-        });
+        try {
+            thread_ = std::thread([this] {
+                sigset_t all;
+                sigfillset(&all);
+                pthread_sigmask(SIG_SETMASK, &all, nullptr);
+                progress_loop();
+            });
+        } catch (const std::system_error&) {  // no thread to be had: who waits moves the messages
+        }
     }
-    changed_.notify_all();
+    changed_->notify_all();
+}
+
+// After the group has failed: from here on nothing moves into memory that is the callers' again.
+void PostOffice::end_all() noexcept {
+    const std::lock_guard lock(mutex_);
+    try {
+        poll();
+    } catch (const Error&) {  // all parcels have it now
+    }
 }
 
 bool PostOffice::wait(Parcel& parcel, double timeout_s, double limit_s, const Interrupted& interrupted) {
+    if (!parcel.done()) members_.require_own_process();
     Deadline deadline(timeout_s);
     const auto ready = [&] {
         if (parcel.done()) return true;
-        const std::unique_lock lock(mutex_, std::try_to_lock);
-        if (lock.owns_lock()) poll();
+        // Not try_lock: who has the lock may have looked already, and never look again.
+        const std::lock_guard lock(mutex_);
+        if (!parcel.done()) poll();
         return parcel.done();
     };
     const auto inspect = [&] {
@@ -228,32 +262,38 @@ bool PostOffice::wait(Parcel& parcel, double timeout_s, double limit_s, const In
         check_departed(parcel);
     };
     Bell& bell = segment_.rank(members_.rank()).mail;
-    if (!ready() && !waiter_.wait(bell, ready, inspect, [&] { return late(parcel); }, deadline, interrupted,
-                                  limit_s < 0 ? 0 : std::max(limit_s, 1e-9))) {
-        return false;
+    const double most_s = limit_s < 0 ? 0 : std::max(limit_s, 1e-9);
+    try {
+        if (!ready() && !waiter_.wait(bell, ready, inspect, [&] { return late(parcel); }, deadline, interrupted, most_s)) {
+            return false;
+        }
+    } catch (...) {
+        if (!members_.in_child()) end_all();
+        throw;
     }
     if (parcel.error_) throw *parcel.error_;
     return true;
 }
 
+// Fails if everybody who could serve the parcel has left the group.
 void PostOffice::check_departed(const Parcel& parcel) {
     const Message& m = parcel.message_;
+    const std::lock_guard lock(mutex_);  // else a message just being moved is in no place
+    if (parcel.done()) return;
+    bool departed = false;
     for (uint32_t peer = 0; peer < lanes_.size(); ++peer) {
         if (peer == members_.rank() || (m.peer != kAnySource && m.peer != static_cast<int32_t>(peer))) continue;
         const bool left = segment_.rank(peer).presence.load(std::memory_order_acquire) ==
                           static_cast<uint32_t>(Presence::left);
-        if (!left) {
-            if (m.peer == kAnySource) return;  // somebody may still send
-            continue;
-        }
-        Mailbox& box = segment_.mailbox(peer, members_.rank());
+        const Mailbox& box = segment_.mailbox(peer, members_.rank());
         const bool pending = box.head.load(std::memory_order_acquire) != box.tail.load(std::memory_order_relaxed);
-        if (m.peer == kAnySource || (!parcel.sends_ && pending)) continue;
-        if (parcel.done()) return;
-        members_.fail(Fault::peer_lost, "rank " + std::to_string(peer) + " left the group while rank " +
-                                            std::to_string(members_.rank()) + " was " +
-                                            (parcel.sends_ ? "sending to it" : "receiving from it"));
+        if (!left || (!parcel.sends_ && pending)) return;
+        departed = true;
     }
+    if (!departed) return;
+    const std::string who = m.peer == kAnySource ? "every other rank" : "rank " + std::to_string(m.peer);
+    members_.fail(Fault::peer_lost, who + " left the group while rank " + std::to_string(members_.rank()) + " was " +
+                                        (parcel.sends_ ? "sending to it" : "receiving from it"));
 }
 
 std::string PostOffice::late(const Parcel& parcel) const {
@@ -269,43 +309,37 @@ void PostOffice::progress_loop() {
     std::unique_lock lock(mutex_);
     while (!stopping_) {
         if (idle()) {
-            changed_.wait(lock, [this] { return stopping_ || !idle(); });
+            changed_->wait(lock, [this] { return stopping_ || !idle(); });
             continue;
         }
-        bool moved = false;
-        try {
-            members_.require_healthy();
-            moved = poll();
-        } catch (const Error& error) {
-            fail_all(error);
-        }
-        if (moved || idle()) continue;
-        lock.unlock();
         const auto ready = [&] {  // looks once more after it has said that it sleeps
             const std::lock_guard again(mutex_);
             return stopping_ || members_.failed() || poll() || idle();
         };
         try {
+            if (poll() || idle()) continue;
+            lock.unlock();
             if (sleep_on(bell, ready, 0.05) == Woken::timed_out) waiter_.check_world({});
-        } catch (const Error&) {  // recorded in the group: the loop finds it, and ends what is under way
+        } catch (const Error&) {  // recorded in the group: the next poll ends what is under way
         }
-        lock.lock();
+        if (!lock.owns_lock()) lock.lock();
     }
 }
 
 void PostOffice::stop() noexcept {
+    if (members_.in_child()) {  // the lock may be held, and the thread is there, in the parent only
+        if (thread_.joinable()) thread_.detach();
+        static_cast<void>(changed_.release());
+        return;
+    }
     {
         const std::lock_guard lock(mutex_);
         stopping_ = true;
-        changed_.notify_all();
-    }
-    if (!thread_.joinable()) return;
-    if (members_.in_child()) {
-        thread_.detach();
-        return;
+        changed_->notify_all();
     }
     ring_always(segment_.rank(members_.rank()).mail);
-    thread_.join();
+    if (thread_.joinable()) thread_.join();
+    const std::lock_guard lock(mutex_);
     fail_all(Error(Fault::aborted, "the communicator was closed with this message under way"));
 }
 

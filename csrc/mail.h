@@ -2,6 +2,7 @@
 // tags matched at the receiver, any number of sends and receives under way at once.
 #pragma once
 
+#include <atomic>
 #include <condition_variable>
 #include <deque>
 #include <list>
@@ -29,17 +30,18 @@ struct Message {
 // One send or receive under way.
 class Parcel {
   public:
-    explicit Parcel(const Message& message, bool sends) : message_(message), sends_(sends) {}
+    Parcel(const Message& message, bool sends) : message_(message), sends_(sends), source_(message.peer) {}
     [[nodiscard]] bool done() const noexcept { return done_.load(std::memory_order_acquire); }
     [[nodiscard]] const std::optional<Error>& error() const noexcept { return error_; }
-    [[nodiscard]] int32_t source() const noexcept { return message_.peer; }
+    // Where a message came from, once it has come.
+    [[nodiscard]] int32_t source() const noexcept { return source_.load(std::memory_order_relaxed); }
 
   private:
     friend class PostOffice;
-    Message message_;
-    bool sends_;
+    const Message message_;
+    const bool sends_;
+    std::atomic<int32_t> source_;
     uint64_t moved_ = 0;
-    bool begun_ = false;
     std::optional<Error> error_;
     std::atomic<bool> done_{false};
 };
@@ -59,6 +61,7 @@ class PostOffice {
     // False after `limit_s` (negative: never) with the parcel still under way. After `timeout_s`
     // the group fails. Throws Error.
     bool wait(Parcel& parcel, double timeout_s, double limit_s, const Interrupted& interrupted);
+    // After the group was left. What is under way fails as aborted.
     void stop() noexcept;
 
   private:
@@ -75,7 +78,9 @@ class PostOffice {
         std::list<Early> early;
     };
 
+    std::shared_ptr<Parcel> begin(const Message& message, bool sends);
     bool poll();
+    bool poll_lanes();
     bool poll_sends(uint32_t peer, Lane& lane);
     bool poll_receives(uint32_t peer, Lane& lane);
     bool take_early(const std::shared_ptr<Parcel>& parcel);
@@ -84,6 +89,7 @@ class PostOffice {
     void accept(Parcel& parcel, uint32_t peer, uint64_t kind, uint64_t bytes);
     void finish(Parcel& parcel) noexcept;
     void fail_all(const Error& error) noexcept;
+    void end_all() noexcept;
     [[nodiscard]] bool idle() const noexcept;
     void progress_loop();
     [[nodiscard]] std::string late(const Parcel& parcel) const;
@@ -95,7 +101,8 @@ class PostOffice {
     std::mutex mutex_;  // guards all below
     std::vector<Lane> lanes_;
     std::list<std::shared_ptr<Parcel>> receives_;  // in the order in which they were posted
-    std::condition_variable changed_;
+    // On the heap: a forked child has to leak it, for its end waits for threads that are not there.
+    std::unique_ptr<std::condition_variable> changed_ = std::make_unique<std::condition_variable>();
     bool stopping_ = false;
     std::thread thread_;
 };

@@ -95,10 +95,13 @@ void Membership::require_peers_alive() {
 }
 
 void Membership::record(Fault fault, const std::string& text) noexcept {
+    if (guard_.in_child()) return;
     FaultRecord& failure = segment_.group().failure;
     uint32_t none = 0;
     if (failure.state.compare_exchange_strong(none, 1, std::memory_order_acq_rel)) {
-        const size_t length = std::min(text.size(), kFaultText - 1);
+        size_t length = std::min(text.size(), kFaultText - 1);
+        const auto splits_character = [&] { return length < text.size() && (text[length] & 0xc0) == 0x80; };
+        while (length > 0 && splits_character()) --length;
         std::memcpy(failure.text, text.data(), length);
         failure.text[length] = '\0';
         failure.fault.store(static_cast<uint32_t>(fault), std::memory_order_relaxed);
@@ -124,7 +127,8 @@ void Membership::raise() const {
     // The writer may have been killed between the two states; then the kind is all there is.
     for (int i = 0; i < 1000 && failure.state.load(std::memory_order_acquire) != 2; ++i) ::usleep(100);
     if (failure.state.load(std::memory_order_acquire) != 2) throw Error(Fault::aborted, "the group has failed");
-    throw Error(static_cast<Fault>(failure.fault.load(std::memory_order_relaxed)), failure.text);
+    throw Error(static_cast<Fault>(failure.fault.load(std::memory_order_relaxed)),
+                std::string(failure.text, ::strnlen(failure.text, kFaultText)));
 }
 
 void Membership::leave() noexcept {

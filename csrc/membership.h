@@ -36,6 +36,10 @@ class Membership {
     [[nodiscard]] uint32_t ranks() const noexcept { return segment_.shape().ranks; }
     [[nodiscard]] bool in_child() const noexcept { return guard_.in_child(); }
 
+    // Throws in a forked child, which must not even look at the group's locks.
+    void require_own_process() const {
+        if (guard_.in_child()) raise();
+    }
     // Throws if the group has failed, if it was closed here, or in a forked child. Cheap.
     void require_healthy() const {
         if (closed_.load(std::memory_order_relaxed) || guard_.in_child() || failed()) raise();

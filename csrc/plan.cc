@@ -23,7 +23,14 @@ Plan::Plan(std::span<const std::byte> packed, uint32_t rank_, uint32_t ranks_, u
     if (packed.size() % sizeof(Record) != 0) throw Error(Fault::invalid, "plan: not a whole number of records");
     if (rank >= ranks || slots.size() != ranks || parts == 0) throw Error(Fault::invalid, "plan: bad shape");
     if (!packed.empty()) std::memcpy(records.data(), packed.data(), packed.size());
-    for (size_t i = 0; i < records.size(); ++i) check_record(i);
+    uint32_t posted = 0;
+    for (size_t i = 0; i < records.size(); ++i) {
+        check_record(i);
+        if (records[i].action != Action::post) continue;
+        if (records[i].value <= posted) refuse(i, "progress does not rise");
+        posted = records[i].value;
+    }
+    if (posted != stages) throw Error(Fault::invalid, "plan: a block does not end where all ranks expect it");
     copies_only = std::none_of(records.begin(), records.end(),
                                [](const Record& r) { return r.action == Action::reduce; });
 }

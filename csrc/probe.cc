@@ -49,6 +49,14 @@ void await(const Word& word, uint32_t wanted) {
 
 unsigned usable_cores() noexcept { return static_cast<unsigned>(std::max<size_t>(1, cores().size())); }
 
+void settle_on_core(unsigned index) noexcept {
+    cpu_set_t before;
+    const std::vector<int> usable = cores();
+    if (usable.size() < 2 || ::sched_getaffinity(0, sizeof before, &before) != 0) return;
+    pin(usable[index % usable.size()]);
+    ::sched_setaffinity(0, sizeof before, &before);
+}
+
 double probe_core_latency_s(unsigned samples) {
     constexpr uint32_t kTrips = 20;  // per sample
     const std::vector<int> usable = cores();

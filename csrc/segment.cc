@@ -8,6 +8,7 @@
 #include <algorithm>
 #include <cstring>
 #include <new>
+#include <string>
 #include <utility>
 
 #include "error.h"
@@ -39,7 +40,8 @@ Offsets offsets_of(const SegmentShape& s) {
 bool plausible(const SegmentShape& s) {
     return s.ranks >= 1 && s.ranks <= kMaxRanks && s.depth >= 1 && s.depth <= 64 && s.area_bytes >= kPage &&
            s.area_bytes <= (1ULL << 32) && s.area_bytes % kLine == 0 && s.mail_slots >= 1 &&
-           s.mail_slots <= 1024 && s.mail_slot_bytes >= kLine && s.mail_slot_bytes <= (1ULL << 30);
+           s.mail_slots <= 1024 && s.mail_slot_bytes >= kLine && s.mail_slot_bytes % kLine == 0 &&
+           s.mail_slot_bytes <= (1ULL << 30);
 }
 
 }  // namespace
@@ -58,6 +60,7 @@ int Descriptor::release() noexcept { return std::exchange(fd_, -1); }
 SegmentShape shape_for(uint32_t ranks, uint32_t cores, uint64_t staging_bytes) {
     // A third block in flight hides the peers' jitter; with more ranks than cores they run in
     // turns anyway, and the larger footprint only leaves the cache.
+    if (ranks == 0 || ranks > kMaxRanks) throw Error(Fault::invalid, "a group has 1 to " + std::to_string(kMaxRanks) + " ranks");
     const uint32_t depth = ranks <= cores ? 3 : 2;
     const uint64_t least = uint64_t{ranks} * 16 * 1024;  // direct exchange needs a slot per peer
     const uint64_t area = std::max(staging_bytes / (uint64_t{ranks} * depth), least);
@@ -65,6 +68,7 @@ SegmentShape shape_for(uint32_t ranks, uint32_t cores, uint64_t staging_bytes) {
 }
 
 Descriptor create_segment(const SegmentShape& shape, const std::array<uint8_t, 16>& nonce) {
+    if (!plausible(shape)) throw Error(Fault::invalid, "a group cannot have so much staging");
     const Offsets o = offsets_of(shape);
     Descriptor fd(::memfd_create("unisono", MFD_CLOEXEC | MFD_ALLOW_SEALING));
     if (fd.get() < 0) throw_errno("memfd_create");

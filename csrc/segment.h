@@ -40,9 +40,10 @@ SegmentShape shape_for(uint32_t ranks, uint32_t cores, uint64_t staging_bytes);
 Descriptor create_segment(const SegmentShape& shape, const std::array<uint8_t, 16>& nonce);
 
 struct MailSlot {
-    uint64_t bytes;    // of the whole message
-    uint64_t tag;
-    uint64_t kind;     // element type and count, checked by the receiver
+    // Atomic, so that a receiver decides by one look whatever the sender does to them meanwhile.
+    std::atomic<uint64_t> bytes;  // of the whole message
+    std::atomic<uint64_t> tag;
+    std::atomic<uint64_t> kind;   // element type, checked by the receiver
     uint64_t pad[5];
     // followed by mail_slot_bytes of payload
 };

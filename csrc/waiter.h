@@ -3,6 +3,7 @@
 
 #include <sched.h>
 
+#include <algorithm>
 #include <chrono>
 #include <functional>
 #include <string>
@@ -72,19 +73,27 @@ class Waiter {
             if (ready()) return true;
             ::sched_yield();
         }
+        double looked_s = 0;
         while (!ready()) {
             inspect();
             const double elapsed_s = deadline.elapsed_s();
-            if (limit_s > 0) {
-                if (elapsed_s >= limit_s) return false;
-                ::sched_yield();
-                continue;
-            }
-            const double left_s = deadline.timeout_s() - elapsed_s;
+            double left_s = deadline.timeout_s() - elapsed_s;
             if (left_s <= 0) members_.fail(Fault::timeout, late());
+            if (limit_s > 0) {
+                left_s = std::min(left_s, limit_s - elapsed_s);
+                if (left_s <= 0) return false;
+                if (left_s < kNap_s) {
+                    ::sched_yield();
+                    continue;
+                }
+            }
             const auto awake = [&] { return ready() || members_.failed(); };
-            const Woken woken = sleep_on(bell, awake, left_s < kSlice_s ? left_s : kSlice_s);
-            if (woken != Woken::rung) check_world(interrupted);
+            const Woken woken = sleep_on(bell, awake, std::min(left_s, kSlice_s));
+            // A bell that rings all the time, for others, must not keep this rank from looking.
+            if (woken != Woken::rung || elapsed_s - looked_s > kSlice_s) {
+                check_world(interrupted);
+                looked_s = elapsed_s;
+            }
         }
         return true;
     }
@@ -94,6 +103,7 @@ class Waiter {
 
   private:
     static constexpr double kSlice_s = 0.05;
+    static constexpr double kNap_s = 200e-6;  // for less, going to sleep does not pay
 
     Membership& members_;
     Patience patience_;

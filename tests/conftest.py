@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING
 
 import pytest
-from ranks import Threads
+
+if TYPE_CHECKING:
+    from ranks import Threads
 
 _LAUNCHER_VARIABLES = (
     "UNISONO_RANK", "UNISONO_SIZE", "UNISONO_RENDEZVOUS", "UNISONO_TIMEOUT_S",
-    "UNISONO_STAGING_BYTES", "UNISONO_SLOT_STORES", "RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE",
+    "UNISONO_STAGING_BYTES", "UNISONO_STORES", "RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE",
     "OMPI_COMM_WORLD_RANK", "PMI_RANK", "SLURM_PROCID",
 )  # fmt: skip
 
@@ -26,6 +29,8 @@ def clean_environment(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.fixture(scope="session")
 def threads() -> Iterator[Callable[[int], Threads]]:
     """`threads(n)`: n ranks with a healthy communicator, shared by the tests of a session."""
+    from ranks import Threads  # only where it is asked for: it needs the native core
+
     worlds: dict[int, Threads] = {}
 
     def world(ranks: int) -> Threads:

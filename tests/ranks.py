@@ -201,7 +201,8 @@ class Processes:
             os.close(pipe)
 
 
-def _main(file: str, function: str, rank: str, size: str, name: str, pipe: str) -> None:
+def _main(file: str, function: str, *words: str) -> None:
+    rank, size, name, pipe = words
     spec = importlib.util.spec_from_file_location(Path(file).stem, file)
     assert spec is not None and spec.loader is not None
     module = importlib.util.module_from_spec(spec)

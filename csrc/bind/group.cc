@@ -40,7 +40,7 @@ std::vector<Piece> pieces_of(const Memory& memory) {
 
 void run(Group& group, Execution execution, double timeout_s) {
     const nb::gil_scoped_release release;
-    group.dispatcher().run(execution, timeout_s, python_signals());
+    group.dispatcher().run(std::move(execution), timeout_s, python_signals());
 }
 
 std::shared_ptr<Job> submit(Group& group, Execution execution, double timeout_s, double inline_s) {

@@ -1,11 +1,5 @@
-// Where an array lies: the buffer protocol without the detours of Python.
-#include <nanobind/nanobind.h>
-
-#include <cstdint>
-#include <optional>
-
+#include "buffer.h"
 #include "register.h"
-#include "types.h"
 
 namespace nb = nanobind;
 using namespace nb::literals;
@@ -62,20 +56,27 @@ std::optional<DType> dtype_of(const Py_buffer& view) {
     }
 }
 
-// (address, bytes, type) of a contiguous writable array of a known type; None sends the caller the
-// slow way, which copies or explains.
-nb::object locate(nb::handle object, bool writable) {
-    const Buffer buffer(object);
-    const Py_buffer* view = buffer.get();
-    if (!view || (writable && view->readonly) || !PyBuffer_IsContiguous(view, 'C')) return nb::none();
-    const auto dtype = dtype_of(*view);
-    if (!dtype) return nb::none();
-    return nb::make_tuple(reinterpret_cast<uintptr_t>(view->buf), static_cast<uint64_t>(view->len),
-                          static_cast<uint32_t>(*dtype));
-}
-
 }  // namespace
 
-void register_memory(nb::module_& m) { m.def("locate", &locate, "array"_a, "writable"_a); }
+std::optional<Located> locate(nb::handle array, bool writable) {
+    if (!PyObject_CheckBuffer(array.ptr())) return std::nullopt;
+    const Buffer buffer(array);
+    const Py_buffer* view = buffer.get();
+    if (!view || (writable && view->readonly) || !PyBuffer_IsContiguous(view, 'C')) return std::nullopt;
+    const auto dtype = dtype_of(*view);
+    if (!dtype) return std::nullopt;
+    return Located{reinterpret_cast<uintptr_t>(view->buf), static_cast<uint64_t>(view->len), *dtype};
+}
+
+void register_memory(nb::module_& m) {
+    m.def(
+        "locate",
+        [](nb::handle array, bool writable) -> nb::object {
+            const auto found = locate(array, writable);
+            if (!found) return nb::none();
+            return nb::make_tuple(found->address, found->bytes, static_cast<uint32_t>(found->dtype));
+        },
+        "array"_a, "writable"_a);
+}
 
 }  // namespace unisono::bind

@@ -7,5 +7,6 @@ namespace unisono::bind {
 void register_group(nanobind::module_& module);
 void register_machine(nanobind::module_& module);
 void register_memory(nanobind::module_& module);
+void register_quick(nanobind::module_& module);
 
 }  // namespace unisono::bind

@@ -66,8 +66,42 @@ class Group:
     def carry_on(self) -> None: ...
     def wait_parcel(self, parcel: Parcel, timeout_s: float, limit_s: float) -> bool: ...
 
+class QuickCalls:
+    def __init__(self, group: Group) -> None: ...
+    def learn(
+        self,
+        op: int,
+        in_: tuple[int, int, int],
+        out: tuple[int, int, int],
+        reduction: object,
+        root: int,
+        algorithm: object,
+        call: Prepared,
+    ) -> None: ...
+    def run(
+        self,
+        op: int,
+        in_: object,
+        out: object,
+        reduction: object,
+        root: int,
+        algorithm: object,
+        timeout_s: float,
+    ) -> bool: ...
+    def run_at(
+        self,
+        op: int,
+        in_: tuple[int, int, int],
+        out: tuple[int, int, int],
+        reduction: object,
+        root: int,
+        algorithm: object,
+        timeout_s: float,
+    ) -> bool: ...
+
 def create_segment(ranks: int, cores: int, staging_bytes: int, nonce: bytes) -> int: ...
 def isa() -> str: ...
 def locate(array: object, writable: bool) -> tuple[int, int, int] | None: ...
+def settle_on_core(index: int) -> None: ...
 def probe_core_latency(samples: int) -> float: ...
 def usable_cores() -> int: ...

@@ -52,7 +52,7 @@ def settings(environ: Mapping[str, str] = os.environ) -> Settings:
     if stores.upper() not in StorePolicy.__members__:
         raise ValueError(f"UNISONO_STORES must be cached, streaming or adaptive, not {stores!r}")
     return Settings(
-        timeout_s=float(environ.get("UNISONO_TIMEOUT_S", DEFAULT_TIMEOUT_S)),
+        timeout_s=_seconds(environ, "UNISONO_TIMEOUT_S", DEFAULT_TIMEOUT_S),
         staging_bytes=_number(environ, "UNISONO_STAGING_BYTES", DEFAULT_STAGING_BYTES),
         stores=StorePolicy[stores.upper()],
     )
@@ -156,6 +156,15 @@ def _number(environ: Mapping[str, str], name: str, default: int | None = None) -
         return int(_text(environ, name))
     except ValueError:
         raise ValueError(f"{name} must be a whole number, not {environ[name]!r}") from None
+
+
+def _seconds(environ: Mapping[str, str], name: str, default: float) -> float:
+    if name not in environ:
+        return default
+    try:
+        return float(environ[name])
+    except ValueError:
+        raise ValueError(f"{name} must be a number of seconds, not {environ[name]!r}") from None
 
 
 def _text(environ: Mapping[str, str], name: str) -> str:

@@ -9,10 +9,12 @@ try:
         Parcel,
         Plan,
         Prepared,
+        QuickCalls,
         create_segment,
         isa,
         locate,
         probe_core_latency,
+        settle_on_core,
         usable_cores,
     )
 except ImportError as error:
@@ -27,9 +29,11 @@ __all__ = [
     "Parcel",
     "Plan",
     "Prepared",
+    "QuickCalls",
     "create_segment",
     "isa",
     "locate",
     "probe_core_latency",
+    "settle_on_core",
     "usable_cores",
 ]

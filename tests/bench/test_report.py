@@ -44,11 +44,12 @@ def test_wrong_results_are_loud(report: Report) -> None:
     assert "WRONG RESULTS: 3 elements" in rendered(replace(report, rows=(spoilt,)))
 
 
-def test_an_unsupported_case_says_why_in_its_line(report: Report) -> None:
+def test_an_unsupported_case_says_why(report: Report) -> None:
     row = report.rows[0]
     refused = replace(row.measurements[1], error="MPI has no avg of float32", times_s=())
     text = rendered(replace(report, rows=(replace(row, measurements=(refused,)),)))
-    assert "MPI has no avg of float32" in text
+    assert line_of(text, "gloo")[5] == "failed"
+    assert "failed gloo, all_reduce 8: MPI has no avg of float32" in text
 
 
 def test_a_picture(report: Report, tmp_path: Path) -> None:

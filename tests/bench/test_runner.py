@@ -52,7 +52,7 @@ def test_gloo_beside_the_memory_limit() -> None:
 
 @pytest.mark.parametrize("name", ["unisono", "unisono:ring"])
 def test_our_communicator(name: str) -> None:
-    report = run_benchmark(CASES[:1], [name, "memory"], ours=name, pace=QUICK)
+    report = run_benchmark(CASES[:1], [name, "memory"], ours=name, pace=QUICK, bind=True)
     assert report.skipped == {}
     assert not report.failed
 
@@ -80,7 +80,7 @@ def test_a_wrong_result_is_found_and_fails_the_run(
     script = tmp_path / "liar.py"
     script.write_text(LIAR)
 
-    def plan_liar(contestant: Contestant, *, ranks: int, folder: Path) -> Launch:
+    def plan_liar(contestant: Contestant, *, ranks: int, folder: Path, bind: bool) -> Launch:
         command = [sys.executable, str(script), contestant.name, str(folder), "--ranks", str(ranks)]
         commands = tuple((*command, "--rank", str(rank)) for rank in range(ranks))
         return Launch(commands=commands)
@@ -92,7 +92,7 @@ def test_a_wrong_result_is_found_and_fails_the_run(
 
 
 def test_ranks_that_end_are_reported_and_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
-    def plan_end(contestant: Contestant, *, ranks: int, folder: Path) -> Launch:
+    def plan_end(contestant: Contestant, *, ranks: int, folder: Path, bind: bool) -> Launch:
         command = (sys.executable, "-c", "print('no such library'); raise SystemExit(3)")
         return Launch(commands=(command,) * ranks)
 
@@ -112,3 +112,10 @@ def test_a_budget_shortens_rounds_and_then_allows_single_calls() -> None:
     pace = Pace(rounds=5, round_s=0.03, row_budget_s=0.21)
     assert pace.iterations(1e-6, contestants=3) == 10_000
     assert pace.iterations(0.1, contestants=3) == 1
+
+
+def test_who_is_too_slow_for_the_budget_is_left_out_of_the_row() -> None:
+    pace = Pace(rounds=2, row_budget_s=1e-9)
+    report = run_benchmark(CASES[:1], ["memory"], ours="memory", pace=pace)
+    (measurement,) = report.rows[0].measurements
+    assert "too slow for the time budget" in str(measurement.error)

@@ -8,8 +8,8 @@ from typing import Any
 import numpy as np
 import pytest
 from numpy.typing import NDArray
-from ranks import Threads
 
+from ranks import Me, Processes, Threads
 from unisono import Communicator, UnsupportedError, algorithms
 from unisono.types import DType, Op, ReduceOp
 
@@ -173,6 +173,26 @@ def test_messages_of_several_blocks(ranks: int, threads: World) -> None:
                 CHECKS[op](comm, rows, None)
 
     threads(ranks).run(check)
+
+
+def everything(me: Me) -> None:
+    comm = me.join()
+    dtypes = [np.dtype(name) for name in ("float32", "float16", "int64", "bool", "complex64")]
+    for op in Op:
+        for dtype in dtypes:
+            for count in (*LENGTHS, 65537):
+                CHECKS[op](comm, numbers(dtype, comm.size, count), None)
+        CHECKS[op](comm, numbers(dtypes[0], comm.size, SEVERAL_BLOCKS), None)
+        for name in algorithms.names(op):
+            CHECKS[op](comm, numbers(dtypes[2], comm.size, 9001), name)
+    me.say("done")
+
+
+@pytest.mark.parametrize("ranks", [2, 4])
+def test_ranks_that_are_processes(ranks: int) -> None:
+    with Processes(everything, ranks) as processes:
+        processes.wait_for("done", range(ranks), 60)
+        assert processes.exit_codes() == [0] * ranks
 
 
 @pytest.mark.parametrize("ranks", [1, 2, 3, 4, 6, 8, 9, 13])

@@ -59,7 +59,9 @@ class Crew:
             return loaded
         return [dataclasses.replace(plan, block_bytes=block_bytes) for plan in loaded]
 
-    def run(self, plans: list[LoadedPlan], args: Arguments, inputs: Pieces, outputs: Pieces) -> None:
+    def run(
+        self, plans: list[LoadedPlan], args: Arguments, inputs: Pieces, outputs: Pieces
+    ) -> None:
         def rank(r: int) -> None:
             call = self.executors[r].prepare(plans[r], args)
             try:
@@ -150,7 +152,8 @@ def buffers(
         else:
             inputs.append([unaligned(random_bytes(rng, count, dtype), offset) for count in wanted])
         sizes = counts_of(collective, counts, rank, out=True)
-        outputs.append([unaligned(np.full(c * dtype.size_bytes, 0xEE, np.uint8), offset) for c in sizes])
+        blanks = [np.full(count * dtype.size_bytes, 0xEE, np.uint8) for count in sizes]
+        outputs.append([unaligned(blank, offset) for blank in blanks])
     return inputs, outputs
 
 
@@ -173,11 +176,11 @@ def compare(
     crew: Crew,
     op: Op,
     name: str,
-    root: int,
-    dtype: DType,
-    reduction: ReduceOp,
     counts: list[int],
     *,
+    root: int = 0,
+    dtype: DType = DType.FLOAT32,
+    reduction: ReduceOp = ReduceOp.SUM,
     block_bytes: int | None = None,
     in_place: bool = False,
     seed: int = 0,
@@ -220,7 +223,7 @@ def compare(
 
 
 @given(data=st.data())
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=200, deadline=None)
 def test_anything(data: st.DataObject, crews: Callable[[int, int], Crew]) -> None:
     op, name = data.draw(st.sampled_from(EVERY))
     ranks = data.draw(st.sampled_from(RANKS))
@@ -236,7 +239,7 @@ def test_anything(data: st.DataObject, crews: Callable[[int, int], Crew]) -> Non
     else:
         counts = data.draw(st.lists(length, min_size=ranks, max_size=ranks))
     compare(
-        crew, op, name, root, dtype, reduction, counts,
+        crew, op, name, counts, root=root, dtype=dtype, reduction=reduction,
         block_bytes=data.draw(st.sampled_from([64, 128, 1024, 4096])), in_place=in_place,
         seed=data.draw(length), offset=data.draw(st.sampled_from([0, 16, 1, 63])),
     )  # fmt: skip
@@ -249,9 +252,7 @@ def test_every_algorithm_over_many_blocks(
     for ranks in (2, 3, 5, 8):
         counts = [6001] * ranks
         crew = crews(ranks, 1 << 20)
-        compare(
-            crew, op, name, ranks - 1, DType.FLOAT32, ReduceOp.SUM, counts, block_bytes=4096
-        )
+        compare(crew, op, name, counts, root=ranks - 1, block_bytes=4096)
 
 
 @pytest.mark.parametrize("dtype", list(DType))
@@ -261,16 +262,15 @@ def test_every_reduction_of_every_type(dtype: DType, crews: Callable[[int, int],
             continue
         for name in ("ring", "one_shot"):
             compare(
-                crews(5, 1 << 20), Op.ALL_REDUCE, name, 0, dtype, reduction, [1003] * 5,
-                block_bytes=1024, in_place=True, offset=1,
+                crews(5, 1 << 20), Op.ALL_REDUCE, name, [1003] * 5, dtype=dtype,
+                reduction=reduction, block_bytes=1024, in_place=True, offset=1,
             )  # fmt: skip
 
 
 def test_blocks_of_the_size_that_is_chosen(crews: Callable[[int, int], Crew]) -> None:
     crew = crews(3, 1 << 20)
     for name in algorithms.names(Op.ALL_REDUCE):
-        counts = [200_003] * 3
-        compare(crew, Op.ALL_REDUCE, name, 0, DType.FLOAT32, ReduceOp.SUM, counts, in_place=True)
+        compare(crew, Op.ALL_REDUCE, name, [200_003] * 3, in_place=True)
 
 
 def test_blocks_fit_the_staging_and_hold_whole_elements() -> None:

@@ -122,6 +122,36 @@ def check_all_reduce_async(world):
         require_equal(tensor, contributions(world, 1000, seed=seed).sum(axis=0))
 
 
+def check_blocking_call_behind_async_ones(world):
+    tensors = [contribution(world.rank, 3000, seed=seed) for seed in range(6)]
+    works = [dist.all_reduce(tensor, async_op=True) for tensor in tensors]
+    last = contribution(world.rank, 3)
+    dist.all_reduce(last)
+    require_equal(last, contributions(world, 3).sum(axis=0))
+    for seed, (work, tensor) in enumerate(zip(works, tensors, strict=True)):
+        work.wait()
+        require_equal(tensor, contributions(world, 3000, seed=seed).sum(axis=0))
+
+
+def check_scalar_tensors(world):
+    tensor = torch.tensor(1.0 + world.rank)
+    dist.all_reduce(tensor)
+    assert tensor.item() == sum(range(1, world.size + 1))
+    pieces = [torch.tensor(0.0) for _ in range(world.size)]
+    dist.all_gather(pieces, torch.tensor(float(world.rank)))
+    assert [piece.item() for piece in pieces] == list(range(world.size))
+
+
+def check_gathered_and_scattered_in_place(world):
+    whole = torch.zeros(4 * world.size)
+    mine = slice(4 * world.rank, 4 * (world.rank + 1))
+    whole[mine] = world.rank
+    dist.all_gather_into_tensor(whole, whole[mine])
+    require_equal(whole, np.repeat(np.arange(world.size), 4))
+    dist.reduce_scatter_tensor(whole[mine], whole)
+    require_equal(whole[mine], np.full(4, world.rank * world.size))
+
+
 def check_future_and_then(world):
     tensor = contribution(world.rank, 50)
     work = dist.all_reduce(tensor, async_op=True)
@@ -327,6 +357,12 @@ def own_non_contiguous_tensors(world):
     transposed = torch.empty(world.size, 6).t()
     dist.broadcast(transposed.copy_(torch.full((6, world.size), float(world.rank))), 2)
     require_equal(transposed, np.full((6, world.size), 2.0))
+
+
+def own_non_contiguous_pieces(world):
+    stacked = torch.zeros(5, world.size).t()
+    dist.all_gather(list(stacked), contribution(world.rank, 5))
+    require_equal(stacked, contributions(world, 5))
 
 
 def own_types_that_only_move(world):

@@ -44,6 +44,34 @@ def check_compiled_in_place_collectives(world):
     torch.testing.assert_close(result, torch.full((8,), 6.0))
 
 
+def check_compiled_scattering_collectives(world):
+    @torch.compile(backend=BACKEND, fullgraph=True)
+    def program(x):
+        scattered = torch.empty(2)
+        dist.reduce_scatter_tensor(scattered, x)
+        exchanged = torch.empty(4)
+        dist.all_to_all_single(exchanged, x)
+        pieces = [torch.empty(4) for _ in range(2)]
+        dist.all_gather(pieces, x)
+        return scattered, exchanged, pieces[0] + pieces[1]
+
+    scattered, exchanged, total = program(torch.arange(4.0) + world.rank)
+    everyone = [torch.arange(4.0), torch.arange(4.0) + 1]
+    assert torch.equal(total, sum(everyone))
+    assert torch.equal(scattered, sum(everyone).chunk(2)[world.rank])
+    assert torch.equal(exchanged, torch.cat([x.chunk(2)[world.rank] for x in everyone]))
+
+
+def check_compiled_async_collective(world):
+    @torch.compile(backend=BACKEND)
+    def program(x):
+        work = dist.all_reduce(x, async_op=True)
+        work.wait()
+        return x + 1
+
+    assert program(torch.ones(3)).tolist() == [3.0] * 3
+
+
 def check_compiled_ddp(world):
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 2))

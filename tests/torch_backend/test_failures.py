@@ -1,4 +1,4 @@
-"""Failures as a torch user meets them: every survivor learns who and what, fast."""
+"""Failures as a torch user meets them: every rank learns who and what, fast."""
 
 from __future__ import annotations
 
@@ -7,182 +7,240 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 import time
+from datetime import timedelta
 from pathlib import Path
 
 import pytest
+import torch
+from torch import distributed as dist
+from torch.distributed import _functional_collectives as functional
 
-pytest.importorskip("torch")
+from unisono.errors import AbortedError, CollectiveTimeoutError, MismatchError, PeerLostError
+
 pytestmark = pytest.mark.torch
+RANKS = 2
+DETECTION_S = 1.0
 
-PRELUDE = """
+
+def test_failures(outcome):
+    outcome.require_success()
+
+
+def require_mismatch(call):
+    """`call(group)` raises MismatchError, soon, on a group of its own; later calls do too."""
+    group = dist.new_group()
+    dist.barrier(group)
+    started = time.monotonic()
+    with pytest.raises(MismatchError):
+        call(group)
+    assert time.monotonic() - started < DETECTION_S
+    with pytest.raises(MismatchError):
+        dist.barrier(group)
+
+
+def own_mismatch_of_length(world):
+    require_mismatch(lambda group: dist.all_reduce(torch.ones(4 + world.rank), group=group))
+
+
+def own_mismatch_of_type(world):
+    dtype = (torch.float32, torch.float64)[world.rank]
+    require_mismatch(lambda group: dist.all_reduce(torch.ones(4, dtype=dtype), group=group))
+
+
+def own_mismatch_of_reduction(world):
+    op = (dist.ReduceOp.SUM, dist.ReduceOp.MAX)[world.rank]
+    require_mismatch(lambda group: dist.all_reduce(torch.ones(4), op, group))
+
+
+def own_mismatch_of_root(world):
+    require_mismatch(lambda group: dist.broadcast(torch.ones(4), world.rank, group))
+
+
+def own_mismatch_of_operation(world):
+    def call(group):
+        if world.rank == 0:
+            dist.all_reduce(torch.ones(4), group=group)
+        else:
+            dist.barrier(group)
+
+    require_mismatch(call)
+
+
+def own_mismatch_in_an_async_call(world):
+    def call(group):
+        dist.all_reduce(torch.ones(4 + world.rank), group=group, async_op=True).wait()
+
+    require_mismatch(call)
+
+
+def own_mismatch_through_a_functional_collective(world):
+    functional.wait_tensor(functional.all_reduce(torch.ones(1), "sum", dist.group.WORLD))
+
+    def call(group):
+        functional.wait_tensor(functional.all_reduce(torch.ones(4 + world.rank), "sum", group))
+
+    require_mismatch(call)
+
+
+def own_mismatch_through_a_future(world):
+    group = dist.new_group()
+    work = dist.all_reduce(torch.ones(4 + world.rank), group=group, async_op=True)
+    with pytest.raises(RuntimeError, match="MismatchError"):
+        work.get_future().wait()
+
+
+def own_mismatch_through_ddp(world):
+    group = dist.new_group()
+    model = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(4, 4), process_group=group)
+    if world.rank == 0:
+        with pytest.raises((MismatchError, RuntimeError), match="broadcast"):
+            model(torch.ones(2, 4)).sum().backward()
+    else:
+        with pytest.raises(MismatchError, match="all_reduce"):
+            dist.broadcast(torch.ones(20), 0, group)
+
+
+def own_late_rank_is_named(world):
+    group = dist.new_group()
+    dist.barrier(group)
+    if world.rank == 0:
+        group.set_timeout(timedelta(seconds=0.5))
+        with pytest.raises(CollectiveTimeoutError, match=r"rank\D*1"):
+            dist.all_reduce(torch.ones(4), group=group)
+    dist.barrier()
+
+
+def own_timeout_of_one_barrier(world):
+    group = dist.new_group()
+    if world.rank == 0:
+        with pytest.raises(CollectiveTimeoutError, match=r"rank\D*1"):
+            group.monitored_barrier(timedelta(seconds=0.5))
+    dist.barrier()
+
+
+def own_waiting_may_end_before_the_work(world):
+    if world.rank == 1:
+        time.sleep(0.5)
+    work = dist.all_reduce(torch.ones(4), async_op=True)
+    if world.rank == 0:
+        with pytest.raises(TimeoutError):
+            work.wait(timedelta(seconds=0.05))
+    work.wait()
+
+
+def own_abort_ends_calls_under_way(world):
+    group = dist.new_group()
+    dist.barrier(group)
+    if world.rank == 0:
+        time.sleep(0.2)
+        dist.distributed_c10d._abort_process_group(group)
+    else:
+        with pytest.raises(AbortedError, match="rank 0"):
+            dist.all_reduce(torch.ones(4), group=group)
+    dist.barrier()
+
+
+def own_failed_group_can_be_destroyed_and_replaced(world):
+    group = dist.new_group()
+    with pytest.raises(MismatchError):
+        dist.all_reduce(torch.ones(4 + world.rank), group=group)
+    dist.destroy_process_group(group)
+    dist.barrier(dist.new_group())
+
+
+def own_leaving_ends_pending_futures(world):
+    group = dist.new_group()
+    dist.barrier(group)
+    if world.rank == 0:
+        future = dist.all_reduce(torch.ones(4), group=group, async_op=True).get_future()
+        dist.destroy_process_group(group)
+        with pytest.raises(RuntimeError, match="AbortedError"):
+            future.wait()
+        assert "unisono-futures" not in {thread.name for thread in threading.enumerate()}
+    dist.barrier()
+
+
+KILLED = """
 import json, os, sys, time
 from datetime import timedelta
 import torch, torch.distributed as dist
 import unisono.torch_backend
-from unisono import errors
 rank, size, folder = int(sys.argv[1]), int(sys.argv[2]), sys.argv[3]
-store = dist.FileStore(folder + "/store", size)
-dist.init_process_group(
-    "unisono", store=store, rank=rank, world_size=size, timeout=timedelta(seconds=60)
-)
+dist.init_process_group("unisono", store=dist.FileStore(folder + "/store", size), rank=rank,
+                        world_size=size, timeout=timedelta(seconds=60))
 
-def report(function):
-    started = time.time()
-    try:
-        function()
-        said = {"error": None, "text": ""}
-    except Exception as error:
-        said = {"error": type(error).__name__, "text": str(error)}
-    said["ended"] = time.time()
-    said["seconds"] = time.time() - started
+def report(calls):
+    said = []
+    for call in calls:
+        try:
+            call()
+            said.append([None, "", time.time()])
+        except Exception as error:
+            said.append([type(error).__name__, str(error), time.time()])
     with open(f"{folder}/{rank}.json", "w") as file:
         json.dump(said, file)
 
-dist.barrier()
+def be_killed():
+    open(folder + "/ready", "w").close()
+    time.sleep(60)
 """
 
 
-def start(body: str, ranks: int, folder: Path) -> list[subprocess.Popen[bytes]]:
+def kill_last_rank(body: str, ranks: int, folder: Path) -> tuple[float, dict[int, list]]:
+    """Run KILLED and `body` on all ranks and kill the last when it is ready: when, and reports."""
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
-    return [
+    arguments = [str(ranks), str(folder)]
+    processes = [
         subprocess.Popen(
-            [sys.executable, "-c", PRELUDE + body, str(rank), str(ranks), str(folder)],
-            env=environment,
+            [sys.executable, "-c", KILLED + body, str(rank), *arguments], env=environment
         )
         for rank in range(ranks)
     ]
-
-
-def reports(processes: list[subprocess.Popen[bytes]], folder: Path) -> dict[int, dict]:
+    deadline = time.monotonic() + 60
+    while not (folder / "ready").exists() and time.monotonic() < deadline:
+        time.sleep(0.01)
+    time.sleep(0.5)
+    processes[-1].send_signal(signal.SIGKILL)
+    killed = time.time()
     for process in processes:
         try:
-            process.wait(40)
+            process.wait(30)
         except subprocess.TimeoutExpired:
             process.kill()
             process.wait()
-    paths = {rank: folder / f"{rank}.json" for rank in range(len(processes))}
-    return {rank: json.loads(path.read_text()) for rank, path in paths.items() if path.exists()}
+    paths = {rank: folder / f"{rank}.json" for rank in range(ranks)}
+    return killed, {r: json.loads(path.read_text()) for r, path in paths.items() if path.exists()}
 
 
-def wait_for(path: Path) -> None:
-    deadline = time.monotonic() + 30
-    while not path.exists() and time.monotonic() < deadline:
-        time.sleep(0.01)
-    assert path.exists()
-
-
-@pytest.mark.parametrize(
-    "call",
-    [
-        "dist.all_reduce(torch.ones(4 if rank else 5))",
-        "dist.all_reduce(torch.ones(4, dtype=torch.float64 if rank else torch.float32))",
-        "dist.broadcast(torch.ones(4), rank)",
-        "(dist.barrier if rank else lambda: dist.all_reduce(torch.ones(4)))()",
-        "dist.all_reduce(torch.ones(4), (dist.ReduceOp.SUM, dist.ReduceOp.MAX)[rank])",
-        "dist.all_reduce(torch.ones(4 + rank), async_op=True).wait()",
-        "dist.all_reduce(torch.ones(4 + rank), async_op=True).get_future().wait()",
-    ],
-)
-def test_mismatch_raises_on_every_rank(call, tmp_path):
-    said = reports(start(f"report(lambda: {call})", 2, tmp_path), tmp_path)
-    assert {rank: entry["error"] for rank, entry in said.items()} == {
-        0: "MismatchError",
-        1: "MismatchError",
-    }
-    assert all(entry["seconds"] < 1.0 for entry in said.values())
-
-
-@pytest.mark.parametrize(
-    "call",
-    [
-        "dist.all_reduce(torch.ones(4))",
-        "dist.all_reduce(torch.ones(4), async_op=True).wait()",
-        "dist.recv(torch.ones(4), 2)",
-    ],
-)
-def test_killed_rank_is_named_by_every_survivor(call, tmp_path):
-    body = f"""
+def test_killed_rank_is_named_by_every_survivor(tmp_path):
+    body = """
+groups = [dist.new_group() for _ in range(3)]
+dist.barrier()
 if rank == 2:
-    open(folder + "/ready", "w").close()
-    time.sleep(60)
-report(lambda: {call})
+    be_killed()
+reducing = dist.all_reduce(torch.ones(4), group=groups[0], async_op=True)
+receiving = dist.irecv(torch.ones(4), 2, group=groups[1])
+report([lambda: dist.all_reduce(torch.ones(4)), reducing.wait, receiving.wait])
 """
-    processes = start(body, 3, tmp_path)
-    wait_for(tmp_path / "ready")
-    time.sleep(0.5)
-    processes[2].send_signal(signal.SIGKILL)
-    killed = time.time()
-    said = reports(processes, tmp_path)
+    killed, said = kill_last_rank(body, 3, tmp_path)
     assert set(said) == {0, 1}
-    for entry in said.values():
-        assert entry["error"] == "PeerLostError"
-        assert "2" in entry["text"]
-        assert entry["ended"] - killed < 1.0
+    for entries in said.values():
+        for kind, text, ended in entries:
+            assert kind == PeerLostError.__name__
+            assert "rank 2" in text
+            assert ended - killed < DETECTION_S
 
 
 def test_killed_rank_is_named_through_ddp(tmp_path):
     body = """
 model = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(4, 4))
 if rank == 1:
-    open(folder + "/ready", "w").close()
-    time.sleep(60)
-report(lambda: model(torch.ones(2, 4)).sum().backward())
+    be_killed()
+report([lambda: model(torch.ones(2, 4)).sum().backward()])
 """
-    processes = start(body, 2, tmp_path)
-    wait_for(tmp_path / "ready")
-    time.sleep(0.5)
-    processes[1].send_signal(signal.SIGKILL)
-    killed = time.time()
-    said = reports(processes, tmp_path)
-    assert "PeerLostError" in said[0]["error"] + said[0]["text"]
-    assert said[0]["ended"] - killed < 1.0
-
-
-def test_late_rank_is_named_by_the_timeout(tmp_path):
-    body = """
-dist.group.WORLD.set_timeout(timedelta(seconds=1))
-if rank == 1:
-    time.sleep(3)
-    sys.exit()
-report(lambda: dist.all_reduce(torch.ones(4)))
-"""
-    said = reports(start(body, 2, tmp_path), tmp_path)
-    assert said[0]["error"] == "CollectiveTimeoutError"
-    assert "1" in said[0]["text"]
-
-
-def test_abort_ends_calls_under_way(tmp_path):
-    body = """
-if rank == 0:
-    work = dist.all_reduce(torch.ones(4), async_op=True)
-    dist.distributed_c10d._abort_process_group()
-    report(work.wait)
-else:
-    report(lambda: dist.all_reduce(torch.ones(4)) or dist.barrier())
-"""
-    said = reports(start(body, 2, tmp_path), tmp_path)
-    assert said[0]["error"] in (None, "AbortedError")  # None: it was done before the abort
-    assert said[1]["error"] in ("AbortedError", "PeerLostError")
-
-
-def test_failed_group_refuses_work_and_can_be_replaced(tmp_path):
-    body = """
-try:
-    dist.all_reduce(torch.ones(4 + rank))
-except errors.MismatchError:
-    pass
-try:
-    dist.barrier()
-except errors.UnisonoError:
-    pass
-else:
-    raise AssertionError("a failed group took more work")
-dist.destroy_process_group()
-dist.init_process_group("unisono", store=dist.PrefixStore("again", store), rank=rank,
-                        world_size=size)
-report(dist.barrier)
-dist.destroy_process_group()
-"""
-    said = reports(start(body, 2, tmp_path), tmp_path)
-    assert {rank: entry["error"] for rank, entry in said.items()} == {0: None, 1: None}
+    killed, said = kill_last_rank(body, 2, tmp_path)
+    ((kind, text, ended),) = said[0]
+    assert "PeerLostError: rank 1" in f"{kind}: {text}"
+    assert ended - killed < DETECTION_S

@@ -116,6 +116,13 @@ def check_works_of_two_groups_interleave(world):
     assert all(tensor.unique().tolist() == [value] for tensor, value in tensors)
 
 
+def check_groups_by_enumeration(world):
+    mine, _ = dist.new_subgroups_by_enumeration([[0, 3], [1, 2]])
+    tensor = torch.tensor([float(world.rank)])
+    dist.all_reduce(tensor, group=mine)
+    assert tensor.item() == 3.0
+
+
 def check_group_of_one_rank(world):
     group = [dist.new_group([rank]) for rank in range(world.size)][world.rank]
     tensor = torch.tensor([3.0])

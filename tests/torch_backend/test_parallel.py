@@ -365,6 +365,17 @@ def check_functional_collectives(world):
     assert torch.equal(only + 0, total.chunk(world.size)[world.rank])
 
 
+def check_functional_point_to_point(world):
+    other, group = 1 - world.rank, dist.group.WORLD
+    mine, expected = torch.full((3,), 1.0 + world.rank), torch.full((3,), 1.0 + other)
+    assert torch.equal(functional.permute_tensor(mine, [1, 0], group) + 0, expected)
+    incoming = torch.zeros(3)
+    operations = (["irecv", "isend"], [other, other], [0, 0], [incoming, mine])
+    for tensor in functional.batch_p2p_ops_inplace(*operations, group):
+        functional.wait_tensor(tensor)
+    assert torch.equal(incoming, expected)
+
+
 def check_functional_collectives_with_gradients(world):
     mine = (torch.arange(6.0) + world.rank).requires_grad_()
     gathered = functional.all_gather_tensor_autograd(mine, 0, dist.group.WORLD)

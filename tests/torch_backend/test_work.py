@@ -89,8 +89,10 @@ def test_failure_reaches_future_and_wait(completer):
     work = PendingWork(handle, [], completer)
     future = work.get_future()
     handle.finish(PeerLostError("rank 1 is gone"))
-    with pytest.raises(PeerLostError, match="rank 1"):
+    with pytest.raises(RuntimeError, match="PeerLostError: rank 1 is gone"):
         future.wait()
+    with pytest.raises(RuntimeError, match="PeerLostError: rank 1 is gone"):
+        work.get_future().then(lambda failed: failed.value()).wait()
     with pytest.raises(PeerLostError, match="rank 1"):
         work.wait()
     assert not work.is_success()

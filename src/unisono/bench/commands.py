@@ -42,6 +42,9 @@ def bench(
     time_budget: Annotated[
         float | None, typer.Option(help="About how many seconds the run may take.")
     ] = None,
+    bind: Annotated[
+        bool, typer.Option("--bind", help="Keep rank r of every contestant on core r mod cores.")
+    ] = False,
     json_path: JsonOption = None,
     plot_path: Annotated[
         Path | None, typer.Option("--plot", help="Write a PNG (needs the plot extra).")
@@ -72,6 +75,7 @@ def bench(
             ours=OURS[api.value],
             against=split_names(against),
             pace=Pace(rounds=rounds, round_s=round_s, row_budget_s=budget_s),
+            bind=bind,
             json_path=json_path,
             plot_path=plot_path,
         )

@@ -69,10 +69,10 @@ def reason_missing(contestant: Contestant) -> str | None:
     return None
 
 
-def plan_launch(contestant: Contestant, *, ranks: int, folder: Path) -> Launch:
+def plan_launch(contestant: Contestant, *, ranks: int, folder: Path, bind: bool) -> Launch:
     """How to start this contestant's ranks; they connect to the socket in `folder`."""
     worker = [sys.executable, "-m", "unisono.bench.worker", contestant.name, str(folder)]
-    worker += ["--ranks", str(ranks)]
+    worker += ["--ranks", str(ranks), *(["--bind"] if bind else [])]
     if contestant.base in _MPI_LAUNCHERS:
         return _plan_mpi(contestant.base, ranks, worker)
     environment = _ENVIRONMENT | ({"GLOO_SOCKET_IFNAME": "lo"} if contestant.base == "gloo" else {})

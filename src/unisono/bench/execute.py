@@ -35,6 +35,7 @@ class Request:
     ours: str
     against: tuple[str, ...]
     pace: Pace
+    bind: bool = False
     json_path: str | None = None
     plot_path: Path | None = None
 
@@ -74,6 +75,7 @@ def execute(request: Request) -> int:
             request.contestants,
             ours=request.ours,
             pace=request.pace,
+            bind=request.bind,
             command=(Path(sys.argv[0]).name, *sys.argv[1:]),
             observe=observe,
         )

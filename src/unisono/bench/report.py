@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from itertools import groupby
 
 from rich.console import Console, Group, RenderableType
@@ -11,6 +12,7 @@ from rich.text import Text
 from unisono.bench.contestants import LIMIT
 from unisono.bench.probe import describe_latency
 from unisono.bench.results import Measurement, Report, Row
+from unisono.bench.sizes import format_size
 
 BUSY_CORES = 0.3
 """More than this at work before a run begins is worth a warning."""
@@ -35,8 +37,7 @@ def render_report(report: Report) -> RenderableType:
     if (busy := report.machine.get("busy_cores", 0.0)) > BUSY_CORES:
         warning = f"other processes were using {busy:.1f} cores: these times are not reliable"
         parts.append(Text(warning, style="yellow"))
-    for name, reason in report.skipped.items():
-        parts.append(Text(f"skipped {name}: {reason.splitlines()[-1]}", style="yellow"))
+    parts += (Text(note, style="yellow") for note in _notes(report))
     parts += _render_means(report)
     if report.wrong:
         parts.append(Text(f"WRONG RESULTS: {report.wrong} elements", style="bold red"))
@@ -84,7 +85,7 @@ def _case_cells(row: Row) -> tuple[str, str, str, str]:
 def _measurement_cells(report: Report, row: Row, measurement: Measurement) -> tuple[str, ...]:
     name = measurement.contestant
     if measurement.error is not None:
-        return (name, _first_line(measurement.error), *(_NONE,) * 5)
+        return (name, "failed", *(_NONE,) * 5)
     spread_s = measurement.spread_s
     spread = f"{_time(spread_s[0])}-{_time(spread_s[1])}" if spread_s else _NONE
     ours = _NONE if name == report.ours else _ratio(row.ratio(name, report.ours))
@@ -113,15 +114,25 @@ def _render_means(report: Report) -> list[RenderableType]:
     return lines
 
 
+def _notes(report: Report) -> Iterator[str]:
+    """What did not run, and why: the last line is where errors say it."""
+    for name, reason in report.skipped.items():
+        yield f"skipped {name}: {_last_line(reason)}"
+    for row in report.rows:
+        for measurement in row.measurements:
+            if measurement.error is not None and measurement.contestant not in report.skipped:
+                where = f"{row.case.op} {format_size(row.case.size_bytes)}"
+                yield f"failed {measurement.contestant}, {where}: {_last_line(measurement.error)}"
+
+
+def _last_line(text: str) -> str:
+    return text.splitlines()[-1] if text else "for no reason that it gave"
+
+
 def _wrong_cell(measurement: Measurement) -> str:
     if measurement.error is not None:
         return _NONE
     return f"[bold red]{measurement.wrong}[/]" if measurement.wrong else "0"
-
-
-def _first_line(text: str, width: int = 28) -> str:
-    line = text.splitlines()[0] if text else ""
-    return line if len(line) <= width else line[: width - 3] + "..."
 
 
 def _time(time_s: float | None) -> str:

@@ -55,10 +55,14 @@ def run_benchmark(
     *,
     ours: str,
     pace: Pace | None = None,
+    bind: bool = False,
     command: Sequence[str] = (),
     observe: Observer = lambda step, share: None,
 ) -> Report:
-    """Measure all cases (of one rank count). What cannot run is skipped with its reason."""
+    """Measure all cases (of one rank count). What cannot run is skipped with its reason.
+
+    With `bind`, rank r of every contestant stays on core r mod cores.
+    """
     pace = pace or Pace()
     skipped: dict[str, str] = {}
     machine = {**describe_machine(), "busy_cores": busy_cores()}
@@ -66,7 +70,7 @@ def run_benchmark(
         worlds: list[World] = []
         for name in dict.fromkeys(contestants):
             observe(f"starting {name}", 0.0)
-            world = stack.enter_context(World(Contestant(name=name), cases[0].ranks))
+            world = stack.enter_context(World(Contestant(name=name), cases[0].ranks, bind=bind))
             if reason := _start(world):
                 skipped[name] = reason
             else:
@@ -84,7 +88,7 @@ def run_benchmark(
         contestants=tuple(dict.fromkeys(contestants)),
         rows=tuple(rows),
         skipped=skipped,
-        settings=asdict(pace),
+        settings={**asdict(pace), "bind": bind},
         machine=machine,
         command=tuple(command),
     )
@@ -132,6 +136,8 @@ class _Entry:
         while call_s * iterations < _CALIBRATION_S and iterations < _MAX_ITERATIONS:
             iterations *= 8
             call_s = self.world.time_s(iterations)
+        if pace.row_budget_s is not None and call_s * pace.rounds > pace.row_budget_s:
+            raise CaseError(f"too slow for the time budget: {call_s:.2g} s a call")
         self.iterations = pace.iterations(call_s, contestants)
 
     def verify(self) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import importlib
+import os
 import time
 from pathlib import Path
 from typing import Any
@@ -88,6 +89,12 @@ def connect_peer(contestant: Contestant, *, rank: int, ranks: int, folder: Path)
     return peer
 
 
+def bind_to_core(rank: int) -> None:
+    """Keep this thread on one core. After the library started: it shall see all cores."""
+    cores = sorted(os.sched_getaffinity(0))
+    os.sched_setaffinity(0, {cores[rank % len(cores)]})
+
+
 def serve(channel: Channel, worker: Worker) -> None:
     """Answer until told to quit, or until the benchmark is gone (EOFError)."""
     while (message := channel.receive())["do"] != "quit":
@@ -106,12 +113,15 @@ def main() -> None:
     parser.add_argument("folder", type=Path)
     parser.add_argument("--ranks", type=int, required=True)
     parser.add_argument("--rank", type=int, default=-1, help="by default, the library's own")
+    parser.add_argument("--bind", action="store_true", help="stay on core rank mod cores")
     arguments = parser.parse_args()
     folder, ranks = arguments.folder, arguments.ranks
     channel = Channel.connect(folder / "socket")
     peer = connect_peer(
         Contestant(name=arguments.contestant), rank=arguments.rank, ranks=ranks, folder=folder
     )
+    if arguments.bind:
+        bind_to_core(peer.rank)
     start_line = StartLine(folder / "start_line", rank=peer.rank, ranks=ranks)
     channel.send({"rank": peer.rank})
     serve(channel, Worker(peer, start_line))

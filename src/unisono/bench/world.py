@@ -20,7 +20,7 @@ from unisono.bench.contestants import Contestant, plan_launch
 from unisono.errors import UnisonoError
 
 _START_TIMEOUT_S = 60.0
-_ANSWER_TIMEOUT_S = 180.0
+_ANSWER_TIMEOUT_S = 60.0
 _QUIT_TIMEOUT_S = 5.0
 _LOG_TAIL = 600
 
@@ -36,9 +36,10 @@ class CaseError(UnisonoError):
 class World:
     """The ranks of one contestant, asleep unless asked."""
 
-    def __init__(self, contestant: Contestant, ranks: int) -> None:
+    def __init__(self, contestant: Contestant, ranks: int, *, bind: bool = False) -> None:
         self.contestant = contestant
         self.ranks = ranks
+        self._bind_ranks = bind
         self._folder = Path(tempfile.mkdtemp(prefix="unisono-bench-"))
         self._processes: list[subprocess.Popen[bytes]] = []
         self._channels: list[Channel] = []
@@ -106,7 +107,9 @@ class World:
         shutil.rmtree(self._folder, ignore_errors=True)
 
     def _spawn(self) -> None:
-        launch = plan_launch(self.contestant, ranks=self.ranks, folder=self._folder)
+        launch = plan_launch(
+            self.contestant, ranks=self.ranks, folder=self._folder, bind=self._bind_ranks
+        )
         with (self._folder / "log").open("wb") as log:
             for command in launch.commands:
                 process = subprocess.Popen(

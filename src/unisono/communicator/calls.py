@@ -14,10 +14,6 @@ from unisono.types import DType, Op, ReduceOp
 Key: TypeAlias = tuple[Op, int, int, ReduceOp, int, "str | None"]
 """Operation, bytes of the caller's larger buffer, type, reduction, root, algorithm."""
 
-QuickKey: TypeAlias = tuple[str, int, int, int, int, "str | ReduceOp", int, "str | None"]
-"""What a call looks like before anything is checked: operation, bytes and type of the input, of
-the output, reduction as the caller wrote it, root, algorithm. Plain values: they hash fast."""
-
 _MOST_REMEMBERED = 4096
 
 
@@ -52,9 +48,7 @@ class CallBook:
         self._ranks = ranks
         self._selection = selection
         self._remembered: dict[Key, native.Prepared] = {}
-        self._quick: dict[QuickKey, native.Prepared] = {}
         self.find = self._remembered.get
-        self.find_quick = self._quick.get
 
     def choose(self, op: Op, nbytes: int, root: int, algorithm: str | None) -> Choice:
         """The plan for a call of `nbytes` in the caller's larger buffer."""
@@ -99,12 +93,6 @@ class CallBook:
             self._remembered.clear()
         self._remembered[key] = prepared
         return prepared
-
-    def remember_quick(self, key: QuickKey, call: native.Prepared) -> None:
-        """Lets calls that look the same skip all checks."""
-        if len(self._quick) >= _MOST_REMEMBERED:
-            self._quick.clear()
-        self._quick[key] = call
 
     def prepare_uneven(
         self, op: Op, dtype: DType, reduction: ReduceOp, root: int, lengths: tuple[int, ...],

@@ -11,20 +11,27 @@ from typing import Any
 
 import numpy as np
 
-from unisono import config
+from unisono import config, native
 from unisono.communicator import exchange
-from unisono.communicator.arrays import Array, locate, overlap, stage
+from unisono.communicator.arrays import Array, locate, stage
 from unisono.communicator.calls import CallBook
 from unisono.communicator.explain import Explanation
 from unisono.communicator.selection import default_selection
 from unisono.communicator.work import CollectiveWork, MessageWork, Work
 from unisono.errors import UnsupportedError
-from unisono.runtime.native_executor import NativeExecutor
+from unisono.runtime.native_executor import OP_CODES, NativeExecutor
 from unisono.runtime.rendezvous import Meeting, meet
 from unisono.types import Op, ReduceOp
 
 _ANY_SOURCE = -1
 _TOKEN_BYTES = 16
+
+_ALL_REDUCE = OP_CODES[Op.ALL_REDUCE]
+_REDUCE_SCATTER = OP_CODES[Op.REDUCE_SCATTER]
+_ALL_GATHER = OP_CODES[Op.ALL_GATHER]
+_ALL_TO_ALL = OP_CODES[Op.ALL_TO_ALL]
+_BROADCAST = OP_CODES[Op.BROADCAST]
+_REDUCE = OP_CODES[Op.REDUCE]
 
 
 class Communicator:
@@ -50,6 +57,7 @@ class Communicator:
         self._name = met.nonce.hex()
         self._forks: Counter[tuple[int, ...]] = Counter()
         executor = NativeExecutor(met.group, self.rank, settings.stores)
+        self._quick = native.QuickCalls(met.group)
         self._book = CallBook(executor, self.size, default_selection(self.size))
         self._under_way: deque[CollectiveWork | MessageWork] = deque()
         # Also at the end of the interpreter: a rank that ends well has left, not died.
@@ -79,7 +87,7 @@ class Communicator:
         16-bit floats accumulate in float32 and are rounded once. `algorithm`: any of
         `unisono.algorithms.names("all_reduce")`; None chooses.
         """
-        if not async_op and self._run_quick("all_reduce", x, x, op, -1, algorithm):
+        if not async_op and self._run_quick(_ALL_REDUCE, x, x, op, -1, algorithm):
             return x
         return exchange.in_place(self, Op.ALL_REDUCE, x, op, -1, algorithm, async_op)
 
@@ -93,7 +101,7 @@ class Communicator:
         async_op: bool = False,
     ) -> Any:
         """Reduces `x` over all ranks, in place on `root`; the others' `x` stays as it is."""
-        if not async_op and self._run_quick("reduce", x, x, op, root, algorithm):
+        if not async_op and self._run_quick(_REDUCE, x, x, op, root, algorithm):
             return x
         return exchange.in_place(self, Op.REDUCE, x, op, root, algorithm, async_op)
 
@@ -101,7 +109,7 @@ class Communicator:
         self, x: Array, root: int = 0, *, algorithm: str | None = None, async_op: bool = False
     ) -> Any:
         """Copies `x` of `root` into `x` of all ranks; returns `x`."""
-        if not async_op and self._run_quick("broadcast", x, x, "sum", root, algorithm):
+        if not async_op and self._run_quick(_BROADCAST, x, x, "sum", root, algorithm):
             return x
         return exchange.in_place(self, Op.BROADCAST, x, "sum", root, algorithm, async_op)
 
@@ -125,7 +133,7 @@ class Communicator:
         per rank (which may differ in length); None allocates it with dimension 0 size times as
         long as that of `x`.
         """
-        if not async_op and self._run_quick("all_gather", x, out, "sum", -1, algorithm):
+        if not async_op and self._run_quick(_ALL_GATHER, x, out, "sum", -1, algorithm):
             return out
         return exchange.gathering(self, Op.ALL_GATHER, x, out, -1, algorithm, async_op)
 
@@ -143,7 +151,7 @@ class Communicator:
         `x` is one array of size * out.size elements, or a list of one array per rank (which may
         differ in length).
         """
-        if not async_op and self._run_quick("reduce_scatter", x, out, op, -1, algorithm):
+        if not async_op and self._run_quick(_REDUCE_SCATTER, x, out, op, -1, algorithm):
             return out
         return exchange.scattering(self, Op.REDUCE_SCATTER, x, out, -1, op, algorithm, async_op)
 
@@ -160,7 +168,7 @@ class Communicator:
         Each of `x` and `out` is one array cut in equal shares, or a list of one array per rank,
         of any lengths that agree between sender and receiver.
         """
-        if not async_op and self._run_quick("all_to_all", x, out, "sum", -1, algorithm):
+        if not async_op and self._run_quick(_ALL_TO_ALL, x, out, "sum", -1, algorithm):
             return out
         return exchange.all_to_all(self, x, out, algorithm, async_op)
 
@@ -304,7 +312,7 @@ class Communicator:
 
     def _run_quick(
         self,
-        op: str,
+        op: int,
         x: Any,
         out: Any,
         reduction: str | ReduceOp,
@@ -312,18 +320,13 @@ class Communicator:
         algorithm: str | None,
     ) -> bool:
         """Runs a blocking call that looks like one that was checked before; False if none does."""
+        if isinstance(out, np.ndarray):
+            return self._quick.run(op, x, out, reduction, root, algorithm, self.timeout_s)
         target = locate(out, writable=True)
-        if target is None:
-            return False
         source = target if out is x else locate(x, writable=False)
-        if source is None:
+        if source is None or target is None:
             return False
-        key = (op, source[1], source[2], target[1], target[2], reduction, root, algorithm)
-        call = self._book.find_quick(key)
-        if call is None or (op == "all_to_all" and overlap(source, target)):
-            return False
-        self._group.run(call, source[0], target[0], self.timeout_s)
-        return True
+        return self._quick.run_at(op, source, target, reduction, root, algorithm, self.timeout_s)
 
     def _keep(self, work: CollectiveWork | MessageWork) -> None:
         """Holds the arrays of a call until it has ended, even if the program drops its handle."""
@@ -362,4 +365,5 @@ def init(
         timeout_s=settings.timeout_s,
         staging_bytes=settings.staging_bytes,
     )
+    native.settle_on_core(world.rank)
     return Communicator(meeting, settings)

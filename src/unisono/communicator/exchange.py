@@ -22,6 +22,7 @@ from unisono.communicator.arrays import (
 from unisono.communicator.calls import parse_reduction
 from unisono.communicator.work import CollectiveWork, FinishedWork
 from unisono.errors import MismatchError
+from unisono.runtime.native_executor import OP_CODES
 from unisono.types import DType, Op, ReduceOp
 
 if TYPE_CHECKING:
@@ -322,8 +323,9 @@ def _remember_quick(
     """Lets the next such call skip what led here; only where nothing was copied."""
     if source.copy is not None or target.copy is not None:
         return
-    key = (op.value, *source.located[1:], *target.located[1:], reduction, root, algorithm)
-    comm._book.remember_quick(key, call)
+    comm._quick.learn(
+        OP_CODES[op], source.located, target.located, reduction, root, algorithm, call
+    )
 
 
 def _sources(x: Array | Sequence[Array], ranks: int, *, writable: bool = False) -> list[Staged]:

@@ -6,6 +6,7 @@ import contextlib
 import ctypes
 import multiprocessing
 import multiprocessing.connection
+import os
 import pickle
 import secrets
 import signal
@@ -65,9 +66,14 @@ def _start_method() -> str:
     return "spawn" if importable else "fork"
 
 
-def _child(fn: Callable[..., Any], args: tuple[Any, ...], world: config.World, pipe: Connection) -> None:
+def _child(
+    fn: Callable[..., Any], args: tuple[Any, ...], world: config.World, pipe: Connection
+) -> None:
     # The ranks end with the process that started them, however that ends.
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    parent = multiprocessing.parent_process()
+    if parent is not None and parent.pid != os.getppid():
+        os._exit(1)  # it had ended before this rank could ask to be told
     config.export(world)
     try:
         pipe.send((True, fn(*args)))

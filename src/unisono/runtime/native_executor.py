@@ -12,7 +12,7 @@ from unisono.errors import UnsupportedError
 from unisono.schedule import Plan, lower
 from unisono.types import DType, Op, ReduceOp, StorePolicy
 
-_OP_CODES = {op: code for code, op in enumerate(Op)}
+OP_CODES = {op: code for code, op in enumerate(Op)}
 _LEAST_BLOCK_BYTES, _MOST_BLOCK_BYTES = 32 << 10, 256 << 10
 _ASSUMED_CACHE_BYTES = 32 << 20
 _BLOCK_UNIT_BYTES = 4096  # a whole number of elements of every type, and of cache lines
@@ -115,7 +115,7 @@ class NativeExecutor:
         agreed = f"{plan.name}/{plan.block_bytes}/{args.lengths}".encode()
         return native.Prepared(
             plan=plan.native,
-            op=_OP_CODES[args.op],
+            op=OP_CODES[args.op],
             dtype=args.dtype,
             reduction=args.reduction,
             root=args.root,

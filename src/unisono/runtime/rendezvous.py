@@ -17,6 +17,7 @@ import secrets
 import socket
 import struct
 import time
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 from unisono.errors import AuthenticationError, RendezvousError, UnisonoError
@@ -28,6 +29,8 @@ _HELLO = struct.Struct("<8sII")  # magic, rank, size
 _MAGIC = b"unisono1"
 _WELCOME, _REFUSAL = b"W", b"R"
 _NONCE_BYTES = 16
+_MOST_TEXT_BYTES = 1024
+_VERDICT_S = 1.0
 _HELLO_TIMEOUT_S = 5.0
 _CREDENTIALS = struct.Struct("3i")  # pid, uid, gid
 
@@ -88,28 +91,55 @@ def _receive(connection: socket.socket, length: int) -> bytes:
 
 
 def _lead(meeting: Meeting) -> Met:
+    followers: dict[int, socket.socket] = {}
+    try:
+        return _form(meeting, followers)
+    except RendezvousError as error:
+        for peer in followers.values():
+            _refuse(peer, str(error))
+        raise
+    finally:
+        for peer in followers.values():
+            peer.close()
+
+
+def _form(meeting: Meeting, followers: dict[int, socket.socket]) -> Met:
     deadline = time.monotonic() + meeting.timeout_s
     nonce = secrets.token_bytes(_NONCE_BYTES)
     cores = usable_cores()
     fd = create_segment(meeting.size, cores, meeting.staging_bytes, nonce)
-    with contextlib.ExitStack() as cleanup:
-        followers: dict[int, socket.socket] = {}
-        cleanup.callback(lambda: [peer.close() for peer in followers.values()])
-        try:
-            with _listen(meeting, deadline) as listener:
-                while len(followers) < meeting.size - 1:
-                    _admit(listener, meeting, followers, deadline)
-            for peer in followers.values():
+    try:
+        with _listen(meeting, deadline) as listener:
+            while len(followers) < meeting.size - 1:
+                _admit(listener, meeting, followers, deadline)
+        for rank, peer in followers.items():
+            with _naming(rank):
                 socket.send_fds(peer, [_WELCOME + nonce], [fd])
-        except BaseException:
-            os.close(fd)
-            raise
-        group = Group(fd, 0, nonce, cores)
-        for rank, peer in sorted(followers.items()):
+    except BaseException:
+        os.close(fd)
+        raise
+    group = Group(fd, 0, nonce, cores)
+    for rank, peer in sorted(followers.items()):
+        with _naming(rank):
             _expect_joined(peer, rank, deadline)
-        for peer in followers.values():
+    for rank, peer in followers.items():
+        with _naming(rank):
             peer.sendall(_WELCOME)
     return Met(group=group, nonce=nonce)
+
+
+def _refuse(peer: socket.socket, why: str) -> None:
+    with contextlib.suppress(OSError):
+        peer.sendall(_REFUSAL + why.encode()[:_MOST_TEXT_BYTES])
+
+
+@contextlib.contextmanager
+def _naming(rank: int) -> Iterator[None]:
+    """Turns the loss of a connection into an error that says whose it was."""
+    try:
+        yield
+    except OSError as error:
+        raise RendezvousError(f"rank {rank} was lost while the group was being formed") from error
 
 
 def _listen(meeting: Meeting, deadline: float) -> socket.socket:
@@ -164,21 +194,18 @@ def _admit(
     if problem is None:
         followers[rank] = peer
         return
-    for refused in (peer, *followers.values()):
-        with contextlib.suppress(OSError):
-            refused.sendall(_REFUSAL + problem.encode()[:512])
+    _refuse(peer, problem)
     peer.close()
     raise RendezvousError(problem)
 
 
 def _expect_joined(peer: socket.socket, rank: int, deadline: float) -> None:
     peer.settimeout(max(deadline - time.monotonic(), 0.001))
-    try:
-        if _receive(peer, 1) == _WELCOME:
-            return
-    except OSError as error:
-        raise RendezvousError(f"rank {rank} was lost while the group was being formed") from error
-    raise RendezvousError(f"rank {rank} could not map the group's memory")
+    answer = peer.recv(1)
+    if not answer:
+        raise ConnectionResetError
+    if answer != _WELCOME:
+        raise RendezvousError(f"rank {rank} could not map the group's memory")
 
 
 # ---- the others
@@ -187,13 +214,21 @@ def _expect_joined(peer: socket.socket, rank: int, deadline: float) -> None:
 def _follow(meeting: Meeting) -> Met:
     deadline = time.monotonic() + meeting.timeout_s
     with _connect(meeting, deadline) as leader:
-        leader.sendall(_HELLO.pack(_MAGIC, meeting.rank, meeting.size))
-        group, nonce = _take_segment(leader, meeting)
-        leader.sendall(_WELCOME)
         try:
-            _receive(leader, 1)  # all have joined
+            leader.sendall(_HELLO.pack(_MAGIC, meeting.rank, meeting.size))
+            group, nonce = _take_segment(leader, meeting)
+            leader.sendall(_WELCOME)
+            _hear(leader)
         except TimeoutError:
-            raise RendezvousError("not all ranks joined in time") from None
+            raise RendezvousError(
+                f"rank {meeting.rank}: not all {meeting.size} ranks came within "
+                f"{meeting.timeout_s:g} s"
+            ) from None
+        except OSError as error:
+            raise RendezvousError(
+                f"rank {meeting.rank} of {meeting.size}: rank 0 closed the connection while the "
+                "group was being formed (were too many ranks started?)"
+            ) from error
     return Met(group=group, nonce=nonce)
 
 
@@ -217,21 +252,28 @@ def _connect(meeting: Meeting, deadline: float) -> socket.socket:
     if _uid_of_peer(leader) not in (os.getuid(), 0):
         leader.close()
         raise AuthenticationError("the listener at the rendezvous belongs to another user")
-    leader.settimeout(max(deadline - time.monotonic(), 0.001))
+    # Rank 0 may have begun to wait later; what it says when it gives up is worth waiting for.
+    leader.settimeout(max(deadline - time.monotonic(), 0) + _VERDICT_S)
     return leader
 
 
 def _take_segment(leader: socket.socket, meeting: Meeting) -> tuple[Group, bytes]:
-    try:
-        data, fds, _, _ = socket.recv_fds(leader, 1024, 1)
-    except TimeoutError:
-        raise RendezvousError(
-            f"rank {meeting.rank}: not all {meeting.size} ranks came within {meeting.timeout_s:g} s"
-        ) from None
+    data, fds, _, _ = socket.recv_fds(leader, 1 + _MOST_TEXT_BYTES, 1)
     if data[:1] == _REFUSAL:
         raise RendezvousError(data[1:].decode(errors="replace"))
     if data[:1] != _WELCOME or len(fds) != 1 or len(data) != 1 + _NONCE_BYTES:
+        for fd in fds:
+            os.close(fd)
         raise RendezvousError("rank 0 gave up while the group was being formed")
     nonce = data[1:]
     # From here the descriptor is the group's, which closes it.
     return Group(fds[0], meeting.rank, nonce, usable_cores()), nonce
+
+
+def _hear(leader: socket.socket) -> None:
+    """Waits for the word that all have joined."""
+    data = leader.recv(1 + _MOST_TEXT_BYTES)
+    if data[:1] == _REFUSAL:
+        raise RendezvousError(data[1:].decode(errors="replace"))
+    if data != _WELCOME:
+        raise RendezvousError("rank 0 gave up while the group was being formed")

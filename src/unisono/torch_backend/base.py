@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from contextlib import contextmanager
+import weakref
+from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, Any
 
 import torch
 
+from unisono.errors import CommunicationError
 from unisono.torch_backend.convert import seconds
 from unisono.torch_backend.private import (
     ProcessGroupBase,
@@ -30,6 +32,8 @@ class GroupBase(ProcessGroupBase):  # type: ignore[misc]
         self._store = store
         self._sequence = 0
         self._completer = Completer()
+        # Runs at shutdown, or when the interpreter ends without one.
+        self._leave = weakref.finalize(self, _leave, comm, self._completer)
         self._placeholder = attach_placeholder(self, comm.rank, comm.size)
 
     def _pending(self, handle: Any, tensors: list[torch.Tensor]) -> WorkBase:
@@ -58,6 +62,13 @@ class GroupBase(ProcessGroupBase):  # type: ignore[misc]
         for call in calls:
             call(async_op=False)
         return DONE
+
+
+def _leave(comm: Any, completer: Completer) -> None:
+    # A group that has failed is left all the same: the failure was raised where it hit.
+    with suppress(CommunicationError):
+        comm.close()
+    completer.close()
 
 
 hide_from_dynamo(GroupBase)

@@ -7,7 +7,6 @@ from typing import Any
 
 import torch
 
-from unisono.errors import CommunicationError
 from unisono.torch_backend.coalesce import Recorder
 from unisono.torch_backend.convert import seconds
 from unisono.torch_backend.movement import Movement
@@ -108,13 +107,8 @@ class ProcessGroup(Reductions, Movement):
         self._completer.close()
 
     def shutdown(self) -> None:
-        """Close the communicator. Called by destroy_process_group."""
-        self._completer.close()
-        try:
-            self._comm.close()
-        except CommunicationError:
-            # A group that has failed is closed all the same; the failure was raised where it hit.
-            return
+        """Leave the group. Called by destroy_process_group."""
+        self._leave()
 
 
 hide_from_dynamo(ProcessGroup)

@@ -13,6 +13,9 @@ from torch.futures import Future
 from unisono.torch_backend.convert import seconds
 from unisono.torch_backend.private import WorkBase, hide_from_dynamo
 
+# A callback of the program may hang; then the thread is left to itself.
+_JOIN_S = 2.0
+
 
 class Handle(Protocol):
     """A collective under way: the part of the communicator's Work that is used here."""
@@ -56,6 +59,10 @@ class Completer:
     Handles are waited for in the order they came. A callback that runs on the thread may itself
     start a collective and wait for its future (PowerSGD does), so futures asked for on a
     completer's own thread go to a successor with a thread of its own.
+
+    A failed future raises RuntimeError with the failure's type and text, for Python and C++ alike.
+    `Future.set_exception` would keep the type, but only for Python: to C++, to which DDP hands its
+    futures, it looks like a success whose value is no list of tensors, and the process crashes.
     """
 
     def __init__(self) -> None:
@@ -68,20 +75,27 @@ class Completer:
 
     def future_of(self, handle: Handle, tensors: list[torch.Tensor]) -> Future[Any]:
         """A future of `tensors` that completes, or fails, as `handle` does."""
-        future: Future[Any] = Future()
-        if handle.is_completed():
-            _settle(future, handle, tensors)
-        else:
-            self._enqueue((future, handle, tensors))
+        outcome: Future[Any] = Future()
+        if handle.is_completed() and handle.exception() is None:
+            _settle(outcome, handle, tensors)
+            return outcome
+        future = outcome.then(_value_or_raise)
+        self._enqueue((outcome, handle, tensors))
         return future
 
     def close(self) -> None:
-        """Let the threads end once the futures already asked for are complete."""
+        """End the threads once the futures already asked for are complete.
+
+        Call it when their handles have ended or are about to: it waits for the threads, since one
+        that still runs when the interpreter ends would abort the process.
+        """
         with self._lock:
-            if self._thread is not None:
-                self._jobs.put(None)
-                self._thread = None
+            thread, self._thread = self._thread, None
             successor, self._successor = self._successor, None
+            if thread is not None:
+                self._jobs.put(None)
+        if thread is not None and thread is not threading.current_thread():
+            thread.join(_JOIN_S)
         if successor is not None:
             successor.close()
 
@@ -107,13 +121,20 @@ class Completer:
             del job  # or the last tensors would live until the next job
 
 
-def _settle(future: Future[Any], handle: Handle, tensors: list[torch.Tensor]) -> None:
+def _settle(outcome: Future[Any], handle: Handle, tensors: list[torch.Tensor]) -> None:
     try:
         handle.wait()
     except Exception as error:
-        future.set_exception(error)
+        outcome.set_result(error)
     else:
-        future.set_result(tensors)
+        outcome.set_result(tensors)
+
+
+def _value_or_raise(outcome: Future[Any]) -> Any:
+    value = outcome.value()
+    if isinstance(value, Exception):
+        raise value
+    return value
 
 
 class PendingWork(WorkBase):  # type: ignore[misc]

@@ -114,7 +114,9 @@ def _compare(run: Run, json_path: str | None, *, is_default_length: bool) -> Non
     try:
         outcomes = _train(run, progress_console)
     except UnisonoError as error:
-        progress_console.print(str(error), markup=False, highlight=False, style="red")
+        progress_console.print(
+            str(error), markup=False, highlight=False, style="red", soft_wrap=True
+        )
         raise typer.Exit(1) from None
     report = Report(outcomes=outcomes, is_default_length=is_default_length)
     _print(report, Console(stderr=json_path == "-"))

@@ -11,9 +11,10 @@ nothing can hide the exchange.
 `no_sync`, which do the same arithmetic and exchange nothing. The difference is what communication
 adds to a step after overlap, including what it takes from the processors.
 
-Each time is that of a group of a few exchanges or passes in a row, from a barrier (the same for
-every backend) to its end, divided by their number, so that the unequal moments at which the ranks
-leave the barrier weigh little. Then the slowest rank counts.
+The time is that from the moment when the first rank leaves a barrier, the same one for every
+backend, to the end of the last rank. So both kinds of pass include the slowest rank, and the turns
+that ranks take on too few cores, which no backend can save. An exchange is short beside the unequal
+moments at which ranks leave the barrier: a few in a row share one.
 """
 
 from __future__ import annotations
@@ -32,6 +33,9 @@ from torch.nn.parallel import DistributedDataParallel
 
 from unisono.train.task import Task
 
+EXCHANGES_PER_GROUP = 5
+PASSES_PER_GROUP = 4
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Subject:
@@ -43,7 +47,7 @@ class Subject:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Communication:
-    """Seconds for one exchange or one pass, an entry for each group, of the slowest rank."""
+    """Seconds over all ranks: the mean of each group of exchanges, and every pass."""
 
     bucket_bytes: list[int]
     exchange_s: list[float]
@@ -60,11 +64,11 @@ def measure(
     synced = [_Pass(subject.ddp, task, batch, is_synced=True) for subject in subjects]
     unsynced = [_Pass(subject.ddp, task, batch, is_synced=False) for subject in subjects]
     exchanges_s = _time_in_turns(exchanges, groups)
-    passes_s = _time_in_turns([*synced, *unsynced], groups)
+    passes_s = _time_in_turns([*synced, *unsynced], groups * PASSES_PER_GROUP)
     return [
         Communication(
             bucket_bytes=[bucket.numel() * bucket.element_size() for bucket in buckets],
-            exchange_s=exchanges_s[index],
+            exchange_s=[time_s / EXCHANGES_PER_GROUP for time_s in exchanges_s[index]],
             synced_s=passes_s[index],
             unsynced_s=passes_s[len(subjects) + index],
         )
@@ -102,30 +106,23 @@ def _note(
 
 class _Action(Protocol):
     def __call__(self) -> None:
-        """Do a group of it."""
+        """What is timed."""
 
     def finish(self) -> None:
-        """What belongs to the group and is not timed."""
-
-    @property
-    def count(self) -> int:
-        """How often one group does it."""
-        ...
+        """What belongs to it and is not timed."""
 
 
 class _Exchange:
-    """All gradient buckets, summed as DDP sums them."""
-
-    count = 5
+    """All gradient buckets, summed as DDP sums them, a few times."""
 
     def __init__(self, buckets: Sequence[torch.Tensor], group: dist.ProcessGroup) -> None:
         self._buckets = buckets
         self._group = group
-        self._expected = float(dist.get_world_size() ** self.count)
+        self._expected = float(dist.get_world_size() ** EXCHANGES_PER_GROUP)
         self._fill()
 
     def __call__(self) -> None:
-        for _ in range(self.count):
+        for _ in range(EXCHANGES_PER_GROUP):
             works = [
                 dist.all_reduce(bucket, group=self._group, async_op=True)
                 for bucket in self._buckets
@@ -147,8 +144,6 @@ class _Exchange:
 class _Pass:
     """Forward and backward, with or without the exchange."""
 
-    count = 4
-
     def __init__(
         self,
         ddp: DistributedDataParallel,
@@ -164,32 +159,26 @@ class _Pass:
 
     def __call__(self) -> None:
         with contextlib.nullcontext() if self._is_synced else self._ddp.no_sync():
-            for _ in range(self.count):
-                self._ddp.zero_grad()
-                self._task.loss(self._ddp, self._batch).backward()  # type: ignore[no-untyped-call]
+            self._task.loss(self._ddp, self._batch).backward()  # type: ignore[no-untyped-call]
 
     def finish(self) -> None:
         self._ddp.zero_grad()
 
 
-def _time_in_turns(actions: Sequence[_Action], groups: int) -> list[list[float]]:
-    """For each action the seconds of one, by group, of the slowest rank."""
-    times_s: list[list[float]] = [[] for _ in actions]
+def _time_in_turns(actions: Sequence[_Action], turns: int) -> list[list[float]]:
+    """For each action its seconds in every turn, from the first rank's start to the last's end."""
+    starts_s, ends_s = (torch.zeros(len(actions), turns + 1, dtype=torch.float64) for _ in "12")
     # The first turn warms up. Every other one goes backwards: none always follows the same one.
-    for turn in range(groups + 1):
+    for turn in range(turns + 1):
         order = range(len(actions))
         for index in order if turn % 2 == 0 else reversed(order):
-            times_s[index].append(_time_group(actions[index]))
-    largest = torch.tensor(times_s, dtype=torch.float64)[:, 1:].contiguous()
-    dist.all_reduce(largest, op=dist.ReduceOp.MAX)
-    slowest_s: list[list[float]] = largest.tolist()
-    return slowest_s
-
-
-def _time_group(action: _Action) -> float:
-    dist.barrier()
-    start_s = time.perf_counter()
-    action()
-    elapsed_s = time.perf_counter() - start_s
-    action.finish()
-    return elapsed_s / action.count
+            dist.barrier()
+            # The ranks share a host, hence this clock.
+            starts_s[index, turn] = time.monotonic()
+            actions[index]()
+            ends_s[index, turn] = time.monotonic()
+            actions[index].finish()
+    dist.all_reduce(starts_s, op=dist.ReduceOp.MIN)
+    dist.all_reduce(ends_s, op=dist.ReduceOp.MAX)
+    elapsed_s: list[list[float]] = (ends_s - starts_s)[:, 1:].tolist()
+    return elapsed_s

@@ -42,7 +42,7 @@ class Measuring:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Finished:
-    """The outcome on one backend. Measured times are those of the slowest rank."""
+    """The outcome on one backend. See `communication` for what is measured."""
 
     backend: str
     score: float
@@ -51,12 +51,11 @@ class Finished:
     step_s: list[float]
     """Wall time of each training step on rank 0."""
     exchange_s: list[float]
-    """One exchange of all gradients, alone; one entry for each group of exchanges; see
-    `communication`."""
+    """One exchange of all gradients, alone: the mean of each group; see `communication`."""
     synced_s: list[float]
-    """One forward and backward pass with the exchange; one entry for each group of passes."""
+    """Forward and backward passes with the exchange."""
     unsynced_s: list[float]
-    """The same without the exchange; the groups alternate with those of `synced_s`."""
+    """The same without the exchange, taken in turns with those of `synced_s`."""
     bucket_bytes: list[int]
     """The gradient buckets that DDP exchanges, in its order."""
     same_parameters: bool

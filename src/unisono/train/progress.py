@@ -6,7 +6,14 @@ import contextlib
 from collections.abc import Callable, Iterator
 
 from rich.console import Console
-from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
+from rich.progress import (
+    BarColumn,
+    MofNCompleteColumn,
+    Progress,
+    TaskID,
+    TextColumn,
+    TimeElapsedColumn,
+)
 
 from unisono.train import events
 from unisono.train.settings import TASKS, Run
@@ -18,7 +25,8 @@ def shown(run: Run, console: Console) -> Iterator[Callable[[events.Event], None]
     columns = (
         TextColumn("{task.description}"),
         BarColumn(),
-        TextColumn("{task.completed}/{task.total} steps"),
+        MofNCompleteColumn(),
+        TextColumn("steps"),
         TextColumn("{task.fields[state]}"),
         TimeElapsedColumn(),
     )

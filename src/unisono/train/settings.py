@@ -71,7 +71,7 @@ class Run:
     """None: as many as the shard of a rank has, which makes a period an epoch."""
     learning_rate: float
     measured_groups: int = 12
-    """Groups of steps, and of exchanges, timed after the training; see `communication`."""
+    """Groups of exchanges, and of passes, timed after the training; see `communication`."""
     timeout_s: float = 120.0
     """How long a rank waits for another one in a collective."""
 

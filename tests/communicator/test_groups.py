@@ -1,0 +1,170 @@
+"""Communicators of some of the ranks, and many at once."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+
+from ranks import Threads
+from unisono import AbortedError, Communicator, MismatchError
+
+World = Callable[[int], Threads]
+
+
+def members(comm: Communicator, parent: Communicator) -> list[int]:
+    """The parent's ranks, in the order of the child's."""
+    return [int(rank) for rank in comm.all_gather(np.array([parent.rank]))]
+
+
+def test_split_by_color_and_key(threads: World) -> None:
+    def check(comm: Communicator) -> None:
+        me = comm.rank
+        cases: list[tuple[int | None, int, list[int]]] = [
+            (me % 2, 0, [r for r in range(7) if r % 2 == me % 2]),
+            (me % 3, -me, [r for r in range(6, -1, -1) if r % 3 == me % 3]),
+            (-5, (me * 3) % 7, [0, 5, 3, 1, 6, 4, 2]),
+            (me, 0, [me]),
+            (2**62 if me < 3 else -(2**62), 1, [0, 1, 2] if me < 3 else [3, 4, 5, 6]),
+        ]
+        for color, key, expected in cases:
+            child = comm.split(color, key)
+            assert child is not None
+            assert members(child, comm) == expected
+            assert expected[child.rank] == me
+            assert child.size == len(expected)
+            assert child.hosts == (tuple(range(len(expected))),)
+            child.close()
+        child = comm.split(None if me in (0, 4) else 1, me)
+        if me in (0, 4):
+            assert child is None
+        else:
+            assert child is not None
+            assert members(child, comm) == [1, 2, 3, 5, 6]
+            assert child.all_reduce(np.ones(3)).tolist() == [5] * 3
+
+    threads(7).run(check)
+
+
+def test_groups_in_odd_orders(threads: World) -> None:
+    def check(comm: Communicator) -> None:
+        me = comm.rank
+        for ranks in ([4, 0, 2], [2, 0, 4], [3], [1, 3], [4, 3, 2, 1, 0], [4, 0, 2]):
+            child = comm.group(ranks)  # only members take part
+            if me not in ranks:
+                assert child is None
+                continue
+            assert child is not None
+            assert members(child, comm) == ranks
+            x = np.full(5, me)
+            child.broadcast(x, root=len(ranks) - 1)
+            assert (x == ranks[-1]).all()
+            child.close()
+        for wrong in ([0, 0], [5], [-1]):
+            with pytest.raises(ValueError, match="distinct ranks"):
+                comm.group(wrong)
+
+    threads(5).run(check)
+
+
+def test_groups_of_groups(threads: World) -> None:
+    def check(comm: Communicator) -> None:
+        half = comm.split(comm.rank // 4)
+        assert half is not None
+        quarter = half.split(half.rank % 2)
+        assert quarter is not None
+        pair = quarter.group([1, 0])
+        assert pair is not None
+        base = comm.rank // 4 * 4 + comm.rank % 2
+        assert members(pair, comm) == [base + 2, base]
+        for child in (pair, quarter, half):
+            assert child.all_reduce(np.ones(1)).tolist() == [child.size]
+
+    threads(8).run(check)
+
+
+def test_many_communicators_at_once(threads: World) -> None:
+    def check(comm: Communicator) -> None:
+        children = [comm.split(0, comm.rank * (-1) ** i) for i in range(12)]
+        works = []
+        for step, child in enumerate(children):
+            assert child is not None
+            works.append(child.all_reduce(np.full(50 + step, step), async_op=True))
+        for child in reversed(children):  # another order than the one in which they were begun
+            assert child is not None
+            assert child.all_reduce(np.ones(2)).tolist() == [3, 3]
+        for step, work in enumerate(works):
+            assert work.wait().tolist() == [3 * step] * (50 + step)
+        comm.barrier()
+
+    threads(3).run(check)
+
+
+def test_groups_of_one_process_in_several_threads(threads: World) -> None:
+    def check(comm: Communicator) -> None:
+        def work(child: Communicator) -> None:
+            for _ in range(20):
+                x = np.ones(2000)
+                child.all_reduce(x)
+                sums.append(float(x.sum()))
+
+        children = [comm.group([0, 1]) for _ in range(3)]
+        beside = [threading.Thread(target=work, args=(child,)) for child in children]
+        for thread in beside:
+            thread.start()
+        for thread in beside:
+            thread.join(60)
+
+    sums: list[float] = []
+    threads(2).run(check)
+    assert sums == [4000.0] * 2 * 3 * 20
+
+
+def test_a_failed_group_does_not_disturb_its_parent(threads: World) -> None:
+    def check(comm: Communicator) -> None:
+        child = comm.split(0)
+        assert child is not None
+        with pytest.raises(MismatchError):
+            child.all_reduce(np.ones(2 + comm.rank))
+        with pytest.raises(MismatchError):
+            child.barrier()
+        assert comm.all_reduce(np.ones(1)).tolist() == [3]
+        again = comm.split(0)
+        assert again is not None
+        assert again.all_reduce(np.ones(1)).tolist() == [3]
+        again.close()
+        with pytest.raises(AbortedError, match="closed"):
+            again.barrier()
+
+    threads(3).run(check)
+
+
+def test_a_timeout_can_be_set_and_is_inherited(threads: World) -> None:
+    def check(comm: Communicator) -> None:
+        child = comm.split(0)
+        assert child is not None
+        assert child.timeout_s == comm.timeout_s
+        child.timeout_s = 12.5
+        again = child.split(0)
+        assert again is not None
+        assert again.timeout_s == 12.5
+        assert repr(again) == f"Communicator(rank={comm.rank}, size=2)"
+
+    threads(2).run(check)
+
+
+def test_one_rank_alone(threads: World) -> None:
+    def check(comm: Communicator) -> None:
+        x = np.arange(5.0)
+        for call in (comm.all_reduce, comm.reduce, comm.broadcast, comm.all_gather, comm.gather):
+            assert call(x).tolist() == [0, 1, 2, 3, 4]
+        assert comm.reduce_scatter(x).tolist() == comm.all_to_all(x).tolist() == x.tolist()
+        assert comm.scatter(x).tolist() == x.tolist()
+        assert comm.all_reduce(x, "avg", async_op=True).wait() is x
+        child = comm.split(3)
+        assert child is not None
+        child.barrier()
+
+    threads(1).run(check)

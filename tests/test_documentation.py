@@ -1,0 +1,80 @@
+"""The documentation is executed: README code, README commands, examples."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+README = (ROOT / "README.md").read_text()
+
+# Commands that set up whole environments; CI and the reader run them as such.
+_WHOLE_RUNS = ("make demo", "make test")
+
+
+def blocks(language: str) -> list[str]:
+    """The fenced blocks of the README in a language."""
+    return re.findall(rf"```{language}\n(.*?)```", README, re.DOTALL)
+
+
+def run(command: list[str], **environment: str) -> str:
+    """Runs a command in the checkout with this interpreter's programs first; returns its output."""
+    path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
+    done = subprocess.run(
+        command,
+        cwd=ROOT,
+        env={**os.environ, "PATH": path, "OMP_NUM_THREADS": "1", **environment},
+        capture_output=True,
+        text=True,
+        timeout=110,
+        check=False,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout
+
+
+@pytest.mark.parametrize("number", range(len(blocks("python"))))
+def test_readme_code_runs(number: int, tmp_path: Path) -> None:
+    program = tmp_path / "program.py"
+    program.write_text(blocks("python")[number])
+    single = {"RANK": "0", "WORLD_SIZE": "1", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "29517"}
+    run([sys.executable, str(program)], **single)
+
+
+def commands() -> list[str]:
+    lines = "\n".join(blocks("sh")).splitlines()
+    plain = [line.split("#")[0].strip() for line in lines]
+    return [line for line in plain if line and line not in _WHOLE_RUNS]
+
+
+@pytest.mark.parametrize("command", commands())
+def test_readme_command_runs(command: str) -> None:
+    program, *arguments = command.split()
+    assert program.startswith(".venv/bin/"), "commands of the README run in the checkout's environment"
+    run([str(Path(sys.executable).parent / Path(program).name), *arguments])
+
+
+def test_readme_names_only_files_that_exist() -> None:
+    for target in re.findall(r"\]\(([^)#:]+)\)", README):
+        assert (ROOT / target).exists(), target
+
+
+def test_architecture_names_only_files_that_exist() -> None:
+    text = (ROOT / "ARCHITECTURE.md").read_text()
+    for name in re.findall(r"`((?:csrc/|[a-z_]+/)[a-z_]+\.(?:py|h|cc))`", text):
+        assert (ROOT / name).exists() or (ROOT / "src/unisono" / name).exists(), name
+
+
+@pytest.mark.parametrize("example", sorted(p.name for p in (ROOT / "examples").glob("*.py")))
+def test_example_runs(example: str) -> None:
+    text = (ROOT / "examples" / example).read_text()
+    launcher = [sys.executable]
+    if "torchrun" in text.split('"""')[1]:
+        launcher += ["-m", "torch.distributed.run", "--standalone", "--local-addr", "127.0.0.1"]
+        launcher += ["--nproc-per-node", "2"]
+    run([*launcher, f"examples/{example}"])

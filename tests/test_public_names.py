@@ -1,0 +1,83 @@
+"""The public surface is what it says it is, and cheap to import."""
+
+from __future__ import annotations
+
+import ast
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import unisono
+from unisono import errors
+
+SOURCE = Path(unisono.__file__).parent
+
+
+def test_every_public_name_exists() -> None:
+    for name in unisono.__all__:
+        assert getattr(unisono, name) is not None
+    assert sorted(unisono.__all__) == unisono.__all__
+    with pytest.raises(AttributeError, match="no attribute 'nothing'"):
+        _ = unisono.nothing
+
+
+def test_every_error_is_public_and_drawn_in_the_tree() -> None:
+    defined = {
+        name
+        for name, value in vars(errors).items()
+        if isinstance(value, type) and issubclass(value, Exception)
+    }
+    assert defined <= set(unisono.__all__)
+    assert all(issubclass(getattr(errors, name), errors.UnisonoError) for name in defined)
+    assert errors.__doc__ is not None
+    assert all(name in errors.__doc__ for name in defined)
+    assert issubclass(errors.CollectiveTimeoutError, TimeoutError)
+    assert issubclass(errors.UnsupportedError, ValueError)
+
+
+@pytest.mark.parametrize(
+    "module",
+    ["communicator", "algorithms", "schedule"],
+)
+def test_what_a_package_exports_it_has(module: str) -> None:
+    package: Any = __import__(f"unisono.{module}", fromlist=["*"])
+    assert all(hasattr(package, name) for name in package.__all__)
+
+
+def test_importing_loads_neither_numpy_nor_torch_nor_native_code() -> None:
+    script = (
+        "import sys, unisono\n"
+        "loaded = {'torch', 'numpy', 'unisono._native'} & set(sys.modules)\n"
+        "assert not loaded, loaded\n"
+        "unisono.Communicator\n"
+        "assert 'torch' not in sys.modules\n"
+    )
+    subprocess.run([sys.executable, "-c", script], check=True)
+
+
+def test_one_module_reads_the_environment() -> None:
+    readers = []
+    for path in SOURCE.rglob("*.py"):
+        for node in ast.walk(ast.parse(path.read_text())):
+            found = isinstance(node, ast.Attribute) and node.attr in ("environ", "getenv")
+            if found and isinstance(node.value, ast.Name) and node.value.id == "os":
+                readers.append(path.relative_to(SOURCE).as_posix())
+    print(sorted(set(readers)))
+    layers = {reader.split("/")[0] for reader in readers} - {"bench", "train"}
+    assert layers == {"config.py"}
+
+
+def test_every_variable_is_documented() -> None:
+    names = set()
+    for node in ast.walk(ast.parse((SOURCE / "config.py").read_text())):
+        text = node.value if isinstance(node, ast.Constant) else None
+        if isinstance(text, str) and text.startswith("UNISONO_") and text.isupper():
+            names.add(text.split()[0].rstrip(",:;"))
+    page = Path(__file__).parents[1] / "docs" / "environment.md"
+    assert names
+    assert page.exists()
+    missing = [name for name in sorted(names) if f"`{name}`" not in page.read_text()]
+    assert not missing
