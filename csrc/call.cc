@@ -9,8 +9,9 @@ namespace {
 constexpr std::array kOps{"all_reduce", "reduce_scatter", "all_gather", "all_to_all", "broadcast",
                           "reduce",     "gather",         "scatter",    "barrier"};
 constexpr std::array kReductions{"sum", "prod", "min", "max", "avg", "band", "bor", "bxor"};
-constexpr std::array kTypes{"float32", "float64", "float16", "bfloat16", "int8",   "uint8",     "int16",     "uint16",
-                            "int32",   "uint32",  "int64",   "uint64",   "bool",   "complex64", "complex128"};
+constexpr std::array kTypes{"float32", "float64", "float16", "bfloat16",  "int8",
+                            "uint8",   "int16",   "uint16",  "int32",     "uint32",
+                            "int64",   "uint64",  "bool",    "complex64", "complex128"};
 static_assert(kOps.size() == kOpKinds);
 
 bool reduces(OpKind op) {
@@ -37,7 +38,9 @@ const char* name_of(const std::array<const char*, N>& names, uint32_t index) {
 
 }  // namespace
 
-const char* name_of(DType type) noexcept { return name_of(kTypes, static_cast<uint32_t>(type)); }
+const char* name_of(DType type) noexcept {
+    return name_of(kTypes, static_cast<uint32_t>(type));
+}
 
 uint64_t fingerprint(const CallArgs& args) noexcept {
     uint64_t h = mix(0, kind_of(args));
@@ -58,7 +61,8 @@ void remember(RankControl& control, uint64_t seq, const CallArgs& args, uint64_t
 
 std::string recall(const RankControl& control, uint64_t seq) {
     if (seq == 0) {
-        for (const CallRecord& r : control.calls) seq = std::max(seq, r.seq.load(std::memory_order_relaxed));
+        for (const CallRecord& r : control.calls)
+            seq = std::max(seq, r.seq.load(std::memory_order_relaxed));
         if (seq == 0) return "nothing yet";
     }
     const CallRecord& record = control.calls[seq % kCallHistory];

@@ -11,7 +11,15 @@ namespace unisono {
 
 // The values are the order of unisono.types.Op.
 enum class OpKind : uint8_t {
-    all_reduce, reduce_scatter, all_gather, all_to_all, broadcast, reduce, gather, scatter, barrier,
+    all_reduce,
+    reduce_scatter,
+    all_gather,
+    all_to_all,
+    broadcast,
+    reduce,
+    gather,
+    scatter,
+    barrier,
 };
 inline constexpr uint32_t kOpKinds = 9;
 
@@ -19,9 +27,9 @@ struct CallArgs {
     OpKind op;
     DType dtype;
     ReduceOp reduction;
-    int32_t root;          // -1 where there is none
-    uint64_t count;        // elements, as the caller counts them
-    uint64_t extra;        // hash of all else that must agree: algorithm, lengths of the pieces
+    int32_t root;    // -1 where there is none
+    uint64_t count;  // elements, as the caller counts them
+    uint64_t extra;  // hash of all else that must agree: algorithm, lengths of the pieces
 };
 
 inline constexpr uint64_t kHashMask = (1ULL << 40) - 1;
@@ -29,7 +37,9 @@ inline constexpr uint64_t kHashMask = (1ULL << 40) - 1;
 [[nodiscard]] uint64_t fingerprint(const CallArgs& args) noexcept;  // 40 bits
 
 // header = seq (24 bits) | fingerprint (40 bits)
-[[nodiscard]] inline uint64_t header_of(uint64_t seq, uint64_t hash) noexcept { return seq << 40 | hash; }
+[[nodiscard]] inline uint64_t header_of(uint64_t seq, uint64_t hash) noexcept {
+    return seq << 40 | hash;
+}
 // How many calls the owner of `header` is ahead of `seq`, right across the wrap of 24 bits.
 [[nodiscard]] inline int32_t ahead_of(uint64_t header, uint64_t seq) noexcept {
     const auto difference = static_cast<uint32_t>((header >> 40) - seq) & 0xffffffU;

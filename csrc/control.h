@@ -12,14 +12,15 @@ namespace unisono {
 
 inline constexpr size_t kLine = 64;  // a cache line; two of them are prefetched together
 inline constexpr uint64_t kMagic = 0x554e49534f4e4f31;  // "UNISONO1"
-inline constexpr size_t kCallHistory = 4;  // calls a rank remembers, for error texts
+inline constexpr size_t kCallHistory = 4;               // calls a rank remembers, for error texts
 inline constexpr size_t kFaultText = 1536;
 inline constexpr size_t kAdvices = 64;  // kinds of calls whose stores are tuned at once
 
 static_assert(std::atomic<uint64_t>::is_always_lock_free);
 static_assert(std::atomic<uint32_t>::is_always_lock_free);
 
-// What a rank called, kept so that an error can say it. `seq` is the number of the call in its group.
+// What a rank called, kept so that an error can say it. `seq` is the number of the call in its
+// group.
 struct CallRecord {
     std::atomic<uint64_t> seq{0};
     std::atomic<uint64_t> count{0};
@@ -42,8 +43,8 @@ struct alignas(2 * kLine) RankControl {
     std::atomic<uint64_t> header{0};
     std::atomic<uint64_t> progress{0};
 
-    alignas(2 * kLine) Bell bell;      // rung when header or progress moves
-    Bell mail;                         // rung when a mailbox of this rank moves
+    alignas(2 * kLine) Bell bell;  // rung when header or progress moves
+    Bell mail;                     // rung when a mailbox of this rank moves
     std::atomic<uint32_t> presence{0};
     std::atomic<int32_t> pid{0};
     std::atomic<uint64_t> process{0};  // tells ranks that are threads of one process
@@ -62,11 +63,11 @@ struct alignas(2 * kLine) GroupControl {
     uint64_t magic;
     uint64_t total_bytes;
     uint32_t ranks;
-    uint32_t depth;          // blocks of staging a rank may have in flight
-    uint64_t area_bytes;     // staging of one rank for one block
-    uint64_t mail_slots;     // per ordered pair of ranks
+    uint32_t depth;       // blocks of staging a rank may have in flight
+    uint64_t area_bytes;  // staging of one rank for one block
+    uint64_t mail_slots;  // per ordered pair of ranks
     uint64_t mail_slot_bytes;
-    uint8_t nonce[16];       // read back to the owner: proof that the memory is shared
+    uint8_t nonce[16];  // read back to the owner: proof that the memory is shared
     alignas(2 * kLine) FaultRecord failure;
     // What rank 0 advises about stores, by hash of the call; see tuner.h.
     alignas(2 * kLine) std::atomic<uint64_t> advice[kAdvices];

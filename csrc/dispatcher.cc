@@ -1,9 +1,8 @@
 #include "dispatcher.h"
 
-#include <csignal>
-
 #include <algorithm>
 #include <chrono>
+#include <csignal>
 #include <system_error>
 #include <utility>
 
@@ -21,7 +20,8 @@ void block_signals() {
 
 void check_interrupt(const Interrupted& interrupted, Membership& members) {
     if (!interrupted || !interrupted()) return;
-    members.record(Fault::aborted, "rank " + std::to_string(members.rank()) + " was interrupted by a signal");
+    members.record(Fault::aborted,
+                   "rank " + std::to_string(members.rank()) + " was interrupted by a signal");
     throw Error(Fault::interrupted, "interrupted");
 }
 
@@ -70,7 +70,8 @@ bool Dispatcher::wait(Job& job, double timeout_s, const Interrupted& interrupted
     if (timeout_s < 0) {
         work_until(job, interrupted);
     } else {
-        const auto until = std::chrono::steady_clock::now() + std::chrono::duration<double>(timeout_s);
+        const auto until =
+            std::chrono::steady_clock::now() + std::chrono::duration<double>(timeout_s);
         std::unique_lock lock(mutex_);
         while (!job.done()) {
             const auto left = until - std::chrono::steady_clock::now();
@@ -142,7 +143,8 @@ void Dispatcher::enqueue(std::shared_ptr<Job> job) {
 void Dispatcher::withdraw(Job& job) noexcept {
     std::unique_lock lock(mutex_);
     changed_->wait(lock, [&] { return driven_ != &job; });
-    const auto found = std::find_if(queue_.begin(), queue_.end(), [&](const auto& queued) { return queued.get() == &job; });
+    const auto found = std::find_if(queue_.begin(), queue_.end(),
+                                    [&](const auto& queued) { return queued.get() == &job; });
     if (found == queue_.end()) return;
     queue_.erase(found);
     queued_.fetch_sub(1);
@@ -181,7 +183,8 @@ void Dispatcher::progress_loop() {
     for (;;) {
         {
             std::unique_lock lock(mutex_);
-            changed_->wait(lock, [this] { return stopping_ || (!queue_.empty() && !driving_.load()); });
+            changed_->wait(lock,
+                           [this] { return stopping_ || (!queue_.empty() && !driving_.load()); });
             if (stopping_) return;
         }
         const Turn turn(*this);
@@ -202,7 +205,8 @@ void Dispatcher::stop() noexcept {
         std::erase_if(queue_, [this](const std::shared_ptr<Job>& job) {
             if (job.get() == driven_) return false;  // who drives it finds the group closed
             executor_.abandon(job->execution_, "the communicator was closed");
-            job->error_ = Error(Fault::aborted, "the communicator was closed before this call was complete");
+            job->error_ =
+                Error(Fault::aborted, "the communicator was closed before this call was complete");
             job->done_.store(true, std::memory_order_release);
             queued_.fetch_sub(1);
             return true;

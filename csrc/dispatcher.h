@@ -16,7 +16,8 @@ namespace unisono {
 
 class Job {
   public:
-    Job(Execution execution, double timeout_s) : execution_(std::move(execution)), deadline_(timeout_s) {}
+    Job(Execution execution, double timeout_s)
+        : execution_(std::move(execution)), deadline_(timeout_s) {}
 
     [[nodiscard]] bool done() const noexcept { return done_.load(std::memory_order_acquire); }
     // The error it ended with, if it is done and failed.
@@ -53,7 +54,8 @@ class Dispatcher {
     // able to wait for this and for the end of the group at once.
     class Turn {
       public:
-        explicit Turn(Dispatcher& owner) noexcept : owner_(owner), mine_(!owner.driving_.exchange(true)) {}
+        explicit Turn(Dispatcher& owner) noexcept
+            : owner_(owner), mine_(!owner.driving_.exchange(true)) {}
         Turn(const Turn&) = delete;
         Turn& operator=(const Turn&) = delete;
         ~Turn() {
@@ -75,17 +77,19 @@ class Dispatcher {
     void progress_loop();
     void end_turn() noexcept;
     std::shared_ptr<Job> front();
-    [[nodiscard]] bool nothing_before() const noexcept { return queued_.load(std::memory_order_acquire) == 0; }
+    [[nodiscard]] bool nothing_before() const noexcept {
+        return queued_.load(std::memory_order_acquire) == 0;
+    }
 
     Executor& executor_;
     Membership& members_;
-    std::atomic<bool> driving_{false};    // a thread drives the executor
+    std::atomic<bool> driving_{false};  // a thread drives the executor
     std::atomic<uint32_t> queued_{0};
-    std::mutex mutex_;                    // guards what follows
+    std::mutex mutex_;  // guards what follows
     // On the heap: a forked child has to leak it, for its end waits for threads that are not there.
     std::unique_ptr<std::condition_variable> changed_ = std::make_unique<std::condition_variable>();
     std::deque<std::shared_ptr<Job>> queue_;
-    Job* driven_ = nullptr;               // the one of the queue that is being worked on
+    Job* driven_ = nullptr;  // the one of the queue that is being worked on
     bool stopping_ = false;
     std::thread thread_;
 };

@@ -15,7 +15,10 @@ uint64_t part_bytes(uint64_t piece_bytes, uint32_t parts, size_t element_bytes) 
 }
 
 Executor::Executor(Segment& segment, Membership& members, Waiter waiter)
-    : segment_(segment), members_(members), waiter_(waiter), tuner_(segment.group(), members.rank() == 0),
+    : segment_(segment),
+      members_(members),
+      waiter_(waiter),
+      tuner_(segment.group(), members.rank() == 0),
       own_(segment.rank(members.rank())),
       block_end_(segment.shape().depth, 0) {}
 
@@ -29,7 +32,8 @@ void Executor::begin(Execution& call) {
         throw Error(Fault::invalid, "the plan is not for this rank of this group");
     }
     // Also those of the peers: their slots are read here.
-    if (*std::max_element(plan.slots.begin(), plan.slots.end()) > segment_.shape().area_bytes / call.block_bytes) {
+    if (*std::max_element(plan.slots.begin(), plan.slots.end()) >
+        segment_.shape().area_bytes / call.block_bytes) {
         throw Error(Fault::invalid, "the plan needs more staging than the group has");
     }
     const size_t element = size_of(call.args.dtype);
@@ -56,7 +60,8 @@ void Executor::announce(Execution& call) noexcept {
     own_.header.store(header_of(call.seq, call.hash), std::memory_order_release);
 }
 
-bool Executor::advance(Execution& call, Deadline& deadline, const Interrupted& interrupted, double limit_s) {
+bool Executor::advance(Execution& call, Deadline& deadline, const Interrupted& interrupted,
+                       double limit_s) {
     if (call.seq == 0) begin(call);
     try {
         return carry_on({call, deadline, interrupted, limit_s});
@@ -96,12 +101,15 @@ bool Executor::run_block(Wait& wait) {
     while (call.record < end) {
         const Record& r = plan.records[call.record];
         switch (r.action) {
-            case Action::copy: copy(call, r); break;
+            case Action::copy:
+                copy(call, r);
+                break;
             case Action::reduce:
                 reduce(call, &r);
                 call.record += r.sources;
                 break;
-            case Action::arg: break;
+            case Action::arg:
+                break;
             case Action::wait:
                 if (!wait_progress(wait, r.peer, base_ + r.value)) return false;
                 break;
@@ -165,8 +173,8 @@ bool Executor::wait_for(Wait& wait, uint32_t peer, Ready ready) {
         ring(own_.bell);
     }
     return waiter_.wait(
-        segment_.rank(peer).bell, ready, [&] { inspect(wait.call, peer); }, [&] { return late(wait.call); },
-        wait.deadline, wait.interrupted, wait.limit_s);
+        segment_.rank(peer).bell, ready, [&] { inspect(wait.call, peer); },
+        [&] { return late(wait.call); }, wait.deadline, wait.interrupted, wait.limit_s);
 }
 
 // Is there still something to wait for?
@@ -180,9 +188,10 @@ void Executor::inspect(const Execution& call, uint32_t peer) {
     const RankControl& other = segment_.rank(peer);
     if (other.presence.load(std::memory_order_acquire) == static_cast<uint32_t>(Presence::left) &&
         ahead_of(other.header.load(std::memory_order_acquire), call.seq) < 0) {
-        members_.fail(Fault::peer_lost, "rank " + std::to_string(peer) + " left the group before call #" +
-                                            std::to_string(call.seq) + " " + recall(own_, call.seq) +
-                                            "; its last call was " + recall(other, 0));
+        members_.fail(Fault::peer_lost,
+                      "rank " + std::to_string(peer) + " left the group before call #" +
+                          std::to_string(call.seq) + " " + recall(own_, call.seq) +
+                          "; its last call was " + recall(other, 0));
     }
 }
 
@@ -191,12 +200,14 @@ void Executor::mismatch(const Execution& call) {
     Deadline moment(0.1);
     const auto arrived = [&] {
         for (uint32_t r = 0; r < members_.ranks(); ++r) {
-            if (ahead_of(segment_.rank(r).header.load(std::memory_order_acquire), call.seq) < 0) return false;
+            if (ahead_of(segment_.rank(r).header.load(std::memory_order_acquire), call.seq) < 0)
+                return false;
         }
         return true;
     };
     while (!arrived() && !moment.passed()) ::sched_yield();
-    std::string text = "the ranks disagree about call #" + std::to_string(call.seq) + " of their group:";
+    std::string text =
+        "the ranks disagree about call #" + std::to_string(call.seq) + " of their group:";
     for (uint32_t r = 0; r < members_.ranks(); ++r) {
         const RankControl& other = segment_.rank(r);
         const bool here = ahead_of(other.header.load(std::memory_order_acquire), call.seq) >= 0;
@@ -207,20 +218,22 @@ void Executor::mismatch(const Execution& call) {
 }
 
 std::string Executor::late(const Execution& call) const {
-    std::string text = "call #" + std::to_string(call.seq) + " " + recall(own_, call.seq) + " timed out on rank " +
-                       std::to_string(members_.rank()) + ":";
+    std::string text = "call #" + std::to_string(call.seq) + " " + recall(own_, call.seq) +
+                       " timed out on rank " + std::to_string(members_.rank()) + ":";
     bool named = false;
     for (uint32_t r = 0; r < members_.ranks(); ++r) {
         const RankControl& other = segment_.rank(r);
         if (ahead_of(other.header.load(std::memory_order_acquire), call.seq) >= 0) continue;
         const std::string last = recall(other, 0);
-        text += (named ? "; rank " : " rank ") + std::to_string(r) + " has not arrived, its last call was " + last;
+        text += (named ? "; rank " : " rank ") + std::to_string(r) +
+                " has not arrived, its last call was " + last;
         named = true;
     }
     if (!named) {
         text += " all ranks have arrived, but not all go on:";
         for (uint32_t r = 0; r < members_.ranks(); ++r) {
-            if (segment_.rank(r).progress.load(std::memory_order_acquire) <= own_.progress.load(std::memory_order_relaxed) &&
+            if (segment_.rank(r).progress.load(std::memory_order_acquire) <=
+                    own_.progress.load(std::memory_order_relaxed) &&
                 r != members_.rank()) {
                 text += " rank " + std::to_string(r);
             }
@@ -231,10 +244,13 @@ std::string Executor::late(const Execution& call) const {
 
 std::byte* Executor::resolve(const Execution& call, const Ref& ref) const noexcept {
     switch (ref.space) {
-        case Space::slot: return segment_.area(ref.rank, block_count_) + ref.index * call.block_bytes;
-        case Space::tmp: return const_cast<std::byte*>(scratch_.data()) + ref.index * call.block_bytes;
+        case Space::slot:
+            return segment_.area(ref.rank, block_count_) + ref.index * call.block_bytes;
+        case Space::tmp:
+            return const_cast<std::byte*>(scratch_.data()) + ref.index * call.block_bytes;
         case Space::in:
-        case Space::out: break;
+        case Space::out:
+            break;
     }
     const Piece& piece = ref.space == Space::in ? call.in[ref.index] : call.out[ref.index];
     const uint64_t part = part_bytes(piece.bytes, call.plan->parts, size_of(call.args.dtype));
@@ -256,7 +272,8 @@ void Executor::copy(const Execution& call, const Record& r) {
     std::byte* dst = resolve(call, r.dst);
     const std::byte* src = resolve(call, r.src);
     if (r.flags & kHasSecond) {
-        kernels::copy2(dst, resolve(call, r.dst2), src, bytes, store_for(call, r.dst), store_for(call, r.dst2));
+        kernels::copy2(dst, resolve(call, r.dst2), src, bytes, store_for(call, r.dst),
+                       store_for(call, r.dst2));
     } else if (dst != src) {
         kernels::copy(dst, src, bytes, store_for(call, r.dst));
     }
@@ -269,10 +286,13 @@ void Executor::reduce(const Execution& call, const Record* r) {
     for (size_t k = 0; k < r->sources; ++k) sources[k] = resolve(call, r[k + 1].src);
     const bool second = r->flags & kHasSecond;
     const bool average = call.args.reduction == ReduceOp::avg && (r->flags & kFinal);
-    const auto operation = call.args.reduction == ReduceOp::avg ? ReduceOp::sum : call.args.reduction;
-    kernels::reduce(call.args.dtype, operation, resolve(call, r->dst), second ? resolve(call, r->dst2) : nullptr,
-                    sources.data(), r->sources, bytes / size_of(call.args.dtype), average ? members_.ranks() : 0,
-                    store_for(call, r->dst), second ? store_for(call, r->dst2) : kernels::Store::cached);
+    const auto operation =
+        call.args.reduction == ReduceOp::avg ? ReduceOp::sum : call.args.reduction;
+    kernels::reduce(call.args.dtype, operation, resolve(call, r->dst),
+                    second ? resolve(call, r->dst2) : nullptr, sources.data(), r->sources,
+                    bytes / size_of(call.args.dtype), average ? members_.ranks() : 0,
+                    store_for(call, r->dst),
+                    second ? store_for(call, r->dst2) : kernels::Store::cached);
 }
 
 }  // namespace unisono

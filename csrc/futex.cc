@@ -15,13 +15,15 @@ Woken futex_wait(const std::atomic<uint32_t>& word, uint32_t seen, double timeou
     timespec limit{};
     limit.tv_sec = static_cast<time_t>(timeout_s);
     limit.tv_nsec = static_cast<long>((timeout_s - static_cast<double>(limit.tv_sec)) * 1e9);
-    const long rc = ::syscall(SYS_futex, reinterpret_cast<const uint32_t*>(&word), FUTEX_WAIT, seen, &limit, nullptr, 0);
+    const long rc = ::syscall(SYS_futex, reinterpret_cast<const uint32_t*>(&word), FUTEX_WAIT, seen,
+                              &limit, nullptr, 0);
     if (rc == 0 || errno == EAGAIN) return Woken::rung;
     return errno == EINTR ? Woken::interrupted : Woken::timed_out;
 }
 
 void futex_wake_all(const std::atomic<uint32_t>& word) noexcept {
-    ::syscall(SYS_futex, reinterpret_cast<const uint32_t*>(&word), FUTEX_WAKE, INT_MAX, nullptr, nullptr, 0);
+    ::syscall(SYS_futex, reinterpret_cast<const uint32_t*>(&word), FUTEX_WAKE, INT_MAX, nullptr,
+              nullptr, 0);
 }
 
 }  // namespace unisono

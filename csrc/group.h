@@ -13,9 +13,11 @@ namespace unisono {
 class Group {
   public:
     Group(Descriptor segment, uint32_t rank, const std::array<uint8_t, 16>& nonce, uint32_t cores)
-        : segment_(std::move(segment)), members_(segment_, rank, nonce),
+        : segment_(std::move(segment)),
+          members_(segment_, rank, nonce),
           waiter_(members_, Patience::for_group(segment_.shape().ranks, cores)),
-          executor_(segment_, members_, waiter_), dispatcher_(executor_, members_),
+          executor_(segment_, members_, waiter_),
+          dispatcher_(executor_, members_),
           mail_(segment_, members_, waiter_) {}
     Group(const Group&) = delete;
     Group& operator=(const Group&) = delete;

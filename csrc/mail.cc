@@ -1,8 +1,7 @@
 #include "mail.h"
 
-#include <csignal>
-
 #include <algorithm>
+#include <csignal>
 #include <cstring>
 #include <string>
 #include <system_error>
@@ -14,24 +13,33 @@ namespace unisono {
 namespace {
 
 // Element type and bytes, as the receiver checks them.
-uint64_t kind_of(const Message& m) { return static_cast<uint64_t>(m.dtype); }
+uint64_t kind_of(const Message& m) {
+    return static_cast<uint64_t>(m.dtype);
+}
 
-std::byte* payload(MailSlot* slot) { return reinterpret_cast<std::byte*>(slot + 1); }
+std::byte* payload(MailSlot* slot) {
+    return reinterpret_cast<std::byte*>(slot + 1);
+}
 
 }  // namespace
 
 PostOffice::PostOffice(Segment& segment, Membership& members, Waiter waiter)
     : segment_(segment), members_(members), waiter_(waiter), lanes_(members.ranks()) {}
 
-std::shared_ptr<Parcel> PostOffice::send(const Message& message) { return begin(message, true); }
+std::shared_ptr<Parcel> PostOffice::send(const Message& message) {
+    return begin(message, true);
+}
 
-std::shared_ptr<Parcel> PostOffice::receive(const Message& message) { return begin(message, false); }
+std::shared_ptr<Parcel> PostOffice::receive(const Message& message) {
+    return begin(message, false);
+}
 
 std::shared_ptr<Parcel> PostOffice::begin(const Message& message, bool sends) {
     members_.require_healthy();
     const bool any = !sends && message.peer == kAnySource;
     const auto peer = static_cast<uint32_t>(message.peer);
-    if (!any && (peer >= lanes_.size() || peer == members_.rank())) throw Error(Fault::invalid, "a message goes to another rank");
+    if (!any && (peer >= lanes_.size() || peer == members_.rank()))
+        throw Error(Fault::invalid, "a message goes to another rank");
     auto parcel = std::make_shared<Parcel>(message, sends);
     const std::lock_guard lock(mutex_);
     if (!sends && take_early(parcel)) return parcel;
@@ -54,7 +62,8 @@ bool PostOffice::poll() {
         fail_all(error);
         throw;
     } catch (const std::exception& error) {  // no memory for what nobody has asked for yet
-        members_.record(Fault::system, "rank " + std::to_string(members_.rank()) + " cannot store a message: " + error.what());
+        members_.record(Fault::system, "rank " + std::to_string(members_.rank()) +
+                                           " cannot store a message: " + error.what());
         fail_all(Error(Fault::system, error.what()));
         members_.require_healthy();
         throw;
@@ -67,7 +76,8 @@ bool PostOffice::poll_lanes() {
         if (peer == members_.rank()) continue;
         Lane& lane = lanes_[peer];
         if (!lane.sends.empty()) moved |= poll_sends(peer, lane);
-        if (lane.receiving || lane.storing || !receives_.empty()) moved |= poll_receives(peer, lane);
+        if (lane.receiving || lane.storing || !receives_.empty())
+            moved |= poll_receives(peer, lane);
     }
     return moved;
 }
@@ -152,7 +162,8 @@ void PostOffice::match(uint32_t peer, Lane& lane, const MailSlot& slot) {
 std::shared_ptr<Parcel> PostOffice::wanted(uint32_t peer, uint64_t tag) {
     for (auto it = receives_.begin(); it != receives_.end(); ++it) {
         const Message& m = (*it)->message_;
-        if (m.tag != tag || (m.peer != kAnySource && m.peer != static_cast<int32_t>(peer))) continue;
+        if (m.tag != tag || (m.peer != kAnySource && m.peer != static_cast<int32_t>(peer)))
+            continue;
         auto parcel = *it;
         receives_.erase(it);
         return parcel;
@@ -191,10 +202,12 @@ void PostOffice::accept(Parcel& parcel, uint32_t peer, uint64_t kind, uint64_t b
     if (kind >= num_dtypes) members_.fail(Fault::mismatch, "a message of unknown type arrived");
     members_.fail(Fault::mismatch,
                   "rank " + std::to_string(peer) + " sent " + std::to_string(bytes) + " bytes (" +
-                      std::to_string(bytes / size(kind)) + " elements of type " + name_of(static_cast<DType>(kind)) +
-                      ") with tag " + std::to_string(m.tag) + ", but rank " + std::to_string(members_.rank()) +
-                      " receives " + std::to_string(m.bytes) + " bytes (" + std::to_string(m.bytes / size_of(m.dtype)) +
-                      " elements of type " + name_of(m.dtype) + ")");
+                      std::to_string(bytes / size(kind)) + " elements of type " +
+                      name_of(static_cast<DType>(kind)) + ") with tag " + std::to_string(m.tag) +
+                      ", but rank " + std::to_string(members_.rank()) + " receives " +
+                      std::to_string(m.bytes) + " bytes (" +
+                      std::to_string(m.bytes / size_of(m.dtype)) + " elements of type " +
+                      name_of(m.dtype) + ")");
 }
 
 void PostOffice::finish(Parcel& parcel) noexcept {
@@ -217,8 +230,9 @@ void PostOffice::fail_all(const Error& error) noexcept {
 }
 
 bool PostOffice::idle() const noexcept {
-    return receives_.empty() && std::all_of(lanes_.begin(), lanes_.end(),
-                                            [](const Lane& lane) { return lane.sends.empty() && !lane.receiving; });
+    return receives_.empty() && std::all_of(lanes_.begin(), lanes_.end(), [](const Lane& lane) {
+               return lane.sends.empty() && !lane.receiving;
+           });
 }
 
 void PostOffice::carry_on() {
@@ -247,7 +261,8 @@ void PostOffice::end_all() noexcept {
     }
 }
 
-bool PostOffice::wait(Parcel& parcel, double timeout_s, double limit_s, const Interrupted& interrupted) {
+bool PostOffice::wait(Parcel& parcel, double timeout_s, double limit_s,
+                      const Interrupted& interrupted) {
     if (!parcel.done()) members_.require_own_process();
     Deadline deadline(timeout_s);
     const auto ready = [&] {
@@ -264,7 +279,9 @@ bool PostOffice::wait(Parcel& parcel, double timeout_s, double limit_s, const In
     Bell& bell = segment_.rank(members_.rank()).mail;
     const double most_s = limit_s < 0 ? 0 : std::max(limit_s, 1e-9);
     try {
-        if (!ready() && !waiter_.wait(bell, ready, inspect, [&] { return late(parcel); }, deadline, interrupted, most_s)) {
+        if (!ready() && !waiter_.wait(
+                            bell, ready, inspect, [&] { return late(parcel); }, deadline,
+                            interrupted, most_s)) {
             return false;
         }
     } catch (...) {
@@ -282,25 +299,31 @@ void PostOffice::check_departed(const Parcel& parcel) {
     if (parcel.done()) return;
     bool departed = false;
     for (uint32_t peer = 0; peer < lanes_.size(); ++peer) {
-        if (peer == members_.rank() || (m.peer != kAnySource && m.peer != static_cast<int32_t>(peer))) continue;
+        if (peer == members_.rank() ||
+            (m.peer != kAnySource && m.peer != static_cast<int32_t>(peer)))
+            continue;
         const bool left = segment_.rank(peer).presence.load(std::memory_order_acquire) ==
                           static_cast<uint32_t>(Presence::left);
         const Mailbox& box = segment_.mailbox(peer, members_.rank());
-        const bool pending = box.head.load(std::memory_order_acquire) != box.tail.load(std::memory_order_relaxed);
+        const bool pending =
+            box.head.load(std::memory_order_acquire) != box.tail.load(std::memory_order_relaxed);
         if (!left || (!parcel.sends_ && pending)) return;
         departed = true;
     }
     if (!departed) return;
-    const std::string who = m.peer == kAnySource ? "every other rank" : "rank " + std::to_string(m.peer);
-    members_.fail(Fault::peer_lost, who + " left the group while rank " + std::to_string(members_.rank()) + " was " +
+    const std::string who =
+        m.peer == kAnySource ? "every other rank" : "rank " + std::to_string(m.peer);
+    members_.fail(Fault::peer_lost, who + " left the group while rank " +
+                                        std::to_string(members_.rank()) + " was " +
                                         (parcel.sends_ ? "sending to it" : "receiving from it"));
 }
 
 std::string PostOffice::late(const Parcel& parcel) const {
     const Message& m = parcel.message_;
     const std::string peer = m.peer == kAnySource ? "any rank" : "rank " + std::to_string(m.peer);
-    return std::string(parcel.sends_ ? "send to " : "recv from ") + peer + " (" + std::to_string(m.bytes) +
-           " bytes, tag " + std::to_string(m.tag) + ") timed out on rank " + std::to_string(members_.rank()) +
+    return std::string(parcel.sends_ ? "send to " : "recv from ") + peer + " (" +
+           std::to_string(m.bytes) + " bytes, tag " + std::to_string(m.tag) +
+           ") timed out on rank " + std::to_string(members_.rank()) +
            (parcel.sends_ ? ": it was not received" : ": nothing was sent");
 }
 

@@ -30,11 +30,14 @@ struct Message {
 // One send or receive under way.
 class Parcel {
   public:
-    Parcel(const Message& message, bool sends) : message_(message), sends_(sends), source_(message.peer) {}
+    Parcel(const Message& message, bool sends)
+        : message_(message), sends_(sends), source_(message.peer) {}
     [[nodiscard]] bool done() const noexcept { return done_.load(std::memory_order_acquire); }
     [[nodiscard]] const std::optional<Error>& error() const noexcept { return error_; }
     // Where a message came from, once it has come.
-    [[nodiscard]] int32_t source() const noexcept { return source_.load(std::memory_order_relaxed); }
+    [[nodiscard]] int32_t source() const noexcept {
+        return source_.load(std::memory_order_relaxed);
+    }
 
   private:
     friend class PostOffice;

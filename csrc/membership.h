@@ -18,7 +18,9 @@ class ForkGuard {
     ForkGuard(const ForkGuard&) = delete;
     ForkGuard& operator=(const ForkGuard&) = delete;
     ~ForkGuard();
-    [[nodiscard]] bool in_child() const noexcept { return page_->load(std::memory_order_relaxed) == 0; }
+    [[nodiscard]] bool in_child() const noexcept {
+        return page_->load(std::memory_order_relaxed) == 0;
+    }
 
   private:
     std::atomic<uint32_t>* page_;

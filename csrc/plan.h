@@ -37,7 +37,7 @@ struct Record {
     uint16_t sources;  // reduce: that many arg records follow
     uint16_t peer;     // wait: on whom
     uint16_t flags;
-    uint32_t value;    // wait, post: progress within the block
+    uint32_t value;  // wait, post: progress within the block
     uint32_t pad;
     Ref dst, dst2, src;
     Ref length;  // an in or out part that is as long as what this record moves
@@ -48,14 +48,15 @@ class Plan {
   public:
     // Checks every index against the group's size and the counts given; throws Error(invalid).
     Plan(std::span<const std::byte> packed, uint32_t rank, uint32_t ranks, uint32_t pieces_in,
-         uint32_t pieces_out, uint32_t parts, uint32_t stages, std::vector<uint32_t> slots, uint32_t scratch);
+         uint32_t pieces_out, uint32_t parts, uint32_t stages, std::vector<uint32_t> slots,
+         uint32_t scratch);
 
     std::vector<Record> records;
     uint32_t rank, ranks;
     uint32_t pieces_in, pieces_out;
-    uint32_t parts;                // how finely each piece is cut
-    uint32_t stages;               // progress per block, equal on all ranks
-    std::vector<uint32_t> slots;   // staging slots per block, by rank
+    uint32_t parts;               // how finely each piece is cut
+    uint32_t stages;              // progress per block, equal on all ranks
+    std::vector<uint32_t> slots;  // staging slots per block, by rank
     uint32_t scratch;
     bool copies_only;
 

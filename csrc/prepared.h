@@ -12,9 +12,9 @@ struct Prepared {
     CallArgs args;
     uint64_t hash;
     uint64_t block_bytes;
-    uint64_t in_piece_bytes;   // of each piece, where the pieces lie one after the other
+    uint64_t in_piece_bytes;  // of each piece, where the pieces lie one after the other
     uint64_t out_piece_bytes;
-    uint64_t longest_bytes;    // of the pieces of all ranks
+    uint64_t longest_bytes;  // of the pieces of all ranks
     StorePolicy policy;
 
     // Pieces one after the other, from `in` and `out`.
@@ -22,8 +22,10 @@ struct Prepared {
         Execution execution = blank();
         execution.in.reserve(plan->pieces_in);
         execution.out.reserve(plan->pieces_out);
-        for (uint32_t p = 0; p < plan->pieces_in; ++p) execution.in.push_back({in + p * in_piece_bytes, in_piece_bytes});
-        for (uint32_t p = 0; p < plan->pieces_out; ++p) execution.out.push_back({out + p * out_piece_bytes, out_piece_bytes});
+        for (uint32_t p = 0; p < plan->pieces_in; ++p)
+            execution.in.push_back({in + p * in_piece_bytes, in_piece_bytes});
+        for (uint32_t p = 0; p < plan->pieces_out; ++p)
+            execution.out.push_back({out + p * out_piece_bytes, out_piece_bytes});
         return execution;
     }
 

@@ -47,7 +47,9 @@ void await(const Word& word, uint32_t wanted) {
 
 }  // namespace
 
-unsigned usable_cores() noexcept { return static_cast<unsigned>(std::max<size_t>(1, cores().size())); }
+unsigned usable_cores() noexcept {
+    return static_cast<unsigned>(std::max<size_t>(1, cores().size()));
+}
 
 void settle_on_core(unsigned index) noexcept {
     cpu_set_t before;

@@ -10,9 +10,9 @@ namespace unisono {
 // Cores this process may use.
 [[nodiscard]] unsigned usable_cores() noexcept;
 
-// Moves the calling thread to the `index`-th usable core (modulo their number) and lets it go again:
-// the kernel may move it, but has no reason to. Uneven starts, such as two ranks on one of two
-// cores, cost a factor of ten until the kernel's balancer notices.
+// Moves the calling thread to the `index`-th usable core (modulo their number) and lets it go
+// again: the kernel may move it, but has no reason to. Uneven starts, such as two ranks on one of
+// two cores, cost a factor of ten until the kernel's balancer notices.
 void settle_on_core(unsigned index) noexcept;
 
 }  // namespace unisono

@@ -21,7 +21,9 @@ constexpr uint64_t kMailSlots = 4;
 constexpr uint64_t kMailSlotBytes = 64 * 1024;
 constexpr uint32_t kMaxRanks = 4096;
 
-constexpr uint64_t round_up(uint64_t value, uint64_t unit) { return (value + unit - 1) / unit * unit; }
+constexpr uint64_t round_up(uint64_t value, uint64_t unit) {
+    return (value + unit - 1) / unit * unit;
+}
 
 struct Offsets {
     uint64_t ranks, staging, mail, mail_pair, total;
@@ -32,16 +34,17 @@ Offsets offsets_of(const SegmentShape& s) {
     o.ranks = round_up(sizeof(GroupControl), kPage);
     o.staging = round_up(o.ranks + s.ranks * sizeof(RankControl), kPage);
     o.mail = o.staging + s.ranks * s.depth * s.area_bytes;
-    o.mail_pair = round_up(sizeof(Mailbox) + s.mail_slots * (sizeof(MailSlot) + s.mail_slot_bytes), kPage);
+    o.mail_pair =
+        round_up(sizeof(Mailbox) + s.mail_slots * (sizeof(MailSlot) + s.mail_slot_bytes), kPage);
     o.total = o.mail + o.mail_pair * s.ranks * s.ranks;
     return o;
 }
 
 bool plausible(const SegmentShape& s) {
-    return s.ranks >= 1 && s.ranks <= kMaxRanks && s.depth >= 1 && s.depth <= 64 && s.area_bytes >= kPage &&
-           s.area_bytes <= (1ULL << 32) && s.area_bytes % kLine == 0 && s.mail_slots >= 1 &&
-           s.mail_slots <= 1024 && s.mail_slot_bytes >= kLine && s.mail_slot_bytes % kLine == 0 &&
-           s.mail_slot_bytes <= (1ULL << 30);
+    return s.ranks >= 1 && s.ranks <= kMaxRanks && s.depth >= 1 && s.depth <= 64 &&
+           s.area_bytes >= kPage && s.area_bytes <= (1ULL << 32) && s.area_bytes % kLine == 0 &&
+           s.mail_slots >= 1 && s.mail_slots <= 1024 && s.mail_slot_bytes >= kLine &&
+           s.mail_slot_bytes % kLine == 0 && s.mail_slot_bytes <= (1ULL << 30);
 }
 
 }  // namespace
@@ -55,12 +58,15 @@ Descriptor::~Descriptor() {
     if (fd_ >= 0) ::close(fd_);
 }
 
-int Descriptor::release() noexcept { return std::exchange(fd_, -1); }
+int Descriptor::release() noexcept {
+    return std::exchange(fd_, -1);
+}
 
 SegmentShape shape_for(uint32_t ranks, uint32_t cores, uint64_t staging_bytes) {
     // A third block in flight hides the peers' jitter; with more ranks than cores they run in
     // turns anyway, and the larger footprint only leaves the cache.
-    if (ranks == 0 || ranks > kMaxRanks) throw Error(Fault::invalid, "a group has 1 to " + std::to_string(kMaxRanks) + " ranks");
+    if (ranks == 0 || ranks > kMaxRanks)
+        throw Error(Fault::invalid, "a group has 1 to " + std::to_string(kMaxRanks) + " ranks");
     const uint32_t depth = ranks <= cores ? 3 : 2;
     const uint64_t least = uint64_t{ranks} * 16 * 1024;  // direct exchange needs a slot per peer
     const uint64_t area = std::max(staging_bytes / (uint64_t{ranks} * depth), least);
@@ -72,9 +78,11 @@ Descriptor create_segment(const SegmentShape& shape, const std::array<uint8_t, 1
     const Offsets o = offsets_of(shape);
     Descriptor fd(::memfd_create("unisono", MFD_CLOEXEC | MFD_ALLOW_SEALING));
     if (fd.get() < 0) throw_errno("memfd_create");
-    if (::ftruncate(fd.get(), static_cast<off_t>(o.total)) != 0) throw_errno("ftruncate of the group's segment");
+    if (::ftruncate(fd.get(), static_cast<off_t>(o.total)) != 0)
+        throw_errno("ftruncate of the group's segment");
     // Nobody can shorten it later and make the others fault.
-    if (::fcntl(fd.get(), F_ADD_SEALS, F_SEAL_SHRINK | F_SEAL_GROW) != 0) throw_errno("sealing the group's segment");
+    if (::fcntl(fd.get(), F_ADD_SEALS, F_SEAL_SHRINK | F_SEAL_GROW) != 0)
+        throw_errno("sealing the group's segment");
     void* base = ::mmap(nullptr, o.staging, PROT_READ | PROT_WRITE, MAP_SHARED, fd.get(), 0);
     if (base == MAP_FAILED) throw_errno("mmap of the group's segment");
     auto* bytes = static_cast<std::byte*>(base);
@@ -86,17 +94,19 @@ Descriptor create_segment(const SegmentShape& shape, const std::array<uint8_t, 1
     group->mail_slots = shape.mail_slots;
     group->mail_slot_bytes = shape.mail_slot_bytes;
     std::copy(nonce.begin(), nonce.end(), group->nonce);
-    for (uint32_t r = 0; r < shape.ranks; ++r) new (bytes + o.ranks + r * sizeof(RankControl)) RankControl{};
+    for (uint32_t r = 0; r < shape.ranks; ++r)
+        new (bytes + o.ranks + r * sizeof(RankControl)) RankControl{};
     group->magic = kMagic;
     ::munmap(base, o.staging);
     return fd;
 }
 
 Segment::Segment(Descriptor fd) : fd_(std::move(fd)) {
-    struct stat info {};
+    struct stat info{};
     if (::fstat(fd_.get(), &info) != 0) throw_errno("fstat of the group's segment");
     bytes_ = static_cast<size_t>(info.st_size);
-    if (bytes_ < sizeof(GroupControl)) throw Error(Fault::invalid, "the group's segment is too short");
+    if (bytes_ < sizeof(GroupControl))
+        throw Error(Fault::invalid, "the group's segment is too short");
     void* base = ::mmap(nullptr, bytes_, PROT_READ | PROT_WRITE, MAP_SHARED, fd_.get(), 0);
     if (base == MAP_FAILED) throw_errno("mmap of the group's segment");
     base_ = static_cast<std::byte*>(base);
@@ -120,7 +130,9 @@ Segment::~Segment() {
     if (::getpid() == owner_pid_) ::munmap(base_, bytes_);
 }
 
-GroupControl& Segment::group() const noexcept { return *reinterpret_cast<GroupControl*>(base_); }
+GroupControl& Segment::group() const noexcept {
+    return *reinterpret_cast<GroupControl*>(base_);
+}
 
 Mailbox& Segment::mailbox(uint32_t from, uint32_t to) const noexcept {
     const uint64_t pair = uint64_t{from} * shape_.ranks + to;
@@ -130,7 +142,8 @@ Mailbox& Segment::mailbox(uint32_t from, uint32_t to) const noexcept {
 
 MailSlot* Segment::mail_slot(uint32_t from, uint32_t to, uint64_t index) const noexcept {
     auto* base = reinterpret_cast<std::byte*>(&mailbox(from, to)) + sizeof(Mailbox);
-    return reinterpret_cast<MailSlot*>(base + (index % shape_.mail_slots) * (sizeof(MailSlot) + shape_.mail_slot_bytes));
+    return reinterpret_cast<MailSlot*>(base + (index % shape_.mail_slots) *
+                                                  (sizeof(MailSlot) + shape_.mail_slot_bytes));
 }
 
 }  // namespace unisono

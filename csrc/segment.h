@@ -43,7 +43,7 @@ struct MailSlot {
     // Atomic, so that a receiver decides by one look whatever the sender does to them meanwhile.
     std::atomic<uint64_t> bytes;  // of the whole message
     std::atomic<uint64_t> tag;
-    std::atomic<uint64_t> kind;   // element type, checked by the receiver
+    std::atomic<uint64_t> kind;  // element type, checked by the receiver
     uint64_t pad[5];
     // followed by mail_slot_bytes of payload
 };

@@ -26,13 +26,13 @@ enum class StorePolicy : uint8_t { cached, streaming, adaptive };
 
 // The stores of one call, block by block.
 struct StorePlan {
-    uint64_t hash = 0;         // of the call; 0: not tuned
+    uint64_t hash = 0;  // of the call; 0: not tuned
     uint64_t blocks = 0;
-    uint8_t usual = 0;         // ways, see tuner.cc
+    uint8_t usual = 0;  // ways, see tuner.cc
     uint8_t trial = 0;
     uint64_t trial_begin = 0;  // blocks [begin, end) use the trial way
     uint64_t trial_end = 0;
-    uint8_t ways = 1;          // how many ways make sense for this call
+    uint8_t ways = 1;  // how many ways make sense for this call
     std::chrono::steady_clock::time_point started{}, trial_started{}, trial_ended{};
 };
 
@@ -53,7 +53,7 @@ class StoreTuner {
     struct Record {
         std::array<double, kWays> block_s{};  // least recent time of a block; 0: never tried
         uint8_t usual = 0;
-        uint8_t next = 0;                     // the way to try next
+        uint8_t next = 0;  // the way to try next
         Clock::time_point next_trial{};
     };
 

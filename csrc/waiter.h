@@ -1,4 +1,5 @@
-// How a rank waits: spin, yield, sleep in the kernel; always watching for failure and for the clock.
+// How a rank waits: spin, yield, sleep in the kernel; always watching for failure and for the
+// clock.
 #pragma once
 
 #include <sched.h>
@@ -17,7 +18,9 @@ inline void relax() noexcept {
 #if defined(__x86_64__)
     __builtin_ia32_pause();
 #elif defined(__aarch64__)
-    asm volatile("isb" ::: "memory");  // yield is a no-op on most cores; isb waits about as long as pause
+    asm volatile(
+        "isb" ::
+            : "memory");  // yield is a no-op on most cores; isb waits about as long as pause
 #else
     std::atomic_signal_fence(std::memory_order_seq_cst);
 #endif
@@ -56,7 +59,8 @@ using Interrupted = std::function<bool()>;
 
 class Waiter {
   public:
-    Waiter(Membership& members, Patience patience) noexcept : members_(members), patience_(patience) {}
+    Waiter(Membership& members, Patience patience) noexcept
+        : members_(members), patience_(patience) {}
 
     // Waits until `ready()`. Between looks it calls `inspect()`, which throws if waiting is in
     // vain, and after `limit_s` seconds (if positive) returns false: the caller goes on elsewhere.

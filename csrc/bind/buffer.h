@@ -16,7 +16,8 @@ struct Located {
     DType dtype;
 };
 
-// A contiguous array of a known type; nothing sends the caller the slow way, which copies or explains.
+// A contiguous array of a known type; nothing sends the caller the slow way, which copies or
+// explains.
 [[nodiscard]] std::optional<Located> locate(nanobind::handle array, bool writable);
 
 }  // namespace unisono::bind

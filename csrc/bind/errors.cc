@@ -7,14 +7,19 @@ namespace {
 
 const char* class_of(Fault fault) {
     switch (fault) {
-        case Fault::peer_lost: return "PeerLostError";
-        case Fault::timeout: return "CollectiveTimeoutError";
-        case Fault::mismatch: return "MismatchError";
+        case Fault::peer_lost:
+            return "PeerLostError";
+        case Fault::timeout:
+            return "CollectiveTimeoutError";
+        case Fault::mismatch:
+            return "MismatchError";
         case Fault::aborted:
-        case Fault::interrupted: return "AbortedError";
+        case Fault::interrupted:
+            return "AbortedError";
         case Fault::none:
         case Fault::system:
-        case Fault::invalid: break;
+        case Fault::invalid:
+            break;
     }
     return "UnisonoError";
 }

@@ -12,5 +12,4 @@ void register_errors(nanobind::module_& module);
 // Asks Python whether a signal handler has raised; takes the GIL for as long.
 [[nodiscard]] Interrupted python_signals();
 
-
 }  // namespace unisono::bind

@@ -22,7 +22,9 @@ namespace {
 using Address = uintptr_t;
 using Memory = std::vector<std::pair<Address, uint64_t>>;  // (address, bytes) of each piece
 
-std::byte* at(Address address) { return reinterpret_cast<std::byte*>(address); }
+std::byte* at(Address address) {
+    return reinterpret_cast<std::byte*>(address);
+}
 
 std::array<uint8_t, 16> nonce_of(const nb::bytes& nonce) {
     std::array<uint8_t, 16> bytes{};
@@ -57,32 +59,45 @@ nb::object error_of(const Ended& ended) {
 void bind_plan(nb::module_& m) {
     nb::class_<Plan>(m, "Plan").def(
         "__init__",
-        [](Plan* self, const nb::bytes& packed, uint32_t rank, uint32_t ranks, uint32_t pieces_in, uint32_t pieces_out,
-           uint32_t parts, uint32_t stages, std::vector<uint32_t> slots, uint32_t scratch) {
-            const std::span<const std::byte> bytes(reinterpret_cast<const std::byte*>(packed.c_str()), packed.size());
-            new (self) Plan(bytes, rank, ranks, pieces_in, pieces_out, parts, stages, std::move(slots), scratch);
+        [](Plan* self, const nb::bytes& packed, uint32_t rank, uint32_t ranks, uint32_t pieces_in,
+           uint32_t pieces_out, uint32_t parts, uint32_t stages, std::vector<uint32_t> slots,
+           uint32_t scratch) {
+            const std::span<const std::byte> bytes(
+                reinterpret_cast<const std::byte*>(packed.c_str()), packed.size());
+            new (self) Plan(bytes, rank, ranks, pieces_in, pieces_out, parts, stages,
+                            std::move(slots), scratch);
         },
-        "packed"_a, "rank"_a, "ranks"_a, "pieces_in"_a, "pieces_out"_a, "parts"_a, "stages"_a, "slots"_a, "scratch"_a);
+        "packed"_a, "rank"_a, "ranks"_a, "pieces_in"_a, "pieces_out"_a, "parts"_a, "stages"_a,
+        "slots"_a, "scratch"_a);
     nb::class_<Prepared>(m, "Prepared")
         .def(
             "__init__",
-            [](Prepared* self, std::shared_ptr<Plan> plan, uint32_t op, uint32_t dtype, uint32_t reduction, int32_t root,
-               uint64_t count, uint64_t extra, uint64_t block_bytes, uint64_t in_piece_bytes, uint64_t out_piece_bytes,
+            [](Prepared* self, std::shared_ptr<Plan> plan, uint32_t op, uint32_t dtype,
+               uint32_t reduction, int32_t root, uint64_t count, uint64_t extra,
+               uint64_t block_bytes, uint64_t in_piece_bytes, uint64_t out_piece_bytes,
                uint64_t longest_bytes, uint32_t policy) {
-                if (op >= kOpKinds || dtype >= num_dtypes || reduction > static_cast<uint32_t>(ReduceOp::bxor) ||
+                if (op >= kOpKinds || dtype >= num_dtypes ||
+                    reduction > static_cast<uint32_t>(ReduceOp::bxor) ||
                     policy > static_cast<uint32_t>(StorePolicy::adaptive)) {
                     throw Error(Fault::invalid, "unknown operation, type, reduction or policy");
                 }
-                const CallArgs args{static_cast<OpKind>(op), static_cast<DType>(dtype), static_cast<ReduceOp>(reduction),
-                                    root, count, extra};
+                const CallArgs args{static_cast<OpKind>(op),
+                                    static_cast<DType>(dtype),
+                                    static_cast<ReduceOp>(reduction),
+                                    root,
+                                    count,
+                                    extra};
                 if (block_bytes == 0 || block_bytes % size_of(args.dtype) != 0) {
                     throw Error(Fault::invalid, "a block is a whole number of elements");
                 }
-                new (self) Prepared{std::move(plan), args, fingerprint(args), block_bytes, in_piece_bytes,
-                                    out_piece_bytes, longest_bytes, static_cast<StorePolicy>(policy)};
+                new (self) Prepared{std::move(plan),   args,
+                                    fingerprint(args), block_bytes,
+                                    in_piece_bytes,    out_piece_bytes,
+                                    longest_bytes,     static_cast<StorePolicy>(policy)};
             },
-            "plan"_a, "op"_a, "dtype"_a, "reduction"_a, "root"_a, "count"_a, "extra"_a, "block_bytes"_a,
-            "in_piece_bytes"_a, "out_piece_bytes"_a, "longest_bytes"_a, "policy"_a);
+            "plan"_a, "op"_a, "dtype"_a, "reduction"_a, "root"_a, "count"_a, "extra"_a,
+            "block_bytes"_a, "in_piece_bytes"_a, "out_piece_bytes"_a, "longest_bytes"_a,
+            "policy"_a);
 }
 
 void bind_under_way(nb::module_& m) {
@@ -103,13 +118,15 @@ void bind_calls(nb::class_<Group>& group) {
             "call"_a, "in_"_a, "out"_a, "timeout_s"_a)
         .def(
             "run_pieces",
-            [](Group& self, const Prepared& call, const Memory& in, const Memory& out, double timeout_s) {
+            [](Group& self, const Prepared& call, const Memory& in, const Memory& out,
+               double timeout_s) {
                 run(self, call.bind(pieces_of(in), pieces_of(out)), timeout_s);
             },
             "call"_a, "in_"_a, "out"_a, "timeout_s"_a)
         .def(
             "submit_pieces",
-            [](Group& self, const Prepared& call, const Memory& in, const Memory& out, double timeout_s, double inline_s) {
+            [](Group& self, const Prepared& call, const Memory& in, const Memory& out,
+               double timeout_s, double inline_s) {
                 return submit(self, call.bind(pieces_of(in), pieces_of(out)), timeout_s, inline_s);
             },
             "call"_a, "in_"_a, "out"_a, "timeout_s"_a, "inline_s"_a)
@@ -123,26 +140,31 @@ void bind_calls(nb::class_<Group>& group) {
 }
 
 void bind_mail(nb::class_<Group>& group) {
-    const auto message = [](Address data, uint64_t bytes, uint32_t dtype, int32_t peer, uint64_t tag) {
+    const auto message = [](Address data, uint64_t bytes, uint32_t dtype, int32_t peer,
+                            uint64_t tag) {
         if (dtype >= num_dtypes) throw Error(Fault::invalid, "unknown type");
         return Message{at(data), bytes, static_cast<DType>(dtype), peer, tag};
     };
     group
         .def(
             "send",
-            [message](Group& self, Address data, uint64_t bytes, uint32_t dtype, int32_t peer, uint64_t tag) {
+            [message](Group& self, Address data, uint64_t bytes, uint32_t dtype, int32_t peer,
+                      uint64_t tag) {
                 const nb::gil_scoped_release release;
                 return self.mail().send(message(data, bytes, dtype, peer, tag));
             },
             "data"_a, "bytes"_a, "dtype"_a, "peer"_a, "tag"_a)
         .def(
             "receive",
-            [message](Group& self, Address data, uint64_t bytes, uint32_t dtype, int32_t peer, uint64_t tag) {
+            [message](Group& self, Address data, uint64_t bytes, uint32_t dtype, int32_t peer,
+                      uint64_t tag) {
                 const nb::gil_scoped_release release;
                 return self.mail().receive(message(data, bytes, dtype, peer, tag));
             },
             "data"_a, "bytes"_a, "dtype"_a, "peer"_a, "tag"_a)
-        .def("carry_on", [](Group& self) { self.mail().carry_on(); }, nb::call_guard<nb::gil_scoped_release>())
+        .def(
+            "carry_on", [](Group& self) { self.mail().carry_on(); },
+            nb::call_guard<nb::gil_scoped_release>())
         .def(
             "wait_parcel",
             [](Group& self, Parcel& parcel, double timeout_s, double limit_s) {
@@ -158,7 +180,8 @@ void register_group(nb::module_& m) {
     m.def(
         "create_segment",
         [](uint32_t ranks, uint32_t cores, uint64_t staging_bytes, const nb::bytes& nonce) {
-            return create_segment(shape_for(ranks, cores, staging_bytes), nonce_of(nonce)).release();
+            return create_segment(shape_for(ranks, cores, staging_bytes), nonce_of(nonce))
+                .release();
         },
         "ranks"_a, "cores"_a, "staging_bytes"_a, "nonce"_a);
     bind_plan(m);

@@ -11,7 +11,8 @@ using namespace nb::literals;
 namespace unisono::bind {
 
 void register_machine(nb::module_& m) {
-    m.def("probe_core_latency", &probe_core_latency_s, "samples"_a, nb::call_guard<nb::gil_scoped_release>());
+    m.def("probe_core_latency", &probe_core_latency_s, "samples"_a,
+          nb::call_guard<nb::gil_scoped_release>());
     m.def("usable_cores", &usable_cores);
     m.def("settle_on_core", &settle_on_core, "index"_a);
     m.def("isa", &kernels::isa);

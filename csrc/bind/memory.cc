@@ -9,7 +9,8 @@ namespace {
 
 class Buffer {
   public:
-    explicit Buffer(nb::handle object) : held_(PyObject_GetBuffer(object.ptr(), &view_, PyBUF_RECORDS_RO) == 0) {
+    explicit Buffer(nb::handle object)
+        : held_(PyObject_GetBuffer(object.ptr(), &view_, PyBUF_RECORDS_RO) == 0) {
         if (!held_) PyErr_Clear();
     }
     Buffer(const Buffer&) = delete;
@@ -26,11 +27,16 @@ class Buffer {
 
 std::optional<DType> integer(bool is_signed, Py_ssize_t bytes) {
     switch (bytes) {
-        case 1: return is_signed ? DType::int8 : DType::uint8;
-        case 2: return is_signed ? DType::int16 : DType::uint16;
-        case 4: return is_signed ? DType::int32 : DType::uint32;
-        case 8: return is_signed ? DType::int64 : DType::uint64;
-        default: return std::nullopt;
+        case 1:
+            return is_signed ? DType::int8 : DType::uint8;
+        case 2:
+            return is_signed ? DType::int16 : DType::uint16;
+        case 4:
+            return is_signed ? DType::int32 : DType::uint32;
+        case 8:
+            return is_signed ? DType::int64 : DType::uint64;
+        default:
+            return std::nullopt;
     }
 }
 
@@ -46,13 +52,28 @@ std::optional<DType> dtype_of(const Py_buffer& view) {
         return format[0] == 'd' ? std::optional(DType::complex128) : std::nullopt;
     }
     switch (format[0]) {
-        case 'f': return DType::float32;
-        case 'd': return DType::float64;
-        case 'e': return DType::float16;
-        case '?': return DType::boolean;
-        case 'b': case 'h': case 'i': case 'l': case 'q': return integer(true, view.itemsize);
-        case 'B': case 'H': case 'I': case 'L': case 'Q': return integer(false, view.itemsize);
-        default: return std::nullopt;
+        case 'f':
+            return DType::float32;
+        case 'd':
+            return DType::float64;
+        case 'e':
+            return DType::float16;
+        case '?':
+            return DType::boolean;
+        case 'b':
+        case 'h':
+        case 'i':
+        case 'l':
+        case 'q':
+            return integer(true, view.itemsize);
+        case 'B':
+        case 'H':
+        case 'I':
+        case 'L':
+        case 'Q':
+            return integer(false, view.itemsize);
+        default:
+            return std::nullopt;
     }
 }
 
@@ -62,10 +83,12 @@ std::optional<Located> locate(nb::handle array, bool writable) {
     if (!PyObject_CheckBuffer(array.ptr())) return std::nullopt;
     const Buffer buffer(array);
     const Py_buffer* view = buffer.get();
-    if (!view || (writable && view->readonly) || !PyBuffer_IsContiguous(view, 'C')) return std::nullopt;
+    if (!view || (writable && view->readonly) || !PyBuffer_IsContiguous(view, 'C'))
+        return std::nullopt;
     const auto dtype = dtype_of(*view);
     if (!dtype) return std::nullopt;
-    return Located{reinterpret_cast<uintptr_t>(view->buf), static_cast<uint64_t>(view->len), *dtype};
+    return Located{reinterpret_cast<uintptr_t>(view->buf), static_cast<uint64_t>(view->len),
+                   *dtype};
 }
 
 void register_memory(nb::module_& m) {
@@ -74,7 +97,8 @@ void register_memory(nb::module_& m) {
         [](nb::handle array, bool writable) -> nb::object {
             const auto found = locate(array, writable);
             if (!found) return nb::none();
-            return nb::make_tuple(found->address, found->bytes, static_cast<uint32_t>(found->dtype));
+            return nb::make_tuple(found->address, found->bytes,
+                                  static_cast<uint32_t>(found->dtype));
         },
         "array"_a, "writable"_a);
 }

@@ -36,7 +36,9 @@ struct Look {
 struct LookHash {
     size_t operator()(const Look& k) const noexcept {
         const auto mix = [](size_t h, size_t v) { return (h ^ v) * 0x9e3779b97f4a7c15ULL; };
-        size_t h = mix(k.op | static_cast<size_t>(k.in_type) << 8 | static_cast<size_t>(k.out_type) << 16, k.in_bytes);
+        size_t h =
+            mix(k.op | static_cast<size_t>(k.in_type) << 8 | static_cast<size_t>(k.out_type) << 16,
+                k.in_bytes);
         h = mix(h, k.out_bytes);
         h = mix(h ^ (h >> 29), reinterpret_cast<size_t>(k.reduction) + static_cast<size_t>(k.root));
         h = mix(h, reinterpret_cast<size_t>(k.algorithm));
@@ -66,8 +68,9 @@ class QuickCalls {
         if (static_cast<OpKind>(look.op) == OpKind::all_to_all && !apart) return false;
         const std::shared_ptr<Prepared> call = found->second.call;
         const nb::gil_scoped_release release;
-        group_->dispatcher().run(call->bind(reinterpret_cast<std::byte*>(in), reinterpret_cast<std::byte*>(out)),
-                                 timeout_s, python_signals());
+        group_->dispatcher().run(
+            call->bind(reinterpret_cast<std::byte*>(in), reinterpret_cast<std::byte*>(out)),
+            timeout_s, python_signals());
         return true;
     }
 
@@ -76,12 +79,14 @@ class QuickCalls {
     std::unordered_map<Look, Known, LookHash> known_;
 };
 
-Look look_of(uint32_t op, const Located& in, const Located& out, nb::handle reduction, int32_t root, nb::handle algorithm) {
+Look look_of(uint32_t op, const Located& in, const Located& out, nb::handle reduction, int32_t root,
+             nb::handle algorithm) {
     return {op, in.bytes, out.bytes, in.dtype, out.dtype, reduction.ptr(), root, algorithm.ptr()};
 }
 
 Located located(const nb::tuple& t) {
-    return {nb::cast<uintptr_t>(t[0]), nb::cast<uint64_t>(t[1]), static_cast<DType>(nb::cast<uint32_t>(t[2]))};
+    return {nb::cast<uintptr_t>(t[0]), nb::cast<uint64_t>(t[1]),
+            static_cast<DType>(nb::cast<uint32_t>(t[2]))};
 }
 
 }  // namespace
@@ -91,16 +96,18 @@ void register_quick(nb::module_& m) {
         .def(nb::init<std::shared_ptr<Group>>(), "group"_a)
         .def(
             "learn",
-            [](QuickCalls& self, uint32_t op, const nb::tuple& in, const nb::tuple& out, nb::object reduction,
-               int32_t root, nb::object algorithm, std::shared_ptr<Prepared> call) {
-                const Look look = look_of(op, located(in), located(out), reduction, root, algorithm);
+            [](QuickCalls& self, uint32_t op, const nb::tuple& in, const nb::tuple& out,
+               nb::object reduction, int32_t root, nb::object algorithm,
+               std::shared_ptr<Prepared> call) {
+                const Look look =
+                    look_of(op, located(in), located(out), reduction, root, algorithm);
                 self.learn(look, {std::move(call), std::move(reduction), std::move(algorithm)});
             },
             "op"_a, "in_"_a, "out"_a, "reduction"_a, "root"_a, "algorithm"_a.none(), "call"_a)
         .def(
             "run",
-            [](QuickCalls& self, uint32_t op, nb::handle in, nb::handle out, nb::handle reduction, int32_t root,
-               nb::handle algorithm, double timeout_s) {
+            [](QuickCalls& self, uint32_t op, nb::handle in, nb::handle out, nb::handle reduction,
+               int32_t root, nb::handle algorithm, double timeout_s) {
                 const auto target = locate(out, true);
                 if (!target) return false;
                 const auto source = in.is(out) ? target : locate(in, false);
@@ -108,11 +115,12 @@ void register_quick(nb::module_& m) {
                 const Look look = look_of(op, *source, *target, reduction, root, algorithm);
                 return self.run(look, source->address, target->address, timeout_s);
             },
-            "op"_a, "in_"_a, "out"_a.none(), "reduction"_a, "root"_a, "algorithm"_a.none(), "timeout_s"_a)
+            "op"_a, "in_"_a, "out"_a.none(), "reduction"_a, "root"_a, "algorithm"_a.none(),
+            "timeout_s"_a)
         .def(
             "run_at",
-            [](QuickCalls& self, uint32_t op, const nb::tuple& in, const nb::tuple& out, nb::handle reduction,
-               int32_t root, nb::handle algorithm, double timeout_s) {
+            [](QuickCalls& self, uint32_t op, const nb::tuple& in, const nb::tuple& out,
+               nb::handle reduction, int32_t root, nb::handle algorithm, double timeout_s) {
                 const Located source = located(in), target = located(out);
                 const Look look = look_of(op, source, target, reduction, root, algorithm);
                 return self.run(look, source.address, target.address, timeout_s);

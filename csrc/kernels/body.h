@@ -16,181 +16,182 @@ constexpr size_t align_from_bytes = 1024;
 template <class C, class O, size_t fixed, size_t unroll>
 UNISONO_INLINE void fold_block(uint8_t* dst, const uint8_t* const* srcs, size_t nsrc, size_t at,
                                uint32_t divisor) {
-  typename C::Acc acc[unroll];
+    typename C::Acc acc[unroll];
 #pragma GCC unroll 8
-  for (size_t u = 0; u < unroll; ++u) acc[u] = C::load(srcs[0] + at + u * vector_bytes);
-  const size_t sources = fixed != 0 ? fixed : nsrc;
+    for (size_t u = 0; u < unroll; ++u) acc[u] = C::load(srcs[0] + at + u * vector_bytes);
+    const size_t sources = fixed != 0 ? fixed : nsrc;
 #pragma GCC unroll 8
-  for (size_t s = 1; s < sources; ++s) {
-    const uint8_t* src = srcs[s] + at;
+    for (size_t s = 1; s < sources; ++s) {
+        const uint8_t* src = srcs[s] + at;
+#pragma GCC unroll 8
+        for (size_t u = 0; u < unroll; ++u) {
+            acc[u] = C::template apply<O>(acc[u], C::load(src + u * vector_bytes));
+        }
+    }
 #pragma GCC unroll 8
     for (size_t u = 0; u < unroll; ++u) {
-      acc[u] = C::template apply<O>(acc[u], C::load(src + u * vector_bytes));
+        C::store(dst + u * vector_bytes, C::template finish<O>(acc[u], divisor));
     }
-  }
-#pragma GCC unroll 8
-  for (size_t u = 0; u < unroll; ++u) {
-    C::store(dst + u * vector_bytes, C::template finish<O>(acc[u], divisor));
-  }
 }
 
 // Less than a vector, through a zero-padded buffer.
 template <class C, class O>
 [[gnu::noinline]] void fold_partial(uint8_t* dst, const uint8_t* const* srcs, size_t nsrc,
                                     size_t at, size_t bytes, uint32_t divisor) {
-  alignas(vector_bytes) uint8_t buffer[vector_bytes] = {};
-  __builtin_memcpy(buffer, srcs[0] + at, bytes);
-  typename C::Acc acc = C::load(buffer);
-  for (size_t s = 1; s < nsrc; ++s) {
-    __builtin_memcpy(buffer, srcs[s] + at, bytes);
-    acc = C::template apply<O>(acc, C::load(buffer));
-  }
-  C::store(buffer, C::template finish<O>(acc, divisor));
-  __builtin_memcpy(dst, buffer, bytes);
+    alignas(vector_bytes) uint8_t buffer[vector_bytes] = {};
+    __builtin_memcpy(buffer, srcs[0] + at, bytes);
+    typename C::Acc acc = C::load(buffer);
+    for (size_t s = 1; s < nsrc; ++s) {
+        __builtin_memcpy(buffer, srcs[s] + at, bytes);
+        acc = C::template apply<O>(acc, C::load(buffer));
+    }
+    C::store(buffer, C::template finish<O>(acc, divisor));
+    __builtin_memcpy(dst, buffer, bytes);
 }
 
 template <class C, class O, size_t fixed>
 [[gnu::noinline]] void fold_fixed(uint8_t* dst, const uint8_t* const* sources, size_t nsrc,
                                   size_t at, size_t bytes, uint32_t divisor) {
-  // A local copy of the pointers, or each store might be taken to change them.
-  const uint8_t* local[fixed != 0 ? fixed : 1];
-  for (size_t s = 0; s < fixed; ++s) local[s] = sources[s];
-  const uint8_t* const* srcs = fixed != 0 ? local : sources;
+    // A local copy of the pointers, or each store might be taken to change them.
+    const uint8_t* local[fixed != 0 ? fixed : 1];
+    for (size_t s = 0; s < fixed; ++s) local[s] = sources[s];
+    const uint8_t* const* srcs = fixed != 0 ? local : sources;
 
-  size_t done = 0;
-  const size_t head = -reinterpret_cast<uintptr_t>(dst) % vector_bytes;
-  if (bytes >= align_from_bytes && head != 0 && head % C::elem_bytes == 0) {
-    fold_partial<C, O>(dst, srcs, nsrc, at, head, divisor);
-    done = head;
-  }
-  constexpr size_t block_bytes = C::unroll * vector_bytes;
-  for (; bytes - done >= block_bytes; done += block_bytes) {
-    fold_block<C, O, fixed, C::unroll>(dst + done, srcs, nsrc, at + done, divisor);
-  }
-  for (; bytes - done >= vector_bytes; done += vector_bytes) {
-    fold_block<C, O, fixed, 1>(dst + done, srcs, nsrc, at + done, divisor);
-  }
-  if (done != bytes) {
-    fold_partial<C, O>(dst + done, srcs, nsrc, at + done, bytes - done, divisor);
-  }
+    size_t done = 0;
+    const size_t head = -reinterpret_cast<uintptr_t>(dst) % vector_bytes;
+    if (bytes >= align_from_bytes && head != 0 && head % C::elem_bytes == 0) {
+        fold_partial<C, O>(dst, srcs, nsrc, at, head, divisor);
+        done = head;
+    }
+    constexpr size_t block_bytes = C::unroll * vector_bytes;
+    for (; bytes - done >= block_bytes; done += block_bytes) {
+        fold_block<C, O, fixed, C::unroll>(dst + done, srcs, nsrc, at + done, divisor);
+    }
+    for (; bytes - done >= vector_bytes; done += vector_bytes) {
+        fold_block<C, O, fixed, 1>(dst + done, srcs, nsrc, at + done, divisor);
+    }
+    if (done != bytes) {
+        fold_partial<C, O>(dst + done, srcs, nsrc, at + done, bytes - done, divisor);
+    }
 }
 
 template <class C, class O>
 void fold(uint8_t* dst, const uint8_t* const* srcs, size_t nsrc, size_t at, size_t bytes,
           uint32_t divisor) {
-  // More than two sources gain nothing from being counted at compile time.
-  if (nsrc == 2) return fold_fixed<C, O, 2>(dst, srcs, nsrc, at, bytes, divisor);
-  return fold_fixed<C, O, 0>(dst, srcs, nsrc, at, bytes, divisor);
+    // More than two sources gain nothing from being counted at compile time.
+    if (nsrc == 2) return fold_fixed<C, O, 2>(dst, srcs, nsrc, at, bytes, divisor);
+    return fold_fixed<C, O, 0>(dst, srcs, nsrc, at, bytes, divisor);
 }
 
 #if defined(__SSE2__)
 UNISONO_INLINE void stream_vector(uint8_t* to, const uint8_t* from) {
 #if defined(__AVX512F__)
-  _mm512_stream_si512(reinterpret_cast<__m512i*>(to), _mm512_loadu_si512(from));
+    _mm512_stream_si512(reinterpret_cast<__m512i*>(to), _mm512_loadu_si512(from));
 #elif defined(__AVX2__)
-  _mm256_stream_si256(reinterpret_cast<__m256i*>(to),
-                      _mm256_loadu_si256(reinterpret_cast<const __m256i*>(from)));
+    _mm256_stream_si256(reinterpret_cast<__m256i*>(to),
+                        _mm256_loadu_si256(reinterpret_cast<const __m256i*>(from)));
 #else
-  _mm_stream_si128(reinterpret_cast<__m128i*>(to),
-                   _mm_loadu_si128(reinterpret_cast<const __m128i*>(from)));
+    _mm_stream_si128(reinterpret_cast<__m128i*>(to),
+                     _mm_loadu_si128(reinterpret_cast<const __m128i*>(from)));
 #endif
 }
 
 // Streams whole cache lines; what is left at either end goes through the caches.
 void stream_copy(uint8_t* dst, const uint8_t* src, size_t bytes) {
-  constexpr size_t line_bytes = 64;
-  size_t head = -reinterpret_cast<uintptr_t>(dst) % line_bytes;
-  if (head > bytes) head = bytes;
-  __builtin_memcpy(dst, src, head);
-  size_t at = head;
-  for (; bytes - at >= line_bytes; at += line_bytes) {
+    constexpr size_t line_bytes = 64;
+    size_t head = -reinterpret_cast<uintptr_t>(dst) % line_bytes;
+    if (head > bytes) head = bytes;
+    __builtin_memcpy(dst, src, head);
+    size_t at = head;
+    for (; bytes - at >= line_bytes; at += line_bytes) {
 #pragma GCC unroll 4
-    for (size_t v = 0; v < line_bytes; v += vector_bytes) stream_vector(dst + at + v, src + at + v);
-  }
-  __builtin_memcpy(dst + at, src + at, bytes - at);
+        for (size_t v = 0; v < line_bytes; v += vector_bytes)
+            stream_vector(dst + at + v, src + at + v);
+    }
+    __builtin_memcpy(dst + at, src + at, bytes - at);
 }
 #else
 void stream_copy(uint8_t* dst, const uint8_t* src, size_t bytes) {
-  __builtin_memcpy(dst, src, bytes);
+    __builtin_memcpy(dst, src, bytes);
 }
 #endif
 
 template <class T>
 constexpr void add_float(Table& table, DType type) {
-  table.at(type, ReduceOp::sum) = fold<Plain<T>, Sum<T>>;
-  table.at(type, ReduceOp::prod) = fold<Plain<T>, Prod<T>>;
-  table.at(type, ReduceOp::min) = fold<Plain<T>, Min<T>>;
-  table.at(type, ReduceOp::max) = fold<Plain<T>, Max<T>>;
-  table.at(type, ReduceOp::avg) = fold<Plain<T>, Avg<T>>;
+    table.at(type, ReduceOp::sum) = fold<Plain<T>, Sum<T>>;
+    table.at(type, ReduceOp::prod) = fold<Plain<T>, Prod<T>>;
+    table.at(type, ReduceOp::min) = fold<Plain<T>, Min<T>>;
+    table.at(type, ReduceOp::max) = fold<Plain<T>, Max<T>>;
+    table.at(type, ReduceOp::avg) = fold<Plain<T>, Avg<T>>;
 }
 
 template <class T, class Index>
 constexpr void add_complex(Table& table, DType type) {
-  using Codec = Plain<T, 2 * sizeof(T)>;
-  table.at(type, ReduceOp::sum) = fold<Plain<T>, Sum<T>>;
-  table.at(type, ReduceOp::prod) = fold<Codec, ComplexProd<T, Index>>;
-  table.at(type, ReduceOp::avg) = fold<Plain<T>, Avg<T>>;
+    using Codec = Plain<T, 2 * sizeof(T)>;
+    table.at(type, ReduceOp::sum) = fold<Plain<T>, Sum<T>>;
+    table.at(type, ReduceOp::prod) = fold<Codec, ComplexProd<T, Index>>;
+    table.at(type, ReduceOp::avg) = fold<Plain<T>, Avg<T>>;
 }
 
 // The sums of a 16-bit float.
 template <class Codec>
 constexpr void add_narrow_sums(Table& table, DType type) {
-  table.at(type, ReduceOp::sum) = fold<Codec, Sum<float>>;
-  table.at(type, ReduceOp::prod) = fold<Codec, Prod<float>>;
-  table.at(type, ReduceOp::avg) = fold<Codec, Avg<float>>;
+    table.at(type, ReduceOp::sum) = fold<Codec, Sum<float>>;
+    table.at(type, ReduceOp::prod) = fold<Codec, Prod<float>>;
+    table.at(type, ReduceOp::avg) = fold<Codec, Avg<float>>;
 }
 
 template <int16_t infinity>
 constexpr void add_narrow_order(Table& table, DType type) {
-  table.at(type, ReduceOp::min) = fold<Plain<int16_t>, NarrowMin<infinity>>;
-  table.at(type, ReduceOp::max) = fold<Plain<int16_t>, NarrowMax<infinity>>;
+    table.at(type, ReduceOp::min) = fold<Plain<int16_t>, NarrowMin<infinity>>;
+    table.at(type, ReduceOp::max) = fold<Plain<int16_t>, NarrowMax<infinity>>;
 }
 
 template <class T>
 constexpr void add_integer(Table& table, DType type) {
-  // What does not depend on the sign, or on the width, is compiled once.
-  using Wrapped = typename UnsignedOf<sizeof(T)>::type;
-  table.at(type, ReduceOp::sum) = fold<Plain<Wrapped>, Sum<Wrapped>>;
-  table.at(type, ReduceOp::prod) = fold<Plain<Wrapped>, Prod<Wrapped>>;
-  table.at(type, ReduceOp::min) = fold<Plain<T>, Min<T>>;
-  table.at(type, ReduceOp::max) = fold<Plain<T>, Max<T>>;
-  table.at(type, ReduceOp::avg) = fold<Plain<T>, Avg<T>>;
-  table.at(type, ReduceOp::band) = fold<Plain<uint8_t>, And>;
-  table.at(type, ReduceOp::bor) = fold<Plain<uint8_t>, Or>;
-  table.at(type, ReduceOp::bxor) = fold<Plain<uint8_t>, Xor>;
+    // What does not depend on the sign, or on the width, is compiled once.
+    using Wrapped = typename UnsignedOf<sizeof(T)>::type;
+    table.at(type, ReduceOp::sum) = fold<Plain<Wrapped>, Sum<Wrapped>>;
+    table.at(type, ReduceOp::prod) = fold<Plain<Wrapped>, Prod<Wrapped>>;
+    table.at(type, ReduceOp::min) = fold<Plain<T>, Min<T>>;
+    table.at(type, ReduceOp::max) = fold<Plain<T>, Max<T>>;
+    table.at(type, ReduceOp::avg) = fold<Plain<T>, Avg<T>>;
+    table.at(type, ReduceOp::band) = fold<Plain<uint8_t>, And>;
+    table.at(type, ReduceOp::bor) = fold<Plain<uint8_t>, Or>;
+    table.at(type, ReduceOp::bxor) = fold<Plain<uint8_t>, Xor>;
 }
 
 constexpr void add_bool(Table& table, DType type) {
-  table.at(type, ReduceOp::sum) = fold<Bool, Or>;
-  table.at(type, ReduceOp::max) = fold<Bool, Or>;
-  table.at(type, ReduceOp::bor) = fold<Bool, Or>;
-  table.at(type, ReduceOp::prod) = fold<Bool, And>;
-  table.at(type, ReduceOp::min) = fold<Bool, And>;
-  table.at(type, ReduceOp::band) = fold<Bool, And>;
-  table.at(type, ReduceOp::bxor) = fold<Bool, Xor>;
+    table.at(type, ReduceOp::sum) = fold<Bool, Or>;
+    table.at(type, ReduceOp::max) = fold<Bool, Or>;
+    table.at(type, ReduceOp::bor) = fold<Bool, Or>;
+    table.at(type, ReduceOp::prod) = fold<Bool, And>;
+    table.at(type, ReduceOp::min) = fold<Bool, And>;
+    table.at(type, ReduceOp::band) = fold<Bool, And>;
+    table.at(type, ReduceOp::bxor) = fold<Bool, Xor>;
 }
 
 // Every supported reduction of every type.
 constexpr Table full_table(const char* name) {
-  Table table{name, nullptr, stream_copy, {}};
-  add_float<float>(table, DType::float32);
-  add_float<double>(table, DType::float64);
-  add_narrow_sums<Float16>(table, DType::float16);
-  add_narrow_order<float16_infinity>(table, DType::float16);
-  add_narrow_sums<Bfloat16>(table, DType::bfloat16);
-  add_narrow_order<bfloat16_infinity>(table, DType::bfloat16);
-  add_integer<int8_t>(table, DType::int8);
-  add_integer<uint8_t>(table, DType::uint8);
-  add_integer<int16_t>(table, DType::int16);
-  add_integer<uint16_t>(table, DType::uint16);
-  add_integer<int32_t>(table, DType::int32);
-  add_integer<uint32_t>(table, DType::uint32);
-  add_integer<int64_t>(table, DType::int64);
-  add_integer<uint64_t>(table, DType::uint64);
-  add_bool(table, DType::boolean);
-  add_complex<float, int32_t>(table, DType::complex64);
-  add_complex<double, int64_t>(table, DType::complex128);
-  return table;
+    Table table{name, nullptr, stream_copy, {}};
+    add_float<float>(table, DType::float32);
+    add_float<double>(table, DType::float64);
+    add_narrow_sums<Float16>(table, DType::float16);
+    add_narrow_order<float16_infinity>(table, DType::float16);
+    add_narrow_sums<Bfloat16>(table, DType::bfloat16);
+    add_narrow_order<bfloat16_infinity>(table, DType::bfloat16);
+    add_integer<int8_t>(table, DType::int8);
+    add_integer<uint8_t>(table, DType::uint8);
+    add_integer<int16_t>(table, DType::int16);
+    add_integer<uint16_t>(table, DType::uint16);
+    add_integer<int32_t>(table, DType::int32);
+    add_integer<uint32_t>(table, DType::uint32);
+    add_integer<int64_t>(table, DType::int64);
+    add_integer<uint64_t>(table, DType::uint64);
+    add_bool(table, DType::boolean);
+    add_complex<float, int32_t>(table, DType::complex64);
+    add_complex<double, int64_t>(table, DType::complex128);
+    return table;
 }
 
 }  // namespace

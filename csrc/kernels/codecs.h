@@ -12,28 +12,28 @@ namespace {
 // Elements that are their own accumulators.
 template <class T, size_t element_bytes = sizeof(T)>
 struct Plain {
-  static constexpr size_t elem_bytes = element_bytes;
-  static constexpr size_t unroll = 4;
-  using Acc = Vector<T>;
+    static constexpr size_t elem_bytes = element_bytes;
+    static constexpr size_t unroll = 4;
+    using Acc = Vector<T>;
 
-  UNISONO_INLINE static Acc load(const uint8_t* from) { return load_vector<Acc>(from); }
-  UNISONO_INLINE static void store(uint8_t* to, Acc a) { store_vector(to, a); }
-  template <class O>
-  UNISONO_INLINE static Acc apply(Acc a, Acc b) {
-    return O::apply(a, b);
-  }
-  template <class O>
-  UNISONO_INLINE static Acc finish(Acc a, uint32_t divisor) {
-    return O::finish(a, divisor);
-  }
+    UNISONO_INLINE static Acc load(const uint8_t* from) { return load_vector<Acc>(from); }
+    UNISONO_INLINE static void store(uint8_t* to, Acc a) { store_vector(to, a); }
+    template <class O>
+    UNISONO_INLINE static Acc apply(Acc a, Acc b) {
+        return O::apply(a, b);
+    }
+    template <class O>
+    UNISONO_INLINE static Acc finish(Acc a, uint32_t divisor) {
+        return O::finish(a, divisor);
+    }
 };
 
 // Bytes of which any but 0 is true.
 struct Bool : Plain<uint8_t> {
-  UNISONO_INLINE static Acc load(const uint8_t* from) {
-    const Acc raw = load_vector<Acc>(from);
-    return (Acc)(raw != 0) & 1;
-  }
+    UNISONO_INLINE static Acc load(const uint8_t* from) {
+        const Acc raw = load_vector<Acc>(from);
+        return (Acc)(raw != 0) & 1;
+    }
 };
 
 using Floats = Vector<float>;
@@ -43,138 +43,138 @@ using SignedWords = Vector<int32_t>;
 // Two 16-bit elements per 32-bit lane, widened to float32. Taking even and odd elements apart with
 // shifts needs no shuffle, so it is fast on every instruction set.
 struct FloatPair {
-  Floats even, odd;
+    Floats even, odd;
 };
 
 struct PairCodec {
-  static constexpr size_t elem_bytes = 2;
-  static constexpr size_t unroll = 2;
-  using Acc = FloatPair;
+    static constexpr size_t elem_bytes = 2;
+    static constexpr size_t unroll = 2;
+    using Acc = FloatPair;
 
-  template <class O>
-  UNISONO_INLINE static Acc apply(Acc a, Acc b) {
-    return {O::apply(a.even, b.even), O::apply(a.odd, b.odd)};
-  }
-  template <class O>
-  UNISONO_INLINE static Acc finish(Acc a, uint32_t divisor) {
-    return {O::finish(a.even, divisor), O::finish(a.odd, divisor)};
-  }
+    template <class O>
+    UNISONO_INLINE static Acc apply(Acc a, Acc b) {
+        return {O::apply(a.even, b.even), O::apply(a.odd, b.odd)};
+    }
+    template <class O>
+    UNISONO_INLINE static Acc finish(Acc a, uint32_t divisor) {
+        return {O::finish(a.even, divisor), O::finish(a.odd, divisor)};
+    }
 };
 
 struct Bfloat16 : PairCodec {
-  UNISONO_INLINE static Acc load(const uint8_t* from) {
-    const Words w = load_vector<Words>(from);
-    return {(Floats)(w << 16), (Floats)(w & 0xFFFF0000u)};
-  }
+    UNISONO_INLINE static Acc load(const uint8_t* from) {
+        const Words w = load_vector<Words>(from);
+        return {(Floats)(w << 16), (Floats)(w & 0xFFFF0000u)};
+    }
 
-  UNISONO_INLINE static void store(uint8_t* to, Acc a) {
-    store_vector(to, (rounded(a.even) >> 16) | (rounded(a.odd) & 0xFFFF0000u));
-  }
+    UNISONO_INLINE static void store(uint8_t* to, Acc a) {
+        store_vector(to, (rounded(a.even) >> 16) | (rounded(a.odd) & 0xFFFF0000u));
+    }
 
-  // The nearest bfloat16, ties to even, in the upper half of each lane.
-  UNISONO_INLINE static Words rounded(Floats f) {
-    const Words w = (Words)f;
-    const Words sum = w + 0x7FFFu + ((w >> 16) & 1u);
-    return f != f ? Words{} + 0x7FC00000u : sum;
-  }
+    // The nearest bfloat16, ties to even, in the upper half of each lane.
+    UNISONO_INLINE static Words rounded(Floats f) {
+        const Words w = (Words)f;
+        const Words sum = w + 0x7FFFu + ((w >> 16) & 1u);
+        return f != f ? Words{} + 0x7FC00000u : sum;
+    }
 };
 
 #if defined(__AVX512BF16__)
 // The CPU's conversion takes subnormals for zeros and keeps the payload of a NaN, so these go the
 // portable way. It packs the even elements below the odd ones.
 struct NativeBfloat16 : Bfloat16 {
-  UNISONO_INLINE static void store(uint8_t* to, Acc a) {
-    constexpr int quiet_nan = 0x01, subnormal = 0x20, signaling_nan = 0x80;
-    constexpr int special = quiet_nan | subnormal | signaling_nan;
-    const __mmask16 even = _mm512_fpclass_ps_mask(a.even, special);
-    const __mmask16 odd = _mm512_fpclass_ps_mask(a.odd, special);
-    if (__builtin_expect(_kortestz_mask16_u8(even, odd) == 0, 0)) return Bfloat16::store(to, a);
-    const auto packed = (Words)_mm512_cvtne2ps_pbh(a.odd, a.even);
-    Vector<uint16_t> order;
-    for (size_t i = 0; i < lanes<uint16_t>; ++i) {
-      order[i] = static_cast<uint16_t>(i / 2 + i % 2 * lanes<float>);
+    UNISONO_INLINE static void store(uint8_t* to, Acc a) {
+        constexpr int quiet_nan = 0x01, subnormal = 0x20, signaling_nan = 0x80;
+        constexpr int special = quiet_nan | subnormal | signaling_nan;
+        const __mmask16 even = _mm512_fpclass_ps_mask(a.even, special);
+        const __mmask16 odd = _mm512_fpclass_ps_mask(a.odd, special);
+        if (__builtin_expect(_kortestz_mask16_u8(even, odd) == 0, 0)) return Bfloat16::store(to, a);
+        const auto packed = (Words)_mm512_cvtne2ps_pbh(a.odd, a.even);
+        Vector<uint16_t> order;
+        for (size_t i = 0; i < lanes<uint16_t>; ++i) {
+            order[i] = static_cast<uint16_t>(i / 2 + i % 2 * lanes<float>);
+        }
+        store_vector(to, _mm512_permutexvar_epi16((__m512i)order, (__m512i)packed));
     }
-    store_vector(to, _mm512_permutexvar_epi16((__m512i)order, (__m512i)packed));
-  }
 };
 #endif
 
 // float16 by integer arithmetic, for machines without conversion instructions.
 struct PortableFloat16 : PairCodec {
-  static constexpr size_t unroll = 1;  // needs many registers
+    static constexpr size_t unroll = 1;  // needs many registers
 
-  UNISONO_INLINE static Acc load(const uint8_t* from) {
-    const Words w = load_vector<Words>(from);
-    return {widened(w & 0xFFFFu), widened(w >> 16)};
-  }
+    UNISONO_INLINE static Acc load(const uint8_t* from) {
+        const Words w = load_vector<Words>(from);
+        return {widened(w & 0xFFFFu), widened(w >> 16)};
+    }
 
-  UNISONO_INLINE static void store(uint8_t* to, Acc a) {
-    store_vector(to, narrowed(a.even) | (narrowed(a.odd) << 16));
-  }
+    UNISONO_INLINE static void store(uint8_t* to, Acc a) {
+        store_vector(to, narrowed(a.even) | (narrowed(a.odd) << 16));
+    }
 
-  UNISONO_INLINE static Floats widened(Words h) {
-    const Words magnitude = h & 0x7FFFu;
-    const SignedWords m = (SignedWords)magnitude;
-    const Words to_infinity = (Words)(m >= 0x7C00) & ((127u - 15u) << 23);
-    const Words normal = (magnitude << 13) + to_infinity + ((127u - 15u) << 23);
-    const Words subnormal = (Words)(__builtin_convertvector(m, Floats) * 0x1p-24F);
-    return (Floats)((m < 0x0400 ? subnormal : normal) | ((h & 0x8000u) << 16));
-  }
+    UNISONO_INLINE static Floats widened(Words h) {
+        const Words magnitude = h & 0x7FFFu;
+        const SignedWords m = (SignedWords)magnitude;
+        const Words to_infinity = (Words)(m >= 0x7C00) & ((127u - 15u) << 23);
+        const Words normal = (magnitude << 13) + to_infinity + ((127u - 15u) << 23);
+        const Words subnormal = (Words)(__builtin_convertvector(m, Floats) * 0x1p-24F);
+        return (Floats)((m < 0x0400 ? subnormal : normal) | ((h & 0x8000u) << 16));
+    }
 
-  UNISONO_INLINE static Words narrowed(Floats f) {
-    const Words w = (Words)f;
-    const Words magnitude = w & 0x7FFFFFFFu;
-    const Words nan = ((magnitude >> 13) & 0x3FFu) | 0x7E00u;
-    // Rebias, and round to even by carrying out of the dropped bits.
-    const Words normal =
-        (magnitude - ((127u - 15u) << 23) + 0xFFFu + ((magnitude >> 13) & 1u)) >> 13;
-    // Adding 0.5 makes the adder drop (and round) exactly the bits a subnormal lacks.
-    const Words half = Words{} + (126u << 23);
-    const Words subnormal = (Words)((Floats)magnitude + (Floats)half) - half;
-    const SignedWords m = (SignedWords)magnitude;
-    const Words small = m < ((127 - 14) << 23) ? subnormal : normal;
-    const Words finite = m >= ((127 + 16) << 23) ? Words{} + 0x7C00u : small;
-    return (m > (255 << 23) ? nan : finite) | ((w >> 16) & 0x8000u);
-  }
+    UNISONO_INLINE static Words narrowed(Floats f) {
+        const Words w = (Words)f;
+        const Words magnitude = w & 0x7FFFFFFFu;
+        const Words nan = ((magnitude >> 13) & 0x3FFu) | 0x7E00u;
+        // Rebias, and round to even by carrying out of the dropped bits.
+        const Words normal =
+            (magnitude - ((127u - 15u) << 23) + 0xFFFu + ((magnitude >> 13) & 1u)) >> 13;
+        // Adding 0.5 makes the adder drop (and round) exactly the bits a subnormal lacks.
+        const Words half = Words{} + (126u << 23);
+        const Words subnormal = (Words)((Floats)magnitude + (Floats)half) - half;
+        const SignedWords m = (SignedWords)magnitude;
+        const Words small = m < ((127 - 14) << 23) ? subnormal : normal;
+        const Words finite = m >= ((127 + 16) << 23) ? Words{} + 0x7C00u : small;
+        return (m > (255 << 23) ? nan : finite) | ((w >> 16) & 0x8000u);
+    }
 };
 
 #if defined(__F16C__) || defined(__ARM_NEON)
 // float16 by the CPU's conversions; `even` and `odd` hold the lower and upper half of the vector.
 struct NativeFloat16 : PairCodec {
-  static constexpr size_t half_bytes = vector_bytes / 2;
+    static constexpr size_t half_bytes = vector_bytes / 2;
 
-  UNISONO_INLINE static Acc load(const uint8_t* from) {
-    return {widened(from), widened(from + half_bytes)};
-  }
+    UNISONO_INLINE static Acc load(const uint8_t* from) {
+        return {widened(from), widened(from + half_bytes)};
+    }
 
-  UNISONO_INLINE static void store(uint8_t* to, Acc a) {
-    narrowed(to, a.even);
-    narrowed(to + half_bytes, a.odd);
-  }
+    UNISONO_INLINE static void store(uint8_t* to, Acc a) {
+        narrowed(to, a.even);
+        narrowed(to + half_bytes, a.odd);
+    }
 
 #if defined(__AVX512F__)
-  UNISONO_INLINE static Floats widened(const uint8_t* from) {
-    return _mm512_cvtph_ps(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(from)));
-  }
-  UNISONO_INLINE static void narrowed(uint8_t* to, Floats f) {
-    _mm256_storeu_si256(reinterpret_cast<__m256i*>(to),
-                        _mm512_cvtps_ph(f, _MM_FROUND_TO_NEAREST_INT));
-  }
+    UNISONO_INLINE static Floats widened(const uint8_t* from) {
+        return _mm512_cvtph_ps(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(from)));
+    }
+    UNISONO_INLINE static void narrowed(uint8_t* to, Floats f) {
+        _mm256_storeu_si256(reinterpret_cast<__m256i*>(to),
+                            _mm512_cvtps_ph(f, _MM_FROUND_TO_NEAREST_INT));
+    }
 #elif defined(__F16C__)
-  UNISONO_INLINE static Floats widened(const uint8_t* from) {
-    return _mm256_cvtph_ps(_mm_loadu_si128(reinterpret_cast<const __m128i*>(from)));
-  }
-  UNISONO_INLINE static void narrowed(uint8_t* to, Floats f) {
-    _mm_storeu_si128(reinterpret_cast<__m128i*>(to),
-                     _mm256_cvtps_ph(f, _MM_FROUND_TO_NEAREST_INT));
-  }
+    UNISONO_INLINE static Floats widened(const uint8_t* from) {
+        return _mm256_cvtph_ps(_mm_loadu_si128(reinterpret_cast<const __m128i*>(from)));
+    }
+    UNISONO_INLINE static void narrowed(uint8_t* to, Floats f) {
+        _mm_storeu_si128(reinterpret_cast<__m128i*>(to),
+                         _mm256_cvtps_ph(f, _MM_FROUND_TO_NEAREST_INT));
+    }
 #else
-  UNISONO_INLINE static Floats widened(const uint8_t* from) {
-    return (Floats)vcvt_f32_f16(load_vector<float16x4_t>(from));
-  }
-  UNISONO_INLINE static void narrowed(uint8_t* to, Floats f) {
-    store_vector(to, vcvt_f16_f32((float32x4_t)f));
-  }
+    UNISONO_INLINE static Floats widened(const uint8_t* from) {
+        return (Floats)vcvt_f32_f16(load_vector<float16x4_t>(from));
+    }
+    UNISONO_INLINE static void narrowed(uint8_t* to, Floats f) {
+        store_vector(to, vcvt_f16_f32((float32x4_t)f));
+    }
 #endif
 };
 using Float16 = NativeFloat16;

@@ -13,55 +13,59 @@ namespace {
 constexpr size_t tile_bytes = 4096;
 constexpr size_t line_bytes = 64;
 
-uint8_t* as_bytes(void* p) { return static_cast<uint8_t*>(p); }
-const uint8_t* as_bytes(const void* p) { return static_cast<const uint8_t*>(p); }
+uint8_t* as_bytes(void* p) {
+    return static_cast<uint8_t*>(p);
+}
+const uint8_t* as_bytes(const void* p) {
+    return static_cast<const uint8_t*>(p);
+}
 
 // Makes streaming stores visible before anything this thread stores later.
 void fence(Store store) {
 #if defined(__x86_64__)
-  if (store == Store::streaming) _mm_sfence();
+    if (store == Store::streaming) _mm_sfence();
 #else
-  static_cast<void>(store);
+    static_cast<void>(store);
 #endif
 }
 
 // Without the fence.
 void write(const Table& table, uint8_t* dst, const uint8_t* src, size_t bytes, Store store) {
-  if (store == Store::streaming) {
-    table.stream_copy(dst, src, bytes);
-  } else if (dst != src) {
-    std::memcpy(dst, src, bytes);
-  }
+    if (store == Store::streaming) {
+        table.stream_copy(dst, src, bytes);
+    } else if (dst != src) {
+        std::memcpy(dst, src, bytes);
+    }
 }
 
 // The first tile ends on a line of `streamed` as far as elements allow, so that later tiles begin
 // on one: a line streamed in two pieces costs twice.
 size_t first_tile_bytes(const uint8_t* streamed, size_t elem_bytes) {
-  const size_t excess = reinterpret_cast<uintptr_t>(streamed) % line_bytes;
-  return tile_bytes - excess / elem_bytes * elem_bytes;
+    const size_t excess = reinterpret_cast<uintptr_t>(streamed) % line_bytes;
+    return tile_bytes - excess / elem_bytes * elem_bytes;
 }
 
 struct Target {
-  uint8_t* dst;
-  Store store;
+    uint8_t* dst;
+    Store store;
 };
 
 // Calls tile(at, bytes) over the whole length.
 template <class F>
 void for_each_tile(Target first, Target second, size_t bytes, size_t elem_bytes, F tile) {
-  const uint8_t* streamed = first.store == Store::streaming ? first.dst : second.dst;
-  size_t step = first_tile_bytes(streamed, elem_bytes);
-  for (size_t at = 0; at < bytes; at += step, step = tile_bytes) {
-    tile(at, step < bytes - at ? step : bytes - at);
-  }
+    const uint8_t* streamed = first.store == Store::streaming ? first.dst : second.dst;
+    size_t step = first_tile_bytes(streamed, elem_bytes);
+    for (size_t at = 0; at < bytes; at += step, step = tile_bytes) {
+        tile(at, step < bytes - at ? step : bytes - at);
+    }
 }
 
 void copy2_tiled(const Table& table, Target first, Target second, const uint8_t* src,
                  size_t bytes) {
-  for_each_tile(first, second, bytes, 1, [&](size_t at, size_t tile) {
-    write(table, first.dst + at, src + at, tile, first.store);
-    write(table, second.dst + at, src + at, tile, second.store);
-  });
+    for_each_tile(first, second, bytes, 1, [&](size_t at, size_t tile) {
+        write(table, first.dst + at, src + at, tile, first.store);
+        write(table, second.dst + at, src + at, tile, second.store);
+    });
 }
 
 }  // namespace
@@ -69,95 +73,98 @@ void copy2_tiled(const Table& table, Target first, Target second, const uint8_t*
 void reduce_with(const Table& table, DType type, ReduceOp op, void* dst, void* dst2,
                  const void* const* srcs, size_t nsrc, size_t count, uint32_t divisor,
                  Store dst_store, Store dst2_store) {
-  const size_t bytes = count * size_of(type);
-  if (bytes == 0) return;
-  const bool scaled = divisor != 0;
-  if (nsrc == 1 && !scaled && type != DType::boolean) {
-    if (dst2 == nullptr) return copy_with(table, dst, srcs[0], bytes, dst_store);
-    return copy2_with(table, dst, dst2, srcs[0], bytes, dst_store, dst2_store);
-  }
-  if (scaled && op == ReduceOp::sum) op = ReduceOp::avg;
-  if (!scaled && op == ReduceOp::avg) op = ReduceOp::sum;
-  const Fold fold = table.find(type, op);
-  const auto* sources = reinterpret_cast<const uint8_t* const*>(srcs);
+    const size_t bytes = count * size_of(type);
+    if (bytes == 0) return;
+    const bool scaled = divisor != 0;
+    if (nsrc == 1 && !scaled && type != DType::boolean) {
+        if (dst2 == nullptr) return copy_with(table, dst, srcs[0], bytes, dst_store);
+        return copy2_with(table, dst, dst2, srcs[0], bytes, dst_store, dst2_store);
+    }
+    if (scaled && op == ReduceOp::sum) op = ReduceOp::avg;
+    if (!scaled && op == ReduceOp::avg) op = ReduceOp::sum;
+    const Fold fold = table.find(type, op);
+    const auto* sources = reinterpret_cast<const uint8_t* const*>(srcs);
 
-  if (dst2 == nullptr && dst_store == Store::cached) {
-    return fold(as_bytes(dst), sources, nsrc, 0, bytes, divisor);
-  }
-  const Target first{as_bytes(dst), dst_store};
-  const Target second{as_bytes(dst2), dst2 != nullptr ? dst2_store : Store::streaming};
-  alignas(line_bytes) uint8_t scratch[tile_bytes];
-  for_each_tile(first, second, bytes, size_of(type), [&](size_t at, size_t tile) {
-    // The result is made in a destination that is cached anyway, if there is one.
-    uint8_t* hot = first.store == Store::cached    ? first.dst + at
-                   : second.store == Store::cached ? second.dst + at
-                                                   : scratch;
-    fold(hot, sources, nsrc, at, tile, divisor);
-    if (first.store == Store::streaming) table.stream_copy(first.dst + at, hot, tile);
-    if (second.dst != nullptr) write(table, second.dst + at, hot, tile, second.store);
-  });
-  fence(dst_store);
-  if (dst2 != nullptr) fence(dst2_store);
+    if (dst2 == nullptr && dst_store == Store::cached) {
+        return fold(as_bytes(dst), sources, nsrc, 0, bytes, divisor);
+    }
+    const Target first{as_bytes(dst), dst_store};
+    const Target second{as_bytes(dst2), dst2 != nullptr ? dst2_store : Store::streaming};
+    alignas(line_bytes) uint8_t scratch[tile_bytes];
+    for_each_tile(first, second, bytes, size_of(type), [&](size_t at, size_t tile) {
+        // The result is made in a destination that is cached anyway, if there is one.
+        uint8_t* hot = first.store == Store::cached    ? first.dst + at
+                       : second.store == Store::cached ? second.dst + at
+                                                       : scratch;
+        fold(hot, sources, nsrc, at, tile, divisor);
+        if (first.store == Store::streaming) table.stream_copy(first.dst + at, hot, tile);
+        if (second.dst != nullptr) write(table, second.dst + at, hot, tile, second.store);
+    });
+    fence(dst_store);
+    if (dst2 != nullptr) fence(dst2_store);
 }
 
 void copy_with(const Table& table, void* dst, const void* src, size_t bytes, Store store) {
-  if (dst == src || bytes == 0) return;
-  write(table, as_bytes(dst), as_bytes(src), bytes, store);
-  fence(store);
+    if (dst == src || bytes == 0) return;
+    write(table, as_bytes(dst), as_bytes(src), bytes, store);
+    fence(store);
 }
 
 void copy2_with(const Table& table, void* dst, void* dst2, const void* src, size_t bytes,
                 Store dst_store, Store dst2_store) {
-  if (dst == src) return copy_with(table, dst2, src, bytes, dst2_store);
-  if (dst2 == src) return copy_with(table, dst, src, bytes, dst_store);
-  copy2_tiled(table, {as_bytes(dst), dst_store}, {as_bytes(dst2), dst2_store}, as_bytes(src),
-              bytes);
-  fence(dst_store);
-  fence(dst2_store);
+    if (dst == src) return copy_with(table, dst2, src, bytes, dst2_store);
+    if (dst2 == src) return copy_with(table, dst, src, bytes, dst_store);
+    copy2_tiled(table, {as_bytes(dst), dst_store}, {as_bytes(dst2), dst2_store}, as_bytes(src),
+                bytes);
+    fence(dst_store);
+    fence(dst2_store);
 }
 
 size_t runnable_tables(const Table* out[max_tables]) {
-  size_t n = 0;
+    size_t n = 0;
 #if defined(__x86_64__)
-  const bool avx2 = __builtin_cpu_supports("avx2") && __builtin_cpu_supports("f16c");
-  const bool avx512 = avx2 && __builtin_cpu_supports("avx512f") &&
-                      __builtin_cpu_supports("avx512bw") && __builtin_cpu_supports("avx512vl") &&
-                      __builtin_cpu_supports("avx512dq");
-  if (avx512 && __builtin_cpu_supports("avx512bf16")) out[n++] = &avx512bf16_table;
-  if (avx512) out[n++] = &avx512_table;
-  if (avx2) out[n++] = &avx2_table;
+    const bool avx2 = __builtin_cpu_supports("avx2") && __builtin_cpu_supports("f16c");
+    const bool avx512 = avx2 && __builtin_cpu_supports("avx512f") &&
+                        __builtin_cpu_supports("avx512bw") && __builtin_cpu_supports("avx512vl") &&
+                        __builtin_cpu_supports("avx512dq");
+    if (avx512 && __builtin_cpu_supports("avx512bf16")) out[n++] = &avx512bf16_table;
+    if (avx512) out[n++] = &avx512_table;
+    if (avx2) out[n++] = &avx2_table;
 #endif
-  out[n++] = &baseline_table;
-  return n;
+    out[n++] = &baseline_table;
+    return n;
 }
 
 namespace {
 
 const Table& best_table() {
-  static const Table* const best = [] {
-    const Table* tables[max_tables];
-    runnable_tables(tables);
-    return tables[0];
-  }();
-  return *best;
+    static const Table* const best = [] {
+        const Table* tables[max_tables];
+        runnable_tables(tables);
+        return tables[0];
+    }();
+    return *best;
 }
 
 }  // namespace
 
 void reduce(DType type, ReduceOp op, void* dst, void* dst2, const void* const* srcs, size_t nsrc,
             size_t count, uint32_t divisor, Store dst_store, Store dst2_store) {
-  reduce_with(best_table(), type, op, dst, dst2, srcs, nsrc, count, divisor, dst_store, dst2_store);
+    reduce_with(best_table(), type, op, dst, dst2, srcs, nsrc, count, divisor, dst_store,
+                dst2_store);
 }
 
 void copy(void* dst, const void* src, size_t bytes, Store store) {
-  copy_with(best_table(), dst, src, bytes, store);
+    copy_with(best_table(), dst, src, bytes, store);
 }
 
 void copy2(void* dst, void* dst2, const void* src, size_t bytes, Store dst_store,
            Store dst2_store) {
-  copy2_with(best_table(), dst, dst2, src, bytes, dst_store, dst2_store);
+    copy2_with(best_table(), dst, dst2, src, bytes, dst_store, dst2_store);
 }
 
-const char* isa() { return best_table().name; }
+const char* isa() {
+    return best_table().name;
+}
 
 }  // namespace unisono::kernels

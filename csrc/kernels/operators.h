@@ -7,153 +7,154 @@ namespace unisono::kernels {
 namespace {
 
 struct Unscaled {
-  template <class V>
-  UNISONO_INLINE static V finish(V a, uint32_t) {
-    return a;
-  }
+    template <class V>
+    UNISONO_INLINE static V finish(V a, uint32_t) {
+        return a;
+    }
 };
 
 template <class T>
 struct Sum : Unscaled {
-  UNISONO_INLINE static Vector<T> apply(Vector<T> a, Vector<T> b) {
-    return (Vector<T>)((Wrapping<T>)a + (Wrapping<T>)b);
-  }
+    UNISONO_INLINE static Vector<T> apply(Vector<T> a, Vector<T> b) {
+        return (Vector<T>)((Wrapping<T>)a + (Wrapping<T>)b);
+    }
 };
 
 template <class T>
 struct Prod : Unscaled {
-  UNISONO_INLINE static Vector<T> apply(Vector<T> a, Vector<T> b) {
-    return (Vector<T>)((Wrapping<T>)a * (Wrapping<T>)b);
-  }
+    UNISONO_INLINE static Vector<T> apply(Vector<T> a, Vector<T> b) {
+        return (Vector<T>)((Wrapping<T>)a * (Wrapping<T>)b);
+    }
 };
 
 template <class T>
 struct Min : Unscaled {
-  UNISONO_INLINE static Vector<T> apply(Vector<T> a, Vector<T> b) {
-    const auto chosen = a < b ? a : b;
-    if constexpr (is_float<T>) return a != a ? a : chosen;
-    return chosen;
-  }
+    UNISONO_INLINE static Vector<T> apply(Vector<T> a, Vector<T> b) {
+        const auto chosen = a < b ? a : b;
+        if constexpr (is_float<T>) return a != a ? a : chosen;
+        return chosen;
+    }
 };
 
 template <class T>
 struct Max : Unscaled {
-  UNISONO_INLINE static Vector<T> apply(Vector<T> a, Vector<T> b) {
-    const auto chosen = a > b ? a : b;
-    if constexpr (is_float<T>) return a != a ? a : chosen;
-    return chosen;
-  }
+    UNISONO_INLINE static Vector<T> apply(Vector<T> a, Vector<T> b) {
+        const auto chosen = a > b ? a : b;
+        if constexpr (is_float<T>) return a != a ? a : chosen;
+        return chosen;
+    }
 };
 
 // The type a quotient of T is computed in: one in which truncating it is exact.
 template <class T, size_t bytes = sizeof(T)>
 struct QuotientOf {
-  using type = T;
+    using type = T;
 };
 template <class T>
 struct QuotientOf<T, 4> {
-  using type = double;
+    using type = double;
 };
 template <class T>
 struct QuotientOf<T, 2> {
-  using type = float;
+    using type = float;
 };
 template <class T>
 struct QuotientOf<T, 1> {
-  using type = float;
+    using type = float;
 };
 
 template <class T>
 struct Avg {
-  UNISONO_INLINE static Vector<T> apply(Vector<T> a, Vector<T> b) { return Sum<T>::apply(a, b); }
+    UNISONO_INLINE static Vector<T> apply(Vector<T> a, Vector<T> b) { return Sum<T>::apply(a, b); }
 
-  UNISONO_INLINE static Vector<T> finish(Vector<T> a, uint32_t divisor) {
-    if constexpr (is_float<T>) {
-      return a / (Vector<T>{} + static_cast<T>(divisor));
-    } else {
-      using Quotient = typename QuotientOf<T>::type;
-      Vector<T> out;
-      for (size_t i = 0; i < lanes<T>; ++i) {
-        out[i] = static_cast<T>(static_cast<Quotient>(a[i]) / static_cast<Quotient>(divisor));
-      }
-      return out;
+    UNISONO_INLINE static Vector<T> finish(Vector<T> a, uint32_t divisor) {
+        if constexpr (is_float<T>) {
+            return a / (Vector<T>{} + static_cast<T>(divisor));
+        } else {
+            using Quotient = typename QuotientOf<T>::type;
+            Vector<T> out;
+            for (size_t i = 0; i < lanes<T>; ++i) {
+                out[i] =
+                    static_cast<T>(static_cast<Quotient>(a[i]) / static_cast<Quotient>(divisor));
+            }
+            return out;
+        }
     }
-  }
 };
 
 struct And : Unscaled {
-  template <class V>
-  UNISONO_INLINE static V apply(V a, V b) {
-    return a & b;
-  }
+    template <class V>
+    UNISONO_INLINE static V apply(V a, V b) {
+        return a & b;
+    }
 };
 
 struct Or : Unscaled {
-  template <class V>
-  UNISONO_INLINE static V apply(V a, V b) {
-    return a | b;
-  }
+    template <class V>
+    UNISONO_INLINE static V apply(V a, V b) {
+        return a | b;
+    }
 };
 
 struct Xor : Unscaled {
-  template <class V>
-  UNISONO_INLINE static V apply(V a, V b) {
-    return a ^ b;
-  }
+    template <class V>
+    UNISONO_INLINE static V apply(V a, V b) {
+        return a ^ b;
+    }
 };
 
 // (a + bi)(c + di) = (ac - bd) + (ad + bc)i on interleaved parts. T is the type of a part and
 // Index the integer of its size.
 template <class T, class Index>
 struct ComplexProd : Unscaled {
-  UNISONO_INLINE static Vector<T> apply(Vector<T> x, Vector<T> y) {
-    Vector<Index> lane, odd;
-    for (size_t i = 0; i < lanes<T>; ++i) {
-      lane[i] = static_cast<Index>(i);
-      odd[i] = static_cast<Index>(i % 2);
+    UNISONO_INLINE static Vector<T> apply(Vector<T> x, Vector<T> y) {
+        Vector<Index> lane, odd;
+        for (size_t i = 0; i < lanes<T>; ++i) {
+            lane[i] = static_cast<Index>(i);
+            odd[i] = static_cast<Index>(i % 2);
+        }
+        const Vector<T> real = __builtin_shuffle(x, lane - odd);
+        const Vector<T> imaginary = __builtin_shuffle(x, lane - odd + 1);
+        const Vector<T> direct = real * y;
+        const Vector<T> crossed = imaginary * __builtin_shuffle(y, lane ^ 1);
+        return odd != 0 ? direct + crossed : direct - crossed;
     }
-    const Vector<T> real = __builtin_shuffle(x, lane - odd);
-    const Vector<T> imaginary = __builtin_shuffle(x, lane - odd + 1);
-    const Vector<T> direct = real * y;
-    const Vector<T> crossed = imaginary * __builtin_shuffle(y, lane ^ 1);
-    return odd != 0 ? direct + crossed : direct - crossed;
-  }
 };
 
 // 16-bit floats compared in integer arithmetic, which selects an input with its bits unchanged.
 // `infinity` is the bit pattern above which a magnitude is a NaN.
 template <int16_t infinity>
 struct NarrowOrder : Unscaled {
-  using V = Vector<int16_t>;
+    using V = Vector<int16_t>;
 
-  UNISONO_INLINE static V magnitude(V a) { return a & 0x7FFF; }
-  UNISONO_INLINE static V is_nan(V a) { return magnitude(a) > infinity; }
+    UNISONO_INLINE static V magnitude(V a) { return a & 0x7FFF; }
+    UNISONO_INLINE static V is_nan(V a) { return magnitude(a) > infinity; }
 
-  // Integers in the order of the floats; both zeros are 0.
-  UNISONO_INLINE static V key(V a) {
-    const V sign = a >> 15;
-    return (magnitude(a) ^ sign) - sign;
-  }
+    // Integers in the order of the floats; both zeros are 0.
+    UNISONO_INLINE static V key(V a) {
+        const V sign = a >> 15;
+        return (magnitude(a) ^ sign) - sign;
+    }
 };
 
 template <int16_t infinity>
 struct NarrowMin : NarrowOrder<infinity> {
-  using Order = NarrowOrder<infinity>;
-  using V = typename Order::V;
-  UNISONO_INLINE static V apply(V a, V b) {
-    const V less = (Order::key(a) < Order::key(b)) & ~Order::is_nan(b);
-    return (less | Order::is_nan(a)) != 0 ? a : b;
-  }
+    using Order = NarrowOrder<infinity>;
+    using V = typename Order::V;
+    UNISONO_INLINE static V apply(V a, V b) {
+        const V less = (Order::key(a) < Order::key(b)) & ~Order::is_nan(b);
+        return (less | Order::is_nan(a)) != 0 ? a : b;
+    }
 };
 
 template <int16_t infinity>
 struct NarrowMax : NarrowOrder<infinity> {
-  using Order = NarrowOrder<infinity>;
-  using V = typename Order::V;
-  UNISONO_INLINE static V apply(V a, V b) {
-    const V greater = (Order::key(a) > Order::key(b)) & ~Order::is_nan(b);
-    return (greater | Order::is_nan(a)) != 0 ? a : b;
-  }
+    using Order = NarrowOrder<infinity>;
+    using V = typename Order::V;
+    UNISONO_INLINE static V apply(V a, V b) {
+        const V greater = (Order::key(a) > Order::key(b)) & ~Order::is_nan(b);
+        return (greater | Order::is_nan(a)) != 0 ? a : b;
+    }
 };
 
 constexpr int16_t float16_infinity = 0x7C00;

@@ -17,22 +17,22 @@ using Fold = void (*)(uint8_t* dst, const uint8_t* const* srcs, size_t nsrc, siz
 using StreamCopy = void (*)(uint8_t* dst, const uint8_t* src, size_t bytes);
 
 struct Table {
-  const char* name;
-  const Table* base;  // consulted for folds that are null here; may be null
-  StreamCopy stream_copy;
-  Fold folds[num_dtypes][num_reduce_ops];
+    const char* name;
+    const Table* base;  // consulted for folds that are null here; may be null
+    StreamCopy stream_copy;
+    Fold folds[num_dtypes][num_reduce_ops];
 
-  constexpr Fold& at(DType type, ReduceOp op) {
-    return folds[static_cast<size_t>(type)][static_cast<size_t>(op)];
-  }
-
-  Fold find(DType type, ReduceOp op) const {
-    for (const Table* table = this; table != nullptr; table = table->base) {
-      const Fold fold = table->folds[static_cast<size_t>(type)][static_cast<size_t>(op)];
-      if (fold != nullptr) return fold;
+    constexpr Fold& at(DType type, ReduceOp op) {
+        return folds[static_cast<size_t>(type)][static_cast<size_t>(op)];
     }
-    return nullptr;
-  }
+
+    Fold find(DType type, ReduceOp op) const {
+        for (const Table* table = this; table != nullptr; table = table->base) {
+            const Fold fold = table->folds[static_cast<size_t>(type)][static_cast<size_t>(op)];
+            if (fold != nullptr) return fold;
+        }
+        return nullptr;
+    }
 };
 
 // One per translation unit kernels_*.cc; those of other architectures are not linked.

@@ -29,7 +29,7 @@ constexpr size_t vector_bytes = 16;  // SSE2, NEON, or whatever the compiler mak
 
 template <class T>
 struct VectorOf {
-  typedef T type __attribute__((vector_size(vector_bytes)));
+    typedef T type __attribute__((vector_size(vector_bytes)));
 };
 template <class T>
 using Vector = typename VectorOf<T>::type;
@@ -41,19 +41,19 @@ template <size_t bytes>
 struct UnsignedOf;
 template <>
 struct UnsignedOf<1> {
-  using type = uint8_t;
+    using type = uint8_t;
 };
 template <>
 struct UnsignedOf<2> {
-  using type = uint16_t;
+    using type = uint16_t;
 };
 template <>
 struct UnsignedOf<4> {
-  using type = uint32_t;
+    using type = uint32_t;
 };
 template <>
 struct UnsignedOf<8> {
-  using type = uint64_t;
+    using type = uint64_t;
 };
 
 template <class T>
@@ -66,25 +66,25 @@ constexpr bool is_float<double> = true;
 // Addition and multiplication in this type wrap; for floats it is the type itself.
 template <class T, bool floating = is_float<T>>
 struct WrappingOf {
-  using type = T;
+    using type = T;
 };
 template <class T>
 struct WrappingOf<T, false> {
-  using type = typename UnsignedOf<sizeof(T)>::type;
+    using type = typename UnsignedOf<sizeof(T)>::type;
 };
 template <class T>
 using Wrapping = Vector<typename WrappingOf<T>::type>;
 
 template <class V>
 UNISONO_INLINE V load_vector(const uint8_t* from) {
-  V v;
-  __builtin_memcpy(&v, from, sizeof v);
-  return v;
+    V v;
+    __builtin_memcpy(&v, from, sizeof v);
+    return v;
 }
 
 template <class V>
 UNISONO_INLINE void store_vector(uint8_t* to, V v) {
-  __builtin_memcpy(to, &v, sizeof v);
+    __builtin_memcpy(to, &v, sizeof v);
 }
 
 }  // namespace

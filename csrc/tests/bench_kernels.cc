@@ -16,40 +16,40 @@ constexpr size_t max_sources = 8;
 constexpr size_t sizes[] = {1 << 10, 16 << 10, 256 << 10, 4 << 20, 16 << 20};
 
 struct Memory {
-  // Bytes that are an ordinary number in every type: near 0.75, or 1.8 in float16.
-  std::vector<uint8_t> bytes = std::vector<uint8_t>((max_sources + 2) * (max_bytes + 4096), 0x3F);
+    // Bytes that are an ordinary number in every type: near 0.75, or 1.8 in float16.
+    std::vector<uint8_t> bytes = std::vector<uint8_t>((max_sources + 2) * (max_bytes + 4096), 0x3F);
 
-  // Operands that do not share the low bits of their addresses.
-  uint8_t* operand(size_t i) {
-    const uintptr_t base = (reinterpret_cast<uintptr_t>(bytes.data()) + 63) / 64 * 64;
-    return reinterpret_cast<uint8_t*>(base + i * (max_bytes + 832));
-  }
+    // Operands that do not share the low bits of their addresses.
+    uint8_t* operand(size_t i) {
+        const uintptr_t base = (reinterpret_cast<uintptr_t>(bytes.data()) + 63) / 64 * 64;
+        return reinterpret_cast<uint8_t*>(base + i * (max_bytes + 832));
+    }
 };
 
 template <class F>
 double rate_Bps(size_t bytes, F call) {
-  using clock = std::chrono::steady_clock;
-  const size_t repeats = 1 + (4 << 20) / bytes;
-  double best = 0;
-  for (int run = 0; run < 7; ++run) {
-    const auto start = clock::now();
-    for (size_t i = 0; i < repeats; ++i) call();
-    const double seconds = std::chrono::duration<double>(clock::now() - start).count();
-    const double rate = static_cast<double>(bytes * repeats) / seconds;
-    if (rate > best) best = rate;
-  }
-  return best;
+    using clock = std::chrono::steady_clock;
+    const size_t repeats = 1 + (4 << 20) / bytes;
+    double best = 0;
+    for (int run = 0; run < 7; ++run) {
+        const auto start = clock::now();
+        for (size_t i = 0; i < repeats; ++i) call();
+        const double seconds = std::chrono::duration<double>(clock::now() - start).count();
+        const double rate = static_cast<double>(bytes * repeats) / seconds;
+        if (rate > best) best = rate;
+    }
+    return best;
 }
 
 struct Row {
-  const char* name;
-  DType type;
-  ReduceOp op;
-  size_t nsrc;
-  uint32_t divisor;
-  bool has_dst2;
-  Store store, store2;
-  bool in_place = false;
+    const char* name;
+    DType type;
+    ReduceOp op;
+    size_t nsrc;
+    uint32_t divisor;
+    bool has_dst2;
+    Store store, store2;
+    bool in_place = false;
 };
 constexpr Store cached = Store::cached, streaming = Store::streaming;
 constexpr Row rows[] = {
@@ -90,36 +90,37 @@ constexpr Row rows[] = {
 };
 
 void bench(const Table& table, Memory& memory) {
-  std::printf("%-24s", table.name);
-  for (size_t bytes : sizes) std::printf("%8zuK", bytes >> 10);
-  std::printf("\n");
-  for (const Row& row : rows) {
-    std::printf("%-24s", row.name);
-    const void* srcs[max_sources];
-    for (size_t s = 0; s < row.nsrc; ++s) srcs[s] = memory.operand(s + 2);
-    if (row.in_place) srcs[0] = memory.operand(0);
-    uint8_t* dst2 = row.has_dst2 ? memory.operand(1) : nullptr;
-    for (size_t bytes : sizes) {
-      const double rate = rate_Bps(bytes, [&] {
-        reduce_with(table, row.type, row.op, memory.operand(0), dst2, srcs, row.nsrc,
-                    bytes / size_of(row.type), row.divisor, row.store, row.store2);
-      });
-      std::printf("%9.1f", rate / 1e9);
-    }
+    std::printf("%-24s", table.name);
+    for (size_t bytes : sizes) std::printf("%8zuK", bytes >> 10);
     std::printf("\n");
-  }
+    for (const Row& row : rows) {
+        std::printf("%-24s", row.name);
+        const void* srcs[max_sources];
+        for (size_t s = 0; s < row.nsrc; ++s) srcs[s] = memory.operand(s + 2);
+        if (row.in_place) srcs[0] = memory.operand(0);
+        uint8_t* dst2 = row.has_dst2 ? memory.operand(1) : nullptr;
+        for (size_t bytes : sizes) {
+            const double rate = rate_Bps(bytes, [&] {
+                reduce_with(table, row.type, row.op, memory.operand(0), dst2, srcs, row.nsrc,
+                            bytes / size_of(row.type), row.divisor, row.store, row.store2);
+            });
+            std::printf("%9.1f", rate / 1e9);
+        }
+        std::printf("\n");
+    }
 }
 
 }  // namespace
 
 // Optional arguments: the names of the instruction sets to measure.
 int main(int argc, char** argv) {
-  Memory memory;
-  const Table* tables[max_tables];
-  const size_t n = runnable_tables(tables);
-  for (size_t t = 0; t < n; ++t) {
-    bool wanted = argc < 2;
-    for (int a = 1; a < argc; ++a) wanted = wanted || std::strcmp(argv[a], tables[t]->name) == 0;
-    if (wanted) bench(*tables[t], memory);
-  }
+    Memory memory;
+    const Table* tables[max_tables];
+    const size_t n = runnable_tables(tables);
+    for (size_t t = 0; t < n; ++t) {
+        bool wanted = argc < 2;
+        for (int a = 1; a < argc; ++a)
+            wanted = wanted || std::strcmp(argv[a], tables[t]->name) == 0;
+        if (wanted) bench(*tables[t], memory);
+    }
 }

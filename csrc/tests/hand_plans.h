@@ -9,121 +9,129 @@
 namespace unisono::hand {
 
 inline Ref in(uint32_t piece, uint32_t part = 0) {
-  return {Space::in, 0, 0, static_cast<uint16_t>(piece), static_cast<uint16_t>(part)};
+    return {Space::in, 0, 0, static_cast<uint16_t>(piece), static_cast<uint16_t>(part)};
 }
 inline Ref out(uint32_t piece, uint32_t part = 0) {
-  return {Space::out, 0, 0, static_cast<uint16_t>(piece), static_cast<uint16_t>(part)};
+    return {Space::out, 0, 0, static_cast<uint16_t>(piece), static_cast<uint16_t>(part)};
 }
 inline Ref slot(uint32_t rank, uint32_t index) {
-  return {Space::slot, 0, static_cast<uint16_t>(rank), static_cast<uint16_t>(index), 0};
+    return {Space::slot, 0, static_cast<uint16_t>(rank), static_cast<uint16_t>(index), 0};
 }
-inline Ref tmp(uint32_t index) { return {Space::tmp, 0, 0, static_cast<uint16_t>(index), 0}; }
+inline Ref tmp(uint32_t index) {
+    return {Space::tmp, 0, 0, static_cast<uint16_t>(index), 0};
+}
 
 class Writer {
- public:
-  Writer& copy(Ref dst, Ref src, Ref length) {
-    records_.push_back({Action::copy, 0, 0, 0, 0, 0, dst, {}, src, length});
-    return *this;
-  }
-  Writer& reduce(Ref dst, const std::vector<Ref>& sources, Ref length, uint16_t flags, Ref dst2 = {}) {
-    const auto count = static_cast<uint16_t>(sources.size());
-    records_.push_back({Action::reduce, count, 0, flags, 0, 0, dst, dst2, {}, length});
-    for (const Ref& source : sources) records_.push_back({Action::arg, 0, 0, 0, 0, 0, {}, {}, source, length});
-    return *this;
-  }
-  Writer& wait(uint32_t peer, uint32_t value) {
-    records_.push_back({Action::wait, 0, static_cast<uint16_t>(peer), 0, value, 0, {}, {}, {}, {}});
-    return *this;
-  }
-  Writer& post(uint32_t value) {
-    records_.push_back({Action::post, 0, 0, 0, value, 0, {}, {}, {}, {}});
-    return *this;
-  }
-  std::shared_ptr<const Plan> plan(uint32_t rank, uint32_t ranks, uint32_t pieces_in, uint32_t pieces_out,
-                                   uint32_t parts, uint32_t stages, std::vector<uint32_t> slots,
-                                   uint32_t scratch = 0) const {
-    return std::make_shared<const Plan>(std::as_bytes(std::span(records_)), rank, ranks, pieces_in, pieces_out, parts,
-                                        stages, std::move(slots), scratch);
-  }
+  public:
+    Writer& copy(Ref dst, Ref src, Ref length) {
+        records_.push_back({Action::copy, 0, 0, 0, 0, 0, dst, {}, src, length});
+        return *this;
+    }
+    Writer& reduce(Ref dst, const std::vector<Ref>& sources, Ref length, uint16_t flags,
+                   Ref dst2 = {}) {
+        const auto count = static_cast<uint16_t>(sources.size());
+        records_.push_back({Action::reduce, count, 0, flags, 0, 0, dst, dst2, {}, length});
+        for (const Ref& source : sources)
+            records_.push_back({Action::arg, 0, 0, 0, 0, 0, {}, {}, source, length});
+        return *this;
+    }
+    Writer& wait(uint32_t peer, uint32_t value) {
+        records_.push_back(
+            {Action::wait, 0, static_cast<uint16_t>(peer), 0, value, 0, {}, {}, {}, {}});
+        return *this;
+    }
+    Writer& post(uint32_t value) {
+        records_.push_back({Action::post, 0, 0, 0, value, 0, {}, {}, {}, {}});
+        return *this;
+    }
+    std::shared_ptr<const Plan> plan(uint32_t rank, uint32_t ranks, uint32_t pieces_in,
+                                     uint32_t pieces_out, uint32_t parts, uint32_t stages,
+                                     std::vector<uint32_t> slots, uint32_t scratch = 0) const {
+        return std::make_shared<const Plan>(std::as_bytes(std::span(records_)), rank, ranks,
+                                            pieces_in, pieces_out, parts, stages, std::move(slots),
+                                            scratch);
+    }
 
- private:
-  std::vector<Record> records_;
+  private:
+    std::vector<Record> records_;
 };
 
 using Slots = std::vector<uint32_t>;
 
 // Everybody shows the whole input to everybody.
 inline std::shared_ptr<const Plan> one_shot(uint32_t rank, uint32_t ranks) {
-  Writer w;
-  std::vector<Ref> sources;
-  w.copy(slot(rank, 0), in(0), in(0)).post(1);
-  for (uint32_t q = 0; q < ranks; ++q) {
-    if (q != rank) w.wait(q, 1);
-    sources.push_back(q == rank ? in(0) : slot(q, 0));
-  }
-  return w.reduce(out(0), sources, in(0), kFinal).post(2).plan(rank, ranks, 1, 1, 1, 2, Slots(ranks, 1));
+    Writer w;
+    std::vector<Ref> sources;
+    w.copy(slot(rank, 0), in(0), in(0)).post(1);
+    for (uint32_t q = 0; q < ranks; ++q) {
+        if (q != rank) w.wait(q, 1);
+        sources.push_back(q == rank ? in(0) : slot(q, 0));
+    }
+    return w.reduce(out(0), sources, in(0), kFinal)
+        .post(2)
+        .plan(rank, ranks, 1, 1, 1, 2, Slots(ranks, 1));
 }
 
 // Part r is reduced by rank r, which shows the result.
 inline std::shared_ptr<const Plan> direct(uint32_t rank, uint32_t ranks) {
-  Writer w;
-  std::vector<Ref> sources;
-  for (uint32_t p = 0; p < ranks; ++p) {
-    if (p != rank) w.copy(slot(rank, p), in(0, p), in(0, p));
-  }
-  w.post(1);
-  for (uint32_t q = 0; q < ranks; ++q) {
-    if (q != rank) w.wait(q, 1);
-    sources.push_back(q == rank ? in(0, rank) : slot(q, rank));
-  }
-  w.reduce(out(0, rank), sources, in(0, rank), kFinal | kHasSecond, slot(rank, rank)).post(2);
-  for (uint32_t q = 0; q < ranks; ++q) {
-    if (q != rank) w.wait(q, 2).copy(out(0, q), slot(q, q), out(0, q));
-  }
-  return w.post(3).plan(rank, ranks, 1, 1, ranks, 3, Slots(ranks, ranks));
+    Writer w;
+    std::vector<Ref> sources;
+    for (uint32_t p = 0; p < ranks; ++p) {
+        if (p != rank) w.copy(slot(rank, p), in(0, p), in(0, p));
+    }
+    w.post(1);
+    for (uint32_t q = 0; q < ranks; ++q) {
+        if (q != rank) w.wait(q, 1);
+        sources.push_back(q == rank ? in(0, rank) : slot(q, rank));
+    }
+    w.reduce(out(0, rank), sources, in(0, rank), kFinal | kHasSecond, slot(rank, rank)).post(2);
+    for (uint32_t q = 0; q < ranks; ++q) {
+        if (q != rank) w.wait(q, 2).copy(out(0, q), slot(q, q), out(0, q));
+    }
+    return w.post(3).plan(rank, ranks, 1, 1, ranks, 3, Slots(ranks, ranks));
 }
 
 // Partial sums go down the ranks through private memory, the result goes back from rank 0.
 inline std::shared_ptr<const Plan> chain(uint32_t rank, uint32_t ranks) {
-  Writer w;
-  if (rank + 1 == ranks) {
-    w.copy(slot(rank, 0), in(0), in(0)).post(1);
-  } else {
-    w.wait(rank + 1, 1).reduce(tmp(0), {in(0), slot(rank + 1, 0)}, in(0), 0);
-    w.copy(slot(rank, 0), tmp(0), in(0)).post(1);
-  }
-  if (rank == 0) {
-    w.copy(out(0), tmp(0), in(0));
-  } else {
-    w.wait(0, 1).copy(out(0), slot(0, 0), out(0));
-  }
-  return w.post(2).plan(rank, ranks, 1, 1, 1, 2, Slots(ranks, 1), 1);
+    Writer w;
+    if (rank + 1 == ranks) {
+        w.copy(slot(rank, 0), in(0), in(0)).post(1);
+    } else {
+        w.wait(rank + 1, 1).reduce(tmp(0), {in(0), slot(rank + 1, 0)}, in(0), 0);
+        w.copy(slot(rank, 0), tmp(0), in(0)).post(1);
+    }
+    if (rank == 0) {
+        w.copy(out(0), tmp(0), in(0));
+    } else {
+        w.wait(0, 1).copy(out(0), slot(0, 0), out(0));
+    }
+    return w.post(2).plan(rank, ranks, 1, 1, 1, 2, Slots(ranks, 1), 1);
 }
 
 inline std::shared_ptr<const Plan> broadcast(uint32_t rank, uint32_t ranks, uint32_t root) {
-  Writer w;
-  Slots slots(ranks, 0);
-  slots[root] = 1;
-  if (rank == root) {
-    w.copy(slot(root, 0), in(0), in(0)).post(1).copy(out(0), in(0), in(0));
-  } else {
-    w.wait(root, 1).copy(out(0), slot(root, 0), out(0));
-  }
-  return w.post(2).plan(rank, ranks, 1, 1, 1, 2, slots);
+    Writer w;
+    Slots slots(ranks, 0);
+    slots[root] = 1;
+    if (rank == root) {
+        w.copy(slot(root, 0), in(0), in(0)).post(1).copy(out(0), in(0), in(0));
+    } else {
+        w.wait(root, 1).copy(out(0), slot(root, 0), out(0));
+    }
+    return w.post(2).plan(rank, ranks, 1, 1, 1, 2, slots);
 }
 
 // Pieces may have any lengths.
 inline std::shared_ptr<const Plan> all_gather(uint32_t rank, uint32_t ranks) {
-  Writer w;
-  w.copy(slot(rank, 0), in(0), in(0)).post(1).copy(out(rank), in(0), in(0));
-  for (uint32_t q = 0; q < ranks; ++q) {
-    if (q != rank) w.wait(q, 1).copy(out(q), slot(q, 0), out(q));
-  }
-  return w.post(2).plan(rank, ranks, 1, ranks, 1, 2, Slots(ranks, 1));
+    Writer w;
+    w.copy(slot(rank, 0), in(0), in(0)).post(1).copy(out(rank), in(0), in(0));
+    for (uint32_t q = 0; q < ranks; ++q) {
+        if (q != rank) w.wait(q, 1).copy(out(q), slot(q, 0), out(q));
+    }
+    return w.post(2).plan(rank, ranks, 1, ranks, 1, 2, Slots(ranks, 1));
 }
 
 inline std::shared_ptr<const Plan> barrier(uint32_t rank, uint32_t ranks) {
-  return Writer().post(1).plan(rank, ranks, 0, 0, 1, 1, Slots(ranks, 0));
+    return Writer().post(1).plan(rank, ranks, 0, 0, 1, 1, Slots(ranks, 0));
 }
 
 }  // namespace unisono::hand

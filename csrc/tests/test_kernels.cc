@@ -14,155 +14,156 @@ using namespace unisono;
 using namespace unisono::kernels;
 
 class Report {
- public:
-  void check(bool ok, const std::string& what) {
-    (ok ? passed_ : failed_) += 1;
-    if (!ok && failed_ <= 20) std::printf("FAILED %s\n", what.c_str());
-  }
-  int finish() const {
-    std::printf("%zu passed, %zu failed\n", passed_, failed_);
-    return failed_ == 0 ? 0 : 1;
-  }
+  public:
+    void check(bool ok, const std::string& what) {
+        (ok ? passed_ : failed_) += 1;
+        if (!ok && failed_ <= 20) std::printf("FAILED %s\n", what.c_str());
+    }
+    int finish() const {
+        std::printf("%zu passed, %zu failed\n", passed_, failed_);
+        return failed_ == 0 ? 0 : 1;
+    }
 
- private:
-  size_t passed_ = 0, failed_ = 0;
+  private:
+    size_t passed_ = 0, failed_ = 0;
 };
 
 // Memory of exactly `bytes` at `offset` past a cache line, so that sanitizers see overruns.
 class Buffer {
- public:
-  Buffer(size_t bytes, size_t offset)
-      : offset_(offset), storage_(static_cast<uint8_t*>(::operator new(bytes + offset, align))) {}
-  uint8_t* data() { return storage_.get() + offset_; }
+  public:
+    Buffer(size_t bytes, size_t offset)
+        : offset_(offset), storage_(static_cast<uint8_t*>(::operator new(bytes + offset, align))) {}
+    uint8_t* data() { return storage_.get() + offset_; }
 
- private:
-  static constexpr std::align_val_t align{64};
-  struct Free {
-    void operator()(uint8_t* p) const { ::operator delete(p, align); }
-  };
-  size_t offset_;
-  std::unique_ptr<uint8_t, Free> storage_;
+  private:
+    static constexpr std::align_val_t align{64};
+    struct Free {
+        void operator()(uint8_t* p) const { ::operator delete(p, align); }
+    };
+    size_t offset_;
+    std::unique_ptr<uint8_t, Free> storage_;
 };
 
 template <class T>
 void put(std::vector<uint8_t>& out, size_t at, T value) {
-  std::memcpy(out.data() + at, &value, sizeof value);
+    std::memcpy(out.data() + at, &value, sizeof value);
 }
 
 // Elements that make kernels go wrong among ordinary ones.
 class Generator {
- public:
-  std::vector<uint8_t> elements(DType type, size_t count) {
-    std::vector<uint8_t> out(count * size_of(type));
-    switch (type) {
-      case DType::float32:
-      case DType::complex64:
-        fill<uint32_t>(out, [&] { return float32(); });
-        break;
-      case DType::float64:
-      case DType::complex128:
-        fill<uint64_t>(out, [&] { return float64(); });
-        break;
-      case DType::float16:
-        fill<uint16_t>(out, [&] { return narrow<10>(); });
-        break;
-      case DType::bfloat16:
-        fill<uint16_t>(out, [&] { return narrow<7>(); });
-        break;
-      case DType::boolean:
-        fill<uint8_t>(out, [&] { return random_() % 2 != 0 ? uint8_t{0} : random_(); });
-        break;
-      default:
-        fill<uint8_t>(out, [&] { return integer_byte(); });
+  public:
+    std::vector<uint8_t> elements(DType type, size_t count) {
+        std::vector<uint8_t> out(count * size_of(type));
+        switch (type) {
+            case DType::float32:
+            case DType::complex64:
+                fill<uint32_t>(out, [&] { return float32(); });
+                break;
+            case DType::float64:
+            case DType::complex128:
+                fill<uint64_t>(out, [&] { return float64(); });
+                break;
+            case DType::float16:
+                fill<uint16_t>(out, [&] { return narrow<10>(); });
+                break;
+            case DType::bfloat16:
+                fill<uint16_t>(out, [&] { return narrow<7>(); });
+                break;
+            case DType::boolean:
+                fill<uint8_t>(out, [&] { return random_() % 2 != 0 ? uint8_t{0} : random_(); });
+                break;
+            default:
+                fill<uint8_t>(out, [&] { return integer_byte(); });
+        }
+        return out;
     }
-    return out;
-  }
 
- private:
-  template <class T, class F>
-  void fill(std::vector<uint8_t>& out, F next) {
-    for (size_t at = 0; at < out.size(); at += sizeof(T)) put(out, at, static_cast<T>(next()));
-  }
+  private:
+    template <class T, class F>
+    void fill(std::vector<uint8_t>& out, F next) {
+        for (size_t at = 0; at < out.size(); at += sizeof(T)) put(out, at, static_cast<T>(next()));
+    }
 
-  uint64_t integer_byte() {
-    static constexpr uint8_t extremes[] = {0x00, 0xFF, 0x7F, 0x80, 0x01};
-    return random_() % 3 != 0 ? random_() : extremes[random_() % 5];
-  }
+    uint64_t integer_byte() {
+        static constexpr uint8_t extremes[] = {0x00, 0xFF, 0x7F, 0x80, 0x01};
+        return random_() % 3 != 0 ? random_() : extremes[random_() % 5];
+    }
 
-  uint32_t float32() {
-    static constexpr uint32_t special[] = {
-        0x00000000, 0x80000000, 0x00000001, 0x80000001, 0x007FFFFF, 0x00800000, 0x7F7FFFFF,
-        0x7F800000, 0xFF800000, 0x7FC00000, 0xFFC12345, 0x7F800001, 0x3F800000, 0xBF800000};
-    if (random_() % 4 == 0) return special[random_() % std::size(special)];
-    if (random_() % 4 == 0) return static_cast<uint32_t>(random_());
-    const auto integer = static_cast<int64_t>(random_() >> 40) - (1 << 23);
-    const float value = static_cast<float>(integer) / 4096;
-    uint32_t bits;
-    std::memcpy(&bits, &value, sizeof bits);
-    return bits;
-  }
+    uint32_t float32() {
+        static constexpr uint32_t special[] = {
+            0x00000000, 0x80000000, 0x00000001, 0x80000001, 0x007FFFFF, 0x00800000, 0x7F7FFFFF,
+            0x7F800000, 0xFF800000, 0x7FC00000, 0xFFC12345, 0x7F800001, 0x3F800000, 0xBF800000};
+        if (random_() % 4 == 0) return special[random_() % std::size(special)];
+        if (random_() % 4 == 0) return static_cast<uint32_t>(random_());
+        const auto integer = static_cast<int64_t>(random_() >> 40) - (1 << 23);
+        const float value = static_cast<float>(integer) / 4096;
+        uint32_t bits;
+        std::memcpy(&bits, &value, sizeof bits);
+        return bits;
+    }
 
-  uint64_t float64() {
-    static constexpr uint64_t special[] = {0,
-                                           0x8000000000000000,
-                                           1,
-                                           0x000FFFFFFFFFFFFF,
-                                           0x0010000000000000,
-                                           0x7FEFFFFFFFFFFFFF,
-                                           0x7FF0000000000000,
-                                           0xFFF0000000000000,
-                                           0x7FF8000000000000,
-                                           0x7FF0000000000001,
-                                           0x3FF0000000000000};
-    if (random_() % 4 == 0) return special[random_() % std::size(special)];
-    if (random_() % 4 == 0) return random_();
-    const double value = static_cast<double>(static_cast<int64_t>(random_())) / 1e15;
-    uint64_t bits;
-    std::memcpy(&bits, &value, sizeof bits);
-    return bits;
-  }
+    uint64_t float64() {
+        static constexpr uint64_t special[] = {0,
+                                               0x8000000000000000,
+                                               1,
+                                               0x000FFFFFFFFFFFFF,
+                                               0x0010000000000000,
+                                               0x7FEFFFFFFFFFFFFF,
+                                               0x7FF0000000000000,
+                                               0xFFF0000000000000,
+                                               0x7FF8000000000000,
+                                               0x7FF0000000000001,
+                                               0x3FF0000000000000};
+        if (random_() % 4 == 0) return special[random_() % std::size(special)];
+        if (random_() % 4 == 0) return random_();
+        const double value = static_cast<double>(static_cast<int64_t>(random_())) / 1e15;
+        uint64_t bits;
+        std::memcpy(&bits, &value, sizeof bits);
+        return bits;
+    }
 
-  // Half of the values are within a few exponents of 1, where sums of short fractions tie.
-  template <int fraction>
-  uint16_t narrow() {
-    constexpr uint16_t infinity = oracle::Narrow<fraction>::infinity;
-    const uint16_t special[] = {0x0000,
-                                0x8000,
-                                0x0001,
-                                0x8001,
-                                (1 << fraction) - 1,
-                                1 << fraction,
-                                infinity - 1,
-                                infinity,
-                                static_cast<uint16_t>(infinity | 0x8000),
-                                infinity + 1,
-                                static_cast<uint16_t>(infinity | 0x8000 | 1 << (fraction - 1)),
-                                0x7FFF};
-    if (random_() % 8 == 0) return special[random_() % std::size(special)];
-    if (random_() % 2 == 0) return static_cast<uint16_t>(random_());
-    const auto near_one = static_cast<uint16_t>(oracle::Narrow<fraction>::bias - 3 + random_() % 8);
-    return static_cast<uint16_t>(near_one << fraction | random_() % (1 << fraction) |
-                                 (random_() % 2 << 15));
-  }
+    // Half of the values are within a few exponents of 1, where sums of short fractions tie.
+    template <int fraction>
+    uint16_t narrow() {
+        constexpr uint16_t infinity = oracle::Narrow<fraction>::infinity;
+        const uint16_t special[] = {0x0000,
+                                    0x8000,
+                                    0x0001,
+                                    0x8001,
+                                    (1 << fraction) - 1,
+                                    1 << fraction,
+                                    infinity - 1,
+                                    infinity,
+                                    static_cast<uint16_t>(infinity | 0x8000),
+                                    infinity + 1,
+                                    static_cast<uint16_t>(infinity | 0x8000 | 1 << (fraction - 1)),
+                                    0x7FFF};
+        if (random_() % 8 == 0) return special[random_() % std::size(special)];
+        if (random_() % 2 == 0) return static_cast<uint16_t>(random_());
+        const auto near_one =
+            static_cast<uint16_t>(oracle::Narrow<fraction>::bias - 3 + random_() % 8);
+        return static_cast<uint16_t>(near_one << fraction | random_() % (1 << fraction) |
+                                     (random_() % 2 << 15));
+    }
 
-  std::mt19937_64 random_{12345};
+    std::mt19937_64 random_{12345};
 };
 
 struct Case {
-  DType type;
-  ReduceOp op;
-  size_t nsrc, count;
-  uint32_t divisor;
+    DType type;
+    ReduceOp op;
+    size_t nsrc, count;
+    uint32_t divisor;
 };
 
 // How the operands of a case lie in memory and are written.
 struct Layout {
-  const char* name;
-  size_t offset;  // of each operand, in bytes, times its position; in elements if `elements`
-  bool elements;
-  int alias;  // the source dst is (-1: the last), or none
-  bool has_dst2;
-  Store store, store2;
+    const char* name;
+    size_t offset;  // of each operand, in bytes, times its position; in elements if `elements`
+    bool elements;
+    int alias;  // the source dst is (-1: the last), or none
+    bool has_dst2;
+    Store store, store2;
 };
 constexpr int no_alias = -2;
 constexpr Layout layouts[] = {
@@ -179,149 +180,152 @@ constexpr Layout layouts[] = {
 };
 
 std::string describe(const Table& table, const Case& c, const std::string& what) {
-  return std::string(table.name) + " dtype " + std::to_string(static_cast<int>(c.type)) + " op " +
-         std::to_string(static_cast<int>(c.op)) + " nsrc " + std::to_string(c.nsrc) + " count " +
-         std::to_string(c.count) + " divisor " + std::to_string(c.divisor) + " " + what;
+    return std::string(table.name) + " dtype " + std::to_string(static_cast<int>(c.type)) + " op " +
+           std::to_string(static_cast<int>(c.op)) + " nsrc " + std::to_string(c.nsrc) + " count " +
+           std::to_string(c.count) + " divisor " + std::to_string(c.divisor) + " " + what;
 }
 
 bool equal(const Case& c, const void* a, const void* b) {
-  const size_t parts = c.count * size_of(c.type) / oracle::part_bytes(c.type);
-  for (size_t part = 0; part < parts; ++part) {
-    if (!oracle::same(c.type, c.op, a, b, part)) return false;
-  }
-  return true;
+    const size_t parts = c.count * size_of(c.type) / oracle::part_bytes(c.type);
+    for (size_t part = 0; part < parts; ++part) {
+        if (!oracle::same(c.type, c.op, a, b, part)) return false;
+    }
+    return true;
 }
 
 void check_layout(Report& report, const Table& table, const Case& c, const Layout& layout,
                   const std::vector<std::vector<uint8_t>>& inputs,
                   const std::vector<uint8_t>& expected) {
-  const size_t bytes = c.count * size_of(c.type);
-  const size_t unit = layout.offset * (layout.elements ? size_of(c.type) : 1);
-  std::vector<Buffer> operands;
-  std::vector<const void*> srcs;
-  for (size_t s = 0; s < c.nsrc; ++s) {
-    operands.emplace_back(bytes, unit * (s + 1) % 64);
-    if (bytes != 0) std::memcpy(operands.back().data(), inputs[s].data(), bytes);
-    srcs.push_back(operands.back().data());
-  }
-  Buffer own(bytes, unit % 64), second(bytes, unit * 2 % 64);
-  const bool aliased = layout.alias != no_alias;
-  const size_t alias = layout.alias < 0 ? c.nsrc - 1 : static_cast<size_t>(layout.alias);
-  uint8_t* dst = aliased ? operands[alias].data() : own.data();
-  reduce_with(table, c.type, c.op, dst, layout.has_dst2 ? second.data() : nullptr, srcs.data(),
-              c.nsrc, c.count, c.divisor, layout.store, layout.store2);
-  report.check(equal(c, dst, expected.data()), describe(table, c, layout.name));
-  if (layout.has_dst2) {
-    const bool same = bytes == 0 || std::memcmp(dst, second.data(), bytes) == 0;
-    report.check(same, describe(table, c, std::string(layout.name) + " dst2"));
-  }
-  for (size_t s = 0; s < c.nsrc; ++s) {
-    if ((aliased && s == alias) || bytes == 0) continue;
-    report.check(std::memcmp(operands[s].data(), inputs[s].data(), bytes) == 0,
-                 describe(table, c, std::string(layout.name) + " changed a source"));
-  }
+    const size_t bytes = c.count * size_of(c.type);
+    const size_t unit = layout.offset * (layout.elements ? size_of(c.type) : 1);
+    std::vector<Buffer> operands;
+    std::vector<const void*> srcs;
+    for (size_t s = 0; s < c.nsrc; ++s) {
+        operands.emplace_back(bytes, unit * (s + 1) % 64);
+        if (bytes != 0) std::memcpy(operands.back().data(), inputs[s].data(), bytes);
+        srcs.push_back(operands.back().data());
+    }
+    Buffer own(bytes, unit % 64), second(bytes, unit * 2 % 64);
+    const bool aliased = layout.alias != no_alias;
+    const size_t alias = layout.alias < 0 ? c.nsrc - 1 : static_cast<size_t>(layout.alias);
+    uint8_t* dst = aliased ? operands[alias].data() : own.data();
+    reduce_with(table, c.type, c.op, dst, layout.has_dst2 ? second.data() : nullptr, srcs.data(),
+                c.nsrc, c.count, c.divisor, layout.store, layout.store2);
+    report.check(equal(c, dst, expected.data()), describe(table, c, layout.name));
+    if (layout.has_dst2) {
+        const bool same = bytes == 0 || std::memcmp(dst, second.data(), bytes) == 0;
+        report.check(same, describe(table, c, std::string(layout.name) + " dst2"));
+    }
+    for (size_t s = 0; s < c.nsrc; ++s) {
+        if ((aliased && s == alias) || bytes == 0) continue;
+        report.check(std::memcmp(operands[s].data(), inputs[s].data(), bytes) == 0,
+                     describe(table, c, std::string(layout.name) + " changed a source"));
+    }
 }
 
 void check_case(Report& report, const std::vector<const Table*>& tables, Generator& generator,
                 const Case& c) {
-  std::vector<std::vector<uint8_t>> inputs;
-  std::vector<const void*> srcs;
-  for (size_t s = 0; s < c.nsrc; ++s) inputs.push_back(generator.elements(c.type, c.count));
-  for (const auto& input : inputs) srcs.push_back(input.data());
-  std::vector<uint8_t> expected(c.count * size_of(c.type));
-  oracle::reduce(c.type, c.op, expected.data(), srcs.data(), c.nsrc, c.count, c.divisor);
-  for (const Table* table : tables) {
-    for (const Layout& layout : layouts) check_layout(report, *table, c, layout, inputs, expected);
-  }
+    std::vector<std::vector<uint8_t>> inputs;
+    std::vector<const void*> srcs;
+    for (size_t s = 0; s < c.nsrc; ++s) inputs.push_back(generator.elements(c.type, c.count));
+    for (const auto& input : inputs) srcs.push_back(input.data());
+    std::vector<uint8_t> expected(c.count * size_of(c.type));
+    oracle::reduce(c.type, c.op, expected.data(), srcs.data(), c.nsrc, c.count, c.divisor);
+    for (const Table* table : tables) {
+        for (const Layout& layout : layouts)
+            check_layout(report, *table, c, layout, inputs, expected);
+    }
 }
 
 void check_reductions(Report& report, const std::vector<const Table*>& tables) {
-  Generator generator;
-  for (size_t t = 0; t < num_dtypes; ++t) {
-    for (size_t o = 0; o < num_reduce_ops; ++o) {
-      const auto type = static_cast<DType>(t);
-      const auto op = static_cast<ReduceOp>(o);
-      if (!supports(type, op)) {
-        for (const Table* table : tables) report.check(table->find(type, op) == nullptr, "extra");
-        continue;
-      }
-      for (size_t nsrc : {1, 2, 3, 4, 5, 8}) {
-        for (size_t count : {0, 1, 7, 63, 64, 65, 1000, 5000}) {
-          const Case c{type, op, nsrc, count, op == ReduceOp::avg ? uint32_t(nsrc) : 0};
-          check_case(report, tables, generator, c);
+    Generator generator;
+    for (size_t t = 0; t < num_dtypes; ++t) {
+        for (size_t o = 0; o < num_reduce_ops; ++o) {
+            const auto type = static_cast<DType>(t);
+            const auto op = static_cast<ReduceOp>(o);
+            if (!supports(type, op)) {
+                for (const Table* table : tables)
+                    report.check(table->find(type, op) == nullptr, "extra");
+                continue;
+            }
+            for (size_t nsrc : {1, 2, 3, 4, 5, 8}) {
+                for (size_t count : {0, 1, 7, 63, 64, 65, 1000, 5000}) {
+                    const Case c{type, op, nsrc, count, op == ReduceOp::avg ? uint32_t(nsrc) : 0};
+                    check_case(report, tables, generator, c);
+                }
+            }
         }
-      }
+        if (!supports(static_cast<DType>(t), ReduceOp::avg)) continue;
+        for (uint32_t divisor : {1u, 3u, 1000u, 4000000000u}) {
+            check_case(report, tables, generator,
+                       {static_cast<DType>(t), ReduceOp::sum, 2, 999, divisor});
+        }
     }
-    if (!supports(static_cast<DType>(t), ReduceOp::avg)) continue;
-    for (uint32_t divisor : {1u, 3u, 1000u, 4000000000u}) {
-      check_case(report, tables, generator,
-                 {static_cast<DType>(t), ReduceOp::sum, 2, 999, divisor});
-    }
-  }
 }
 
 // Every 16-bit float through widening and rounding; every pair with one of 64 partners, multiplied.
 void check_narrow_exhaustively(Report& report, const std::vector<const Table*>& tables) {
-  constexpr size_t all = 1 << 16;
-  for (DType type : {DType::float16, DType::bfloat16}) {
-    std::vector<uint16_t> every(all), partner(all), expected(all), result(all);
-    for (size_t i = 0; i < all; ++i) every[i] = static_cast<uint16_t>(i);
-    for (size_t round = 0; round < 64; ++round) {
-      std::mt19937_64 random(round);
-      for (uint16_t& value : partner) value = static_cast<uint16_t>(random());
-      const void* srcs[] = {every.data(), partner.data()};
-      const Case c{type, ReduceOp::prod, 2, all, 0};
-      const Case identity{type, ReduceOp::avg, 1, all, 1};
-      for (const Case& one : {c, identity}) {
-        oracle::reduce(type, one.op, expected.data(), srcs, one.nsrc, all, one.divisor);
-        for (const Table* table : tables) {
-          reduce_with(*table, type, one.op, result.data(), nullptr, srcs, one.nsrc, all,
-                      one.divisor, Store::cached, Store::cached);
-          report.check(equal(one, result.data(), expected.data()),
-                       describe(*table, one, "exhaustive"));
+    constexpr size_t all = 1 << 16;
+    for (DType type : {DType::float16, DType::bfloat16}) {
+        std::vector<uint16_t> every(all), partner(all), expected(all), result(all);
+        for (size_t i = 0; i < all; ++i) every[i] = static_cast<uint16_t>(i);
+        for (size_t round = 0; round < 64; ++round) {
+            std::mt19937_64 random(round);
+            for (uint16_t& value : partner) value = static_cast<uint16_t>(random());
+            const void* srcs[] = {every.data(), partner.data()};
+            const Case c{type, ReduceOp::prod, 2, all, 0};
+            const Case identity{type, ReduceOp::avg, 1, all, 1};
+            for (const Case& one : {c, identity}) {
+                oracle::reduce(type, one.op, expected.data(), srcs, one.nsrc, all, one.divisor);
+                for (const Table* table : tables) {
+                    reduce_with(*table, type, one.op, result.data(), nullptr, srcs, one.nsrc, all,
+                                one.divisor, Store::cached, Store::cached);
+                    report.check(equal(one, result.data(), expected.data()),
+                                 describe(*table, one, "exhaustive"));
+                }
+                if (round != 0) break;
+            }
         }
-        if (round != 0) break;
-      }
     }
-  }
 }
 
 void check_copies(Report& report, const std::vector<const Table*>& tables) {
-  constexpr Store stores[] = {Store::cached, Store::streaming};
-  std::mt19937_64 random(7);
-  for (const Table* table : tables) {
-    for (size_t bytes : {0, 1, 7, 63, 64, 65, 127, 128, 1000, 4096, 5000, 20001}) {
-      for (size_t offset : {0, 1, 13, 32, 48, 63}) {
-        Buffer src(bytes, (offset * 5) % 64);
-        for (size_t i = 0; i < bytes; ++i) src.data()[i] = static_cast<uint8_t>(random());
-        for (Store store : stores) {
-          Buffer one(bytes, offset);
-          copy_with(*table, one.data(), src.data(), bytes, store);
-          report.check(std::memcmp(one.data(), src.data(), bytes) == 0, "copy");
-          for (Store store2 : stores) {
-            Buffer first(bytes, offset), second(bytes, (offset * 3) % 64);
-            copy2_with(*table, first.data(), second.data(), src.data(), bytes, store, store2);
-            report.check(std::memcmp(first.data(), src.data(), bytes) == 0 &&
-                             std::memcmp(second.data(), src.data(), bytes) == 0,
-                         "copy2");
-          }
+    constexpr Store stores[] = {Store::cached, Store::streaming};
+    std::mt19937_64 random(7);
+    for (const Table* table : tables) {
+        for (size_t bytes : {0, 1, 7, 63, 64, 65, 127, 128, 1000, 4096, 5000, 20001}) {
+            for (size_t offset : {0, 1, 13, 32, 48, 63}) {
+                Buffer src(bytes, (offset * 5) % 64);
+                for (size_t i = 0; i < bytes; ++i) src.data()[i] = static_cast<uint8_t>(random());
+                for (Store store : stores) {
+                    Buffer one(bytes, offset);
+                    copy_with(*table, one.data(), src.data(), bytes, store);
+                    report.check(std::memcmp(one.data(), src.data(), bytes) == 0, "copy");
+                    for (Store store2 : stores) {
+                        Buffer first(bytes, offset), second(bytes, (offset * 3) % 64);
+                        copy2_with(*table, first.data(), second.data(), src.data(), bytes, store,
+                                   store2);
+                        report.check(std::memcmp(first.data(), src.data(), bytes) == 0 &&
+                                         std::memcmp(second.data(), src.data(), bytes) == 0,
+                                     "copy2");
+                    }
+                }
+            }
         }
-      }
     }
-  }
 }
 
 }  // namespace
 
 int main() {
-  const Table* found[max_tables];
-  const std::vector<const Table*> tables(found, found + runnable_tables(found));
-  std::printf("using %s; testing", isa());
-  for (const Table* table : tables) std::printf(" %s", table->name);
-  std::printf("\n");
-  Report report;
-  check_copies(report, tables);
-  check_narrow_exhaustively(report, tables);
-  check_reductions(report, tables);
-  return report.finish();
+    const Table* found[max_tables];
+    const std::vector<const Table*> tables(found, found + runnable_tables(found));
+    std::printf("using %s; testing", isa());
+    for (const Table* table : tables) std::printf(" %s", table->name);
+    std::printf("\n");
+    Report report;
+    check_copies(report, tables);
+    check_narrow_exhaustively(report, tables);
+    check_reductions(report, tables);
+    return report.finish();
 }

@@ -311,6 +311,13 @@ def own_all_gather_of_uneven_lengths(world):
         require_equal(piece, contribution(rank, 10 * rank).numpy())
 
 
+def own_reduce_scatter_of_uneven_lengths(world):
+    pieces = [contribution(world.rank, 5 * target, seed=target) for target in range(world.size)]
+    output = torch.empty(5 * world.rank)
+    dist.reduce_scatter(output, pieces)
+    require_equal(output, contributions(world, 5 * world.rank, seed=world.rank).sum(axis=0))
+
+
 def own_average(world):
     for dtype in (torch.float32, torch.bfloat16, torch.float64):
         tensor = contribution(world.rank, 64, dtype) * world.size

@@ -17,6 +17,7 @@ from torch import distributed as dist  # noqa: E402
 from unisono import torch_backend  # noqa: E402
 from unisono.torch_backend import private  # noqa: E402
 from unisono.torch_backend.process_group import ProcessGroup  # noqa: E402
+from unisono.torch_backend.work import PendingWork  # noqa: E402
 
 pytestmark = pytest.mark.torch
 
@@ -52,6 +53,15 @@ def resolve(dotted):
 @pytest.mark.parametrize("name", private.PRIVATE_NAMES)
 def test_private_name_exists(name):
     resolve(name)
+
+
+@pytest.mark.parametrize("base", [dist.ProcessGroup, private.WorkBase])
+def test_private_methods_that_we_override_are_listed(base):
+    listed = {name.rpartition(".")[2] for name in private.PRIVATE_NAMES}
+    ours = [cls for cls in (*ProcessGroup.__mro__, PendingWork) if "unisono" in cls.__module__]
+    overridden = {name for cls in ours for name in vars(cls) if hasattr(base, name)}
+    private_ones = {name for name in overridden if name[0] == "_" and name[1] != "_"}
+    assert private_ones <= listed
 
 
 def test_private_name_resolver_notices_a_missing_name():
@@ -153,6 +163,11 @@ assert threading.active_count() == 1
 """
     result = run_python(code)
     assert result.returncode == 0, result.stderr
+
+
+def test_importing_the_backend_without_torch_says_so():
+    code = "import sys; sys.modules['torch'] = None; import unisono.torch_backend"
+    assert "ModuleNotFoundError" in run_python(code).stderr
 
 
 def test_unknown_options_are_refused():

@@ -37,7 +37,9 @@ def _autoload() -> None:
     """Entry point that torch calls on each `import torch`, so it must never fail."""
     try:
         register()
-    except Exception:
+    except Exception as error:
+        if isinstance(error, ModuleNotFoundError) and error.name == "torch":
+            raise  # then it is not torch that is calling
         logging.getLogger(__name__).warning("could not register with torch", exc_info=True)
 
 

@@ -1,0 +1,108 @@
+"""What runs the calls of one communicator, blocking or begun."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable
+from typing import Any, TypeAlias
+
+import numpy as np
+
+from unisono import config, native
+from unisono.communicator.arrays import Staged, locate
+from unisono.communicator.calls import CallBook
+from unisono.communicator.selection import default_selection
+from unisono.communicator.work import CollectiveWork, Work
+from unisono.runtime.native_executor import OP_CODES, NativeExecutor
+from unisono.types import Op, ReduceOp
+
+Memory: TypeAlias = list[tuple[int, int]]
+"""Address and bytes of each piece."""
+
+# How long an asynchronous call may wait for its peers in the caller's thread. Peers that are about
+# to arrive spare the hand-over to the progress thread, which costs about as much.
+_INLINE_S = 100e-6
+
+
+class Engine:
+    """The native group of one rank with the calls that were prepared for it."""
+
+    def __init__(
+        self, group: native.Group, rank: int, size: int, settings: config.Settings
+    ) -> None:
+        self.group = group
+        self.rank = rank
+        self.size = size
+        self.timeout_s = settings.timeout_s
+        executor = NativeExecutor(group, rank, settings.stores)
+        self.book = CallBook(executor, size, default_selection(size))
+        self._quick = native.QuickCalls(group)
+        self._under_way: deque[Work] = deque()
+
+    def run(
+        self,
+        call: native.Prepared,
+        inputs: Memory,
+        outputs: Memory,
+        result: Any,
+        *,
+        keep: object,
+        async_op: bool,
+        complete: Callable[[], None] | None = None,
+    ) -> Any:
+        """Runs the call and returns `result`, or begins it and returns a `Work`.
+
+        `keep` holds the memory until the call has ended; `complete` then brings the result where
+        the caller expects it.
+        """
+        if not async_op:
+            self.group.run_pieces(call, inputs, outputs, self.timeout_s)
+            if complete is not None:
+                complete()
+            return result
+        job = self.group.submit_pieces(call, inputs, outputs, self.timeout_s, _INLINE_S)
+        work = CollectiveWork(self.group, job, keep, result, complete)
+        if not job.done():
+            self.keep(work)
+        return work
+
+    def run_quick(
+        self,
+        op: int,
+        x: Any,
+        out: Any,
+        reduction: str | ReduceOp,
+        root: int,
+        algorithm: str | None,
+    ) -> bool:
+        """Runs a blocking call that looks like one that was checked before; False if none does."""
+        if isinstance(out, np.ndarray):
+            return self._quick.run(op, x, out, reduction, root, algorithm, self.timeout_s)
+        target = locate(out, writable=True)
+        source = target if out is x else locate(x, writable=False)
+        if source is None or target is None:
+            return False
+        return self._quick.run_at(op, source, target, reduction, root, algorithm, self.timeout_s)
+
+    def remember_quick(
+        self,
+        op: Op,
+        source: Staged,
+        target: Staged,
+        reduction: str | ReduceOp,
+        root: int,
+        algorithm: str | None,
+        call: native.Prepared,
+    ) -> None:
+        """Lets the next such call skip all checks; only where nothing was copied."""
+        if source.copy is not None or target.copy is not None:
+            return
+        self._quick.learn(
+            OP_CODES[op], source.located, target.located, reduction, root, algorithm, call
+        )
+
+    def keep(self, work: Work) -> None:
+        """Holds the arrays of a call until it has ended, even if the program drops its handle."""
+        while self._under_way and self._under_way[0].is_completed():
+            self._under_way.popleft()
+        self._under_way.append(work)
