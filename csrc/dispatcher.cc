@@ -185,7 +185,10 @@ void Dispatcher::progress_loop() {
             std::unique_lock lock(mutex_);
             changed_->wait(lock,
                            [this] { return stopping_ || (!queue_.empty() && !driving_.load()); });
+            const auto taken = [this] { return stopping_ || queue_.empty() || driving_.load(); };
+            changed_->wait_for(lock, grace_, taken);
             if (stopping_) return;
+            if (taken()) continue;
         }
         const Turn turn(*this);
         if (!turn) continue;

@@ -3,6 +3,7 @@
 #pragma once
 
 #include <atomic>
+#include <chrono>
 #include <condition_variable>
 #include <deque>
 #include <memory>
@@ -33,7 +34,10 @@ class Job {
 
 class Dispatcher {
   public:
-    Dispatcher(Executor& executor, Membership& members) : executor_(executor), members_(members) {}
+    // `grace` is what the progress thread leaves to the caller: who waits soon does the work
+    // itself, and spares two switches between threads.
+    Dispatcher(Executor& executor, Membership& members, std::chrono::microseconds grace = {})
+        : executor_(executor), members_(members), grace_(grace) {}
     Dispatcher(const Dispatcher&) = delete;
     Dispatcher& operator=(const Dispatcher&) = delete;
     ~Dispatcher() { stop(); }
@@ -83,6 +87,7 @@ class Dispatcher {
 
     Executor& executor_;
     Membership& members_;
+    std::chrono::microseconds grace_;
     std::atomic<bool> driving_{false};  // a thread drives the executor
     std::atomic<uint32_t> queued_{0};
     std::mutex mutex_;  // guards what follows

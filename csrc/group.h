@@ -17,7 +17,7 @@ class Group {
           members_(segment_, rank, nonce),
           waiter_(members_, Patience::for_group(segment_.shape().ranks, cores)),
           executor_(segment_, members_, waiter_),
-          dispatcher_(executor_, members_),
+          dispatcher_(executor_, members_, grace_for(segment_.shape().ranks, cores)),
           mail_(segment_, members_, waiter_) {}
     Group(const Group&) = delete;
     Group& operator=(const Group&) = delete;
@@ -39,6 +39,11 @@ class Group {
     }
 
   private:
+    // With more ranks than cores nothing is gained by a thread that works beside its caller.
+    static std::chrono::microseconds grace_for(uint32_t ranks, uint32_t cores) noexcept {
+        return std::chrono::microseconds(ranks <= cores ? 50 : 1000);
+    }
+
     Segment segment_;
     Membership members_;
     Waiter waiter_;

@@ -55,7 +55,7 @@ def commands() -> list[str]:
 @pytest.mark.parametrize("command", commands())
 def test_readme_command_runs(command: str) -> None:
     program, *arguments = command.split()
-    assert program.startswith(".venv/bin/"), "commands of the README run in the checkout's environment"
+    assert program.startswith(".venv/bin/"), "README commands run in the checkout's environment"
     run([str(Path(sys.executable).parent / Path(program).name), *arguments])
 
 

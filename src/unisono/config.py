@@ -126,9 +126,7 @@ def _mpich(environ: Mapping[str, str]) -> World | None:
     size = _number(environ, "PMI_SIZE")
     _require_one_host(_number(environ, "MPI_LOCALNRANKS", size), size, "mpiexec")
     # Hydra names no job, but its proxy is the parent of all ranks of a host.
-    return World(
-        rank=_number(environ, "PMI_RANK"), size=size, rendezvous=f"mpich:{os.getppid()}"
-    )
+    return World(rank=_number(environ, "PMI_RANK"), size=size, rendezvous=f"mpich:{os.getppid()}")
 
 
 def _slurm(environ: Mapping[str, str]) -> World | None:

@@ -16,7 +16,7 @@ from typing import Any
 
 import pytest
 
-PROGRAM = '''
+PROGRAM = """
 import json, multiprocessing, os, signal, sys, time
 import numpy as np
 import unisono
@@ -88,10 +88,11 @@ def outcome(function, size, args=()):
 
 if __name__ == "__main__":
     cases = [(ranks, 3), (large, 2), (one_raises, 3), (odd_error, 1),
-             (local_error, 1), (unpicklable_result, 1), (killed, 3), (exits, 3), (one_hangs, 2), (nested, 2), (ranks, 0)]
+             (local_error, 1), (unpicklable_result, 1), (killed, 3),
+             (exits, 3), (one_hangs, 2), (nested, 2), (ranks, 0)]
     for case in cases:
         print(json.dumps([case[0].__name__, case[1], outcome(*case)]), flush=True)
-'''
+"""
 
 
 @pytest.fixture(scope="module")
@@ -169,7 +170,7 @@ def test_no_process_and_no_file_is_left(outcomes: Outcomes) -> None:
 
 # ---- the program that called `run` is killed
 
-KILLED_PROGRAM = '''
+KILLED_PROGRAM = """
 import os, sys, time
 import numpy as np
 import unisono
@@ -192,7 +193,7 @@ def work(folder):
 
 if __name__ == "__main__":
     unisono.run(work, ranks=3, args=(sys.argv[1],))
-'''
+"""
 
 
 @pytest.mark.parametrize(

@@ -98,7 +98,9 @@ def _stage_tensor(tensor: Array) -> Staged:
     if tensor.device.type != "cpu":
         raise UnsupportedError(f"the tensor is on {tensor.device}; only CPU tensors are served")
     if str(tensor.layout) != "torch.strided":
-        raise UnsupportedError(f"the tensor's layout is {tensor.layout}; only strided ones are served")
+        raise UnsupportedError(
+            f"the tensor's layout is {tensor.layout}; only strided ones are served"
+        )
     _tensor_type(tensor.dtype)
     copy = tensor.detach().resolve_conj().resolve_neg().contiguous()
     located = locate(copy, writable=True)

@@ -37,7 +37,9 @@ def parse_reduction(op: str | ReduceOp) -> ReduceOp:
         return ReduceOp[op.upper()]
     except (KeyError, AttributeError):
         known = ", ".join(reduction.name.lower() for reduction in ReduceOp)
-        raise UnsupportedError(f"there is no reduction {op!r}; the reductions are {known}") from None
+        raise UnsupportedError(
+            f"there is no reduction {op!r}; the reductions are {known}"
+        ) from None
 
 
 class CallBook:
@@ -62,7 +64,9 @@ class CallBook:
     def check(self, op: Op, dtype: DType, reduction: ReduceOp, root: int) -> None:
         """Raises `UnsupportedError` or `ValueError` for what no plan can serve."""
         if op.reduces and not dtype.supports(reduction):
-            raise UnsupportedError(f"{dtype.name.lower()} has no reduction {reduction.name.lower()}")
+            raise UnsupportedError(
+                f"{dtype.name.lower()} has no reduction {reduction.name.lower()}"
+            )
         if op.rooted and not 0 <= root < self._ranks:
             raise ValueError(f"root {root} is not one of the {self._ranks} ranks of this group")
 
@@ -95,7 +99,12 @@ class CallBook:
         return prepared
 
     def prepare_uneven(
-        self, op: Op, dtype: DType, reduction: ReduceOp, root: int, lengths: tuple[int, ...],
+        self,
+        op: Op,
+        dtype: DType,
+        reduction: ReduceOp,
+        root: int,
+        lengths: tuple[int, ...],
         algorithm: str | None,
     ) -> native.Prepared:
         """A call whose pieces have these lengths in bytes; all ranks know them all."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import secrets
 import weakref
-from collections import Counter, deque
+from collections import Counter
 from collections.abc import Sequence
 from types import TracebackType
 from typing import Any
@@ -13,13 +13,12 @@ import numpy as np
 
 from unisono import config, native
 from unisono.communicator import exchange
-from unisono.communicator.arrays import Array, locate, stage
-from unisono.communicator.calls import CallBook
+from unisono.communicator.arrays import Array, stage
+from unisono.communicator.engine import Engine
 from unisono.communicator.explain import Explanation
-from unisono.communicator.selection import default_selection
-from unisono.communicator.work import CollectiveWork, MessageWork, Work
+from unisono.communicator.work import MessageWork
 from unisono.errors import UnsupportedError
-from unisono.runtime.native_executor import OP_CODES, NativeExecutor
+from unisono.runtime.native_executor import OP_CODES
 from unisono.runtime.rendezvous import Meeting, meet
 from unisono.types import Op, ReduceOp
 
@@ -51,20 +50,27 @@ class Communicator:
         met = meet(meeting)
         self.rank = meeting.rank
         self.size = meeting.size
-        self.timeout_s = settings.timeout_s
         self._settings = settings
         self._group = met.group
+        self._engine = Engine(met.group, self.rank, self.size, settings)
         self._name = met.nonce.hex()
         self._forks: Counter[tuple[int, ...]] = Counter()
-        executor = NativeExecutor(met.group, self.rank, settings.stores)
-        self._quick = native.QuickCalls(met.group)
-        self._book = CallBook(executor, self.size, default_selection(self.size))
-        self._under_way: deque[CollectiveWork | MessageWork] = deque()
         # Also at the end of the interpreter: a rank that ends well has left, not died.
         self._finalizer = weakref.finalize(self, met.group.close)
 
     def __repr__(self) -> str:
         return f"Communicator(rank={self.rank}, size={self.size})"
+
+    @property
+    def timeout_s(self) -> float:
+        """Seconds after which a call gives up; may be set at any time."""
+        return self._engine.timeout_s
+
+    @timeout_s.setter
+    def timeout_s(self, timeout_s: float) -> None:
+        if not timeout_s > 0:
+            raise ValueError(f"a timeout must be positive, not {timeout_s}")
+        self._engine.timeout_s = timeout_s
 
     @property
     def hosts(self) -> tuple[tuple[int, ...], ...]:
@@ -87,9 +93,9 @@ class Communicator:
         16-bit floats accumulate in float32 and are rounded once. `algorithm`: any of
         `unisono.algorithms.names("all_reduce")`; None chooses.
         """
-        if not async_op and self._run_quick(_ALL_REDUCE, x, x, op, -1, algorithm):
+        if not async_op and self._engine.run_quick(_ALL_REDUCE, x, x, op, -1, algorithm):
             return x
-        return exchange.in_place(self, Op.ALL_REDUCE, x, op, -1, algorithm, async_op)
+        return exchange.in_place(self._engine, Op.ALL_REDUCE, x, op, -1, algorithm, async_op)
 
     def reduce(
         self,
@@ -101,21 +107,21 @@ class Communicator:
         async_op: bool = False,
     ) -> Any:
         """Reduces `x` over all ranks, in place on `root`; the others' `x` stays as it is."""
-        if not async_op and self._run_quick(_REDUCE, x, x, op, root, algorithm):
+        if not async_op and self._engine.run_quick(_REDUCE, x, x, op, root, algorithm):
             return x
-        return exchange.in_place(self, Op.REDUCE, x, op, root, algorithm, async_op)
+        return exchange.in_place(self._engine, Op.REDUCE, x, op, root, algorithm, async_op)
 
     def broadcast(
         self, x: Array, root: int = 0, *, algorithm: str | None = None, async_op: bool = False
     ) -> Any:
         """Copies `x` of `root` into `x` of all ranks; returns `x`."""
-        if not async_op and self._run_quick(_BROADCAST, x, x, "sum", root, algorithm):
+        if not async_op and self._engine.run_quick(_BROADCAST, x, x, "sum", root, algorithm):
             return x
-        return exchange.in_place(self, Op.BROADCAST, x, "sum", root, algorithm, async_op)
+        return exchange.in_place(self._engine, Op.BROADCAST, x, "sum", root, algorithm, async_op)
 
     def barrier(self, *, async_op: bool = False) -> Any:
         """Returns when all ranks have called it."""
-        return exchange.barrier(self, async_op=async_op)
+        return exchange.barrier(self._engine, async_op=async_op)
 
     # ---- collectives from one array to another
 
@@ -133,9 +139,9 @@ class Communicator:
         per rank (which may differ in length); None allocates it with dimension 0 size times as
         long as that of `x`.
         """
-        if not async_op and self._run_quick(_ALL_GATHER, x, out, "sum", -1, algorithm):
+        if not async_op and self._engine.run_quick(_ALL_GATHER, x, out, "sum", -1, algorithm):
             return out
-        return exchange.gathering(self, Op.ALL_GATHER, x, out, -1, algorithm, async_op)
+        return exchange.gathering(self._engine, Op.ALL_GATHER, x, out, -1, algorithm, async_op)
 
     def reduce_scatter(
         self,
@@ -151,9 +157,11 @@ class Communicator:
         `x` is one array of size * out.size elements, or a list of one array per rank (which may
         differ in length).
         """
-        if not async_op and self._run_quick(_REDUCE_SCATTER, x, out, op, -1, algorithm):
+        if not async_op and self._engine.run_quick(_REDUCE_SCATTER, x, out, op, -1, algorithm):
             return out
-        return exchange.scattering(self, Op.REDUCE_SCATTER, x, out, -1, op, algorithm, async_op)
+        return exchange.scattering(
+            self._engine, Op.REDUCE_SCATTER, x, out, -1, op, algorithm, async_op
+        )
 
     def all_to_all(
         self,
@@ -168,9 +176,9 @@ class Communicator:
         Each of `x` and `out` is one array cut in equal shares, or a list of one array per rank,
         of any lengths that agree between sender and receiver.
         """
-        if not async_op and self._run_quick(_ALL_TO_ALL, x, out, "sum", -1, algorithm):
+        if not async_op and self._engine.run_quick(_ALL_TO_ALL, x, out, "sum", -1, algorithm):
             return out
-        return exchange.all_to_all(self, x, out, algorithm, async_op)
+        return exchange.all_to_all(self._engine, x, out, algorithm, async_op)
 
     def gather(
         self,
@@ -182,7 +190,7 @@ class Communicator:
         async_op: bool = False,
     ) -> Any:
         """Gathers `x` of all ranks in `out` of `root`; returns `out` there, None elsewhere."""
-        return exchange.gathering(self, Op.GATHER, x, out, root, algorithm, async_op)
+        return exchange.gathering(self._engine, Op.GATHER, x, out, root, algorithm, async_op)
 
     def scatter(
         self,
@@ -195,7 +203,9 @@ class Communicator:
     ) -> Any:
         """Share r of `x` of `root` goes to `out` of rank r; `x` is None on the other ranks,
         where `out` is required."""
-        return exchange.scattering(self, Op.SCATTER, x, out, root, "sum", algorithm, async_op)
+        return exchange.scattering(
+            self._engine, Op.SCATTER, x, out, root, "sum", algorithm, async_op
+        )
 
     # ---- point to point
 
@@ -205,9 +215,13 @@ class Communicator:
         staged = stage(x, writable=False)
         address, nbytes, dtype = staged.located
         parcel = self._group.send(address, nbytes, dtype, dst, tag)
-        return self._message(MessageWork(self._group, parcel, staged, None, self.timeout_s), async_op)
+        return self._message(
+            MessageWork(self._group, parcel, staged, None, self.timeout_s), async_op
+        )
 
-    def recv(self, x: Array, src: int | None = None, tag: int = 0, *, async_op: bool = False) -> Any:
+    def recv(
+        self, x: Array, src: int | None = None, tag: int = 0, *, async_op: bool = False
+    ) -> Any:
         """Receives into `x` from rank `src`, or from any rank; returns the rank it came from.
 
         The message must have the type and length of `x`, else `MismatchError`.
@@ -227,7 +241,7 @@ class Communicator:
             return work.wait()
         if not work.is_completed():
             self._group.carry_on()
-            self._keep(work)
+            self._engine.keep(work)
         return work
 
     def _check_peer(self, peer: int, name: str) -> None:
@@ -305,34 +319,8 @@ class Communicator:
     def explain(self, op: str | Op, nbytes: int, root: int = 0) -> Explanation:
         """Which algorithm a call of `nbytes` (in the caller's larger buffer) takes, and why."""
         op = Op(op)
-        choice = self._book.choose(op, nbytes, root if op.rooted else -1, None)
+        choice = self._engine.book.choose(op, nbytes, root if op.rooted else -1, None)
         return Explanation.of(op, nbytes, self.size, choice)
-
-    # ---- shared by the collectives
-
-    def _run_quick(
-        self,
-        op: int,
-        x: Any,
-        out: Any,
-        reduction: str | ReduceOp,
-        root: int,
-        algorithm: str | None,
-    ) -> bool:
-        """Runs a blocking call that looks like one that was checked before; False if none does."""
-        if isinstance(out, np.ndarray):
-            return self._quick.run(op, x, out, reduction, root, algorithm, self.timeout_s)
-        target = locate(out, writable=True)
-        source = target if out is x else locate(x, writable=False)
-        if source is None or target is None:
-            return False
-        return self._quick.run_at(op, source, target, reduction, root, algorithm, self.timeout_s)
-
-    def _keep(self, work: CollectiveWork | MessageWork) -> None:
-        """Holds the arrays of a call until it has ended, even if the program drops its handle."""
-        while self._under_way and self._under_way[0].is_completed():
-            self._under_way.popleft()
-        self._under_way.append(work)
 
 
 def init(

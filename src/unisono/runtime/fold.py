@@ -85,7 +85,7 @@ def _load(source: NDArray[np.uint8], dtype: DType) -> Array:
     # A copy: the source need not be aligned, and the result may be written over it.
     values: Array = source.copy().view(_NUMPY[dtype])
     if dtype is DType.BOOL:
-        return (values != 0).astype(np.uint8)
+        return np.asarray(values != 0, np.uint8)
     if dtype is DType.BFLOAT16:
         return bfloat16_to_float32(values)
     return values.astype(np.float32) if dtype is DType.FLOAT16 else values
@@ -102,7 +102,7 @@ def _store(acc: Array, dtype: DType) -> NDArray[np.uint8]:
 def _divide(acc: Array, divisor: int) -> Array:
     if acc.dtype.kind == "c":
         real = acc.view(np.float32 if acc.dtype == np.complex64 else np.float64)
-        return (real / real.dtype.type(divisor)).view(acc.dtype)
+        return np.asarray(np.divide(real, divisor, dtype=real.dtype)).view(acc.dtype)
     if acc.dtype.kind == "f":
         return np.asarray(acc / acc.dtype.type(divisor))
     wide = acc if acc.dtype == np.uint64 else acc.astype(np.int64)

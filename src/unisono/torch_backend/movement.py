@@ -129,7 +129,7 @@ class Movement(GroupBase):
         self._comm.scatter(source, target, opts.rootRank)
         return DONE
 
-    def all_to_all_single(  # noqa: PLR0917 - torch's signature
+    def all_to_all_single(
         self,
         output: torch.Tensor,
         input: torch.Tensor,

@@ -82,7 +82,7 @@ class ProcessGroup(Reductions, Movement):
     def _get_sequence_number_for_group(self) -> int:
         return self._sequence
 
-    def split_group(  # noqa: PLR0917 - torch's signature
+    def split_group(
         self,
         new_ranks: list[int],
         timeout: timedelta | None = None,

@@ -1,0 +1,145 @@
+"""Signals and forks: Ctrl-C in a blocked call, and children of a process with an open group."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+import time
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from ranks import Me, Processes
+from unisono import AbortedError, Communicator
+
+MOST_S = 3.0
+SETTLE_S = 0.3
+
+INTERRUPTED: dict[str, Callable[[Communicator], Any]] = {
+    "all_reduce": lambda c: c.all_reduce(np.ones(3)),
+    "recv": lambda c: c.recv(np.ones(3), 1, tag=4),
+    "wait": lambda c: c.all_reduce(np.ones(3), async_op=True).wait(),
+    "wait with a timeout": lambda c: c.all_reduce(np.ones(3), async_op=True).wait(30),
+    "wait for a message": lambda c: c.recv(np.ones(3), 1, tag=4, async_op=True).wait(),
+    "wait for a message with a timeout": lambda c: c.recv(np.ones(3), 1, 4, async_op=True).wait(30),
+    "wait for the second": lambda c: [c.barrier(async_op=True) for _ in range(2)][1].wait(),
+    "call behind another": lambda c: [c.barrier(async_op=True), c.all_reduce(np.ones(3))],
+}
+
+
+def interrupted(me: Me) -> None:
+    world = me.join()
+    for name, call in INTERRUPTED.items():
+        pair = world.group([0, 1])
+        assert pair is not None
+        world.barrier()
+        me.say(f"ready {name}")
+        if me.rank == 0:
+            me.attempt(name, call, pair)
+        else:
+            me.attempt(name, pair.recv, np.ones(1), 0)
+
+
+def test_ctrl_c_ends_a_blocked_call() -> None:
+    with Processes(interrupted, 2) as ranks:
+        for name in INTERRUPTED:
+            ranks.wait_for(f"ready {name}", [0, 1])
+            time.sleep(SETTLE_S)
+            at = ranks.signal(0, signal.SIGINT)
+            here, there = ranks.wait_for(name, [0, 1], 15)
+            times = [entry["at"] - at for entry in (here, there)]
+            print(f"{name}: raised after {times[0]:.3f}, {times[1]:.3f} s")
+            assert max(times) < MOST_S
+            assert here["error"] == "KeyboardInterrupt", name
+            assert there["error"] == "AbortedError", name
+            assert "rank 0 was interrupted by a signal" in there["text"]
+
+
+def handles_a_signal(me: Me) -> None:
+    seen: list[int] = []
+    signal.signal(signal.SIGUSR1, lambda number, frame: seen.append(number))
+    world = me.join()
+    me.say("ready")
+    if me.rank == 0:
+        world.all_reduce(np.ones(3))
+        me.say("done", seen=len(seen))
+    else:
+        time.sleep(1.0)
+        world.all_reduce(np.ones(3))
+
+
+def test_a_signal_that_is_handled_disturbs_nothing() -> None:
+    with Processes(handles_a_signal, 2) as ranks:
+        ranks.wait_for("ready", [0, 1])
+        for _ in range(3):
+            time.sleep(0.1)
+            ranks.signal(0, signal.SIGUSR1)
+        assert ranks.wait_for("done", [0])[0]["seen"] >= 1
+        assert ranks.exit_codes() == [0, 0]
+
+
+# ---- a fork
+
+
+def forks(me: Me) -> None:
+    world = me.join()
+    world.barrier()
+    if me.rank == 1:
+        world.send(np.ones(1), 0)
+        world.recv(np.ones(1), 0)  # here all children of rank 0 have ended
+        world.all_reduce(np.ones(3))
+        world.send(np.full(2, 7.0), 0, tag=3)
+        return world.barrier()
+    work = world.all_reduce(np.ones(3), async_op=True)
+    message = world.recv(np.zeros(2), 1, tag=3, async_op=True)
+    actions: dict[str, Callable[[], Any]] = {
+        "barrier": world.barrier,
+        "all_reduce": lambda: world.all_reduce(np.ones(3)),
+        "async": lambda: world.all_reduce(np.ones(3), async_op=True).wait(),
+        "send": lambda: world.send(np.ones(1), 1),
+        "recv": lambda: world.recv(np.ones(1), 1),
+        "wait": work.wait,
+        "wait with a timeout": lambda: work.wait(1),
+        "message": message.wait,
+        "message with a timeout": lambda: message.wait(1),
+        "split": lambda: world.split(0),
+    }
+    quiet: dict[str, Callable[[], Any]] = {
+        "nothing": lambda: None,
+        "close": world.close,
+        "abort": world.abort,
+        "exit": sys.exit,
+    }
+    for name, action in (actions | quiet).items():
+        child = os.fork()
+        if child == 0:
+            signal.alarm(5)
+            try:
+                action()
+            except AbortedError as error:
+                os._exit(42 if "forked child" in str(error) else 43)
+            except BaseException as error:
+                if name == "exit":
+                    raise
+                me.say("surprise", name=name, text=repr(error))
+                os._exit(44)
+            os._exit(0)
+        status = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+        me.say(name, status=status, wanted=42 if name in actions else 0)
+    world.recv(np.ones(1), 1)
+    world.send(np.ones(1), 1)
+    assert work.wait(20).tolist() == [2] * 3
+    assert message.wait(20).tolist() == [7] * 2
+    world.barrier()
+    me.say("names", names=[*actions, *quiet])
+
+
+def test_a_forked_child_cannot_use_the_group_and_does_no_harm() -> None:
+    with Processes(forks, 2) as ranks:
+        names = ranks.wait_for("names", [0])[0]["names"]
+        found = {name: ranks.wait_for(name, [0])[0] for name in names}
+        wrong = {name: e["status"] for name, e in found.items() if e["status"] != e["wanted"]}
+        assert not wrong
+        assert ranks.exit_codes() == [0, 0]
