@@ -21,7 +21,8 @@ bool reduces(OpKind op) {
 uint32_t kind_of(const CallArgs& a) {
     // A reduction that the operation does not use must not make two equal calls differ.
     const uint32_t reduction = reduces(a.op) ? static_cast<uint32_t>(a.reduction) : 0;
-    return static_cast<uint32_t>(a.op) | reduction << 8 | static_cast<uint32_t>(a.dtype) << 16;
+    return static_cast<uint32_t>(a.op) | reduction << 8 |
+           static_cast<uint32_t>(a.caller_dtype.value_or(a.dtype)) << 16;
 }
 
 uint64_t mix(uint64_t h, uint64_t value) {  // splitmix64's finaliser
@@ -47,6 +48,7 @@ uint64_t fingerprint(const CallArgs& args) noexcept {
     h = mix(h, static_cast<uint64_t>(static_cast<int64_t>(args.root)));
     h = mix(h, args.count);
     h = mix(h, args.extra);
+    h = mix(h, static_cast<uint64_t>(args.dtype));
     return h & kHashMask;
 }
 

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstdint>
+#include <optional>
 #include <string>
 
 #include "control.h"
@@ -30,6 +31,8 @@ struct CallArgs {
     int32_t root;    // -1 where there is none
     uint64_t count;  // elements, as the caller counts them
     uint64_t extra;  // hash of all else that must agree: algorithm, lengths of the pieces
+    // What the caller's elements are, where a wider copy of them is reduced.
+    std::optional<DType> caller_dtype = std::nullopt;
 };
 
 inline constexpr uint64_t kHashMask = (1ULL << 40) - 1;

@@ -208,12 +208,16 @@ void Executor::mismatch(const Execution& call) {
     while (!arrived() && !moment.passed()) ::sched_yield();
     std::string text =
         "the ranks disagree about call #" + std::to_string(call.seq) + " of their group:";
+    bool alike = true;
     for (uint32_t r = 0; r < members_.ranks(); ++r) {
         const RankControl& other = segment_.rank(r);
         const bool here = ahead_of(other.header.load(std::memory_order_acquire), call.seq) >= 0;
+        const std::string called = here ? recall(other, call.seq) : "";
+        alike = alike && (!here || called == recall(own_, call.seq));
         text += (r ? ", rank " : " rank ") + std::to_string(r) +
-                (here ? " called " + recall(other, call.seq) : " has not called anything");
+                (here ? " called " + called : " has not called anything");
     }
+    if (alike) text += "; they differ in the algorithm, or in the lengths of the pieces";
     members_.fail(Fault::mismatch, text);
 }
 

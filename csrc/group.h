@@ -31,6 +31,8 @@ class Group {
 
     // Wakes everybody with the reason; the group is of no use afterwards.
     void abort(const std::string& reason) noexcept { members_.record(Fault::aborted, reason); }
+    // What the ranks found out by themselves about calls that do not match.
+    void fail_mismatch(const std::string& text) noexcept { members_.record(Fault::mismatch, text); }
     // Leaves in good order: the others may finish what does not need this rank.
     void close() noexcept {
         members_.leave();

@@ -12,8 +12,7 @@ struct Prepared {
     CallArgs args;
     uint64_t hash;
     uint64_t block_bytes;
-    uint64_t in_piece_bytes;  // of each piece, where the pieces lie one after the other
-    uint64_t out_piece_bytes;
+    uint64_t piece_bytes;    // of each piece, where all are equal and lie one after the other
     uint64_t longest_bytes;  // of the pieces of all ranks
     StorePolicy policy;
 
@@ -23,9 +22,9 @@ struct Prepared {
         execution.in.reserve(plan->pieces_in);
         execution.out.reserve(plan->pieces_out);
         for (uint32_t p = 0; p < plan->pieces_in; ++p)
-            execution.in.push_back({in + p * in_piece_bytes, in_piece_bytes});
+            execution.in.push_back({in + p * piece_bytes, piece_bytes});
         for (uint32_t p = 0; p < plan->pieces_out; ++p)
-            execution.out.push_back({out + p * out_piece_bytes, out_piece_bytes});
+            execution.out.push_back({out + p * piece_bytes, piece_bytes});
         return execution;
     }
 

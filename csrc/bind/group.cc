@@ -2,6 +2,7 @@
 #include "group.h"
 
 #include <nanobind/nanobind.h>
+#include <nanobind/stl/optional.h>
 #include <nanobind/stl/pair.h>
 #include <nanobind/stl/shared_ptr.h>
 #include <nanobind/stl/string.h>
@@ -74,30 +75,35 @@ void bind_plan(nb::module_& m) {
             "__init__",
             [](Prepared* self, std::shared_ptr<Plan> plan, uint32_t op, uint32_t dtype,
                uint32_t reduction, int32_t root, uint64_t count, uint64_t extra,
-               uint64_t block_bytes, uint64_t in_piece_bytes, uint64_t out_piece_bytes,
-               uint64_t longest_bytes, uint32_t policy) {
+               uint64_t block_bytes, uint64_t piece_bytes, uint64_t longest_bytes, uint32_t policy,
+               std::optional<uint32_t> caller_dtype) {
                 if (op >= kOpKinds || dtype >= num_dtypes ||
                     reduction > static_cast<uint32_t>(ReduceOp::bxor) ||
-                    policy > static_cast<uint32_t>(StorePolicy::adaptive)) {
+                    policy > static_cast<uint32_t>(StorePolicy::adaptive) ||
+                    caller_dtype.value_or(0) >= num_dtypes) {
                     throw Error(Fault::invalid, "unknown operation, type, reduction or policy");
                 }
-                const CallArgs args{static_cast<OpKind>(op),
-                                    static_cast<DType>(dtype),
-                                    static_cast<ReduceOp>(reduction),
-                                    root,
-                                    count,
-                                    extra};
+                CallArgs args{static_cast<OpKind>(op),
+                              static_cast<DType>(dtype),
+                              static_cast<ReduceOp>(reduction),
+                              root,
+                              count,
+                              extra};
+                if (caller_dtype) args.caller_dtype = static_cast<DType>(*caller_dtype);
                 if (block_bytes == 0 || block_bytes % size_of(args.dtype) != 0) {
                     throw Error(Fault::invalid, "a block is a whole number of elements");
                 }
-                new (self) Prepared{std::move(plan),   args,
-                                    fingerprint(args), block_bytes,
-                                    in_piece_bytes,    out_piece_bytes,
-                                    longest_bytes,     static_cast<StorePolicy>(policy)};
+                new (self) Prepared{std::move(plan),
+                                    args,
+                                    fingerprint(args),
+                                    block_bytes,
+                                    piece_bytes,
+                                    longest_bytes,
+                                    static_cast<StorePolicy>(policy)};
             },
             "plan"_a, "op"_a, "dtype"_a, "reduction"_a, "root"_a, "count"_a, "extra"_a,
-            "block_bytes"_a, "in_piece_bytes"_a, "out_piece_bytes"_a, "longest_bytes"_a,
-            "policy"_a);
+            "block_bytes"_a, "piece_bytes"_a, "longest_bytes"_a, "policy"_a,
+            "caller_dtype"_a = nb::none());
 }
 
 void bind_under_way(nb::module_& m) {
@@ -110,12 +116,6 @@ void bind_under_way(nb::module_& m) {
 
 void bind_calls(nb::class_<Group>& group) {
     group
-        .def(
-            "run",
-            [](Group& self, const Prepared& call, Address in, Address out, double timeout_s) {
-                run(self, call.bind(at(in), at(out)), timeout_s);
-            },
-            "call"_a, "in_"_a, "out"_a, "timeout_s"_a)
         .def(
             "run_pieces",
             [](Group& self, const Prepared& call, const Memory& in, const Memory& out,
@@ -199,6 +199,7 @@ void register_group(nb::module_& m) {
         .def_prop_ro("area_bytes", [](Group& self) { return self.segment().shape().area_bytes; })
         .def_prop_ro("calls", &Group::calls)
         .def("require_healthy", [](Group& self) { self.members().require_healthy(); })
+        .def("fail_mismatch", &Group::fail_mismatch, "text"_a)
         .def("abort", &Group::abort, "reason"_a)
         .def("close", &Group::close, nb::call_guard<nb::gil_scoped_release>());
     bind_calls(group);

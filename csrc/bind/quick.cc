@@ -64,8 +64,7 @@ class QuickCalls {
     bool run(const Look& look, uintptr_t in, uintptr_t out, double timeout_s) const {
         const auto found = known_.find(look);
         if (found == known_.end()) return false;
-        const bool apart = in + look.in_bytes <= out || out + look.out_bytes <= in;
-        if (static_cast<OpKind>(look.op) == OpKind::all_to_all && !apart) return false;
+        if (!safe(look, in, out)) return false;
         const std::shared_ptr<Prepared> call = found->second.call;
         const nb::gil_scoped_release release;
         group_->dispatcher().run(
@@ -75,6 +74,20 @@ class QuickCalls {
     }
 
   private:
+    // Whether no result overwrites what is still to be read. Where it would, Python makes a copy.
+    [[nodiscard]] bool safe(const Look& look, uintptr_t in, uintptr_t out) const noexcept {
+        if (in + look.in_bytes <= out || out + look.out_bytes <= in) return true;
+        const uint64_t rank = group_->members().rank();
+        switch (static_cast<OpKind>(look.op)) {
+            case OpKind::all_gather:
+                return in == out + rank * look.in_bytes;
+            case OpKind::reduce_scatter:
+                return out == in + rank * look.out_bytes;
+            default:
+                return in == out && static_cast<OpKind>(look.op) != OpKind::all_to_all;
+        }
+    }
+
     std::shared_ptr<Group> group_;
     std::unordered_map<Look, Known, LookHash> known_;
 };

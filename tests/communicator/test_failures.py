@@ -235,7 +235,6 @@ def test_all_ranks_are_told_who_called_what(name: str, disagreement: Processes) 
         assert re.search(MISMATCHES[name][1], entry["text"]), entry["text"]
 
 
-@pytest.mark.xfail(reason="float16 in a ring goes as float32, and is announced as that")
 def test_types_are_told_apart_even_where_both_sum_in_float32() -> None:
     def check(comm: Communicator) -> None:
         x = np.ones(3, np.float32 if comm.rank else np.float16)

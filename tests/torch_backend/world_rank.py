@@ -60,6 +60,7 @@ def main(module_file: str, backend: str, rank: int, ranks: int, folder: Path) ->
 
 
 def _load(module_file: str) -> ModuleType:
+    sys.path.insert(0, str(Path(__file__).parents[1]))  # as pytest does
     spec = importlib.util.spec_from_file_location(Path(module_file).stem, module_file)
     assert spec is not None and spec.loader is not None
     module = importlib.util.module_from_spec(spec)

@@ -75,7 +75,7 @@ def stage(array: Array, *, writable: bool) -> Staged:
     if isinstance(array, np.ndarray):
         return _stage_numpy(array, writable=writable)
     if hasattr(array, "data_ptr"):
-        return _stage_tensor(array)
+        return _stage_tensor(array, writable=writable)
     raise TypeError(f"expected a NumPy array or a CPU torch tensor, not {type(array).__name__}")
 
 
@@ -94,7 +94,7 @@ def _stage_numpy(array: Array, *, writable: bool) -> Staged:
     return Staged(located, array, None if copy is array else copy)
 
 
-def _stage_tensor(tensor: Array) -> Staged:
+def _stage_tensor(tensor: Array, *, writable: bool) -> Staged:
     if tensor.device.type != "cpu":
         raise UnsupportedError(f"the tensor is on {tensor.device}; only CPU tensors are served")
     if str(tensor.layout) != "torch.strided":
@@ -102,6 +102,9 @@ def _stage_tensor(tensor: Array) -> Staged:
             f"the tensor's layout is {tensor.layout}; only strided ones are served"
         )
     _tensor_type(tensor.dtype)
+    strides = zip(tensor.stride(), tensor.shape, strict=True)
+    if writable and any(stride == 0 and length > 1 for stride, length in strides):
+        raise ValueError("elements of the tensor share memory (it was expanded): give a clone")
     copy = tensor.detach().resolve_conj().resolve_neg().contiguous()
     located = locate(copy, writable=True)
     if located is None:
@@ -148,6 +151,11 @@ def assign(target: Array, value: Array) -> None:
         target[...] = value
     else:
         target.copy_(value)
+
+
+def duplicate(array: Array) -> Array:
+    """A copy with memory of its own."""
+    return array.copy() if isinstance(array, np.ndarray) else array.detach().clone()
 
 
 def overlap(a: Located, b: Located) -> bool:

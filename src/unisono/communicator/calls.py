@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TypeAlias
+from typing import NamedTuple
 
 from unisono import native
 from unisono.communicator.selection import Rule, Selection
@@ -11,10 +11,30 @@ from unisono.errors import UnsupportedError
 from unisono.runtime.native_executor import Arguments, LoadedPlan, NativeExecutor
 from unisono.types import DType, Op, ReduceOp
 
-Key: TypeAlias = tuple[Op, int, int, ReduceOp, int, "str | None"]
-"""Operation, bytes of the caller's larger buffer, type, reduction, root, algorithm."""
-
 _MOST_REMEMBERED = 4096
+_SHARED = (Op.REDUCE_SCATTER, Op.ALL_GATHER, Op.ALL_TO_ALL, Op.GATHER, Op.SCATTER)
+
+
+class Request(NamedTuple):
+    """All that the ranks of a call must agree on.
+
+    `lengths` are the bytes of each piece: one for an operation in place, one per rank where the
+    larger buffer has a piece for each, all pairs of an uneven all_to_all. `caller_dtype` is the
+    type of the caller's elements where `dtype` is that of a wider copy.
+    """
+
+    op: Op
+    lengths: tuple[int, ...]
+    dtype: DType
+    reduction: ReduceOp = ReduceOp.SUM
+    root: int = -1
+    algorithm: str | None = None
+    caller_dtype: DType | None = None
+
+    @property
+    def even(self) -> bool:
+        """Whether all pieces have one length."""
+        return len(set(self.lengths)) <= 1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -37,86 +57,75 @@ def parse_reduction(op: str | ReduceOp) -> ReduceOp:
         return ReduceOp[op.upper()]
     except (KeyError, AttributeError):
         known = ", ".join(reduction.name.lower() for reduction in ReduceOp)
-        raise UnsupportedError(
-            f"there is no reduction {op!r}; the reductions are {known}"
-        ) from None
+        raise UnsupportedError(f"no reduction {op!r}; the reductions are {known}") from None
 
 
 class CallBook:
-    """Calls of one communicator, prepared once for each kind."""
+    """Calls of one communicator, prepared once for each request."""
 
     def __init__(self, executor: NativeExecutor, ranks: int, selection: Selection) -> None:
         self._executor = executor
         self._ranks = ranks
         self._selection = selection
-        self._remembered: dict[Key, native.Prepared] = {}
-        self.find = self._remembered.get
+        self._remembered: dict[Request, native.Prepared] = {}
 
-    def choose(self, op: Op, nbytes: int, root: int, algorithm: str | None) -> Choice:
+    def choose(self, op: Op, nbytes: int, root: int = -1, algorithm: str | None = None) -> Choice:
         """The plan for a call of `nbytes` in the caller's larger buffer."""
-        if op is Op.BARRIER:
-            return Choice(plan=self._executor.plan(op, "direct", -1), rule=None)
         if algorithm is not None:
             return Choice(plan=self._executor.plan(op, algorithm, root), rule=None)
         rule = self._selection.choose(op, nbytes)
         return Choice(plan=self._executor.plan(op, rule.algorithm, root), rule=rule)
 
-    def check(self, op: Op, dtype: DType, reduction: ReduceOp, root: int) -> None:
+    def check(self, request: Request) -> None:
         """Raises `UnsupportedError` or `ValueError` for what no plan can serve."""
+        op, dtype, reduction = request.op, request.dtype, request.reduction
         if op.reduces and not dtype.supports(reduction):
             raise UnsupportedError(
                 f"{dtype.name.lower()} has no reduction {reduction.name.lower()}"
             )
-        if op.rooted and not 0 <= root < self._ranks:
-            raise ValueError(f"root {root} is not one of the {self._ranks} ranks of this group")
+        if op.rooted and not 0 <= request.root < self._ranks:
+            raise ValueError(
+                f"root {request.root} is not one of the {self._ranks} ranks of this group"
+            )
+        if op.rooted and not request.even:
+            raise ValueError(f"{op}: all pieces must have one length, not {request.lengths} bytes")
 
-    def needs_widening(self, plan: LoadedPlan, dtype: DType, reduction: ReduceOp) -> bool:
+    def widens(self, request: Request) -> bool:
         """Whether 16-bit floats would be rounded at each of several nested reductions."""
-        exact = reduction in (ReduceOp.MIN, ReduceOp.MAX)
-        return dtype.is_narrow_float and plan.reduce_depth > 1 and not exact
+        if not (request.op.reduces and request.dtype.is_narrow_float):
+            return False
+        exact = request.reduction in (ReduceOp.MIN, ReduceOp.MAX)
+        return self._plan(request).reduce_depth > 1 and not exact
 
-    def prepare(self, key: Key, plan: LoadedPlan) -> native.Prepared:
-        """The call of equal pieces that `key` describes, remembered."""
-        op, nbytes, dtype_code, reduction, root, _ = key
-        dtype = DType(dtype_code)
-        piece = nbytes // self._ranks
-        many = op in (Op.REDUCE_SCATTER, Op.ALL_GATHER, Op.ALL_TO_ALL, Op.GATHER, Op.SCATTER)
-        prepared = self._executor.prepare(
+    def call(self, request: Request) -> native.Prepared:
+        """The prepared call. Raises `UnsupportedError` or `ValueError`."""
+        found = self._remembered.get(request)
+        if found is None:
+            if len(self._remembered) >= _MOST_REMEMBERED:
+                self._remembered.clear()
+            found = self._remembered[request] = self._prepare(request)
+        return found
+
+    def _plan(self, request: Request) -> LoadedPlan:
+        return self.choose(request.op, sum(request.lengths), request.root, request.algorithm).plan
+
+    def _prepare(self, request: Request) -> native.Prepared:
+        self.check(request)
+        plan = self._plan(request)
+        if plan.uniform and not request.even:
+            raise UnsupportedError(f"{plan.name} needs pieces of one length")
+        total = sum(request.lengths)
+        piece = total // self._ranks if request.op in _SHARED else total
+        return self._executor.prepare(
             plan,
             Arguments(
-                op=op,
-                dtype=dtype,
-                reduction=reduction,
-                root=root,
-                count=nbytes // dtype.size_bytes,
+                op=request.op,
+                dtype=request.dtype,
+                reduction=request.reduction,
+                root=request.root,
+                count=total // request.dtype.size_bytes,
+                lengths=() if request.even else request.lengths,
+                caller_dtype=request.caller_dtype,
             ),
-            in_bytes=piece if many else nbytes,
-            out_bytes=piece if many else nbytes,
+            piece_bytes=piece if request.even else 0,
         )
-        if len(self._remembered) >= _MOST_REMEMBERED:
-            self._remembered.clear()
-        self._remembered[key] = prepared
-        return prepared
-
-    def prepare_uneven(
-        self,
-        op: Op,
-        dtype: DType,
-        reduction: ReduceOp,
-        root: int,
-        lengths: tuple[int, ...],
-        algorithm: str | None,
-    ) -> native.Prepared:
-        """A call whose pieces have these lengths in bytes; all ranks know them all."""
-        choice = self.choose(op, sum(lengths), root, algorithm)
-        if choice.plan.uniform and len(set(lengths)) > 1:
-            raise UnsupportedError(f"{choice.plan.name} needs pieces of one length")
-        args = Arguments(
-            op=op,
-            dtype=dtype,
-            reduction=reduction,
-            root=root,
-            count=sum(lengths) // dtype.size_bytes,
-            lengths=lengths,
-        )
-        return self._executor.prepare(choice.plan, args)

@@ -174,7 +174,8 @@ class Communicator:
         """Sends share d of `x` to rank d; share s of `out` comes from rank s. Returns `out`.
 
         Each of `x` and `out` is one array cut in equal shares, or a list of one array per rank,
-        of any lengths that agree between sender and receiver.
+        of any lengths that agree between sender and receiver. With lists the ranks first tell
+        each other the lengths, so that even with `async_op` the call waits until all have come.
         """
         if not async_op and self._engine.run_quick(_ALL_TO_ALL, x, out, "sum", -1, algorithm):
             return out

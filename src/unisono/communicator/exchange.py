@@ -7,31 +7,27 @@ from typing import Any
 
 import numpy as np
 
-from unisono import native
 from unisono.communicator.arrays import (
     Array,
     Located,
     Staged,
     assign,
+    duplicate,
     empty,
     overlap,
     stage,
     stage_pieces,
     widened,
 )
-from unisono.communicator.calls import parse_reduction
+from unisono.communicator.calls import Request, parse_reduction
 from unisono.communicator.engine import Engine, Memory
-from unisono.communicator.work import FinishedWork
 from unisono.errors import MismatchError
 from unisono.types import DType, Op, ReduceOp
 
 
 def barrier(engine: Engine, *, async_op: bool) -> Any:
     """All ranks meet."""
-    key = (Op.BARRIER, 0, int(DType.UINT8), ReduceOp.SUM, -1, None)
-    call = engine.book.find(key)
-    if call is None:
-        call = engine.book.prepare(key, engine.book.choose(Op.BARRIER, 0, -1, None).plan)
+    call = engine.book.call(Request(Op.BARRIER, (), DType.UINT8))
     return engine.run(call, [], [], None, keep=None, async_op=async_op)
 
 
@@ -45,39 +41,25 @@ def in_place(
     async_op: bool,
 ) -> Any:
     """all_reduce, reduce, broadcast: one array that is input and output."""
-    as_written, reduction = reduction, parse_reduction(reduction)
-    staged = stage(x, writable=op is Op.ALL_REDUCE or (engine.rank == root) is (op is Op.REDUCE))
-    address, nbytes, dtype = staged.located
-    key = (op, nbytes, dtype, reduction, root, algorithm)
-    call = engine.book.find(key)
-    if call is None:
-        engine.book.check(op, staged.dtype, reduction, root)
-        plan = engine.book.choose(op, nbytes, root, algorithm).plan
-        if engine.book.needs_widening(plan, staged.dtype, reduction):
-            return _in_place_wide(engine, op, x, reduction, root, algorithm, async_op)
-        call = engine.book.prepare(key, plan)
-    engine.remember_quick(op, staged, staged, as_written, root, algorithm, call)
-    memory = [(address, nbytes)]
+    receives = op is Op.ALL_REDUCE or (engine.rank == root) is (op is Op.REDUCE)
+    staged = stage(x, writable=receives)
+    memory, complete = staged, staged.restore if receives else None
+    request = _request(op, staged, staged.located[1:2], reduction, root, algorithm)
+    engine.book.check(request)
+    if engine.book.widens(request):
+        # In float32, so that the result is rounded once whatever the algorithm.
+        wide = widened(x)
+        memory = stage(wide, writable=True)
+        request = _wide(request)
+        if receives:
+            complete = _assigning(x, wide)
+    call = engine.book.call(request)
+    if request.caller_dtype is None:
+        engine.remember_quick(op, staged, staged, reduction, root, algorithm, call)
+    where = [memory.located[:2]]
     return engine.run(
-        call, memory, memory, x, keep=staged, async_op=async_op, complete=staged.restore
+        call, where, where, x, keep=(staged, memory), async_op=async_op, complete=complete
     )
-
-
-def _in_place_wide(
-    engine: Engine,
-    op: Op,
-    x: Array,
-    reduction: ReduceOp,
-    root: int,
-    algorithm: str | None,
-    async_op: bool,
-) -> Any:
-    """In float32, so that the result is rounded once whatever the algorithm."""
-    wide = widened(x)
-    in_place(engine, op, wide, reduction, root, algorithm, False)
-    if op is Op.ALL_REDUCE or engine.rank == root:
-        assign(x, wide)
-    return FinishedWork(x) if async_op else x
 
 
 def gathering(
@@ -91,69 +73,38 @@ def gathering(
 ) -> Any:
     """all_gather and gather: one piece in, one piece per rank out."""
     source = stage(x, writable=False)
-    receives = op is Op.ALL_GATHER or engine.rank == root
-    if not receives:
-        out = None
-    elif out is None:
+    if op is Op.GATHER and engine.rank != root:
+        lengths = (source.located[1],) * engine.size
+        call = engine.book.call(_request(op, source, lengths, "sum", root, algorithm))
+        where = [source.located[:2]]  # the output is not touched here
+        return engine.run(call, where, where, None, keep=source, async_op=async_op)
+    if out is None:
         first = x.shape[0] if len(x.shape) else 1
         out = empty(x, (first * engine.size, *x.shape[1:]))
-    if isinstance(out, (list, tuple)):
-        targets = stage_pieces(out, engine.size, writable=True, what="out")
-        return _gather_pieces(engine, op, source, targets, out, root, algorithm, async_op)
-    key = (op, source.located[1] * engine.size, source.located[2], ReduceOp.SUM, root, algorithm)
-    call = engine.book.find(key)
-    if call is None:
-        engine.book.check(op, source.dtype, ReduceOp.SUM, root)
-        plan = engine.book.choose(op, key[1], root, algorithm).plan
-        call = engine.book.prepare(key, plan)
-    if out is None:
-        memory = (source.located[0], source.located[1])
-        return engine.run(call, [memory], [memory], None, keep=source, async_op=async_op)
-    target = stage(out, writable=True)
-    _require_same(source, target, source.count * engine.size, "out")
-    engine.remember_quick(op, source, target, "sum", root, algorithm, call)
-    inputs = [source.located[:2]]
-    outputs = _shares(target.located, engine.size)
-    return engine.run(
-        call,
-        inputs,
-        outputs,
-        out,
-        keep=(source, target),
-        async_op=async_op,
-        complete=target.restore,
-    )
-
-
-def _gather_pieces(
-    engine: Engine,
-    op: Op,
-    source: Staged,
-    targets: list[Staged],
-    out: Sequence[Array],
-    root: int,
-    algorithm: str | None,
-    async_op: bool,
-) -> Any:
-    lengths = tuple(target.located[1] for target in targets)
-    own = targets[engine.rank]
-    _require_same(source, own, own.count, f"out[{engine.rank}]")
-    engine.book.check(op, source.dtype, ReduceOp.SUM, root)
-    if len(set(lengths)) == 1:
-        key = (op, lengths[0] * engine.size, int(source.dtype), ReduceOp.SUM, root, algorithm)
-        plan = engine.book.choose(op, key[1], root, algorithm).plan
-        call = engine.book.find(key) or engine.book.prepare(key, plan)
-    else:
-        _require_known_lengths(op)
-        call = engine.book.prepare_uneven(op, source.dtype, ReduceOp.SUM, root, lengths, algorithm)
+    targets = _stage_many(out, engine.size, writable=True)
+    needed = source.count * engine.size
+    if len(targets) == 1 and targets[0].count != needed:
+        raise ValueError(f"{op}: out has {_text(targets[0])}, but needs {needed}")
+    lengths = _lengths(targets, engine.size, "out")
+    if source.dtype is not targets[0].dtype or source.located[1] != lengths[engine.rank]:
+        raise ValueError(
+            f"{op}: x has {_text(source)}, but its place in out has "
+            f"{_text(targets[0], lengths[engine.rank])}"
+        )
+    call = engine.book.call(_request(op, source, lengths, "sum", root, algorithm))
+    where = _memory(targets, engine.size)
+    if source.located[0] != where[engine.rank][0]:
+        source = _apart([source], targets)[0]
+    if len(targets) == 1:
+        engine.remember_quick(op, source, targets[0], "sum", root, algorithm, call)
     return engine.run(
         call,
         [source.located[:2]],
-        [t.located[:2] for t in targets],
+        where,
         out,
         keep=(source, targets),
         async_op=async_op,
-        complete=_restore_all(targets),
+        complete=_restoring(targets),
     )
 
 
@@ -168,56 +119,72 @@ def scattering(
     async_op: bool,
 ) -> Any:
     """reduce_scatter and scatter: one piece per rank in, one piece out."""
-    as_written, reduction = reduction, parse_reduction(reduction)
-    engine.book.check(op, DType.UINT8, ReduceOp.SUM, root)
-    gives = op is Op.REDUCE_SCATTER or engine.rank == root
-    if not gives:
+    if op is Op.SCATTER and engine.rank != root:
         if out is None:
             raise ValueError("scatter needs out on every rank but the root")
         target = stage(out, writable=True)
-        sources = [target]
-        lengths: tuple[int, ...] = (target.located[1],) * engine.size
-    else:
-        if x is None:
-            raise ValueError(f"{op} needs x on this rank")
-        sources = _sources(x, engine.size)
-        lengths = _lengths(sources, engine.size, op)
-        if out is None:
-            out = _share_of(x, engine.size, engine.rank)
-        target = stage(out, writable=True)
-    dtype = target.dtype
-    own_bytes = lengths[engine.rank]
-    if sources[0].located[2] != target.located[2] or target.located[1] != own_bytes:
-        raise ValueError(
-            f"out has {target.count} elements of {target.dtype.name.lower()}, but the share of "
-            f"rank {engine.rank} is {own_bytes // sources[0].dtype.size_bytes} of "
-            f"{sources[0].dtype.name.lower()}"
+        lengths = (target.located[1],) * engine.size
+        call = engine.book.call(_request(op, target, lengths, "sum", root, algorithm))
+        where = [target.located[:2]]
+        return engine.run(
+            call, where, where, out, keep=target, async_op=async_op, complete=target.restore
         )
-    engine.book.check(op, dtype, reduction, root)
-    even = len(set(lengths)) == 1
-    plan = engine.book.choose(op, sum(lengths), root, algorithm).plan
-    if engine.book.needs_widening(plan, dtype, reduction):
-        wide_x = [widened(s.array) for s in sources] if isinstance(x, (list, tuple)) else widened(x)
-        wide = scattering(engine, op, wide_x, None, root, reduction, algorithm, False)
-        assign(out, wide)
-        return FinishedWork(out) if async_op else out
-    if even:
-        key = (op, lengths[0] * engine.size, int(dtype), reduction, root, algorithm)
-        call = engine.book.find(key) or engine.book.prepare(key, plan)
-        if op is Op.REDUCE_SCATTER and len(sources) == 1:
-            engine.remember_quick(op, sources[0], target, as_written, root, algorithm, call)
-    else:
-        _require_known_lengths(op)
-        call = engine.book.prepare_uneven(op, dtype, reduction, root, lengths, algorithm)
-    inputs = _memory(sources, engine.size) if gives else [target.located[:2]]
+    if x is None:
+        raise ValueError(f"{op} needs x on this rank")
+    sources = _stage_many(x, engine.size, writable=False)
+    lengths = _lengths(sources, engine.size, "x")
+    if out is None:
+        out = _share_of(x, engine.size, engine.rank)
+    target = stage(out, writable=True)
+    if sources[0].dtype is not target.dtype or target.located[1] != lengths[engine.rank]:
+        raise ValueError(
+            f"{op}: out has {_text(target)}, but the share of rank {engine.rank} is "
+            f"{_text(sources[0], lengths[engine.rank])}"
+        )
+    request = _request(op, target, lengths, reduction, root, algorithm)
+    engine.book.check(request)
+    if engine.book.widens(request):
+        return _scatter_wide(engine, request, sources, target, out, async_op)
+    call = engine.book.call(request)
+    if _memory(sources, engine.size)[engine.rank][0] != target.located[0]:
+        sources = _apart(sources, [target])
+    if len(sources) == 1:
+        engine.remember_quick(op, sources[0], target, reduction, root, algorithm, call)
     return engine.run(
         call,
-        inputs,
+        _memory(sources, engine.size),
         [target.located[:2]],
         out,
         keep=(sources, target),
         async_op=async_op,
         complete=target.restore,
+    )
+
+
+def _scatter_wide(
+    engine: Engine,
+    request: Request,
+    sources: list[Staged],
+    target: Staged,
+    out: Array,
+    async_op: bool,
+) -> Any:
+    """In float32, so that the result is rounded once whatever the algorithm."""
+    wide_sources = [stage(widened(source.array), writable=False) for source in sources]
+    wide_out = empty(wide_sources[0].array, (target.count,))
+    wide_target = stage(wide_out, writable=True)
+
+    def complete() -> None:
+        assign(out, wide_out.reshape(tuple(out.shape)))
+
+    return engine.run(
+        engine.book.call(_wide(request)),
+        _memory(wide_sources, engine.size),
+        [wide_target.located[:2]],
+        out,
+        keep=(wide_sources, wide_target),
+        async_op=async_op,
+        complete=complete,
     )
 
 
@@ -229,28 +196,23 @@ def all_to_all(
     async_op: bool,
 ) -> Any:
     """One piece per rank in and out."""
-    sources = _sources(x, engine.size)
+    sources = _stage_many(x, engine.size, writable=False)
     if out is None:
         if isinstance(x, (list, tuple)):
             raise ValueError("all_to_all needs out where x is a list: its lengths are the peers'")
         out = empty(x, tuple(x.shape))  # type: ignore[union-attr]
-    targets = _sources(out, engine.size, writable=True)
-    if sources[0].located[2] != targets[0].located[2]:
-        raise ValueError(
-            f"x has type {sources[0].dtype.name.lower()}, out {targets[0].dtype.name.lower()}"
-        )
-    dtype = sources[0].dtype
+    targets = _stage_many(out, engine.size, writable=True)
+    if sources[0].dtype is not targets[0].dtype:
+        raise ValueError(f"all_to_all: x has {_text(sources[0])}, out {_text(targets[0])}")
     sources = _apart(sources, targets)
     if isinstance(x, (list, tuple)) or isinstance(out, (list, tuple)):
-        call = _prepare_uneven_all_to_all(engine, sources, targets, dtype, algorithm)
+        lengths = _agree_on_lengths(engine, sources, targets)
     else:
-        nbytes = sources[0].located[1]
-        _lengths(sources, engine.size, Op.ALL_TO_ALL)
-        if targets[0].located[1] != nbytes:
-            raise ValueError(f"x has {sources[0].count} elements, out {targets[0].count}")
-        key = (Op.ALL_TO_ALL, nbytes, int(dtype), ReduceOp.SUM, -1, algorithm)
-        plan = engine.book.choose(Op.ALL_TO_ALL, nbytes, -1, algorithm).plan
-        call = engine.book.find(key) or engine.book.prepare(key, plan)
+        lengths = _lengths(sources, engine.size, "x")
+        if targets[0].located[1] != sources[0].located[1]:
+            raise ValueError(f"all_to_all: x has {_text(sources[0])}, out {_text(targets[0])}")
+    call = engine.book.call(_request(Op.ALL_TO_ALL, sources[0], lengths, "sum", -1, algorithm))
+    if len(sources) == 1 and len(targets) == 1:
         engine.remember_quick(Op.ALL_TO_ALL, sources[0], targets[0], "sum", -1, algorithm, call)
     return engine.run(
         call,
@@ -259,41 +221,55 @@ def all_to_all(
         out,
         keep=(sources, targets),
         async_op=async_op,
-        complete=_restore_all(targets),
+        complete=_restoring(targets),
     )
 
 
-def _prepare_uneven_all_to_all(
-    engine: Engine,
-    sources: list[Staged],
-    targets: list[Staged],
-    dtype: DType,
-    algorithm: str | None,
-) -> native.Prepared:
-    """The ranks tell each other what they send, since nobody knows all lengths."""
+def _agree_on_lengths(
+    engine: Engine, sources: list[Staged], targets: list[Staged]
+) -> tuple[int, ...]:
+    """Bytes from each rank to each: the ranks tell each other, since nobody knows them all."""
     size = engine.size
     sent = [length for _, length in _memory(sources, size)]
     wanted = [length for _, length in _memory(targets, size)]
-    mine = np.array([[int(dtype)] * size, sent, wanted], np.int64)
+    mine = np.array([[int(sources[0].dtype)] * size, sent, wanted], np.int64)
     table = gathering(engine, Op.ALL_GATHER, mine, None, -1, None, False).reshape(size, 3, size)
-    for src in range(size):
-        for dst in range(size):
-            if table[src, 0, 0] != table[dst, 0, 0] or table[src, 1, dst] != table[dst, 2, src]:
-                kinds = [DType(int(table[r, 0, 0])).name.lower() for r in (src, dst)]
-                text = (
-                    f"all_to_all: rank {src} sends {table[src, 1, dst]} bytes of {kinds[0]} to "
-                    f"rank {dst}, which receives {table[dst, 2, src]} bytes of {kinds[1]}"
-                )
-                engine.group.abort(text)
-                raise MismatchError(text)
+    kinds = [DType(int(kind)).name.lower() for kind in table[:, 0, 0]]
+    for src, dst in np.ndindex(size, size):
+        if kinds[src] != kinds[dst] or table[src, 1, dst] != table[dst, 2, src]:
+            text = (
+                f"all_to_all: rank {src} sends {table[src, 1, dst]} bytes of {kinds[src]} to "
+                f"rank {dst}, which receives {table[dst, 2, src]} bytes of {kinds[dst]}"
+            )
+            engine.group.fail_mismatch(text)
+            raise MismatchError(text)
     lengths = tuple(int(length) for length in table[:, 1, :].ravel())
-    return engine.book.prepare_uneven(Op.ALL_TO_ALL, dtype, ReduceOp.SUM, -1, lengths, algorithm)
+    # Equal ones are an ordinary call, which needs no list of them.
+    return lengths if len(set(lengths)) > 1 else lengths[:size]
 
 
 # ---- small helpers
 
 
-def _sources(x: Array | Sequence[Array], ranks: int, *, writable: bool = False) -> list[Staged]:
+def _request(
+    op: Op,
+    staged: Staged,
+    lengths: tuple[int, ...],
+    reduction: str | ReduceOp,
+    root: int,
+    algorithm: str | None,
+) -> Request:
+    return Request(op, lengths, staged.dtype, parse_reduction(reduction), root, algorithm)
+
+
+def _wide(request: Request) -> Request:
+    """The same request for float32 copies of the elements."""
+    factor = DType.FLOAT32.size_bytes // request.dtype.size_bytes
+    lengths = tuple(length * factor for length in request.lengths)
+    return request._replace(lengths=lengths, dtype=DType.FLOAT32, caller_dtype=request.dtype)
+
+
+def _stage_many(x: Array | Sequence[Array], ranks: int, *, writable: bool) -> list[Staged]:
     """One staged array to be cut in shares, or one per rank."""
     if isinstance(x, (list, tuple)):
         return stage_pieces(x, ranks, writable=writable, what="out" if writable else "x")
@@ -311,16 +287,14 @@ def _shares(located: Located, ranks: int) -> Memory:
     return [(located[0] + r * share, share) for r in range(ranks)]
 
 
-def _lengths(sources: list[Staged], ranks: int, op: Op) -> tuple[int, ...]:
-    if len(sources) == 1 and ranks > 1 and sources[0].count % ranks:
-        raise ValueError(
-            f"{op}: {sources[0].count} elements cannot be shared equally by {ranks} ranks"
-        )
-    return tuple(length for _, length in _memory(sources, ranks))
+def _lengths(staged: list[Staged], ranks: int, name: str) -> tuple[int, ...]:
+    if len(staged) == 1 and staged[0].count % ranks:
+        raise ValueError(f"{name} has {_text(staged[0])}: no equal shares for {ranks} ranks")
+    return tuple(length for _, length in _memory(staged, ranks))
 
 
 def _share_of(x: Array | Sequence[Array], ranks: int, rank: int) -> Array:
-    """An empty array for the share of this rank."""
+    """An empty array for the share of a rank."""
     if isinstance(x, (list, tuple)):
         return empty(x[rank], tuple(x[rank].shape))
     shape = tuple(x.shape)  # type: ignore[union-attr]
@@ -333,15 +307,14 @@ def _apart(sources: list[Staged], targets: list[Staged]) -> list[Staged]:
     """Copies of sources that the results would overwrite before they are sent."""
     if not any(overlap(s.located, t.located) for s in sources for t in targets):
         return sources
-    copies = []
-    for source in sources:
-        copy = empty(source.array, tuple(source.array.shape))
-        assign(copy, source.array)
-        copies.append(stage(copy, writable=False))
-    return copies
+    return [stage(duplicate(source.array), writable=False) for source in sources]
 
 
-def _restore_all(targets: list[Staged]) -> Callable[[], None]:
+def _assigning(target: Array, value: Array) -> Callable[[], None]:
+    return lambda: assign(target, value)
+
+
+def _restoring(targets: list[Staged]) -> Callable[[], None]:
     def restore() -> None:
         for target in targets:
             target.restore()
@@ -349,16 +322,6 @@ def _restore_all(targets: list[Staged]) -> Callable[[], None]:
     return restore
 
 
-def _require_same(source: Staged, target: Staged, count: int, name: str) -> None:
-    if source.located[2] != target.located[2]:
-        raise ValueError(
-            f"x has type {source.dtype.name.lower()}, {name} {target.dtype.name.lower()}"
-        )
-    expected = count if name == "out" else source.count
-    if target.count != expected:
-        raise ValueError(f"{name} has {target.count} elements, but needs {expected}")
-
-
-def _require_known_lengths(op: Op) -> None:
-    if op.rooted:
-        raise ValueError(f"{op}: all pieces must have one length")
+def _text(staged: Staged, nbytes: int | None = None) -> str:
+    count = staged.count if nbytes is None else nbytes // staged.dtype.size_bytes
+    return f"{count} elements of {staged.dtype.name.lower()}"

@@ -88,7 +88,9 @@ def _child(
 
 
 def _portable(error: BaseException) -> BaseException:
-    """The error itself if it survives pickling."""
+    """The error itself if it survives pickling, and does not end whoever raises it."""
+    if isinstance(error, SystemExit):
+        return UnisonoError(f"the rank called sys.exit({error.code!r})")
     try:
         clone = pickle.loads(pickle.dumps(error))
     except Exception:

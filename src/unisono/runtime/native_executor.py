@@ -71,6 +71,8 @@ class Arguments:
     root: int = -1
     count: int
     lengths: tuple[int, ...] = ()
+    caller_dtype: DType | None = None
+    """The type of the caller's elements, where `dtype` is that of a wider copy."""
 
 
 class NativeExecutor:
@@ -109,9 +111,9 @@ class NativeExecutor:
         )
 
     def prepare(
-        self, plan: LoadedPlan, args: Arguments, *, in_bytes: int = 0, out_bytes: int = 0
+        self, plan: LoadedPlan, args: Arguments, *, piece_bytes: int = 0
     ) -> native.Prepared:
-        """A call that lacks nothing but memory; `in_bytes` and `out_bytes` are of each piece."""
+        """A call that lacks nothing but memory; `piece_bytes` is the length of equal pieces."""
         agreed = f"{plan.name}/{plan.block_bytes}/{args.lengths}".encode()
         return native.Prepared(
             plan=plan.native,
@@ -122,10 +124,10 @@ class NativeExecutor:
             count=args.count,
             extra=zlib.crc32(agreed),
             block_bytes=plan.block_bytes,
-            in_piece_bytes=in_bytes,
-            out_piece_bytes=out_bytes,
-            longest_bytes=max(in_bytes, out_bytes, *args.lengths, 0),
+            piece_bytes=piece_bytes,
+            longest_bytes=max(piece_bytes, *args.lengths, 0),
             policy=self._stores,
+            caller_dtype=args.caller_dtype,
         )
 
 
