@@ -66,7 +66,7 @@ class MpiPeer(Peer):
                 right, left = (rank + 1) % case.ranks, (rank - 1) % case.ranks
                 return partial(comm.Sendrecv, source, right, 0, target, left, 0)
             case "barrier":
-                return comm.Barrier
+                return partial(comm.Barrier)
         raise UnsupportedError(f"MPI has no {case.op}")
 
     def _bind_reduction(self, case: Case, source: Any, target: Any) -> Call:
