@@ -86,7 +86,6 @@ class Call {
                                 fingerprint(args),
                                 step_.block_bytes,
                                 0,
-                                0,
                                 step_.count * 4,
                                 StorePolicy::adaptive};
         if (step_.kind == Kind::barrier)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from typing import Any
@@ -30,6 +31,7 @@ class Work(ABC):
     def __init__(self, result: Any, complete: Callable[[], None] | None = None) -> None:
         self._result = result
         self._complete = complete
+        self._lock = threading.Lock() if complete is not None else None
 
     @abstractmethod
     def _wait_native(self, timeout_s: float | None) -> bool:
@@ -51,9 +53,11 @@ class Work(ABC):
         """
         if not self._wait_native(timeout_s):
             raise TimeoutError(f"the call is still under way after {timeout_s:g} s")
-        complete, self._complete = self._complete, None
-        if complete is not None:
-            complete()
+        if self._lock is not None:
+            with self._lock:  # whichever thread comes second finds the result in its place
+                if self._complete is not None:
+                    self._complete()
+                    self._complete = None
         return self._result
 
     def result(self) -> Any:
