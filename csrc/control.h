@@ -12,7 +12,10 @@ namespace unisono {
 
 inline constexpr size_t kLine = 64;  // a cache line; two of them are prefetched together
 inline constexpr uint64_t kMagic = 0x554e49534f4e4f31;  // "UNISONO1"
-inline constexpr size_t kCallHistory = 4;               // calls a rank remembers, for error texts
+// Calls a rank remembers: more than ranks can be apart, which the staging areas bound.
+inline constexpr size_t kCallHistory = 64;
+inline constexpr uint64_t kSmallDepth = 16;  // areas for small messages, of each rank
+inline constexpr uint64_t kSmallAreaBytes = 4096;
 inline constexpr size_t kFaultText = 1536;
 inline constexpr size_t kAdvices = 64;  // kinds of calls whose stores are tuned at once
 

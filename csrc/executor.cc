@@ -20,7 +20,9 @@ Executor::Executor(Segment& segment, Membership& members, Waiter waiter)
       waiter_(waiter),
       tuner_(segment.group(), members.rank() == 0),
       own_(segment.rank(members.rank())),
-      block_end_(segment.shape().depth, 0) {}
+      agreement_(segment, members),
+      small_(true, kSmallDepth),
+      large_(false, segment.shape().depth) {}
 
 void Executor::begin(Execution& call) {
     members_.require_healthy();
@@ -31,11 +33,7 @@ void Executor::begin(Execution& call) {
     if (plan.rank != members_.rank() || plan.ranks != members_.ranks() || call.block_bytes == 0) {
         throw Error(Fault::invalid, "the plan is not for this rank of this group");
     }
-    // Also those of the peers: their slots are read here.
-    if (*std::max_element(plan.slots.begin(), plan.slots.end()) >
-        segment_.shape().area_bytes / call.block_bytes) {
-        throw Error(Fault::invalid, "the plan needs more staging than the group has");
-    }
+    const SegmentShape& shape = segment_.shape();
     const size_t element = size_of(call.args.dtype);
     uint64_t longest = part_bytes(call.longest_bytes, plan.parts, element), bytes = 0;
     for (const auto* pieces : {&call.in, &call.out}) {
@@ -47,9 +45,16 @@ void Executor::begin(Execution& call) {
         bytes = std::max(bytes, sum);
     }
     call.blocks = std::max<uint64_t>(1, (longest + call.block_bytes - 1) / call.block_bytes);
+    call.slot_bytes = std::min(call.block_bytes, (longest + kLine - 1) / kLine * kLine);
+    // Also the slots of the peers, for they are read here.
+    const uint64_t most = *std::max_element(plan.slots.begin(), plan.slots.end());
+    call.lane = most * call.slot_bytes <= kSmallAreaBytes ? &small_ : &large_;
+    if (most * call.slot_bytes > (call.lane == &small_ ? kSmallAreaBytes : shape.area_bytes)) {
+        throw Error(Fault::invalid, "the plan needs more staging than the group has");
+    }
     scratch_.resize(std::max<size_t>(scratch_.size(), plan.scratch * call.block_bytes));
     call.seq = calls_.fetch_add(1, std::memory_order_relaxed) + 1;
-    remember(own_, call.seq, call.args, call.hash);
+    agreement_.enter(call.seq, call.args, call.hash);
     tuner_.begin(call.store_plan, call.policy, call.hash, call.blocks, bytes);
 }
 
@@ -57,7 +62,7 @@ void Executor::begin(Execution& call) {
 // waits for anything, so that the polled line moves once.
 void Executor::announce(Execution& call) noexcept {
     call.announced = true;
-    own_.header.store(header_of(call.seq, call.hash), std::memory_order_release);
+    agreement_.announce(call.seq, call.hash);
 }
 
 bool Executor::advance(Execution& call, Deadline& deadline, const Interrupted& interrupted,
@@ -83,8 +88,7 @@ bool Executor::carry_on(Wait wait) {
     while (call.block < call.blocks) {
         if (!run_block(wait)) return false;
         base_ += plan.stages;
-        block_end_[block_count_ % block_end_.size()] = base_;
-        ++block_count_;
+        call.lane->end(base_);
         ++call.block;
         call.record = 0;
     }
@@ -127,7 +131,7 @@ bool Executor::run_block(Wait& wait) {
 // The area of this block held the block `depth` ago: all ranks must be past that one. It may have
 // belonged to another call with other readers, hence all.
 bool Executor::reuse_slots(Wait& wait) {
-    const uint64_t target = block_end_[block_count_ % block_end_.size()];
+    const uint64_t target = wait.call.lane->reusable_at();
     for (uint32_t peer = 0; peer < members_.ranks(); ++peer) {
         if (peer == members_.rank()) continue;
         const auto& progress = segment_.rank(peer).progress;
@@ -142,26 +146,23 @@ bool Executor::wait_progress(Wait& wait, uint32_t peer, uint64_t target) {
     return wait_for(wait, peer, [&] { return progress.load(std::memory_order_acquire) >= target; });
 }
 
-// No rank returns before it has seen every peer enter this very call. A peer that is already
-// further has seen the header of this rank and agreed with it.
+// No rank returns before it has seen every peer enter this very call: a barrier is nothing else.
+// One exception: a call equal to the one before, which this rank could finish alone, need not hold
+// it up (a root that broadcasts in a loop); what is owed is verified with a later call.
 bool Executor::verify_all(Wait& wait) {
     Execution& call = wait.call;
-    const uint64_t mine = header_of(call.seq, call.hash);
     if (!call.announced) {
         announce(call);
         ring(own_.bell);
     }
+    const bool may_owe = call.hash == last_hash_ && call.args.root >= 0;
     for (; call.verified < members_.ranks(); ++call.verified) {
         const uint32_t peer = call.verified;
         if (peer == members_.rank()) continue;
-        const auto& header = segment_.rank(peer).header;
-        if (header.load(std::memory_order_acquire) == mine) continue;
-        const auto ready = [&] {
-            const uint64_t theirs = header.load(std::memory_order_acquire);
-            return theirs == mine || ahead_of(theirs, call.seq) > 0;
-        };
-        if (!wait_for(wait, peer, ready)) return false;
+        const auto ready = [&] { return agreement_.verify(peer, call.seq, call.hash); };
+        if (!ready() && !may_owe && !wait_for(wait, peer, ready)) return false;
     }
+    last_hash_ = call.hash;
     return true;
 }
 
@@ -173,83 +174,15 @@ bool Executor::wait_for(Wait& wait, uint32_t peer, Ready ready) {
         ring(own_.bell);
     }
     return waiter_.wait(
-        segment_.rank(peer).bell, ready, [&] { inspect(wait.call, peer); },
-        [&] { return late(wait.call); }, wait.deadline, wait.interrupted, wait.limit_s);
-}
-
-// Is there still something to wait for?
-void Executor::inspect(const Execution& call, uint32_t peer) {
-    members_.require_healthy();
-    const uint64_t mine = header_of(call.seq, call.hash);
-    for (uint32_t r = 0; r < members_.ranks(); ++r) {
-        const uint64_t theirs = segment_.rank(r).header.load(std::memory_order_acquire);
-        if (theirs != mine && theirs >> 40 == mine >> 40) mismatch(call);
-    }
-    const RankControl& other = segment_.rank(peer);
-    if (other.presence.load(std::memory_order_acquire) == static_cast<uint32_t>(Presence::left) &&
-        ahead_of(other.header.load(std::memory_order_acquire), call.seq) < 0) {
-        members_.fail(Fault::peer_lost,
-                      "rank " + std::to_string(peer) + " left the group before call #" +
-                          std::to_string(call.seq) + " " + recall(own_, call.seq) +
-                          "; its last call was " + recall(other, 0));
-    }
-}
-
-// Gives the others a moment to arrive, so that the text can say what each of them called.
-void Executor::mismatch(const Execution& call) {
-    Deadline moment(0.1);
-    const auto arrived = [&] {
-        for (uint32_t r = 0; r < members_.ranks(); ++r) {
-            if (ahead_of(segment_.rank(r).header.load(std::memory_order_acquire), call.seq) < 0)
-                return false;
-        }
-        return true;
-    };
-    while (!arrived() && !moment.passed()) ::sched_yield();
-    std::string text =
-        "the ranks disagree about call #" + std::to_string(call.seq) + " of their group:";
-    bool alike = true;
-    for (uint32_t r = 0; r < members_.ranks(); ++r) {
-        const RankControl& other = segment_.rank(r);
-        const bool here = ahead_of(other.header.load(std::memory_order_acquire), call.seq) >= 0;
-        const std::string called = here ? recall(other, call.seq) : "";
-        alike = alike && (!here || called == recall(own_, call.seq));
-        text += (r ? ", rank " : " rank ") + std::to_string(r) +
-                (here ? " called " + called : " has not called anything");
-    }
-    if (alike) text += "; they differ in the algorithm, or in the lengths of the pieces";
-    members_.fail(Fault::mismatch, text);
-}
-
-std::string Executor::late(const Execution& call) const {
-    std::string text = "call #" + std::to_string(call.seq) + " " + recall(own_, call.seq) +
-                       " timed out on rank " + std::to_string(members_.rank()) + ":";
-    bool named = false;
-    for (uint32_t r = 0; r < members_.ranks(); ++r) {
-        const RankControl& other = segment_.rank(r);
-        if (ahead_of(other.header.load(std::memory_order_acquire), call.seq) >= 0) continue;
-        const std::string last = recall(other, 0);
-        text += (named ? "; rank " : " rank ") + std::to_string(r) +
-                " has not arrived, its last call was " + last;
-        named = true;
-    }
-    if (!named) {
-        text += " all ranks have arrived, but not all go on:";
-        for (uint32_t r = 0; r < members_.ranks(); ++r) {
-            if (segment_.rank(r).progress.load(std::memory_order_acquire) <=
-                    own_.progress.load(std::memory_order_relaxed) &&
-                r != members_.rank()) {
-                text += " rank " + std::to_string(r);
-            }
-        }
-    }
-    return text;
+        segment_.rank(peer).bell, ready, [&] { agreement_.inspect(peer, wait.call.seq); },
+        [&] { return agreement_.late(wait.call.seq); }, wait.deadline, wait.interrupted,
+        wait.limit_s);
 }
 
 std::byte* Executor::resolve(const Execution& call, const Ref& ref) const noexcept {
     switch (ref.space) {
         case Space::slot:
-            return segment_.area(ref.rank, block_count_) + ref.index * call.block_bytes;
+            return call.lane->area(segment_, ref.rank) + ref.index * call.slot_bytes;
         case Space::tmp:
             return const_cast<std::byte*>(scratch_.data()) + ref.index * call.block_bytes;
         case Space::in:

@@ -6,6 +6,7 @@
 #include <span>
 #include <vector>
 
+#include "agreement.h"
 #include "call.h"
 #include "kernels/kernels.h"
 #include "plan.h"
@@ -17,6 +18,25 @@ namespace unisono {
 struct Piece {
     std::byte* data;
     uint64_t bytes;
+};
+
+// The staging areas that calls of one size class go round through. Small messages have many, so
+// that a rank can run ahead of others that share its core.
+class Lane {
+  public:
+    Lane(bool small, uint64_t depth) : small_(small), ends_(depth, 0) {}
+    // Where slot 0 of a rank is for the current block.
+    [[nodiscard]] std::byte* area(const Segment& segment, uint32_t rank) const noexcept {
+        return small_ ? segment.small_area(rank, count_) : segment.area(rank, count_);
+    }
+    // The progress at which all ranks are past the block that used this area before.
+    [[nodiscard]] uint64_t reusable_at() const noexcept { return ends_[count_ % ends_.size()]; }
+    void end(uint64_t progress) noexcept { ends_[count_++ % ends_.size()] = progress; }
+
+  private:
+    bool small_;
+    uint64_t count_ = 0;          // blocks ever run here, equal on all ranks
+    std::vector<uint64_t> ends_;  // progress at the end of the last blocks
 };
 
 // One call in flight: a plan, its arguments, and how far it has come. Resumable.
@@ -32,7 +52,9 @@ struct Execution {
     Stores stores;  // of the current block
     StorePlan store_plan;
 
-    uint64_t seq = 0;  // 0: not begun
+    uint64_t seq = 0;         // 0: not begun
+    Lane* lane = nullptr;     // where the slots are
+    uint64_t slot_bytes = 0;  // from one slot to the next
     uint64_t blocks = 0, block = 0;
     size_t record = 0;
     uint32_t verified = 0;   // peers whose header has been seen to agree
@@ -70,10 +92,6 @@ class Executor {
     bool verify_all(Wait& wait);
     template <class Ready>
     bool wait_for(Wait& wait, uint32_t peer, Ready ready);
-    void inspect(const Execution& call, uint32_t peer);
-    [[noreturn]] void mismatch(const Execution& call);
-    [[nodiscard]] std::string late(const Execution& call) const;
-
     void copy(const Execution& call, const Record& record);
     void reduce(const Execution& call, const Record* record);
     [[nodiscard]] std::byte* resolve(const Execution& call, const Ref& ref) const noexcept;
@@ -89,10 +107,11 @@ class Executor {
     Waiter waiter_;
     StoreTuner tuner_;
     RankControl& own_;
-    std::atomic<uint64_t> calls_{0};   // others may look
-    uint64_t base_ = 0;                // progress at the start of the current block
-    uint64_t block_count_ = 0;         // blocks ever run, equal on all ranks
-    std::vector<uint64_t> block_end_;  // progress at the end of the last blocks, by block % depth
+    std::atomic<uint64_t> calls_{0};  // others may look
+    uint64_t base_ = 0;               // progress at the start of the current block
+    uint64_t last_hash_ = 0;          // of the call before
+    Agreement agreement_;
+    Lane small_, large_;
     std::vector<std::byte> scratch_;
 };
 

@@ -26,14 +26,15 @@ constexpr uint64_t round_up(uint64_t value, uint64_t unit) {
 }
 
 struct Offsets {
-    uint64_t ranks, staging, mail, mail_pair, total;
+    uint64_t ranks, staging, small, mail, mail_pair, total;
 };
 
 Offsets offsets_of(const SegmentShape& s) {
     Offsets o{};
     o.ranks = round_up(sizeof(GroupControl), kPage);
     o.staging = round_up(o.ranks + s.ranks * sizeof(RankControl), kPage);
-    o.mail = o.staging + s.ranks * s.depth * s.area_bytes;
+    o.small = o.staging + s.ranks * s.depth * s.area_bytes;
+    o.mail = o.small + s.ranks * kSmallDepth * kSmallAreaBytes;
     o.mail_pair =
         round_up(sizeof(Mailbox) + s.mail_slots * (sizeof(MailSlot) + s.mail_slot_bytes), kPage);
     o.total = o.mail + o.mail_pair * s.ranks * s.ranks;
@@ -122,6 +123,7 @@ Segment::Segment(Descriptor fd) : fd_(std::move(fd)) {
     const Offsets o = offsets_of(shape_);
     ranks_ = reinterpret_cast<RankControl*>(base_ + o.ranks);
     staging_ = base_ + o.staging;
+    small_ = base_ + o.small;
     mail_ = base_ + o.mail;
 }
 

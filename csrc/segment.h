@@ -67,6 +67,9 @@ class Segment {
     [[nodiscard]] std::byte* area(uint32_t rank, uint64_t block) const noexcept {
         return staging_ + (rank * shape_.depth + block % shape_.depth) * shape_.area_bytes;
     }
+    [[nodiscard]] std::byte* small_area(uint32_t rank, uint64_t block) const noexcept {
+        return small_ + (rank * kSmallDepth + block % kSmallDepth) * kSmallAreaBytes;
+    }
     [[nodiscard]] Mailbox& mailbox(uint32_t from, uint32_t to) const noexcept;
     [[nodiscard]] MailSlot* mail_slot(uint32_t from, uint32_t to, uint64_t index) const noexcept;
 
@@ -78,6 +81,7 @@ class Segment {
     int owner_pid_ = 0;
     RankControl* ranks_ = nullptr;
     std::byte* staging_ = nullptr;
+    std::byte* small_ = nullptr;
     std::byte* mail_ = nullptr;
 };
 

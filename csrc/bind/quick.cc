@@ -4,6 +4,7 @@
 #include <nanobind/stl/shared_ptr.h>
 
 #include <functional>
+#include <optional>
 #include <unordered_map>
 #include <utility>
 
@@ -51,29 +52,109 @@ struct Known {
     nb::object reduction, algorithm;  // kept alive, so that their addresses stay theirs
 };
 
+Look look_of(uint32_t op, const Located& in, const Located& out, nb::handle reduction, int32_t root,
+             nb::handle algorithm) {
+    return {op, in.bytes, out.bytes, in.dtype, out.dtype, reduction.ptr(), root, algorithm.ptr()};
+}
+
+Located located(const nb::tuple& t) {
+    return {nb::cast<uintptr_t>(t[0]), nb::cast<uint64_t>(t[1]),
+            static_cast<DType>(nb::cast<uint32_t>(t[2]))};
+}
+
+// Tensors, known by their methods: torch is never named here.
+class Tensors {
+  public:
+    // Remembers what the type of this tensor's elements is.
+    void learn(nb::handle tensor, DType dtype) {
+        if (!nb::hasattr(tensor, data_ptr_)) return;
+        nb::object type = tensor.attr(dtype_);
+        PyObject* address = type.ptr();
+        dtypes_.insert_or_assign(address, Kind{dtype, std::move(type)});
+    }
+
+    // Nothing sends the caller the slow way.
+    [[nodiscard]] std::optional<Located> locate(nb::handle tensor) const {
+        const nb::object type = nb::steal(PyObject_GetAttr(tensor.ptr(), dtype_.ptr()));
+        if (!type.is_valid()) return give_up();
+        const auto found = dtypes_.find(type.ptr());
+        if (found == dtypes_.end()) return std::nullopt;
+        const DType dtype = found->second.dtype;
+        if (!is_true(tensor, is_contiguous_) || is_true(tensor, is_neg_)) return give_up();
+        if (is_complex(dtype) && is_true(tensor, is_conj_)) return give_up();
+        const auto address = number(tensor, data_ptr_), count = number(tensor, numel_);
+        if (PyErr_Occurred() || (address == 0 && count > 0)) return give_up();
+        return Located{address, count * size_of(dtype), dtype};
+    }
+
+  private:
+    struct Kind {
+        DType dtype;
+        nb::object type;  // kept alive, so that its address stays its own
+    };
+
+    static std::optional<Located> give_up() {
+        PyErr_Clear();
+        return std::nullopt;
+    }
+    static nb::object call(nb::handle tensor, const nb::str& method) {
+        PyObject* arguments[] = {tensor.ptr()};
+        return nb::steal(PyObject_VectorcallMethod(method.ptr(), arguments,
+                                                   1 | PY_VECTORCALL_ARGUMENTS_OFFSET, nullptr));
+    }
+    static bool is_true(nb::handle tensor, const nb::str& method) {
+        return call(tensor, method).ptr() == Py_True;
+    }
+    static uint64_t number(nb::handle tensor, const nb::str& method) {
+        const nb::object found = call(tensor, method);
+        return found.is_valid() ? PyLong_AsUnsignedLongLong(found.ptr()) : 0;
+    }
+    static nb::str interned(const char* text) {
+        return nb::steal<nb::str>(PyUnicode_InternFromString(text));
+    }
+
+    nb::str dtype_ = interned("dtype"), data_ptr_ = interned("data_ptr"),
+            numel_ = interned("numel"), is_contiguous_ = interned("is_contiguous"),
+            is_neg_ = interned("is_neg"), is_conj_ = interned("is_conj");
+    std::unordered_map<PyObject*, Kind> dtypes_;
+};
+
 class QuickCalls {
   public:
     explicit QuickCalls(std::shared_ptr<Group> group) : group_(std::move(group)) {}
 
-    void learn(const Look& look, Known known) {
+    double timeout_s = 0;
+
+    void learn(const Look& look, Known known, nb::handle like) {
         if (known_.size() >= kMostRemembered) known_.clear();
         known_.insert_or_assign(look, std::move(known));
+        if (!PyObject_CheckBuffer(like.ptr())) tensors_.learn(like, look.in_type);
     }
 
     // False if no such call is known.
-    bool run(const Look& look, uintptr_t in, uintptr_t out, double timeout_s) const {
+    bool run(uint32_t op, nb::handle in, nb::handle out, nb::handle reduction, int32_t root,
+             nb::handle algorithm) const {
+        const auto target = locate(out, true);
+        if (!target) return false;
+        const auto source = in.is(out) ? target : locate(in, false);
+        if (!source) return false;
+        const Look look = look_of(op, *source, *target, reduction, root, algorithm);
         const auto found = known_.find(look);
-        if (found == known_.end()) return false;
-        if (!safe(look, in, out)) return false;
-        const std::shared_ptr<Prepared> call = found->second.call;
+        if (found == known_.end() || !safe(look, source->address, target->address)) return false;
+        Execution call = found->second.call->bind(reinterpret_cast<std::byte*>(source->address),
+                                                  reinterpret_cast<std::byte*>(target->address));
+        const double limit_s = timeout_s;
         const nb::gil_scoped_release release;
-        group_->dispatcher().run(
-            call->bind(reinterpret_cast<std::byte*>(in), reinterpret_cast<std::byte*>(out)),
-            timeout_s, python_signals());
+        group_->dispatcher().run(std::move(call), limit_s, python_signals());
         return true;
     }
 
   private:
+    [[nodiscard]] std::optional<Located> locate(nb::handle array, bool writable) const {
+        if (PyObject_CheckBuffer(array.ptr())) return bind::locate(array, writable);
+        return array.is_none() ? std::nullopt : tensors_.locate(array);
+    }
+
     // Whether no result overwrites what is still to be read. Where it would, Python makes a copy.
     [[nodiscard]] bool safe(const Look& look, uintptr_t in, uintptr_t out) const noexcept {
         if (in + look.in_bytes <= out || out + look.out_bytes <= in) return true;
@@ -89,56 +170,30 @@ class QuickCalls {
     }
 
     std::shared_ptr<Group> group_;
+    Tensors tensors_;
     std::unordered_map<Look, Known, LookHash> known_;
 };
-
-Look look_of(uint32_t op, const Located& in, const Located& out, nb::handle reduction, int32_t root,
-             nb::handle algorithm) {
-    return {op, in.bytes, out.bytes, in.dtype, out.dtype, reduction.ptr(), root, algorithm.ptr()};
-}
-
-Located located(const nb::tuple& t) {
-    return {nb::cast<uintptr_t>(t[0]), nb::cast<uint64_t>(t[1]),
-            static_cast<DType>(nb::cast<uint32_t>(t[2]))};
-}
 
 }  // namespace
 
 void register_quick(nb::module_& m) {
     nb::class_<QuickCalls>(m, "QuickCalls")
         .def(nb::init<std::shared_ptr<Group>>(), "group"_a)
+        .def_rw("timeout_s", &QuickCalls::timeout_s)
         .def(
             "learn",
             [](QuickCalls& self, uint32_t op, const nb::tuple& in, const nb::tuple& out,
                nb::object reduction, int32_t root, nb::object algorithm,
-               std::shared_ptr<Prepared> call) {
+               std::shared_ptr<Prepared> call, nb::handle like) {
                 const Look look =
                     look_of(op, located(in), located(out), reduction, root, algorithm);
-                self.learn(look, {std::move(call), std::move(reduction), std::move(algorithm)});
+                self.learn(look, {std::move(call), std::move(reduction), std::move(algorithm)},
+                           like);
             },
-            "op"_a, "in_"_a, "out"_a, "reduction"_a, "root"_a, "algorithm"_a.none(), "call"_a)
-        .def(
-            "run",
-            [](QuickCalls& self, uint32_t op, nb::handle in, nb::handle out, nb::handle reduction,
-               int32_t root, nb::handle algorithm, double timeout_s) {
-                const auto target = locate(out, true);
-                if (!target) return false;
-                const auto source = in.is(out) ? target : locate(in, false);
-                if (!source) return false;
-                const Look look = look_of(op, *source, *target, reduction, root, algorithm);
-                return self.run(look, source->address, target->address, timeout_s);
-            },
-            "op"_a, "in_"_a, "out"_a.none(), "reduction"_a, "root"_a, "algorithm"_a.none(),
-            "timeout_s"_a)
-        .def(
-            "run_at",
-            [](QuickCalls& self, uint32_t op, const nb::tuple& in, const nb::tuple& out,
-               nb::handle reduction, int32_t root, nb::handle algorithm, double timeout_s) {
-                const Located source = located(in), target = located(out);
-                const Look look = look_of(op, source, target, reduction, root, algorithm);
-                return self.run(look, source.address, target.address, timeout_s);
-            },
-            "op"_a, "in_"_a, "out"_a, "reduction"_a, "root"_a, "algorithm"_a.none(), "timeout_s"_a);
+            "op"_a, "in_"_a, "out"_a, "reduction"_a, "root"_a, "algorithm"_a.none(), "call"_a,
+            "like"_a)
+        .def("run", &QuickCalls::run, "op"_a, "in_"_a, "out"_a.none(), "reduction"_a, "root"_a,
+             "algorithm"_a.none());
 }
 
 }  // namespace unisono::bind

@@ -563,7 +563,7 @@ void check_refusals(Report& report) {
     });
     World world(shape_of(2, 1), Mapping::own, 2);
     refused("a rank twice", [&] { Membership(*world[0].segment, 0, World::nonce); });
-    Step large = simple(Kind::direct, 100);
+    Step large = simple(Kind::direct, 1000000);
     large.block_bytes = 1 << 20;
     report.check(run_step(world[0], large).fault == Fault::invalid,
                  "blocks larger than the staging are not refused");

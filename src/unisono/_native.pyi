@@ -67,6 +67,7 @@ class Group:
     def wait_parcel(self, parcel: Parcel, timeout_s: float, limit_s: float) -> bool: ...
 
 class QuickCalls:
+    timeout_s: float
     def __init__(self, group: Group) -> None: ...
     def learn(
         self,
@@ -77,26 +78,10 @@ class QuickCalls:
         root: int,
         algorithm: object,
         call: Prepared,
+        like: object,
     ) -> None: ...
     def run(
-        self,
-        op: int,
-        in_: object,
-        out: object,
-        reduction: object,
-        root: int,
-        algorithm: object,
-        timeout_s: float,
-    ) -> bool: ...
-    def run_at(
-        self,
-        op: int,
-        in_: tuple[int, int, int],
-        out: tuple[int, int, int],
-        reduction: object,
-        root: int,
-        algorithm: object,
-        timeout_s: float,
+        self, op: int, in_: object, out: object, reduction: object, root: int, algorithm: object
     ) -> bool: ...
 
 def create_segment(ranks: int, cores: int, staging_bytes: int, nonce: bytes) -> int: ...

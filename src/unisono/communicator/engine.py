@@ -6,10 +6,8 @@ from collections import deque
 from collections.abc import Callable
 from typing import Any, TypeAlias
 
-import numpy as np
-
 from unisono import config, native
-from unisono.communicator.arrays import Staged, locate
+from unisono.communicator.arrays import Staged
 from unisono.communicator.calls import CallBook
 from unisono.communicator.selection import default_selection
 from unisono.communicator.work import CollectiveWork, Work
@@ -33,11 +31,22 @@ class Engine:
         self.group = group
         self.rank = rank
         self.size = size
-        self.timeout_s = settings.timeout_s
         executor = NativeExecutor(group, rank, settings.stores)
         self.book = CallBook(executor, size, default_selection(size))
         self._quick = native.QuickCalls(group)
+        self._quick.timeout_s = settings.timeout_s
+        self.run_quick = self._quick.run
+        """Runs a blocking call that looks like one that was checked before; False if none does."""
         self._under_way: deque[Work] = deque()
+
+    @property
+    def timeout_s(self) -> float:
+        """Seconds after which a call gives up."""
+        return self._quick.timeout_s
+
+    @timeout_s.setter
+    def timeout_s(self, timeout_s: float) -> None:
+        self._quick.timeout_s = timeout_s
 
     def run(
         self,
@@ -66,24 +75,6 @@ class Engine:
             self.keep(work)
         return work
 
-    def run_quick(
-        self,
-        op: int,
-        x: Any,
-        out: Any,
-        reduction: str | ReduceOp,
-        root: int,
-        algorithm: str | None,
-    ) -> bool:
-        """Runs a blocking call that looks like one that was checked before; False if none does."""
-        if isinstance(out, np.ndarray):
-            return self._quick.run(op, x, out, reduction, root, algorithm, self.timeout_s)
-        target = locate(out, writable=True)
-        source = target if out is x else locate(x, writable=False)
-        if source is None or target is None:
-            return False
-        return self._quick.run_at(op, source, target, reduction, root, algorithm, self.timeout_s)
-
     def remember_quick(
         self,
         op: Op,
@@ -98,7 +89,14 @@ class Engine:
         if source.copy is not None or target.copy is not None:
             return
         self._quick.learn(
-            OP_CODES[op], source.located, target.located, reduction, root, algorithm, call
+            OP_CODES[op],
+            source.located,
+            target.located,
+            reduction,
+            root,
+            algorithm,
+            call,
+            source.array,
         )
 
     def keep(self, work: Work) -> None:

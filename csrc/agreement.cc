@@ -1,0 +1,85 @@
+#include "agreement.h"
+
+#include <sched.h>
+
+#include "waiter.h"
+
+namespace unisono {
+namespace {
+
+// The fingerprint a rank had for a call; ranks are never further apart than the history is long.
+bool same_call(const RankControl& a, const RankControl& b, uint64_t seq) {
+    const CallRecord& left = a.calls[seq % kCallHistory];
+    const CallRecord& right = b.calls[seq % kCallHistory];
+    return left.hash.load(std::memory_order_relaxed) == right.hash.load(std::memory_order_relaxed);
+}
+
+}  // namespace
+
+bool Agreement::catch_up(uint32_t peer, uint64_t seq, uint64_t theirs) {
+    for (uint64_t& verified = verified_[peer]; verified < seq; ++verified) {
+        if (ahead_of(theirs, verified + 1) < 0) return false;
+        if (!same_call(segment_.rank(peer), own_, verified + 1)) mismatch(verified + 1);
+    }
+    return true;
+}
+
+void Agreement::inspect(uint32_t peer, uint64_t seq) {
+    members_.require_healthy();
+    for (uint32_t r = 0; r < members_.ranks(); ++r) {
+        if (r == members_.rank()) continue;
+        catch_up(r, seq, segment_.rank(r).header.load(std::memory_order_acquire));
+    }
+    const RankControl& other = segment_.rank(peer);
+    const auto presence = static_cast<Presence>(other.presence.load(std::memory_order_acquire));
+    if (presence == Presence::left && !entered(peer, seq)) {
+        members_.fail(Fault::peer_lost, "rank " + std::to_string(peer) +
+                                            " left the group before call #" + std::to_string(seq) +
+                                            " " + recall(own_, seq) + "; its last call was " +
+                                            recall(other, 0));
+    }
+}
+
+// Gives the others a moment to arrive, so that the text can say what each of them called.
+void Agreement::mismatch(uint64_t seq) {
+    Deadline moment(0.1);
+    const auto arrived = [&] {
+        for (uint32_t r = 0; r < members_.ranks(); ++r) {
+            if (!entered(r, seq)) return false;
+        }
+        return true;
+    };
+    while (!arrived() && !moment.passed()) ::sched_yield();
+    std::string text = "the ranks disagree about call #" + std::to_string(seq) + " of their group:";
+    bool alike = true;
+    for (uint32_t r = 0; r < members_.ranks(); ++r) {
+        const std::string called = entered(r, seq) ? recall(segment_.rank(r), seq) : "";
+        alike = alike && (called.empty() || called == recall(own_, seq));
+        text += (r ? ", rank " : " rank ") + std::to_string(r) +
+                (called.empty() ? " has not called anything" : " called " + called);
+    }
+    if (alike) text += "; they differ in the algorithm, or in the lengths of the pieces";
+    members_.fail(Fault::mismatch, text);
+}
+
+std::string Agreement::late(uint64_t seq) const {
+    std::string text = "call #" + std::to_string(seq) + " " + recall(own_, seq) +
+                       " timed out on rank " + std::to_string(members_.rank()) + ":";
+    bool named = false;
+    for (uint32_t r = 0; r < members_.ranks(); ++r) {
+        if (entered(r, seq)) continue;
+        text += (named ? "; rank " : " rank ") + std::to_string(r) +
+                " has not arrived, its last call was " + recall(segment_.rank(r), 0);
+        named = true;
+    }
+    if (named) return text;
+    text += " all ranks have arrived, but not all go on:";
+    const uint64_t mine = own_.progress.load(std::memory_order_relaxed);
+    for (uint32_t r = 0; r < members_.ranks(); ++r) {
+        const uint64_t theirs = segment_.rank(r).progress.load(std::memory_order_acquire);
+        if (r != members_.rank() && theirs <= mine) text += " rank " + std::to_string(r);
+    }
+    return text;
+}
+
+}  // namespace unisono

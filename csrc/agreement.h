@@ -1,0 +1,59 @@
+// Whether all ranks mean the same call: fingerprints compared through the polled headers.
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "call.h"
+#include "membership.h"
+
+namespace unisono {
+
+class Agreement {
+  public:
+    Agreement(Segment& segment, Membership& members)
+        : segment_(segment),
+          members_(members),
+          own_(segment.rank(members.rank())),
+          verified_(members.ranks(), 0) {}
+
+    // Writes down what this rank calls; nobody sees it yet.
+    void enter(uint64_t seq, const CallArgs& args, uint64_t hash) noexcept {
+        remember(own_, seq, args, hash);
+    }
+    // Lets the others see it.
+    void announce(uint64_t seq, uint64_t hash) noexcept {
+        own_.header.store(header_of(seq, hash), std::memory_order_release);
+    }
+
+    // Compares all calls up to `seq` that the peer has entered and that were not compared before.
+    // False if the peer has not entered `seq`; fails the group if a call differs.
+    bool verify(uint32_t peer, uint64_t seq, uint64_t hash) {
+        const uint64_t theirs = segment_.rank(peer).header.load(std::memory_order_acquire);
+        uint64_t& verified = verified_[peer];
+        if (theirs != header_of(seq, hash) || verified + 1 != seq)
+            return catch_up(peer, seq, theirs);
+        verified = seq;
+        return true;
+    }
+
+    // For a rank that waits for `peer` in call `seq`: throws if that is in vain.
+    void inspect(uint32_t peer, uint64_t seq);
+    // Who has not come to call `seq`, and what they called last.
+    [[nodiscard]] std::string late(uint64_t seq) const;
+
+  private:
+    bool catch_up(uint32_t peer, uint64_t seq, uint64_t theirs);
+    [[nodiscard]] bool entered(uint32_t peer, uint64_t seq) const noexcept {
+        return ahead_of(segment_.rank(peer).header.load(std::memory_order_acquire), seq) >= 0;
+    }
+    [[noreturn]] void mismatch(uint64_t seq);
+
+    Segment& segment_;
+    Membership& members_;
+    RankControl& own_;
+    std::vector<uint64_t> verified_;  // by peer: calls up to here were seen to agree
+};
+
+}  // namespace unisono
