@@ -70,7 +70,8 @@ struct alignas(2 * kLine) GroupControl {
     uint64_t area_bytes;  // staging of one rank for one block
     uint64_t mail_slots;  // per ordered pair of ranks
     uint64_t mail_slot_bytes;
-    uint8_t nonce[16];  // read back to the owner: proof that the memory is shared
+    uint8_t nonce[16];                    // read back to the owner: proof that the memory is shared
+    std::atomic<uint32_t> fences_needed;  // a rank could not register for heavy barriers
     alignas(2 * kLine) FaultRecord failure;
     // What rank 0 advises about stores, by hash of the call; see tuner.h.
     alignas(2 * kLine) std::atomic<uint64_t> advice[kAdvices];

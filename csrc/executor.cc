@@ -53,7 +53,8 @@ void Executor::begin(Execution& call) {
         throw Error(Fault::invalid, "the plan needs more staging than the group has");
     }
     scratch_.resize(std::max<size_t>(scratch_.size(), plan.scratch * call.block_bytes));
-    call.seq = calls_.fetch_add(1, std::memory_order_relaxed) + 1;
+    call.seq = calls_.load(std::memory_order_relaxed) + 1;
+    calls_.store(call.seq, std::memory_order_relaxed);
     agreement_.enter(call.seq, call.args, call.hash);
     tuner_.begin(call.store_plan, call.policy, call.hash, call.blocks, bytes);
 }
@@ -120,7 +121,7 @@ bool Executor::run_block(Wait& wait) {
             case Action::post:
                 if (!call.announced) announce(call);
                 own_.progress.store(base_ + r.value, std::memory_order_release);
-                ring(own_.bell);
+                ring(own_.bell, fence());
                 break;
         }
         ++call.record;
@@ -153,7 +154,7 @@ bool Executor::verify_all(Wait& wait) {
     Execution& call = wait.call;
     if (!call.announced) {
         announce(call);
-        ring(own_.bell);
+        ring(own_.bell, fence());
     }
     const bool may_owe = call.hash == last_hash_ && call.args.root >= 0;
     for (; call.verified < members_.ranks(); ++call.verified) {
@@ -171,7 +172,7 @@ bool Executor::wait_for(Wait& wait, uint32_t peer, Ready ready) {
     if (ready()) return true;
     if (!wait.call.announced) {
         announce(wait.call);
-        ring(own_.bell);
+        ring(own_.bell, fence());
     }
     return waiter_.wait(
         segment_.rank(peer).bell, ready, [&] { agreement_.inspect(peer, wait.call.seq); },

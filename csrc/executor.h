@@ -1,6 +1,7 @@
 // Interprets plans over the blocks of a message, on the shared memory of one group.
 #pragma once
 
+#include <array>
 #include <cstdint>
 #include <memory>
 #include <span>
@@ -18,6 +19,32 @@ namespace unisono {
 struct Piece {
     std::byte* data;
     uint64_t bytes;
+};
+
+// The pieces of one side of a call; a few of them without asking for memory.
+class Pieces {
+  public:
+    void push_back(Piece piece) {
+        if (count_ < kFew) {
+            few_[count_] = piece;
+        } else {
+            if (count_ == kFew) many_.assign(few_.begin(), few_.end());
+            many_.push_back(piece);
+        }
+        ++count_;
+    }
+    [[nodiscard]] size_t size() const noexcept { return count_; }
+    [[nodiscard]] const Piece* begin() const noexcept {
+        return count_ <= kFew ? few_.data() : many_.data();
+    }
+    [[nodiscard]] const Piece* end() const noexcept { return begin() + count_; }
+    [[nodiscard]] const Piece& operator[](size_t i) const noexcept { return begin()[i]; }
+
+  private:
+    static constexpr size_t kFew = 4;
+    size_t count_ = 0;
+    std::array<Piece, kFew> few_;
+    std::vector<Piece> many_;
 };
 
 // The staging areas that calls of one size class go round through. Small messages have many, so
@@ -46,7 +73,7 @@ struct Execution {
     uint64_t hash;  // fingerprint(args)
     uint64_t block_bytes;
     uint64_t longest_bytes;  // of all pieces of all ranks: they must count the same blocks
-    std::vector<Piece> in, out;
+    Pieces in, out;
     StorePolicy policy = StorePolicy::adaptive;
 
     Stores stores;  // of the current block
@@ -100,6 +127,11 @@ class Executor {
         return ref.space == Space::slot  ? call.stores.slot
                : ref.space == Space::out ? call.stores.out
                                          : kernels::Store::cached;
+    }
+
+    [[nodiscard]] Fence fence() const noexcept {
+        const bool full = segment_.group().fences_needed.load(std::memory_order_relaxed) != 0;
+        return full ? Fence::full : Fence::light;
     }
 
     Segment& segment_;

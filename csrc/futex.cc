@@ -1,6 +1,7 @@
 #include "futex.h"
 
 #include <linux/futex.h>
+#include <linux/membarrier.h>
 #include <sys/syscall.h>
 #include <unistd.h>
 
@@ -19,6 +20,15 @@ Woken futex_wait(const std::atomic<uint32_t>& word, uint32_t seen, double timeou
                               &limit, nullptr, 0);
     if (rc == 0 || errno == EAGAIN) return Woken::rung;
     return errno == EINTR ? Woken::interrupted : Woken::timed_out;
+}
+
+bool register_for_heavy_barrier() noexcept {
+    return ::syscall(SYS_membarrier, MEMBARRIER_CMD_REGISTER_GLOBAL_EXPEDITED, 0, 0) == 0;
+}
+
+void heavy_barrier() noexcept {
+    std::atomic_thread_fence(std::memory_order_seq_cst);
+    ::syscall(SYS_membarrier, MEMBARRIER_CMD_GLOBAL_EXPEDITED, 0, 0);
 }
 
 void futex_wake_all(const std::atomic<uint32_t>& word) noexcept {

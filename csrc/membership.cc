@@ -57,6 +57,9 @@ Membership::Membership(Segment& segment, uint32_t rank, const std::array<uint8_t
                     "rank " + std::to_string(rank_) + " has joined this group already");
     }
     lock_own_byte();
+    if (!register_for_heavy_barrier()) {
+        segment_.group().fences_needed.store(1, std::memory_order_relaxed);
+    }
     own.pid.store(::getpid(), std::memory_order_relaxed);
     own.process.store(process_identity(), std::memory_order_release);
 }

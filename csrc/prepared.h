@@ -19,8 +19,6 @@ struct Prepared {
     // Pieces one after the other, from `in` and `out`.
     [[nodiscard]] Execution bind(std::byte* in, std::byte* out) const {
         Execution execution = blank();
-        execution.in.reserve(plan->pieces_in);
-        execution.out.reserve(plan->pieces_out);
         for (uint32_t p = 0; p < plan->pieces_in; ++p)
             execution.in.push_back({in + p * piece_bytes, piece_bytes});
         for (uint32_t p = 0; p < plan->pieces_out; ++p)
@@ -29,7 +27,7 @@ struct Prepared {
     }
 
     // Pieces anywhere, of any length.
-    [[nodiscard]] Execution bind(std::vector<Piece> in, std::vector<Piece> out) const {
+    [[nodiscard]] Execution bind(Pieces in, Pieces out) const {
         Execution execution = blank();
         execution.in = std::move(in);
         execution.out = std::move(out);

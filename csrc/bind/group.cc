@@ -34,9 +34,8 @@ std::array<uint8_t, 16> nonce_of(const nb::bytes& nonce) {
     return bytes;
 }
 
-std::vector<Piece> pieces_of(const Memory& memory) {
-    std::vector<Piece> pieces;
-    pieces.reserve(memory.size());
+Pieces pieces_of(const Memory& memory) {
+    Pieces pieces;
     for (const auto& [address, bytes] : memory) pieces.push_back({at(address), bytes});
     return pieces;
 }

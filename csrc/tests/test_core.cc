@@ -89,11 +89,13 @@ class Call {
                                 step_.count * 4,
                                 StorePolicy::adaptive};
         if (step_.kind == Kind::barrier)
-            return prepared.bind(std::vector<Piece>{}, std::vector<Piece>{});
-        std::vector<Piece> out;
+            return prepared.bind(Pieces{}, Pieces{});
+        Pieces out;
         for (auto& o : outs_) out.push_back(piece(o));
         if (outs_.empty()) out.push_back(piece(in_));
-        return prepared.bind(std::vector<Piece>{piece(in_)}, std::move(out));
+        Pieces in;
+        in.push_back(piece(in_));
+        return prepared.bind(std::move(in), std::move(out));
     }
 
     bool right() const {

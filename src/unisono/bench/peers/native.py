@@ -38,12 +38,12 @@ def bind(comm: Communicator, case: Case, x: Array, out: Array, **options: Any) -
         return comm.barrier
     if case.op == "send_recv":
         return partial(_shift, comm, x, out)
+    arguments: list[Any] = [x] if operation.in_place else [x, out]
     if operation.rooted:
-        options["root"] = case.root
+        arguments.append(case.root)
     if operation.reduces:
-        options["op"] = case.redop
-    call = getattr(comm, case.op)
-    return partial(call, x, **options) if operation.in_place else partial(call, x, out, **options)
+        arguments.append(case.redop)
+    return partial(getattr(comm, case.op), *arguments, **options)
 
 
 def _shift(comm: Communicator, x: Array, out: Array) -> None:
