@@ -18,8 +18,11 @@ Memory: TypeAlias = list[tuple[int, int]]
 """Address and bytes of each piece."""
 
 # How long an asynchronous call may wait for its peers in the caller's thread. Peers that are about
-# to arrive spare the hand-over to the progress thread, which costs about as much.
+# to arrive spare the hand-over to the progress thread, which costs about as much. With more ranks
+# than cores, waiting here gives the core to the very peers that are waited for: no other thread
+# of this rank could use it better.
 _INLINE_S = 100e-6
+_INLINE_CROWDED_S = 10e-3
 
 
 class Engine:
@@ -37,6 +40,7 @@ class Engine:
         self._quick.timeout_s = settings.timeout_s
         self.run_quick = self._quick.run
         """Runs a blocking call that looks like one that was checked before; False if none does."""
+        self._inline_s = _INLINE_S if size <= native.usable_cores() else _INLINE_CROWDED_S
         self._under_way: deque[Work] = deque()
 
     @property
@@ -69,7 +73,7 @@ class Engine:
             if complete is not None:
                 complete()
             return result
-        job = self.group.submit_pieces(call, inputs, outputs, self.timeout_s, _INLINE_S)
+        job = self.group.submit_pieces(call, inputs, outputs, self.timeout_s, self._inline_s)
         work = CollectiveWork(self.group, job, keep, result, complete)
         if not job.done():
             self.keep(work)
