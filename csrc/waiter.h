@@ -32,7 +32,7 @@ struct Patience {
     int pauses;
     int yields;
     static Patience for_group(uint32_t ranks, uint32_t cores) noexcept {
-        return ranks <= cores ? Patience{300, 100} : Patience{0, 64};
+        return ranks <= cores ? Patience{300, 100} : Patience{0, 200};
     }
 };
 
