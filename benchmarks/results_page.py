@@ -51,14 +51,38 @@ class Sample:
         return self.times_s[peer] / self.time_s
 
 
-def render_page(documents: list[Document]) -> str:
+def render_page(documents: list[Document], trainings: dict[str, Document]) -> str:
+    """`trainings`: documents of `unisono train --json`, by the name of the task."""
     samples = [sample for document in documents for sample in _samples(document)]
     samples.sort(key=lambda sample: list(OPERATIONS).index(sample.op))  # stable: sizes stay
     lines = ["# Results", "", *_preface(documents), "", "## Bars", "", *_bars(samples)]
     for api, ranks in sorted({(sample.api, sample.ranks) for sample in samples}):
         chosen = [s for s in samples if (s.api, s.ranks) == (api, ranks)]
         lines += ["", f"## {api}, {ranks} ranks", "", *_table(chosen)]
+    for task, training in trainings.items():
+        lines += ["", f"## Training: {task}", "", *_training(task, training)]
     return "\n".join(lines) + "\n"
+
+
+def _training(task: str, document: Document) -> Iterator[str]:
+    """One row for each measure, one column for each backend, the last over the first."""
+    runs, ranks = document["runs"], document["settings"]["ranks"]
+    yield f"`unisono train {task} -n {ranks}`; the backends took turns; the loss curves "
+    yield "agree to float tolerance." if document["ok"] else f"FAILED: {document['failures']}."
+    yield ""
+    yield "| measure | " + " | ".join(run["backend"] for run in runs) + " | ratio |"
+    yield "|---" * (len(runs) + 2) + "|"
+    for key, label in (
+        ("step_median_s", "training step, ms"),
+        ("compute_median_s", "forward + backward without exchange, ms"),
+        ("exchange_median_s", "communication: gradients alone, ms (bar: a fifth)"),
+        ("added_median_s", "communication: added to a step, ms"),
+    ):
+        values = [run[key] * 1e3 for run in runs]
+        shown = " | ".join(f"{value:.2f}" for value in values)
+        yield f"| {label} | {shown} | {values[-1] / values[0]:.2f} |"
+    scores = " | ".join(f"{run['score']:.4g}" for run in runs)
+    yield f"| score | {scores} | |"
 
 
 def _samples(document: Document) -> Iterator[Sample]:

@@ -90,8 +90,16 @@ def main(
         partial.rename(path)
         if part_skipped := document["skipped"]:
             console.print(f"  skipped: {part_skipped}")
-    documents = [json.loads(path.read_text()) for path in sorted(folder.glob("*.json"))]
-    page.write_text(render_page(documents))
+    documents = [
+        json.loads(path.read_text())
+        for interface in AGAINST
+        for path in sorted(folder.glob(f"{interface}-*.json"))
+    ]
+    trainings = {
+        path.stem.removeprefix("train-"): json.loads(path.read_text())
+        for path in sorted(folder.glob("train-*.json"))  # unisono train TASK --json
+    }
+    page.write_text(render_page(documents, trainings))
     console.print(f"wrote {page}")
 
 

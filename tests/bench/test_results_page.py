@@ -25,7 +25,7 @@ def results_page() -> ModuleType:
 
 
 def test_rows_and_means(results_page: ModuleType, report: Report) -> None:
-    page = results_page.render_page([report.to_dict()])
+    page = results_page.render_page([report.to_dict()], {})
     assert "## native, 4 ranks" in page
     row = "| all_reduce | 8 | 2.00 | 20.00 | 1.00 | 10.00 | 2.00 | 48 near | 0 |"
     assert row in page
@@ -33,4 +33,4 @@ def test_rows_and_means(results_page: ModuleType, report: Report) -> None:
 
 
 def test_nothing_measured_yet(results_page: ModuleType) -> None:
-    assert "Nothing was measured yet" in results_page.render_page([])
+    assert "Nothing was measured yet" in results_page.render_page([], {})
