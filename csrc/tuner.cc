@@ -15,7 +15,9 @@ constexpr uint64_t kSettle = 4;  // blocks until the slots are all written the n
 constexpr uint64_t kMeasured = 8;
 constexpr uint64_t kLongCall = 4 * (kSettle + kMeasured);
 constexpr size_t kMostRecords = 1024;
-constexpr double kForget = 1.05;         // a best time is believed so much less at each call
+constexpr double kRecency = 0.25;  // weight of the newest time in an average
+constexpr uint32_t kSettleCalls = 2;
+constexpr uint32_t kTrialCalls = 6;      // of a short call
 constexpr double kBetter = 0.95;         // what another way must reach to be chosen
 constexpr double kTrialCost = 1.0 / 24;  // of the time, at most, goes into trials
 constexpr std::chrono::milliseconds kLeastPause{4};
@@ -78,48 +80,82 @@ void StoreTuner::end(StorePlan& plan) {
     if (records_.size() >= kMostRecords && !records_.contains(hash)) records_.clear();
     Record& record = records_[hash];
     const auto now = Clock::now();
-    const auto blocks = static_cast<double>(plan.blocks);
-    const double took_s = seconds(now - plan.started);
-    if (plan.trial_end == 0) {
-        learn(record, plan.usual, took_s / blocks);
+    const bool is_long = plan.blocks >= kLongCall;
+    if (is_long) {
+        learn_long(record, plan, now);
     } else {
-        const bool is_long = plan.blocks >= kLongCall;
-        const double trial_s = is_long ? seconds(plan.trial_ended - plan.trial_started) : took_s;
-        const auto measured = is_long ? static_cast<double>(kMeasured) : blocks;
-        learn(record, plan.trial, trial_s / measured);
-        if (is_long)
-            learn(record, plan.usual,
-                  (took_s - trial_s * (kSettle + kMeasured) / kMeasured) /
-                      (blocks - kSettle - kMeasured));
-        const auto pause = std::chrono::duration_cast<Clock::duration>(
-            std::chrono::duration<double>(trial_s / kTrialCost));
-        record.next_trial = now + std::max<Clock::duration>(pause, kLeastPause);
+        learn_short(record, plan, now);
     }
-    for (uint8_t way = 0; way < plan.ways; ++way) {
-        if (record.block_s[way] > 0 && record.block_s[way] < kBetter * record.block_s[record.usual])
-            record.usual = way;
+    if (record.trial_left == 0) {
+        choose(record, plan.ways);
+        if (now >= record.next_trial) begin_trial(record, plan.ways, is_long ? 1 : kTrialCalls);
     }
-    const bool trial = now >= record.next_trial;
-    if (trial) {
-        do {
-            record.next = static_cast<uint8_t>((record.next + 1) % plan.ways);
-        } while (record.next == record.usual);
-    }
-    advise(hash, record, trial, plan);
+    advise(hash, record);
 }
 
-void StoreTuner::learn(Record& record, uint8_t way, double block_s) const noexcept {
-    // The least of the recent times: peers that come late make a call long, whatever it stores.
-    double& best = record.block_s[way];
-    best = best > 0 ? std::min(best * kForget, block_s) : block_s;
+// Both ways in one call: the blocks of the trial against the rest.
+void StoreTuner::learn_long(Record& record, const StorePlan& plan, Clock::time_point now) {
+    const double took_s = seconds(now - plan.started);
+    const auto blocks = static_cast<double>(plan.blocks);
+    if (plan.trial_end == 0) return learn(record, plan.usual, took_s / blocks);
+    const double block_s = seconds(plan.trial_ended - plan.trial_started) / kMeasured;
+    const double trial_s = block_s * (kSettle + kMeasured);
+    learn(record, plan.trial, block_s);
+    learn(record, plan.usual, (took_s - trial_s) / (blocks - kSettle - kMeasured));
+    end_trial(record, now, trial_s);
 }
 
-void StoreTuner::advise(uint64_t hash, const Record& record, bool trial, const StorePlan& plan) {
-    const uint64_t word = pack(hash, record.usual, trial ? kHasTrial | record.next : 0);
+// One way a call. The first calls of a way do not count: the slots are still in other caches, and a
+// root that runs ahead has not met its readers yet.
+void StoreTuner::learn_short(Record& record, const StorePlan& plan, Clock::time_point now) {
+    const bool tries = plan.trial_end != 0;
+    const uint8_t way = tries ? plan.trial : plan.usual;
+    const double took_s = seconds(now - plan.started);
+    record.streak = way == record.last ? record.streak + 1 : 0;
+    record.last = way;
+    if (record.streak >= kSettleCalls)
+        learn(record, way, took_s / static_cast<double>(plan.blocks));
+    record.spent_s += tries ? took_s : 0;
+    if (tries && record.trial_left > 0 && --record.trial_left == 0) {
+        end_trial(record, now, record.spent_s);
+    }
+}
+
+void StoreTuner::begin_trial(Record& record, uint8_t ways, uint32_t calls) noexcept {
+    do {
+        record.next = static_cast<uint8_t>((record.next + 1) % ways);
+    } while (record.next == record.usual);
+    record.trial_left = calls;
+    record.spent_s = 0;
+}
+
+void StoreTuner::end_trial(Record& record, Clock::time_point now, double trial_s) noexcept {
+    const std::chrono::duration<double> pause(trial_s / kTrialCost);
+    record.trial_left = 0;
+    record.next_trial = now + std::max<Clock::duration>(
+                                  std::chrono::duration_cast<Clock::duration>(pause), kLeastPause);
+}
+
+void StoreTuner::choose(Record& record, uint8_t ways) noexcept {
+    for (uint8_t way = 0; way < ways; ++way) {
+        const double other_s = record.block_s[way];
+        if (other_s > 0 && other_s < kBetter * record.block_s[record.usual]) record.usual = way;
+    }
+}
+
+// A moving average in which a single call, made long by a peer that came late, counts little.
+void StoreTuner::learn(Record& record, uint8_t way, double block_s) noexcept {
+    double& average = record.block_s[way];
+    average =
+        average > 0 ? average + kRecency * (std::min(block_s, 2 * average) - average) : block_s;
+}
+
+void StoreTuner::advise(uint64_t hash, const Record& record) noexcept {
+    const uint64_t trial = record.trial_left > 0 ? kHasTrial | record.next : 0;
+    const uint64_t word = pack(hash, record.usual, trial);
     auto& place = group_.advice[hash % kAdvices];
     // Written only when it changes: all ranks read this line at every call.
-    if (plan.trial_end || trial || place.load(std::memory_order_relaxed) != word)
-        place.store(word, std::memory_order_relaxed);
+    if (place.load(std::memory_order_relaxed) != word) place.store(word, std::memory_order_relaxed);
 }
 
 }  // namespace unisono

@@ -51,14 +51,23 @@ class StoreTuner {
     static constexpr size_t kWays = 4;
 
     struct Record {
-        std::array<double, kWays> block_s{};  // least recent time of a block; 0: never tried
+        std::array<double, kWays> block_s{};  // average time of a block; 0: never tried
         uint8_t usual = 0;
-        uint8_t next = 0;  // the way to try next
+        uint8_t next = 0;         // the way to try, or tried last
+        uint8_t last = 0;         // the way of the call before
+        uint32_t streak = 0;      // calls that way before it
+        uint32_t trial_left = 0;  // calls
+        double spent_s = 0;       // on this trial
         Clock::time_point next_trial{};
     };
 
-    void learn(Record& record, uint8_t way, double block_s) const noexcept;
-    void advise(uint64_t hash, const Record& record, bool trial, const StorePlan& plan);
+    static void learn_long(Record& record, const StorePlan& plan, Clock::time_point now);
+    static void learn_short(Record& record, const StorePlan& plan, Clock::time_point now);
+    static void learn(Record& record, uint8_t way, double block_s) noexcept;
+    static void choose(Record& record, uint8_t ways) noexcept;
+    static void begin_trial(Record& record, uint8_t ways, uint32_t calls) noexcept;
+    static void end_trial(Record& record, Clock::time_point now, double trial_s) noexcept;
+    void advise(uint64_t hash, const Record& record) noexcept;
 
     GroupControl& group_;
     bool decides_;

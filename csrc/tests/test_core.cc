@@ -88,8 +88,7 @@ class Call {
                                 0,
                                 step_.count * 4,
                                 StorePolicy::adaptive};
-        if (step_.kind == Kind::barrier)
-            return prepared.bind(Pieces{}, Pieces{});
+        if (step_.kind == Kind::barrier) return prepared.bind(Pieces{}, Pieces{});
         Pieces out;
         for (auto& o : outs_) out.push_back(piece(o));
         if (outs_.empty()) out.push_back(piece(in_));
