@@ -73,7 +73,7 @@ struct alignas(2 * kLine) GroupControl {
     uint8_t nonce[16];                    // read back to the owner: proof that the memory is shared
     std::atomic<uint32_t> fences_needed;  // a rank could not register for heavy barriers
     alignas(2 * kLine) FaultRecord failure;
-    // What rank 0 advises about stores, by hash of the call; see tuner.h.
+    // What the last rank advises about stores, by hash of the call; see tuner.h.
     alignas(2 * kLine) std::atomic<uint64_t> advice[kAdvices];
 };
 

@@ -18,7 +18,7 @@ Executor::Executor(Segment& segment, Membership& members, Waiter waiter)
     : segment_(segment),
       members_(members),
       waiter_(waiter),
-      tuner_(segment.group(), members.rank() == 0),
+      tuner_(segment.group(), members.rank() + 1 == members.ranks()),
       own_(segment.rank(members.rank())),
       agreement_(segment, members),
       small_(true, kSmallDepth),

@@ -11,16 +11,18 @@ constexpr uint8_t kStreamSlot = 1, kStreamOut = 2;
 
 constexpr uint64_t kLeastTuned = 32 << 10;       // below, streaming loses everywhere
 constexpr uint64_t kLeastStreamedOut = 4 << 20;  // what stays in the caches is worth keeping there
-constexpr uint64_t kSettle = 4;  // blocks until the slots are all written the new way
-constexpr uint64_t kMeasured = 8;
-constexpr uint64_t kLongCall = 4 * (kSettle + kMeasured);
+constexpr uint64_t kSettle = 3;  // blocks until the slots are all written the new way
+constexpr uint64_t kMeasured = 6;
+constexpr uint64_t kLongCall = 3 * (kSettle + kMeasured);
 constexpr size_t kMostRecords = 1024;
-constexpr double kRecency = 0.25;  // weight of the newest time in an average
-constexpr uint32_t kSettleCalls = 2;
-constexpr uint32_t kTrialCalls = 6;      // of a short call
+constexpr double kRecency = 0.25;  // how fast a longer time is believed
+constexpr uint32_t kSettleCalls = 1;
+constexpr uint32_t kTrialCalls = 3;      // of a short call
 constexpr double kBetter = 0.95;         // what another way must reach to be chosen
 constexpr double kTrialCost = 1.0 / 24;  // of the time, at most, goes into trials
 constexpr std::chrono::milliseconds kLeastPause{4};
+constexpr double kDrift = 1.5;  // so much slower or faster, and the machine is another one
+constexpr std::chrono::milliseconds kDriftPause{50};
 
 // Advice in one word: hash (40 bits) | trial (8) | usual (8); bit 7 of trial: there is one.
 constexpr uint64_t kHasTrial = 0x80;
@@ -81,14 +83,17 @@ void StoreTuner::end(StorePlan& plan) {
     Record& record = records_[hash];
     const auto now = Clock::now();
     const bool is_long = plan.blocks >= kLongCall;
+    if (!std::exchange(record.met, true)) return;  // a first call touches fresh memory
     if (is_long) {
         learn_long(record, plan, now);
     } else {
         learn_short(record, plan, now);
     }
     if (record.trial_left == 0) {
-        choose(record, plan.ways);
-        if (now >= record.next_trial) begin_trial(record, plan.ways, is_long ? 1 : kTrialCalls);
+        choose(record, plan.ways, now);
+        if (untried(record, plan.ways) || now >= record.next_trial) {
+            begin_trial(record, plan.ways, is_long ? 1 : kTrialCalls);
+        }
     }
     advise(hash, record);
 }
@@ -122,9 +127,10 @@ void StoreTuner::learn_short(Record& record, const StorePlan& plan, Clock::time_
 }
 
 void StoreTuner::begin_trial(Record& record, uint8_t ways, uint32_t calls) noexcept {
+    const bool unknown = untried(record, ways);
     do {
         record.next = static_cast<uint8_t>((record.next + 1) % ways);
-    } while (record.next == record.usual);
+    } while (record.next == record.usual || (unknown && record.block_s[record.next] > 0));
     record.trial_left = calls;
     record.spent_s = 0;
 }
@@ -136,18 +142,40 @@ void StoreTuner::end_trial(Record& record, Clock::time_point now, double trial_s
                                   std::chrono::duration_cast<Clock::duration>(pause), kLeastPause);
 }
 
-void StoreTuner::choose(Record& record, uint8_t ways) noexcept {
+// What was not tried yet, or was forgotten, is tried before anything else. The usual way is known
+// by the time of a trial, for it came first.
+bool StoreTuner::untried(const Record& record, uint8_t ways) noexcept {
+    for (uint8_t way = 0; way < ways; ++way) {
+        if (way != record.usual && record.block_s[way] == 0)
+            return record.block_s[record.usual] > 0;
+    }
+    return false;
+}
+
+void StoreTuner::choose(Record& record, uint8_t ways, Clock::time_point now) noexcept {
+    const uint8_t before = record.usual;
     for (uint8_t way = 0; way < ways; ++way) {
         const double other_s = record.block_s[way];
         if (other_s > 0 && other_s < kBetter * record.block_s[record.usual]) record.usual = way;
     }
+    const double usual_s = record.block_s[record.usual];
+    if (record.usual != before || record.expected_s == 0) record.expected_s = usual_s;
+    // The cores have been moved: what was learnt about the other ways holds no longer.
+    const bool drifted =
+        usual_s > kDrift * record.expected_s || usual_s * kDrift < record.expected_s;
+    if (!drifted || now < record.next_drift) return;
+    record.block_s.fill(0);
+    record.block_s[record.usual] = usual_s;
+    record.expected_s = usual_s;
+    record.next_drift = now + kDriftPause;
 }
 
-// A moving average in which a single call, made long by a peer that came late, counts little.
+// Believes a shorter time at once and a longer one slowly: peers that come late, and pages touched
+// for the first time, make a call long whatever it stores.
 void StoreTuner::learn(Record& record, uint8_t way, double block_s) noexcept {
-    double& average = record.block_s[way];
-    average =
-        average > 0 ? average + kRecency * (std::min(block_s, 2 * average) - average) : block_s;
+    double& known = record.block_s[way];
+    const bool shorter = known == 0 || block_s < known;
+    known = shorter ? block_s : known + kRecency * (std::min(block_s, 2 * known) - known);
 }
 
 void StoreTuner::advise(uint64_t hash, const Record& record) noexcept {

@@ -2,9 +2,10 @@
 //
 // Which is faster depends on where the hypervisor has put the cores, and changes while a program
 // runs: a staging slot that the peer's cache still holds costs 4 times as much from a far core. So
-// rank 0 times its calls, now and then tries another way for one call (or for some blocks of a
-// long one), and advises all ranks through the group's memory. The bits of the result are the same
-// either way, so ranks need not agree at any moment.
+// the last rank (a root is likely another, and runs ahead) times its calls, now and then tries
+// another way for one call (or for some blocks of a long one), and advises all ranks through the
+// group's memory. The bits of the result are the same either way, so ranks need not agree at any
+// moment.
 #pragma once
 
 #include <array>
@@ -52,19 +53,22 @@ class StoreTuner {
 
     struct Record {
         std::array<double, kWays> block_s{};  // average time of a block; 0: never tried
+        bool met = false;
         uint8_t usual = 0;
         uint8_t next = 0;         // the way to try, or tried last
         uint8_t last = 0;         // the way of the call before
         uint32_t streak = 0;      // calls that way before it
         uint32_t trial_left = 0;  // calls
         double spent_s = 0;       // on this trial
-        Clock::time_point next_trial{};
+        double expected_s = 0;    // of the usual way, when it was chosen
+        Clock::time_point next_trial{}, next_drift{};
     };
 
     static void learn_long(Record& record, const StorePlan& plan, Clock::time_point now);
     static void learn_short(Record& record, const StorePlan& plan, Clock::time_point now);
     static void learn(Record& record, uint8_t way, double block_s) noexcept;
-    static void choose(Record& record, uint8_t ways) noexcept;
+    [[nodiscard]] static bool untried(const Record& record, uint8_t ways) noexcept;
+    static void choose(Record& record, uint8_t ways, Clock::time_point now) noexcept;
     static void begin_trial(Record& record, uint8_t ways, uint32_t calls) noexcept;
     static void end_trial(Record& record, Clock::time_point now, double trial_s) noexcept;
     void advise(uint64_t hash, const Record& record) noexcept;
