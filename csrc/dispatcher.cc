@@ -2,21 +2,14 @@
 
 #include <algorithm>
 #include <chrono>
-#include <csignal>
-#include <system_error>
 #include <utility>
+
+#include "progress_thread.h"
 
 namespace unisono {
 namespace {
 
 constexpr std::chrono::milliseconds kLook{50};  // how often a blocked thread looks for signals
-
-// Signals are for the threads of the program, not for this one.
-void block_signals() {
-    sigset_t all;
-    sigfillset(&all);
-    pthread_sigmask(SIG_SETMASK, &all, nullptr);
-}
 
 void check_interrupt(const Interrupted& interrupted, Membership& members) {
     if (!interrupted || !interrupted()) return;
@@ -168,13 +161,7 @@ void Dispatcher::end_turn() noexcept {
 void Dispatcher::start_thread() {
     const std::lock_guard lock(mutex_);
     if (!thread_.joinable() && !stopping_) {
-        try {
-            thread_ = std::thread([this] {
-                block_signals();
-                progress_loop();
-            });
-        } catch (const std::system_error&) {  // no thread to be had: who waits for the job runs it
-        }
+        start_progress(thread_, [this] { progress_loop(); });
     }
     changed_->notify_all();
 }

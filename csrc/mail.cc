@@ -1,13 +1,12 @@
 #include "mail.h"
 
 #include <algorithm>
-#include <csignal>
 #include <cstring>
 #include <string>
-#include <system_error>
 #include <utility>
 
 #include "call.h"
+#include "progress_thread.h"
 
 namespace unisono {
 namespace {
@@ -239,15 +238,7 @@ void PostOffice::carry_on() {
     const std::lock_guard lock(mutex_);
     if (stopping_ || idle()) return;
     if (!thread_.joinable()) {
-        try {
-            thread_ = std::thread([this] {
-                sigset_t all;
-                sigfillset(&all);
-                pthread_sigmask(SIG_SETMASK, &all, nullptr);
-                progress_loop();
-            });
-        } catch (const std::system_error&) {  // no thread to be had: who waits moves the messages
-        }
+        start_progress(thread_, [this] { progress_loop(); });
     }
     changed_->notify_all();
 }
