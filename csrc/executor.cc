@@ -144,7 +144,11 @@ bool Executor::reuse_slots(Wait& wait) {
 
 bool Executor::wait_progress(Wait& wait, uint32_t peer, uint64_t target) {
     const auto& progress = segment_.rank(peer).progress;
-    return wait_for(wait, peer, [&] { return progress.load(std::memory_order_acquire) >= target; });
+    const auto ready = [&] { return progress.load(std::memory_order_acquire) >= target; };
+    if (!wait_for(wait, peer, ready)) return false;
+    // Before anything is read from its slots: the header is on the line that was just looked at.
+    static_cast<void>(agreement_.verify(peer, wait.call.seq, wait.call.hash));
+    return true;
 }
 
 // No rank returns before it has seen every peer enter this very call: a barrier is nothing else.
