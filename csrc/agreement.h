@@ -46,8 +46,10 @@ class Agreement {
 
   private:
     bool catch_up(uint32_t peer, uint64_t seq, uint64_t theirs);
+    // Of this rank itself no header may be visible yet.
     [[nodiscard]] bool entered(uint32_t peer, uint64_t seq) const noexcept {
-        return ahead_of(segment_.rank(peer).header.load(std::memory_order_acquire), seq) >= 0;
+        return peer == members_.rank() ||
+               ahead_of(segment_.rank(peer).header.load(std::memory_order_acquire), seq) >= 0;
     }
     [[noreturn]] void mismatch(uint64_t seq);
 
