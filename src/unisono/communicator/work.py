@@ -122,16 +122,3 @@ class MessageWork(Work):
     def source_rank(self) -> int:
         """The rank that the message came from, once it has come."""
         return self._parcel.source()
-
-
-class FinishedWork(Work):
-    """A call that was complete when it returned."""
-
-    def _wait_native(self, timeout_s: float | None) -> bool:
-        return True
-
-    def is_completed(self) -> bool:
-        return True
-
-    def exception(self) -> Exception | None:
-        return None
