@@ -13,11 +13,8 @@ namespace unisono {
 inline constexpr size_t kLine = 64;  // a cache line; two of them are prefetched together
 inline constexpr uint64_t kMagic = 0x554e49534f4e4f31;  // "UNISONO1"
 // Calls a rank remembers: more than ranks can be apart, which the staging areas bound.
-inline constexpr size_t kCallHistory = 64;
-inline constexpr uint64_t kSmallDepth = 16;  // areas for small messages, of each rank
-inline constexpr uint64_t kSmallAreaBytes = 4096;
+inline constexpr size_t kCallHistory = 256;
 inline constexpr size_t kFaultText = 1536;
-inline constexpr size_t kAdvices = 64;  // kinds of calls whose stores are tuned at once
 
 static_assert(std::atomic<uint64_t>::is_always_lock_free);
 static_assert(std::atomic<uint32_t>::is_always_lock_free);
@@ -52,6 +49,9 @@ struct alignas(2 * kLine) RankControl {
     std::atomic<int32_t> pid{0};
     std::atomic<uint64_t> process{0};  // tells ranks that are threads of one process
 
+    // Written with every post of a large message, looked at once a block; see stores.h.
+    alignas(2 * kLine) std::atomic<uint64_t> beacon{0};
+
     alignas(2 * kLine) CallRecord calls[kCallHistory];
 };
 
@@ -73,8 +73,6 @@ struct alignas(2 * kLine) GroupControl {
     uint8_t nonce[16];                    // read back to the owner: proof that the memory is shared
     std::atomic<uint32_t> fences_needed;  // a rank could not register for heavy barriers
     alignas(2 * kLine) FaultRecord failure;
-    // What the last rank advises about stores, by hash of the call; see tuner.h.
-    alignas(2 * kLine) std::atomic<uint64_t> advice[kAdvices];
 };
 
 }  // namespace unisono

@@ -14,15 +14,15 @@ uint64_t part_bytes(uint64_t piece_bytes, uint32_t parts, size_t element_bytes) 
     return (each + unit - 1) / unit * unit * element_bytes;
 }
 
-Executor::Executor(Segment& segment, Membership& members, Waiter waiter)
+Executor::Executor(Segment& segment, Membership& members, Waiter waiter, StoreRule stores)
     : segment_(segment),
       members_(members),
       waiter_(waiter),
-      tuner_(segment.group(), members.rank() + 1 == members.ranks()),
+      stores_(stores),
+      distance_(members.ranks()),
       own_(segment.rank(members.rank())),
       agreement_(segment, members),
-      small_(true, kSmallDepth),
-      large_(false, segment.shape().depth) {}
+      lanes_{Lane(segment.strip(0)), Lane(segment.strip(1)), Lane(segment.strip(2))} {}
 
 void Executor::begin(Execution& call) {
     members_.require_healthy();
@@ -33,7 +33,6 @@ void Executor::begin(Execution& call) {
     if (plan.rank != members_.rank() || plan.ranks != members_.ranks() || call.block_bytes == 0) {
         throw Error(Fault::invalid, "the plan is not for this rank of this group");
     }
-    const SegmentShape& shape = segment_.shape();
     const size_t element = size_of(call.args.dtype);
     uint64_t longest = part_bytes(call.longest_bytes, plan.parts, element), bytes = 0;
     for (const auto* pieces : {&call.in, &call.out}) {
@@ -48,15 +47,20 @@ void Executor::begin(Execution& call) {
     call.slot_bytes = std::min(call.block_bytes, (longest + kLine - 1) / kLine * kLine);
     // Also the slots of the peers, for they are read here.
     const uint64_t most = *std::max_element(plan.slots.begin(), plan.slots.end());
-    call.lane = most * call.slot_bytes <= kSmallAreaBytes ? &small_ : &large_;
-    if (most * call.slot_bytes > (call.lane == &small_ ? kSmallAreaBytes : shape.area_bytes)) {
-        throw Error(Fault::invalid, "the plan needs more staging than the group has");
-    }
+    call.lane = lane_for(most * call.slot_bytes);
     scratch_.resize(std::max<size_t>(scratch_.size(), plan.scratch * call.block_bytes));
     call.seq = calls_.load(std::memory_order_relaxed) + 1;
     calls_.store(call.seq, std::memory_order_relaxed);
     agreement_.enter(call.seq, call.args, call.hash);
-    tuner_.begin(call.store_plan, call.policy, call.hash, call.blocks, bytes);
+    call.traffic = {bytes, plan.copies_only, plan.one_writer};
+}
+
+Lane* Executor::lane_for(uint64_t bytes) {
+    const auto fits = [bytes](const Lane& lane) { return bytes <= lane.area_bytes(); };
+    const auto found = std::find_if(lanes_.begin(), lanes_.end(), fits);
+    if (found == lanes_.end())
+        throw Error(Fault::invalid, "the plan needs more staging than the group has");
+    return found;
 }
 
 // The header becomes visible with the first thing that a peer could wait for, and before this rank
@@ -93,14 +97,13 @@ bool Executor::carry_on(Wait wait) {
         ++call.block;
         call.record = 0;
     }
-    tuner_.end(call.store_plan);
     return verify_all(wait);
 }
 
 bool Executor::run_block(Wait& wait) {
     Execution& call = wait.call;
     const Plan& plan = *call.plan;
-    if (call.record == 0) call.stores = tuner_.at_block(call.store_plan, call.block);
+    if (call.record == 0 && is_large(call)) choose_stores(call);
     if (call.record == 0 && plan.slots[plan.rank] > 0 && !reuse_slots(wait)) return false;
     const size_t end = plan.records.size();
     while (call.record < end) {
@@ -119,14 +122,29 @@ bool Executor::run_block(Wait& wait) {
                 if (!wait_progress(wait, r.peer, base_ + r.value)) return false;
                 break;
             case Action::post:
-                if (!call.announced) announce(call);
-                own_.progress.store(base_ + r.value, std::memory_order_release);
-                ring(own_.bell, fence());
+                post(call, base_ + r.value);
                 break;
         }
         ++call.record;
     }
     return true;
+}
+
+void Executor::choose_stores(Execution& call) noexcept {
+    const uint64_t ranks = members_.ranks();
+    if (ranks > 1) {  // a peer after the other
+        const uint64_t step = 1 + call.block % (ranks - 1);
+        const auto peer = static_cast<uint32_t>((members_.rank() + step) % ranks);
+        distance_.look(peer, segment_.rank(peer));
+    }
+    call.stores = stores_.choose(call.policy, call.traffic, distance_.far());
+}
+
+void Executor::post(Execution& call, uint64_t progress) noexcept {
+    if (!call.announced) announce(call);
+    own_.progress.store(progress, std::memory_order_release);
+    ring(own_.bell, fence());
+    if (is_large(call)) Distance::light(own_, progress);
 }
 
 // The area of this block held the block `depth` ago: all ranks must be past that one. It may have
@@ -187,7 +205,7 @@ bool Executor::wait_for(Wait& wait, uint32_t peer, Ready ready) {
 std::byte* Executor::resolve(const Execution& call, const Ref& ref) const noexcept {
     switch (ref.space) {
         case Space::slot:
-            return call.lane->area(segment_, ref.rank) + ref.index * call.slot_bytes;
+            return call.lane->area(ref.rank) + ref.index * call.slot_bytes;
         case Space::tmp:
             return const_cast<std::byte*>(scratch_.data()) + ref.index * call.block_bytes;
         case Space::in:

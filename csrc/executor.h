@@ -11,7 +11,7 @@
 #include "call.h"
 #include "kernels/kernels.h"
 #include "plan.h"
-#include "tuner.h"
+#include "stores.h"
 #include "waiter.h"
 
 namespace unisono {
@@ -47,23 +47,26 @@ class Pieces {
     std::vector<Piece> many_;
 };
 
-// The staging areas that calls of one size class go round through. Small messages have many, so
-// that a rank can run ahead of others that share its core.
+// Where the calls of one size class are in their strip: at the same area on all ranks.
 class Lane {
   public:
-    Lane(bool small, uint64_t depth) : small_(small), ends_(depth, 0) {}
+    explicit Lane(const Strip& strip) : strip_(strip), ends_(strip.depth, 0) {}
+    [[nodiscard]] uint64_t area_bytes() const noexcept { return strip_.area_bytes; }
     // Where slot 0 of a rank is for the current block.
-    [[nodiscard]] std::byte* area(const Segment& segment, uint32_t rank) const noexcept {
-        return small_ ? segment.small_area(rank, count_) : segment.area(rank, count_);
+    [[nodiscard]] std::byte* area(uint32_t rank) const noexcept {
+        return strip_.area(rank, position_);
     }
     // The progress at which all ranks are past the block that used this area before.
-    [[nodiscard]] uint64_t reusable_at() const noexcept { return ends_[count_ % ends_.size()]; }
-    void end(uint64_t progress) noexcept { ends_[count_++ % ends_.size()] = progress; }
+    [[nodiscard]] uint64_t reusable_at() const noexcept { return ends_[position_]; }
+    void end(uint64_t progress) noexcept {
+        ends_[position_] = progress;
+        if (++position_ == ends_.size()) position_ = 0;
+    }
 
   private:
-    bool small_;
-    uint64_t count_ = 0;          // blocks ever run here, equal on all ranks
-    std::vector<uint64_t> ends_;  // progress at the end of the last blocks
+    Strip strip_;
+    uint64_t position_ = 0;       // of the current block's area
+    std::vector<uint64_t> ends_;  // by area: progress at the end of the block that used it last
 };
 
 // One call in flight: a plan, its arguments, and how far it has come. Resumable.
@@ -76,8 +79,8 @@ struct Execution {
     Pieces in, out;
     StorePolicy policy = StorePolicy::adaptive;
 
+    Traffic traffic{};
     Stores stores;  // of the current block
-    StorePlan store_plan;
 
     uint64_t seq = 0;         // 0: not begun
     Lane* lane = nullptr;     // where the slots are
@@ -90,7 +93,7 @@ struct Execution {
 
 class Executor {
   public:
-    Executor(Segment& segment, Membership& members, Waiter waiter);
+    Executor(Segment& segment, Membership& members, Waiter waiter, StoreRule stores);
 
     // Runs until the call is complete (true), or until it would have to wait longer than
     // `limit_s` (false; 0 = as long as the deadline allows). Throws Error.
@@ -115,6 +118,8 @@ class Executor {
     void announce(Execution& call) noexcept;
     bool reuse_slots(Wait& wait);
     bool run_block(Wait& wait);
+    void choose_stores(Execution& call) noexcept;
+    void post(Execution& call, uint64_t progress) noexcept;
     bool wait_progress(Wait& wait, uint32_t peer, uint64_t target);
     bool verify_all(Wait& wait);
     template <class Ready>
@@ -129,6 +134,11 @@ class Executor {
                                          : kernels::Store::cached;
     }
 
+    // Whether the call's blocks are large enough for the caches to matter.
+    [[nodiscard]] bool is_large(const Execution& call) const noexcept {
+        return call.lane == &lanes_.back();
+    }
+    [[nodiscard]] Lane* lane_for(uint64_t bytes);
     [[nodiscard]] Fence fence() const noexcept {
         const bool full = segment_.group().fences_needed.load(std::memory_order_relaxed) != 0;
         return full ? Fence::full : Fence::light;
@@ -137,13 +147,14 @@ class Executor {
     Segment& segment_;
     Membership& members_;
     Waiter waiter_;
-    StoreTuner tuner_;
+    StoreRule stores_;
+    Distance distance_;
     RankControl& own_;
     std::atomic<uint64_t> calls_{0};  // others may look
     uint64_t base_ = 0;               // progress at the start of the current block
     uint64_t last_hash_ = 0;          // of the call before
     Agreement agreement_;
-    Lane small_, large_;
+    std::array<Lane, kStrips> lanes_;  // in the order of their areas' sizes
     std::vector<std::byte> scratch_;
 };
 

@@ -16,7 +16,7 @@ class Group {
         : segment_(std::move(segment)),
           members_(segment_, rank, nonce),
           waiter_(members_, Patience::for_group(segment_.shape().ranks, cores)),
-          executor_(segment_, members_, waiter_),
+          executor_(segment_, members_, waiter_, StoreRule(segment_.shape().ranks, cores)),
           dispatcher_(executor_, members_, grace_for(segment_.shape().ranks, cores)),
           mail_(segment_, members_, waiter_) {}
     Group(const Group&) = delete;

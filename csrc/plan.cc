@@ -44,6 +44,7 @@ Plan::Plan(std::span<const std::byte> packed, uint32_t rank_, uint32_t ranks_, u
         throw Error(Fault::invalid, "plan: a block does not end where all ranks expect it");
     copies_only = std::none_of(records.begin(), records.end(),
                                [](const Record& r) { return r.action == Action::reduce; });
+    one_writer = std::count_if(slots.begin(), slots.end(), [](uint32_t s) { return s > 0; }) == 1;
 }
 
 void Plan::check(const Ref& ref, size_t at) const {

@@ -58,7 +58,8 @@ class Plan {
     uint32_t stages;              // progress per block, equal on all ranks
     std::vector<uint32_t> slots;  // staging slots per block, by rank
     uint32_t scratch;
-    bool copies_only;
+    bool copies_only;  // this rank reduces nothing
+    bool one_writer;   // a single rank fills slots
 
   private:
     void check(const Ref& ref, size_t at) const;

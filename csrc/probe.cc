@@ -6,7 +6,9 @@
 #include <algorithm>
 #include <atomic>
 #include <chrono>
+#include <fstream>
 #include <limits>
+#include <string>
 #include <thread>
 #include <vector>
 
@@ -49,6 +51,20 @@ void await(const Word& word, uint32_t wanted) {
 
 unsigned usable_cores() noexcept {
     return static_cast<unsigned>(std::max<size_t>(1, cores().size()));
+}
+
+// Not sysconf: it multiplies by the cores that share a cache on the host, not in this machine.
+uint64_t last_level_cache_bytes() {
+    constexpr uint64_t kAssumed = 32 << 20;
+    uint64_t found = 0;
+    for (int index = 0; index < 8; ++index) {
+        std::ifstream file("/sys/devices/system/cpu/cpu0/cache/index" + std::to_string(index) +
+                           "/size");
+        uint64_t size = 0;
+        char unit = 0;
+        if (file >> size >> unit) found = std::max(found, size << (unit == 'M' ? 20 : 10));
+    }
+    return found ? found : kAssumed;
 }
 
 void settle_on_core(unsigned index) noexcept {

@@ -1,6 +1,8 @@
 // How far apart two cores are, now: the number without which no measurement here means much.
 #pragma once
 
+#include <cstdint>
+
 namespace unisono {
 
 // One-way latency in seconds of a cache line between the first two cores this process may use;
@@ -9,6 +11,9 @@ namespace unisono {
 
 // Cores this process may use.
 [[nodiscard]] unsigned usable_cores() noexcept;
+
+// Size of the last level of cache; an assumption where the system does not tell.
+[[nodiscard]] uint64_t last_level_cache_bytes();
 
 // Moves the calling thread to the `index`-th usable core (modulo their number) and lets it go
 // again: the kernel may move it, but has no reason to. Uneven starts, such as two ranks on one of

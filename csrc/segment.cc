@@ -25,16 +25,31 @@ constexpr uint64_t round_up(uint64_t value, uint64_t unit) {
     return (value + unit - 1) / unit * unit;
 }
 
+// Strips but the last, whose shape is the group's choice.
+constexpr uint64_t kTinyDepth = 128, kTinyBytes = 256;
+constexpr uint64_t kSmallDepth = 16, kSmallBytes = 4096;
+
+std::array<Strip, kStrips> strips_of(const SegmentShape& s, std::byte* base) {
+    std::array<Strip, kStrips> strips{{{nullptr, kTinyDepth, kTinyBytes},
+                                       {nullptr, kSmallDepth, kSmallBytes},
+                                       {nullptr, s.depth, s.area_bytes}}};
+    for (Strip& strip : strips) {
+        strip.base = base;
+        base += s.ranks * strip.depth * strip.area_bytes;
+    }
+    return strips;
+}
+
 struct Offsets {
-    uint64_t ranks, staging, small, mail, mail_pair, total;
+    uint64_t ranks, staging, mail, mail_pair, total;
 };
 
 Offsets offsets_of(const SegmentShape& s) {
     Offsets o{};
     o.ranks = round_up(sizeof(GroupControl), kPage);
     o.staging = round_up(o.ranks + s.ranks * sizeof(RankControl), kPage);
-    o.small = o.staging + s.ranks * s.depth * s.area_bytes;
-    o.mail = o.small + s.ranks * kSmallDepth * kSmallAreaBytes;
+    o.mail = o.staging + s.ranks * (kTinyDepth * kTinyBytes + kSmallDepth * kSmallBytes +
+                                    s.depth * s.area_bytes);
     o.mail_pair =
         round_up(sizeof(Mailbox) + s.mail_slots * (sizeof(MailSlot) + s.mail_slot_bytes), kPage);
     o.total = o.mail + o.mail_pair * s.ranks * s.ranks;
@@ -122,8 +137,7 @@ Segment::Segment(Descriptor fd) : fd_(std::move(fd)) {
     }
     const Offsets o = offsets_of(shape_);
     ranks_ = reinterpret_cast<RankControl*>(base_ + o.ranks);
-    staging_ = base_ + o.staging;
-    small_ = base_ + o.small;
+    strips_ = strips_of(shape_, base_ + o.staging);
     mail_ = base_ + o.mail;
 }
 

@@ -53,6 +53,18 @@ struct alignas(2 * kLine) Mailbox {  // from one rank to another; single produce
     alignas(2 * kLine) std::atomic<uint64_t> tail{0};  // slots emptied
 };
 
+// The staging areas of all ranks that messages of one size class go round through. The smaller the
+// messages the more areas, so that a rank can run far ahead of those that share its core.
+struct Strip {
+    std::byte* base = nullptr;
+    uint64_t depth = 0;       // areas of each rank
+    uint64_t area_bytes = 0;  // a multiple of the line
+    [[nodiscard]] std::byte* area(uint32_t rank, uint64_t position) const noexcept {
+        return base + (rank * depth + position) * area_bytes;
+    }
+};
+inline constexpr size_t kStrips = 3;  // in the order of their areas' sizes
+
 class Segment {
   public:
     explicit Segment(Descriptor fd);  // validates everything that it reads
@@ -64,12 +76,7 @@ class Segment {
     [[nodiscard]] const SegmentShape& shape() const noexcept { return shape_; }
     [[nodiscard]] GroupControl& group() const noexcept;
     [[nodiscard]] RankControl& rank(uint32_t r) const noexcept { return ranks_[r]; }
-    [[nodiscard]] std::byte* area(uint32_t rank, uint64_t block) const noexcept {
-        return staging_ + (rank * shape_.depth + block % shape_.depth) * shape_.area_bytes;
-    }
-    [[nodiscard]] std::byte* small_area(uint32_t rank, uint64_t block) const noexcept {
-        return small_ + (rank * kSmallDepth + block % kSmallDepth) * kSmallAreaBytes;
-    }
+    [[nodiscard]] const Strip& strip(size_t index) const noexcept { return strips_[index]; }
     [[nodiscard]] Mailbox& mailbox(uint32_t from, uint32_t to) const noexcept;
     [[nodiscard]] MailSlot* mail_slot(uint32_t from, uint32_t to, uint64_t index) const noexcept;
 
@@ -80,8 +87,7 @@ class Segment {
     size_t bytes_ = 0;
     int owner_pid_ = 0;
     RankControl* ranks_ = nullptr;
-    std::byte* staging_ = nullptr;
-    std::byte* small_ = nullptr;
+    std::array<Strip, kStrips> strips_;
     std::byte* mail_ = nullptr;
 };
 

@@ -100,7 +100,7 @@ class World {
         Parts(Segment& segment, uint32_t rank, uint32_t cores)
             : members(segment, rank, nonce),
               waiter(members, Patience::for_group(segment.shape().ranks, cores)),
-              executor(segment, members, waiter),
+              executor(segment, members, waiter, StoreRule(segment.shape().ranks, cores)),
               dispatcher(executor, members),
               mail(segment, members, waiter) {}
         Membership members;

@@ -98,8 +98,8 @@ class Op(StrEnum):
 
 
 class StorePolicy(IntEnum):
-    """How results are stored: through the caches, past them, or as timing advises. The values are
-    those of `csrc/tuner.h`; the bits of a result do not depend on it."""
+    """How results are stored: through the caches, past them, or by size and by the distance of the
+    cores. The values are those of `csrc/stores.h`; the bits of a result do not depend on it."""
 
     CACHED = 0
     STREAMING = 1

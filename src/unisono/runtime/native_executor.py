@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import zlib
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -14,16 +13,7 @@ from unisono.types import DType, Op, ReduceOp, StorePolicy
 
 OP_CODES = {op: code for code, op in enumerate(Op)}
 _LEAST_BLOCK_BYTES, _MOST_BLOCK_BYTES = 32 << 10, 256 << 10
-_ASSUMED_CACHE_BYTES = 32 << 20
 _BLOCK_UNIT_BYTES = 4096  # a whole number of elements of every type, and of cache lines
-
-
-def cache_bytes() -> int:
-    """Size of the last level of cache; an assumption where the system does not tell."""
-    try:
-        return os.sysconf("SC_LEVEL3_CACHE_SIZE") or _ASSUMED_CACHE_BYTES
-    except (ValueError, OSError):
-        return _ASSUMED_CACHE_BYTES
 
 
 def block_bytes_for(slots: Sequence[int], depth: int, area_bytes: int) -> int:
@@ -35,7 +25,7 @@ def block_bytes_for(slots: Sequence[int], depth: int, area_bytes: int) -> int:
     >>> block_bytes_for([4, 4, 4, 4], depth=2, area_bytes=1 << 20) >> 10
     128
     """
-    target = 0.3 * cache_bytes() / ((sum(slots) + len(slots)) * depth)
+    target = 0.3 * native.last_level_cache_bytes() / ((sum(slots) + len(slots)) * depth)
     power = 1 << (max(int(target), 1).bit_length() - 1)
     block = min(max(power, _LEAST_BLOCK_BYTES), _MOST_BLOCK_BYTES)
     most = area_bytes // max(1, *slots)
