@@ -8,11 +8,15 @@ namespace {
 
 constexpr std::array kOps{"all_reduce", "reduce_scatter", "all_gather", "all_to_all", "broadcast",
                           "reduce",     "gather",         "scatter",    "barrier"};
-constexpr std::array kReductions{"sum", "prod", "min", "max", "avg", "band", "bor", "bxor"};
-constexpr std::array kTypes{"float32", "float64", "float16", "bfloat16",  "int8",
-                            "uint8",   "int16",   "uint16",  "int32",     "uint32",
-                            "int64",   "uint64",  "bool",    "complex64", "complex128"};
+constexpr std::array kReductions{"sum",  "prod", "min", "max",  "avg",        "band",   "bor",
+                                 "bxor", "land", "lor", "lxor", "premul_sum", "minloc", "maxloc"};
+constexpr std::array kTypes{
+    "float32",       "float64",     "float16",    "bfloat16",      "int8",        "uint8",
+    "int16",         "uint16",      "int32",      "uint32",        "int64",       "uint64",
+    "bool",          "complex64",   "complex128", "float8_e4m3fn", "float8_e5m2", "float32_int32",
+    "float64_int64", "int32_int32", "int64_int64"};
 static_assert(kOps.size() == kOpKinds);
+static_assert(kReductions.size() == num_reduce_ops && kTypes.size() == num_dtypes);
 
 bool reduces(OpKind op) {
     return op == OpKind::all_reduce || op == OpKind::reduce_scatter || op == OpKind::reduce;

@@ -22,8 +22,15 @@ enum class DType : uint8_t {
     boolean = 12,
     complex64 = 13,
     complex128 = 14,
+    float8_e4m3fn = 15,
+    float8_e5m2 = 16,
+    // Pairs of a value and an index of the same size, as minloc and maxloc take them.
+    float32_int32 = 17,
+    float64_int64 = 18,
+    int32_int32 = 19,
+    int64_int64 = 20,
 };
-inline constexpr size_t num_dtypes = 15;
+inline constexpr size_t num_dtypes = 21;
 
 enum class ReduceOp : uint8_t {
     sum = 0,
@@ -34,12 +41,19 @@ enum class ReduceOp : uint8_t {
     band = 5,
     bor = 6,
     bxor = 7,
+    land = 8,
+    lor = 9,
+    lxor = 10,
+    premul_sum = 11,  // a sum of contributions that their ranks have already multiplied
+    minloc = 12,
+    maxloc = 13,
 };
-inline constexpr size_t num_reduce_ops = 8;
+inline constexpr size_t num_reduce_ops = 14;
 
 // Bytes of one element.
 constexpr size_t size_of(DType type) {
-    constexpr uint8_t sizes[num_dtypes] = {4, 8, 2, 2, 1, 1, 2, 2, 4, 4, 8, 8, 1, 8, 16};
+    constexpr uint8_t sizes[num_dtypes] = {4, 8, 2, 2,  1, 1, 2, 2,  4, 4, 8,
+                                           8, 1, 8, 16, 1, 1, 8, 16, 8, 16};
     return sizes[static_cast<size_t>(type)];
 }
 
@@ -51,21 +65,36 @@ constexpr bool is_complex(DType type) {
     return type == DType::complex64 || type == DType::complex128;
 }
 
-// Bitwise reductions need bits (integers, booleans); complex numbers have no order; the average
-// of booleans is not a boolean.
+constexpr bool is_pair(DType type) {
+    return type >= DType::float32_int32 && type <= DType::int64_int64;
+}
+
+constexpr bool is_logical(ReduceOp op) {
+    return op == ReduceOp::land || op == ReduceOp::lor || op == ReduceOp::lxor;
+}
+
+// Bitwise and logical reductions need integers or booleans, as in MPI; complex numbers have no
+// order; the average and the scaled sum of booleans are no booleans; a place needs pairs.
 constexpr bool supports(DType type, ReduceOp op) {
     switch (op) {
+        case ReduceOp::minloc:
+        case ReduceOp::maxloc:
+            return is_pair(type);
         case ReduceOp::sum:
         case ReduceOp::prod:
-            return true;
+            return !is_pair(type);
         case ReduceOp::min:
         case ReduceOp::max:
-            return !is_complex(type);
+            return !is_pair(type) && !is_complex(type);
         case ReduceOp::avg:
-            return type != DType::boolean;
+        case ReduceOp::premul_sum:
+            return !is_pair(type) && type != DType::boolean;
         case ReduceOp::band:
         case ReduceOp::bor:
         case ReduceOp::bxor:
+        case ReduceOp::land:
+        case ReduceOp::lor:
+        case ReduceOp::lxor:
             return is_integer(type) || type == DType::boolean;
     }
     return false;

@@ -76,8 +76,7 @@ void bind_plan(nb::module_& m) {
                uint32_t reduction, int32_t root, uint64_t count, uint64_t extra,
                uint64_t block_bytes, uint64_t piece_bytes, uint64_t longest_bytes, uint32_t policy,
                std::optional<uint32_t> caller_dtype) {
-                if (op >= kOpKinds || dtype >= num_dtypes ||
-                    reduction > static_cast<uint32_t>(ReduceOp::bxor) ||
+                if (op >= kOpKinds || dtype >= num_dtypes || reduction >= num_reduce_ops ||
                     policy > static_cast<uint32_t>(StorePolicy::adaptive) ||
                     caller_dtype.value_or(0) >= num_dtypes) {
                     throw Error(Fault::invalid, "unknown operation, type, reduction or policy");

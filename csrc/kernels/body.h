@@ -2,6 +2,7 @@
 #pragma once
 
 #include "codecs.h"
+#include "float8.h"
 #include "operators.h"
 #include "table.h"
 
@@ -133,7 +134,7 @@ constexpr void add_complex(Table& table, DType type) {
     table.at(type, ReduceOp::avg) = fold<Plain<T>, Avg<T>>;
 }
 
-// The sums of a 16-bit float.
+// The sums of a 16- or 8-bit float.
 template <class Codec>
 constexpr void add_narrow_sums(Table& table, DType type) {
     table.at(type, ReduceOp::sum) = fold<Codec, Sum<float>>;
@@ -141,10 +142,24 @@ constexpr void add_narrow_sums(Table& table, DType type) {
     table.at(type, ReduceOp::avg) = fold<Codec, Avg<float>>;
 }
 
-template <int16_t infinity>
+template <class T, T largest>
 constexpr void add_narrow_order(Table& table, DType type) {
-    table.at(type, ReduceOp::min) = fold<Plain<int16_t>, NarrowMin<infinity>>;
-    table.at(type, ReduceOp::max) = fold<Plain<int16_t>, NarrowMax<infinity>>;
+    table.at(type, ReduceOp::min) = fold<Plain<T>, NarrowMin<T, largest>>;
+    table.at(type, ReduceOp::max) = fold<Plain<T>, NarrowMax<T, largest>>;
+}
+
+template <class T, class Index>
+constexpr void add_pair(Table& table, DType type) {
+    using Codec = Plain<T, 2 * sizeof(T)>;
+    table.at(type, ReduceOp::minloc) = fold<Codec, Place<T, Index, true>>;
+    table.at(type, ReduceOp::maxloc) = fold<Codec, Place<T, Index, false>>;
+}
+
+template <class T>
+constexpr void add_logical(Table& table, DType type) {
+    table.at(type, ReduceOp::land) = fold<Truth<T>, And>;
+    table.at(type, ReduceOp::lor) = fold<Truth<T>, Or>;
+    table.at(type, ReduceOp::lxor) = fold<Truth<T>, Xor>;
 }
 
 template <class T>
@@ -159,16 +174,17 @@ constexpr void add_integer(Table& table, DType type) {
     table.at(type, ReduceOp::band) = fold<Plain<uint8_t>, And>;
     table.at(type, ReduceOp::bor) = fold<Plain<uint8_t>, Or>;
     table.at(type, ReduceOp::bxor) = fold<Plain<uint8_t>, Xor>;
+    add_logical<Wrapped>(table, type);
 }
 
+// Of booleans, every reduction is a logical one.
 constexpr void add_bool(Table& table, DType type) {
-    table.at(type, ReduceOp::sum) = fold<Bool, Or>;
-    table.at(type, ReduceOp::max) = fold<Bool, Or>;
-    table.at(type, ReduceOp::bor) = fold<Bool, Or>;
-    table.at(type, ReduceOp::prod) = fold<Bool, And>;
-    table.at(type, ReduceOp::min) = fold<Bool, And>;
-    table.at(type, ReduceOp::band) = fold<Bool, And>;
-    table.at(type, ReduceOp::bxor) = fold<Bool, Xor>;
+    constexpr ReduceOp either[] = {ReduceOp::sum, ReduceOp::max, ReduceOp::bor};
+    constexpr ReduceOp both[] = {ReduceOp::prod, ReduceOp::min, ReduceOp::band};
+    add_logical<uint8_t>(table, type);
+    for (ReduceOp op : either) table.at(type, op) = table.at(type, ReduceOp::lor);
+    for (ReduceOp op : both) table.at(type, op) = table.at(type, ReduceOp::land);
+    table.at(type, ReduceOp::bxor) = table.at(type, ReduceOp::lxor);
 }
 
 // Every supported reduction of every type.
@@ -177,9 +193,13 @@ constexpr Table full_table(const char* name) {
     add_float<float>(table, DType::float32);
     add_float<double>(table, DType::float64);
     add_narrow_sums<Float16>(table, DType::float16);
-    add_narrow_order<float16_infinity>(table, DType::float16);
+    add_narrow_order<int16_t, float16_largest>(table, DType::float16);
     add_narrow_sums<Bfloat16>(table, DType::bfloat16);
-    add_narrow_order<bfloat16_infinity>(table, DType::bfloat16);
+    add_narrow_order<int16_t, bfloat16_largest>(table, DType::bfloat16);
+    add_narrow_sums<Float8E4m3fn>(table, DType::float8_e4m3fn);
+    add_narrow_order<int8_t, e4m3fn_largest>(table, DType::float8_e4m3fn);
+    add_narrow_sums<Float8E5m2>(table, DType::float8_e5m2);
+    add_narrow_order<int8_t, e5m2_largest>(table, DType::float8_e5m2);
     add_integer<int8_t>(table, DType::int8);
     add_integer<uint8_t>(table, DType::uint8);
     add_integer<int16_t>(table, DType::int16);
@@ -191,6 +211,10 @@ constexpr Table full_table(const char* name) {
     add_bool(table, DType::boolean);
     add_complex<float, int32_t>(table, DType::complex64);
     add_complex<double, int64_t>(table, DType::complex128);
+    add_pair<float, int32_t>(table, DType::float32_int32);
+    add_pair<double, int64_t>(table, DType::float64_int64);
+    add_pair<int32_t, int32_t>(table, DType::int32_int32);
+    add_pair<int64_t, int64_t>(table, DType::int64_int64);
     return table;
 }
 

@@ -28,8 +28,10 @@ struct Plain {
     }
 };
 
-// Bytes of which any but 0 is true.
-struct Bool : Plain<uint8_t> {
+// Elements of which any but 0 is true; results are 0 or 1.
+template <class T>
+struct Truth : Plain<T> {
+    using Acc = Vector<T>;
     UNISONO_INLINE static Acc load(const uint8_t* from) {
         const Acc raw = load_vector<Acc>(from);
         return (Acc)(raw != 0) & 1;

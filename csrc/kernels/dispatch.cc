@@ -76,10 +76,12 @@ void reduce_with(const Table& table, DType type, ReduceOp op, void* dst, void* d
     const size_t bytes = count * size_of(type);
     if (bytes == 0) return;
     const bool scaled = divisor != 0;
-    if (nsrc == 1 && !scaled && type != DType::boolean) {
+    const bool unchanged = type != DType::boolean && !is_logical(op);
+    if (nsrc == 1 && !scaled && unchanged) {
         if (dst2 == nullptr) return copy_with(table, dst, srcs[0], bytes, dst_store);
         return copy2_with(table, dst, dst2, srcs[0], bytes, dst_store, dst2_store);
     }
+    if (op == ReduceOp::premul_sum) op = ReduceOp::sum;
     if (scaled && op == ReduceOp::sum) op = ReduceOp::avg;
     if (!scaled && op == ReduceOp::avg) op = ReduceOp::sum;
     const Fold fold = table.find(type, op);

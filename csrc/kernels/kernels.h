@@ -19,10 +19,16 @@ enum class Store : uint8_t { cached, streaming };
 // dst[i] = srcs[0][i] op srcs[1][i] op ..., left to right, for `count` elements; nsrc >= 1 and
 // supports(type, op).
 //
-// - float16 and bfloat16 sums and products accumulate in float32 and are rounded once, to nearest
-//   even; a NaN becomes 0x7FC0 in bfloat16. A single source that is not scaled is copied.
+// - Sums and products of 16- and 8-bit floats accumulate in float32 and are rounded once, to
+// nearest
+//   even; a NaN becomes 0x7FC0 in bfloat16, 0x7F in 8 bits. What is too large becomes infinity, in
+//   float8_e4m3fn, which has none, 448. A single source that is not scaled is copied.
 // - min and max keep the accumulator `a` over `b` if a < b (a > b) or a is NaN, so NaN wins.
-// - Integers wrap. Booleans are bytes: anything but 0 is true, results are 0 or 1.
+// - minloc and maxloc give the pair of the best value, of equal values (and NaNs) the one with the
+//   lowest index, of equal pairs the first; NaN wins.
+// - Integers wrap. In land, lor, lxor anything but 0 is true, results are 0 or 1; booleans are
+//   bytes that are reduced so whatever the reduction.
+// - premul_sum is sum: the contributions were multiplied before.
 // - divisor != 0 (op sum or avg): the sum is divided by it, in the type it accumulates in;
 //   integers truncate toward zero. With divisor 0, avg is sum: a partial result.
 //

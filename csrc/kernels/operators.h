@@ -121,25 +121,30 @@ struct ComplexProd : Unscaled {
     }
 };
 
-// 16-bit floats compared in integer arithmetic, which selects an input with its bits unchanged.
-// `infinity` is the bit pattern above which a magnitude is a NaN.
-template <int16_t infinity>
+// 16- and 8-bit floats compared in integer arithmetic, which selects an input with its bits
+// unchanged. T is the signed integer of their size; a magnitude above `largest` is a NaN.
+template <class T, T largest>
 struct NarrowOrder : Unscaled {
-    using V = Vector<int16_t>;
+    using V = Vector<T>;
 
-    UNISONO_INLINE static V magnitude(V a) { return a & 0x7FFF; }
-    UNISONO_INLINE static V is_nan(V a) { return magnitude(a) > infinity; }
+    UNISONO_INLINE static V magnitude(V a) {
+        return a & (V{} + static_cast<T>(~(T{1} << sign_bit)));
+    }
+    UNISONO_INLINE static V is_nan(V a) { return magnitude(a) > largest; }
 
     // Integers in the order of the floats; both zeros are 0.
     UNISONO_INLINE static V key(V a) {
-        const V sign = a >> 15;
+        const V sign = a < 0;
         return (magnitude(a) ^ sign) - sign;
     }
+
+  private:
+    static constexpr int sign_bit = 8 * sizeof(T) - 1;
 };
 
-template <int16_t infinity>
-struct NarrowMin : NarrowOrder<infinity> {
-    using Order = NarrowOrder<infinity>;
+template <class T, T largest>
+struct NarrowMin : NarrowOrder<T, largest> {
+    using Order = NarrowOrder<T, largest>;
     using V = typename Order::V;
     UNISONO_INLINE static V apply(V a, V b) {
         const V less = (Order::key(a) < Order::key(b)) & ~Order::is_nan(b);
@@ -147,9 +152,9 @@ struct NarrowMin : NarrowOrder<infinity> {
     }
 };
 
-template <int16_t infinity>
-struct NarrowMax : NarrowOrder<infinity> {
-    using Order = NarrowOrder<infinity>;
+template <class T, T largest>
+struct NarrowMax : NarrowOrder<T, largest> {
+    using Order = NarrowOrder<T, largest>;
     using V = typename Order::V;
     UNISONO_INLINE static V apply(V a, V b) {
         const V greater = (Order::key(a) > Order::key(b)) & ~Order::is_nan(b);
@@ -157,8 +162,40 @@ struct NarrowMax : NarrowOrder<infinity> {
     }
 };
 
-constexpr int16_t float16_infinity = 0x7C00;
-constexpr int16_t bfloat16_infinity = 0x7F80;
+// The largest magnitude that is not a NaN: infinity, where there is one.
+constexpr int16_t float16_largest = 0x7C00;
+constexpr int16_t bfloat16_largest = 0x7F80;
+constexpr int8_t e4m3fn_largest = 0x7E;
+constexpr int8_t e5m2_largest = 0x7C;
+
+// Pairs of a value and an index, interleaved. T is the type of a value and Index the signed
+// integer of its size. b replaces the accumulator if its value is better, or the same with a lower
+// index; a NaN is better than any number, and the same as any NaN.
+template <class T, class Index, bool want_least>
+struct Place : Unscaled {
+    using V = Vector<T>;
+    using I = Vector<Index>;
+
+    UNISONO_INLINE static V apply(V a, V b) {
+        I lane, odd;
+        for (size_t i = 0; i < lanes<T>; ++i) {
+            lane[i] = static_cast<Index>(i);
+            odd[i] = static_cast<Index>(i % 2);
+        }
+        I better = want_least ? b < a : b > a;
+        I tied = a == b;
+        if constexpr (is_float<T>) {
+            const I a_nan = a != a, b_nan = b != b;
+            better |= b_nan & ~a_nan;
+            tied |= a_nan & b_nan;
+        }
+        // Meaningful in the odd lanes: the indices.
+        const I lower = (I)b < (I)a;
+        // Meaningful in the even lanes, and taken for both of a pair.
+        const I take = better | (tied & __builtin_shuffle(lower, lane | 1));
+        return __builtin_shuffle(take, lane - odd) != 0 ? b : a;
+    }
+};
 
 }  // namespace
 }  // namespace unisono::kernels

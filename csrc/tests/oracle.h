@@ -11,53 +11,83 @@
 
 namespace unisono::oracle {
 
-// A 16-bit float with `fraction` stored fraction bits.
-template <int fraction>
+// A 16- or 8-bit float with `fraction` stored fraction bits; Bits is the integer of its size.
+// Without infinities only the largest magnitude is a NaN, and what is too large saturates.
+template <class Bits_, int fraction, bool has_infinity = true>
 struct Narrow {
-    static constexpr int bias = (1 << (14 - fraction)) - 1;
-    static constexpr uint16_t infinity = static_cast<uint16_t>(0x7FFF >> fraction << fraction);
-    uint16_t bits;
+    using Bits = Bits_;
+    static constexpr int width = 8 * sizeof(Bits);
+    static constexpr int bias = (1 << (width - 2 - fraction)) - 1;
+    static constexpr int magnitudes = (1 << (width - 1)) - 1;  // as a mask
+    static constexpr int largest =
+        has_infinity ? magnitudes >> fraction << fraction : magnitudes - 1;
+    Bits bits;
 
-    bool is_nan() const { return (bits & 0x7FFF) > infinity; }
+    int magnitude() const { return bits & magnitudes; }
+    bool is_negative() const { return bits >> (width - 1) != 0; }
+    bool is_nan() const { return magnitude() > largest; }
 
     float widened() const {
-        const int exponent = (bits & 0x7FFF) >> fraction;
-        const int rest = bits & ((1 << fraction) - 1);
-        float magnitude;
-        if ((bits & 0x7FFF) >= infinity) {
-            magnitude = rest != 0 ? NAN : INFINITY;
+        const int exponent = magnitude() >> fraction;
+        const int rest = magnitude() & ((1 << fraction) - 1);
+        float value;
+        if (is_nan()) {
+            value = NAN;
+        } else if (has_infinity && magnitude() == largest) {
+            value = INFINITY;
         } else if (exponent == 0) {
-            magnitude = std::ldexp(static_cast<float>(rest), 1 - bias - fraction);
+            value = std::ldexp(static_cast<float>(rest), 1 - bias - fraction);
         } else {
-            magnitude =
+            value =
                 std::ldexp(static_cast<float>(rest + (1 << fraction)), exponent - bias - fraction);
         }
-        return std::copysign(magnitude, (bits & 0x8000) != 0 ? -1.0F : 1.0F);
+        return std::copysign(value, is_negative() ? -1.0F : 1.0F);
     }
 
     // Nearest, ties to even (the rounding mode of std::nearbyint).
     static Narrow rounded(float value) {
-        if (std::isnan(value)) return {static_cast<uint16_t>(infinity | 1 << (fraction - 1))};
-        const uint16_t sign = std::signbit(value) ? 0x8000 : 0;
+        constexpr int quiet = magnitudes >> fraction << fraction | 1 << (fraction - 1);
+        if (std::isnan(value)) return {static_cast<Bits>(width == 8 ? magnitudes : quiet)};
+        const int sign = std::signbit(value) ? 1 << (width - 1) : 0;
         const double magnitude = std::fabs(static_cast<double>(value));
-        if (std::isinf(magnitude)) return {static_cast<uint16_t>(sign | infinity)};
+        if (std::isinf(magnitude)) return {static_cast<Bits>(sign | largest)};
         int exponent = 1 - bias;
         if (magnitude != 0 && std::ilogb(magnitude) > exponent) exponent = std::ilogb(magnitude);
         // In units of the last place; a carry into the next exponent encodes itself.
         const double scaled = std::ldexp(magnitude, fraction - exponent);
         const auto units = static_cast<int64_t>(std::nearbyint(scaled));
         const int64_t encoded = units + (static_cast<int64_t>(exponent + bias - 1) << fraction);
-        return {static_cast<uint16_t>(sign | (encoded > infinity ? infinity : encoded))};
+        return {static_cast<Bits>(sign | (encoded > largest ? largest : encoded))};
     }
 };
-using Float16 = Narrow<10>;
-using Bfloat16 = Narrow<7>;
+using Float16 = Narrow<uint16_t, 10>;
+using Bfloat16 = Narrow<uint16_t, 7>;
+using Float8E4m3fn = Narrow<uint8_t, 3, false>;
+using Float8E5m2 = Narrow<uint8_t, 2>;
+
+// A value and where it was.
+template <class T, class Index>
+struct Pair {
+    T value;
+    Index index;
+};
 
 template <class T>
-constexpr bool is_narrow = std::is_same_v<T, Float16> || std::is_same_v<T, Bfloat16>;
+constexpr bool is_narrow = false;
+template <class Bits, int fraction, bool has_infinity>
+constexpr bool is_narrow<Narrow<Bits, fraction, has_infinity>> = true;
 template <class T>
 constexpr bool is_complex_type =
     std::is_same_v<T, std::complex<float>> || std::is_same_v<T, std::complex<double>>;
+
+// The pair that minloc or maxloc keeps of two.
+template <class T, class Index>
+Pair<T, Index> better(ReduceOp op, Pair<T, Index> a, Pair<T, Index> b) {
+    const bool a_nan = a.value != a.value, b_nan = b.value != b.value;
+    if (a.value == b.value || (a_nan && b_nan)) return b.index < a.index ? b : a;
+    if (a_nan || b_nan) return a_nan ? a : b;
+    return (op == ReduceOp::minloc ? b.value < a.value : b.value > a.value) ? b : a;
+}
 
 // a op b for the types an accumulator can have.
 template <class A>
@@ -69,8 +99,18 @@ A combine(ReduceOp op, A a, A b) {
         }
         return {a.real() + b.real(), a.imag() + b.imag()};
     } else if constexpr (std::is_same_v<A, bool>) {
-        if (op == ReduceOp::sum || op == ReduceOp::max || op == ReduceOp::bor) return a || b;
-        return op == ReduceOp::bxor ? a != b : a && b;
+        switch (op) {
+            case ReduceOp::sum:
+            case ReduceOp::max:
+            case ReduceOp::bor:
+            case ReduceOp::lor:
+                return a || b;
+            case ReduceOp::bxor:
+            case ReduceOp::lxor:
+                return a != b;
+            default:
+                return a && b;
+        }
     } else {
         if (op == ReduceOp::min) return a < b || a != a ? a : b;
         if (op == ReduceOp::max) return a > b || a != a ? a : b;
@@ -131,9 +171,30 @@ void fold(ReduceOp op, void* dst, const void* const* srcs, size_t nsrc, size_t c
     }
 }
 
+// Elements as truth values.
+template <class T>
+void reduce_truth(ReduceOp op, void* dst, const void* const* srcs, size_t nsrc, size_t count) {
+    fold<T>(
+        op, dst, srcs, nsrc, count, 0, [](T v) { return v != 0; },
+        [](bool v) { return static_cast<T>(v); });
+}
+
+template <class T, class Index>
+void reduce_pairs(ReduceOp op, void* dst, const void* const* srcs, size_t nsrc, size_t count) {
+    using P = Pair<T, Index>;
+    for (size_t i = 0; i < count; ++i) {
+        P acc = element<P>(srcs[0], i);
+        for (size_t s = 1; s < nsrc; ++s) acc = better(op, acc, element<P>(srcs[s], i));
+        std::memcpy(static_cast<char*>(dst) + i * sizeof(P), &acc, sizeof(P));
+    }
+}
+
 template <class T>
 void reduce(ReduceOp op, void* dst, const void* const* srcs, size_t nsrc, size_t count,
             uint32_t divisor) {
+    if constexpr (std::is_integral_v<T>) {
+        if (is_logical(op)) return reduce_truth<T>(op, dst, srcs, nsrc, count);
+    }
     if constexpr (is_narrow<T>) {
         if (op == ReduceOp::min || op == ReduceOp::max) {
             for (size_t i = 0; i < count; ++i) {
@@ -156,13 +217,6 @@ void reduce(ReduceOp op, void* dst, const void* const* srcs, size_t nsrc, size_t
     } else {
         fold<T>(op, dst, srcs, nsrc, count, divisor, [](T v) { return v; }, [](T v) { return v; });
     }
-}
-
-inline void reduce_bool(ReduceOp op, void* dst, const void* const* srcs, size_t nsrc,
-                        size_t count) {
-    fold<uint8_t>(
-        op, dst, srcs, nsrc, count, 0, [](uint8_t v) { return v != 0; },
-        [](bool v) { return static_cast<uint8_t>(v); });
 }
 
 inline void reduce(DType type, ReduceOp op, void* dst, const void* const* srcs, size_t nsrc,
@@ -194,18 +248,32 @@ inline void reduce(DType type, ReduceOp op, void* dst, const void* const* srcs, 
         case DType::uint64:
             return reduce<uint64_t>(op, dst, srcs, nsrc, count, divisor);
         case DType::boolean:
-            return reduce_bool(op, dst, srcs, nsrc, count);
+            return reduce_truth<uint8_t>(op, dst, srcs, nsrc, count);
         case DType::complex64:
             return reduce<std::complex<float>>(op, dst, srcs, nsrc, count, divisor);
         case DType::complex128:
             return reduce<std::complex<double>>(op, dst, srcs, nsrc, count, divisor);
+        case DType::float8_e4m3fn:
+            return reduce<Float8E4m3fn>(op, dst, srcs, nsrc, count, divisor);
+        case DType::float8_e5m2:
+            return reduce<Float8E5m2>(op, dst, srcs, nsrc, count, divisor);
+        case DType::float32_int32:
+            return reduce_pairs<float, int32_t>(op, dst, srcs, nsrc, count);
+        case DType::float64_int64:
+            return reduce_pairs<double, int64_t>(op, dst, srcs, nsrc, count);
+        case DType::int32_int32:
+            return reduce_pairs<int32_t, int32_t>(op, dst, srcs, nsrc, count);
+        case DType::int64_int64:
+            return reduce_pairs<int64_t, int64_t>(op, dst, srcs, nsrc, count);
     }
 }
 
 // Whether element i is the same result: the same bits, or for arithmetic on floats (whose NaNs'
-// sign and payload depend on the machine) a NaN on both sides. bfloat16 has one NaN.
+// sign and payload depend on the machine) a NaN on both sides. Arithmetic on bfloat16 and on 8-bit
+// floats gives one NaN only.
 inline bool same(DType type, ReduceOp op, const void* a, const void* b, size_t part) {
-    const bool arithmetic = op == ReduceOp::sum || op == ReduceOp::prod || op == ReduceOp::avg;
+    const bool arithmetic = op == ReduceOp::sum || op == ReduceOp::premul_sum ||
+                            op == ReduceOp::prod || op == ReduceOp::avg;
     const auto both = [&]<class T>(T) {
         const T x = element<T>(a, part), y = element<T>(b, part);
         return std::memcmp(&x, &y, sizeof(T)) == 0 || (arithmetic && x != x && y != y);

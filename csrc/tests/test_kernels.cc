@@ -64,10 +64,26 @@ class Generator {
                 fill<uint64_t>(out, [&] { return float64(); });
                 break;
             case DType::float16:
-                fill<uint16_t>(out, [&] { return narrow<10>(); });
+                fill<uint16_t>(out, [&] { return narrow<oracle::Float16, 10>(); });
                 break;
             case DType::bfloat16:
-                fill<uint16_t>(out, [&] { return narrow<7>(); });
+                fill<uint16_t>(out, [&] { return narrow<oracle::Bfloat16, 7>(); });
+                break;
+            case DType::float8_e4m3fn:
+            case DType::float8_e5m2:
+                fill<uint8_t>(out, [&] { return random_(); });  // few enough to meet all
+                break;
+            case DType::float32_int32:
+                fill<uint64_t>(out, [&] { return few(float32(), 8) | (random_() % 4 - 2) << 32; });
+                break;
+            case DType::float64_int64:
+                fill_pairs(out, [&] { return few(float64(), 8); });
+                break;
+            case DType::int32_int32:
+                fill<uint64_t>(out, [&] { return random_() & 0x80000003'C0000001; });
+                break;
+            case DType::int64_int64:
+                fill_pairs(out, [&] { return random_() & 0x8000000000000001; });
                 break;
             case DType::boolean:
                 fill<uint8_t>(out, [&] { return random_() % 2 != 0 ? uint8_t{0} : random_(); });
@@ -82,6 +98,24 @@ class Generator {
     template <class T, class F>
     void fill(std::vector<uint8_t>& out, F next) {
         for (size_t at = 0; at < out.size(); at += sizeof(T)) put(out, at, static_cast<T>(next()));
+    }
+
+    // Pairs with few values and indices, so that many tie.
+    template <class F>
+    void fill_pairs(std::vector<uint8_t>& out, F value) {
+        bool index = false;
+        fill<uint64_t>(out, [&] {
+            index = !index;
+            return index ? value() : random_() % 4 - 2;
+        });
+    }
+
+    // One of `count` values or so: the first ones that were given, or this one.
+    template <class T>
+    T few(T value, size_t count) {
+        std::vector<uint64_t>& seen = seen_[sizeof(T) / 8];
+        if (seen.size() < count) seen.push_back(value);
+        return random_() % 2 != 0 ? value : static_cast<T>(seen[random_() % seen.size()]);
     }
 
     uint64_t integer_byte() {
@@ -123,9 +157,9 @@ class Generator {
     }
 
     // Half of the values are within a few exponents of 1, where sums of short fractions tie.
-    template <int fraction>
+    template <class Narrow, int fraction>
     uint16_t narrow() {
-        constexpr uint16_t infinity = oracle::Narrow<fraction>::infinity;
+        constexpr uint16_t infinity = Narrow::largest;
         const uint16_t special[] = {0x0000,
                                     0x8000,
                                     0x0001,
@@ -140,13 +174,13 @@ class Generator {
                                     0x7FFF};
         if (random_() % 8 == 0) return special[random_() % std::size(special)];
         if (random_() % 2 == 0) return static_cast<uint16_t>(random_());
-        const auto near_one =
-            static_cast<uint16_t>(oracle::Narrow<fraction>::bias - 3 + random_() % 8);
+        const auto near_one = static_cast<uint16_t>(Narrow::bias - 3 + random_() % 8);
         return static_cast<uint16_t>(near_one << fraction | random_() % (1 << fraction) |
                                      (random_() % 2 << 15));
     }
 
     std::mt19937_64 random_{12345};
+    std::vector<uint64_t> seen_[2];
 };
 
 struct Case {
@@ -289,6 +323,35 @@ void check_narrow_exhaustively(Report& report, const std::vector<const Table*>& 
     }
 }
 
+// Every pair of 8-bit floats, in every reduction; and the sums of triples, which round once.
+void check_float8_exhaustively(Report& report, const std::vector<const Table*>& tables) {
+    constexpr size_t all = 1 << 16;
+    std::vector<uint8_t> first(all), second(all), third(all), expected(all), result(all);
+    std::mt19937_64 random(8);
+    for (size_t i = 0; i < all; ++i) {
+        first[i] = static_cast<uint8_t>(i);
+        second[i] = static_cast<uint8_t>(i >> 8);
+        third[i] = static_cast<uint8_t>(random());
+    }
+    const void* srcs[] = {first.data(), second.data(), third.data()};
+    for (DType type : {DType::float8_e4m3fn, DType::float8_e5m2}) {
+        for (size_t o = 0; o < num_reduce_ops; ++o) {
+            const auto op = static_cast<ReduceOp>(o);
+            if (!supports(type, op)) continue;
+            for (size_t nsrc : {1, 2, 3}) {
+                const Case c{type, op, nsrc, all, op == ReduceOp::avg ? 3u : 0u};
+                oracle::reduce(type, op, expected.data(), srcs, nsrc, all, c.divisor);
+                for (const Table* table : tables) {
+                    reduce_with(*table, type, op, result.data(), nullptr, srcs, nsrc, all,
+                                c.divisor, Store::cached, Store::cached);
+                    report.check(equal(c, result.data(), expected.data()),
+                                 describe(*table, c, "exhaustive"));
+                }
+            }
+        }
+    }
+}
+
 void check_copies(Report& report, const std::vector<const Table*>& tables) {
     constexpr Store stores[] = {Store::cached, Store::streaming};
     std::mt19937_64 random(7);
@@ -326,6 +389,7 @@ int main() {
     Report report;
     check_copies(report, tables);
     check_narrow_exhaustively(report, tables);
+    check_float8_exhaustively(report, tables);
     check_reductions(report, tables);
     return report.finish();
 }
