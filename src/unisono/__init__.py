@@ -24,7 +24,7 @@ from unisono.errors import (
 
 if TYPE_CHECKING:
     from unisono import algorithms, schedule
-    from unisono.communicator import Communicator, Work, init, run
+    from unisono.communicator import Communicator, Work, init, pairs, premul_sum, run
 
 # Loaded when first asked for: importing torch imports this package through its plug-in entry
 # point, and that must cost nothing and load no native code.
@@ -32,6 +32,8 @@ _LAZY = {
     "Communicator": "unisono.communicator",
     "Work": "unisono.communicator",
     "init": "unisono.communicator",
+    "pairs": "unisono.communicator",
+    "premul_sum": "unisono.communicator",
     "run": "unisono.communicator",
 }
 _LAZY_MODULES = ("algorithms", "schedule")
@@ -65,6 +67,8 @@ __all__ = [
     "Work",
     "algorithms",
     "init",
+    "pairs",
+    "premul_sum",
     "run",
     "schedule",
 ]

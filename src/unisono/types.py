@@ -23,6 +23,13 @@ class DType(IntEnum):
     BOOL = 12
     COMPLEX64 = 13
     COMPLEX128 = 14
+    FLOAT8_E4M3FN = 15
+    FLOAT8_E5M2 = 16
+    # Pairs of a value and an index of the same size, as MINLOC and MAXLOC take them.
+    FLOAT32_INT32 = 17
+    FLOAT64_INT64 = 18
+    INT32_INT32 = 19
+    INT64_INT64 = 20
 
     @property
     def size_bytes(self) -> int:
@@ -30,14 +37,24 @@ class DType(IntEnum):
         return _SIZE_BYTES[self]
 
     @property
+    def is_float8(self) -> bool:
+        """Whether this is one of the 8-bit floats (those of the OCP specification, as in torch)."""
+        return self in (DType.FLOAT8_E4M3FN, DType.FLOAT8_E5M2)
+
+    @property
     def is_narrow_float(self) -> bool:
         """Whether sums of this type accumulate in float32 and are rounded once."""
-        return self in (DType.FLOAT16, DType.BFLOAT16)
+        return self in (DType.FLOAT16, DType.BFLOAT16) or self.is_float8
 
     @property
     def is_float(self) -> bool:
         """Whether this is a real floating-point type."""
-        return self in (DType.FLOAT32, DType.FLOAT64, DType.FLOAT16, DType.BFLOAT16)
+        return self in (DType.FLOAT32, DType.FLOAT64) or self.is_narrow_float
+
+    @property
+    def is_pair(self) -> bool:
+        """Whether an element is a value and an index."""
+        return DType.FLOAT32_INT32 <= self <= DType.INT64_INT64
 
     @property
     def is_complex(self) -> bool:
@@ -50,14 +67,16 @@ class DType(IntEnum):
         >>> DType.FLOAT32.supports(ReduceOp.AVG), DType.FLOAT32.supports(ReduceOp.BXOR)
         (True, False)
         """
+        if self.is_pair or op.is_place:
+            return self.is_pair and op.is_place
         if self.is_complex:
-            return op in (ReduceOp.SUM, ReduceOp.PROD, ReduceOp.AVG)
+            return op in (ReduceOp.SUM, ReduceOp.PROD, ReduceOp.AVG, ReduceOp.PREMUL_SUM)
         if self.is_float:
-            return op not in (ReduceOp.BAND, ReduceOp.BOR, ReduceOp.BXOR)
-        return not (self is DType.BOOL and op is ReduceOp.AVG)
+            return not (op.is_bitwise or op.is_logical)
+        return not (self is DType.BOOL and op in (ReduceOp.AVG, ReduceOp.PREMUL_SUM))
 
 
-_SIZE_BYTES = (4, 8, 2, 2, 1, 1, 2, 2, 4, 4, 8, 8, 1, 8, 16)
+_SIZE_BYTES = (4, 8, 2, 2, 1, 1, 2, 2, 4, 4, 8, 8, 1, 8, 16, 1, 1, 8, 16, 8, 16)
 
 
 class ReduceOp(IntEnum):
@@ -71,6 +90,33 @@ class ReduceOp(IntEnum):
     BAND = 5
     BOR = 6
     BXOR = 7
+    LAND = 8
+    LOR = 9
+    LXOR = 10
+    PREMUL_SUM = 11
+    """A sum of contributions that their ranks have already multiplied."""
+    MINLOC = 12
+    MAXLOC = 13
+
+    @property
+    def is_bitwise(self) -> bool:
+        """Whether the bits of integers are combined."""
+        return self in (ReduceOp.BAND, ReduceOp.BOR, ReduceOp.BXOR)
+
+    @property
+    def is_logical(self) -> bool:
+        """Whether elements are truth values: true unless 0, with results 0 or 1."""
+        return self in (ReduceOp.LAND, ReduceOp.LOR, ReduceOp.LXOR)
+
+    @property
+    def is_place(self) -> bool:
+        """Whether pairs are compared by value, then by index."""
+        return self in (ReduceOp.MINLOC, ReduceOp.MAXLOC)
+
+    @property
+    def selects(self) -> bool:
+        """Whether a result is one of the contributions, with its bits unchanged."""
+        return self in (ReduceOp.MIN, ReduceOp.MAX) or self.is_place
 
 
 class Op(StrEnum):

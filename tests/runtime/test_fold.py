@@ -10,7 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from unisono.runtime.fold import bfloat16_to_float32, float32_to_bfloat16, fold
+from unisono.runtime.fold import fold
+from unisono.runtime.narrow import bfloat16_to_float32, float32_to_bfloat16
 from unisono.types import DType, ReduceOp
 
 INTEGERS: dict[DType, type[np.integer[Any]]] = {

@@ -3,7 +3,19 @@
 from unisono.communicator.communicator import Communicator, init
 from unisono.communicator.explain import Explanation
 from unisono.communicator.launch import run
+from unisono.communicator.places import pairs
+from unisono.communicator.premul import premul_sum
 from unisono.communicator.selection import Rule, Selection
 from unisono.communicator.work import Work
 
-__all__ = ["Communicator", "Explanation", "Rule", "Selection", "Work", "init", "run"]
+__all__ = [
+    "Communicator",
+    "Explanation",
+    "Rule",
+    "Selection",
+    "Work",
+    "init",
+    "pairs",
+    "premul_sum",
+    "run",
+]

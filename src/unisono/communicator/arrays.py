@@ -14,6 +14,7 @@ import numpy as np
 
 from unisono import native
 from unisono.errors import UnsupportedError
+from unisono.runtime.narrow import bits_of, narrowed
 from unisono.types import DType
 
 Array: TypeAlias = Any
@@ -84,14 +85,38 @@ def _stage_numpy(array: Array, *, writable: bool) -> Staged:
         raise ValueError("the array is read-only, but the result belongs there")
     plain = array if array.dtype.isnative else array.astype(array.dtype.newbyteorder("="))
     copy = np.ascontiguousarray(plain)
-    if array.dtype.name == "bfloat16":  # ml_dtypes: NumPy's buffers have no letter for it
-        found = native.locate(copy.reshape(-1).view(np.uint16), False)
-        located = (*found[:2], int(DType.BFLOAT16)) if found else None
+    special = _special_type(plain.dtype)
+    if special is not None:
+        found = native.locate(copy.reshape(-1).view(np.uint8), False)
+        located = (*found[:2], int(special)) if found else None
     else:
         located = native.locate(copy, False)
     if located is None:
         raise UnsupportedError(f"elements of type {array.dtype} cannot be communicated")
     return Staged(located, array, None if copy is array else copy)
+
+
+_ML_DTYPES = {
+    "bfloat16": DType.BFLOAT16,
+    "float8_e4m3fn": DType.FLOAT8_E4M3FN,
+    "float8_e5m2": DType.FLOAT8_E5M2,
+}
+_PAIRS = {
+    ("f4", "i4"): DType.FLOAT32_INT32,
+    ("f8", "i8"): DType.FLOAT64_INT64,
+    ("i4", "i4"): DType.INT32_INT32,
+    ("i8", "i8"): DType.INT64_INT64,
+}
+
+
+@functools.lru_cache(maxsize=64)
+def _special_type(dtype: np.dtype[Any]) -> DType | None:
+    """What NumPy's buffers have no letter for: the types of ml_dtypes, and pairs."""
+    if dtype.names is None:
+        return _ML_DTYPES.get(dtype.name)
+    kinds = tuple(dtype[name].str[1:] for name in dtype.names)
+    found = _PAIRS.get(kinds) if len(kinds) == 2 else None
+    return found if found is not None and found.size_bytes == dtype.itemsize else None
 
 
 def _stage_tensor(tensor: Array, *, writable: bool) -> Staged:
@@ -146,11 +171,17 @@ def widened(array: Array) -> Array:
 
 
 def assign(target: Array, value: Array) -> None:
-    """Converts `value` into `target`."""
+    """Converts `value` into `target`, with the roundings of the kernels."""
     if isinstance(target, np.ndarray):
-        target[...] = value
-    else:
-        target.copy_(value)
+        narrow = _ML_DTYPES.get(target.dtype.name)
+        if narrow is None or value.dtype != np.float32:
+            target[...] = value
+        else:
+            bits_of(target, narrow)[...] = narrowed(value, narrow)
+        return
+    if "float8" in str(target.dtype):  # torch would keep the sign of a NaN
+        value = value.masked_fill(value.isnan(), np.nan)
+    target.detach().copy_(value)
 
 
 def duplicate(array: Array) -> Array:

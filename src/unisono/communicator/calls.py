@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from unisono import native
+from unisono.communicator.premul import PremulSum
 from unisono.communicator.selection import Rule, Selection
 from unisono.errors import UnsupportedError
 from unisono.runtime.native_executor import Arguments, LoadedPlan, NativeExecutor
@@ -45,19 +46,22 @@ class Choice:
     rule: Rule | None
 
 
-def parse_reduction(op: str | ReduceOp) -> ReduceOp:
+def parse_reduction(op: str | ReduceOp | PremulSum) -> ReduceOp:
     """A reduction by its name. Raises `UnsupportedError` listing the names.
 
     >>> parse_reduction("avg")
     <ReduceOp.AVG: 4>
     """
-    if isinstance(op, ReduceOp):
-        return op
+    if isinstance(op, PremulSum):
+        return ReduceOp.PREMUL_SUM
     try:
-        return ReduceOp[op.upper()]
+        found = op if isinstance(op, ReduceOp) else ReduceOp[op.upper()]
     except (KeyError, AttributeError):
         known = ", ".join(reduction.name.lower() for reduction in ReduceOp)
         raise UnsupportedError(f"no reduction {op!r}; the reductions are {known}") from None
+    if found is ReduceOp.PREMUL_SUM:
+        raise UnsupportedError("premul_sum needs a factor: op=unisono.premul_sum(0.5)")
+    return found
 
 
 class CallBook:
@@ -80,8 +84,9 @@ class CallBook:
         """Raises `UnsupportedError` or `ValueError` for what no plan can serve."""
         op, dtype, reduction = request.op, request.dtype, request.reduction
         if op.reduces and not dtype.supports(reduction):
+            served = ", ".join(r.name.lower() for r in ReduceOp if dtype.supports(r))
             raise UnsupportedError(
-                f"{dtype.name.lower()} has no reduction {reduction.name.lower()}"
+                f"{dtype.name.lower()} has no reduction {reduction.name.lower()}; it has {served}"
             )
         if op.rooted and not 0 <= request.root < self._ranks:
             raise ValueError(
@@ -91,11 +96,13 @@ class CallBook:
             raise ValueError(f"{op}: all pieces must have one length, not {request.lengths} bytes")
 
     def widens(self, request: Request) -> bool:
-        """Whether 16-bit floats would be rounded at each of several nested reductions."""
+        """Whether narrow floats would be rounded more than once: at each of several nested
+        reductions, or already when they are multiplied."""
         if not (request.op.reduces and request.dtype.is_narrow_float):
             return False
-        exact = request.reduction in (ReduceOp.MIN, ReduceOp.MAX)
-        return self._plan(request).reduce_depth > 1 and not exact
+        if request.reduction is ReduceOp.PREMUL_SUM:
+            return True
+        return self._plan(request).reduce_depth > 1 and not request.reduction.selects
 
     def call(self, request: Request) -> native.Prepared:
         """The prepared call. Raises `UnsupportedError` or `ValueError`."""

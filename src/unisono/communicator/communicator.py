@@ -12,15 +12,16 @@ from typing import Any
 import numpy as np
 
 from unisono import config, native
-from unisono.communicator import exchange
+from unisono.communicator import custom, exchange
 from unisono.communicator.arrays import Array, stage
+from unisono.communicator.custom import AnyReduction
 from unisono.communicator.engine import Engine
 from unisono.communicator.explain import Explanation
 from unisono.communicator.work import MessageWork
 from unisono.errors import UnsupportedError
 from unisono.runtime.native_executor import OP_CODES
 from unisono.runtime.rendezvous import Meeting, meet
-from unisono.types import Op, ReduceOp
+from unisono.types import Op
 
 _ANY_SOURCE = -1
 _TOKEN_BYTES = 16
@@ -83,26 +84,37 @@ class Communicator:
     def all_reduce(
         self,
         x: Array,
-        op: str | ReduceOp = "sum",
+        op: AnyReduction = "sum",
         *,
         algorithm: str | None = None,
         async_op: bool = False,
     ) -> Any:
         """Reduces `x` over all ranks, in place, on all ranks; returns `x`.
 
-        `op`: sum, prod, min, max, avg, and for integers and booleans band, bor, bxor. Sums of
-        16-bit floats accumulate in float32 and are rounded once. `algorithm`: any of
-        `unisono.algorithms.names("all_reduce")`; None chooses.
+        `op`: one of
+
+        - "sum", "prod", "min", "max", "avg"; sums of 16- and 8-bit floats accumulate in float32 and
+          are rounded once, NaN is the least and the greatest of numbers;
+        - for integers and booleans "band", "bor", "bxor", and of truth values (true unless 0, with
+          results 0 or 1) "land", "lor", "lxor";
+        - for pairs of value and index (`unisono.pairs`) "minloc", "maxloc": the pair with the best
+          value, of equal values the lowest index;
+        - `unisono.premul_sum(factor)`: each rank's `x` is multiplied by its own factor first;
+        - a function f(a, b) of two arrays like `x` that returns a third, called in Python in the
+          order of ranks: associative, need not commute. The slow way: every rank gathers all
+          contributions and folds them. An error it raises aborts the group.
+
+        `algorithm`: any of `unisono.algorithms.names("all_reduce")`; None chooses.
         """
         if not async_op and self._run_quick(_ALL_REDUCE, x, x, op, -1, algorithm):
             return x
-        return exchange.in_place(self._engine, Op.ALL_REDUCE, x, op, -1, algorithm, async_op)
+        return custom.in_place(self._engine, Op.ALL_REDUCE, x, op, -1, algorithm, async_op)
 
     def reduce(
         self,
         x: Array,
         root: int = 0,
-        op: str | ReduceOp = "sum",
+        op: AnyReduction = "sum",
         *,
         algorithm: str | None = None,
         async_op: bool = False,
@@ -110,7 +122,7 @@ class Communicator:
         """Reduces `x` over all ranks, in place on `root`; the others' `x` stays as it is."""
         if not async_op and self._run_quick(_REDUCE, x, x, op, root, algorithm):
             return x
-        return exchange.in_place(self._engine, Op.REDUCE, x, op, root, algorithm, async_op)
+        return custom.in_place(self._engine, Op.REDUCE, x, op, root, algorithm, async_op)
 
     def broadcast(
         self, x: Array, root: int = 0, *, algorithm: str | None = None, async_op: bool = False
@@ -148,7 +160,7 @@ class Communicator:
         self,
         x: Array | Sequence[Array],
         out: Array | None = None,
-        op: str | ReduceOp = "sum",
+        op: AnyReduction = "sum",
         *,
         algorithm: str | None = None,
         async_op: bool = False,
@@ -160,9 +172,7 @@ class Communicator:
         """
         if not async_op and self._run_quick(_REDUCE_SCATTER, x, out, op, -1, algorithm):
             return out
-        return exchange.scattering(
-            self._engine, Op.REDUCE_SCATTER, x, out, -1, op, algorithm, async_op
-        )
+        return custom.reduce_scatter(self._engine, x, out, op, algorithm, async_op)
 
     def all_to_all(
         self,

@@ -12,7 +12,7 @@ from unisono.communicator.calls import CallBook
 from unisono.communicator.selection import default_selection
 from unisono.communicator.work import CollectiveWork, Work
 from unisono.runtime.native_executor import OP_CODES, NativeExecutor
-from unisono.types import Op, ReduceOp
+from unisono.types import Op
 
 Memory: TypeAlias = list[tuple[int, int]]
 """Address and bytes of each piece."""
@@ -84,7 +84,7 @@ class Engine:
         op: Op,
         source: Staged,
         target: Staged,
-        reduction: str | ReduceOp,
+        reduction: object,
         root: int,
         algorithm: str | None,
         call: native.Prepared,

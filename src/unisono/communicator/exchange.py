@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 
@@ -21,8 +22,12 @@ from unisono.communicator.arrays import (
 )
 from unisono.communicator.calls import Request, parse_reduction
 from unisono.communicator.engine import Engine, Memory
+from unisono.communicator.premul import PremulSum, scale
 from unisono.errors import MismatchError
 from unisono.types import DType, Op, ReduceOp
+
+Reduction: TypeAlias = str | ReduceOp | PremulSum
+Change: TypeAlias = Callable[[Array], None]
 
 
 def barrier(engine: Engine, *, async_op: bool) -> Any:
@@ -35,7 +40,7 @@ def in_place(
     engine: Engine,
     op: Op,
     x: Array,
-    reduction: str | ReduceOp,
+    reduction: Reduction,
     root: int,
     algorithm: str | None,
     async_op: bool,
@@ -46,15 +51,22 @@ def in_place(
     memory, complete = staged, staged.restore if receives else None
     request = _request(op, staged, staged.located[1:2], reduction, root, algorithm)
     engine.book.check(request)
+    change = _change_of(engine, reduction, request)
+    own = None  # what takes the place of x
     if engine.book.widens(request):
         # In float32, so that the result is rounded once whatever the algorithm.
-        wide = widened(x)
-        memory = stage(wide, writable=True)
+        own = widened(x)
         request = _wide(request)
         if receives:
-            complete = _assigning(x, wide)
+            complete = _assigning(x, own)
+    elif change is not None and not receives:
+        own = duplicate(x)
+    if own is not None:
+        memory = stage(own, writable=True)
     call = engine.book.call(request)
-    if request.caller_dtype is None:
+    if change is not None:
+        change(memory.array if memory.copy is None else memory.copy)
+    elif request.caller_dtype is None:
         engine.remember_quick(op, staged, staged, reduction, root, algorithm, call)
     where = [memory.located[:2]]
     return engine.run(
@@ -114,7 +126,7 @@ def scattering(
     x: Array | Sequence[Array] | None,
     out: Array | None,
     root: int,
-    reduction: str | ReduceOp,
+    reduction: Reduction,
     algorithm: str | None,
     async_op: bool,
 ) -> Any:
@@ -134,7 +146,7 @@ def scattering(
     sources = _stage_many(x, engine.size, writable=False)
     lengths = _lengths(sources, engine.size, "x")
     if out is None:
-        out = _share_of(x, engine.size, engine.rank)
+        out = share_of(x, engine.size, engine.rank)
     target = stage(out, writable=True)
     if sources[0].dtype is not target.dtype or target.located[1] != lengths[engine.rank]:
         raise ValueError(
@@ -143,12 +155,15 @@ def scattering(
         )
     request = _request(op, target, lengths, reduction, root, algorithm)
     engine.book.check(request)
+    change = _change_of(engine, reduction, request)
     if engine.book.widens(request):
-        return _scatter_wide(engine, request, sources, target, out, async_op)
+        return _scatter_wide(engine, request, sources, target, out, change, async_op)
     call = engine.book.call(request)
-    if _memory(sources, engine.size)[engine.rank][0] != target.located[0]:
+    if change is not None:
+        sources = [_changed(duplicate(source.array), change) for source in sources]
+    elif _memory(sources, engine.size)[engine.rank][0] != target.located[0]:
         sources = _apart(sources, [target])
-    if len(sources) == 1:
+    if len(sources) == 1 and change is None:
         engine.remember_quick(op, sources[0], target, reduction, root, algorithm, call)
     return engine.run(
         call,
@@ -167,10 +182,11 @@ def _scatter_wide(
     sources: list[Staged],
     target: Staged,
     out: Array,
+    change: Change | None,
     async_op: bool,
 ) -> Any:
     """In float32, so that the result is rounded once whatever the algorithm."""
-    wide_sources = [stage(widened(source.array), writable=False) for source in sources]
+    wide_sources = [_changed(widened(source.array), change) for source in sources]
     wide_out = empty(wide_sources[0].array, (target.count,))
     wide_target = stage(wide_out, writable=True)
 
@@ -255,11 +271,27 @@ def _request(
     op: Op,
     staged: Staged,
     lengths: tuple[int, ...],
-    reduction: str | ReduceOp,
+    reduction: Reduction,
     root: int,
     algorithm: str | None,
 ) -> Request:
     return Request(op, lengths, staged.dtype, parse_reduction(reduction), root, algorithm)
+
+
+def _change_of(engine: Engine, reduction: Reduction, request: Request) -> Change | None:
+    """What happens to this rank's own contribution before anybody reads it, in place."""
+    if isinstance(reduction, PremulSum):
+        return functools.partial(scale, factor=reduction.factor)
+    if engine.size == 1 and request.reduction.is_logical:  # with more, the reduction sees to it
+        return lambda array: assign(array, array != 0)
+    return None
+
+
+def _changed(array: Array, change: Change | None) -> Staged:
+    staged = stage(array, writable=True)
+    if change is not None:
+        change(array if staged.copy is None else staged.copy)
+    return staged
 
 
 def _wide(request: Request) -> Request:
@@ -293,7 +325,7 @@ def _lengths(staged: list[Staged], ranks: int, name: str) -> tuple[int, ...]:
     return tuple(length for _, length in _memory(staged, ranks))
 
 
-def _share_of(x: Array | Sequence[Array], ranks: int, rank: int) -> Array:
+def share_of(x: Array | Sequence[Array], ranks: int, rank: int) -> Array:
     """An empty array for the share of a rank."""
     if isinstance(x, (list, tuple)):
         return empty(x[rank], tuple(x[rank].shape))

@@ -8,6 +8,7 @@ from typing import Any, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
+from unisono.runtime.narrow import bits_of, narrowed, widened
 from unisono.types import DType, ReduceOp
 
 Array: TypeAlias = NDArray[Any]
@@ -15,8 +16,6 @@ Array: TypeAlias = NDArray[Any]
 _NUMPY: dict[DType, type[np.generic]] = {
     DType.FLOAT32: np.float32,
     DType.FLOAT64: np.float64,
-    DType.FLOAT16: np.float16,
-    DType.BFLOAT16: np.uint16,
     DType.INT8: np.int8,
     DType.UINT8: np.uint8,
     DType.INT16: np.int16,
@@ -30,11 +29,21 @@ _NUMPY: dict[DType, type[np.generic]] = {
     DType.COMPLEX128: np.complex128,
 }
 
+_PAIRS: dict[DType, tuple[type[np.generic], type[np.generic]]] = {
+    DType.FLOAT32_INT32: (np.float32, np.int32),
+    DType.FLOAT64_INT64: (np.float64, np.int64),
+    DType.INT32_INT32: (np.int32, np.int32),
+    DType.INT64_INT64: (np.int64, np.int64),
+}
+
 _BOOL_AS = {
-    ReduceOp.SUM: ReduceOp.BOR,
-    ReduceOp.MAX: ReduceOp.BOR,
-    ReduceOp.PROD: ReduceOp.BAND,
-    ReduceOp.MIN: ReduceOp.BAND,
+    ReduceOp.SUM: ReduceOp.LOR,
+    ReduceOp.MAX: ReduceOp.LOR,
+    ReduceOp.BOR: ReduceOp.LOR,
+    ReduceOp.PROD: ReduceOp.LAND,
+    ReduceOp.MIN: ReduceOp.LAND,
+    ReduceOp.BAND: ReduceOp.LAND,
+    ReduceOp.BXOR: ReduceOp.LXOR,
 }
 
 
@@ -43,9 +52,12 @@ def fold(
 ) -> NDArray[np.uint8]:
     """Combine buffers of equal length from left to right; AVG then divides by `divisor`.
 
-    16-bit floats accumulate in float32 and round once, to nearest even. Integers wrap, and
-    their averages truncate toward zero. MIN and MAX give the first NaN, else the last of equal
-    elements, with its bits unchanged. A boolean is a byte, true unless 0; results are 0 or 1.
+    Sums and products of 16- and 8-bit floats accumulate in float32 and round once, to nearest
+    even. Integers wrap, and their averages truncate toward zero. MIN and MAX give the first NaN,
+    else the last of equal elements, with its bits unchanged. MINLOC and MAXLOC give the pair with
+    a NaN, else with the best value; of equal values (and of NaNs) the lowest index; of equal
+    pairs the first. Logical reductions take anything but 0 for true and give 0 or 1; booleans
+    are bytes, always reduced so. PREMUL_SUM is SUM, of contributions already multiplied.
 
     >>> x = np.array([1, 5], np.int16).view(np.uint8)
     >>> fold([x, x, x], DType.INT16, ReduceOp.AVG, 2).view(np.int16).tolist()
@@ -53,8 +65,12 @@ def fold(
     """
     if dtype is DType.BOOL:
         op = _BOOL_AS.get(op, op)
-    if dtype.is_narrow_float and op in (ReduceOp.MIN, ReduceOp.MAX):
+    if dtype.is_narrow_float and op.selects:
         return _narrow_extreme(sources, dtype, op)
+    if dtype.is_pair:
+        return _best_pair(sources, dtype, op)
+    if op.is_logical:
+        sources = [_truth(source, dtype) for source in sources]
     combine = _complex_product if dtype.is_complex and op is ReduceOp.PROD else _COMBINE[op]
     with np.errstate(all="ignore"):
         acc = _load(sources[0], dtype)
@@ -65,38 +81,23 @@ def fold(
         return _store(acc, dtype)
 
 
-def bfloat16_to_float32(bits: NDArray[np.uint16]) -> NDArray[np.float32]:
-    """Exact: a bfloat16 is the upper half of a float32."""
-    return (bits.astype(np.uint32) << 16).view(np.float32)
-
-
-def float32_to_bfloat16(values: NDArray[np.float32]) -> NDArray[np.uint16]:
-    """Round to nearest even; every NaN becomes the same quiet one.
-
-    >>> float32_to_bfloat16(np.array([1.0, 1.0039062], np.float32)).tolist()
-    [16256, 16256]
-    """
-    bits = values.view(np.uint32)
-    rounded = (bits + np.uint32(0x7FFF) + (bits >> 16 & np.uint32(1))) >> 16
-    return np.where(np.isnan(values), np.uint32(0x7FC0), rounded).astype(np.uint16)
-
-
 def _load(source: NDArray[np.uint8], dtype: DType) -> Array:
     # A copy: the source need not be aligned, and the result may be written over it.
+    if dtype.is_narrow_float:
+        return widened(bits_of(source.copy(), dtype), dtype)
     values: Array = source.copy().view(_NUMPY[dtype])
-    if dtype is DType.BOOL:
-        return np.asarray(values != 0, np.uint8)
-    if dtype is DType.BFLOAT16:
-        return bfloat16_to_float32(values)
-    return values.astype(np.float32) if dtype is DType.FLOAT16 else values
+    return values
 
 
 def _store(acc: Array, dtype: DType) -> NDArray[np.uint8]:
-    if dtype is DType.BFLOAT16:
-        acc = float32_to_bfloat16(acc)
-    elif dtype is DType.FLOAT16:
-        acc = acc.astype(np.float16)
+    if dtype.is_narrow_float:
+        acc = narrowed(acc, dtype)
     return np.ascontiguousarray(acc).view(np.uint8)
+
+
+def _truth(source: NDArray[np.uint8], dtype: DType) -> NDArray[np.uint8]:
+    kind = _NUMPY[dtype]
+    return np.asarray(source.copy().view(kind) != 0, kind).view(np.uint8)
 
 
 def _divide(acc: Array, divisor: int) -> Array:
@@ -114,15 +115,32 @@ def _divide(acc: Array, divisor: int) -> Array:
 def _narrow_extreme(
     sources: Sequence[NDArray[np.uint8]], dtype: DType, op: ReduceOp
 ) -> NDArray[np.uint8]:
-    """Select among the 16-bit elements themselves: rounding would change the bits of a NaN."""
-    bits, values = sources[0].copy().view(np.uint16), _load(sources[0], dtype)
+    """Select among the narrow elements themselves: rounding would change the bits of a NaN."""
+    bits, values = bits_of(sources[0].copy(), dtype), _load(sources[0], dtype)
     for source in sources[1:]:
         x = _load(source, dtype)
         keep = (values < x) if op is ReduceOp.MIN else (values > x)
         keep |= np.isnan(values)
-        bits = np.where(keep, bits, source.copy().view(np.uint16))
+        bits = np.where(keep, bits, bits_of(source.copy(), dtype))
         values = np.where(keep, values, x)
     return bits.view(np.uint8)
+
+
+def _best_pair(
+    sources: Sequence[NDArray[np.uint8]], dtype: DType, op: ReduceOp
+) -> NDArray[np.uint8]:
+    value_kind, index_kind = _PAIRS[dtype]
+    kind = np.dtype([("value", value_kind), ("index", index_kind)])
+    acc = sources[0].copy().view(kind)
+    for source in sources[1:]:
+        x = source.copy().view(kind)
+        a, b = acc["value"], x["value"]
+        a_nan, b_nan = np.isnan(a), np.isnan(b)
+        better = (b < a) if op is ReduceOp.MINLOC else (b > a)
+        tied = (a == b) | (a_nan & b_nan)
+        take = better | (b_nan & ~a_nan) | (tied & (x["index"] < acc["index"]))
+        acc = np.where(take, x, acc)
+    return acc.view(np.uint8)
 
 
 def _minimum(acc: Array, x: Array) -> Array:
@@ -144,10 +162,14 @@ def _complex_product(acc: Array, x: Array) -> Array:
 _COMBINE: dict[ReduceOp, Callable[[Array, Array], Array]] = {
     ReduceOp.SUM: np.add,
     ReduceOp.AVG: np.add,
+    ReduceOp.PREMUL_SUM: np.add,
     ReduceOp.PROD: np.multiply,
     ReduceOp.MIN: _minimum,
     ReduceOp.MAX: _maximum,
     ReduceOp.BAND: np.bitwise_and,
     ReduceOp.BOR: np.bitwise_or,
     ReduceOp.BXOR: np.bitwise_xor,
+    ReduceOp.LAND: np.bitwise_and,
+    ReduceOp.LOR: np.bitwise_or,
+    ReduceOp.LXOR: np.bitwise_xor,
 }

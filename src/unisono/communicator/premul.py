@@ -1,0 +1,65 @@
+"""The sum of contributions that each rank multiplies by a factor of its own."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from unisono.errors import UnsupportedError
+
+_KINDS = "biufc"  # booleans, integers (of either sign), real, complex
+
+
+@dataclass(frozen=True, slots=True)
+class PremulSum:
+    """A reduction: each rank's contribution is multiplied by its own `factor`, then summed.
+
+    The peers neither need nor see the factor, which may differ from rank to rank. It is a number,
+    or an array that broadcasts to the contribution; it is converted to the type of the elements,
+    in which the product is rounded as any product of that type. Of 16- and 8-bit floats, factor,
+    product and sum are float32, and only the sum is rounded. Integers need an integer factor, and
+    wrap.
+    """
+
+    factor: Any
+
+
+def premul_sum(factor: Any) -> PremulSum:
+    """The sum of all contributions, each multiplied by the `factor` its rank gives (NCCL's and
+    torch's PREMUL_SUM). See `PremulSum`.
+
+    >>> premul_sum(0.5)
+    PremulSum(factor=0.5)
+    """
+    return PremulSum(factor)
+
+
+def scale(array: Any, factor: Any) -> None:
+    """Multiplies contiguous elements in place. Raises `UnsupportedError`, or `ValueError` for a
+    factor whose shape does not fit.
+
+    >>> x = np.array([1, 2, 3], np.int32)
+    >>> scale(x, 2)
+    >>> x.tolist()
+    [2, 4, 6]
+    """
+    x, by = _as_numpy(array), _as_numpy(factor)
+    if _rank_of(by) > _rank_of(x):
+        raise UnsupportedError(f"premul_sum of {x.dtype} elements cannot take a {by.dtype} factor")
+    with np.errstate(all="ignore"):
+        np.multiply(x, by.astype(x.dtype), out=x)
+
+
+def _as_numpy(array: Any) -> NDArray[Any]:
+    """The memory of a CPU tensor as a NumPy array; anything else as NumPy takes it."""
+    return np.asarray(array.detach().numpy() if hasattr(array, "data_ptr") else array)
+
+
+def _rank_of(array: NDArray[Any]) -> int:
+    kind = array.dtype.kind.replace("u", "i")
+    if kind not in _KINDS:
+        raise UnsupportedError(f"premul_sum needs numbers, not {array.dtype}")
+    return _KINDS.index(kind)

@@ -1,0 +1,129 @@
+"""16- and 8-bit floats as float32 and back, in NumPy: how every rounding of the library is defined.
+
+NumPy has float16; the other formats are made here, from bits.
+"""
+
+from __future__ import annotations
+
+import functools
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from unisono.types import DType
+
+Floats = NDArray[np.float32]
+_BITS: dict[DType, type[np.generic]] = {
+    DType.FLOAT16: np.uint16,
+    DType.BFLOAT16: np.uint16,
+    DType.FLOAT8_E4M3FN: np.uint8,
+    DType.FLOAT8_E5M2: np.uint8,
+}
+
+
+def bits_of(data: NDArray[Any], dtype: DType) -> NDArray[Any]:
+    """The elements as unsigned integers of their size; a view.
+
+    >>> bits_of(np.array([1], np.float16), DType.FLOAT16).tolist()
+    [15360]
+    """
+    return data.view(_BITS[dtype])
+
+
+def widened(bits: NDArray[Any], dtype: DType) -> Floats:
+    """The values of a narrow float's bits; exact.
+
+    >>> widened(np.array([0x38, 0x7E, 0xFF], np.uint8), DType.FLOAT8_E4M3FN).tolist()
+    [1.0, 448.0, nan]
+    """
+    if dtype is DType.FLOAT16:
+        return bits.view(np.float16).astype(np.float32)
+    if dtype is DType.BFLOAT16:
+        return bfloat16_to_float32(bits)
+    return np.asarray(_values(dtype)[bits])
+
+
+def narrowed(values: Floats, dtype: DType) -> NDArray[Any]:
+    """The bits of the nearest narrow floats, ties to even.
+
+    What is too large becomes infinity; in float8_e4m3fn, which has none, 448 (as torch casts). A
+    NaN stays one: in bfloat16 and in 8 bits always the same, quiet and without sign.
+
+    >>> narrowed(np.array([1, 500, np.nan], np.float32), DType.FLOAT8_E4M3FN).tolist()
+    [56, 126, 127]
+    """
+    if dtype is DType.FLOAT16:
+        return values.astype(np.float16).view(np.uint16)
+    if dtype is DType.BFLOAT16:
+        return float32_to_bfloat16(values)
+    # The upper half tells all but whether something follows, which only ties ask for.
+    word = values.view(np.uint32)
+    return np.asarray(_roundings(dtype)[word >> 16 | (word & 0xFFFF != 0)])
+
+
+def bfloat16_to_float32(bits: NDArray[np.uint16]) -> Floats:
+    """Exact: a bfloat16 is the upper half of a float32."""
+    return (bits.astype(np.uint32) << 16).view(np.float32)
+
+
+def float32_to_bfloat16(values: Floats) -> NDArray[np.uint16]:
+    """Round to nearest even; every NaN becomes the same quiet one.
+
+    >>> float32_to_bfloat16(np.array([1.0, 1.0039062], np.float32)).tolist()
+    [16256, 16256]
+    """
+    bits = values.view(np.uint32)
+    rounded = (bits + np.uint32(0x7FFF) + (bits >> 16 & np.uint32(1))) >> 16
+    return np.where(np.isnan(values), np.uint32(0x7FC0), rounded).astype(np.uint16)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Format:
+    """A sign, an exponent, and `fraction` bits in a byte."""
+
+    fraction: int
+    bias: int
+    largest: int
+    """The largest magnitude that is not a NaN, as bits: infinity, where there is one."""
+
+
+_FORMATS = {
+    DType.FLOAT8_E4M3FN: _Format(fraction=3, bias=7, largest=0x7E),
+    DType.FLOAT8_E5M2: _Format(fraction=2, bias=15, largest=0x7C),
+}
+
+
+@functools.cache
+def _values(dtype: DType) -> Floats:
+    """What each byte means."""
+    form = _FORMATS[dtype]
+    magnitude = np.arange(128)
+    exponent, rest = magnitude >> form.fraction, magnitude & ((1 << form.fraction) - 1)
+    significand = rest + np.where(exponent > 0, 1 << form.fraction, 0)
+    values = np.ldexp(significand, np.maximum(exponent, 1) - form.bias - form.fraction)
+    if dtype is DType.FLOAT8_E5M2:
+        values[form.largest] = np.inf
+    values[form.largest + 1 :] = np.nan
+    return np.concatenate([values, -values]).astype(np.float32)
+
+
+@functools.cache
+def _roundings(dtype: DType) -> NDArray[np.uint8]:
+    """What each upper half of a float32 rounds to; the lowest bit says: it, or something follows.
+
+    A float32 has so many more bits than a byte that those of the upper half are more than needed.
+    """
+    form = _FORMATS[dtype]
+    values = (np.arange(1 << 16, dtype=np.uint32) << 16).view(np.float32)
+    magnitude = np.minimum(np.abs(values, dtype=np.float64), 1e9)
+    least = 1 - form.bias  # the exponent of subnormal numbers, and of 0
+    exponent = np.maximum(np.frexp(magnitude)[1] - 1, least)
+    exponent[magnitude == 0] = least
+    # In units of the last place; a carry into the next exponent encodes itself.
+    units = np.rint(np.ldexp(magnitude, form.fraction - exponent))
+    encoded = units + ((exponent + form.bias - 1) << form.fraction)
+    bits = np.minimum(encoded, form.largest)
+    bits = np.where(np.signbit(values), bits + 128, bits)
+    return np.where(np.isnan(values), 127, bits).astype(np.uint8)
