@@ -271,3 +271,17 @@ def test_many_shapes_in_a_row_are_all_told_apart(threads: World) -> None:
             assert (comm.all_reduce(x, ("sum", "max")[count % 3 == 0]) == 1).all()
 
     threads(2).run(check)
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_layouts_of_half_floats_that_are_widened(
+    layout: Callable[[Array], Array], threads: World
+) -> None:
+    def check(comm: Communicator) -> None:
+        x = layout(np.full((6, 5), 2048 if comm.rank == 0 else 1, np.float16))
+        assert comm.all_reduce(x, algorithm="ring") is x
+        assert set(x.ravel().tolist()) == {2050}
+        pieces = layout(np.full((6, 5), 2048 if comm.rank == 0 else 1, np.float16))
+        assert set(comm.reduce_scatter(pieces, algorithm="ring").ravel().tolist()) == {2050}
+
+    threads(RANKS).run(check)

@@ -10,8 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from unisono.runtime.fold import fold
-from unisono.runtime.narrow import bfloat16_to_float32, float32_to_bfloat16
+from unisono.runtime.fold import PAIRS, fold
+from unisono.runtime.narrow import narrowed, widened
 from unisono.types import DType, ReduceOp
 
 INTEGERS: dict[DType, type[np.integer[Any]]] = {
@@ -89,39 +89,9 @@ def test_float16_rounds_once() -> None:
 
 
 def test_bfloat16_rounds_once() -> None:
-    sources = [float32_to_bfloat16(np.array([x], np.float32)) for x in (256, 1, 1)]
+    sources = [narrowed(np.array([x], np.float32), DType.BFLOAT16) for x in (256, 1, 1)]
     total = fold([s.view(np.uint8) for s in sources], DType.BFLOAT16, ReduceOp.SUM)
-    assert bfloat16_to_float32(total.view(np.uint16))[0] == 258
-
-
-def test_every_bfloat16_survives_conversion() -> None:
-    bits = np.arange(1 << 16, dtype=np.uint16)
-    values = bfloat16_to_float32(bits)
-    back = float32_to_bfloat16(values)
-    numbers = ~np.isnan(values)
-    assert (back[numbers] == bits[numbers]).all()
-    assert np.isnan(bfloat16_to_float32(back[~numbers])).all()
-
-
-@given(st.floats(width=32, allow_nan=False))
-@settings(deadline=None)
-def test_bfloat16_takes_the_nearest_and_ties_to_even(value: float) -> None:
-    x = np.array([value], np.float32)
-    got = int(float32_to_bfloat16(x)[0])
-    low = int(x.view(np.uint32)[0]) >> 16  # toward zero; the next one is away from zero
-    low_value, high_value = (
-        float(v) for v in bfloat16_to_float32(np.array([low, low + 1], np.uint16))
-    )
-    if abs(value) > 3.3895313892515355e38 or np.isinf(value):
-        return  # beyond the largest finite value; see the test of overflow
-    below, above = abs(value - low_value), abs(high_value - value)
-    nearest = low if below < above or (below == above and low % 2 == 0) else low + 1
-    assert got == nearest
-
-
-def test_bfloat16_overflows_to_infinity() -> None:
-    largest = np.array([np.finfo(np.float32).max, np.inf, -np.inf], np.float32)
-    assert bfloat16_to_float32(float32_to_bfloat16(largest)).tolist() == [np.inf, np.inf, -np.inf]
+    assert widened(total.view(np.uint16), DType.BFLOAT16)[0] == 258
 
 
 @pytest.mark.parametrize("op", [ReduceOp.MIN, ReduceOp.MAX])
@@ -176,6 +146,9 @@ def test_booleans() -> None:
         ReduceOp.MIN: both,
         ReduceOp.BAND: both,
         ReduceOp.BXOR: [0, 1, 1, 0],
+        ReduceOp.LAND: both,
+        ReduceOp.LOR: either,
+        ReduceOp.LXOR: [0, 1, 1, 0],
     }
 
 
@@ -207,8 +180,94 @@ def test_the_sources_are_left_alone() -> None:
 
 
 def test_what_types_support() -> None:
-    assert {d for d in DType if not d.supports(ReduceOp.AVG)} == {DType.BOOL}
-    assert {d for d in DType if d.supports(ReduceOp.BAND)} == {*INTEGERS, DType.BOOL}
-    unordered = {DType.COMPLEX64, DType.COMPLEX128}
-    assert {d for d in DType if not d.supports(ReduceOp.MIN)} == unordered
-    assert all(d.supports(ReduceOp.SUM) and d.supports(ReduceOp.PROD) for d in DType)
+    pairs, numbers = set(PAIRS), set(DType) - set(PAIRS)
+
+    def serving(op: ReduceOp) -> set[DType]:
+        return {dtype for dtype in DType if dtype.supports(op)}
+
+    for op in (ReduceOp.MINLOC, ReduceOp.MAXLOC):
+        assert serving(op) == pairs == {d for d in DType if d.is_pair}
+    for op in (ReduceOp.SUM, ReduceOp.PROD):
+        assert serving(op) == numbers
+    for op in (ReduceOp.AVG, ReduceOp.PREMUL_SUM):
+        assert serving(op) == numbers - {DType.BOOL}
+    for op in (ReduceOp.MIN, ReduceOp.MAX):
+        assert serving(op) == numbers - {DType.COMPLEX64, DType.COMPLEX128}
+    for op in ReduceOp:
+        if op.is_bitwise or op.is_logical:
+            assert serving(op) == {*INTEGERS, DType.BOOL}
+
+
+@given(data=st.data())
+@settings(deadline=None)
+def test_logical_reductions_are_those_of_numpy(data: st.DataObject) -> None:
+    dtype, kind = data.draw(st.sampled_from(list(INTEGERS.items())))
+    element = st.sampled_from([0, 0, 1, 2, int(np.iinfo(kind).max), int(np.iinfo(kind).min)])
+    ranks = data.draw(st.integers(1, 5))
+    rows = np.array(data.draw(st.lists(st.tuples(*[element] * ranks), max_size=9)), kind)
+    sources = [row.view(np.uint8) for row in rows.reshape(-1, ranks).T.copy()]
+    for op, function in (
+        (ReduceOp.LAND, np.logical_and),
+        (ReduceOp.LOR, np.logical_or),
+        (ReduceOp.LXOR, np.logical_xor),
+    ):
+        expected = function.reduce(rows.reshape(-1, ranks), axis=1)
+        assert fold(sources, dtype, op).view(kind).tolist() == expected.astype(kind).tolist()
+
+
+@given(data=st.data())
+@settings(deadline=None)
+def test_the_place_of_an_extreme_is_that_of_numpy(data: st.DataObject) -> None:
+    """argmin takes the first of equal values, and the first NaN: here, of the lowest index."""
+    dtype, (value, index) = data.draw(st.sampled_from(list(PAIRS.items())))
+    numbers: st.SearchStrategy[Any] = st.integers(-2, 2)
+    if value in (np.float32, np.float64):
+        numbers |= st.sampled_from([np.nan, -0.0, np.inf, -np.inf])
+    ranks = data.draw(st.integers(1, 6))
+    columns = data.draw(st.lists(st.tuples(*[numbers] * ranks), max_size=9))
+    values = np.array(columns, value).reshape(-1, ranks)
+    order = data.draw(st.permutations(range(ranks)))
+    sources = []
+    for rank in order:  # whatever the order of the operands
+        pair = np.zeros(len(values), [("value", value), ("index", index)])
+        pair["value"], pair["index"] = values[:, rank], rank
+        sources.append(pair.view(np.uint8))
+    for op, best in ((ReduceOp.MINLOC, np.argmin), (ReduceOp.MAXLOC, np.argmax)):
+        found = fold(sources, dtype, op).view([("value", value), ("index", index)])
+        place = np.array([best(row) for row in values], int)
+        assert found["index"].tolist() == place.tolist()
+        expected = values[np.arange(len(values)), place]
+        assert found["value"].tobytes() == expected.tobytes()
+
+
+def test_of_equal_pairs_the_first_keeps_its_bits() -> None:
+    kind = [("value", np.float32), ("index", np.int32)]
+    plus, minus = np.array([(0.0, 1)], kind), np.array([(-0.0, 1)], kind)
+    sources = [minus.view(np.uint8), plus.view(np.uint8)]
+    for op in (ReduceOp.MINLOC, ReduceOp.MAXLOC):
+        assert np.signbit(fold(sources, DType.FLOAT32_INT32, op).view(kind)["value"][0])
+
+
+@pytest.mark.parametrize("dtype", [DType.FLOAT8_E4M3FN, DType.FLOAT8_E5M2])
+def test_8_bit_floats_round_once(dtype: DType) -> None:
+    def of(*values: float) -> list[NDArray[np.uint8]]:
+        return [narrowed(np.array([value], np.float32), dtype) for value in values]
+
+    def value(op: ReduceOp, *values: float, divisor: int = 1) -> float:
+        return float(widened(fold(of(*values), dtype, op, divisor), dtype)[0])
+
+    # Rounded at each step: 16 + 0.5 = 16 again.
+    assert value(ReduceOp.SUM, 16, *[0.5] * 8) == 20
+    assert value(ReduceOp.AVG, 448, 448, 448, divisor=3) == 448
+    assert value(ReduceOp.PROD, 256, 256, 1 / 256) == 256
+    largest = 448 if dtype is DType.FLOAT8_E4M3FN else np.inf
+    assert value(ReduceOp.PROD, -256, 256, 2) == -largest
+    assert np.isnan(value(ReduceOp.SUM, np.nan, 1))
+    assert np.isnan(value(ReduceOp.MIN, 1, np.nan, 0))
+    assert value(ReduceOp.MAX, -2, -1, -3) == -1
+    assert fold(of(-np.nan, 1), dtype, ReduceOp.SUM).tolist() == [0x7F]
+
+
+def test_a_scaled_sum_is_a_sum() -> None:
+    x = raw([1.5, 2], np.float32)
+    assert fold([x, x], DType.FLOAT32, ReduceOp.PREMUL_SUM).view(np.float32).tolist() == [3, 4]

@@ -18,6 +18,8 @@ from numpy.typing import NDArray
 from unisono import algorithms, config, native
 from unisono.errors import UnisonoError, UnsupportedError
 from unisono.runtime import reference
+from unisono.runtime.fold import PAIRS
+from unisono.runtime.narrow import narrowed
 from unisono.runtime.native_executor import (
     Arguments,
     LoadedPlan,
@@ -121,14 +123,26 @@ def random_bytes(rng: np.random.Generator, count: int, dtype: DType) -> Bytes:
     nbytes = count * dtype.size_bytes
     if dtype is DType.BOOL:
         return rng.integers(0, 2, nbytes, np.uint8)
+    if dtype.is_pair:
+        return random_pairs(rng, count, dtype)
     if not (dtype.is_float or dtype.is_complex):
         return rng.integers(0, 256, nbytes, np.uint8)
     values = rng.normal(size=count * (2 if dtype.is_complex else 1))
-    if dtype is DType.BFLOAT16:
-        return np.ascontiguousarray(values.astype(np.float32).view(np.uint16)[1::2]).view(np.uint8)
+    if dtype.is_narrow_float:
+        return narrowed(values.astype(np.float32), dtype).view(np.uint8)
     half = dtype in (DType.FLOAT32, DType.COMPLEX64)
-    kind = np.float16 if dtype is DType.FLOAT16 else np.float32 if half else np.float64
-    return values.astype(kind).view(np.uint8)
+    return values.astype(np.float32 if half else np.float64).view(np.uint8)
+
+
+def random_pairs(rng: np.random.Generator, count: int, dtype: DType) -> Bytes:
+    """Few values and few indices, so that many tie; some NaNs."""
+    value, index = PAIRS[dtype]
+    result = np.empty(count, [("value", value), ("index", index)])
+    result["value"] = rng.integers(-2, 2, count)
+    if value in (np.float32, np.float64):
+        result["value"][rng.random(count) < 0.1] = np.nan
+    result["index"] = rng.integers(-3, 3, count)
+    return result.view(np.uint8)
 
 
 def unaligned(data: Bytes, offset: int) -> Bytes:

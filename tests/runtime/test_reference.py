@@ -13,7 +13,8 @@ from numpy.typing import NDArray
 
 from unisono.algorithms import build, names
 from unisono.errors import ScheduleError, UnsupportedError
-from unisono.runtime.fold import float32_to_bfloat16
+from unisono.runtime.fold import PAIRS
+from unisono.runtime.narrow import narrowed
 from unisono.runtime.reference import num_blocks, part_bytes, run
 from unisono.schedule import Builder, Code, Collective, Plan, Schedule, check, lower
 from unisono.types import DType, Op, ReduceOp
@@ -27,7 +28,6 @@ EVERY = [(op, name) for op in Op for name in names(op)]
 KINDS: dict[DType, type[np.generic]] = {
     DType.FLOAT32: np.float32,
     DType.FLOAT64: np.float64,
-    DType.FLOAT16: np.float16,
     DType.INT8: np.int8,
     DType.UINT8: np.uint8,
     DType.INT16: np.int16,
@@ -44,8 +44,13 @@ KINDS: dict[DType, type[np.generic]] = {
 
 def encode(values: Array, dtype: DType) -> NDArray[np.uint8]:
     """Small integers as elements of the type, as bytes. Every type can hold them exactly."""
-    if dtype is DType.BFLOAT16:
-        return float32_to_bfloat16(values.astype(np.float32)).view(np.uint8)
+    if dtype.is_pair:
+        kinds = zip(("value", "index"), PAIRS[dtype], strict=True)
+        result = np.empty(values.shape, [(name, kind) for name, kind in kinds])
+        result["value"], result["index"] = values, values * 3 % 4
+        return result.view(np.uint8)
+    if dtype.is_narrow_float:
+        return narrowed(values.astype(np.float32), dtype).view(np.uint8)
     return values.astype(KINDS[dtype]).view(np.uint8)
 
 
@@ -54,9 +59,9 @@ def expected_reduction(rows: Array, dtype: DType, op: ReduceOp) -> NDArray[np.ui
     if dtype is DType.BOOL:
         any_of, all_of = np.any(rows, axis=0), np.all(rows, axis=0)
         odd = np.sum(rows, axis=0) % 2
-        if op is ReduceOp.BXOR:
+        if op in (ReduceOp.BXOR, ReduceOp.LXOR):
             return encode(odd, dtype)
-        is_and = op in (ReduceOp.PROD, ReduceOp.MIN, ReduceOp.BAND)
+        is_and = op in (ReduceOp.PROD, ReduceOp.MIN, ReduceOp.BAND, ReduceOp.LAND)
         return encode(np.asarray(all_of if is_and else any_of), dtype)
     if op is ReduceOp.AVG:
         total = rows.sum(axis=0)
@@ -72,6 +77,12 @@ def expected_reduction(rows: Array, dtype: DType, op: ReduceOp) -> NDArray[np.ui
         ReduceOp.BAND: np.bitwise_and,
         ReduceOp.BOR: np.bitwise_or,
         ReduceOp.BXOR: np.bitwise_xor,
+        ReduceOp.LAND: np.logical_and,
+        ReduceOp.LOR: np.logical_or,
+        ReduceOp.LXOR: np.logical_xor,
+        ReduceOp.PREMUL_SUM: np.add,
+        ReduceOp.MINLOC: np.minimum,
+        ReduceOp.MAXLOC: np.maximum,
     }[op]
     return encode(combine.reduce(rows, axis=0), dtype)
 
@@ -93,7 +104,11 @@ def problem(
     n, op = collective.ranks, collective.op
     rng = np.random.default_rng(seed)
     # Products are powers of two, so that every type holds them exactly.
-    top = 1 if dtype is DType.BOOL else 2 if reduce_op is ReduceOp.PROD else 3
+    top = 2 if reduce_op is ReduceOp.PROD else 3
+    if dtype is DType.BOOL or (dtype.is_float8 and reduce_op is not ReduceOp.PROD):
+        top = 1
+    elif reduce_op.is_logical and n == 1:
+        top = 1  # nothing is reduced: the communicator sees to the truth of a single rank
 
     def numbers(count: int) -> Array:
         low = 1 if reduce_op is ReduceOp.PROD and dtype is not DType.BOOL else 0

@@ -166,8 +166,10 @@ def empty(like: Array, shape: tuple[int, ...]) -> Array:
 
 
 def widened(array: Array) -> Array:
-    """A float32 copy."""
-    return array.astype(np.float32) if isinstance(array, np.ndarray) else array.float()
+    """A contiguous float32 copy, whatever the strides."""
+    if isinstance(array, np.ndarray):
+        return array.astype(np.float32, order="C")
+    return array.detach().float().contiguous()
 
 
 def assign(target: Array, value: Array) -> None:

@@ -29,12 +29,13 @@ _NUMPY: dict[DType, type[np.generic]] = {
     DType.COMPLEX128: np.complex128,
 }
 
-_PAIRS: dict[DType, tuple[type[np.generic], type[np.generic]]] = {
+PAIRS: dict[DType, tuple[type[np.generic], type[np.generic]]] = {
     DType.FLOAT32_INT32: (np.float32, np.int32),
     DType.FLOAT64_INT64: (np.float64, np.int64),
     DType.INT32_INT32: (np.int32, np.int32),
     DType.INT64_INT64: (np.int64, np.int64),
 }
+"""The types of value and index, which lie one after the other."""
 
 _BOOL_AS = {
     ReduceOp.SUM: ReduceOp.LOR,
@@ -129,7 +130,7 @@ def _narrow_extreme(
 def _best_pair(
     sources: Sequence[NDArray[np.uint8]], dtype: DType, op: ReduceOp
 ) -> NDArray[np.uint8]:
-    value_kind, index_kind = _PAIRS[dtype]
+    value_kind, index_kind = PAIRS[dtype]
     kind = np.dtype([("value", value_kind), ("index", index_kind)])
     acc = sources[0].copy().view(kind)
     for source in sources[1:]:
