@@ -25,7 +25,6 @@ from unisono.runtime.native_executor import (
     LoadedPlan,
     NativeExecutor,
     block_bytes_for,
-    cache_bytes,
     piece_counts,
 )
 from unisono.schedule import Collective, lower
@@ -292,7 +291,7 @@ def test_blocks_fit_the_staging_and_hold_whole_elements() -> None:
         block = block_bytes_for(slots, depth, area)
         assert block % 4096 == 0
         assert block * max(slots) <= area
-    assert cache_bytes() > 0
+    assert native.last_level_cache_bytes() > 0
     with pytest.raises(UnsupportedError, match="UNISONO_STAGING_BYTES"):
         block_bytes_for([64, 64], 2, 64 * 1024)
 
