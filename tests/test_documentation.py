@@ -1,7 +1,9 @@
-"""The documentation is executed: README code, README commands, examples."""
+"""The documentation is executed: README code, README commands, docstrings, examples."""
 
 from __future__ import annotations
 
+import doctest
+import importlib
 import os
 import re
 import subprocess
@@ -68,6 +70,23 @@ def test_architecture_names_only_files_that_exist() -> None:
     text = (ROOT / "ARCHITECTURE.md").read_text()
     for name in re.findall(r"`((?:csrc/|[a-z_]+/)[a-z_]+\.(?:py|h|cc))`", text):
         assert (ROOT / name).exists() or (ROOT / "src/unisono" / name).exists(), name
+
+
+def modules_with_examples() -> list[str]:
+    """By name, not by file: `python -m doctest` would make a second copy of each module."""
+    source = ROOT / "src"
+    found = (path for path in sorted(source.rglob("*.py")) if ">>> " in path.read_text())
+    parts = (path.relative_to(source).with_suffix("").parts for path in found)
+    return [".".join(part for part in names if part != "__init__") for names in parts]
+
+
+@pytest.mark.parametrize("name", modules_with_examples())
+def test_docstring_examples_run(name: str) -> None:
+    if name.split(".")[1:2] in (["torch_backend"], ["train"]):
+        pytest.importorskip("torch")
+    result = doctest.testmod(importlib.import_module(name), report=False)
+    assert result.attempted > 0
+    assert result.failed == 0
 
 
 @pytest.mark.parametrize("example", sorted(p.name for p in (ROOT / "examples").glob("*.py")))
