@@ -64,7 +64,6 @@ aarch64: $(READY)  ## compile for aarch64 (Debian: g++-aarch64-linux-gnu; qemu-u
 	qemu-aarch64 -L /usr/aarch64-linux-gnu build/aarch64/csrc/tests/test_kernels
 
 bench: $(READY)  ## the whole table of benchmarks/RESULTS.md (about an hour)
-	$(BIN)/pip install --quiet -e '.[peers]' --no-build-isolation
 	$(BIN)/python benchmarks/sweep.py
 
 # Debian's python3 may lack ensurepip; its pip can install into a bare environment all the same.
@@ -75,7 +74,7 @@ $(BIN)/python:
 $(READY): pyproject.toml CMakeLists.txt | $(BIN)/python
 	$(BIN)/python -m pip install --quiet --upgrade "pip>=24"
 	$(BIN)/python -m pip install --quiet "scikit-build-core>=0.10" "nanobind>=2.4" "ninja>=1.11" "cmake>=3.25"
-	$(BIN)/python -m pip install --quiet --no-build-isolation -e '.[train,plot,dev]'
+	$(BIN)/python -m pip install --quiet --no-build-isolation -e '.[train,plot,peers,dev]'
 	touch $@
 
 clean:  ## remove what was built

@@ -56,6 +56,11 @@ def test_mpich() -> None:
     assert found == config.World(rank=0, size=2, rendezvous=f"mpich:{os.getppid()}")
     with pytest.raises(UnsupportedError, match="mpiexec started 2 ranks, of which 1"):
         config.world({**environ, "MPI_LOCALNRANKS": "1"})
+    # In a Slurm job, whose variables are the job's and not the rank's.
+    assert config.world({**environ, "PMI_RANK": "1", "SLURM_PROCID": "0"}).rank == 1
+    # A descriptor that is closed, or something else, is no reason to fail.
+    for number in ("1000000", "-1", "x", str(os.open(os.devnull, os.O_RDONLY))):
+        assert config.world({**environ, "PMI_FD": number}) == found
 
 
 def test_slurm() -> None:

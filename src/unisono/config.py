@@ -5,7 +5,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
+import socket
+import struct
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
@@ -14,6 +17,8 @@ from unisono.types import StorePolicy
 
 DEFAULT_TIMEOUT_S = 300.0
 DEFAULT_STAGING_BYTES = 16 << 20
+
+_CREDENTIALS = struct.Struct("3i")  # pid, uid, gid
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -121,12 +126,32 @@ def _open_mpi(environ: Mapping[str, str]) -> World | None:
 
 
 def _mpich(environ: Mapping[str, str]) -> World | None:
-    if "PMI_RANK" not in environ or "PMI_SIZE" not in environ or "SLURM_PROCID" in environ:
+    if "PMI_RANK" not in environ or "PMI_SIZE" not in environ:
         return None
+    if "SLURM_PROCID" in environ and "MPI_LOCALNRANKS" not in environ:
+        return None  # from srun; but mpiexec inside a Slurm job is the nearer launcher
     size = _number(environ, "PMI_SIZE")
     _require_one_host(_number(environ, "MPI_LOCALNRANKS", size), size, "mpiexec")
-    # Hydra names no job, but its proxy is the parent of all ranks of a host.
-    return World(rank=_number(environ, "PMI_RANK"), size=size, rendezvous=f"mpich:{os.getppid()}")
+    rank = _number(environ, "PMI_RANK")
+    return World(rank=rank, size=size, rendezvous=f"mpich:{_hydra_proxy(environ)}")
+
+
+def _hydra_proxy(environ: Mapping[str, str]) -> int:
+    """Hydra names no job, but one process of its own starts all ranks of a host.
+
+    That is the parent, unless a shell script is between. It also made the socket that each rank
+    talks to it by, and the kernel remembers who made a socket.
+    """
+    with contextlib.suppress(KeyError, ValueError, OSError):
+        connection = socket.socket(fileno=int(environ["PMI_FD"]))
+        try:
+            raw = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
+        finally:
+            connection.detach()  # it stays MPI's
+        pid = int(_CREDENTIALS.unpack(raw)[0])
+        if pid > 0:
+            return pid
+    return os.getppid()
 
 
 def _slurm(environ: Mapping[str, str]) -> World | None:

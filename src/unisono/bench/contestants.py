@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import re
 import sys
+from collections.abc import Sequence
 from dataclasses import dataclass
 from importlib import metadata, util
 from pathlib import Path
@@ -74,13 +75,14 @@ def plan_launch(contestant: Contestant, *, ranks: int, folder: Path, bind: bool)
     worker = [sys.executable, "-m", "unisono.bench.worker", contestant.name, str(folder)]
     worker += ["--ranks", str(ranks), *(["--bind"] if bind else [])]
     if contestant.base in _MPI_LAUNCHERS:
-        return _plan_mpi(contestant.base, ranks, worker)
+        return Launch(commands=(mpi_command(contestant.base, ranks=ranks, program=worker),))
     environment = _ENVIRONMENT | ({"GLOO_SOCKET_IFNAME": "lo"} if contestant.base == "gloo" else {})
     commands = ((*_with(environment), *worker, "--rank", str(rank)) for rank in range(ranks))
     return Launch(commands=tuple(commands))
 
 
-def _plan_mpi(name: str, ranks: int, worker: list[str]) -> Launch:
+def mpi_command(name: str, *, ranks: int, program: Sequence[str]) -> tuple[str, ...]:
+    """What starts the ranks of a program by the MPI that a wheel brought. Raises LookupError."""
     launcher, library = _find_mpi(name)
     environment = _ENVIRONMENT | {
         "MPI4PY_LIBMPI": str(library),
@@ -92,8 +94,7 @@ def _plan_mpi(name: str, ranks: int, worker: list[str]) -> Launch:
         options += ["--allow-run-as-root"]
         if ranks > usable_cores():
             options += ["--oversubscribe"]  # only where true: it also makes waiting ranks yield
-    command = (*_with(environment), str(launcher), *options, *worker)
-    return Launch(commands=(command,))
+    return (*_with(environment), str(launcher), *options, *program)
 
 
 def _with(environment: dict[str, str]) -> tuple[str, ...]:

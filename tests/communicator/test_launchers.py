@@ -1,0 +1,75 @@
+"""`unisono.init` under real launchers: whatever is installed here starts real ranks."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from unisono.bench.contestants import mpi_command
+
+ROOT = Path(__file__).parents[2]
+LAUNCHERS = ("openmpi", "mpich")
+
+PROGRAM = """
+import os
+import numpy as np
+import unisono
+
+comm = unisono.init(timeout_s=30)
+x = np.arange(1000) * (comm.rank + 1)
+comm.all_reduce(x)
+assert (x == np.arange(1000) * sum(range(1, comm.size + 1))).all()
+os.write(1, f"rank {comm.rank} of {comm.size}\\n".encode())  # in one piece
+"""
+
+
+def start(launcher: str, ranks: int, program: list[str]) -> subprocess.Popen[str]:
+    try:
+        command = mpi_command(launcher, ranks=ranks, program=program)
+    except LookupError as error:
+        pytest.skip(str(error))
+    return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+
+
+def lines_of(job: subprocess.Popen[str]) -> list[str]:
+    """What the ranks printed, sorted, once all have ended well."""
+    try:
+        output, errors = job.communicate(timeout=60)
+    finally:
+        job.kill()
+    assert job.returncode == 0, errors
+    return sorted(output.splitlines())
+
+
+def all_ranks(size: int) -> list[str]:
+    return [f"rank {rank} of {size}" for rank in range(size)]
+
+
+@pytest.fixture
+def program(tmp_path: Path) -> Path:
+    path = tmp_path / "program.py"
+    path.write_text(PROGRAM)
+    return path
+
+
+@pytest.mark.parametrize("launcher", LAUNCHERS)
+def test_jobs_beside_each_other_do_not_meet(launcher: str, program: Path) -> None:
+    jobs = [start(launcher, ranks, [sys.executable, str(program)]) for ranks in (2, 3)]
+    assert [lines_of(job) for job in jobs] == [all_ranks(2), all_ranks(3)]
+
+
+@pytest.mark.parametrize("launcher", LAUNCHERS)
+def test_ranks_started_through_a_shell_script(launcher: str, program: Path) -> None:
+    script = program.with_suffix(".sh")  # every rank's parent is a shell of its own
+    script.write_text(f"'{sys.executable}' '{program}'\nexit $?\n")
+    assert lines_of(start(launcher, 3, ["sh", str(script)])) == all_ranks(3)
+
+
+@pytest.mark.parametrize("launcher", LAUNCHERS)
+def test_the_example(launcher: str) -> None:
+    (line,) = lines_of(start(launcher, 4, [sys.executable, str(ROOT / "examples/pi.py")]))
+    assert line.startswith("pi is 3.14159265")
+    assert line.endswith("by 4 ranks")
