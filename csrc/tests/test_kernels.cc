@@ -7,26 +7,13 @@
 
 #include "../kernels/table.h"
 #include "oracle.h"
+#include "report.h"
 
 namespace {
 
 using namespace unisono;
 using namespace unisono::kernels;
-
-class Report {
-  public:
-    void check(bool ok, const std::string& what) {
-        (ok ? passed_ : failed_) += 1;
-        if (!ok && failed_ <= 20) std::printf("FAILED %s\n", what.c_str());
-    }
-    int finish() const {
-        std::printf("%zu passed, %zu failed\n", passed_, failed_);
-        return failed_ == 0 ? 0 : 1;
-    }
-
-  private:
-    size_t passed_ = 0, failed_ = 0;
-};
+using unisono::test::Report;
 
 // Memory of exactly `bytes` at `offset` past a cache line, so that sanitizers see overruns.
 class Buffer {

@@ -3,36 +3,24 @@
 
 #include <unistd.h>
 
-#include <cstdio>
+#include <chrono>
 #include <functional>
 #include <memory>
-#include <mutex>
 #include <string>
 #include <thread>
 #include <vector>
 
 #include "../group.h"
+#include "report.h"
 
 namespace unisono::test {
 
-class Report {
-  public:
-    void check(bool ok, const std::string& what) {
-        const std::lock_guard lock(mutex_);
-        (ok ? passed_ : failed_) += 1;
-        if (!ok && failed_ <= 20) std::printf("FAILED %s\n", what.c_str());
-    }
-    int finish() const {
-        std::printf("%zu passed, %zu failed\n", passed_, failed_);
-        return failed_ == 0 ? 0 : 1;
-    }
+inline constexpr double kLong_s = 60;  // of what must not happen
 
-  private:
-    std::mutex mutex_;
-    size_t passed_ = 0, failed_ = 0;
-};
+inline void pause(double s) {
+    std::this_thread::sleep_for(std::chrono::duration<double>(s));
+}
 
-// What a call ended with.
 struct Outcome {
     Fault fault = Fault::none;
     std::string text;
@@ -46,6 +34,17 @@ Outcome outcome_of(F&& call) {
         return {error.fault(), error.what()};
     }
     return {};
+}
+
+inline void expect(Report& report, const Outcome& outcome, Fault fault, const std::string& part,
+                   const std::string& what) {
+    report.check(
+        outcome.fault == fault && outcome.text.find(part) != std::string::npos,
+        what + " gave " + std::to_string(static_cast<int>(outcome.fault)) + ": " + outcome.text);
+}
+
+inline SegmentShape shape_of(uint32_t ranks, uint32_t depth) {
+    return {ranks, depth, 4096 * ((ranks + 3) / 4), 2, 256};
 }
 
 // `own`: every rank maps the segment itself, as processes do. `one`: all ranks use one mapping, so
@@ -125,5 +124,9 @@ class World {
     std::unique_ptr<Segment> segment_;
     std::vector<Rank> ranks_;
 };
+
+inline Message message(std::vector<uint8_t>& data, int32_t peer, uint64_t tag) {
+    return {reinterpret_cast<std::byte*>(data.data()), data.size(), DType::uint8, peer, tag};
+}
 
 }  // namespace unisono::test

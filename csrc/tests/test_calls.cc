@@ -1,0 +1,113 @@
+// Calls that work: in any order, waited for at once or later, by one thread of a rank or by
+// several.
+#include <algorithm>
+#include <atomic>
+#include <random>
+
+#include "calls.h"
+#include "report.h"
+
+namespace {
+
+using namespace unisono;
+using namespace unisono::test;
+
+Step random_step(std::mt19937_64& random, uint32_t ranks) {
+    constexpr uint64_t counts[] = {0, 1, 7, 64, 500, 3000};
+    Step step{};
+    step.kind = static_cast<Kind>(random() % kKinds);
+    step.count = counts[random() % std::size(counts)];
+    step.root = static_cast<uint32_t>(random() % ranks);
+    step.block_bytes = 64ULL << random() % 5;
+    step.seed = random() % 1000;
+    step.in_place = random() % 2 != 0;
+    return step;
+}
+
+// The same random calls on all ranks; some wait, some are waited for later, in any order.
+void check_sequences(Report& report, Mapping mapping, uint32_t ranks, uint64_t seed) {
+    std::mt19937_64 choose(seed);
+    World world(shape_of(ranks, 1 + seed % 3), mapping, choose() % 2 ? ranks : 1);
+    std::atomic<int> wrong{0};
+    world.run([&](Rank& rank) {
+        std::mt19937_64 script(seed), own(seed * 100 + rank.rank);
+        std::vector<std::pair<std::unique_ptr<Call>, std::shared_ptr<Job>>> under_way;
+        const auto finish = [&](size_t at) {
+            auto [call, job] = std::move(under_way[at]);
+            under_way.erase(under_way.begin() + static_cast<std::ptrdiff_t>(at));
+            if (own() % 2) {
+                while (!rank.dispatcher->wait(*job, 0.001, {})) {
+                }
+            } else {
+                rank.dispatcher->wait(*job, -1, {});
+            }
+            if (!call->right()) ++wrong;
+        };
+        const Outcome outcome = outcome_of([&] {
+            for (int i = 0; i < 60; ++i) {
+                auto call = std::make_unique<Call>(random_step(script, ranks), rank.rank, ranks);
+                auto execution = call->execution();
+                if (own() % 2) {
+                    rank.dispatcher->run(execution, kLong_s, {});
+                    if (!call->right()) ++wrong;
+                } else {
+                    constexpr double inlines_s[] = {0, 20e-6, 200e-6};
+                    auto job = rank.dispatcher->submit(std::move(execution), kLong_s,
+                                                       inlines_s[own() % 3]);
+                    under_way.emplace_back(std::move(call), std::move(job));
+                }
+                while (under_way.size() > 4 || (!under_way.empty() && own() % 3 == 0))
+                    finish(own() % under_way.size());
+            }
+            while (!under_way.empty()) finish(0);
+        });
+        report.check(outcome.fault == Fault::none,
+                     "sequence of " + std::to_string(ranks) + ": " + outcome.text);
+    });
+    report.check(wrong == 0, "results of a sequence of " + std::to_string(ranks));
+}
+
+// Threads of one rank make equal calls, so their order does not matter: none may overtake another
+// half-way, or be lost.
+void check_threads(Report& report, Mapping mapping, uint32_t ranks) {
+    World world(shape_of(ranks, 2), mapping, 1);
+    std::atomic<int> wrong{0};
+    world.run([&](Rank& rank) {
+        std::vector<std::thread> threads;
+        for (unsigned t = 0; t < 3; ++t) {
+            threads.emplace_back([&, t] {
+                const auto outcome = outcome_of([&] {
+                    for (unsigned i = 0; i < 30; ++i) {
+                        Call call(simple(Kind::direct, 300), rank.rank, ranks);
+                        if ((i + t) % 2) {
+                            auto execution = call.execution();
+                            rank.dispatcher->run(execution, kLong_s, {});
+                        } else {
+                            rank.dispatcher->wait(
+                                *rank.dispatcher->submit(call.execution(), kLong_s, t * 30e-6), -1,
+                                {});
+                        }
+                        if (!call.right()) ++wrong;
+                    }
+                });
+                report.check(outcome.fault == Fault::none, "threads: " + outcome.text);
+            });
+        }
+        for (auto& thread : threads) thread.join();
+    });
+    report.check(wrong == 0, "results of threads");
+}
+
+}  // namespace
+
+int main() {
+    Report report;
+    for (const Mapping mapping : {Mapping::own, Mapping::one}) {
+        for (const uint32_t ranks : {2U, 3U, 4U, 8U}) {
+            for (uint64_t seed = 1; seed <= 4; ++seed)
+                check_sequences(report, mapping, ranks, seed);
+        }
+        check_threads(report, mapping, 3);
+    }
+    return report.finish();
+}

@@ -1,0 +1,287 @@
+// What is refused, what fails, and what every rank then gets: the same cause, soon.
+#include <sys/mman.h>
+#include <sys/wait.h>
+
+#include <chrono>
+#include <csignal>
+
+#include "calls.h"
+#include "report.h"
+
+namespace {
+
+using namespace unisono;
+using namespace unisono::test;
+
+constexpr uint32_t kRanks = 3;
+
+void check_mismatch(Report& report, Mapping mapping, const Step& some, const Step& other) {
+    World world(shape_of(kRanks, 2), mapping, 1);
+    world.run([&](Rank& rank) {
+        expect(report, run_step(rank, simple(Kind::direct, 50)), Fault::none, "",
+               "before a mismatch");
+        const Step& step = rank.rank == 1 ? other : some;
+        expect(report, run_step(rank, step), Fault::mismatch, "rank 1 called", "mismatch");
+        expect(report, run_step(rank, simple(Kind::barrier, 0)), Fault::mismatch, "rank 1 called",
+               "after a mismatch");
+    });
+}
+
+void check_timeout(Report& report, Mapping mapping) {
+    World world(shape_of(kRanks, 2), mapping, 1);
+    world.run([&](Rank& rank) {
+        if (rank.rank == 1) pause(0.3);
+        expect(report, run_step(rank, simple(Kind::direct, 100), 0.1), Fault::timeout,
+               "rank 1 has not arrived", "timeout");
+    });
+}
+
+void check_left_before(Report& report, Mapping mapping) {
+    World world(shape_of(kRanks, 2), mapping, 1);
+    world.run([&](Rank& rank) {
+        expect(report, run_step(rank, simple(Kind::direct, 100)), Fault::none, "",
+               "the last call of all");
+        if (rank.rank == 2) return rank.close();
+        expect(report, run_step(rank, simple(Kind::direct, 100)), Fault::peer_lost, "rank 2 left",
+               "left before");
+    });
+}
+
+void check_left_within(Report& report, Mapping mapping) {
+    for (const double inline_s : {0.0, 1e-5}) {
+        World world(shape_of(kRanks, 2), mapping, 1);
+        Call call(simple(Kind::direct, 1000), 2, kRanks);
+        const auto job = world[2].dispatcher->submit(call.execution(), kLong_s, inline_s);
+        pause(0.05);
+        world[2].close();
+        report.check(job->done() && job->error() && job->error()->fault() == Fault::aborted,
+                     "closed with a call under way");
+        world.run([&](Rank& rank) {
+            if (rank.rank == 2) return;
+            expect(report, run_step(rank, simple(Kind::direct, 1000)), Fault::aborted,
+                   "rank 2 gave up", "left within");
+        });
+    }
+}
+
+void check_aborted(Report& report, Mapping mapping) {
+    World world(shape_of(kRanks, 2), mapping, 1);
+    world.run([&](Rank& rank) {
+        if (rank.rank == 0) {
+            pause(0.05);
+            return rank.members->record(Fault::aborted, "enough of this");
+        }
+        expect(report, run_step(rank, simple(Kind::one_shot, 100)), Fault::aborted,
+               "enough of this", "abort");
+    });
+}
+
+void check_closed_under_a_caller(Report& report, Mapping mapping) {
+    World world(shape_of(kRanks, 2), mapping, 1);
+    std::vector<uint8_t> data(10);
+    Call queued(simple(Kind::barrier, 0), 0, kRanks);
+    std::thread caller([&] {
+        expect(report, run_step(world[0], simple(Kind::direct, 100)), Fault::aborted, "closed",
+               "closed under a caller");
+    });
+    std::thread reader([&] {
+        const auto outcome = outcome_of([&] {
+            world[0].mail->wait(*world[0].mail->receive(message(data, 1, 0)), kLong_s, -1, {});
+        });
+        expect(report, outcome, Fault::aborted, "closed", "closed under a reader");
+    });
+    pause(0.05);
+    const auto job = world[0].dispatcher->submit(queued.execution(), kLong_s, 1e-4);
+    world[0].close();
+    caller.join();
+    reader.join();
+    report.check(job->done() && job->error().has_value(), "closed over a queued call");
+    expect(report, outcome_of([&] { world[0].dispatcher->wait(*job, -1, {}); }), Fault::aborted,
+           "closed", "waiting after the end");
+    expect(report, run_step(world[0], simple(Kind::barrier, 0)), Fault::aborted, "closed",
+           "calling after the end");
+}
+
+// A handler runs in the thread that waits, above its locks.
+void check_closed_by_a_signal(Report& report, Mapping mapping) {
+    World world(shape_of(kRanks, 2), mapping, 1);
+    Call first(simple(Kind::direct, 100), 0, kRanks);
+    const auto job = world[0].dispatcher->submit(first.execution(), kLong_s, 0);
+    const auto handler = [&] {
+        world[0].close();
+        return false;
+    };
+    expect(report, run_step(world[0], simple(Kind::barrier, 0), kLong_s, handler), Fault::aborted,
+           "closed", "closed by a handler");
+    World other(shape_of(kRanks, 2), mapping, 1);
+    Call second(simple(Kind::direct, 100), 0, kRanks);
+    const auto timed = other[0].dispatcher->submit(second.execution(), kLong_s, 0);
+    const auto handler_of_other = [&] {
+        other[0].close();
+        return false;
+    };
+    expect(report, outcome_of([&] { other[0].dispatcher->wait(*timed, 10, handler_of_other); }),
+           Fault::aborted, "closed", "closed by a handler while waiting");
+}
+
+void check_interrupted_behind_another(Report& report, Mapping mapping) {
+    World world(shape_of(kRanks, 2), mapping, 1);
+    Call first(simple(Kind::direct, 100), 0, kRanks);
+    const auto job = world[0].dispatcher->submit(first.execution(), kLong_s, 1e-5);
+    const auto outcome = run_step(world[0], simple(Kind::barrier, 0), kLong_s, [] { return true; });
+    expect(report, outcome, Fault::interrupted, "", "interrupted");
+    expect(report, outcome_of([&] { world[0].dispatcher->wait(*job, -1, {}); }), Fault::aborted,
+           "signal", "what was before it");
+    expect(report, run_step(world[1], simple(Kind::barrier, 0)), Fault::aborted,
+           "rank 0 was interrupted", "the others");
+}
+
+// ---- shapes and plans that are refused
+
+void check_refusals(Report& report) {
+    const auto refused = [&](const char* what, auto&& make) {
+        report.check(outcome_of(make).fault == Fault::invalid,
+                     std::string(what) + " is not refused");
+    };
+    refused("a group of nobody", [] { static_cast<void>(shape_for(0, 1, 1 << 20)); });
+    refused("staging beyond all bounds",
+            [] { create_segment({2, 2, 1ULL << 40, 2, 256}, World::nonce); });
+    refused("a slot of nobody", [] {
+        hand::Writer()
+            .copy(hand::slot(2, 0), hand::in(0), hand::in(0))
+            .post(1)
+            .plan(0, 2, 1, 1, 1, 1, {1, 1});
+    });
+    refused("writing a peer's slot", [] {
+        hand::Writer()
+            .copy(hand::slot(1, 0), hand::in(0), hand::in(0))
+            .post(1)
+            .plan(0, 2, 1, 1, 1, 1, {1, 1});
+    });
+    refused("a block without its end",
+            [] { hand::Writer().post(1).plan(0, 2, 1, 1, 1, 2, {1, 1}); });
+    refused("falling progress",
+            [] { hand::Writer().post(2).post(1).plan(0, 2, 1, 1, 1, 1, {1, 1}); });
+    refused("missing operands", [] {
+        hand::Writer()
+            .reduce(hand::out(0), {}, hand::in(0), 0)
+            .post(1)
+            .plan(0, 2, 1, 1, 1, 1, {1, 1});
+    });
+    World world(shape_of(2, 1), Mapping::own, 2);
+    refused("a rank twice", [&] { Membership(*world[0].segment, 0, World::nonce); });
+    Step large = simple(Kind::direct, 1000000);
+    large.block_bytes = 1 << 20;
+    report.check(run_step(world[0], large).fault == Fault::invalid,
+                 "blocks larger than the staging are not refused");
+    for (const uint64_t seq : {1ULL, 0xffffffULL, 0x1000000ULL, 0x1000001ULL, 0xffffffffffULL}) {
+        report.check(ahead_of(header_of(seq, 5), seq) == 0 &&
+                         ahead_of(header_of(seq + 1, 5), seq) == 1 &&
+                         ahead_of(header_of(seq - 1, kHashMask), seq) == -1,
+                     "the wrap of 24 bits");
+    }
+}
+
+#if !defined(__SANITIZE_THREAD__)
+// ---- processes; not under a thread sanitizer, which does not follow them
+
+// A rank that is killed in a call is named, soon.
+void check_killed(Report& report) {
+    const Descriptor fd(create_segment(shape_of(2, 2), World::nonce));
+    const pid_t child = ::fork();
+    if (child == 0) {
+        Rank rank =
+            rank_of(std::make_shared<Group>(Descriptor(::dup(fd.get())), 1, World::nonce, 1), 1);
+        run_step(rank, simple(Kind::direct, 100));
+        Call call(simple(Kind::direct, 1000), 1, 2);
+        auto execution = call.execution();
+        rank.dispatcher->run(execution, kLong_s, [] { return ::kill(::getpid(), SIGKILL) == 0; });
+        ::_exit(1);
+    }
+    Rank rank =
+        rank_of(std::make_shared<Group>(Descriptor(::dup(fd.get())), 0, World::nonce, 1), 0);
+    report.check(run_step(rank, simple(Kind::direct, 100)).fault == Fault::none,
+                 "a call between processes");
+    int status = 0;
+    ::waitpid(child, &status, 0);
+    const auto start = std::chrono::steady_clock::now();
+    const Outcome outcome = run_step(rank, simple(Kind::direct, 50));
+    const std::chrono::duration<double> took = std::chrono::steady_clock::now() - start;
+    // Either the loss is seen first, or that what it began is another call.
+    report.check(outcome.fault == Fault::peer_lost || outcome.fault == Fault::mismatch,
+                 "killed: " + outcome.text);
+    report.check(took.count() < 1, "killed, seen late");
+}
+
+// Some emulators of the kernel accept this advice and ignore it.
+bool forks_wipe_memory() {
+    void* page = ::mmap(nullptr, 4096, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    ::madvise(page, 4096, MADV_WIPEONFORK);
+    *static_cast<char*>(page) = 1;
+    const pid_t child = ::fork();
+    if (child == 0) ::_exit(*static_cast<char*>(page));
+    int status = 0;
+    ::waitpid(child, &status, 0);
+    ::munmap(page, 4096);
+    return status == 0;
+}
+
+// A forked child finds out that the group is not its own; nothing in it hangs or crashes.
+void check_forked(Report& report) {
+    auto world = std::make_unique<World>(shape_of(2, 2), Mapping::own, 1);
+    Call call(simple(Kind::direct, 100), 0, 2);
+    std::vector<uint8_t> data(10);
+    const auto job = (*world)[0].dispatcher->submit(call.execution(), kLong_s, 0);
+    const auto parcel = (*world)[0].mail->receive(message(data, 1, 0));
+    (*world)[0].mail->carry_on();
+    pause(0.05);
+    const pid_t child = ::fork();
+    if (child == 0) {
+        ::alarm(10);
+        Rank& rank = (*world)[0];
+        const auto refused = [](const Outcome& outcome) {
+            return outcome.text.find("forked child") != std::string::npos;
+        };
+        bool ok = refused(run_step(rank, simple(Kind::barrier, 0)));
+        ok &= refused(outcome_of([&] { rank.dispatcher->submit(call.execution(), 1, 0); }));
+        ok &= refused(outcome_of([&] { rank.dispatcher->wait(*job, -1, {}); }));
+        ok &= refused(outcome_of([&] { rank.mail->send(message(data, 1, 0)); }));
+        ok &= refused(outcome_of([&] { rank.mail->wait(*parcel, 1, -1, {}); }));
+        rank.members->record(Fault::aborted, "by a child");
+        world.reset();
+        ::_exit(ok ? 0 : 1);
+    }
+    int status = 0;
+    ::waitpid(child, &status, 0);
+    report.check(WIFEXITED(status) && WEXITSTATUS(status) == 0,
+                 "forked child: status " + std::to_string(status));
+    const auto outcome = outcome_of([&] { (*world)[0].members->require_healthy(); });
+    report.check(outcome.fault == Fault::none, "a child reached its parent's group");
+}
+#endif
+
+}  // namespace
+
+int main() {
+    Report report;
+#if !defined(__SANITIZE_THREAD__)
+    check_killed(report);  // first, while this process has one thread
+    if (forks_wipe_memory()) check_forked(report);
+#endif
+    check_refusals(report);
+    for (const Mapping mapping : {Mapping::own, Mapping::one}) {
+        const Step direct = simple(Kind::direct, 100);
+        check_mismatch(report, mapping, direct, simple(Kind::direct, 101));
+        check_mismatch(report, mapping, direct, simple(Kind::one_shot, 9000));
+        check_mismatch(report, mapping, simple(Kind::barrier, 0), simple(Kind::all_gather, 5000));
+        check_mismatch(report, mapping, simple(Kind::broadcast, 3000), simple(Kind::chain, 3000));
+        check_timeout(report, mapping);
+        check_left_before(report, mapping);
+        check_left_within(report, mapping);
+        check_aborted(report, mapping);
+        check_closed_under_a_caller(report, mapping);
+        check_closed_by_a_signal(report, mapping);
+        check_interrupted_behind_another(report, mapping);
+    }
+    return report.finish();
+}
