@@ -10,6 +10,7 @@ namespace unisono {
 namespace {
 
 constexpr std::chrono::milliseconds kLook{50};  // how often a blocked thread looks for signals
+constexpr std::chrono::seconds kFarewell{1};    // for a driver that a signal handler may hold up
 
 void check_interrupt(const Interrupted& interrupted, Membership& members) {
     if (!interrupted || !interrupted()) return;
@@ -86,8 +87,13 @@ void Dispatcher::work_until(Job& job, const Interrupted& interrupted) {
             while (auto next = job.done() ? nullptr : front()) advance(*next, interrupted, 0);
             continue;
         }
+        if (driven_from_here()) {
+            throw Error(Fault::invalid,
+                        "a signal handler cannot wait for a call: the one that the signal "
+                        "interrupted comes first");
+        }
         std::unique_lock lock(mutex_);
-        changed_->wait_for(lock, kLook, [&] { return job.done() || !driving_.load(); });
+        changed_->wait_for(lock, kLook, [&] { return job.done() || !driving(); });
         lock.unlock();
         check_interrupt(interrupted, members_);
     }
@@ -150,10 +156,10 @@ std::shared_ptr<Job> Dispatcher::front() {
     return queue_.front();
 }
 
-// Either the one who queued a call sees that the turn has ended, or this sees the call.
+// Either the one who queued a call, or who stops, sees that the turn has ended, or this sees them.
 void Dispatcher::end_turn() noexcept {
-    driving_.store(false);
-    if (queued_.load() == 0) return;
+    driver_.store({});
+    if (queued_.load() == 0 && !stopping_.load()) return;
     const std::lock_guard lock(mutex_);
     changed_->notify_all();
 }
@@ -170,9 +176,8 @@ void Dispatcher::progress_loop() {
     for (;;) {
         {
             std::unique_lock lock(mutex_);
-            changed_->wait(lock,
-                           [this] { return stopping_ || (!queue_.empty() && !driving_.load()); });
-            const auto taken = [this] { return stopping_ || queue_.empty() || driving_.load(); };
+            changed_->wait(lock, [this] { return stopping_ || (!queue_.empty() && !driving()); });
+            const auto taken = [this] { return stopping_ || queue_.empty() || driving(); };
             changed_->wait_for(lock, grace_, taken);
             if (stopping_) return;
             if (taken()) continue;
@@ -183,6 +188,12 @@ void Dispatcher::progress_loop() {
     }
 }
 
+// A peer asks no more whether this rank lives, now that it has left; so the process must not end
+// before the call under way has.
+void Dispatcher::await_driver(std::unique_lock<std::mutex>& lock) noexcept {
+    changed_->wait_for(lock, kFarewell, [this] { return !driving() || driven_from_here(); });
+}
+
 void Dispatcher::stop() noexcept {
     if (members_.in_child()) {  // the lock may be held, and the thread is there, in the parent only
         if (thread_.joinable()) thread_.detach();
@@ -190,7 +201,7 @@ void Dispatcher::stop() noexcept {
         return;
     }
     {
-        const std::lock_guard lock(mutex_);
+        std::unique_lock lock(mutex_);
         stopping_ = true;
         std::erase_if(queue_, [this](const std::shared_ptr<Job>& job) {
             if (job.get() == driven_) return false;  // who drives it finds the group closed
@@ -202,6 +213,7 @@ void Dispatcher::stop() noexcept {
             return true;
         });
         changed_->notify_all();
+        await_driver(lock);
     }
     if (thread_.joinable()) thread_.join();
 }

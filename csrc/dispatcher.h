@@ -50,7 +50,8 @@ class Dispatcher {
     // Waits for the end; works on it (and on what is before it) if nobody else does. False after
     // `timeout_s` (negative: never), with the job still under way. Throws the job's Error.
     bool wait(Job& job, double timeout_s, const Interrupted& interrupted);
-    // Ends the progress thread, after the group was left. What is still queued fails as aborted.
+    // Ends the progress thread, after the group was left. What is still queued fails as aborted;
+    // what is under way has failed, and the others know, when this returns.
     void stop() noexcept;
 
   private:
@@ -58,8 +59,10 @@ class Dispatcher {
     // able to wait for this and for the end of the group at once.
     class Turn {
       public:
-        explicit Turn(Dispatcher& owner) noexcept
-            : owner_(owner), mine_(!owner.driving_.exchange(true)) {}
+        explicit Turn(Dispatcher& owner) noexcept : owner_(owner) {
+            std::thread::id nobody;
+            mine_ = owner.driver_.compare_exchange_strong(nobody, std::this_thread::get_id());
+        }
         Turn(const Turn&) = delete;
         Turn& operator=(const Turn&) = delete;
         ~Turn() {
@@ -80,7 +83,13 @@ class Dispatcher {
     void start_thread();
     void progress_loop();
     void end_turn() noexcept;
+    void await_driver(std::unique_lock<std::mutex>& lock) noexcept;
     std::shared_ptr<Job> front();
+    [[nodiscard]] bool driving() const noexcept { return driver_.load() != std::thread::id(); }
+    // In a signal handler, of which the interrupted call below has the turn.
+    [[nodiscard]] bool driven_from_here() const noexcept {
+        return driver_.load() == std::this_thread::get_id();
+    }
     [[nodiscard]] bool nothing_before() const noexcept {
         return queued_.load(std::memory_order_acquire) == 0;
     }
@@ -88,14 +97,14 @@ class Dispatcher {
     Executor& executor_;
     Membership& members_;
     std::chrono::microseconds grace_;
-    std::atomic<bool> driving_{false};  // a thread drives the executor
+    std::atomic<std::thread::id> driver_{};  // the thread that drives the executor
     std::atomic<uint32_t> queued_{0};
-    std::mutex mutex_;  // guards what follows
+    std::atomic<bool> stopping_{false};  // set under the mutex
+    std::mutex mutex_;                   // guards what follows
     // On the heap: a forked child has to leak it, for its end waits for threads that are not there.
     std::unique_ptr<std::condition_variable> changed_ = std::make_unique<std::condition_variable>();
     std::deque<std::shared_ptr<Job>> queue_;
     Job* driven_ = nullptr;  // the one of the queue that is being worked on
-    bool stopping_ = false;
     std::thread thread_;
 };
 

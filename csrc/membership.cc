@@ -66,8 +66,8 @@ Membership::Membership(Segment& segment, uint32_t rank, const std::array<uint8_t
 
 // A POSIX record lock on byte `rank` of the segment lives exactly as long as the process: the
 // kernel drops it however the process ends, children do not inherit it, and pids of other
-// containers do not matter. Its one trap, that closing any descriptor of the file drops it, cannot
-// bite: the segment's descriptor is private to this group and closed with it.
+// containers do not matter. Its one trap: closing any descriptor of the file drops all the
+// process's locks on it; see guards_neighbours().
 void Membership::lock_own_byte() {
     struct flock lock{};
     lock.l_type = F_WRLCK;
@@ -76,6 +76,27 @@ void Membership::lock_own_byte() {
     lock.l_len = 1;
     if (::fcntl(segment_.fd(), F_SETLK, &lock) != 0)
         throw_errno("locking this rank's byte of the group's segment");
+}
+
+Membership::~Membership() {
+    leave();
+    if (!guard_.in_child() && guards_neighbours()) segment_.keep_descriptor();
+}
+
+// Whether another rank of this process needs its lock still, for ranks of other processes look at
+// it.
+bool Membership::guards_neighbours() const noexcept {
+    const uint64_t own = segment_.rank(rank_).process.load(std::memory_order_relaxed);
+    bool neighbours = false, others = false;
+    for (uint32_t r = 0; r < ranks(); ++r) {
+        const RankControl& other = segment_.rank(r);
+        if (other.presence.load(std::memory_order_acquire) !=
+            static_cast<uint32_t>(Presence::joined)) {
+            continue;
+        }
+        (other.process.load(std::memory_order_acquire) == own ? neighbours : others) = true;
+    }
+    return neighbours && others;
 }
 
 bool Membership::alive(uint32_t peer) const noexcept {

@@ -32,7 +32,7 @@ class Membership {
     Membership(Segment& segment, uint32_t rank, const std::array<uint8_t, 16>& nonce);
     Membership(const Membership&) = delete;
     Membership& operator=(const Membership&) = delete;
-    ~Membership() { leave(); }
+    ~Membership();
 
     [[nodiscard]] uint32_t rank() const noexcept { return rank_; }
     [[nodiscard]] uint32_t ranks() const noexcept { return segment_.shape().ranks; }
@@ -61,6 +61,7 @@ class Membership {
     [[noreturn]] void raise() const;
     [[nodiscard]] bool alive(uint32_t peer) const noexcept;
     void lock_own_byte();
+    [[nodiscard]] bool guards_neighbours() const noexcept;
 
     Segment& segment_;
     uint32_t rank_;

@@ -73,6 +73,8 @@ class Segment {
     ~Segment();
 
     [[nodiscard]] int fd() const noexcept { return fd_.get(); }
+    // The descriptor stays open until the process ends.
+    void keep_descriptor() noexcept { static_cast<void>(fd_.release()); }
     [[nodiscard]] const SegmentShape& shape() const noexcept { return shape_; }
     [[nodiscard]] GroupControl& group() const noexcept;
     [[nodiscard]] RankControl& rank(uint32_t r) const noexcept { return ranks_[r]; }

@@ -73,7 +73,9 @@ class Waiter {
             relax();
         }
         inspect();
-        for (int i = 0; i < patience_.yields; ++i) {
+        // Where the cores are busy with other programs, each yield takes milliseconds.
+        const auto enough = std::chrono::steady_clock::now() + kYielding;
+        for (int i = 0; i < patience_.yields && std::chrono::steady_clock::now() < enough; ++i) {
             if (ready()) return true;
             ::sched_yield();
         }
@@ -107,6 +109,7 @@ class Waiter {
 
   private:
     static constexpr double kSlice_s = 0.05;
+    static constexpr std::chrono::milliseconds kYielding{20};
     static constexpr double kNap_s = 200e-6;  // for less, going to sleep does not pay
 
     Membership& members_;

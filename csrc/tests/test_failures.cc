@@ -2,8 +2,10 @@
 #include <sys/mman.h>
 #include <sys/wait.h>
 
+#include <atomic>
 #include <chrono>
 #include <csignal>
+#include <thread>
 
 #include "calls.h"
 #include "report.h"
@@ -93,6 +95,7 @@ void check_closed_under_a_caller(Report& report, Mapping mapping) {
     pause(0.05);
     const auto job = world[0].dispatcher->submit(queued.execution(), kLong_s, 1e-4);
     world[0].close();
+    report.check(world[1].members->failed(), "the others learn it before close returns");
     caller.join();
     reader.join();
     report.check(job->done() && job->error().has_value(), "closed over a queued call");
@@ -122,6 +125,41 @@ void check_closed_by_a_signal(Report& report, Mapping mapping) {
     };
     expect(report, outcome_of([&] { other[0].dispatcher->wait(*timed, 10, handler_of_other); }),
            Fault::aborted, "closed", "closed by a handler while waiting");
+}
+
+// A handler runs in the middle of the call that it interrupts, and cannot wait for what is behind
+// it.
+void check_called_by_a_signal(Report& report, Mapping mapping) {
+    World world(shape_of(kRanks, 2), mapping, 1);
+    Outcome within;
+    const auto handler = [&] {
+        within = run_step(world[0], simple(Kind::barrier, 0));
+        return true;
+    };
+    expect(report, run_step(world[0], simple(Kind::direct, 100), kLong_s, handler),
+           Fault::interrupted, "", "a call whose handler calls");
+    expect(report, within, Fault::invalid, "signal handler", "called by a handler");
+}
+
+// Threads of other programs have the cores: a rank that yields gets them back late each time.
+void check_timeout_on_busy_cores(Report& report, Mapping mapping) {
+    std::atomic<bool> over{false};
+    std::vector<std::thread> others;
+    for (unsigned i = 0; i < 4 * std::thread::hardware_concurrency(); ++i) {
+        others.emplace_back([&] {
+            while (!over.load(std::memory_order_relaxed)) {
+            }
+        });
+    }
+    World world(shape_of(2, 2), mapping, 1);
+    const auto start = std::chrono::steady_clock::now();
+    expect(report, run_step(world[0], simple(Kind::direct, 100), 0.1), Fault::timeout,
+           "rank 1 has not arrived", "timeout on busy cores");
+    const std::chrono::duration<double> took = std::chrono::steady_clock::now() - start;
+    over = true;
+    for (std::thread& other : others) other.join();
+    report.check(took.count() < 1.5,
+                 "timeout on busy cores, after " + std::to_string(took.count()));
 }
 
 void check_interrupted_behind_another(Report& report, Mapping mapping) {
@@ -213,6 +251,35 @@ void check_killed(Report& report) {
     report.check(took.count() < 1, "killed, seen late");
 }
 
+// Two ranks of one process, one of another: the kernel keeps locks by process and drops all of them
+// with the first descriptor that is closed.
+void check_neighbour_closed(Report& report) {
+    const Descriptor fd(create_segment(shape_of(3, 2), World::nonce));
+    const auto join = [&](uint32_t rank) {
+        return rank_of(std::make_shared<Group>(Descriptor(::dup(fd.get())), rank, World::nonce, 1),
+                       rank);
+    };
+    const pid_t child = ::fork();
+    if (child == 0) {
+        Rank rank = join(2);
+        const auto& first = rank.segment->rank(0).presence;
+        while (first.load() != static_cast<uint32_t>(Presence::left)) pause(0.001);
+        pause(0.05);
+        ::_exit(outcome_of([&] { rank.members->require_peers_alive(); }).fault == Fault::none ? 0
+                                                                                              : 1);
+    }
+    {
+        Rank second = join(1);
+        Rank first = join(0);
+        while (second.segment->rank(2).presence.load() == 0) pause(0.001);
+        pause(0.02);
+        first.keep.reset();
+        int status = 0;
+        ::waitpid(child, &status, 0);
+        report.check(status == 0, "a rank was taken for lost when another of its process left");
+    }
+}
+
 // Some emulators of the kernel accept this advice and ignore it.
 bool forks_wipe_memory() {
     void* page = ::mmap(nullptr, 4096, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
@@ -266,6 +333,7 @@ int main() {
     Report report;
 #if !defined(__SANITIZE_THREAD__)
     check_killed(report);  // first, while this process has one thread
+    check_neighbour_closed(report);
     if (forks_wipe_memory()) check_forked(report);
 #endif
     check_refusals(report);
@@ -281,7 +349,9 @@ int main() {
         check_aborted(report, mapping);
         check_closed_under_a_caller(report, mapping);
         check_closed_by_a_signal(report, mapping);
+        check_called_by_a_signal(report, mapping);
         check_interrupted_behind_another(report, mapping);
+        check_timeout_on_busy_cores(report, mapping);
     }
     return report.finish();
 }
