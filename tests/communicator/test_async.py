@@ -3,9 +3,14 @@
 from __future__ import annotations
 
 import gc
+import os
+import subprocess
+import sys
 import threading
 import time
+import weakref
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -246,6 +251,64 @@ def test_threads_of_one_rank_may_share_a_communicator(threads: World) -> None:
     done: list[int] = []
     threads(2).run(check)
     assert sorted(done) == [0, 1]
+
+
+DROPPED_HANDLES = """
+import sys, threading
+import numpy as np
+import unisono
+
+def rank():
+    comm = unisono.init()
+    sys.setswitchinterval(1e-6)
+
+    def begin():
+        for _ in range(400):
+            comm.all_reduce(np.ones(20_000), async_op=True)
+
+    threads = [threading.Thread(target=begin) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    comm.barrier()
+
+if __name__ == "__main__":
+    unisono.run(rank, ranks=2)
+"""
+
+
+def test_threads_that_drop_their_handles_do_not_free_memory_in_use(tmp_path: Path) -> None:
+    program = tmp_path / "program.py"  # of its own: memory written after it was freed ends it
+    program.write_text(DROPPED_HANDLES)
+    environment = {**os.environ, "MALLOC_PERTURB_": "85"}
+    done = subprocess.run(
+        [sys.executable, program],
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+
+
+def test_a_message_that_is_waited_for_does_not_hold_finished_arrays(threads: World) -> None:
+    def check(comm: Communicator) -> int:
+        late = comm.recv(np.zeros(1), 1 - comm.rank, tag=7, async_op=True)
+        arrays = []
+        for _ in range(20):
+            time.sleep(0.005 * comm.rank)  # longer than a call waits before it is handed over
+            x = np.ones(50_000)
+            comm.all_reduce(x, async_op=True)
+            arrays.append(weakref.ref(x))
+            del x
+            comm.barrier()
+        comm.send(np.ones(1), 1 - comm.rank, tag=7)
+        late.wait()
+        return sum(array() is not None for array in arrays)
+
+    assert max(threads(2).run(check)) < 10
 
 
 def test_a_communicator_that_is_dropped_leaves() -> None:

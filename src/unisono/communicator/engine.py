@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Callable
 from typing import Any, TypeAlias
 
@@ -41,7 +40,8 @@ class Engine:
         self.run_quick = self._quick.run
         """Runs a blocking call that looks like one that was checked before; False if none does."""
         self._inline_s = _INLINE_S if size <= native.usable_cores() else _INLINE_CROWDED_S
-        self._under_way: deque[Work] = deque()
+        self._under_way: set[Work] = set()
+        self._crowd = 1
 
     @property
     def timeout_s(self) -> float:
@@ -105,6 +105,10 @@ class Engine:
 
     def keep(self, work: Work) -> None:
         """Holds the arrays of a call until it has ended, even if the program drops its handle."""
-        while self._under_way and self._under_way[0].is_completed():
-            self._under_way.popleft()
-        self._under_way.append(work)
+        if len(self._under_way) >= self._crowd:
+            # Step by step, and from a copy: other threads may be doing the same.
+            for old in self._under_way.copy():
+                if old.is_completed():
+                    self._under_way.discard(old)
+            self._crowd = 2 * len(self._under_way) + 1
+        self._under_way.add(work)
