@@ -1,0 +1,247 @@
+"""Would it pay to read a peer's memory directly (process_vm_readv) instead of staging a copy?
+
+The floor of a single copy is measured beside our own collectives, in turns, in one run: every rank
+reads the bytes that the collective must bring it, all ranks at once, with no protocol around it. A
+real single-copy collective also has to say where the memory is and when it may be read and changed.
+
+    python benchmarks/single_copy.py                          # 2 and 4 ranks, about a minute
+    python benchmarks/single_copy.py --ranks 2 --sizes 1M,16M
+"""
+
+from __future__ import annotations
+
+import ctypes
+import json
+import mmap
+import os
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from statistics import median, quantiles
+from typing import Annotated
+
+import numpy as np
+import typer
+from numpy.typing import NDArray
+from rich.console import Console
+from rich.table import Table
+
+import unisono
+from unisono.bench.machine import describe_machine
+from unisono.bench.probe import describe_latency, probe_core_latency_s
+from unisono.bench.sizes import format_size, parse_sizes
+from unisono.communicator import Communicator
+
+OPS = ("broadcast", "all_gather", "all_to_all")
+PAGES = ("4K", "huge")
+WINS = 1.1  # a floor is worth a protocol only if it is this many times faster
+HUGE_PAGE = 2 << 20
+
+Bytes = NDArray[np.uint8]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Row:
+    """Seconds a call, of the slowest rank, one entry per turn; `nbytes` of the larger buffer."""
+
+    op: str
+    ranks: int
+    nbytes: int
+    pages: str
+    read_s: tuple[float, ...]
+    ours_s: tuple[float, ...]
+
+    @property
+    def gain(self) -> float:
+        """How many times faster the floor is than we are."""
+        return median(self.ours_s) / median(self.read_s)
+
+
+# ---- a rank
+
+
+def memory(nbytes: int, pages: str) -> Bytes:
+    """Zeroed memory on pages of one kind."""
+    region = mmap.mmap(-1, nbytes + 2 * HUGE_PAGE, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    region.madvise(mmap.MADV_HUGEPAGE if pages == "huge" else mmap.MADV_NOHUGEPAGE)
+    whole = np.frombuffer(region, np.uint8)
+    start = -whole.ctypes.data % HUGE_PAGE
+    found = whole[start : start + nbytes]
+    found.fill(0)
+    return found
+
+
+def pattern(rank: int, start: int, count: int) -> Bytes:
+    """What a rank has in its buffer."""
+    period = np.arange(251, dtype=np.uint8)
+    shift = (start + 31 * rank) % 251
+    return np.tile(period, count // 251 + 2)[shift : shift + count]
+
+
+class IoVector(ctypes.Structure):
+    _fields_ = (("base", ctypes.c_void_p), ("length", ctypes.c_size_t))
+
+
+class Desk:
+    """A rank's buffers for calls of one size, and the two ways to fill them."""
+
+    def __init__(self, comm: Communicator, nbytes: int, pages: str) -> None:
+        self.comm = comm
+        self.nbytes = nbytes
+        self.piece = nbytes // comm.size
+        self.x, self.out = memory(nbytes, pages), memory(nbytes, pages)
+        own = np.array([os.getpid(), self.x.ctypes.data])
+        self.peers = [tuple(map(int, row)) for row in comm.all_gather(own).reshape(-1, 2)]
+        self.readv = ctypes.CDLL(None, use_errno=True).process_vm_readv
+
+    def ours(self, op: str) -> Callable[[], object]:
+        comm, x, out = self.comm, self.x, self.out
+        if op == "broadcast":
+            return lambda: comm.broadcast(x)
+        if op == "all_gather":
+            mine = x[: self.piece]
+            return lambda: comm.all_gather(mine, out)
+        return lambda: comm.all_to_all(x, out)
+
+    def reading(self, op: str) -> Callable[[], object]:
+        """This rank's reads, and the copy of what it has itself."""
+        me, piece = self.comm.rank, self.piece
+        if op == "broadcast":
+            return self._reads([(0, 0, self.x)] if me else [])
+        sent = piece * me if op == "all_to_all" else 0
+        reads = []
+        for step in range(1, self.comm.size):  # not all from one at once
+            peer = (me + step) % self.comm.size
+            reads.append((peer, sent, self.out[peer * piece : (peer + 1) * piece]))
+        read = self._reads(reads)
+        own, place = self.x[sent : sent + piece], self.out[me * piece : (me + 1) * piece]
+
+        def call() -> None:
+            read()
+            np.copyto(place, own)
+
+        return call
+
+    def _reads(self, reads: list[tuple[int, int, Bytes]]) -> Callable[[], None]:
+        calls = []
+        for peer, offset, target in reads:
+            pid, address = self.peers[peer]
+            vectors = (
+                IoVector(target.ctypes.data, target.nbytes),
+                IoVector(address + offset, target.nbytes),
+            )
+            local, remote = map(ctypes.pointer, vectors)
+            calls.append((target.nbytes, (pid, local, 1, remote, 1, 0)))
+        readv = self.readv
+
+        def call() -> None:
+            for nbytes, arguments in calls:
+                if readv(*arguments) != nbytes:
+                    raise OSError(ctypes.get_errno(), "process_vm_readv")
+
+        return call
+
+    def verify(self, op: str, call: Callable[[], object]) -> None:
+        """Raises `AssertionError` if one call brings anything else than it must."""
+        me, size, piece = self.comm.rank, self.comm.size, self.piece
+        self.x[:] = pattern(me, 0, self.nbytes)
+        self.out.fill(255)
+        self.comm.barrier()
+        call()
+        self.comm.barrier()
+        if op == "broadcast":
+            assert np.array_equal(self.x, pattern(0, 0, self.nbytes)), op
+            return
+        sent = piece * me if op == "all_to_all" else 0
+        for peer, part in enumerate(self.out[: size * piece].reshape(size, piece)):
+            assert np.array_equal(part, pattern(peer, sent, piece)), op
+
+    def time_s(self, call: Callable[[], object], iterations: int) -> float:
+        """Seconds a call, back to back, of the slowest rank."""
+        self.comm.barrier()
+        start_s = time.perf_counter()
+        for _ in range(iterations):
+            call()
+        took_s = np.array([(time.perf_counter() - start_s) / iterations])
+        return float(self.comm.all_reduce(took_s, "max")[0])
+
+
+def measure(sizes: list[int], rounds: int, round_s: float) -> list[Row]:
+    """All rows of one number of ranks. Runs on every rank."""
+    with unisono.init() as comm:
+        return list(_rows(comm, sizes, rounds, round_s))
+
+
+def _rows(comm: Communicator, sizes: list[int], rounds: int, round_s: float) -> Iterator[Row]:
+    for pages in PAGES:
+        for nbytes in sizes:
+            desk = Desk(comm, nbytes, pages)
+            for op in OPS:
+                calls = (desk.reading(op), desk.ours(op))
+                for call in calls:
+                    desk.verify(op, call)
+                often = [min(1000, max(1, int(round_s / desk.time_s(call, 2)))) for call in calls]
+                times: tuple[list[float], list[float]] = ([], [])
+                for turn in range(rounds):
+                    for which in (0, 1) if turn % 2 else (1, 0):
+                        times[which].append(desk.time_s(calls[which], often[which]))
+                read_s, ours_s = map(tuple, times)
+                yield Row(
+                    op=op, ranks=comm.size, nbytes=nbytes, pages=pages,
+                    read_s=read_s, ours_s=ours_s,
+                )  # fmt: skip
+            comm.barrier()  # nobody reads this memory any more
+
+
+# ---- the program
+
+
+def _microseconds(times_s: tuple[float, ...]) -> str:
+    first, _, third = quantiles(times_s, n=4, method="inclusive")
+    return f"{median(times_s) * 1e6:.0f} ({first * 1e6:.0f}-{third * 1e6:.0f})"
+
+
+def render(rows: list[Row], probes_s: list[float]) -> Table:
+    """Median and quartiles over the turns."""
+    table = Table(title=f"us a call; cores {describe_latency(probes_s)} ns")
+    for name in ("op", "ranks", "pages"):
+        table.add_column(name)
+    for name in ("bytes", "single copy, floor", "ours", "ours / floor"):
+        table.add_column(name, justify="right")
+    for row in rows:
+        floor, ours = _microseconds(row.read_s), _microseconds(row.ours_s)
+        gain = f"{row.gain:.2f}{' *' if row.gain > WINS else ''}"
+        cells = (row.op, str(row.ranks), row.pages, format_size(row.nbytes), floor, ours, gain)
+        table.add_row(*cells)
+    return table
+
+
+def main(
+    *,
+    ranks: Annotated[str, typer.Option(help="Rank counts, separated by commas.")] = "2,4",
+    sizes: Annotated[str, typer.Option(help="As for unisono bench.")] = "64K,256K,1M,16M,64M",
+    rounds: Annotated[int, typer.Option(min=2, help="Turns of each way.")] = 7,
+    round_s: Annotated[float, typer.Option(help="About how long a turn takes.")] = 0.02,
+    json_path: Annotated[
+        Path, typer.Option("--json", help="Where to write everything measured.")
+    ] = Path(__file__).parent / "results" / "single-copy.json",
+) -> None:
+    rows: list[Row] = []
+    probes_s: list[float] = []
+    for count in map(int, ranks.split(",")):
+        probe_s = probe_core_latency_s()
+        probes_s += [] if probe_s is None else [probe_s]
+        arguments = (list(parse_sizes(sizes)), rounds, round_s)
+        rows += unisono.run(measure, ranks=count, args=arguments)[0]
+    Console(width=120).print(render(rows, probes_s), "* the floor wins by more than 10 %")
+    document = {
+        "machine": describe_machine(),
+        "probes_s": probes_s,
+        "rows": [asdict(row) for row in rows],
+    }
+    json_path.write_text(json.dumps(document, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    typer.run(main)
