@@ -1,5 +1,5 @@
-// Blocking calls that look like one that Python has checked before: found by a look at the array
-// and run, without going through Python again.
+// Calls that look like one that Python has checked before: found by a look at the array and run or
+// begun, without going through Python again.
 #include <nanobind/nanobind.h>
 #include <nanobind/stl/shared_ptr.h>
 
@@ -121,7 +121,9 @@ class Tensors {
 
 class QuickCalls {
   public:
-    explicit QuickCalls(std::shared_ptr<Group> group) : group_(std::move(group)) {}
+    // `make_work(job, (in, out), result)` is what an asynchronous call returns.
+    QuickCalls(std::shared_ptr<Group> group, nb::callable make_work, double inline_s)
+        : group_(std::move(group)), make_work_(std::move(make_work)), inline_s_(inline_s) {}
 
     double timeout_s = 0;
 
@@ -131,25 +133,41 @@ class QuickCalls {
         if (!PyObject_CheckBuffer(like.ptr())) tensors_.learn(like, look.in_type);
     }
 
-    // False if no such call is known.
-    bool run(uint32_t op, nb::handle in, nb::handle out, nb::handle reduction, int32_t root,
-             nb::handle algorithm) const {
-        const auto target = locate(out, true);
-        if (!target) return false;
-        const auto source = in.is(out) ? target : locate(in, false);
-        if (!source) return false;
-        const Look look = look_of(op, *source, *target, reduction, root, algorithm);
-        const auto found = known_.find(look);
-        if (found == known_.end() || !safe(look, source->address, target->address)) return false;
-        Execution call = found->second.call->bind(reinterpret_cast<std::byte*>(source->address),
-                                                  reinterpret_cast<std::byte*>(target->address));
+    // Runs the call and returns `out`, or begins it and returns its work. None if no such call is
+    // known.
+    nb::object run(uint32_t op, nb::handle in, nb::handle out, nb::handle reduction, int32_t root,
+                   nb::handle algorithm, bool async_op) const {
+        std::optional<Execution> call = find(op, in, out, reduction, root, algorithm);
+        if (!call) return nb::none();
         const double limit_s = timeout_s;
-        const nb::gil_scoped_release release;
-        group_->dispatcher().run(std::move(call), limit_s, python_signals());
-        return true;
+        std::shared_ptr<Job> job;
+        {
+            const nb::gil_scoped_release release;
+            if (async_op) {
+                job = group_->dispatcher().submit(*std::move(call), limit_s, inline_s_);
+            } else {
+                group_->dispatcher().run(*std::move(call), limit_s, python_signals());
+            }
+        }
+        return async_op ? make_work_(std::move(job), nb::make_tuple(in, out), out)
+                        : nb::borrow(out);
     }
 
   private:
+    [[nodiscard]] std::optional<Execution> find(uint32_t op, nb::handle in, nb::handle out,
+                                                nb::handle reduction, int32_t root,
+                                                nb::handle algorithm) const {
+        const auto target = locate(out, true);
+        if (!target) return std::nullopt;
+        const auto source = in.is(out) ? target : locate(in, false);
+        if (!source) return std::nullopt;
+        const Look look = look_of(op, *source, *target, reduction, root, algorithm);
+        const auto found = known_.find(look);
+        if (found == known_.end() || !safe(look, source->address, target->address))
+            return std::nullopt;
+        return found->second.call->bind(reinterpret_cast<std::byte*>(source->address),
+                                        reinterpret_cast<std::byte*>(target->address));
+    }
     [[nodiscard]] std::optional<Located> locate(nb::handle array, bool writable) const {
         if (PyObject_CheckBuffer(array.ptr())) return bind::locate(array, writable);
         return array.is_none() ? std::nullopt : tensors_.locate(array);
@@ -170,6 +188,8 @@ class QuickCalls {
     }
 
     std::shared_ptr<Group> group_;
+    nb::callable make_work_;
+    double inline_s_;
     Tensors tensors_;
     std::unordered_map<Look, Known, LookHash> known_;
 };
@@ -178,7 +198,8 @@ class QuickCalls {
 
 void register_quick(nb::module_& m) {
     nb::class_<QuickCalls>(m, "QuickCalls")
-        .def(nb::init<std::shared_ptr<Group>>(), "group"_a)
+        .def(nb::init<std::shared_ptr<Group>, nb::callable, double>(), "group"_a, "make_work"_a,
+             "inline_s"_a)
         .def_rw("timeout_s", &QuickCalls::timeout_s)
         .def(
             "learn",
@@ -193,7 +214,7 @@ void register_quick(nb::module_& m) {
             "op"_a, "in_"_a, "out"_a, "reduction"_a, "root"_a, "algorithm"_a.none(), "call"_a,
             "like"_a)
         .def("run", &QuickCalls::run, "op"_a, "in_"_a, "out"_a.none(), "reduction"_a, "root"_a,
-             "algorithm"_a.none());
+             "algorithm"_a.none(), "async_op"_a);
 }
 
 }  // namespace unisono::bind

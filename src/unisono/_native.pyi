@@ -1,4 +1,4 @@
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 Memory = Sequence[tuple[int, int]]
 
@@ -68,7 +68,9 @@ class Group:
 
 class QuickCalls:
     timeout_s: float
-    def __init__(self, group: Group) -> None: ...
+    def __init__(
+        self, group: Group, make_work: Callable[[Job, object, Any], Any], inline_s: float
+    ) -> None: ...
     def learn(
         self,
         op: int,
@@ -81,8 +83,15 @@ class QuickCalls:
         like: object,
     ) -> None: ...
     def run(
-        self, op: int, in_: object, out: object, reduction: object, root: int, algorithm: object
-    ) -> bool: ...
+        self,
+        op: int,
+        in_: object,
+        out: object,
+        reduction: object,
+        root: int,
+        algorithm: object,
+        async_op: bool,
+    ) -> Any: ...
 
 def create_segment(ranks: int, cores: int, staging_bytes: int, nonce: bytes) -> int: ...
 def isa() -> str: ...

@@ -54,7 +54,7 @@ class Communicator:
         self._settings = settings
         self._group = met.group
         self._engine = Engine(met.group, self.rank, self.size, settings)
-        self._run_quick = self._engine.run_quick
+        self._quick = self._engine.quick
         self._name = met.nonce.hex()
         self._forks: Counter[tuple[int, ...]] = Counter()
         # Also at the end of the interpreter: a rank that ends well has left, not died.
@@ -106,8 +106,8 @@ class Communicator:
 
         `algorithm`: any of `unisono.algorithms.names("all_reduce")`; None chooses.
         """
-        if not async_op and self._run_quick(_ALL_REDUCE, x, x, op, -1, algorithm):
-            return x
+        if (done := self._quick(_ALL_REDUCE, x, x, op, -1, algorithm, async_op)) is not None:
+            return done
         return custom.in_place(self._engine, Op.ALL_REDUCE, x, op, -1, algorithm, async_op)
 
     def reduce(
@@ -120,16 +120,16 @@ class Communicator:
         async_op: bool = False,
     ) -> Any:
         """Reduces `x` over all ranks, in place on `root`; the others' `x` stays as it is."""
-        if not async_op and self._run_quick(_REDUCE, x, x, op, root, algorithm):
-            return x
+        if (done := self._quick(_REDUCE, x, x, op, root, algorithm, async_op)) is not None:
+            return done
         return custom.in_place(self._engine, Op.REDUCE, x, op, root, algorithm, async_op)
 
     def broadcast(
         self, x: Array, root: int = 0, *, algorithm: str | None = None, async_op: bool = False
     ) -> Any:
         """Copies `x` of `root` into `x` of all ranks; returns `x`."""
-        if not async_op and self._run_quick(_BROADCAST, x, x, "sum", root, algorithm):
-            return x
+        if (done := self._quick(_BROADCAST, x, x, "sum", root, algorithm, async_op)) is not None:
+            return done
         return exchange.in_place(self._engine, Op.BROADCAST, x, "sum", root, algorithm, async_op)
 
     def barrier(self, *, async_op: bool = False) -> Any:
@@ -152,8 +152,8 @@ class Communicator:
         per rank (which may differ in length); None allocates it with dimension 0 size times as
         long as that of `x`.
         """
-        if not async_op and self._run_quick(_ALL_GATHER, x, out, "sum", -1, algorithm):
-            return out
+        if (done := self._quick(_ALL_GATHER, x, out, "sum", -1, algorithm, async_op)) is not None:
+            return done
         return exchange.gathering(self._engine, Op.ALL_GATHER, x, out, -1, algorithm, async_op)
 
     def reduce_scatter(
@@ -170,8 +170,8 @@ class Communicator:
         `x` is one array of size * out.size elements, or a list of one array per rank (which may
         differ in length).
         """
-        if not async_op and self._run_quick(_REDUCE_SCATTER, x, out, op, -1, algorithm):
-            return out
+        if (done := self._quick(_REDUCE_SCATTER, x, out, op, -1, algorithm, async_op)) is not None:
+            return done
         return custom.reduce_scatter(self._engine, x, out, op, algorithm, async_op)
 
     def all_to_all(
@@ -188,8 +188,8 @@ class Communicator:
         of any lengths that agree between sender and receiver. With lists the ranks first tell
         each other the lengths, so that even with `async_op` the call waits until all have come.
         """
-        if not async_op and self._run_quick(_ALL_TO_ALL, x, out, "sum", -1, algorithm):
-            return out
+        if (done := self._quick(_ALL_TO_ALL, x, out, "sum", -1, algorithm, async_op)) is not None:
+            return done
         return exchange.all_to_all(self._engine, x, out, algorithm, async_op)
 
     def gather(

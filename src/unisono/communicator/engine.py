@@ -9,7 +9,7 @@ from unisono import config, native
 from unisono.communicator.arrays import Staged
 from unisono.communicator.calls import CallBook
 from unisono.communicator.selection import default_selection
-from unisono.communicator.work import CollectiveWork, Work
+from unisono.communicator.work import UnderWay
 from unisono.runtime.native_executor import OP_CODES, NativeExecutor
 from unisono.types import Op
 
@@ -35,13 +35,15 @@ class Engine:
         self.size = size
         executor = NativeExecutor(group, rank, settings.stores)
         self.book = CallBook(executor, size, default_selection(size))
-        self._quick = native.QuickCalls(group)
-        self._quick.timeout_s = settings.timeout_s
-        self.run_quick = self._quick.run
-        """Runs a blocking call that looks like one that was checked before; False if none does."""
         self._inline_s = _INLINE_S if size <= native.usable_cores() else _INLINE_CROWDED_S
-        self._under_way: set[Work] = set()
-        self._crowd = 1
+        self._under_way = UnderWay(group)
+        # Without a reference to this engine: C++ holds it, where no collector finds a cycle.
+        self._quick = native.QuickCalls(group, self._under_way.begin, self._inline_s)
+        self._quick.timeout_s = settings.timeout_s
+        self.quick = self._quick.run
+        """Runs or begins a call that looks like one that was checked before; its result or its
+        work, None if there was no such call."""
+        self.keep = self._under_way.keep
 
     @property
     def timeout_s(self) -> float:
@@ -74,10 +76,7 @@ class Engine:
                 complete()
             return result
         job = self.group.submit_pieces(call, inputs, outputs, self.timeout_s, self._inline_s)
-        work = CollectiveWork(self.group, job, keep, result, complete)
-        if not job.done():
-            self.keep(work)
-        return work
+        return self._under_way.begin(job, keep, result, complete)
 
     def remember_quick(
         self,
@@ -102,13 +101,3 @@ class Engine:
             call,
             source.array,
         )
-
-    def keep(self, work: Work) -> None:
-        """Holds the arrays of a call until it has ended, even if the program drops its handle."""
-        if len(self._under_way) >= self._crowd:
-            # Step by step, and from a copy: other threads may be doing the same.
-            for old in self._under_way.copy():
-                if old.is_completed():
-                    self._under_way.discard(old)
-            self._crowd = 2 * len(self._under_way) + 1
-        self._under_way.add(work)

@@ -91,6 +91,38 @@ class CollectiveWork(Work):
         return _exception(self._job.error())
 
 
+class UnderWay:
+    """Holds the arrays of calls until they have ended, even if the program drops its handles."""
+
+    def __init__(self, group: native.Group) -> None:
+        self._group = group
+        self._works: set[Work] = set()
+        self._crowd = 1
+
+    def begin(
+        self,
+        job: native.Job,
+        keep: object,
+        result: Any,
+        complete: Callable[[], None] | None = None,
+    ) -> CollectiveWork:
+        """The work of a collective that was begun; `keep` is its memory."""
+        work = CollectiveWork(self._group, job, keep, result, complete)
+        if not job.done():
+            self.keep(work)
+        return work
+
+    def keep(self, work: Work) -> None:
+        """Holds one more, and lets go of those that have ended since they were half as many."""
+        if len(self._works) >= self._crowd:
+            # Step by step, and from a copy: other threads may be doing the same.
+            for old in self._works.copy():
+                if old.is_completed():
+                    self._works.discard(old)
+            self._crowd = 2 * len(self._works) + 1
+        self._works.add(work)
+
+
 class MessageWork(Work):
     """A send or receive under way."""
 
