@@ -6,8 +6,9 @@
 namespace unisono {
 namespace {
 
-constexpr std::array kOps{"all_reduce", "reduce_scatter", "all_gather", "all_to_all", "broadcast",
-                          "reduce",     "gather",         "scatter",    "barrier"};
+constexpr std::array kOps{"all_reduce", "reduce_scatter", "all_gather", "all_to_all",
+                          "broadcast",  "reduce",         "gather",     "scatter",
+                          "barrier",    "scan",           "exscan"};
 constexpr std::array kReductions{"sum",  "prod", "min", "max",  "avg",        "band",   "bor",
                                  "bxor", "land", "lor", "lxor", "premul_sum", "minloc", "maxloc"};
 constexpr std::array kTypes{
@@ -19,7 +20,8 @@ static_assert(kOps.size() == kOpKinds);
 static_assert(kReductions.size() == num_reduce_ops && kTypes.size() == num_dtypes);
 
 bool reduces(OpKind op) {
-    return op == OpKind::all_reduce || op == OpKind::reduce_scatter || op == OpKind::reduce;
+    return op == OpKind::all_reduce || op == OpKind::reduce_scatter || op == OpKind::reduce ||
+           op == OpKind::scan || op == OpKind::exscan;
 }
 
 uint32_t kind_of(const CallArgs& a) {

@@ -21,8 +21,10 @@ enum class OpKind : uint8_t {
     gather,
     scatter,
     barrier,
+    scan,
+    exscan,
 };
-inline constexpr uint32_t kOpKinds = 9;
+inline constexpr uint32_t kOpKinds = 11;
 
 struct CallArgs {
     OpKind op;

@@ -131,11 +131,18 @@ class Op(StrEnum):
     GATHER = "gather"
     SCATTER = "scatter"
     BARRIER = "barrier"
+    SCAN = "scan"
+    EXSCAN = "exscan"
 
     @property
     def reduces(self) -> bool:
         """Whether contributions are combined."""
-        return self in (Op.ALL_REDUCE, Op.REDUCE_SCATTER, Op.REDUCE)
+        return self in (Op.ALL_REDUCE, Op.REDUCE_SCATTER, Op.REDUCE) or self.scans
+
+    @property
+    def scans(self) -> bool:
+        """Whether each rank gets the reduction over the ranks below it (scan: and its own)."""
+        return self in (Op.SCAN, Op.EXSCAN)
 
     @property
     def rooted(self) -> bool:

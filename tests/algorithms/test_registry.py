@@ -18,6 +18,8 @@ def test_names_by_operation() -> None:
         "gather": ("binomial_tree", "direct"),
         "scatter": ("binomial_tree", "direct"),
         "barrier": ("direct",),
+        "scan": ("chain", "direct", "recursive_doubling"),
+        "exscan": ("chain", "direct", "recursive_doubling"),
     }
 
 

@@ -136,6 +136,18 @@ def check_scatter(comm: Communicator, rows: Array, algorithm: str | None) -> Non
         same(out, rows[comm.rank])
 
 
+def check_scan(comm: Communicator, rows: Array, algorithm: str | None) -> None:
+    x = rows[comm.rank].copy()
+    assert comm.scan(x, algorithm=algorithm) is x
+    same(x, reduced(rows[: comm.rank + 1], "sum"))
+
+
+def check_exscan(comm: Communicator, rows: Array, algorithm: str | None) -> None:
+    x = rows[comm.rank].copy()
+    assert comm.exscan(x, algorithm=algorithm) is x
+    same(x, reduced(rows[: comm.rank], "sum") if comm.rank > 0 else rows[0])
+
+
 def check_barrier(comm: Communicator, rows: Array, algorithm: str | None) -> None:
     assert comm.barrier() is None
 
@@ -150,6 +162,8 @@ CHECKS: dict[Op, Callable[[Communicator, Array, str | None], None]] = {
     Op.GATHER: check_gather,
     Op.SCATTER: check_scatter,
     Op.BARRIER: check_barrier,
+    Op.SCAN: check_scan,
+    Op.EXSCAN: check_exscan,
 }
 
 
@@ -315,6 +329,50 @@ def test_results_have_the_shapes_one_expects(threads: World) -> None:
         assert comm.scatter(x if comm.rank == 0 else None, None if comm.rank == 0 else x[:2]).shape
 
     threads(3).run(check)
+
+
+@pytest.mark.parametrize("op", ["scan", "exscan"])
+def test_every_reduction_of_a_scan(op: str, threads: World) -> None:
+    reductions = [name for name in REDUCTIONS if name != "avg"]
+    tables = {name: numbers(np.dtype("int32"), 5, 77, top=4) for name in reductions}
+
+    def check(comm: Communicator) -> None:
+        for name, rows in tables.items():
+            below = rows[: comm.rank + (op == "scan")]
+            x = rows[comm.rank].copy()
+            getattr(comm, op)(x, name)
+            same(x, reduced(below, name) if len(below) else rows[0])
+        with pytest.raises(UnsupportedError, match=f"{op} has no reduction avg"):
+            getattr(comm, op)(np.ones(3), "avg")
+
+    threads(5).run(check)
+
+
+def test_exscan_does_not_write_to_the_array_of_rank_0(threads: World) -> None:
+    def check(comm: Communicator) -> None:
+        for _ in range(3):
+            x = np.full(5, comm.rank + 1.0)
+            x.setflags(write=comm.rank > 0)
+            assert comm.exscan(x) is x
+            same(x, np.full(5, [1.0, 1.0, 3.0][comm.rank]))
+
+    threads(3).run(check)
+
+
+def test_scans_begun_and_of_strided_arrays(threads: World) -> None:
+    rows = numbers(np.dtype("int64"), 4, 1000)
+
+    def check(comm: Communicator) -> None:
+        x, y = np.zeros((1000, 2), np.int64), rows[comm.rank].copy()
+        x[:, 1] = rows[comm.rank]
+        works = [comm.scan(x[:, 1], async_op=True), comm.exscan(y, async_op=True)]
+        for work in works:
+            work.wait()
+        same(x[:, 1].copy(), reduced(rows[: comm.rank + 1], "sum"))
+        same(y, reduced(rows[: comm.rank], "sum") if comm.rank else rows[0])
+        assert not x[:, 0].any()
+
+    threads(4).run(check)
 
 
 @pytest.mark.parametrize(

@@ -10,6 +10,7 @@ from unisono.algorithms import (
     pairwise,
     recursive_doubling,
     ring,
+    scan,
     scatter_gather,
 )
 from unisono.algorithms.registry import build, names
@@ -23,5 +24,6 @@ __all__ = [
     "pairwise",
     "recursive_doubling",
     "ring",
+    "scan",
     "scatter_gather",
 ]

@@ -5,6 +5,8 @@ n is the number of ranks, N the bytes of the whole vector; bytes are those a ran
 
 from __future__ import annotations
 
+import numpy as np
+
 from unisono.algorithms.registry import algorithm, rooted_algorithm
 from unisono.schedule import Builder, Collective, Schedule
 from unisono.types import Op
@@ -55,10 +57,11 @@ def broadcast(ranks: int, root: int) -> Schedule:
     """
     parts = max(1, 2 * (ranks - 1))
     b = Builder(Collective(op=Op.BROADCAST, ranks=ranks, parts=parts, root=root), "chain")
+    hop = np.arange(ranks - 1)
     for number in range(parts + ranks - 2):
-        for hop in range(ranks - 1):
-            if 0 <= number - hop < parts:
-                b.copy((root + hop) % ranks, number - hop, (root + hop + 1) % ranks)
+        part = number - hop  # that passes the hop now
+        busy = hop[(part >= 0) & (part < parts)]
+        b.copy((root + busy) % ranks, number - busy, (root + busy + 1) % ranks)
         b.next_round()
     return b.build()
 
@@ -66,16 +69,16 @@ def broadcast(ranks: int, root: int) -> Schedule:
 def _reduce_around(b: Builder) -> None:
     """Chunk i starts at rank i+1 and is complete at rank i after n-1 rounds."""
     ranks = b.collective.ranks
+    rank = np.arange(ranks)
     for step in range(1, ranks):
-        for rank in range(ranks):
-            b.reduce(rank, (rank - step) % ranks, (rank + 1) % ranks)
+        b.reduce(rank, (rank - step) % ranks, (rank + 1) % ranks)
         b.next_round()
 
 
 def _gather_around(b: Builder) -> None:
     """Chunk i starts at rank i and has reached rank i-1 after n-1 rounds."""
     ranks = b.collective.ranks
+    rank = np.arange(ranks)
     for step in range(ranks - 1):
-        for rank in range(ranks):
-            b.copy(rank, (rank - step) % ranks, (rank + 1) % ranks)
+        b.copy(rank, (rank - step) % ranks, (rank + 1) % ranks)
         b.next_round()

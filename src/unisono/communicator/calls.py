@@ -88,6 +88,8 @@ class CallBook:
             raise UnsupportedError(
                 f"{dtype.name.lower()} has no reduction {reduction.name.lower()}; it has {served}"
             )
+        if op.scans and reduction is ReduceOp.AVG:
+            raise UnsupportedError(f"{op} has no reduction avg: take sum, and divide by your count")
         if op.rooted and not 0 <= request.root < self._ranks:
             raise ValueError(
                 f"root {request.root} is not one of the {self._ranks} ranks of this group"

@@ -32,6 +32,8 @@ _ALL_GATHER = OP_CODES[Op.ALL_GATHER]
 _ALL_TO_ALL = OP_CODES[Op.ALL_TO_ALL]
 _BROADCAST = OP_CODES[Op.BROADCAST]
 _REDUCE = OP_CODES[Op.REDUCE]
+_SCAN = OP_CODES[Op.SCAN]
+_EXSCAN = OP_CODES[Op.EXSCAN]
 
 
 class Communicator:
@@ -131,6 +133,38 @@ class Communicator:
         if (done := self._quick(_BROADCAST, x, x, "sum", root, algorithm, async_op)) is not None:
             return done
         return exchange.in_place(self._engine, Op.BROADCAST, x, "sum", root, algorithm, async_op)
+
+    def scan(
+        self,
+        x: Array,
+        op: str | ReduceOp = "sum",
+        *,
+        algorithm: str | None = None,
+        async_op: bool = False,
+    ) -> Any:
+        """Reduces `x` over this rank and all ranks below it, in place; returns `x`.
+
+        `op` as for `all_reduce`, except avg.
+        """
+        if not async_op and self._run_quick(_SCAN, x, x, op, -1, algorithm):
+            return x
+        return exchange.in_place(self._engine, Op.SCAN, x, op, -1, algorithm, async_op)
+
+    def exscan(
+        self,
+        x: Array,
+        op: str | ReduceOp = "sum",
+        *,
+        algorithm: str | None = None,
+        async_op: bool = False,
+    ) -> Any:
+        """Reduces `x` over all ranks below this one, in place; returns `x`.
+
+        Rank 0 has none below: its `x` stays as it is. `op` as for `all_reduce`, except avg.
+        """
+        if not async_op and self._run_quick(_EXSCAN, x, x, op, -1, algorithm):
+            return x
+        return exchange.in_place(self._engine, Op.EXSCAN, x, op, -1, algorithm, async_op)
 
     def barrier(self, *, async_op: bool = False) -> Any:
         """Returns when all ranks have called it."""

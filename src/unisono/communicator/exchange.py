@@ -45,8 +45,8 @@ def in_place(
     algorithm: str | None,
     async_op: bool,
 ) -> Any:
-    """all_reduce, reduce, broadcast: one array that is input and output."""
-    receives = op is Op.ALL_REDUCE or (engine.rank == root) is (op is Op.REDUCE)
+    """all_reduce, reduce, broadcast, scan, exscan: one array that is input and output."""
+    receives = _receives(op, engine.rank, root)
     staged = stage(x, writable=receives)
     memory, complete = staged, staged.restore if receives else None
     request = _request(op, staged, staged.located[1:2], reduction, root, algorithm)
@@ -72,6 +72,13 @@ def in_place(
     return engine.run(
         call, where, where, x, keep=(staged, memory), async_op=async_op, complete=complete
     )
+
+
+def _receives(op: Op, rank: int, root: int) -> bool:
+    """Whether the operation in place changes the rank's array."""
+    if op is Op.EXSCAN:
+        return rank > 0
+    return not op.rooted or (rank == root) is (op is Op.REDUCE)
 
 
 def gathering(

@@ -6,6 +6,8 @@ from dataclasses import dataclass
 
 from unisono.types import Op
 
+_DIRECT_SCAN_BYTES = 64 << 10
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rule:
@@ -42,6 +44,8 @@ def default_selection(ranks: int) -> Selection:
     one_shot_bytes = 4 << 10 if ranks <= 2 else 16 << 10
     few = "each rank reads all: one exchange, fewest switches between ranks"
     many = "each rank reduces its share: least bytes per rank"
+    prefixes = "each rank reads all below it: one exchange"
+    pipeline = "the prefix runs up the ranks in parts: least bytes per rank"
     straight = "one exchange: every byte is written once and read where it is needed"
     return Selection(
         rules=(
@@ -50,9 +54,17 @@ def default_selection(ranks: int) -> Selection:
             Rule(op=Op.REDUCE, algorithm="direct", most_bytes=one_shot_bytes, reason=few),
             Rule(op=Op.REDUCE, algorithm="reduce_scatter_gather", reason=many),
             *(
+                rule
+                for op in (Op.SCAN, Op.EXSCAN)
+                for rule in (
+                    Rule(op=op, algorithm="direct", most_bytes=_DIRECT_SCAN_BYTES, reason=prefixes),
+                    Rule(op=op, algorithm="chain", reason=pipeline),
+                )
+            ),
+            *(
                 Rule(op=op, algorithm="direct", reason=straight)
                 for op in Op
-                if op not in (Op.ALL_REDUCE, Op.REDUCE)
+                if op not in (Op.ALL_REDUCE, Op.REDUCE, Op.SCAN, Op.EXSCAN)
             ),
         )
     )

@@ -1,5 +1,6 @@
 """Schedules: what a collective means, how it is done, and the proof that it is done right."""
 
+from unisono.schedule.builder import Builder, Index
 from unisono.schedule.check import check
 from unisono.schedule.codec import from_json, to_json
 from unisono.schedule.collective import MAX_RANKS, Collective
@@ -7,7 +8,8 @@ from unisono.schedule.dataflow import Dataflow, Value, trace
 from unisono.schedule.lower import lower
 from unisono.schedule.plan import RECORD_BYTES, REF_BYTES, Code, Flag, Plan, Record, Ref, Space
 from unisono.schedule.replay import check_plans
-from unisono.schedule.transfer import Builder, Schedule, Transfer
+from unisono.schedule.schedule import Schedule
+from unisono.schedule.transfer import Columns, Transfer, Transfers
 
 __all__ = [
     "MAX_RANKS",
@@ -16,14 +18,17 @@ __all__ = [
     "Builder",
     "Code",
     "Collective",
+    "Columns",
     "Dataflow",
     "Flag",
+    "Index",
     "Plan",
     "Record",
     "Ref",
     "Schedule",
     "Space",
     "Transfer",
+    "Transfers",
     "Value",
     "check",
     "check_plans",

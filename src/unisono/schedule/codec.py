@@ -7,7 +7,8 @@ from typing import Any, TypeAlias
 
 from unisono.errors import ScheduleError
 from unisono.schedule.collective import Collective
-from unisono.schedule.transfer import Schedule, Transfer
+from unisono.schedule.schedule import Schedule
+from unisono.schedule.transfer import Transfer
 from unisono.types import Op
 
 FORMAT = "unisono-schedule"

@@ -7,12 +7,15 @@ A collective names *logical chunks*. A rank has one location per chunk, so a sch
 | operation                    | chunk                           | input pieces   | output pieces  |
 |------------------------------|---------------------------------|----------------|----------------|
 | all_reduce, broadcast, reduce| part                            | 1              | 1              |
+| scan, exscan                 | part                            | 1              | 1              |
 | all_gather, gather           | owner * parts + part            | 1              | n (by owner)   |
 | reduce_scatter, scatter      | dest * parts + part             | n (by dest)    | 1              |
 | all_to_all                   | (src * n + dst) * parts + part  | n (by dest)    | n (by source)  |
 | barrier                      | none                            | 0              | 0              |
 
-In the rooted forms the n pieces exist at the root alone.
+In the rooted forms the n pieces exist at the root alone. A finished chunk has the contributions
+of all ranks that hold it before, but for scan (ranks 0..r at rank r) and exscan (ranks 0..r-1 at
+rank r; rank 0 wants nothing and its output stays as it is).
 """
 
 from __future__ import annotations
@@ -23,11 +26,11 @@ from dataclasses import dataclass
 from unisono.errors import ScheduleError
 from unisono.types import Op
 
-_BY_PART = (Op.ALL_REDUCE, Op.BROADCAST, Op.REDUCE)
+_BY_PART = (Op.ALL_REDUCE, Op.BROADCAST, Op.REDUCE, Op.SCAN, Op.EXSCAN)
 _BY_OWNER = (Op.ALL_GATHER, Op.GATHER)
 _BY_DEST = (Op.REDUCE_SCATTER, Op.SCATTER)
 
-MAX_RANKS = 1 << 14
+MAX_RANKS = 1 << 16
 """Ranks, pieces and parts travel in 16-bit fields of a plan."""
 
 
@@ -80,18 +83,26 @@ class Collective:
 
     def wants(self, rank: int, chunk: int) -> bool:
         """Whether the rank's output must have the chunk in the end."""
-        if self.op in (Op.ALL_REDUCE, Op.BROADCAST, Op.ALL_GATHER):
+        if self.op in (Op.ALL_REDUCE, Op.BROADCAST, Op.ALL_GATHER, Op.SCAN):
             return True
+        if self.op is Op.EXSCAN:
+            return rank > 0
         if self.op in (Op.REDUCE, Op.GATHER):
             return rank == self.root
         if self.op is Op.ALL_TO_ALL:
             return rank == chunk // self.parts % self.ranks
         return rank == chunk // self.parts
 
-    def contributors(self, chunk: int) -> frozenset[int]:
-        """The ranks whose contributions make up the finished chunk."""
+    def summands(self, rank: int) -> range:
+        """The ranks whose contributions a reducing operation brings to this rank's output."""
+        if self.op is Op.SCAN:
+            return range(rank + 1)
+        return range(rank if self.op is Op.EXSCAN else self.ranks)
+
+    def contributors(self, rank: int, chunk: int) -> frozenset[int]:
+        """The ranks whose contributions make up the chunk as this rank's output must have it."""
         if self.op.reduces:
-            return frozenset(range(self.ranks))
+            return frozenset(self.summands(rank))
         if self.op in (Op.BROADCAST, Op.SCATTER):
             assert self.root is not None
             return frozenset((self.root,))
@@ -115,13 +126,15 @@ class Collective:
         if self.op is Op.ALL_TO_ALL:
             starts = range(rank * self.parts, self.num_chunks, self.ranks * self.parts)
             return [start + part for start in starts for part in range(self.parts)]
-        if self.op in (Op.REDUCE, Op.GATHER) and rank != self.root:
+        if (self.op in (Op.REDUCE, Op.GATHER) and rank != self.root) or (
+            self.op is Op.EXSCAN and rank == 0
+        ):
             return ()
         return range(self.num_chunks)
 
     def expected(self, rank: int) -> dict[int, frozenset[int]]:
         """Chunks the rank must hold after, each with the ranks that have contributed."""
-        return {chunk: self.contributors(chunk) for chunk in self.wanted(rank)}
+        return {chunk: self.contributors(rank, chunk) for chunk in self.wanted(rank)}
 
     def input_ref(self, rank: int, chunk: int) -> tuple[int, int] | None:
         """(piece, part) of the rank's input that is its contribution, if it has one.

@@ -12,7 +12,7 @@ from __future__ import annotations
 from unisono.schedule.collective import Collective
 from unisono.schedule.dataflow import Dataflow, Value, trace
 from unisono.schedule.plan import NO_REF, Code, Flag, Plan, Record, Ref, Space
-from unisono.schedule.transfer import Schedule
+from unisono.schedule.schedule import Schedule
 
 
 def lower(schedule: Schedule) -> tuple[Plan, ...]:

@@ -1,16 +1,20 @@
-"""A schedule: an ordered, immutable list of transfers, free of message size."""
+"""Transfers: what one is, and millions of them as columns of numbers."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from itertools import groupby
-from operator import attrgetter
-from typing import TYPE_CHECKING
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import astuple, dataclass, fields
+from typing import Any, SupportsIndex, TypeAlias, overload
 
-from unisono.schedule.collective import Collective
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
 
-if TYPE_CHECKING:
-    from collections.abc import Iterator
+from unisono.errors import ScheduleError
+
+Column: TypeAlias = NDArray[np.int32]
+
+_LEAST, _MOST = -(1 << 31), (1 << 31) - 1
+_READ_AT_ONCE = 1 << 14
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -21,6 +25,9 @@ class Transfer:
     `src == dst` the move is local. A reducing transfer combines with what the destination holds:
     all reducing transfers of one round into one location are one n-ary reduction, its operands
     in the order of their source ranks, the destination's own value at its own rank's place.
+
+    A `channel` says which of several parallel lanes carries the transfer. It changes neither what
+    is moved nor when: transfers of one round are unordered, whatever their channels.
     """
 
     round: int
@@ -33,120 +40,155 @@ class Transfer:
     channel: int = 0
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Schedule:
-    """How to perform a collective: transfers ordered by round.
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Columns:
+    """The fields of many transfers, each one read-only array of 32-bit integers (or bools).
 
-    Locations `num_chunks .. num_chunks + scratch - 1` of each rank are private and start empty.
+    Arrays that can be written to are copied. Raises `ScheduleError` for numbers that do not fit.
+
+    >>> no, one = [0, 0], [1, 1]
+    >>> c = Columns.of([0, 1], [0, 1], no, [1, 2], no, one, no, no)
+    >>> len(c), c.dst
+    (2, array([1, 2], dtype=int32))
     """
 
-    collective: Collective
-    algorithm: str
-    transfers: tuple[Transfer, ...]
-    scratch: int = 0
+    round: Column
+    src: Column
+    src_chunk: Column
+    dst: Column
+    dst_chunk: Column
+    count: Column
+    reduce: NDArray[np.bool_]
+    channel: Column
 
-    @property
-    def num_rounds(self) -> int:
-        """Number of rounds, empty ones included."""
-        return max((t.round for t in self.transfers), default=-1) + 1
+    def __post_init__(self) -> None:
+        for name in FIELDS:
+            values = getattr(self, name)
+            column = _flags(values) if name == "reduce" else _integers(name, values)
+            if column.shape != (len(self.round),):
+                raise ScheduleError(
+                    f"{name}: expected {len(self.round)} numbers in a row, got {column.shape}"
+                )
+            object.__setattr__(self, name, column)
 
-    @property
-    def num_locations(self) -> int:
-        """Locations of each rank: logical chunks, then scratch."""
-        return self.collective.num_chunks + self.scratch
+    @classmethod
+    def of(cls, *arrays: ArrayLike) -> Columns:
+        """The columns in the order of the fields of `Transfer`, as anything like an array."""
+        return cls(**dict(zip(FIELDS, arrays, strict=True)))  # type: ignore[arg-type]
 
-    def rounds(self) -> Iterator[tuple[int, tuple[Transfer, ...]]]:
-        """Each round that has transfers, with them; the transfers must be ordered by round."""
-        for number, group in groupby(self.transfers, key=attrgetter("round")):
-            yield number, tuple(group)
+    def __len__(self) -> int:
+        return len(self.round)
 
-    def chunks_sent(self, rank: int) -> int:
-        """Chunks the rank sends to other ranks; the chunk's size is piece bytes / parts."""
-        return sum(t.count for t in self.transfers if t.src == rank != t.dst)
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, Columns):
+            return NotImplemented
+        pairs = zip(self.arrays(), other.arrays(), strict=True)
+        return all(np.array_equal(mine, theirs) for mine, theirs in pairs)
 
-    def chunks_received(self, rank: int) -> int:
-        """Chunks the rank receives from other ranks."""
-        return sum(t.count for t in self.transfers if t.dst == rank != t.src)
+    def __hash__(self) -> int:
+        return hash(tuple(array.tobytes() for array in self.arrays()))
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return Columns.of, self.arrays()  # else the copy could be written to
+
+    def arrays(self) -> tuple[NDArray[Any], ...]:
+        """The columns in the order of the fields of `Transfer`."""
+        return tuple(getattr(self, name) for name in FIELDS)
+
+    def select(self, which: slice | NDArray[Any]) -> Columns:
+        """Some of the transfers: a slice, indices, or a mask."""
+        return Columns.of(*(_frozen(array[which]) for array in self.arrays()))
+
+    def rounds(self) -> Iterator[tuple[int, slice]]:
+        """Each round that has transfers, with where they are."""
+        if len(self) == 0:
+            return
+        edges = np.flatnonzero(np.diff(self.round)) + 1
+        stops = [*edges.tolist(), len(self)]
+        starts = [0, *stops[:-1]]
+        for number, start, stop in zip(self.round[starts].tolist(), starts, stops, strict=True):
+            yield number, slice(start, stop)
 
 
-class Builder:
-    """Collects transfers and keeps the round counter.
+FIELDS = tuple(field.name for field in fields(Transfer))
 
-    >>> from unisono.types import Op
-    >>> b = Builder(Collective(op=Op.BROADCAST, ranks=3, root=0), "chain")
-    >>> b.copy(0, 0, 1)
-    >>> b.next_round()
-    >>> b.copy(1, 0, 2)
-    >>> b.build().num_rounds
-    2
+
+class Transfers(Sequence[Transfer]):
+    """Columns seen as a sequence of `Transfer`, each made when it is asked for.
+
+    >>> transfers = Transfers.of([Transfer(round=0, src=0, src_chunk=0, dst=1, dst_chunk=0)])
+    >>> transfers[0].dst, len(transfers + transfers), transfers.columns.src
+    (1, 2, array([0], dtype=int32))
     """
 
-    def __init__(self, collective: Collective, algorithm: str, *, scratch: int = 0) -> None:
-        self.collective = collective
-        self.algorithm = algorithm
-        self.scratch = scratch
-        self.round = 0
-        self._transfers: list[Transfer] = []
+    __slots__ = ("columns",)
 
-    def copy(
-        self,
-        src: int,
-        src_chunk: int,
-        dst: int,
-        dst_chunk: int | None = None,
-        *,
-        count: int = 1,
-        channel: int = 0,
-    ) -> None:
-        """Add a copy in the current round; `dst_chunk` defaults to `src_chunk`."""
-        self._add(src, src_chunk, dst, dst_chunk, count=count, channel=channel, reduce=False)
+    def __init__(self, columns: Columns) -> None:
+        self.columns = columns
 
-    def reduce(
-        self,
-        src: int,
-        src_chunk: int,
-        dst: int,
-        dst_chunk: int | None = None,
-        *,
-        count: int = 1,
-        channel: int = 0,
-    ) -> None:
-        """Add a reduction into the destination in the current round."""
-        self._add(src, src_chunk, dst, dst_chunk, count=count, channel=channel, reduce=True)
+    @classmethod
+    def of(cls, transfers: Iterable[Transfer]) -> Transfers:
+        """Transfers as columns."""
+        if isinstance(transfers, Transfers):
+            return transfers
+        rows = [astuple(transfer) for transfer in transfers]
+        return cls(Columns.of(*(list(zip(*rows, strict=True)) or [()] * len(FIELDS))))
 
-    def next_round(self) -> None:
-        """Everything added from here on sees what was written so far."""
-        self.round += 1
+    def __len__(self) -> int:
+        return len(self.columns)
 
-    def build(self) -> Schedule:
-        """The schedule; transfers are ordered by round, otherwise as they were added."""
-        return Schedule(
-            collective=self.collective,
-            algorithm=self.algorithm,
-            transfers=tuple(sorted(self._transfers, key=attrgetter("round"))),
-            scratch=self.scratch,
-        )
+    @overload
+    def __getitem__(self, index: SupportsIndex) -> Transfer: ...
+    @overload
+    def __getitem__(self, index: slice) -> Transfers: ...
+    def __getitem__(self, index: SupportsIndex | slice) -> Transfer | Transfers:
+        if isinstance(index, slice):
+            return Transfers(self.columns.select(index))
+        row = (array[index].item() for array in self.columns.arrays())
+        return Transfer(**dict(zip(FIELDS, row, strict=True)))
 
-    def _add(
-        self,
-        src: int,
-        src_chunk: int,
-        dst: int,
-        dst_chunk: int | None,
-        *,
-        count: int,
-        channel: int,
-        reduce: bool,
-    ) -> None:
-        self._transfers.append(
-            Transfer(
-                round=self.round,
-                src=src,
-                src_chunk=src_chunk,
-                dst=dst,
-                dst_chunk=src_chunk if dst_chunk is None else dst_chunk,
-                count=count,
-                reduce=reduce,
-                channel=channel,
-            )
-        )
+    def __iter__(self) -> Iterator[Transfer]:
+        for start in range(0, len(self), _READ_AT_ONCE):
+            part = slice(start, start + _READ_AT_ONCE)
+            for row in zip(*(array[part].tolist() for array in self.columns.arrays()), strict=True):
+                yield Transfer(**dict(zip(FIELDS, row, strict=True)))
+
+    def __add__(self, other: Iterable[Transfer]) -> Transfers:
+        pairs = zip(self.columns.arrays(), Transfers.of(other).columns.arrays(), strict=True)
+        return Transfers(Columns.of(*(_frozen(np.concatenate(pair)) for pair in pairs)))
+
+    def __eq__(self, other: object) -> bool:
+        return self.columns == other.columns if isinstance(other, Transfers) else NotImplemented
+
+    def __hash__(self) -> int:
+        return hash(self.columns)
+
+    def __repr__(self) -> str:
+        shown = [repr(transfer) for transfer in self[:8]]
+        more = [f"... {len(self) - 8} more"] if len(self) > 8 else []
+        return f"Transfers([{', '.join(shown + more)}])"
+
+
+def _integers(name: str, values: ArrayLike) -> Column:
+    array = np.asarray(values)
+    if array.size and (
+        array.dtype.kind not in "iu" or int(array.min()) < _LEAST or int(array.max()) > _MOST
+    ):
+        raise ScheduleError(f"{name}: expected integers of 32 bits, got {_sample(array)}")
+    return _frozen(array.astype(np.int32, copy=array.flags.writeable))
+
+
+def _flags(values: ArrayLike) -> NDArray[np.bool_]:
+    array = np.asarray(values)
+    return _frozen(array.astype(np.bool_, copy=array.flags.writeable))
+
+
+def _frozen(array: NDArray[Any]) -> NDArray[Any]:
+    array.setflags(write=False)
+    return array
+
+
+def _sample(array: NDArray[Any]) -> str:
+    return (
+        f"{array.dtype} {array.min()}..{array.max()}" if array.dtype.kind in "iu" else repr(array)
+    )

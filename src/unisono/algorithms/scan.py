@@ -1,0 +1,123 @@
+"""Prefix reductions: rank r gets the reduction over ranks 0..r (scan) or 0..r-1 (exscan).
+
+An exscan first moves every vector to the next rank, then is a scan over all ranks but the first.
+Partial results always cover neighbouring ranks and are combined in rank order.
+n is the number of ranks, N the bytes of the whole vector; bytes are those a rank sends at most.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from unisono.algorithms.registry import algorithm
+from unisono.schedule import Builder, Collective, Schedule
+from unisono.types import Op
+
+
+@algorithm(Op.SCAN, "direct")
+def scan_direct(ranks: int) -> Schedule:
+    """Every rank reads the vectors of all ranks below and folds them in rank order.
+
+    Rounds: 1. Bytes: (n-1) x N, at rank 0 (each rank writes N once where the readers share
+    memory). Source: the one-shot all-reduce of MSCCL++ ("all pairs"), each rank with its prefix.
+    """
+    b = Builder(Collective(op=Op.SCAN, ranks=ranks), "direct")
+    _direct(b, first=0)
+    return b.build()
+
+
+@algorithm(Op.EXSCAN, "direct")
+def exscan_direct(ranks: int) -> Schedule:
+    """Shift by one rank, then scan directly.
+
+    Rounds: 2. Bytes: (n-1) x N, at rank 1. Source: as for scan; the shift as in Träff (2025), see
+    `exscan_recursive_doubling`.
+    """
+    b = Builder(Collective(op=Op.EXSCAN, ranks=ranks), "direct")
+    _shift(b)
+    _direct(b, first=1)
+    return b.build()
+
+
+@algorithm(Op.SCAN, "recursive_doubling")
+def scan_recursive_doubling(ranks: int) -> Schedule:
+    """In round k each rank sends what it has, the sum of 2^k neighbours, 2^k ranks up.
+
+    Rounds: ceil(log2(n)). Bytes: ceil(log2(n)) x N. Source: Hillis and Steele, "Data parallel
+    algorithms" (1986), sum of partial sums; for MPI Sanders and Träff, "Parallel prefix (scan)
+    algorithms for MPI" (2006).
+    """
+    b = Builder(Collective(op=Op.SCAN, ranks=ranks), "recursive_doubling")
+    _doubling(b, first=0)
+    return b.build()
+
+
+@algorithm(Op.EXSCAN, "recursive_doubling")
+def exscan_recursive_doubling(ranks: int) -> Schedule:
+    """Shift by one rank, then scan by recursive doubling.
+
+    Rounds: 1 + ceil(log2(n-1)). Bytes: (1 + ceil(log2(n-1))) x N. Source: the conventional way
+    according to Träff, "Communication round and computation efficient exclusive prefix-sums
+    algorithms (for MPI_Exscan)" (2025), abstract.
+    """
+    b = Builder(Collective(op=Op.EXSCAN, ranks=ranks), "recursive_doubling")
+    _shift(b)
+    _doubling(b, first=1)
+    return b.build()
+
+
+@algorithm(Op.SCAN, "chain")
+def scan_chain(ranks: int) -> Schedule:
+    """The prefix runs up the chain 0, 1, ..., n-1; its parts follow each other.
+
+    Parts: p = 2(n-1). Rounds: p+n-2. Bytes: N, none at the last rank. Source: the linear pipeline
+    of Sanders and Träff (2006).
+    """
+    b = Builder(Collective(op=Op.SCAN, ranks=ranks, parts=max(1, 2 * (ranks - 1))), "chain")
+    _chain(b, first=0)
+    return b.build()
+
+
+@algorithm(Op.EXSCAN, "chain")
+def exscan_chain(ranks: int) -> Schedule:
+    """Shift by one rank, then scan along the chain.
+
+    Parts: p = 2(n-1). Rounds: p+n-2. Bytes: 2N, only N at rank 0, none at the last. Source: as for
+    scan.
+    """
+    b = Builder(Collective(op=Op.EXSCAN, ranks=ranks, parts=max(1, 2 * (ranks - 1))), "chain")
+    _shift(b)
+    _chain(b, first=1)
+    return b.build()
+
+
+def _shift(b: Builder) -> None:
+    """Every rank but the first gets the vector of the rank below, in place of its own."""
+    rank = np.arange(b.collective.ranks - 1)
+    b.copy(rank, 0, rank + 1, count=b.collective.parts)
+    b.next_round()
+
+
+def _direct(b: Builder, *, first: int) -> None:
+    below, rank = np.triu_indices(b.collective.ranks - first, k=1)
+    b.reduce(below + first, 0, rank + first)
+
+
+def _doubling(b: Builder, *, first: int) -> None:
+    ranks = b.collective.ranks
+    distance = 1
+    while distance < ranks - first:
+        rank = np.arange(first, ranks - distance)
+        b.reduce(rank, 0, rank + distance)
+        b.next_round()
+        distance *= 2
+
+
+def _chain(b: Builder, *, first: int) -> None:
+    ranks, parts = b.collective.ranks, b.collective.parts
+    hop = np.arange(ranks - 1 - first)
+    for number in range(parts + len(hop) - 1):
+        part = number - hop  # that passes the hop now
+        busy = hop[(part >= 0) & (part < parts)]
+        b.reduce(busy + first, number - busy, busy + first + 1)
+        b.next_round()

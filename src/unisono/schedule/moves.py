@@ -1,0 +1,177 @@
+"""A schedule cut into moves of one chunk, between numbered places: what the proof works on."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import TypeAlias
+
+import numpy as np
+from numpy.typing import NDArray
+
+from unisono.errors import ScheduleError, UnsupportedError
+from unisono.schedule.schedule import Schedule
+from unisono.schedule.transfer import Columns
+
+Numbers: TypeAlias = NDArray[np.int64]
+
+MOST_PLACES = 1 << 28
+_MOST_DENSE = 1 << 24
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Places:
+    """Numbers for the pairs (rank, location): all of them, or those that a schedule touches.
+
+    `keys` are rank * locations + location, ascending; None when a place's number is its key.
+    `initial` and `wanted` are the keys of what the collective gives and demands.
+    """
+
+    schedule: Schedule
+    initial: Numbers
+    wanted: Numbers
+    keys: Numbers | None
+
+    @classmethod
+    def of(cls, schedule: Schedule, *used: Numbers) -> Places:
+        """The places of a schedule whose moves use these keys."""
+        collective, locations = schedule.collective, schedule.num_locations
+        ranks = range(collective.ranks)
+        initial = _keys((rank * locations, collective.initial(rank)) for rank in ranks)
+        wanted = _keys((rank * locations, collective.wanted(rank)) for rank in ranks)
+        dense = collective.ranks * locations <= _MOST_DENSE
+        keys = None if dense else np.unique(np.concatenate((initial, wanted, *used)))
+        return cls(schedule=schedule, initial=initial, wanted=wanted, keys=keys)
+
+    def __len__(self) -> int:
+        if self.keys is None:
+            return self.schedule.collective.ranks * self.schedule.num_locations
+        return len(self.keys)
+
+    def number(self, keys: Numbers) -> Numbers:
+        """The numbers of places given by their keys."""
+        return keys if self.keys is None else np.searchsorted(self.keys, keys)
+
+    def ranks(self, places: Numbers) -> Numbers:
+        """The ranks of places given by their numbers."""
+        keys = places if self.keys is None else self.keys[places]
+        return keys // self.schedule.num_locations
+
+    def at(self, place: int, number: int) -> str:
+        """Where an error is: the place by its number, and the round."""
+        key = place if self.keys is None else int(self.keys[place])
+        rank, location = divmod(key, self.schedule.num_locations)
+        return at(self.schedule, rank, location, number)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Moves:
+    """One chunk each, ordered by round: from place `src` to place `dst`; `local` within a rank.
+
+    `rounds` are the rounds' numbers and where their moves are.
+    """
+
+    places: Places
+    rounds: tuple[tuple[int, slice], ...]
+    src: Numbers
+    dst: Numbers
+    reduce: NDArray[np.bool_]
+    local: NDArray[np.bool_]
+
+    @classmethod
+    def of(cls, schedule: Schedule) -> Moves:
+        """The moves. Raises `ScheduleError` for a wrong order, or what does not exist;
+        `UnsupportedError` when they are too many to be looked at.
+        """
+        columns = schedule.columns
+        if schedule.scratch < 0:
+            raise ScheduleError(f"{name(schedule)}: {schedule.scratch} scratch locations")
+        _check_order(schedule, columns)
+        _check_ranges(schedule, columns)
+        _check_size(schedule, columns)
+        locations = schedule.num_locations
+        src = columns.src * np.int64(locations) + columns.src_chunk
+        dst = columns.dst * np.int64(locations) + columns.dst_chunk
+        reduce, local = columns.reduce, columns.src == columns.dst
+        edges = tuple(columns.rounds())
+        if (columns.count != 1).any():
+            count = columns.count.astype(np.int64)
+            ends = np.concatenate(([0], np.cumsum(count)))
+            offset = np.arange(ends[-1]) - np.repeat(ends[:-1], count)
+            src, dst = np.repeat(src, count) + offset, np.repeat(dst, count) + offset
+            reduce, local = np.repeat(reduce, count), np.repeat(local, count)
+            edges = tuple((n, slice(int(ends[s.start]), int(ends[s.stop]))) for n, s in edges)
+        places = Places.of(schedule, src, dst)
+        return cls(
+            places=places,
+            rounds=edges,
+            src=places.number(src),
+            dst=places.number(dst),
+            reduce=reduce,
+            local=local,
+        )
+
+
+def name(schedule: Schedule) -> str:
+    """What an error is about."""
+    return f"{schedule.collective.op} by {schedule.algorithm}"
+
+
+def at(schedule: Schedule, rank: int, chunk: int, number: int) -> str:
+    """Where an error is."""
+    return f"{name(schedule)}: rank {rank}, chunk {chunk}, round {number}"
+
+
+def _keys(parts: Iterable[tuple[int, Sequence[int]]]) -> Numbers:
+    arrays = [
+        np.arange(base + chunks.start, base + chunks.stop)
+        if isinstance(chunks, range)
+        else base + np.array(chunks, np.int64)
+        for base, chunks in parts
+    ]
+    return np.concatenate(arrays)
+
+
+def _check_order(schedule: Schedule, columns: Columns) -> None:
+    number = columns.round
+    wrong = np.flatnonzero(np.diff(number, prepend=np.int32(0)) < 0)
+    if len(wrong):
+        i = int(wrong[0])
+        t = schedule.transfers[i]
+        what = "is negative" if t.round < 0 else f"comes after round {number[i - 1]}"
+        where = at(schedule, t.src, t.src_chunk, t.round)
+        raise ScheduleError(f"{where} {what}")
+
+
+def _check_ranges(schedule: Schedule, columns: Columns) -> None:
+    ranks, locations = schedule.collective.ranks, schedule.num_locations
+    count = columns.count.astype(np.int64)
+    wrong = (count < 1) | (columns.channel < 0)
+    for side, chunks in ((columns.src, columns.src_chunk), (columns.dst, columns.dst_chunk)):
+        wrong |= (side < 0) | (side >= ranks) | (chunks < 0) | (chunks + count > locations)
+    if not wrong.any():
+        return
+    t = schedule.transfers[int(np.argmax(wrong))]
+    where = at(schedule, t.src, t.src_chunk, t.round)
+    if t.count < 1:
+        raise ScheduleError(f"{where}: {t.count} chunks are moved")
+    if t.channel < 0:
+        raise ScheduleError(f"{where}: channel {t.channel} is negative")
+    for rank, chunk in ((t.src, t.src_chunk), (t.dst, t.dst_chunk)):
+        if not 0 <= rank < ranks:
+            where = at(schedule, rank, chunk, t.round)
+            raise ScheduleError(f"{where}: there are ranks 0..{ranks - 1}")
+        if chunk < 0 or chunk + t.count > locations:
+            where = at(schedule, rank, chunk if chunk < 0 else chunk + t.count - 1, t.round)
+            raise ScheduleError(f"{where}: there are chunks 0..{locations - 1}")
+
+
+def _check_size(schedule: Schedule, columns: Columns) -> None:
+    collective = schedule.collective
+    wanted = sum(len(collective.wanted(rank)) for rank in range(collective.ranks))
+    most = max(wanted, int(columns.count.sum(dtype=np.int64)))
+    if most > MOST_PLACES:
+        raise UnsupportedError(
+            f"{name(schedule)} on {collective.ranks} ranks moves or demands {most} chunks; "
+            f"at most {MOST_PLACES} can be checked"
+        )

@@ -1,0 +1,235 @@
+"""The proof of a schedule: all ranks at once, round by round, in numbers and bits.
+
+Two replays. The first knows of each place which chunk it holds contributions to, or that it holds
+nothing, and so finds what is read too early, mixed, or written twice. The second, for operations
+that reduce, knows of each place whose contributions it holds, as one bit per rank, and so finds
+what is added twice or missing; it takes as many ranks at a time as fit in `_MOST_BYTES`, since the
+contributions of one rank say nothing about those of another.
+"""
+
+from __future__ import annotations
+
+from itertools import pairwise
+
+import numpy as np
+from numpy.typing import NDArray
+
+from unisono.errors import ScheduleError
+from unisono.schedule.moves import Moves, Numbers
+from unisono.schedule.schedule import Schedule
+
+_MOST_BYTES = 256 << 20
+_WORD_BITS = 64
+_NOTHING = -1
+_SHOWN = 8
+
+
+def prove(schedule: Schedule) -> None:
+    """Raise `ScheduleError`, naming rank, chunk and round, unless the schedule is right.
+
+    All indices exist, and rounds do not go back; nothing is read before it holds something; no
+    contribution is reduced twice, nor into another chunk; no two writes of a round meet unless all
+    reduce; no rank moves a place to itself that is written in the same round; in the end every
+    rank holds exactly what the collective demands.
+
+    Raises `UnsupportedError` for more than `MOST_PLACES` moves.
+    """
+    moves = Moves.of(schedule)
+    chunks = _Chunks(moves)
+    alone = [chunks.replay(number, where) for number, where in moves.rounds]
+    chunks.check_end()
+    if not schedule.collective.op.reduces:
+        return  # a place holds the only contribution there is to its chunk
+    words = -(-schedule.collective.ranks // _WORD_BITS)
+    at_once = max(1, _MOST_BYTES // (8 * max(1, len(moves.places))))
+    for first in range(0, words, at_once):
+        contributions = _Contributions(moves, first, min(at_once, words - first))
+        for (number, where), single in zip(moves.rounds, alone, strict=True):
+            contributions.replay(number, where, alone=single)
+        contributions.check_end()
+
+
+class _Chunks:
+    """Which chunk each place holds contributions to."""
+
+    def __init__(self, moves: Moves) -> None:
+        places = moves.places
+        self.moves = moves
+        self.locations = places.schedule.num_locations
+        self.held = np.full(len(places), _NOTHING, np.int64)
+        self.held[places.number(places.initial)] = places.initial % max(1, self.locations)
+        self._writer = np.zeros(len(places), np.int64)
+
+    def replay(self, number: int, where: slice) -> bool:
+        """One round. Returns whether no place is written twice in it."""
+        moves, held, writer = self.moves, self.held, self._writer
+        src, dst, reduce = moves.src[where], moves.dst[where], moves.reduce[where]
+        moved = held[src]
+        if moved.min() < 0:
+            self._refuse(src[np.argmin(moved)], number, "is read before it holds anything")
+        index = np.arange(len(dst))
+        writer[dst] = index  # the last one, where there are several
+        self._check_local(number, src[moves.local[where]], dst)
+        met = np.flatnonzero(writer[dst] != index)
+        if len(met):
+            self._check_met(number, where, met)
+        if reduce.any():
+            into, added = dst[reduce], moved[reduce]
+            own = held[into]
+            if own.min() < 0:
+                wrong = into[np.argmin(own)]
+                self._refuse(wrong, number, "is reduced into before it holds anything")
+            mixed = np.flatnonzero(own != added)
+            if len(mixed):
+                i = mixed[0]
+                both = f"mixes contributions to chunk {added[i]} and {own[i]}"
+                self._refuse(into[i], number, both)
+            if not moves.places.schedule.collective.op.reduces:
+                self._refuse(into[0], number, f"takes {self._only_one(int(own[0]))} twice")
+            dst, moved = dst[~reduce], moved[~reduce]
+        held[dst] = moved
+        return len(met) == 0
+
+    def check_end(self) -> None:
+        """The places that matter hold the chunks that belong there."""
+        places = self.moves.places
+        wanted = places.number(places.wanted)
+        held = self.held[wanted]
+        wrong = np.flatnonzero(held != places.wanted % max(1, self.locations))
+        if len(wrong):
+            i = wrong[0]
+            what = "holds nothing" if held[i] < 0 else f"holds chunk {held[i]}"
+            self._refuse(wanted[i], _last(self.moves), f"{what} in the end")
+
+    def _check_local(self, number: int, read: Numbers, dst: Numbers) -> None:
+        last = self._writer[read]  # of this round, if it is there indeed
+        written = (last < len(dst)) & (dst[np.minimum(last, len(dst) - 1)] == read)
+        if written.any():
+            what = "is read by its own rank and written in the same round"
+            self._refuse(read[np.argmax(written)], number, what)
+
+    def _check_met(self, number: int, where: slice, met: Numbers) -> None:
+        moves = self.moves
+        dst, reduce = moves.dst[where], moves.reduce[where]
+        copied = np.concatenate((met[~reduce[met]], met[~reduce[self._writer[dst[met]]]]))
+        if len(copied):
+            place = dst[copied.min()]
+            sources = moves.places.ranks(moves.src[where][dst == place])
+            what = f"is written by ranks {', '.join(map(str, sources))} at once, not all reducing"
+            self._refuse(place, number, what)
+
+    def _only_one(self, chunk: int) -> str:
+        collective = self.moves.places.schedule.collective
+        return f"the contribution of rank {min(collective.contributors(0, chunk))}"
+
+    def _refuse(self, place: np.int64, number: int, what: str) -> None:
+        raise ScheduleError(f"{self.moves.places.at(int(place), number)} {what}")
+
+
+class _Contributions:
+    """Whose contributions each place holds, of the ranks that `words` words of 64 bits stand for.
+
+    `bits` has the shape (places, words).
+    """
+
+    def __init__(self, moves: Moves, first: int, words: int) -> None:
+        places = moves.places
+        self.moves = moves
+        self.first = first
+        self.bits = np.zeros((len(places), words), np.uint64)
+        rank = places.initial // max(1, places.schedule.num_locations)
+        word = rank // _WORD_BITS - first
+        mine = (word >= 0) & (word < words)
+        bit = np.uint64(1) << (rank[mine] % _WORD_BITS).astype(np.uint64)
+        self.bits[places.number(places.initial[mine]), word[mine]] = bit
+
+    def replay(self, number: int, where: slice, *, alone: bool) -> None:
+        """One round; `alone` says that no place is written twice in it."""
+        moves, bits = self.moves, self.bits
+        src, dst, reduce = moves.src[where], moves.dst[where], moves.reduce[where]
+        if not reduce.any():
+            bits[dst] = bits.take(src, axis=0)
+        elif alone:
+            bits[dst] = self._add(number, dst, bits.take(src, axis=0), reduce)
+        else:
+            self._fold(number, src, dst, reduce)
+
+    def check_end(self) -> None:
+        """The places that matter hold the contributions that belong there, and no others."""
+        places = self.moves.places
+        collective = places.schedule.collective
+        wanted = places.number(places.wanted)
+        stop = 0
+        for rank in range(collective.ranks):
+            start, stop = stop, stop + len(collective.wanted(rank))
+            want = self._row(collective.summands(rank))
+            wrong = (self.bits[wanted[start:stop]] != want).any(axis=1)
+            if wrong.any():
+                self._refuse_end(wanted[start + np.argmax(wrong)], want)
+
+    def _add(
+        self, number: int, dst: Numbers, moved: NDArray[np.uint64], reduce: NDArray[np.bool_]
+    ) -> NDArray[np.uint64]:
+        """What the places hold after these moves, no two of which go to one place."""
+        own = self.bits.take(dst, axis=0)
+        if not reduce.all():
+            own[~reduce] = 0
+        self._check_disjoint(number, dst, own, moved)
+        return np.bitwise_or(own, moved, out=own)
+
+    def _fold(self, number: int, src: Numbers, dst: Numbers, reduce: NDArray[np.bool_]) -> None:
+        """A round in which places are written more than once: operand after operand of each."""
+        order = np.argsort(dst, kind="stable")
+        ordered = dst[order]
+        heads = np.flatnonzero(np.diff(ordered, prepend=_NOTHING))
+        group = np.repeat(np.arange(len(heads)), np.diff(heads, append=len(order)))
+        turn = np.arange(len(order)) - heads[group]
+        by_turn = np.argsort(turn, kind="stable")
+        stops = np.cumsum(np.bincount(turn))
+        first = order[heads]
+        total = self._add(number, dst[first], self.bits.take(src[first], axis=0), reduce[first])
+        for start, stop in pairwise(stops):
+            at = by_turn[start:stop]
+            into = group[at]
+            own, moved = total[into], self.bits.take(src[order[at]], axis=0)
+            self._check_disjoint(number, ordered[at], own, moved)
+            total[into] = own | moved
+        self.bits[ordered[heads]] = total
+
+    def _check_disjoint(
+        self, number: int, dst: Numbers, own: NDArray[np.uint64], moved: NDArray[np.uint64]
+    ) -> None:
+        both = own & moved
+        if both.any():
+            i = int(np.argmax(both.any(axis=1)))
+            where = self.moves.places.at(int(dst[i]), number)
+            twice = self._ranks(both[i])
+            raise ScheduleError(f"{where} takes the contribution of rank {twice} twice")
+
+    def _refuse_end(self, place: np.int64, want: NDArray[np.uint64]) -> None:
+        where = self.moves.places.at(int(place), _last(self.moves))
+        has = self.bits[place]
+        if (missing := want & ~has).any():
+            raise ScheduleError(
+                f"{where} lacks the contribution of rank {self._ranks(missing)} in the end"
+            )
+        more = self._ranks(has & ~want)
+        raise ScheduleError(f"{where} has the contribution of rank {more} too in the end")
+
+    def _row(self, ranks: range) -> NDArray[np.uint64]:
+        """The bits of the ranks 0..stop-1."""
+        starts = _WORD_BITS * (self.first + np.arange(self.bits.shape[1]))
+        count = np.clip(ranks.stop - starts, 0, _WORD_BITS)
+        partial = (np.uint64(1) << (count % _WORD_BITS).astype(np.uint64)) - np.uint64(1)
+        return np.where(count == _WORD_BITS, ~np.uint64(0), partial)
+
+    def _ranks(self, row: NDArray[np.uint64]) -> str:
+        shifts = np.arange(_WORD_BITS, dtype=np.uint64)
+        bits = (row[:, None] >> shifts & np.uint64(1)).ravel()
+        ranks = (np.flatnonzero(bits) + _WORD_BITS * self.first).tolist()
+        more = f" and {len(ranks) - _SHOWN} more" if len(ranks) > _SHOWN else ""
+        return ", ".join(map(str, ranks[:_SHOWN])) + more
+
+
+def _last(moves: Moves) -> int:
+    return max(moves.places.schedule.num_rounds - 1, 0)
