@@ -1,42 +1,80 @@
+"""Transfers as columns: the same as their objects, read-only, and never silently cut."""
+
 from __future__ import annotations
 
-from unisono.schedule import Builder, Collective
-from unisono.types import Op
+import copy
+import pickle
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from unisono.errors import ScheduleError
+from unisono.schedule import Columns, Transfer, Transfers
+from unisono.schedule.transfer import FIELDS
+
+numbers = st.integers(-(1 << 31), (1 << 31) - 1)
+rows = st.lists(
+    st.builds(
+        Transfer,
+        round=numbers,
+        src=numbers,
+        src_chunk=numbers,
+        dst=numbers,
+        dst_chunk=numbers,
+        count=numbers,
+        reduce=st.booleans(),
+        channel=numbers,
+    ),
+    max_size=5,
+)
 
 
-def test_builder_counts_rounds_and_keeps_their_order() -> None:
-    b = Builder(Collective(op=Op.ALL_REDUCE, ranks=3), "test", scratch=1)
-    b.reduce(0, 0, 1)
-    b.next_round()
-    b.copy(1, 0, 2, 1, channel=4)
-    b.round = 0
-    b.reduce(2, 0, 1)
-    schedule = b.build()
-    assert [(t.round, t.src, t.reduce) for t in schedule.transfers] == [
-        (0, 0, True),
-        (0, 2, True),
-        (1, 1, False),
-    ]
-    assert schedule.transfers[2].channel == 4
-    assert schedule.num_rounds == 2
-    assert schedule.num_locations == 2
-    assert [(number, len(transfers)) for number, transfers in schedule.rounds()] == [(0, 2), (1, 1)]
+@given(rows)
+def test_columns_read_as_the_objects_they_were_made_of(expected: list[Transfer]) -> None:
+    transfers = Transfers.of(expected)
+    assert list(transfers) == expected == [transfers[i] for i in range(len(expected))]
+    assert list(transfers[1:]) == expected[1:] and list(transfers[::-1]) == expected[::-1]
+    assert list(transfers[:2] + expected[2:]) == expected
+    assert transfers == Transfers.of(expected) and hash(transfers) == hash(Transfers.of(expected))
+    assert (transfers == Transfers.of([*expected, *expected])) is (not expected)
+    for again in (pickle.loads(pickle.dumps(transfers)), copy.deepcopy(transfers)):
+        assert again == transfers
+        assert not any(array.flags.writeable for array in again.columns.arrays())
+    if expected:
+        assert transfers[-1] == expected[-1] and expected[0] in transfers
+        assert all(type(getattr(transfers[0], name)) is not np.int32 for name in FIELDS)
 
 
-def test_local_moves_are_not_counted_as_sent() -> None:
-    b = Builder(Collective(op=Op.ALL_GATHER, ranks=2, parts=2), "test", scratch=2)
-    b.copy(0, 0, 0, 4, count=2)
-    b.copy(0, 0, 1, count=2)
-    schedule = b.build()
-    assert (schedule.chunks_sent(0), schedule.chunks_received(0)) == (2, 0)
-    assert (schedule.chunks_sent(1), schedule.chunks_received(1)) == (0, 2)
+def test_columns_cannot_be_written_to_nor_through() -> None:
+    source = np.arange(3)
+    columns = Columns.of(source, source, source, source, source, source, source > 0, source)
+    source[:] = 7
+    assert columns.src.tolist() == [0, 1, 2]
+    with pytest.raises(ValueError, match="read-only"):
+        columns.src[0] = 1
+    with pytest.raises(ValueError, match="read-only"):
+        columns.select(slice(1, None)).dst[0] = 1
 
 
-def test_schedules_are_values() -> None:
-    def make() -> Builder:
-        b = Builder(Collective(op=Op.ALL_REDUCE, ranks=2), "test")
-        b.reduce(0, 0, 1)
-        return b
+@pytest.mark.parametrize(
+    ("bad", "text"),
+    [
+        ([1 << 31], r"dst: expected integers of 32 bits, got int64 2147483648\.\.2147483648"),
+        ([-(1 << 31) - 1], "dst: expected integers of 32 bits"),
+        ([1 << 80], "dst: expected integers of 32 bits"),
+        ([0.5], "dst: expected integers of 32 bits"),
+        ([1, 2], r"dst: expected 1 numbers in a row, got \(2,\)"),
+        ([[1]], r"dst: expected 1 numbers in a row, got \(1, 1\)"),
+    ],
+)
+def test_numbers_that_do_not_fit_are_refused(bad: list[int], text: str) -> None:
+    with pytest.raises(ScheduleError, match=text):
+        Columns.of([0], [0], [0], bad, [0], [1], [False], [0])
 
-    assert make().build() == make().build()
-    assert hash(make().build()) == hash(make().build())
+
+def test_a_long_list_is_shown_by_its_head() -> None:
+    one = Transfer(round=0, src=0, src_chunk=0, dst=1, dst_chunk=0)
+    assert repr(Transfers.of([one])) == f"Transfers([{one!r}])"
+    assert repr(Transfers.of([one] * 99)).endswith("... 91 more])")

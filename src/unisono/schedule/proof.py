@@ -18,7 +18,8 @@ from unisono.errors import ScheduleError
 from unisono.schedule.moves import Moves, Numbers
 from unisono.schedule.schedule import Schedule
 
-_MOST_BYTES = 256 << 20
+_MOST_BYTES = 160 << 20
+_BATCH_BYTES = 4 << 20
 _WORD_BITS = 64
 _NOTHING = -1
 _SHOWN = 8
@@ -158,14 +159,16 @@ class _Contributions:
         """The places that matter hold the contributions that belong there, and no others."""
         places = self.moves.places
         collective = places.schedule.collective
+        stops = np.array([collective.summands(rank).stop for rank in range(collective.ranks)])
         wanted = places.number(places.wanted)
-        stop = 0
-        for rank in range(collective.ranks):
-            start, stop = stop, stop + len(collective.wanted(rank))
-            want = self._row(collective.summands(rank))
-            wrong = (self.bits[wanted[start:stop]] != want).any(axis=1)
+        batch = max(1, _BATCH_BYTES // self.bits[:1].nbytes)
+        for start in range(0, len(wanted), batch):
+            some = wanted[start : start + batch]
+            want = self._below(stops[places.ranks(some)])
+            wrong = (self.bits.take(some, axis=0) != want).any(axis=1)
             if wrong.any():
-                self._refuse_end(wanted[start + np.argmax(wrong)], want)
+                i = np.argmax(wrong)
+                self._refuse_end(some[i], want[i])
 
     def _add(
         self, number: int, dst: Numbers, moved: NDArray[np.uint64], reduce: NDArray[np.bool_]
@@ -216,10 +219,10 @@ class _Contributions:
         more = self._ranks(has & ~want)
         raise ScheduleError(f"{where} has the contribution of rank {more} too in the end")
 
-    def _row(self, ranks: range) -> NDArray[np.uint64]:
-        """The bits of the ranks 0..stop-1."""
+    def _below(self, stops: Numbers) -> NDArray[np.uint64]:
+        """For each number the bits of the ranks below it."""
         starts = _WORD_BITS * (self.first + np.arange(self.bits.shape[1]))
-        count = np.clip(ranks.stop - starts, 0, _WORD_BITS)
+        count = np.clip(stops[:, None] - starts, 0, _WORD_BITS)
         partial = (np.uint64(1) << (count % _WORD_BITS).astype(np.uint64)) - np.uint64(1)
         return np.where(count == _WORD_BITS, ~np.uint64(0), partial)
 
