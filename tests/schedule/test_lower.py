@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from unisono.algorithms import build
+from unisono.algorithms import build, names
 from unisono.errors import ScheduleError
 from unisono.schedule import (
     Builder,
@@ -16,6 +16,7 @@ from unisono.schedule import (
     Space,
     check,
     lower,
+    lower_rank,
 )
 from unisono.types import Op
 
@@ -169,6 +170,20 @@ def test_reduce_depth_counts_nested_sums() -> None:
     }
     assert depths == {"one_shot": 1, "direct": 1, "recursive_doubling": 3, "ring": 7}
     assert lower(build("all_gather", "ring", ranks=4))[0].reduce_depth == 0
+
+
+@pytest.mark.parametrize("op", list(Op))
+def test_one_rank_alone_is_lowered_as_among_all(op: Op) -> None:
+    for name in names(op):
+        for ranks in (1, 2, 5, 6):
+            schedule = build(op, name, ranks=ranks, root=ranks // 2)
+            plans = lower(schedule)
+            for rank in range(ranks):
+                alone = lower_rank(schedule, rank)
+                assert alone.plan == plans[rank]
+                assert alone.slots == tuple(plan.num_slots for plan in plans)
+                assert alone.uniform is any(plan.uniform for plan in plans)
+                assert alone.in_place is all(plan.in_place for plan in plans)
 
 
 def test_a_wrong_schedule_is_not_lowered() -> None:

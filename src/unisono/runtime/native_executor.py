@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from unisono import algorithms, native
 from unisono.errors import UnsupportedError
-from unisono.schedule import Plan, lower
+from unisono.schedule import Plan, lower_rank
 from unisono.types import DType, Op, ReduceOp, StorePolicy
 
 OP_CODES = {op: code for code, op in enumerate(Op)}
@@ -85,19 +85,18 @@ class NativeExecutor:
     def _load(self, op: Op, algorithm: str, root: int) -> LoadedPlan:
         ranks = self._group.ranks
         schedule = algorithms.build(op, algorithm, ranks=ranks, root=max(root, 0))
-        plans = lower(schedule)
-        own = plans[self._rank]
-        slots = [plan.num_slots for plan in plans]
+        lowered = lower_rank(schedule, self._rank)
+        slots = list(lowered.slots)
         pieces_in, pieces_out = piece_counts(op, ranks, self._rank, root)
         return LoadedPlan(
-            native=_to_native(own, slots, pieces_in, pieces_out),
+            native=_to_native(lowered.plan, slots, pieces_in, pieces_out),
             name=algorithm,
             pieces_in=pieces_in,
             pieces_out=pieces_out,
             block_bytes=block_bytes_for(slots, self._group.depth, self._group.area_bytes),
-            reduce_depth=max(plan.reduce_depth for plan in plans),
-            uniform=any(plan.uniform for plan in plans),
-            in_place=all(plan.in_place for plan in plans),
+            reduce_depth=lowered.plan.reduce_depth,
+            uniform=lowered.uniform,
+            in_place=lowered.in_place,
         )
 
     def prepare(

@@ -5,7 +5,7 @@ from unisono.schedule.check import check
 from unisono.schedule.codec import from_json, to_json
 from unisono.schedule.collective import MAX_RANKS, Collective
 from unisono.schedule.dataflow import Dataflow, Value, trace
-from unisono.schedule.lower import lower
+from unisono.schedule.lower import RankPlan, lower, lower_rank
 from unisono.schedule.plan import RECORD_BYTES, REF_BYTES, Code, Flag, Plan, Record, Ref, Space
 from unisono.schedule.replay import check_plans
 from unisono.schedule.schedule import Schedule
@@ -23,6 +23,7 @@ __all__ = [
     "Flag",
     "Index",
     "Plan",
+    "RankPlan",
     "Record",
     "Ref",
     "Schedule",
@@ -34,6 +35,7 @@ __all__ = [
     "check_plans",
     "from_json",
     "lower",
+    "lower_rank",
     "to_json",
     "trace",
 ]
