@@ -1,22 +1,96 @@
 from __future__ import annotations
 
+from fractions import Fraction
+
 import pytest
 
-from unisono.algorithms import build, names
+from unisono.algorithms import Cost, build, cost, find, names, registry, ring
 from unisono.errors import UnsupportedError
+from unisono.schedule import Schedule
 from unisono.types import Op
 
 
 def test_names_by_operation() -> None:
     assert {op.value: names(op) for op in Op} == {
-        "all_reduce": ("direct", "one_shot", "recursive_doubling", "ring"),
-        "reduce_scatter": ("direct", "pairwise", "ring"),
-        "all_gather": ("direct", "recursive_doubling", "ring"),
-        "all_to_all": ("direct", "pairwise"),
-        "broadcast": ("binomial_tree", "chain", "direct", "scatter_all_gather"),
-        "reduce": ("binomial_tree", "direct", "reduce_scatter_gather"),
-        "gather": ("binomial_tree", "direct"),
-        "scatter": ("binomial_tree", "direct"),
+        "all_reduce": (
+            "bidirectional_ring",
+            "blueconnect",
+            "bucket",
+            "chain",
+            "direct",
+            "double_binary_tree",
+            "double_ring",
+            "halving_doubling",
+            "hierarchical",
+            "hypercube",
+            "nhr",
+            "one_shot",
+            "recursive_doubling",
+            "reduce_broadcast",
+            "reduce_scatter_all_gather",
+            "ring",
+            "swing",
+            "torus_rings",
+        ),
+        "reduce_scatter": (
+            "bidirectional_ring",
+            "blueconnect",
+            "bruck",
+            "bucket",
+            "direct",
+            "double_ring",
+            "hierarchical",
+            "hypercube",
+            "neighbour_exchange",
+            "nhr",
+            "pairwise",
+            "pat",
+            "recursive_halving",
+            "reduce_and_scatter",
+            "ring",
+            "swing",
+            "torus_rings",
+        ),
+        "all_gather": (
+            "bidirectional_ring",
+            "blueconnect",
+            "bruck",
+            "bucket",
+            "direct",
+            "double_ring",
+            "gather_broadcast",
+            "hierarchical",
+            "hypercube",
+            "neighbour_exchange",
+            "nhr",
+            "pairwise",
+            "pat",
+            "recursive_doubling",
+            "ring",
+            "swing",
+            "torus_rings",
+        ),
+        "all_to_all": ("bruck", "direct", "hierarchical", "hypercube", "pairwise"),
+        "broadcast": (
+            "binomial_tree",
+            "chain",
+            "direct",
+            "double_binary_tree",
+            "hierarchical",
+            "k_nomial",
+            "scatter_all_gather",
+        ),
+        "reduce": (
+            "binomial_tree",
+            "chain",
+            "direct",
+            "double_binary_tree",
+            "hierarchical",
+            "k_nomial",
+            "reduce_scatter_gather",
+        ),
+        "gather": ("binomial_tree", "chain", "direct", "hierarchical", "k_nomial"),
+        "scatter": ("binomial_tree", "chain", "direct", "hierarchical", "k_nomial"),
         "barrier": ("direct",),
         "scan": ("chain", "direct", "recursive_doubling"),
         "exscan": ("chain", "direct", "recursive_doubling"),
@@ -33,7 +107,7 @@ def test_the_root_is_ignored_where_there_is_none() -> None:
 
 
 def test_an_unknown_algorithm_is_refused_with_the_known_ones() -> None:
-    with pytest.raises(UnsupportedError, match="'tree'; the algorithms are direct, pairwise, ring"):
+    with pytest.raises(UnsupportedError, match="'tree'; the algorithms are bidirectional_ring, "):
         build("reduce_scatter", "tree", ranks=4)
 
 
@@ -54,3 +128,26 @@ def test_an_impossible_rank_count_is_refused(ranks: int) -> None:
 def test_an_impossible_root_is_refused(root: int) -> None:
     with pytest.raises(UnsupportedError, match=f"root {root} is not one of 4 ranks"):
         build("broadcast", "direct", ranks=4, root=root)
+
+
+def test_adding_an_algorithm_is_one_function(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(registry, "_ALGORITHMS", dict(registry._ALGORITHMS))
+
+    def stated(ranks: int, *, hops: int = 1) -> Cost:
+        return Cost(rounds=hops, bytes_sent=Fraction(ranks))
+
+    @registry.algorithm(Op.ALL_GATHER, "walk", cost=stated)
+    def walk(ranks: int, *, hops: int = 1) -> Schedule:
+        return ring.all_gather(ranks)
+
+    assert "walk" in names("all_gather")
+    assert build("all_gather", "walk:3", ranks=4).transfers == walk(4).transfers
+    assert cost("all_gather", "walk:hops=3", ranks=4).rounds == 3
+    assert [(p.name, p.default) for p in find("all_gather", "walk").parameters] == [("hops", 1)]
+
+
+def test_a_single_rank_has_nothing_to_do() -> None:
+    for op in Op:
+        for name in names(op):
+            assert cost(op, name, ranks=1) == Cost(rounds=0, bytes_sent=Fraction(0))
+            assert not build(op, name, ranks=1).transfers

@@ -1,29 +1,16 @@
 """Algorithms: pure functions from sizes to schedules, one file per family.
 
-Importing this package registers all of them; `build` and `names` are the entries.
+`names`, `build` and `cost` are the entries; `spec` says how an algorithm is written. Importing this
+package imports every file in it, so that an algorithm is registered by being there.
 """
 
-from unisono.algorithms import (
-    binomial_tree,
-    direct,
-    one_shot,
-    pairwise,
-    recursive_doubling,
-    ring,
-    scan,
-    scatter_gather,
-)
-from unisono.algorithms.registry import build, names
+from importlib import import_module
+from pkgutil import iter_modules
 
-__all__ = [
-    "binomial_tree",
-    "build",
-    "direct",
-    "names",
-    "one_shot",
-    "pairwise",
-    "recursive_doubling",
-    "ring",
-    "scan",
-    "scatter_gather",
-]
+from unisono.algorithms.cost import Cost, measure
+from unisono.algorithms.registry import Algorithm, build, cost, find, names
+
+for _module in iter_modules(__path__):
+    import_module(f"{__name__}.{_module.name}")
+
+__all__ = ["Algorithm", "Cost", "build", "cost", "find", "measure", "names"]

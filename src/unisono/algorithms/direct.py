@@ -7,17 +7,38 @@ pieces); bytes are those a rank sends, counted once per receiver.
 
 from __future__ import annotations
 
-from unisono.algorithms.registry import algorithm, rooted_algorithm
+from fractions import Fraction
+
+from unisono.algorithms.cost import FREE, Cost, backwards, of_all_gather, there_and_back
+from unisono.algorithms.registry import algorithm
 from unisono.schedule import Builder, Collective, Schedule
 from unisono.types import Op
 
 
-@algorithm(Op.ALL_REDUCE, "direct")
+def _gather_cost(ranks: int) -> Cost:
+    return of_all_gather(1, ranks - 1, ranks)
+
+
+def _broadcast_cost(ranks: int) -> Cost:
+    return Cost(rounds=1, bytes_sent=Fraction(ranks - 1))
+
+
+def _reduce_cost(ranks: int) -> Cost:
+    return Cost(rounds=1, bytes_sent=Fraction(1), reductions=Fraction(ranks - 1))
+
+
+def _to_root_cost(ranks: int) -> Cost:
+    return Cost(rounds=1, bytes_sent=Fraction(1, ranks))
+
+
+@algorithm(Op.ALL_REDUCE, "direct", cost=lambda ranks: there_and_back(_gather_cost(ranks), ranks))
 def all_reduce(ranks: int) -> Schedule:
     """Reduce part i at rank i, then gather the parts everywhere.
 
-    Rounds: 2. Bytes: 2(n-1)/n x N. Every sum is one n-ary fold in rank order.
-    Source: Rabenseifner, "Optimization of collective reduction operations" (2004), section 4,
+    Every sum is one n-ary fold in rank order.
+
+    Rounds: 2. Bytes: 2(n-1)/n x N. Reductions: (n-1)/n x N.
+    Source: Rabenseifner, "Optimization of collective reduction operations" (2004),
     with each half done in one step over a full mesh.
     """
     b = Builder(Collective(op=Op.ALL_REDUCE, ranks=ranks, parts=ranks), "direct")
@@ -33,12 +54,13 @@ def all_reduce(ranks: int) -> Schedule:
     return b.build()
 
 
-@algorithm(Op.REDUCE_SCATTER, "direct")
+@algorithm(Op.REDUCE_SCATTER, "direct", cost=lambda ranks: backwards(_gather_cost(ranks), ranks))
 def reduce_scatter(ranks: int) -> Schedule:
     """Every rank sends piece i straight to rank i, which folds them in rank order.
 
-    Rounds: 1. Bytes: (n-1)/n x N. Source: Thakur, Rabenseifner, Gropp, "Optimization of
-    collective communication operations in MPICH" (2005), section 4.3, in one step.
+    Rounds: 1. Bytes: (n-1)/n x N. Reductions: (n-1)/n x N. Source: Thakur, Rabenseifner, Gropp,
+    "Optimization of collective communication operations in MPICH" (2005), in one
+    step.
     """
     b = Builder(Collective(op=Op.REDUCE_SCATTER, ranks=ranks), "direct")
     for dest in range(ranks):
@@ -48,11 +70,11 @@ def reduce_scatter(ranks: int) -> Schedule:
     return b.build()
 
 
-@algorithm(Op.ALL_GATHER, "direct")
+@algorithm(Op.ALL_GATHER, "direct", cost=_gather_cost)
 def all_gather(ranks: int) -> Schedule:
     """Every rank sends its piece to all others.
 
-    Rounds: 1. Bytes: (n-1)/n x N. Source: Thakur, Rabenseifner, Gropp (2005), section 4.1,
+    Rounds: 1. Bytes: (n-1)/n x N. Source: Thakur, Rabenseifner, Gropp (2005),
     in one step.
     """
     b = Builder(Collective(op=Op.ALL_GATHER, ranks=ranks), "direct")
@@ -63,11 +85,11 @@ def all_gather(ranks: int) -> Schedule:
     return b.build()
 
 
-@algorithm(Op.ALL_TO_ALL, "direct")
+@algorithm(Op.ALL_TO_ALL, "direct", cost=_gather_cost)
 def all_to_all(ranks: int) -> Schedule:
     """Every rank sends its piece for rank i to rank i, all in one round.
 
-    Rounds: 1. Bytes: (n-1)/n x N. Source: Thakur, Rabenseifner, Gropp (2005), section 4.4,
+    Rounds: 1. Bytes: (n-1)/n x N. Source: Thakur, Rabenseifner, Gropp (2005),
     the isend-irecv algorithm.
     """
     b = Builder(Collective(op=Op.ALL_TO_ALL, ranks=ranks), "direct")
@@ -78,12 +100,12 @@ def all_to_all(ranks: int) -> Schedule:
     return b.build()
 
 
-@rooted_algorithm(Op.BROADCAST, "direct")
+@algorithm(Op.BROADCAST, "direct", cost=_broadcast_cost)
 def broadcast(ranks: int, root: int) -> Schedule:
     """The root sends everything to everyone.
 
     Rounds: 1. Bytes: (n-1) x N at the root. Source: the flat tree of Pjesivac-Grbovic et al.,
-    "Performance analysis of MPI collective operations" (2007), section 3.
+    "Performance analysis of MPI collective operations" (2007).
     """
     b = Builder(Collective(op=Op.BROADCAST, ranks=ranks, root=root), "direct")
     for rank in range(ranks):
@@ -92,11 +114,11 @@ def broadcast(ranks: int, root: int) -> Schedule:
     return b.build()
 
 
-@rooted_algorithm(Op.REDUCE, "direct")
+@algorithm(Op.REDUCE, "direct", cost=_reduce_cost)
 def reduce(ranks: int, root: int) -> Schedule:
     """Everyone sends everything to the root, which folds in rank order.
 
-    Rounds: 1. Bytes: N, received (n-1) x N at the root. Source: as for broadcast.
+    Rounds: 1. Bytes: N. Reductions: (n-1) x N at the root. Source: Pjesivac-Grbovic et al. (2007).
     """
     b = Builder(Collective(op=Op.REDUCE, ranks=ranks, root=root), "direct")
     for rank in range(ranks):
@@ -105,11 +127,11 @@ def reduce(ranks: int, root: int) -> Schedule:
     return b.build()
 
 
-@rooted_algorithm(Op.GATHER, "direct")
+@algorithm(Op.GATHER, "direct", cost=_to_root_cost)
 def gather(ranks: int, root: int) -> Schedule:
     """Everyone sends its piece to the root.
 
-    Rounds: 1. Bytes: N/n, received (n-1)/n x N at the root. Source: as for broadcast.
+    Rounds: 1. Bytes: N/n, received (n-1)/n x N at the root. Source: Pjesivac-Grbovic et al. (2007).
     """
     b = Builder(Collective(op=Op.GATHER, ranks=ranks, root=root), "direct")
     for rank in range(ranks):
@@ -118,11 +140,11 @@ def gather(ranks: int, root: int) -> Schedule:
     return b.build()
 
 
-@rooted_algorithm(Op.SCATTER, "direct")
+@algorithm(Op.SCATTER, "direct", cost=_gather_cost)
 def scatter(ranks: int, root: int) -> Schedule:
     """The root sends each rank its piece.
 
-    Rounds: 1. Bytes: (n-1)/n x N at the root. Source: as for broadcast.
+    Rounds: 1. Bytes: (n-1)/n x N at the root. Source: Pjesivac-Grbovic et al. (2007).
     """
     b = Builder(Collective(op=Op.SCATTER, ranks=ranks, root=root), "direct")
     for rank in range(ranks):
@@ -131,7 +153,7 @@ def scatter(ranks: int, root: int) -> Schedule:
     return b.build()
 
 
-@algorithm(Op.BARRIER, "direct")
+@algorithm(Op.BARRIER, "direct", cost=lambda ranks: FREE)
 def barrier(ranks: int) -> Schedule:
     """Move nothing: the executor itself makes sure that all ranks have arrived.
 

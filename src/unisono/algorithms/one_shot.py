@@ -2,17 +2,25 @@
 
 from __future__ import annotations
 
+from fractions import Fraction
+
+from unisono.algorithms.cost import Cost
 from unisono.algorithms.registry import algorithm
 from unisono.schedule import Builder, Collective, Schedule
 from unisono.types import Op
 
 
-@algorithm(Op.ALL_REDUCE, "one_shot")
+def _cost(ranks: int) -> Cost:
+    return Cost(rounds=1, bytes_sent=Fraction(ranks - 1), reductions=Fraction(ranks - 1))
+
+
+@algorithm(Op.ALL_REDUCE, "one_shot", cost=_cost)
 def all_reduce(ranks: int) -> Schedule:
     """Every rank reads all vectors and folds them in rank order.
 
     Rounds: 1. Bytes: (n-1) x N (each rank writes N once where the readers share memory).
-    Source: the one-shot all-reduce of NVIDIA TensorRT-LLM and of MSCCL++ ("all pairs, LL").
+    Reductions: (n-1) x N. Source: the one-shot all-reduce of NVIDIA TensorRT-LLM and of MSCCL++
+    ("all pairs, LL").
     """
     b = Builder(Collective(op=Op.ALL_REDUCE, ranks=ranks), "one_shot")
     for dst in range(ranks):

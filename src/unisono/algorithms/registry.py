@@ -1,87 +1,201 @@
-"""Which algorithm serves which operation."""
+"""Which algorithm serves which operation, with what parameters, at what cost.
+
+Adding an algorithm is one decorated function in a file of this package:
+
+    @algorithm(Op.ALL_GATHER, "name", cost=_cost)
+    def all_gather(ranks: int, *, k: int = 2) -> Schedule: ...
+
+`cost` is a function of the same arguments, less the root. Keyword-only arguments are the
+parameters that can be written in the algorithm's string; see `spec`.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Protocol, TypeVar
+import inspect
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from typing import Any, TypeVar
 
+from unisono.algorithms import compose, spec
+from unisono.algorithms.cost import FREE, Cost
 from unisono.errors import UnsupportedError
 from unisono.schedule import MAX_RANKS, Schedule
 from unisono.types import Op
 
+F = TypeVar("F", bound=Callable[..., Schedule])
 
-class Flat(Protocol):
-    """An algorithm of an operation without a root."""
-
-    def __call__(self, ranks: int) -> Schedule: ...
-
-
-class Rooted(Protocol):
-    """An algorithm of an operation with a root."""
-
-    def __call__(self, ranks: int, root: int) -> Schedule: ...
-
-
-F = TypeVar("F", bound=Flat)
-R = TypeVar("R", bound=Rooted)
-
-_FLAT: dict[tuple[Op, str], Flat] = {}
-_ROOTED: dict[tuple[Op, str], Rooted] = {}
+_CHANNELS = "channels"
+_READERS: Mapping[Any, Callable[[str, str], Any]] = {
+    int: spec.number,
+    int | None: spec.number,
+    spec.Dims | None: spec.dims,
+    str: lambda _, text: text,
+    str | None: lambda _, text: text,
+}
+_LEVELS = tuple[spec.Level, ...]
 
 
-def algorithm(op: Op, name: str) -> Callable[[F], F]:
-    """Register a function of the rank count as the algorithm `name` of `op`."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Parameter:
+    """One keyword-only argument of an algorithm's function."""
+
+    name: str
+    type: Any
+    default: Any
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Algorithm:
+    """One algorithm of one operation.
+
+    `exact` says that `cost`, for the default parameters, is what the schedule really takes; else
+    its bytes and reductions are upper bounds. The docstring tells rounds, bytes and source.
+    """
+
+    op: Op
+    name: str
+    function: Callable[..., Schedule]
+    cost: Callable[..., Cost]
+    exact: bool
+    parameters: tuple[Parameter, ...]
+
+    @property
+    def doc(self) -> str:
+        """What it does, its cost in words, and its source."""
+        return inspect.getdoc(self.function) or ""
+
+
+_ALGORITHMS: dict[tuple[Op, str], Algorithm] = {}
+
+
+def algorithm(
+    op: Op, name: str, *, cost: Callable[..., Cost], exact: bool = True
+) -> Callable[[F], F]:
+    """Register a function of the rank count (and the root, if the operation has one)."""
 
     def register(function: F) -> F:
-        _FLAT[op, name] = function
-        return function
-
-    return register
-
-
-def rooted_algorithm(op: Op, name: str) -> Callable[[R], R]:
-    """Register a function of the rank count and the root as the algorithm `name` of `op`."""
-
-    def register(function: R) -> R:
-        _ROOTED[op, name] = function
+        parameters = tuple(
+            Parameter(name=p.name, type=p.annotation, default=p.default)
+            for p in inspect.signature(function, eval_str=True).parameters.values()
+            if p.kind is p.KEYWORD_ONLY
+        )
+        for parameter in parameters:
+            assert parameter.type in _READERS or parameter.type == _LEVELS, parameter
+        _ALGORITHMS[op, name] = Algorithm(
+            op=op, name=name, function=function, cost=cost, exact=exact, parameters=parameters
+        )
         return function
 
     return register
 
 
 def names(op: Op | str) -> tuple[str, ...]:
-    """The algorithms that serve an operation, in alphabetical order.
+    """The algorithms that serve an operation, in alphabetical order, without parameters.
 
     >>> import unisono.algorithms
     >>> "one_shot" in unisono.algorithms.names("all_reduce")
     True
     """
     op = _operation(op)
-    return tuple(sorted(name for served, name in (*_FLAT, *_ROOTED) if served is op))
+    return tuple(sorted(name for served, name in _ALGORITHMS if served is op))
 
 
-def build(op: Op | str, name: str, *, ranks: int, root: int = 0) -> Schedule:
-    """The schedule of an algorithm. `root` is ignored by operations without one.
+def find(op: Op | str, name: str) -> Algorithm:
+    """The algorithm that a string names; its parameters may be there and are not read.
 
-    Raises `UnsupportedError` when there is no such operation or algorithm, or when it cannot
-    serve this many ranks.
+    >>> import unisono.algorithms
+    >>> [p.name for p in unisono.algorithms.find("broadcast", "k_nomial:4").parameters]
+    ['k']
+    """
+    op = _operation(op)
+    return _find(op, spec.parse(op, name).name)
+
+
+def build(
+    op: Op | str, name: str, *, ranks: int, root: int = 0, levels: spec.Dims | None = None
+) -> Schedule:
+    """The schedule of an algorithm, named as `spec` says. Operations without a root ignore `root`.
+
+    `levels` are the sizes of the levels or the dims of a grid, innermost first (ranks of a host,
+    then hosts), for names that need them and do not say them; by default they are as equal as the
+    rank count allows. Any algorithm takes `channels=k`: the vector is cut in k shares that travel
+    at the same time, each in a channel of its own.
+
+    Raises `UnsupportedError` when there is no such operation or algorithm, when the parameters
+    make no sense, or when it cannot serve this many ranks.
 
     >>> import unisono.algorithms
     >>> unisono.algorithms.build("all_reduce", "one_shot", ranks=4).num_rounds
     1
+    >>> unisono.algorithms.build("all_gather", "level0:mesh@4;level1:ring@2", ranks=8).num_rounds
+    2
     """
     op = _operation(op)
-    if not 1 <= ranks <= MAX_RANKS:
-        raise UnsupportedError(f"{op}: {ranks} ranks; must be 1..{MAX_RANKS}")
-    if (op, name) in _FLAT:
-        return _FLAT[op, name](ranks=ranks)
-    if (op, name) in _ROOTED:
+    found, arguments = _resolve(op, name, ranks, levels)
+    channels = arguments.pop(_CHANNELS, 1)
+    if op.rooted:
         if not 0 <= root < ranks:
             raise UnsupportedError(f"{op}: root {root} is not one of {ranks} ranks")
-        return _ROOTED[op, name](ranks=ranks, root=root)
-    raise UnsupportedError(
-        f"{op} has no algorithm {name!r}; the algorithms are {', '.join(names(op))}"
-    )
+        arguments["root"] = root
+    schedule = found.function(ranks=ranks, **arguments)
+    if channels > 1:
+        schedule = compose.in_channels([schedule] * channels)
+    return replace(schedule, algorithm=name)
+
+
+def cost(op: Op | str, name: str, *, ranks: int, levels: spec.Dims | None = None) -> Cost:
+    """What an algorithm costs, by its closed form: nothing is built. Arguments as for `build`.
+
+    >>> import unisono.algorithms
+    >>> unisono.algorithms.cost("all_reduce", "ring", ranks=4).bytes_sent
+    Fraction(3, 2)
+    """
+    op = _operation(op)
+    found, arguments = _resolve(op, name, ranks, levels)
+    arguments.pop(_CHANNELS, None)
+    return found.cost(ranks=ranks, **arguments) if ranks > 1 else FREE
+
+
+def _resolve(
+    op: Op, name: str, ranks: int, levels: spec.Dims | None
+) -> tuple[Algorithm, dict[str, Any]]:
+    """The algorithm and its arguments, all but the ranks and the root."""
+    if not 1 <= ranks <= MAX_RANKS:
+        raise UnsupportedError(f"{op}: {ranks} ranks; must be 1..{MAX_RANKS}")
+    parsed = spec.parse(op, name)
+    found = _find(op, parsed.name)
+    known = {parameter.name: parameter.type for parameter in found.parameters}
+    texts = dict(parsed.named)
+    if len(parsed.positional) > len(known):
+        raise UnsupportedError(f"{name!r}: {_usage(found)}")
+    for parameter, text in zip(found.parameters, parsed.positional, strict=False):
+        if parameter.name in texts:
+            raise UnsupportedError(f"{name!r}: {parameter.name} is given twice")
+        texts[parameter.name] = text
+    arguments: dict[str, Any] = {}
+    for key, text in texts.items():
+        reader = _READERS.get(int if key == _CHANNELS else known.get(key))
+        if reader is None:
+            raise UnsupportedError(f"{name!r}: {_usage(found)}")
+        arguments[key] = reader(f"{parsed.name}: {key}", text)
+    if parsed.levels:
+        arguments["levels"] = parsed.levels
+    if levels is not None and "dims" in known and "dims" not in arguments:
+        arguments["dims"] = levels
+    return found, arguments
+
+
+def _find(op: Op, name: str) -> Algorithm:
+    if (op, name) not in _ALGORITHMS:
+        raise UnsupportedError(
+            f"{op} has no algorithm {name!r}; the algorithms are {', '.join(names(op))}"
+        )
+    return _ALGORITHMS[op, name]
+
+
+def _usage(found: Algorithm) -> str:
+    words = [f"{p.name}={p.default}" for p in found.parameters if p.type in _READERS]
+    return f"the parameters of {found.name} are {', '.join([*words, _CHANNELS + '=1'])}"
 
 
 def _operation(op: Op | str) -> Op:

@@ -5,19 +5,41 @@ n is the number of ranks, N the bytes of the whole vector; bytes are those a ran
 
 from __future__ import annotations
 
+from fractions import Fraction
+
 import numpy as np
 
-from unisono.algorithms.registry import algorithm, rooted_algorithm
+from unisono.algorithms.cost import Cost, backwards, of_all_gather, there_and_back
+from unisono.algorithms.registry import algorithm
 from unisono.schedule import Builder, Collective, Schedule
 from unisono.types import Op
 
 
-@algorithm(Op.ALL_REDUCE, "ring")
+def all_gather_cost(ranks: int) -> Cost:
+    """Of `all_gather`."""
+    return of_all_gather(ranks - 1, ranks - 1, ranks)
+
+
+def reduce_scatter_cost(ranks: int) -> Cost:
+    """Of `reduce_scatter`."""
+    return backwards(all_gather_cost(ranks), ranks)
+
+
+def all_reduce_cost(ranks: int) -> Cost:
+    """Of `all_reduce`."""
+    return there_and_back(all_gather_cost(ranks), ranks)
+
+
+def _chain_cost(ranks: int) -> Cost:
+    return Cost(rounds=2 * (ranks - 1) + ranks - 2, bytes_sent=Fraction(1))
+
+
+@algorithm(Op.ALL_REDUCE, "ring", cost=all_reduce_cost)
 def all_reduce(ranks: int) -> Schedule:
     """Reduce-scatter around the ring, then all-gather around it.
 
-    Rounds: 2(n-1). Bytes: 2(n-1)/n x N. Source: Patarasuk and Yuan, "Bandwidth optimal
-    all-reduce algorithms for clusters of workstations" (2009), section 4.
+    Rounds: 2(n-1). Bytes: 2(n-1)/n x N. Reductions: (n-1)/n x N. Source: Patarasuk and Yuan,
+    "Bandwidth optimal all-reduce algorithms for clusters of workstations" (2009).
     """
     b = Builder(Collective(op=Op.ALL_REDUCE, ranks=ranks, parts=ranks), "ring")
     _reduce_around(b)
@@ -25,30 +47,31 @@ def all_reduce(ranks: int) -> Schedule:
     return b.build()
 
 
-@algorithm(Op.REDUCE_SCATTER, "ring")
+@algorithm(Op.REDUCE_SCATTER, "ring", cost=reduce_scatter_cost)
 def reduce_scatter(ranks: int) -> Schedule:
     """Each chunk travels once around the ring, picks up every contribution, and ends at its owner.
 
-    Rounds: n-1. Bytes: (n-1)/n x N. Source: Patarasuk and Yuan (2009), section 4.
+    Rounds: n-1. Bytes: (n-1)/n x N. Reductions: (n-1)/n x N.
+    Source: Patarasuk and Yuan (2009).
     """
     b = Builder(Collective(op=Op.REDUCE_SCATTER, ranks=ranks), "ring")
     _reduce_around(b)
     return b.build()
 
 
-@algorithm(Op.ALL_GATHER, "ring")
+@algorithm(Op.ALL_GATHER, "ring", cost=all_gather_cost)
 def all_gather(ranks: int) -> Schedule:
     """Each chunk travels once around the ring, and every rank keeps a copy.
 
     Rounds: n-1. Bytes: (n-1)/n x N. Source: Thakur, Rabenseifner, Gropp, "Optimization of
-    collective communication operations in MPICH" (2005), section 4.1.
+    collective communication operations in MPICH" (2005).
     """
     b = Builder(Collective(op=Op.ALL_GATHER, ranks=ranks), "ring")
     _gather_around(b)
     return b.build()
 
 
-@rooted_algorithm(Op.BROADCAST, "chain")
+@algorithm(Op.BROADCAST, "chain", cost=_chain_cost)
 def broadcast(ranks: int, root: int) -> Schedule:
     """The vector flows down the chain root, root+1, ...; its parts follow each other.
 

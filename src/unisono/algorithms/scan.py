@@ -7,31 +7,60 @@ n is the number of ranks, N the bytes of the whole vector; bytes are those a ran
 
 from __future__ import annotations
 
+from fractions import Fraction
+
 import numpy as np
 
+from unisono.algorithms.cost import Cost
 from unisono.algorithms.registry import algorithm
 from unisono.schedule import Builder, Collective, Schedule
 from unisono.types import Op
 
 
-@algorithm(Op.SCAN, "direct")
+def _steps(ranks: int) -> int:
+    """Doublings until all of these ranks are covered."""
+    return (ranks - 1).bit_length()
+
+
+def _after_shift(ranks: int, scan: Cost) -> Cost:
+    """An exscan: the shift, then this scan over the ranks but the first."""
+    shift = Cost(rounds=1, bytes_sent=Fraction(1))
+    return shift + scan if ranks > 2 else shift
+
+
+def _direct_cost(ranks: int) -> Cost:
+    return Cost(rounds=1, bytes_sent=Fraction(ranks - 1), reductions=Fraction(ranks - 1))
+
+
+def _doubling_cost(ranks: int) -> Cost:
+    steps = _steps(ranks)
+    return Cost(rounds=steps, bytes_sent=Fraction(steps), reductions=Fraction(steps))
+
+
+def _chain_cost(ranks: int, hops: int | None = None) -> Cost:
+    parts, hops = 2 * (ranks - 1), ranks - 1 if hops is None else hops
+    return Cost(rounds=parts + hops - 1, bytes_sent=Fraction(1), reductions=Fraction(1))
+
+
+@algorithm(Op.SCAN, "direct", cost=_direct_cost)
 def scan_direct(ranks: int) -> Schedule:
     """Every rank reads the vectors of all ranks below and folds them in rank order.
 
     Rounds: 1. Bytes: (n-1) x N, at rank 0 (each rank writes N once where the readers share
-    memory). Source: the one-shot all-reduce of MSCCL++ ("all pairs"), each rank with its prefix.
+    memory). Reductions: (n-1) x N, at the last rank. Source: the one-shot all-reduce of MSCCL++
+    ("all pairs"), each rank with its prefix.
     """
     b = Builder(Collective(op=Op.SCAN, ranks=ranks), "direct")
     _direct(b, first=0)
     return b.build()
 
 
-@algorithm(Op.EXSCAN, "direct")
+@algorithm(Op.EXSCAN, "direct", cost=lambda ranks: _after_shift(ranks, _direct_cost(ranks - 1)))
 def exscan_direct(ranks: int) -> Schedule:
     """Shift by one rank, then scan directly.
 
-    Rounds: 2. Bytes: (n-1) x N, at rank 1. Source: as for scan; the shift as in Träff (2025), see
-    `exscan_recursive_doubling`.
+    Rounds: 2. Bytes: (n-1) x N, at rank 1. Reductions: (n-2) x N. Source: as for
+    scan; the shift as in Träff (2025), see `exscan_recursive_doubling`.
     """
     b = Builder(Collective(op=Op.EXSCAN, ranks=ranks), "direct")
     _shift(b)
@@ -39,24 +68,29 @@ def exscan_direct(ranks: int) -> Schedule:
     return b.build()
 
 
-@algorithm(Op.SCAN, "recursive_doubling")
+@algorithm(Op.SCAN, "recursive_doubling", cost=_doubling_cost)
 def scan_recursive_doubling(ranks: int) -> Schedule:
     """In round k each rank sends what it has, the sum of 2^k neighbours, 2^k ranks up.
 
-    Rounds: ceil(log2(n)). Bytes: ceil(log2(n)) x N. Source: Hillis and Steele, "Data parallel
-    algorithms" (1986), sum of partial sums; for MPI Sanders and Träff, "Parallel prefix (scan)
-    algorithms for MPI" (2006).
+    Rounds: ceil(log2(n)). Bytes: ceil(log2(n)) x N. Reductions: the same. Source: Hillis and
+    Steele, "Data parallel algorithms" (1986), sum of partial sums; for MPI Sanders and Träff,
+    "Parallel prefix (scan) algorithms for MPI" (2006).
     """
     b = Builder(Collective(op=Op.SCAN, ranks=ranks), "recursive_doubling")
     _doubling(b, first=0)
     return b.build()
 
 
-@algorithm(Op.EXSCAN, "recursive_doubling")
+@algorithm(
+    Op.EXSCAN,
+    "recursive_doubling",
+    cost=lambda ranks: _after_shift(ranks, _doubling_cost(ranks - 1)),
+)
 def exscan_recursive_doubling(ranks: int) -> Schedule:
     """Shift by one rank, then scan by recursive doubling.
 
-    Rounds: 1 + ceil(log2(n-1)). Bytes: (1 + ceil(log2(n-1))) x N. Source: the conventional way
+    Rounds: 1 + ceil(log2(n-1)). Bytes: (1 + ceil(log2(n-1))) x N.
+    Reductions: ceil(log2(n-1)) x N. Source: the conventional way
     according to Träff, "Communication round and computation efficient exclusive prefix-sums
     algorithms (for MPI_Exscan)" (2025), abstract.
     """
@@ -66,11 +100,12 @@ def exscan_recursive_doubling(ranks: int) -> Schedule:
     return b.build()
 
 
-@algorithm(Op.SCAN, "chain")
+@algorithm(Op.SCAN, "chain", cost=_chain_cost)
 def scan_chain(ranks: int) -> Schedule:
     """The prefix runs up the chain 0, 1, ..., n-1; its parts follow each other.
 
-    Parts: p = 2(n-1). Rounds: p+n-2. Bytes: N, none at the last rank. Source: the linear pipeline
+    Parts: p = 2(n-1). Rounds: p+n-2. Bytes: N, none at the last rank. Reductions: N.
+    Source: the linear pipeline
     of Sanders and Träff (2006).
     """
     b = Builder(Collective(op=Op.SCAN, ranks=ranks, parts=max(1, 2 * (ranks - 1))), "chain")
@@ -78,12 +113,14 @@ def scan_chain(ranks: int) -> Schedule:
     return b.build()
 
 
-@algorithm(Op.EXSCAN, "chain")
+@algorithm(
+    Op.EXSCAN, "chain", cost=lambda ranks: _after_shift(ranks, _chain_cost(ranks, ranks - 2))
+)
 def exscan_chain(ranks: int) -> Schedule:
     """Shift by one rank, then scan along the chain.
 
-    Parts: p = 2(n-1). Rounds: p+n-2. Bytes: 2N, only N at rank 0, none at the last. Source: as for
-    scan.
+    Parts: p = 2(n-1). Rounds: p+n-2. Bytes: 2N, only N at rank 0, none at the last.
+    Reductions: N. Source: the pipeline of Sanders and Träff (2006) after the shift of Träff (2025).
     """
     b = Builder(Collective(op=Op.EXSCAN, ranks=ranks, parts=max(1, 2 * (ranks - 1))), "chain")
     _shift(b)

@@ -5,12 +5,24 @@ n is the number of ranks, N the bytes of the whole vector; bytes are those a ran
 
 from __future__ import annotations
 
-from unisono.algorithms.registry import rooted_algorithm
+from fractions import Fraction
+
+from unisono.algorithms.cost import Cost
+from unisono.algorithms.registry import algorithm
 from unisono.schedule import Builder, Collective, Schedule
 from unisono.types import Op
 
 
-@rooted_algorithm(Op.BROADCAST, "scatter_all_gather")
+def _broadcast_cost(ranks: int) -> Cost:
+    return Cost(rounds=2, bytes_sent=Fraction(2 * (ranks - 1), ranks))
+
+
+def _reduce_cost(ranks: int) -> Cost:
+    reductions = Fraction(ranks - 1, ranks)
+    return Cost(rounds=2, bytes_sent=Fraction(1), reductions=reductions)
+
+
+@algorithm(Op.BROADCAST, "scatter_all_gather", cost=_broadcast_cost)
 def broadcast(ranks: int, root: int) -> Schedule:
     """The root scatters the parts, then every rank sends its part to all others.
 
@@ -31,12 +43,13 @@ def broadcast(ranks: int, root: int) -> Schedule:
     return b.build()
 
 
-@rooted_algorithm(Op.REDUCE, "reduce_scatter_gather")
+@algorithm(Op.REDUCE, "reduce_scatter_gather", cost=_reduce_cost)
 def reduce(ranks: int, root: int) -> Schedule:
     """Every rank folds one part, in rank order, and sends it to the root.
 
-    Rounds: 2. Bytes: N, and (n-1)/n x N at the root. Source: Rabenseifner, "Optimization of
-    collective reduction operations" (2004), section 4, each half in one step over a full mesh.
+    Rounds: 2. Bytes: N, and (n-1)/n x N at the root. Reductions: (n-1)/n x N.
+    Source: Rabenseifner, "Optimization of collective reduction operations" (2004),
+    each half in one step over a full mesh.
     """
     collective = Collective(op=Op.REDUCE, ranks=ranks, parts=ranks, root=root)
     b = Builder(collective, "reduce_scatter_gather")

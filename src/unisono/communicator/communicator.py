@@ -21,7 +21,7 @@ from unisono.communicator.work import MessageWork
 from unisono.errors import UnsupportedError
 from unisono.runtime.native_executor import OP_CODES
 from unisono.runtime.rendezvous import Meeting, meet
-from unisono.types import Op
+from unisono.types import Op, ReduceOp
 
 _ANY_SOURCE = -1
 _TOKEN_BYTES = 16

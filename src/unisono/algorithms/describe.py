@@ -1,0 +1,43 @@
+"""What the docstring of an algorithm says: for the table of the documentation, and for `show`."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+
+from unisono.algorithms.registry import Algorithm
+
+_LABELS = ("Rounds", "Bytes", "Reductions", "Source")
+_LABEL = re.compile(rf"\b({'|'.join(_LABELS)}): ")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Description:
+    """Formulas in words of the docstring; `reductions` and `source` are empty where there are none.
+
+    >>> from unisono.algorithms import find
+    >>> describe(find("all_gather", "ring")).rounds
+    'n-1'
+    """
+
+    summary: str
+    rounds: str
+    bytes_sent: str
+    reductions: str
+    source: str
+
+
+def describe(algorithm: Algorithm) -> Description:
+    """Take the docstring of an algorithm apart."""
+    text = " ".join(algorithm.doc.split())
+    found = dict.fromkeys(_LABELS, "")
+    pieces = _LABEL.split(text)
+    for label, words in zip(pieces[1::2], pieces[2::2], strict=True):
+        found[label] = words.strip().removesuffix(".")
+    return Description(
+        summary=" ".join(algorithm.doc.partition("\n\n")[0].split()),
+        rounds=found["Rounds"],
+        bytes_sent=found["Bytes"],
+        reductions=found["Reductions"],
+        source=found["Source"],
+    )

@@ -1,0 +1,169 @@
+"""Two binary trees over the same ranks, each carrying half of the vector.
+
+A rank with children in one tree is a leaf in the other, so that all send and receive at the full
+rate, in about log2(n) rounds plus one for each part. The root stands above both trees. Edges are
+coloured with 0 and 1 so that a rank has no two edges in, and no two edges out, of one colour; in
+even rounds the edges of colour 0 are busy, in odd rounds those of colour 1.
+
+n is the number of ranks, N the bytes of the whole vector, D = floor(log2(n-1)) + 1 the ranks on
+the longest way down a tree, K the `parts` that go down each tree (2 D unless given); bytes are
+those the busiest rank sends.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterator
+from dataclasses import dataclass
+from fractions import Fraction
+
+from unisono.algorithms.compose import backwards
+from unisono.algorithms.cost import Cost
+from unisono.algorithms.registry import algorithm
+from unisono.schedule import Builder, Collective, Schedule
+from unisono.types import Op
+
+
+def _broadcast_cost(ranks: int, *, parts: int | None = None) -> Cost:
+    rounds = 2 * (_depth(ranks) + _parts(ranks, parts) - 1)
+    return Cost(rounds=rounds, bytes_sent=Fraction(1))
+
+
+def _reduce_cost(ranks: int, *, parts: int | None = None) -> Cost:
+    rounds = 2 * (_depth(ranks) + _parts(ranks, parts) - 1)
+    return Cost(rounds=rounds, bytes_sent=Fraction(1), reductions=Fraction(1))
+
+
+def _all_reduce_cost(ranks: int, *, parts: int | None = None) -> Cost:
+    rounds = 2 * (2 * _depth(ranks) + _parts(ranks, parts) - 1)
+    sent = Fraction(min(ranks, 4), 2)
+    return Cost(rounds=rounds, bytes_sent=sent, reductions=Fraction(1))
+
+
+@algorithm(Op.BROADCAST, "double_binary_tree", cost=_broadcast_cost)
+def broadcast(ranks: int, root: int, *, parts: int | None = None) -> Schedule:
+    """The root sends half of the parts down each tree.
+
+    Rounds: 2(D + K - 1). Bytes: N. Source: Sanders, Speck, Träff, "Two-tree algorithms for full
+    bandwidth broadcast, reduction and scan" (2009).
+    """
+    pipeline = _parts(ranks, parts)
+    collective = Collective(op=Op.BROADCAST, ranks=ranks, parts=2 * pipeline, root=root)
+    b = Builder(collective, "double_binary_tree")
+    for edge in _edges(ranks):
+        for number in range(pipeline):
+            b.round = edge.round + 2 * number
+            part = 2 * number + edge.tree
+            parent, child = (edge.parent + root) % ranks, (edge.child + root) % ranks
+            b.copy(parent, part, child, channel=edge.tree)
+    return b.build()
+
+
+@algorithm(Op.REDUCE, "double_binary_tree", cost=_reduce_cost)
+def reduce(ranks: int, root: int, *, parts: int | None = None) -> Schedule:
+    """The broadcast backwards: partial sums go up both trees.
+
+    Rounds: 2(D + K - 1). Bytes: N. Reductions: N. Source: Sanders, Speck, Träff (2009).
+    """
+    return backwards(broadcast(ranks, root, parts=parts))
+
+
+@algorithm(Op.ALL_REDUCE, "double_binary_tree", cost=_all_reduce_cost)
+def all_reduce(ranks: int, *, parts: int | None = None) -> Schedule:
+    """Parts go up both trees to rank 0, and each of them at once down again.
+
+    Rounds: 2(2D + K - 1). Bytes: 2N, for 3 ranks 3/2 x N, for 2 ranks N. Reductions: N. Source:
+    Sanders, Speck, Träff (2009); Jeaugey, "Massively scale your deep learning training with
+    NCCL 2.4" (2019).
+    """
+    pipeline = _parts(ranks, parts)
+    b = Builder(Collective(op=Op.ALL_REDUCE, ranks=ranks, parts=2 * pipeline), "double_binary_tree")
+    turn = 2 * _depth(ranks)
+    for edge in _edges(ranks):
+        for number in range(pipeline):
+            part = 2 * number + edge.tree
+            b.round = turn - 1 - edge.round + 2 * number
+            b.reduce(edge.child, part, edge.parent, channel=edge.tree)
+            b.round = turn + edge.round + 2 * number
+            b.copy(edge.parent, part, edge.child, channel=edge.tree)
+    return b.build()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Edge:
+    """Rank 0 is the root. The tree's first part comes down in `round`, the others each 2 later."""
+
+    tree: int
+    parent: int
+    child: int
+    round: int
+
+
+def _depth(ranks: int) -> int:
+    return (ranks - 1).bit_length()
+
+
+def _parts(ranks: int, parts: int | None) -> int:
+    return parts or max(1, 2 * _depth(ranks))
+
+
+def _edges(ranks: int) -> list[_Edge]:
+    """All edges of both trees; parents of a tree come before their children."""
+    found = [
+        (tree, parent, child, depth)
+        for tree in (0, 1)
+        for parent, child, depth in _tree(ranks - 1, tree)
+    ]
+    colours = _colours([(parent, child) for _, parent, child, _ in found])
+    return [
+        _Edge(tree=tree, parent=parent, child=child, round=2 * depth + colour)
+        for (tree, parent, child, depth), colour in zip(found, colours, strict=True)
+    ]
+
+
+def _tree(size: int, tree: int) -> Iterator[tuple[int, int, int]]:
+    """(parent, child, depth) over ranks 1..size below rank 0; the inner ranks of tree 0 are even.
+
+    Tree 1 is tree 0 in the mirror, or shifted by one where mirrored inner ranks would be even too.
+    """
+
+    def place(position: int) -> int:
+        if tree == 0:
+            return position
+        return size + 1 - position if size % 2 == 0 else position % size + 1
+
+    def below(parent: int, first: int, count: int, depth: int) -> Iterator[tuple[int, int, int]]:
+        if count > 0:
+            left = (1 << (count.bit_length() - 1)) - 1
+            top = place(first + left)
+            yield parent, top, depth
+            yield from below(top, first, left, depth + 1)
+            yield from below(top, first + left + 1, count - left - 1, depth + 1)
+
+    return below(0, 1, size, 0)
+
+
+def _colours(edges: list[tuple[int, int]]) -> list[int]:
+    """0 or 1 for each edge: edges that share their parent, or their child, get different ones.
+
+    A rank has at most two edges out and two in, so edges with a common end form paths and even
+    circles, which are coloured by going along them.
+    """
+    sharing: dict[tuple[str, int], list[int]] = defaultdict(list)
+    for i, (parent, child) in enumerate(edges):
+        sharing["out", parent].append(i)
+        sharing["in", child].append(i)
+    colours = [-1] * len(edges)
+    for start in range(len(edges)):
+        if colours[start] >= 0:
+            continue
+        colours[start] = 0
+        waiting = [start]
+        while waiting:
+            edge = waiting.pop()
+            parent, child = edges[edge]
+            for other in (*sharing["out", parent], *sharing["in", child]):
+                if colours[other] < 0:
+                    colours[other] = 1 - colours[edge]
+                    waiting.append(other)
+    return colours

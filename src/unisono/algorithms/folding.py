@@ -1,0 +1,127 @@
+"""Exchanges between pairs of a power of two of ranks, and what becomes of the other ranks.
+
+When n is no power of two, the first 2e ranks (e = n minus the largest power of two in n) pair up:
+the even rank of a pair hands its data to the odd one before, and gets the result after.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from fractions import Fraction
+from typing import TypeAlias
+
+from unisono.algorithms.compose import Composer, runs
+from unisono.algorithms.cost import Cost
+from unisono.schedule import Builder, Collective, Schedule
+from unisono.types import Op
+
+Partners: TypeAlias = Sequence[Sequence[int]]
+"""For each step, the partner of each member; partners of partners are the members themselves."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Fold:
+    """Which ranks take part in the exchange, and how many stand aside.
+
+    Members are numbered 0..members-1; members below `extra` speak for two ranks.
+
+    >>> fold = Fold.of(5)
+    >>> fold.members, [fold.rank(member) for member in range(4)], fold.ranks_of(0)
+    (4, [1, 2, 3, 4], (0, 1))
+    """
+
+    members: int
+    extra: int
+
+    @classmethod
+    def of(cls, ranks: int) -> Fold:
+        """The fold of a rank count."""
+        members = 1 << (ranks.bit_length() - 1)
+        return cls(members=members, extra=ranks - members)
+
+    @property
+    def steps(self) -> int:
+        """Steps of an exchange in which each reaches all: log2(members)."""
+        return self.members.bit_length() - 1
+
+    @property
+    def extra_rounds(self) -> int:
+        """Rounds before and after the exchange."""
+        return 2 if self.extra else 0
+
+    def rank(self, member: int) -> int:
+        """The rank that is this member."""
+        return 2 * member + 1 if member < self.extra else member + self.extra
+
+    def ranks_of(self, member: int) -> tuple[int, ...]:
+        """The ranks that the member speaks for."""
+        rank = self.rank(member)
+        return (rank - 1, rank) if member < self.extra else (rank,)
+
+
+def hypercube_partners(members: int) -> list[list[int]]:
+    """In step k, the partner at distance 2^k."""
+    return [
+        [member ^ (1 << step) for member in range(members)]
+        for step in range(members.bit_length() - 1)
+    ]
+
+
+def all_gather(ranks: int, partners_of: Callable[[int], Partners]) -> Schedule:
+    """Partners send each other all they have, step by step."""
+    fold = Fold.of(ranks)
+    b = Builder(Collective(op=Op.ALL_GATHER, ranks=ranks), "all_gather")
+    for pair in range(fold.extra):
+        b.copy(2 * pair, 2 * pair, 2 * pair + 1)
+    if fold.extra:
+        b.next_round()
+    held = [list(fold.ranks_of(member)) for member in range(fold.members)]
+    for partners in partners_of(fold.members):
+        for member, partner in enumerate(partners):
+            for first, count in runs(held[member]):
+                b.copy(fold.rank(member), first, fold.rank(partner), count=count)
+        b.next_round()
+        held = [held[member] + held[partner] for member, partner in enumerate(partners)]
+    for pair in range(fold.extra):
+        even = 2 * pair
+        if even > 0:
+            b.copy(even + 1, 0, even, count=even)
+        b.copy(even + 1, even + 1, even, count=ranks - even - 1)
+    return b.build()
+
+
+def all_reduce(ranks: int, of_members: Callable[[int], Schedule]) -> Schedule:
+    """An all-reduce of a power of two of ranks, made to serve any number of them."""
+    fold = Fold.of(ranks)
+    inner = of_members(fold.members)
+    if not fold.extra:
+        return inner
+    parts = inner.collective.parts
+    composer = Composer(Collective(op=Op.ALL_REDUCE, ranks=ranks, parts=parts), parts)
+    b = composer.builder
+    for pair in range(fold.extra):
+        b.reduce(2 * pair, 0, 2 * pair + 1, count=parts)
+    members = [fold.rank(member) for member in range(fold.members)]
+    b.round = composer.add(inner, members, [[0]], start=1)
+    for pair in range(fold.extra):
+        b.copy(2 * pair + 1, 0, 2 * pair, count=parts)
+    return composer.build()
+
+
+def all_gather_cost(ranks: int) -> Cost:
+    """Of `all_gather`; at most, where members that speak for two are not next to each other."""
+    fold = Fold.of(ranks)
+    pieces = sum((1 << step) + min(1 << step, fold.extra) for step in range(fold.steps))
+    if fold.extra:
+        pieces += ranks - 1
+    return Cost(rounds=fold.steps + fold.extra_rounds, bytes_sent=Fraction(pieces, ranks))
+
+
+def all_reduce_cost(ranks: int, of_members: Callable[[int], Cost]) -> Cost:
+    """Of `all_reduce`: an odd rank takes N more, and sends N more."""
+    fold = Fold.of(ranks)
+    more = Fraction(1 if fold.extra else 0)
+    return of_members(fold.members) + Cost(
+        rounds=fold.extra_rounds, bytes_sent=more, reductions=more
+    )

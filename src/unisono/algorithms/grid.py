@@ -1,0 +1,176 @@
+"""Ranks as the points of a grid, and operations along its axes: what the multi-level families use.
+
+Ranks next to each other differ along axis 0: within a host first, then between hosts.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import product
+from math import prod
+
+from unisono.algorithms.compose import Composer
+from unisono.algorithms.cost import BY_PART
+from unisono.algorithms.spec import Dims
+from unisono.schedule import Schedule
+from unisono.types import Op
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Grid:
+    """All points of a box, numbered with axis 0 the fastest.
+
+    >>> grid = Grid(dims=(4, 2))
+    >>> grid.coords(5), grid.number((1, 1)), list(grid.lines(1))[0]
+    ((1, 1), 5, [0, 4])
+    """
+
+    dims: Dims
+
+    @property
+    def size(self) -> int:
+        """Number of points."""
+        return prod(self.dims)
+
+    def coords(self, number: int) -> tuple[int, ...]:
+        """The coordinates of a point."""
+        found = []
+        for size in self.dims:
+            number, coord = divmod(number, size)
+            found.append(coord)
+        return tuple(found)
+
+    def number(self, coords: Sequence[int]) -> int:
+        """The point with these coordinates."""
+        number = 0
+        for coord, size in zip(reversed(coords), reversed(self.dims), strict=True):
+            number = number * size + coord
+        return number
+
+    def lines(self, axis: int, fixed: Mapping[int, int] | None = None) -> Iterator[list[int]]:
+        """The lines along an axis; `fixed` gives coordinates that their points must have."""
+        fixed = fixed or {}
+        ranges = [
+            [0] if a == axis else [fixed[a]] if a in fixed else range(size)
+            for a, size in enumerate(self.dims)
+        ]
+        step = prod(self.dims[:axis])
+        for reversed_coords in product(*reversed(ranges)):
+            first = self.number(reversed_coords[::-1])
+            yield [first + i * step for i in range(self.dims[axis])]
+
+    def points(self, pattern: Sequence[int | None]) -> list[int]:
+        """The points with these coordinates; None stands for any."""
+        ranges = [
+            range(size) if coord is None else [coord]
+            for coord, size in zip(pattern, self.dims, strict=True)
+        ]
+        return [self.number(found[::-1]) for found in product(*reversed(ranges))]
+
+
+def near_square(ranks: int, axes: int) -> Dims:
+    """The most equal sizes whose product is the rank count, the largest first.
+
+    From the last axis on, each gets the largest divisor that leaves the axes before it no less.
+
+    >>> near_square(16, 2), near_square(8, 2), near_square(7, 2), near_square(24, 3)
+    ((4, 4), (4, 2), (7, 1), (4, 3, 2))
+    """
+    sizes = []
+    rest = ranks
+    for left in range(axes, 1, -1):
+        size = max(d for d in range(1, rest + 1) if rest % d == 0 and d**left <= rest)
+        sizes.append(size)
+        rest //= size
+    return (*sorted([*sizes, rest], reverse=True),)
+
+
+def powers(base: int, below: int) -> list[int]:
+    """1, base, base^2, ... below a number: the weights of its digits.
+
+    >>> powers(3, 10)
+    [1, 3, 9]
+    """
+    found = []
+    power = 1
+    while power < below:
+        found.append(power)
+        power *= base
+    return found
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Lines:
+    """Operations along the lines of a grid, as parts of one larger operation.
+
+    `shares` is the grid of what the vector is cut in; along an axis where it is not cut, `shares`
+    has size 1. Share s of the grid is share `stride * s + offset` of the composer.
+    """
+
+    composer: Composer
+    grid: Grid
+    shares: Grid
+    stride: int = 1
+    offset: int = 0
+    channel: int = 0
+
+    def add(
+        self,
+        axis: int,
+        part: Schedule,
+        *,
+        start: int,
+        free: Collection[int],
+        fixed: Mapping[int, int] | None = None,
+    ) -> int:
+        """Do `part` on every line along an axis at once; returns the round after it.
+
+        A rank deals with the shares that have its own coordinates, but any along the `free` axes.
+        """
+        for line in self.grid.lines(axis, fixed):
+            own = self.grid.coords(line[0])
+            pattern: list[int | None] = [
+                None if a in free else coord if self.shares.dims[a] > 1 else 0
+                for a, coord in enumerate(own)
+            ]
+            pieces = []
+            whole = part.collective.op in BY_PART
+            for number in range(1 if whole else len(line)):
+                pattern[axis] = number
+                found = self.shares.points(pattern)
+                pieces.append([self.stride * share + self.offset for share in found])
+            self.composer.add(part, line, pieces, start=start, channel=self.channel)
+        return start + part.num_rounds
+
+    def gather(self, order: Sequence[int], parts: Mapping[int, Schedule], *, start: int = 0) -> int:
+        """All-gather along the axes in this order: each adds to what the ones before have got."""
+        for i, axis in enumerate(order):
+            start = self.add(axis, parts[axis], start=start, free=order[:i])
+        return start
+
+    def scatter(
+        self, order: Sequence[int], parts: Mapping[int, Schedule], *, start: int = 0
+    ) -> int:
+        """Reduce-scatter along the axes in this order: each cuts what the ones before have left."""
+        for i, axis in enumerate(order):
+            start = self.add(axis, parts[axis], start=start, free=order[i + 1 :])
+        return start
+
+
+def exchange(composer: Composer, grid: Grid, parts: Mapping[int, Schedule]) -> None:
+    """All-to-all along axis 0, then axis 1, ...: pieces get one coordinate of their goal each."""
+    start = 0
+    for axis in range(len(grid.dims)):
+        part = parts[axis]
+        assert part.collective.op is Op.ALL_TO_ALL
+        for line in grid.lines(axis):
+            own = grid.coords(line[0])
+            src: list[int | None] = [None if a < axis else c for a, c in enumerate(own)]
+            dst: list[int | None] = [c if a < axis else None for a, c in enumerate(own)]
+            pieces = []
+            for src[axis], dst[axis] in product(range(len(line)), repeat=2):
+                goals = grid.points(dst)
+                pieces.append([s * grid.size + d for s in grid.points(src) for d in goals])
+            composer.add(part, line, pieces, start=start)
+        start += part.num_rounds

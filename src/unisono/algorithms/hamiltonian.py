@@ -1,0 +1,146 @@
+"""Hamiltonian cycles of a torus that share no link."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from unisono.algorithms.grid import Grid
+from unisono.algorithms.spec import Dims
+from unisono.errors import UnsupportedError
+
+
+def hamiltonian_cycles(dims: Dims) -> list[list[int]]:
+    """Cycles through all points of a torus of one or two axes, along its links, none used twice.
+
+    With two axes both are of at least 2 points; with more than 2 on both, there are two cycles.
+    Raises `UnsupportedError` if they are not found.
+
+    >>> hamiltonian_cycles((3, 2))
+    [[0, 1, 2, 5, 4, 3]]
+    >>> len(hamiltonian_cycles((4, 3)))
+    2
+    """
+    if len(dims) == 1:
+        return [list(range(dims[0]))]
+    columns, rows = dims
+    if min(dims) == 2:
+        return [_around_two(Grid(dims=dims))]
+    return _Weave(columns=columns, rows=rows).cycles()
+
+
+def _around_two(grid: Grid) -> list[int]:
+    """There and back along the longer axis of a torus that is two wide."""
+    long = 0 if grid.dims[1] == 2 else 1
+    there = [grid.number((i, 0) if long == 0 else (0, i)) for i in range(grid.dims[long])]
+    step = grid.number((0, 1) if long == 0 else (1, 0))
+    return there + [point + step for point in reversed(there)]
+
+
+class _Weave:
+    """The links of a torus in two colours, each a set of cycles through all points.
+
+    At first one colour has the rows, the other the columns. Where the links round a square have
+    alternating colours they may change places, which joins or parts cycles of each colour. Squares
+    are changed until each colour is one cycle. That two such cycles exist is Kotzig's theorem
+    (1973); that this finds them is tested for all sizes up to 14 by 14.
+    """
+
+    def __init__(self, *, columns: int, rows: int) -> None:
+        self.columns = columns
+        self.rows = rows
+        self.size = columns * rows
+        # The colour of the link from a point to its right, and to the point below.
+        self.right = [0] * self.size
+        self.down = [1] * self.size
+
+    def cycles(self) -> list[list[int]]:
+        """Both cycles, each from point 0."""
+        found = [list(self._cycles(colour)) for colour in (0, 1)]
+        corner = 0
+        for _ in range(8 * self.size):
+            if max(map(len, found)) == 1:
+                return [cycles[0] for cycles in found]
+            corner = self._choose(found, corner)
+            self._swap(corner)
+            found = [list(self._cycles(colour)) for colour in (0, 1)]
+        raise UnsupportedError(
+            f"no two Hamiltonian cycles were found on a torus of {self.columns}x{self.rows}"
+        )
+
+    def _choose(self, found: list[list[list[int]]], last: int) -> int:
+        """The next square that leaves fewer cycles, else one that leaves as many."""
+        places = [
+            {point: (n, i) for n, cycle in enumerate(cycles) for i, point in enumerate(cycle)}
+            for cycles in found
+        ]
+        sideways = None
+        for i in range(1, self.size + 1):
+            corner = (last + i) % self.size
+            if not self._may_swap(corner):
+                continue
+            a, b, c, d = self._square(corner)
+            across = self.right[corner]
+            change = self._change(found[across], places[across], (a, b), (c, d))
+            change += self._change(found[1 - across], places[1 - across], (a, c), (b, d))
+            if change < 0:
+                return corner
+            if change == 0 and sideways is None:
+                sideways = corner
+        assert sideways is not None, "Kotzig's theorem"
+        return sideways
+
+    @staticmethod
+    def _change(
+        cycles: list[list[int]],
+        place: dict[int, tuple[int, int]],
+        first: tuple[int, int],
+        second: tuple[int, int],
+    ) -> int:
+        """Cycles more if links a-b and c-d become a-c and b-d."""
+        if place[first[0]][0] != place[second[0]][0]:
+            return -1
+        length = len(cycles[place[first[0]][0]])
+        ways = [(place[b][1] - place[a][1]) % length == 1 for a, b in (first, second)]
+        return 0 if ways[0] == ways[1] else 1
+
+    def _cycles(self, colour: int) -> Iterator[list[int]]:
+        seen: set[int] = set()
+        for start in range(self.size):
+            cycle: list[int] = []
+            point: int | None = start
+            while point is not None and point not in seen:
+                seen.add(point)
+                cycle.append(point)
+                point = next((p for p in self._linked(point, colour) if p not in seen), None)
+            if cycle:
+                yield cycle
+
+    def _linked(self, point: int, colour: int) -> list[int]:
+        left, above = self._step(point, -1, 0), self._step(point, 0, -1)
+        ends = [
+            (self.right[point], self._step(point, 1, 0)),
+            (self.down[point], self._step(point, 0, 1)),
+            (self.right[left], left),
+            (self.down[above], above),
+        ]
+        return [end for linked, end in ends if linked == colour]
+
+    def _square(self, corner: int) -> tuple[int, int, int, int]:
+        below = self._step(corner, 0, 1)
+        return corner, self._step(corner, 1, 0), below, self._step(below, 1, 0)
+
+    def _may_swap(self, corner: int) -> bool:
+        _, beside, below, _ = self._square(corner)
+        colour = self.right[corner]
+        return self.right[below] == colour != self.down[corner] == self.down[beside]
+
+    def _swap(self, corner: int) -> None:
+        _, beside, below, _ = self._square(corner)
+        for point in (corner, below):
+            self.right[point] ^= 1
+        for point in (corner, beside):
+            self.down[point] ^= 1
+
+    def _step(self, point: int, right: int, down: int) -> int:
+        row, column = divmod(point, self.columns)
+        return (row + down) % self.rows * self.columns + (column + right) % self.columns

@@ -1,0 +1,223 @@
+"""An algorithm for each level: within a host, between hosts, between racks.
+
+Written `level0:mesh@4;level1:ring@2`, innermost first (HCCL's syntax, with sizes), or
+`hierarchical:4x2` for `direct` on each level. One level may leave out its size. If none has one,
+they are the `levels` that `build` is given, else two that are as equal as can be. The ranks of an
+innermost group are next to each other.
+
+n is the number of ranks, N the bytes of the whole vector; bytes are those the busiest rank sends.
+Costs are the sums of the levels' costs, each on its share of the vector: upper bounds if the
+busiest rank of one level is not that of another.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from fractions import Fraction
+from math import lcm, prod
+
+from unisono.algorithms import composition
+from unisono.algorithms.compose import Composer
+from unisono.algorithms.cost import BY_PART, FREE, Cost
+from unisono.algorithms.grid import Grid, Lines, exchange
+from unisono.algorithms.levels import Hierarchy
+from unisono.algorithms.registry import algorithm
+from unisono.algorithms.spec import Dims, Level
+from unisono.schedule import Collective, Schedule
+from unisono.types import Op
+
+Levels = tuple[Level, ...]
+
+
+def _all_reduce_cost(ranks: int, *, dims: Dims | None = None, levels: Levels = ()) -> Cost:
+    tree = Hierarchy.of(ranks, dims, levels)
+    total, share = FREE, Fraction(1)
+    for level in range(tree.top):
+        scatters = tree.scatters(level)
+        pair = (Op.REDUCE_SCATTER, Op.ALL_GATHER) if scatters else (Op.REDUCE, Op.BROADCAST)
+        for op in pair:
+            total += tree.cost(op, level).on(share)
+        share /= tree.sizes[level] if scatters else 1
+    return total + _top_cost(tree).on(share)
+
+
+def _pieces_cost(op: Op) -> Callable[..., Cost]:
+    """Each level deals with what the levels inside it (outside it, with a root) have left."""
+
+    def stated(ranks: int, *, dims: Dims | None = None, levels: Levels = ()) -> Cost:
+        tree = Hierarchy.of(ranks, dims, levels)
+        total = FREE
+        for level in range(tree.top + 1):
+            others = tree.sizes[level + 1 :] if op.rooted else tree.sizes[:level]
+            total += tree.cost(op, level).on(Fraction(1, prod(others)))
+        return total
+
+    return stated
+
+
+def _whole_cost(op: Op) -> Callable[..., Cost]:
+    """Each level deals with the whole vector."""
+
+    def stated(ranks: int, *, dims: Dims | None = None, levels: Levels = ()) -> Cost:
+        tree = Hierarchy.of(ranks, dims, levels)
+        return sum((tree.cost(op, level) for level in range(tree.top + 1)), FREE)
+
+    return stated
+
+
+@algorithm(Op.ALL_REDUCE, "hierarchical", cost=_all_reduce_cost)
+def all_reduce(ranks: int, *, dims: Dims | None = None, levels: Levels = ()) -> Schedule:
+    """Reduce-scatter inwards out, all-reduce on the outermost level, all-gather outwards in.
+
+    A level whose algorithm knows no reduce-scatter (a tree, a chain) reduces to its first rank and
+    broadcasts from it instead; the other ranks take no part in the levels outside it.
+
+    Rounds: the sum over the levels. Bytes: the sum over the levels, each on its share of N.
+    Reductions: the same. Source: Jia et al., "Highly scalable deep learning training system with
+    mixed-precision" (2018), and HCCL; with leaders: Karonis et al., "Exploiting hierarchy in
+    parallel computer networks to optimize collective operation performance" (2000).
+    """
+    tree = Hierarchy.of(ranks, dims, levels)
+    inner = range(tree.top)
+    scattered = [level for level in inner if tree.scatters(level)]
+    down, up = {}, {}
+    for level in inner:
+        pieces = level in scattered
+        up[level] = tree.part(Op.REDUCE_SCATTER if pieces else Op.REDUCE, level)
+        down[level] = tree.part(Op.ALL_GATHER if pieces else Op.BROADCAST, level)
+    top = _top_all_reduce(tree)
+    unit = lcm(*(part.collective.parts for part in (*up.values(), *down.values(), top)))
+    shares = Grid(dims=tuple(n if i in scattered else 1 for i, n in enumerate(tree.sizes)))
+    collective = Collective(op=Op.ALL_REDUCE, ranks=ranks, parts=shares.size * unit)
+    lines = Lines(composer=Composer(collective, unit), grid=tree.grid, shares=shares)
+    start = 0
+    for level, part in (*up.items(), (tree.top, top), *reversed(down.items())):
+        leaders = {below: 0 for below in range(level) if below not in scattered}
+        outside = [above for above in scattered if above > level]
+        start = lines.add(level, part, start=start, free=outside, fixed=leaders)
+    return lines.composer.build()
+
+
+@algorithm(Op.REDUCE_SCATTER, "hierarchical", cost=_pieces_cost(Op.REDUCE_SCATTER))
+def reduce_scatter(ranks: int, *, dims: Dims | None = None, levels: Levels = ()) -> Schedule:
+    """Reduce-scatter on each level, innermost first: what goes between hosts is reduced already.
+
+    Rounds: the sum over the levels. Bytes: the sum over the levels, each on N / (ranks of the
+    levels inside it). Reductions: the same. Source: Cho et al., "BlueConnect: decomposing
+    all-reduce for deep learning on heterogeneous network hierarchy" (2019).
+    """
+    tree = Hierarchy.of(ranks, dims, levels)
+    lines, parts = _on_pieces(tree, Op.REDUCE_SCATTER)
+    lines.scatter(range(tree.top + 1), parts)
+    return lines.composer.build()
+
+
+@algorithm(Op.ALL_GATHER, "hierarchical", cost=_pieces_cost(Op.ALL_GATHER))
+def all_gather(ranks: int, *, dims: Dims | None = None, levels: Levels = ()) -> Schedule:
+    """All-gather on each level, outermost first: a piece goes between two hosts but once.
+
+    Rounds: the sum over the levels. Bytes: the sum over the levels, each on N / (ranks of the
+    levels inside it). Source: Cho et al. (2019).
+    """
+    tree = Hierarchy.of(ranks, dims, levels)
+    lines, parts = _on_pieces(tree, Op.ALL_GATHER)
+    lines.gather(range(tree.top, -1, -1), parts)
+    return lines.composer.build()
+
+
+@algorithm(Op.ALL_TO_ALL, "hierarchical", cost=_whole_cost(Op.ALL_TO_ALL))
+def all_to_all(ranks: int, *, dims: Dims | None = None, levels: Levels = ()) -> Schedule:
+    """Within the host, give each rank what its counterparts on other hosts want; then between.
+
+    Rounds: the sum over the levels. Bytes: the sum over the levels, each on N: more than `direct`,
+    but between hosts in fewer, larger messages. Source: Rajbhandari et al., "DeepSpeed-MoE"
+    (2022), hierarchical all-to-all.
+    """
+    tree = Hierarchy.of(ranks, dims, levels)
+    parts = {level: tree.part(Op.ALL_TO_ALL, level) for level in range(tree.top + 1)}
+    unit = lcm(*(part.collective.parts for part in parts.values()))
+    composer = Composer(Collective(op=Op.ALL_TO_ALL, ranks=ranks, parts=unit), unit)
+    exchange(composer, tree.grid, parts)
+    return composer.build()
+
+
+@algorithm(Op.BROADCAST, "hierarchical", cost=_whole_cost(Op.BROADCAST))
+def broadcast(ranks: int, root: int, *, dims: Dims | None = None, levels: Levels = ()) -> Schedule:
+    """From the root to one rank of each outermost group, and so on inwards.
+
+    Rounds: the sum over the levels. Bytes: at most the sum over the levels. Source: Karonis et
+    al., "Exploiting hierarchy in parallel computer networks to optimize collective operation
+    performance" (2000).
+    """
+    return _rooted(Op.BROADCAST, root, Hierarchy.of(ranks, dims, levels))
+
+
+@algorithm(Op.REDUCE, "hierarchical", cost=_whole_cost(Op.REDUCE), exact=False)
+def reduce(ranks: int, root: int, *, dims: Dims | None = None, levels: Levels = ()) -> Schedule:
+    """Within each innermost group, then on the level outside it, to the root.
+
+    Rounds: the sum over the levels. Bytes: at most the sum over the levels. Reductions: at most
+    the sum over the levels. Source: Karonis et al. (2000).
+    """
+    return _rooted(Op.REDUCE, root, Hierarchy.of(ranks, dims, levels))
+
+
+@algorithm(Op.SCATTER, "hierarchical", cost=_pieces_cost(Op.SCATTER))
+def scatter(ranks: int, root: int, *, dims: Dims | None = None, levels: Levels = ()) -> Schedule:
+    """Each group gets all its pieces at once, outermost first. Pieces must have one length.
+
+    Rounds: the sum over the levels. Bytes: at most the sum over the levels, each on N / (ranks of
+    the levels outside it). Source: Karonis et al. (2000).
+    """
+    return _rooted(Op.SCATTER, root, Hierarchy.of(ranks, dims, levels))
+
+
+@algorithm(Op.GATHER, "hierarchical", cost=_pieces_cost(Op.GATHER), exact=False)
+def gather(ranks: int, root: int, *, dims: Dims | None = None, levels: Levels = ()) -> Schedule:
+    """Each group gathers its pieces before they go on together. Pieces must have one length.
+
+    Rounds: the sum over the levels. Bytes: at most the sum over the levels, each on N / (ranks of
+    the levels outside it). Source: Karonis et al. (2000).
+    """
+    return _rooted(Op.GATHER, root, Hierarchy.of(ranks, dims, levels))
+
+
+def _on_pieces(tree: Hierarchy, op: Op) -> tuple[Lines, dict[int, Schedule]]:
+    parts = {level: tree.part(op, level) for level in range(tree.top + 1)}
+    unit = lcm(*(part.collective.parts for part in parts.values()))
+    composer = Composer(Collective(op=op, ranks=tree.grid.size, parts=unit), unit)
+    return Lines(composer=composer, grid=tree.grid, shares=tree.grid), parts
+
+
+def _rooted(op: Op, root: int, tree: Hierarchy) -> Schedule:
+    """Along each axis, on the lines whose ranks lead the groups inside: where the root is there."""
+    home = tree.grid.coords(root)
+    parts = {level: tree.part(op, level, home[level]) for level in range(tree.top + 1)}
+    unit = lcm(*(part.collective.parts for part in parts.values()))
+    collective = Collective(op=op, ranks=tree.grid.size, parts=unit, root=root)
+    shares = Grid(dims=(1,) * len(home)) if op in BY_PART else tree.grid
+    lines = Lines(composer=Composer(collective, unit), grid=tree.grid, shares=shares)
+    inwards = op in (Op.BROADCAST, Op.SCATTER)
+    start = 0
+    for level in reversed(parts) if inwards else parts:
+        leaders = {inside: home[inside] for inside in range(level)}
+        start = lines.add(level, parts[level], start=start, free=range(level), fixed=leaders)
+    return lines.composer.build()
+
+
+def _top_all_reduce(tree: Hierarchy) -> Schedule:
+    """The outermost level reduces everything: by an all-reduce, or as its algorithm can."""
+    text, ranks = tree.algorithms[tree.top], tree.sizes[tree.top]
+    if not tree.serves(tree.top, Op.ALL_REDUCE):
+        if tree.scatters(tree.top):
+            return composition.reduce_scatter_all_gather(ranks, reduce_scatter=text)
+        return composition.reduce_broadcast(ranks, reduce=text)
+    return tree.part(Op.ALL_REDUCE, tree.top)
+
+
+def _top_cost(tree: Hierarchy) -> Cost:
+    if not tree.serves(tree.top, Op.ALL_REDUCE):
+        scatters = tree.scatters(tree.top)
+        pair = (Op.REDUCE_SCATTER, Op.ALL_GATHER) if scatters else (Op.REDUCE, Op.BROADCAST)
+        return sum((tree.cost(op, tree.top) for op in pair), FREE)
+    return tree.cost(Op.ALL_REDUCE, tree.top)

@@ -1,0 +1,123 @@
+"""A tree in which the subtree below a child is k times smaller each round: log_k(n) rounds.
+
+Ranks are renumbered from the root. In the round of weight w = k^i, every rank that is a multiple
+of k w deals with the ranks w, 2w, ..., (k-1)w above it, each of which stands for the w ranks from
+itself on. n is the number of ranks, N the bytes of the whole vector; bytes are those the busiest
+rank sends.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from fractions import Fraction
+
+from unisono.algorithms.compose import backwards
+from unisono.algorithms.cost import Cost
+from unisono.algorithms.grid import powers
+from unisono.algorithms.registry import algorithm
+from unisono.errors import UnsupportedError
+from unisono.schedule import Builder, Collective, Schedule
+from unisono.types import Op
+
+
+def broadcast_cost(ranks: int, *, k: int = 4) -> Cost:
+    """Of `broadcast`."""
+    return Cost(rounds=len(_weights(ranks, k)), bytes_sent=Fraction(_children(ranks, k)))
+
+
+def reduce_cost(ranks: int, *, k: int = 4) -> Cost:
+    """Of `reduce`."""
+    return Cost(
+        rounds=len(_weights(ranks, k)),
+        bytes_sent=Fraction(1),
+        reductions=Fraction(_children(ranks, k)),
+    )
+
+
+def scatter_cost(ranks: int, *, k: int = 4) -> Cost:
+    """Of `scatter`."""
+    return Cost(rounds=len(_weights(ranks, k)), bytes_sent=Fraction(ranks - 1, ranks))
+
+
+def gather_cost(ranks: int, *, k: int = 4) -> Cost:
+    """Of `gather`."""
+    weights = _weights(ranks, k)
+    largest = max(min(weights[-1], ranks - weights[-1]), *weights[-2:-1], 1)
+    return Cost(rounds=len(weights), bytes_sent=Fraction(largest, ranks))
+
+
+@algorithm(Op.BROADCAST, "k_nomial", cost=broadcast_cost)
+def broadcast(ranks: int, root: int, *, k: int = 4) -> Schedule:
+    """The root sends to the k-1 ranks that are n/k apart, all send to those n/k^2 apart, and so on.
+
+    Rounds: ceil(log_k(n)). Bytes: up to (k-1) log_k(n) x N, at the root. Source: Wilkins et al.,
+    "Generalized collective algorithms for the exascale era" (2023).
+    """
+    b = Builder(Collective(op=Op.BROADCAST, ranks=ranks, root=root), "k_nomial")
+    for weight in reversed(_weights(ranks, k)):
+        for parent, child in _edges(ranks, k, weight):
+            b.copy((parent + root) % ranks, 0, (child + root) % ranks)
+        b.next_round()
+    return b.build()
+
+
+@algorithm(Op.REDUCE, "k_nomial", cost=reduce_cost)
+def reduce(ranks: int, root: int, *, k: int = 4) -> Schedule:
+    """The broadcast tree backwards: children send partial sums to their parents.
+
+    Rounds: ceil(log_k(n)). Bytes: N. Reductions: up to (k-1) log_k(n) x N, at the root.
+    Source: Wilkins et al. (2023).
+    """
+    return backwards(broadcast(ranks, root, k=k))
+
+
+@algorithm(Op.SCATTER, "k_nomial", cost=scatter_cost)
+def scatter(ranks: int, root: int, *, k: int = 4) -> Schedule:
+    """Each rank sends its children the pieces of their subtrees. Pieces must have one length.
+
+    Rounds: ceil(log_k(n)). Bytes: (n-1)/n x N at the root. Source: Wilkins et al. (2023).
+    """
+    b = Builder(Collective(op=Op.SCATTER, ranks=ranks, root=root), "k_nomial")
+    for weight in reversed(_weights(ranks, k)):
+        for parent, child in _edges(ranks, k, weight):
+            for first, count in _subtree(ranks, root, child, weight):
+                b.copy((parent + root) % ranks, first, (child + root) % ranks, count=count)
+        b.next_round()
+    return b.build()
+
+
+@algorithm(Op.GATHER, "k_nomial", cost=gather_cost)
+def gather(ranks: int, root: int, *, k: int = 4) -> Schedule:
+    """Each rank sends its parent the pieces of its whole subtree. Pieces must have one length.
+
+    Rounds: ceil(log_k(n)). Bytes: up to N/k, by a child of the root. Source: Wilkins et al. (2023).
+    """
+    return backwards(scatter(ranks, root, k=k))
+
+
+def _weights(ranks: int, k: int) -> list[int]:
+    if k < 2:
+        raise UnsupportedError(f"k_nomial: k must be at least 2, not {k}")
+    return powers(k, ranks)
+
+
+def _children(ranks: int, k: int) -> int:
+    """Children of the root, which has the most."""
+    return sum(min(k - 1, (ranks - 1) // weight) for weight in _weights(ranks, k))
+
+
+def _edges(ranks: int, k: int, weight: int) -> Iterator[tuple[int, int]]:
+    """(parent, child), counted from the root, at one weight."""
+    for parent in range(0, ranks, k * weight):
+        for child in range(parent + weight, min(parent + k * weight, ranks), weight):
+            yield parent, child
+
+
+def _subtree(ranks: int, root: int, child: int, weight: int) -> Iterator[tuple[int, int]]:
+    """The pieces of a child's subtree as (first chunk, count); two ranges if they wrap."""
+    count = min(weight, ranks - child)
+    first = (child + root) % ranks
+    head = min(count, ranks - first)
+    yield first, head
+    if head < count:
+        yield 0, count - head

@@ -1,0 +1,66 @@
+"""Pairs of neighbours swap what they learned last, with the neighbour on the other side each time.
+
+Half the rounds of a ring, and neighbours only. n is the number of ranks, N the bytes of the whole
+vector; bytes are those the busiest rank sends. With an odd rank count the last rank hands its piece
+to the one before it first, and gets all others from it in the end.
+"""
+
+from __future__ import annotations
+
+from unisono.algorithms.compose import backwards, runs
+from unisono.algorithms.cost import Cost, of_all_gather
+from unisono.algorithms.cost import backwards as backwards_cost
+from unisono.algorithms.registry import algorithm
+from unisono.schedule import Builder, Collective, Schedule
+from unisono.types import Op
+
+
+def _gather_cost(ranks: int) -> Cost:
+    if ranks % 2 == 0:
+        return of_all_gather(ranks // 2, ranks - 1, ranks)
+    own = 1 if ranks == 3 else 2  # times that the two pieces of rank n-2 leave it as one
+    return of_all_gather(ranks // 2 + 2, 2 * ranks - 3 + own, ranks)
+
+
+def _scatter_cost(ranks: int) -> Cost:
+    return backwards_cost(_gather_cost(ranks), ranks)
+
+
+@algorithm(Op.ALL_GATHER, "neighbour_exchange", cost=_gather_cost)
+def all_gather(ranks: int) -> Schedule:
+    """Swap own pieces with one neighbour, then the pair of pieces got last with the other, ...
+
+    Rounds: n/2; for odd n (n-1)/2 + 2. Bytes: (n-1)/n x N; for odd n (2n-1)/n x N (4/3 x N for
+    3 ranks). Source: Chen, Zhang, Zhang, Yuan, "Performance evaluation of allgather algorithms on
+    terascale Linux cluster with fast Ethernet" (2005).
+    """
+    b = Builder(Collective(op=Op.ALL_GATHER, ranks=ranks), "neighbour_exchange")
+    members = ranks - ranks % 2
+    odd = members < ranks and members > 0
+    latest = [[member] for member in range(members)]
+    if odd:
+        b.copy(ranks - 1, ranks - 1, ranks - 2)
+        b.next_round()
+        latest[-1].append(ranks - 1)
+    for step in range(members // 2):
+        way = 1 if step % 2 == 0 else -1
+        partners = [(m + (-way if m % 2 else way)) % members for m in range(members)]
+        for member, partner in enumerate(partners):
+            for first, count in runs(latest[member]):
+                b.copy(member, first, partner, count=count)
+        b.next_round()
+        got = [latest[partner] for partner in partners]
+        latest = [a + c for a, c in zip(latest, got, strict=True)] if step == 0 else got
+    if odd:
+        b.copy(ranks - 2, 0, ranks - 1, count=ranks - 1)
+    return b.build()
+
+
+@algorithm(Op.REDUCE_SCATTER, "neighbour_exchange", cost=_scatter_cost)
+def reduce_scatter(ranks: int) -> Schedule:
+    """The all-gather backwards.
+
+    Rounds: n/2; for odd n (n-1)/2 + 2. Bytes: (n-1)/n x N. Reductions: (n-1)/n x N; for odd n
+    (2n-1)/n x N (4/3 x N for 3 ranks). Source: Chen, Zhang, Zhang, Yuan (2005), turned round.
+    """
+    return backwards(all_gather(ranks))

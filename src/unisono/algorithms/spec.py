@@ -1,0 +1,139 @@
+"""How an algorithm and its parameters are written in one string: the parser.
+
+    ring                             a name
+    k_nomial:4                       its first parameter
+    bucket:4x4                       the dims of a grid, the innermost (fastest) first
+    ring:channels=2                  parameters by name, separated by commas
+    level0:mesh;level1:ring          an algorithm for each level, the innermost first
+    level0:mesh@4;level1:ring@2      with the sizes of the levels
+
+The last two are HCCL's syntax (`HCCL_ALGO`), with sizes added. HCCL's names of algorithms are
+understood too, in any case.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+from math import prod
+from typing import TypeAlias
+
+from unisono.errors import UnsupportedError
+from unisono.types import Op
+
+Dims: TypeAlias = tuple[int, ...]
+"""Sizes of the axes of a grid of ranks; ranks next to each other differ along axis 0."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Level:
+    """One level of a hierarchy: the algorithm's string and, if it was given, the ranks in it."""
+
+    algorithm: str
+    size: int | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Spec:
+    """A string taken apart: parameters are still text, but for the levels."""
+
+    name: str
+    positional: tuple[str, ...] = ()
+    named: tuple[tuple[str, str], ...] = ()
+    levels: tuple[Level, ...] = ()
+
+
+_ALIASES = {
+    "mesh": "direct",
+    "fullmesh": "direct",
+    "na": "direct",
+    "h-d_r": "halving_doubling",
+    "rabenseifner": "halving_doubling",
+    "nb": "bruck",
+    "torus": "bucket",
+    "neighbor_exchange": "neighbour_exchange",
+}
+_HALVES = {
+    (Op.REDUCE_SCATTER, "halving_doubling"): "recursive_halving",
+    (Op.ALL_GATHER, "halving_doubling"): "recursive_doubling",
+}
+_NAMED = re.compile(r"([a-z_]+)=(.*)", re.DOTALL)
+_LEVEL = re.compile(r"level(\d+):(.*)", re.DOTALL | re.IGNORECASE)
+
+
+def parse(op: Op, text: str) -> Spec:
+    """Take an algorithm's string apart. Raises `UnsupportedError` when it is ill-formed.
+
+    >>> parse(Op.ALL_REDUCE, "k_nomial:4")
+    Spec(name='k_nomial', positional=('4',), named=(), levels=())
+    >>> parse(Op.ALL_REDUCE, "level0:mesh@4;level1:ring").levels
+    (Level(algorithm='mesh', size=4), Level(algorithm='ring', size=None))
+    """
+    text = text.strip()
+    if _LEVEL.match(text):
+        return Spec(name="hierarchical", levels=tuple(_levels(text)))
+    head, colon, rest = text.partition(":")
+    positional: list[str] = []
+    named: dict[str, str] = {}
+    for part in rest.split(",") if colon else ():
+        match = _NAMED.fullmatch(part.strip())
+        if match is None and (named or not part.strip()):
+            raise UnsupportedError(
+                f"{text!r}: after ':' come values, then key=value, separated by commas"
+            )
+        if match is None:
+            positional.append(part.strip())
+        elif match[1] in named:
+            raise UnsupportedError(f"{text!r}: {match[1]} is given twice")
+        else:
+            named[match[1]] = match[2].strip()
+    name = _canonical(op, head.strip())
+    return Spec(name=name, positional=tuple(positional), named=tuple(named.items()))
+
+
+def number(what: str, text: str) -> int:
+    """A whole number of at least one. Raises `UnsupportedError`."""
+    if not re.fullmatch(r"[1-9][0-9]{0,8}", text):
+        raise UnsupportedError(f"{what}: expected a whole number like 4, got {text!r}")
+    return int(text)
+
+
+def dims(what: str, text: str) -> Dims:
+    """Sizes like 4x4. Raises `UnsupportedError`.
+
+    >>> dims("bucket", "4x2")
+    (4, 2)
+    """
+    if not re.fullmatch(r"[1-9][0-9]{0,8}(x[1-9][0-9]{0,8})*", text):
+        raise UnsupportedError(f"{what}: expected sizes like 4x4, got {text!r}")
+    return tuple(int(size) for size in text.split("x"))
+
+
+def check_dims(sizes: Dims, ranks: int) -> Dims:
+    """The sizes, if they make up this many ranks. Raises `UnsupportedError`."""
+    if prod(sizes) != ranks:
+        shape = "x".join(map(str, sizes))
+        raise UnsupportedError(f"a grid of {shape} serves {prod(sizes)} ranks, not {ranks}")
+    return sizes
+
+
+def _canonical(op: Op, name: str) -> str:
+    name = name.lower()
+    name = _ALIASES.get(name, name)
+    return _HALVES.get((op, name), name)
+
+
+def _levels(text: str) -> Iterator[Level]:
+    for expected, part in enumerate(text.split(";")):
+        match = _LEVEL.fullmatch(part.strip())
+        if match is None or int(match[1]) != expected:
+            raise UnsupportedError(
+                f"{text!r}: expected 'level{expected}:ALGORITHM' or "
+                f"'level{expected}:ALGORITHM@SIZE', got {part!r}"
+            )
+        algorithm, at, size = match[2].partition("@")
+        yield Level(
+            algorithm=algorithm.strip(),
+            size=number(f"level{expected} after '@'", size.strip()) if at else None,
+        )

@@ -1,0 +1,109 @@
+"""Halving and doubling between ranks that are near each other: shorter ways on a ring or torus.
+
+In step s the partner is at distance (1 - (-2)^(s+1)) / 3: 1, -1, 3, -5, 11, ...; even ranks go one
+way, odd ranks the other. n is the number of ranks, m the largest power of two in it, e = n - m the
+ranks that stand aside (see `folding`), N the bytes of the whole vector; bytes are those the
+busiest rank sends. On a torus (`dims`, powers of two) the steps take turns along its axes.
+"""
+
+from __future__ import annotations
+
+from unisono.algorithms import folding
+from unisono.algorithms.compose import backwards, in_sequence
+from unisono.algorithms.cost import Cost, there_and_back
+from unisono.algorithms.cost import backwards as backwards_cost
+from unisono.algorithms.grid import Grid
+from unisono.algorithms.registry import algorithm
+from unisono.algorithms.spec import Dims, check_dims
+from unisono.errors import UnsupportedError
+from unisono.schedule import Schedule
+from unisono.types import Op
+
+
+def _gather_cost(ranks: int, *, dims: Dims | None = None) -> Cost:
+    _torus(ranks, dims)
+    return folding.all_gather_cost(ranks)
+
+
+def _scatter_cost(ranks: int, *, dims: Dims | None = None) -> Cost:
+    return backwards_cost(_gather_cost(ranks, dims=dims), ranks)
+
+
+def _all_reduce_cost(ranks: int, *, dims: Dims | None = None) -> Cost:
+    _torus(ranks, dims)
+
+    def of_members(members: int) -> Cost:
+        return there_and_back(folding.all_gather_cost(members), members)
+
+    return folding.all_reduce_cost(ranks, of_members)
+
+
+@algorithm(Op.ALL_GATHER, "swing", cost=_gather_cost, exact=False)
+def all_gather(ranks: int, *, dims: Dims | None = None) -> Schedule:
+    """From far to near, each rank exchanges all it has with its partner.
+
+    Rounds: log2(m), and 2 more if e > 0. Bytes: (n-1)/n x N for powers of two, else at most
+    (m-1 + sum of min(2^k, e) over k < log2(m) + n-1)/n x N. Source: De Sensi et al., "Swing:
+    short-cutting rings for higher bandwidth allreduce" (NSDI 2024), its second half.
+    """
+    shape = _torus(ranks, dims)
+    return folding.all_gather(ranks, lambda members: _partners(shape or (members,)))
+
+
+@algorithm(Op.REDUCE_SCATTER, "swing", cost=_scatter_cost, exact=False)
+def reduce_scatter(ranks: int, *, dims: Dims | None = None) -> Schedule:
+    """From near to far, each rank sends its partner what the partner's side will own.
+
+    Rounds: log2(m), and 2 more if e > 0. Bytes: (n-1)/n x N. Reductions: (n-1)/n x N for powers
+    of two, else at most (m-1 + sum of min(2^k, e) over k < log2(m) + n-1)/n x N.
+    Source: De Sensi et al. (2024), its first half.
+    """
+    return backwards(all_gather(ranks, dims=dims))
+
+
+@algorithm(Op.ALL_REDUCE, "swing", cost=_all_reduce_cost)
+def all_reduce(ranks: int, *, dims: Dims | None = None) -> Schedule:
+    """Reduce-scatter from near to far, all-gather from far to near.
+
+    Rounds: 2 log2(m), and 2 more if e > 0. Bytes: 2(m-1)/m x N, and N more if e > 0.
+    Reductions: (m-1)/m x N, and N more if e > 0. Source: De Sensi et al. (2024), the bandwidth
+    optimal form; the fold as in Thakur et al. (2005).
+    """
+    shape = _torus(ranks, dims)
+
+    def of_members(members: int) -> Schedule:
+        gather = folding.all_gather(members, lambda m: _partners(shape or (m,)))
+        return in_sequence(Op.ALL_REDUCE, [backwards(gather), gather])
+
+    return folding.all_reduce(ranks, of_members)
+
+
+def _torus(ranks: int, dims: Dims | None) -> Dims | None:
+    if dims is None:
+        return None
+    if any(size & (size - 1) for size in check_dims(dims, ranks)):
+        raise UnsupportedError("swing: the dims of a torus must be powers of two")
+    return dims
+
+
+def _partners(dims: Dims) -> list[list[int]]:
+    """The last step of the reduce-scatter first."""
+    grid = Grid(dims=dims)
+    depth = max(size.bit_length() for size in dims)
+    turns = [
+        (step, axis)
+        for step in range(depth)
+        for axis, size in enumerate(dims)
+        if size >> (step + 1)
+    ]
+    found = []
+    for step, axis in reversed(turns):
+        distance = (1 - (-2) ** (step + 1)) // 3
+        partners = []
+        for member in range(grid.size):
+            coords = list(grid.coords(member))
+            way = -1 if coords[axis] % 2 else 1
+            coords[axis] = (coords[axis] + way * distance) % dims[axis]
+            partners.append(grid.number(coords))
+        found.append(partners)
+    return found
