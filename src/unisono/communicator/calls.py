@@ -10,6 +10,7 @@ from unisono.communicator.premul import PremulSum
 from unisono.communicator.selection import Rule, Selection
 from unisono.errors import UnsupportedError
 from unisono.runtime.native_executor import Arguments, LoadedPlan, NativeExecutor
+from unisono.schedule import Schedule
 from unisono.types import DType, Op, ReduceOp
 
 _MOST_REMEMBERED = 4096
@@ -72,6 +73,15 @@ class CallBook:
         self._ranks = ranks
         self._selection = selection
         self._remembered: dict[Request, native.Prepared] = {}
+
+    def name(self, algorithm: str | Schedule | None) -> str | None:
+        """What requests call an algorithm; a schedule of the caller's is proved and remembered.
+
+        Raises `ScheduleError` when it is wrong.
+        """
+        if isinstance(algorithm, Schedule):
+            return self._executor.adopt(algorithm)
+        return algorithm
 
     def choose(self, op: Op, nbytes: int, root: int = -1, algorithm: str | None = None) -> Choice:
         """The plan for a call of `nbytes` in the caller's larger buffer."""

@@ -21,6 +21,7 @@ from unisono.communicator.work import MessageWork
 from unisono.errors import UnsupportedError
 from unisono.runtime.native_executor import OP_CODES
 from unisono.runtime.rendezvous import Meeting, meet
+from unisono.schedule import Schedule
 from unisono.types import Op, ReduceOp
 
 _ANY_SOURCE = -1
@@ -47,6 +48,10 @@ class Communicator:
 
     With `async_op=True` a method returns a `Work` at once; the arrays belong to the call until
     `Work.wait` has returned.
+
+    `algorithm` is a name of `unisono.algorithms.names(...)`, or a `Schedule` for this operation,
+    group and root: of your own, or read from a file. It is proved when it is first used; a wrong
+    one raises `ScheduleError`, one that does not fit `UnsupportedError`.
     """
 
     def __init__(self, meeting: Meeting, settings: config.Settings) -> None:
@@ -88,7 +93,7 @@ class Communicator:
         x: Array,
         op: AnyReduction = "sum",
         *,
-        algorithm: str | None = None,
+        algorithm: str | Schedule | None = None,
         async_op: bool = False,
     ) -> Any:
         """Reduces `x` over all ranks, in place, on all ranks; returns `x`.
@@ -106,7 +111,8 @@ class Communicator:
           order of ranks: associative, need not commute. The slow way: every rank gathers all
           contributions and folds them. An error it raises aborts the group.
 
-        `algorithm`: any of `unisono.algorithms.names("all_reduce")`; None chooses.
+        `algorithm`: any of `unisono.algorithms.names("all_reduce")`, or a `Schedule`; None
+        chooses.
         """
         if (done := self._quick(_ALL_REDUCE, x, x, op, -1, algorithm, async_op)) is not None:
             return done
@@ -118,7 +124,7 @@ class Communicator:
         root: int = 0,
         op: AnyReduction = "sum",
         *,
-        algorithm: str | None = None,
+        algorithm: str | Schedule | None = None,
         async_op: bool = False,
     ) -> Any:
         """Reduces `x` over all ranks, in place on `root`; the others' `x` stays as it is."""
@@ -127,7 +133,12 @@ class Communicator:
         return custom.in_place(self._engine, Op.REDUCE, x, op, root, algorithm, async_op)
 
     def broadcast(
-        self, x: Array, root: int = 0, *, algorithm: str | None = None, async_op: bool = False
+        self,
+        x: Array,
+        root: int = 0,
+        *,
+        algorithm: str | Schedule | None = None,
+        async_op: bool = False,
     ) -> Any:
         """Copies `x` of `root` into `x` of all ranks; returns `x`."""
         if (done := self._quick(_BROADCAST, x, x, "sum", root, algorithm, async_op)) is not None:
@@ -139,15 +150,15 @@ class Communicator:
         x: Array,
         op: str | ReduceOp = "sum",
         *,
-        algorithm: str | None = None,
+        algorithm: str | Schedule | None = None,
         async_op: bool = False,
     ) -> Any:
         """Reduces `x` over this rank and all ranks below it, in place; returns `x`.
 
         `op` as for `all_reduce`, except avg.
         """
-        if not async_op and self._run_quick(_SCAN, x, x, op, -1, algorithm):
-            return x
+        if (done := self._quick(_SCAN, x, x, op, -1, algorithm, async_op)) is not None:
+            return done
         return exchange.in_place(self._engine, Op.SCAN, x, op, -1, algorithm, async_op)
 
     def exscan(
@@ -155,15 +166,15 @@ class Communicator:
         x: Array,
         op: str | ReduceOp = "sum",
         *,
-        algorithm: str | None = None,
+        algorithm: str | Schedule | None = None,
         async_op: bool = False,
     ) -> Any:
         """Reduces `x` over all ranks below this one, in place; returns `x`.
 
         Rank 0 has none below: its `x` stays as it is. `op` as for `all_reduce`, except avg.
         """
-        if not async_op and self._run_quick(_EXSCAN, x, x, op, -1, algorithm):
-            return x
+        if (done := self._quick(_EXSCAN, x, x, op, -1, algorithm, async_op)) is not None:
+            return done
         return exchange.in_place(self._engine, Op.EXSCAN, x, op, -1, algorithm, async_op)
 
     def barrier(self, *, async_op: bool = False) -> Any:
@@ -177,7 +188,7 @@ class Communicator:
         x: Array,
         out: Array | Sequence[Array] | None = None,
         *,
-        algorithm: str | None = None,
+        algorithm: str | Schedule | None = None,
         async_op: bool = False,
     ) -> Any:
         """Gathers `x` of all ranks on all ranks; returns `out`.
@@ -196,7 +207,7 @@ class Communicator:
         out: Array | None = None,
         op: AnyReduction = "sum",
         *,
-        algorithm: str | None = None,
+        algorithm: str | Schedule | None = None,
         async_op: bool = False,
     ) -> Any:
         """Reduces `x` over all ranks and leaves share `rank` of the result in `out`.
@@ -213,7 +224,7 @@ class Communicator:
         x: Array | Sequence[Array],
         out: Array | Sequence[Array] | None = None,
         *,
-        algorithm: str | None = None,
+        algorithm: str | Schedule | None = None,
         async_op: bool = False,
     ) -> Any:
         """Sends share d of `x` to rank d; share s of `out` comes from rank s. Returns `out`.
@@ -232,7 +243,7 @@ class Communicator:
         out: Array | Sequence[Array] | None = None,
         root: int = 0,
         *,
-        algorithm: str | None = None,
+        algorithm: str | Schedule | None = None,
         async_op: bool = False,
     ) -> Any:
         """Gathers `x` of all ranks in `out` of `root`; returns `out` there, None elsewhere."""
@@ -244,7 +255,7 @@ class Communicator:
         out: Array | None = None,
         root: int = 0,
         *,
-        algorithm: str | None = None,
+        algorithm: str | Schedule | None = None,
         async_op: bool = False,
     ) -> Any:
         """Share r of `x` of `root` goes to `out` of rank r; `x` is None on the other ranks,

@@ -32,7 +32,7 @@ def in_place(
     x: Array,
     reduction: AnyReduction,
     root: int,
-    algorithm: str | None,
+    algorithm: str | Schedule | None,
     async_op: bool,
 ) -> Any:
     """all_reduce and reduce by any reduction."""
@@ -56,7 +56,7 @@ def reduce_scatter(
     x: Array | Sequence[Array],
     out: Array | None,
     reduction: AnyReduction,
-    algorithm: str | None,
+    algorithm: str | Schedule | None,
     async_op: bool,
 ) -> Any:
     """reduce_scatter by any reduction."""
@@ -111,7 +111,7 @@ def _fold(engine: Engine, function: Function, contributions: list[Array]) -> Arr
 
 
 def _agree(
-    engine: Engine, op: Op, function: Function, x: Array, root: int, algorithm: str | None
+    engine: Engine, op: Op, function: Function, x: Array, root: int, algorithm: str | Schedule | None
 ) -> None:
     """Raises `MismatchError` where ranks call different functions, as far as names tell."""
     if algorithm is not None:

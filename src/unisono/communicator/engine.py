@@ -11,6 +11,7 @@ from unisono.communicator.calls import CallBook
 from unisono.communicator.selection import default_selection
 from unisono.communicator.work import UnderWay
 from unisono.runtime.native_executor import OP_CODES, NativeExecutor
+from unisono.schedule import Schedule
 from unisono.types import Op
 
 Memory: TypeAlias = list[tuple[int, int]]
@@ -85,7 +86,7 @@ class Engine:
         target: Staged,
         reduction: object,
         root: int,
-        algorithm: str | None,
+        algorithm: str | Schedule | None,
         call: native.Prepared,
     ) -> None:
         """Lets the next such call skip all checks; only where nothing was copied."""

@@ -24,6 +24,7 @@ from unisono.communicator.calls import Request, parse_reduction
 from unisono.communicator.engine import Engine, Memory
 from unisono.communicator.premul import PremulSum, scale
 from unisono.errors import MismatchError
+from unisono.schedule import Schedule
 from unisono.types import DType, Op, ReduceOp
 
 Reduction: TypeAlias = str | ReduceOp | PremulSum
@@ -42,14 +43,14 @@ def in_place(
     x: Array,
     reduction: Reduction,
     root: int,
-    algorithm: str | None,
+    algorithm: str | Schedule | None,
     async_op: bool,
 ) -> Any:
     """all_reduce, reduce, broadcast, scan, exscan: one array that is input and output."""
     receives = _receives(op, engine.rank, root)
     staged = stage(x, writable=receives)
     memory, complete = staged, staged.restore if receives else None
-    request = _request(op, staged, staged.located[1:2], reduction, root, algorithm)
+    request = _request(engine, op, staged, staged.located[1:2], reduction, root, algorithm)
     engine.book.check(request)
     change = _change_of(engine, reduction, request)
     own = None  # what takes the place of x
@@ -87,14 +88,14 @@ def gathering(
     x: Array,
     out: Array | Sequence[Array] | None,
     root: int,
-    algorithm: str | None,
+    algorithm: str | Schedule | None,
     async_op: bool,
 ) -> Any:
     """all_gather and gather: one piece in, one piece per rank out."""
     source = stage(x, writable=False)
     if op is Op.GATHER and engine.rank != root:
         lengths = (source.located[1],) * engine.size
-        call = engine.book.call(_request(op, source, lengths, "sum", root, algorithm))
+        call = engine.book.call(_request(engine, op, source, lengths, "sum", root, algorithm))
         where = [source.located[:2]]  # the output is not touched here
         return engine.run(call, where, where, None, keep=source, async_op=async_op)
     if out is None:
@@ -110,7 +111,7 @@ def gathering(
             f"{op}: x has {_text(source)}, but its place in out has "
             f"{_text(targets[0], lengths[engine.rank])}"
         )
-    call = engine.book.call(_request(op, source, lengths, "sum", root, algorithm))
+    call = engine.book.call(_request(engine, op, source, lengths, "sum", root, algorithm))
     where = _memory(targets, engine.size)
     if source.located[0] != where[engine.rank][0]:
         source = _apart([source], targets)[0]
@@ -134,7 +135,7 @@ def scattering(
     out: Array | None,
     root: int,
     reduction: Reduction,
-    algorithm: str | None,
+    algorithm: str | Schedule | None,
     async_op: bool,
 ) -> Any:
     """reduce_scatter and scatter: one piece per rank in, one piece out."""
@@ -143,7 +144,7 @@ def scattering(
             raise ValueError("scatter needs out on every rank but the root")
         target = stage(out, writable=True)
         lengths = (target.located[1],) * engine.size
-        call = engine.book.call(_request(op, target, lengths, "sum", root, algorithm))
+        call = engine.book.call(_request(engine, op, target, lengths, "sum", root, algorithm))
         where = [target.located[:2]]
         return engine.run(
             call, where, where, out, keep=target, async_op=async_op, complete=target.restore
@@ -160,7 +161,7 @@ def scattering(
             f"{op}: out has {_text(target)}, but the share of rank {engine.rank} is "
             f"{_text(sources[0], lengths[engine.rank])}"
         )
-    request = _request(op, target, lengths, reduction, root, algorithm)
+    request = _request(engine, op, target, lengths, reduction, root, algorithm)
     engine.book.check(request)
     change = _change_of(engine, reduction, request)
     if engine.book.widens(request):
@@ -215,7 +216,7 @@ def all_to_all(
     engine: Engine,
     x: Array | Sequence[Array],
     out: Array | Sequence[Array] | None,
-    algorithm: str | None,
+    algorithm: str | Schedule | None,
     async_op: bool,
 ) -> Any:
     """One piece per rank in and out."""
@@ -234,7 +235,9 @@ def all_to_all(
         lengths = _lengths(sources, engine.size, "x")
         if targets[0].located[1] != sources[0].located[1]:
             raise ValueError(f"all_to_all: x has {_text(sources[0])}, out {_text(targets[0])}")
-    call = engine.book.call(_request(Op.ALL_TO_ALL, sources[0], lengths, "sum", -1, algorithm))
+    call = engine.book.call(
+        _request(engine, Op.ALL_TO_ALL, sources[0], lengths, "sum", -1, algorithm)
+    )
     if len(sources) == 1 and len(targets) == 1:
         engine.remember_quick(Op.ALL_TO_ALL, sources[0], targets[0], "sum", -1, algorithm, call)
     return engine.run(
@@ -275,14 +278,16 @@ def _agree_on_lengths(
 
 
 def _request(
+    engine: Engine,
     op: Op,
     staged: Staged,
     lengths: tuple[int, ...],
     reduction: Reduction,
     root: int,
-    algorithm: str | None,
+    algorithm: str | Schedule | None,
 ) -> Request:
-    return Request(op, lengths, staged.dtype, parse_reduction(reduction), root, algorithm)
+    name = engine.book.name(algorithm)
+    return Request(op, lengths, staged.dtype, parse_reduction(reduction), root, name)
 
 
 def _change_of(engine: Engine, reduction: Reduction, request: Request) -> Change | None:

@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+import hashlib
 import zlib
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 from unisono import algorithms, native
 from unisono.errors import UnsupportedError
-from unisono.schedule import Plan, lower_rank
+from unisono.schedule import Plan, Schedule, check, coarsen, lower_rank, to_json
 from unisono.types import DType, Op, ReduceOp, StorePolicy
 
 OP_CODES = {op: code for code, op in enumerate(Op)}
 _LEAST_BLOCK_BYTES, _MOST_BLOCK_BYTES = 32 << 10, 256 << 10
+_MOST_ADOPTED = 256
 _BLOCK_UNIT_BYTES = 4096  # a whole number of elements of every type, and of cache lines
 
 
@@ -73,6 +75,29 @@ class NativeExecutor:
         self._rank = rank
         self._stores = stores
         self._plans: dict[tuple[Op, str, int], LoadedPlan] = {}
+        # By identity, for looking at a large schedule costs more than a small call; by name,
+        # which tells the content, so that equal schedules are one.
+        self._known: dict[int, tuple[Schedule, str]] = {}
+        self._adopted: dict[str, Schedule] = {}
+
+    def adopt(self, schedule: Schedule) -> str:
+        """Proves a schedule of the caller's, unless it is known; returns its name here.
+
+        Raises `ScheduleError`.
+        """
+        known = self._known.get(id(schedule))
+        if known is not None:
+            return known[1]
+        digest = hashlib.sha256(to_json(schedule).encode()).hexdigest()[:16]
+        name = f"{schedule.algorithm}@{digest}"
+        if name not in self._adopted:
+            adopted = coarsen(schedule)
+            check(adopted)
+            self._adopted[name] = adopted
+        if len(self._known) >= _MOST_ADOPTED:
+            self._known.clear()
+        self._known[id(schedule)] = schedule, name  # held, so that its identity stays its own
+        return name
 
     def plan(self, op: Op, algorithm: str, root: int) -> LoadedPlan:
         """The plan of this rank; lowered when first asked for. Raises `UnsupportedError`."""
@@ -84,7 +109,11 @@ class NativeExecutor:
 
     def _load(self, op: Op, algorithm: str, root: int) -> LoadedPlan:
         ranks = self._group.ranks
-        schedule = algorithms.build(op, algorithm, ranks=ranks, root=max(root, 0))
+        schedule = self._adopted.get(algorithm)
+        if schedule is None:
+            schedule = algorithms.build(op, algorithm, ranks=ranks, root=max(root, 0))
+        else:
+            _check_fit(schedule, op, ranks, root)
         lowered = lower_rank(schedule, self._rank)
         slots = list(lowered.slots)
         pieces_in, pieces_out = piece_counts(op, ranks, self._rank, root)
@@ -117,6 +146,17 @@ class NativeExecutor:
             longest_bytes=max(piece_bytes, *args.lengths, 0),
             policy=self._stores,
             caller_dtype=args.caller_dtype,
+        )
+
+
+def _check_fit(schedule: Schedule, op: Op, ranks: int, root: int) -> None:
+    """Raises `UnsupportedError` when a schedule is for another call."""
+    made = schedule.collective
+    if (made.op, made.ranks, made.root) != (op, ranks, root if op.rooted else None):
+        of, to = (f" with root {r}" if op.rooted else "" for r in (made.root, root))
+        raise UnsupportedError(
+            f"{schedule.algorithm} is a schedule of {made.op} on {made.ranks} ranks{of}; "
+            f"this is {op} on {ranks} ranks{to}"
         )
 
 

@@ -5,6 +5,8 @@ from unisono.schedule.check import check
 from unisono.schedule.codec import from_json, to_json
 from unisono.schedule.collective import MAX_RANKS, Collective
 from unisono.schedule.dataflow import Dataflow, Value, trace
+from unisono.schedule.coarsen import coarsen
+from unisono.schedule.exchange import from_msccl_xml
 from unisono.schedule.lower import RankPlan, lower, lower_rank
 from unisono.schedule.plan import RECORD_BYTES, REF_BYTES, Code, Flag, Plan, Record, Ref, Space
 from unisono.schedule.replay import check_plans
@@ -33,7 +35,9 @@ __all__ = [
     "Value",
     "check",
     "check_plans",
+    "coarsen",
     "from_json",
+    "from_msccl_xml",
     "lower",
     "lower_rank",
     "to_json",

@@ -1,0 +1,121 @@
+"""Moves of single chunks: schedules taken apart, and put together again.
+
+The passes that rewrite schedules work on these; neighbours that travel alike become one transfer.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from math import gcd
+from typing import NamedTuple
+
+from unisono.schedule.collective import Collective
+from unisono.schedule.builder import Builder
+from unisono.schedule.schedule import Schedule
+
+
+class Move(NamedTuple):
+    """One chunk from one rank's location to another's; ordered by round, then by the way."""
+
+    round: int
+    src: int
+    dst: int
+    reduce: bool
+    channel: int
+    src_chunk: int
+    dst_chunk: int
+
+
+def moves_of(schedule: Schedule) -> list[Move]:
+    """All moves of a schedule, in its order."""
+    return [
+        Move(t.round, t.src, t.dst, t.reduce, t.channel, t.src_chunk + i, t.dst_chunk + i)
+        for _, transfers in schedule.rounds()
+        for t in transfers
+        for i in range(t.count)
+    ]
+
+
+def assemble(
+    collective: Collective, algorithm: str, moves: Iterable[Move], *, scratch: int = 0
+) -> Schedule:
+    """The schedule of these moves.
+
+    >>> from unisono.types import Op
+    >>> collective = Collective(op=Op.BROADCAST, ranks=2, parts=2, root=0)
+    >>> moves = [Move(0, 0, 1, False, 0, part, part) for part in (0, 1)]
+    >>> [t.count for t in assemble(collective, "direct", moves).transfers]
+    [2]
+    """
+    b = Builder(collective, algorithm, scratch=scratch)
+    ordered = sorted(moves)
+    start = 0
+    while start < len(ordered):
+        first, count = ordered[start], 1
+        while start + count < len(ordered) and ordered[start + count] == first._replace(
+            src_chunk=first.src_chunk + count, dst_chunk=first.dst_chunk + count
+        ):
+            count += 1
+        while b.round < first.round:
+            b.next_round()
+        add = b.reduce if first.reduce else b.copy
+        add(
+            first.src,
+            first.src_chunk,
+            first.dst,
+            first.dst_chunk,
+            count=count,
+            channel=first.channel,
+        )
+        start += count
+    return b.build()
+
+
+def coarsen(schedule: Schedule) -> Schedule:
+    """The same schedule with the fewest parts: neighbours that always travel alike become one.
+
+    Programs made for thousands of threads cut a message finer than their algorithm needs. Channels
+    count for nothing here; of parts that become one, the first gives its channels. A schedule with
+    scratch, or one that moves a part to the place of another, stays as it is.
+
+    >>> from unisono.types import Op
+    >>> b = Builder(Collective(op=Op.BROADCAST, ranks=2, parts=6, root=0), "halves")
+    >>> b.copy(0, 0, 1, count=3)
+    >>> b.next_round()
+    >>> b.copy(0, 3, 1, count=3)
+    >>> coarsen(b.build()).collective.parts
+    2
+    """
+    collective, parts = schedule.collective, schedule.collective.parts
+    moves = moves_of(schedule)
+    inside = range(collective.num_chunks)
+    if schedule.scratch or any(
+        m.src_chunk not in inside
+        or m.dst_chunk not in inside
+        or (m.src_chunk - m.dst_chunk) % parts
+        for m in moves
+    ):
+        return schedule
+    by_part: list[list[Move]] = [[] for _ in range(parts)]
+    for m in moves:
+        by_part[m.src_chunk % parts].append(m)
+    ways = [
+        sorted(
+            (m.round, m.src, m.dst, m.reduce, m.src_chunk // parts, m.dst_chunk // parts)
+            for m in part
+        )
+        for part in by_part
+    ]
+    factor = gcd(parts, *(at for at in range(1, parts) if ways[at] != ways[at - 1]))
+    if factor == 1:
+        return schedule
+    smaller = Collective(
+        op=collective.op, ranks=collective.ranks, parts=parts // factor, root=collective.root
+    )
+    # A chunk is piece * parts + part, and both the parts and the part shrink by the factor.
+    kept = (
+        m._replace(src_chunk=m.src_chunk // factor, dst_chunk=m.dst_chunk // factor)
+        for part in by_part[::factor]
+        for m in part
+    )
+    return assemble(smaller, schedule.algorithm, kept)

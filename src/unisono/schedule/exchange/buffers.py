@@ -1,0 +1,136 @@
+"""Where the buffers of an exchanged program lie: input, output and scratch of each GPU.
+
+Both formats number the chunks of three buffers on each GPU. `Buffers` says which chunk an input
+cell holds before, which chunk an output cell must hold after, which cells are the same memory
+when the call is in place, and where our schedules keep them.
+"""
+
+from __future__ import annotations
+
+from enum import StrEnum
+from typing import NamedTuple
+
+from unisono.errors import UnsupportedError
+from unisono.schedule.collective import Collective
+from unisono.types import Op
+
+
+class Buffer(StrEnum):
+    """The buffers of a GPU, named as in the files."""
+
+    INPUT = "i"
+    OUTPUT = "o"
+    SCRATCH = "s"
+
+
+class Cell(NamedTuple):
+    """One chunk of one buffer of one GPU."""
+
+    gpu: int
+    buffer: Buffer
+    chunk: int
+
+    def __str__(self) -> str:
+        return f"{self.buffer}[{self.chunk}] of gpu {self.gpu}"
+
+
+_OPERATIONS = {
+    "allreduce": Op.ALL_REDUCE,
+    "allgather": Op.ALL_GATHER,
+    "reducescatter": Op.REDUCE_SCATTER,
+    "alltoall": Op.ALL_TO_ALL,
+    "broadcast": Op.BROADCAST,
+    "reduce": Op.REDUCE,
+    "gather": Op.GATHER,
+    "scatter": Op.SCATTER,
+}
+
+
+def operation(name: str) -> Op:
+    """The operation that a file calls `name`. Raises `UnsupportedError`.
+
+    >>> operation("reduce_scatter").value
+    'reduce_scatter'
+    """
+    op = _OPERATIONS.get(name.lower().replace("_", "").replace("-", ""))
+    if op is None:
+        raise UnsupportedError(
+            f"there is no operation {name!r} here; those that can be read are "
+            f"{', '.join(_OPERATIONS)}"
+        )
+    return op
+
+
+def operation_name(op: Op) -> str:
+    """What both formats call an operation. Raises `UnsupportedError` for a barrier."""
+    for name, known in _OPERATIONS.items():
+        if known is op:
+            return name
+    raise UnsupportedError(f"{op} moves no data, so these formats have no word for it")
+
+
+def pieces(op: Op, ranks: int) -> int:
+    """Pieces of the larger buffer: the chunks of a loop are this times the parts of a piece."""
+    return 1 if op in (Op.ALL_REDUCE, Op.BROADCAST, Op.REDUCE) else ranks
+
+
+class Buffers:
+    """The cells of a collective. `in_place`: input and output are the same memory."""
+
+    def __init__(self, collective: Collective, *, in_place: bool) -> None:
+        self.collective = collective
+        self.in_place = in_place
+        parts = collective.parts
+        self._inputs: dict[Cell, int] = {}
+        self._outputs: dict[Cell, int] = {}
+        self._same: dict[Cell, Cell] = {}
+        for rank in range(collective.ranks):
+            for chunk in collective.initial(rank):
+                ref = collective.input_ref(rank, chunk)
+                assert ref is not None
+                self._inputs[Cell(rank, Buffer.INPUT, ref[0] * parts + ref[1])] = chunk
+            for chunk in collective.wanted(rank):
+                ref = collective.output_ref(rank, chunk)
+                assert ref is not None
+                self._outputs[Cell(rank, Buffer.OUTPUT, ref[0] * parts + ref[1])] = chunk
+        if in_place:
+            self._alias()
+        self._homes = {self.memory(cell): chunk for cell, chunk in self._inputs.items()}
+        self._homes |= {self.memory(cell): chunk for cell, chunk in self._outputs.items()}
+
+    def _alias(self) -> None:
+        parts = self.collective.parts
+        for rank in range(self.collective.ranks):
+            for piece in range(self.collective.input_pieces(rank)):
+                other = self.collective.in_place_output(rank, piece)
+                if other is not None:
+                    for part in range(parts):
+                        output = Cell(rank, Buffer.OUTPUT, other * parts + part)
+                        self._same[output] = Cell(rank, Buffer.INPUT, piece * parts + part)
+
+    def memory(self, cell: Cell) -> Cell:
+        """The cell that stands for all that are the same memory."""
+        return self._same.get(cell, cell)
+
+    def initial(self) -> dict[Cell, int]:
+        """Memory that holds a contribution before, and to which chunk."""
+        return {self.memory(cell): chunk for cell, chunk in self._inputs.items()}
+
+    def expected(self) -> dict[Cell, int]:
+        """Output cells, and the chunk that each must hold after."""
+        return self._outputs
+
+    def size(self, rank: int, buffer: Buffer) -> int | None:
+        """Chunks of a buffer of the caller; None for scratch."""
+        if buffer is Buffer.SCRATCH:
+            return None
+        count = (
+            self.collective.input_pieces(rank)
+            if buffer is Buffer.INPUT
+            else self.collective.output_pieces(rank)
+        )
+        return count * self.collective.parts
+
+    def home(self, memory: Cell) -> int | None:
+        """The location where a schedule keeps what is written to this memory; None: scratch."""
+        return self._homes.get(memory)
