@@ -8,7 +8,7 @@ from typer.testing import CliRunner
 
 from unisono.cli import app
 
-COMMANDS = ("check", "bench", "explain", "train")
+COMMANDS = ("check", "bench", "explain", "prove", "train")
 
 
 def run(*arguments: str) -> tuple[int, str]:

@@ -7,6 +7,7 @@ import sys
 import typer
 
 from unisono.bench.commands import bench, check, explain
+from unisono.bench.prove import prove
 from unisono.errors import UnisonoError
 
 app = typer.Typer(
@@ -22,6 +23,7 @@ app.command(
     "--json out.json"
 )(bench)
 app.command(epilog="Example: unisono explain all_reduce 64K -n 4")(explain)
+app.command(epilog="Example: unisono prove algorithm.xml --run 16")(prove)
 
 
 @app.command(

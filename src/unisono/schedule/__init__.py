@@ -6,7 +6,7 @@ from unisono.schedule.codec import from_json, to_json
 from unisono.schedule.collective import MAX_RANKS, Collective
 from unisono.schedule.dataflow import Dataflow, Value, trace
 from unisono.schedule.coarsen import coarsen
-from unisono.schedule.exchange import from_msccl_xml
+from unisono.schedule.exchange import from_msccl_xml, to_msccl_xml
 from unisono.schedule.lower import RankPlan, lower, lower_rank
 from unisono.schedule.plan import RECORD_BYTES, REF_BYTES, Code, Flag, Plan, Record, Ref, Space
 from unisono.schedule.replay import check_plans
@@ -41,5 +41,6 @@ __all__ = [
     "lower",
     "lower_rank",
     "to_json",
+    "to_msccl_xml",
     "trace",
 ]

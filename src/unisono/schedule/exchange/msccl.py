@@ -11,7 +11,7 @@ from unisono.schedule.exchange.buffers import Buffer, Buffers, Cell, operation, 
 from unisono.schedule.exchange.machine import Clock, Machine, Thread, Value, run
 from unisono.schedule.exchange.msccl_file import Block, Program, Step, parse
 from unisono.schedule.exchange.rounds import to_schedule
-from unisono.schedule.transfer import Schedule
+from unisono.schedule.schedule import Schedule
 
 
 def from_msccl_xml(text: str) -> Schedule:
@@ -46,7 +46,7 @@ def from_msccl_xml(text: str) -> Schedule:
         for buffer in (Buffer.INPUT, Buffer.OUTPUT):
             _check_size(collective, gpu.number, buffer, gpu.chunks[buffer], gpu.where)
     schedules = [
-        to_schedule(_run(program, Buffers(collective, in_place=in_place)), program.name)
+        to_schedule(run_program(program, Buffers(collective, in_place=in_place)), program.name)
         for in_place, claimed in ((False, program.out_of_place), (True, program.in_place))
         if claimed
     ]
@@ -85,15 +85,16 @@ class _Connection:
         self.messages: deque[tuple[str, Sequence[Value], Clock]] = deque()
 
 
-def _run(program: Program, buffers: Buffers) -> Machine:
-    interpreter = _Interpreter(program, buffers)
+def run_program(program: Program, buffers: Buffers, room: int | None = None) -> Machine:
+    """Run a program; each connection has room for this many messages, None for any number."""
+    interpreter = _Interpreter(program, buffers, room)
     interpreter.run()
     return interpreter.machine
 
 
 class _Interpreter:
-    def __init__(self, program: Program, buffers: Buffers) -> None:
-        self.program = program
+    def __init__(self, program: Program, buffers: Buffers, room: int | None) -> None:
+        self.room = room
         self.machine = Machine(buffers)
         self.blocks: list[Block] = []
         self.threads: list[Thread[Step]] = []
@@ -129,6 +130,11 @@ class _Interpreter:
             if flag is None:
                 return f"step {step.depends[1]} of threadblock {step.depends[0]}"
             thread.learn(flag)
+        if step.sends and self.room is not None:
+            assert block.send is not None
+            ahead = self._connection(thread.gpu, block.send, block.channel).messages
+            if len(ahead) >= self.room:
+                return f"room in the connection to gpu {block.send} on channel {block.channel}"
         message: Sequence[Value] | None = None
         if step.receives:
             assert block.receive is not None

@@ -22,7 +22,7 @@ from dataclasses import dataclass
 from unisono.schedule.exchange.buffers import Buffer, Buffers, Cell
 from unisono.schedule.exchange.machine import Machine, Value
 from unisono.schedule.coarsen import Move, assemble
-from unisono.schedule.transfer import Schedule
+from unisono.schedule.schedule import Schedule
 
 _NEVER = 1 << 31
 

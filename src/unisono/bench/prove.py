@@ -1,0 +1,163 @@
+"""`unisono prove`: algorithm files read, proved, and run against NumPy."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from unisono.bench.commands import JsonOption
+from unisono.errors import UnisonoError
+from unisono.schedule import Schedule, check, from_json, from_msccl_xml
+
+_TIMEOUT_S = 60.0
+_SIZES = (8, 1000, 65_536, 3_000_000)
+_DTYPES = ("int64", "float32")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Verdict:
+    """What came of one file. `ran` says whether its results were NumPy's; None: not run."""
+
+    file: str
+    op: str = ""
+    ranks: int = 0
+    parts: int = 0
+    rounds: int = 0
+    proved: bool = False
+    reason: str = ""
+    ran: bool | None = None
+
+    @property
+    def good(self) -> bool:
+        """Whether nothing was wrong."""
+        return self.proved and self.ran is not False
+
+
+def read_schedule(text: str) -> Schedule:
+    """The schedule in a file of MSCCL, or our own JSON, told apart by its beginning.
+
+    Raises `ScheduleError` or `UnsupportedError`.
+    """
+    if text.lstrip("\ufeff \t\r\n").startswith("<"):
+        return from_msccl_xml(text)
+    return from_json(text)
+
+
+def judge(path: Path) -> Verdict:
+    """Read and prove one file; its reason where it is refused."""
+    try:
+        schedule = read_schedule(path.read_text())
+        check(schedule)
+    except (UnisonoError, OSError, UnicodeDecodeError) as error:
+        return Verdict(file=str(path), reason=f"{type(error).__name__}: {error}")
+    collective = schedule.collective
+    return Verdict(
+        file=str(path),
+        op=collective.op,
+        ranks=collective.ranks,
+        parts=collective.parts,
+        rounds=schedule.num_rounds,
+        proved=True,
+    )
+
+
+def run_proved(verdicts: Sequence[Verdict], most_ranks: int) -> list[Verdict]:
+    """Run what was proved for so few ranks between as many processes, against NumPy."""
+    import unisono
+
+    answers = dict.fromkeys((v.file for v in verdicts), "")
+    ran = set()
+    for ranks in sorted({v.ranks for v in verdicts if v.proved and v.ranks <= most_ranks}):
+        files = [v.file for v in verdicts if v.proved and v.ranks == ranks]
+        parts: list[list[str]] = unisono.run(_run_rank, ranks=ranks, args=(files,))
+        for file, failures in zip(files, zip(*parts, strict=True), strict=True):
+            ran.add(file)
+            answers[file] = next((failure for failure in failures if failure), "")
+    return [
+        replace(v, ran=not answers[v.file], reason=answers[v.file]) if v.file in ran else v
+        for v in verdicts
+    ]
+
+
+def _run_rank(files: Sequence[str]) -> list[str]:
+    """For each file, what was wrong on this rank; all ranks go on together."""
+    import unisono
+
+    with unisono.init(timeout_s=_TIMEOUT_S) as comm:
+        return [_run_file(comm, file) for file in files]
+
+
+def _run_file(comm: object, file: str) -> str:
+    from unisono.bench.cases import Case
+    from unisono.bench.patterns import allocate, count_wrong
+    from unisono.bench.peers.native import bind
+    from unisono.communicator import Communicator
+
+    assert isinstance(comm, Communicator)
+    schedule = read_schedule(Path(file).read_text())
+    collective = schedule.collective
+    for dtype in _DTYPES:
+        for nbytes in _SIZES:
+            case = Case(
+                op=collective.op,
+                ranks=collective.ranks,
+                nbytes=nbytes,
+                dtype=dtype,
+                root=collective.root or 0,
+            )
+            x, out = allocate(case)
+            call: Callable[[], object] = bind(comm, case, x, out, algorithm=schedule)
+            wrong = count_wrong(case, comm.rank, x, out, call)
+            if wrong:
+                return f"{dtype}, {nbytes} bytes: {wrong} wrong elements on rank {comm.rank}"
+    return ""
+
+
+def prove(
+    *,
+    files: Annotated[
+        list[Path], typer.Argument(help="MSCCL XML, MSCCL++ JSON, or a schedule as JSON.")
+    ],
+    run_ranks: Annotated[
+        int,
+        typer.Option(
+            "--run",
+            min=0,
+            metavar="RANKS",
+            help="Run what is proved for up to so many ranks, too, against NumPy.",
+        ),
+    ] = 0,
+    json_path: JsonOption = None,
+) -> None:
+    """Say whether algorithm files do what they claim, and if not, why.
+
+    Exit code 1 if one is refused, or gives results other than NumPy's.
+    """
+    from unisono.bench.execute import result_console, write_json
+
+    verdicts = [judge(path) for path in files]
+    if run_ranks:
+        verdicts = run_proved(verdicts, run_ranks)
+    result_console(json_path).print(_table(verdicts))
+    write_json({"files": [asdict(v) for v in verdicts]}, json_path)
+    raise typer.Exit(0 if all(v.good for v in verdicts) else 1)
+
+
+def _table(verdicts: Sequence[Verdict]) -> object:
+    from rich.markup import escape
+    from rich.table import Table
+
+    table = Table()
+    for name in ("file", "operation", "ranks", "parts", "rounds", "proof", "run"):
+        right = name in ("ranks", "parts", "rounds")
+        table.add_column(name, justify="right" if right else "left", overflow="fold")
+    for v in verdicts:
+        proof = "[green]proved[/]" if v.proved else f"[red]refused[/] {escape(v.reason)}"
+        numbers = [str(n) if v.proved else "" for n in (v.ranks, v.parts, v.rounds)]
+        ran = {None: "", True: "[green]equals NumPy[/]", False: f"[red]{escape(v.reason)}[/]"}
+        table.add_row(escape(Path(v.file).name), v.op, *numbers, proof, ran[v.ran])
+    return table
