@@ -11,7 +11,7 @@ import typer
 
 from unisono.bench.commands import JsonOption
 from unisono.errors import UnisonoError
-from unisono.schedule import Schedule, check, from_json, from_msccl_xml
+from unisono.schedule import Schedule, check, from_json, from_msccl_xml, from_mscclpp_json
 
 _TIMEOUT_S = 60.0
 _SIZES = (8, 1000, 65_536, 3_000_000)
@@ -38,12 +38,14 @@ class Verdict:
 
 
 def read_schedule(text: str) -> Schedule:
-    """The schedule in a file of MSCCL, or our own JSON, told apart by its beginning.
+    """The schedule in a file of MSCCL or MSCCL++, or in our own JSON, told apart by what is there.
 
     Raises `ScheduleError` or `UnsupportedError`.
     """
     if text.lstrip("\ufeff \t\r\n").startswith("<"):
         return from_msccl_xml(text)
+    if '"gpus"' in text:
+        return from_mscclpp_json(text)
     return from_json(text)
 
 

@@ -6,7 +6,12 @@ from unisono.schedule.codec import from_json, to_json
 from unisono.schedule.collective import MAX_RANKS, Collective
 from unisono.schedule.dataflow import Dataflow, Value, trace
 from unisono.schedule.coarsen import coarsen
-from unisono.schedule.exchange import from_msccl_xml, to_msccl_xml
+from unisono.schedule.exchange import (
+    from_msccl_xml,
+    from_mscclpp_json,
+    to_msccl_xml,
+    to_mscclpp_json,
+)
 from unisono.schedule.lower import RankPlan, lower, lower_rank
 from unisono.schedule.plan import RECORD_BYTES, REF_BYTES, Code, Flag, Plan, Record, Ref, Space
 from unisono.schedule.replay import check_plans
@@ -38,9 +43,11 @@ __all__ = [
     "coarsen",
     "from_json",
     "from_msccl_xml",
+    "from_mscclpp_json",
     "lower",
     "lower_rank",
     "to_json",
     "to_msccl_xml",
+    "to_mscclpp_json",
     "trace",
 ]

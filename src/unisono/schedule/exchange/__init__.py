@@ -2,5 +2,7 @@
 
 from unisono.schedule.exchange.msccl import from_msccl_xml
 from unisono.schedule.exchange.msccl_writer import to_msccl_xml
+from unisono.schedule.exchange.mscclpp import from_mscclpp_json
+from unisono.schedule.exchange.mscclpp_writer import to_mscclpp_json
 
-__all__ = ["from_msccl_xml", "to_msccl_xml"]
+__all__ = ["from_msccl_xml", "from_mscclpp_json", "to_msccl_xml", "to_mscclpp_json"]

@@ -19,7 +19,7 @@ from xml.sax.saxutils import quoteattr
 from unisono.schedule.collective import Collective
 from unisono.schedule.dataflow import trace
 from unisono.schedule.exchange.buffers import Buffer, operation_name, pieces
-from unisono.schedule.moves import Move, moves_of
+from unisono.schedule.coarsen import Move, moves_of
 from unisono.schedule.schedule import Schedule
 from unisono.types import Op
 
