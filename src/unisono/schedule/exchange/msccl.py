@@ -32,8 +32,8 @@ def from_msccl_xml(text: str) -> Schedule:
     >>> from unisono.schedule import Builder, Collective, to_msccl_xml
     >>> from unisono.types import Op
     >>> b = Builder(Collective(op=Op.ALL_REDUCE, ranks=2, parts=2), "halves")
-    >>> b.reduce(1, 0, 0)
     >>> b.reduce(0, 1, 1)
+    >>> b.reduce(1, 0, 0)
     >>> b.next_round()
     >>> b.copy(0, 0, 1)
     >>> b.copy(1, 1, 0)
