@@ -18,6 +18,7 @@ from unisono.communicator.engine import Engine
 from unisono.communicator.exchange import Reduction
 from unisono.communicator.work import Work
 from unisono.errors import MismatchError, UnsupportedError
+from unisono.schedule import Schedule
 from unisono.types import Op
 
 Function: TypeAlias = Callable[[Array, Array], Array]
@@ -111,7 +112,12 @@ def _fold(engine: Engine, function: Function, contributions: list[Array]) -> Arr
 
 
 def _agree(
-    engine: Engine, op: Op, function: Function, x: Array, root: int, algorithm: str | Schedule | None
+    engine: Engine,
+    op: Op,
+    function: Function,
+    x: Array,
+    root: int,
+    algorithm: str | Schedule | None,
 ) -> None:
     """Raises `MismatchError` where ranks call different functions, as far as names tell."""
     if algorithm is not None:

@@ -294,7 +294,8 @@ def _change_of(engine: Engine, reduction: Reduction, request: Request) -> Change
     """What happens to this rank's own contribution before anybody reads it, in place."""
     if isinstance(reduction, PremulSum):
         return functools.partial(scale, factor=reduction.factor)
-    if engine.size == 1 and request.reduction.is_logical:  # with more, the reduction sees to it
+    # Elsewhere the reduction sees to it; here some result is one contribution as it came.
+    if request.reduction.is_logical and (engine.size == 1 or request.op.scans):
         return lambda array: assign(array, array != 0)
     return None
 

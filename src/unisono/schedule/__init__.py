@@ -2,10 +2,10 @@
 
 from unisono.schedule.builder import Builder, Index
 from unisono.schedule.check import check
+from unisono.schedule.coarsen import coarsen
 from unisono.schedule.codec import from_json, to_json
 from unisono.schedule.collective import MAX_RANKS, Collective
 from unisono.schedule.dataflow import Dataflow, Value, trace
-from unisono.schedule.coarsen import coarsen
 from unisono.schedule.exchange import (
     from_msccl_xml,
     from_mscclpp_json,

@@ -9,8 +9,8 @@ from collections.abc import Iterable
 from math import gcd
 from typing import NamedTuple
 
-from unisono.schedule.collective import Collective
 from unisono.schedule.builder import Builder
+from unisono.schedule.collective import Collective
 from unisono.schedule.schedule import Schedule
 
 

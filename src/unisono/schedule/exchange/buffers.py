@@ -62,11 +62,11 @@ def operation(name: str) -> Op:
 
 
 def operation_name(op: Op) -> str:
-    """What both formats call an operation. Raises `UnsupportedError` for a barrier."""
+    """What both formats call an operation. Raises `UnsupportedError` for those they lack."""
     for name, known in _OPERATIONS.items():
         if known is op:
             return name
-    raise UnsupportedError(f"{op} moves no data, so these formats have no word for it")
+    raise UnsupportedError(f"these formats have no word for {op}")
 
 
 def pieces(op: Op, ranks: int) -> int:

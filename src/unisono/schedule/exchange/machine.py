@@ -172,7 +172,7 @@ class Machine:
                     f"{cell} holds chunk {value.chunk} in the end instead of chunk {chunk}; "
                     f"last written by {state.where}"
                 )
-            want = sum(1 << r for r in self.buffers.collective.contributors(chunk))
+            want = sum(1 << r for r in self.buffers.collective.contributors(cell.gpu, chunk))
             if value.mask != want:
                 raise ScheduleError(
                     f"{cell} lacks the contribution of {_ranks(want & ~value.mask)} in the end; "

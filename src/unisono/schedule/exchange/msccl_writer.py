@@ -16,10 +16,10 @@ from operator import itemgetter
 from typing import NamedTuple
 from xml.sax.saxutils import quoteattr
 
+from unisono.schedule.coarsen import Move, moves_of
 from unisono.schedule.collective import Collective
 from unisono.schedule.dataflow import trace
 from unisono.schedule.exchange.buffers import Buffer, operation_name, pieces
-from unisono.schedule.coarsen import Move, moves_of
 from unisono.schedule.schedule import Schedule
 from unisono.types import Op
 

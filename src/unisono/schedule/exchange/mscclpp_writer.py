@@ -14,10 +14,10 @@ from operator import itemgetter
 from typing import Any, TypeAlias
 
 from unisono.errors import UnsupportedError
+from unisono.schedule.coarsen import Move, moves_of
 from unisono.schedule.dataflow import trace
 from unisono.schedule.exchange.buffers import Buffer, operation_name
 from unisono.schedule.exchange.msccl_writer import Place, Places
-from unisono.schedule.coarsen import Move, moves_of
 from unisono.schedule.schedule import Schedule
 from unisono.types import Op
 

@@ -19,9 +19,9 @@ from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass
 
+from unisono.schedule.coarsen import Move, assemble
 from unisono.schedule.exchange.buffers import Buffer, Buffers, Cell
 from unisono.schedule.exchange.machine import Machine, Value
-from unisono.schedule.coarsen import Move, assemble
 from unisono.schedule.schedule import Schedule
 
 _NEVER = 1 << 31

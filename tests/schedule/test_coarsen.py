@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from unisono.algorithms import build, names
 from unisono.errors import UnsupportedError
 from unisono.schedule import Builder, Collective, Schedule, check, coarsen
-from unisono.schedule.moves import Move, assemble, moves_of
+from unisono.schedule.coarsen import Move, assemble, moves_of
 from unisono.types import Op
 
 
