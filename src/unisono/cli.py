@@ -9,6 +9,7 @@ import typer
 from unisono.bench.commands import bench, check, explain
 from unisono.bench.prove import prove
 from unisono.errors import UnisonoError
+from unisono.show_command import show
 
 app = typer.Typer(
     name="unisono",
@@ -24,6 +25,7 @@ app.command(
 )(bench)
 app.command(epilog="Example: unisono explain all_reduce 64K -n 4")(explain)
 app.command(epilog="Example: unisono prove algorithm.xml --run 16")(prove)
+app.command(epilog="Example: unisono show all_reduce ring -n 8 --size 64M --html ring.html")(show)
 
 
 @app.command(

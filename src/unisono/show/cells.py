@@ -1,0 +1,86 @@
+"""Which location is which cell of a picture, and what cells and chunks are called.
+
+A rank is a row of cells. Usually these are all its chunks; in an all-to-all, where a rank has to
+do with few of the n x n chunks, the pieces that it must receive, by source. Scratch comes last.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from unisono.schedule import Collective, Schedule
+from unisono.types import Op
+
+_COLOR_NAMES = {
+    Op.ALL_GATHER: "from rank {}",
+    Op.GATHER: "from rank {}",
+    Op.ALL_TO_ALL: "from rank {}",
+    Op.REDUCE_SCATTER: "for rank {}",
+    Op.SCATTER: "for rank {}",
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Cells:
+    """The grid of a schedule: column names, and for each rank the location in each column."""
+
+    columns: tuple[str, ...]
+    rows: tuple[tuple[int, ...], ...]
+
+    @classmethod
+    def of(cls, schedule: Schedule) -> Cells:
+        """The grid of a schedule."""
+        collective = schedule.collective
+        chunks = collective.num_chunks
+        scratch = tuple(range(chunks, schedule.num_locations))
+        ranks = range(collective.ranks)
+        if collective.op is Op.ALL_TO_ALL:
+            wanted = [tuple(collective.wanted(rank)) for rank in ranks]
+            names = [label(schedule, chunk).split(":")[0] for chunk in wanted[0]]
+            if collective.parts > 1:
+                names = [f"{name}.{i % collective.parts}" for i, name in enumerate(names)]
+        else:
+            wanted = [tuple(range(chunks))] * collective.ranks
+            names = [label(schedule, chunk) for chunk in range(chunks)]
+        return cls(
+            columns=(*names, *(label(schedule, location) for location in scratch)),
+            rows=tuple((*row, *scratch) for row in wanted),
+        )
+
+
+def label(schedule: Schedule, location: int) -> str:
+    """What a location is called: a part, an owner, `source:destination`, or scratch.
+
+    >>> from unisono.algorithms import build
+    >>> label(build("all_to_all", "direct", ranks=4), 6)
+    '1:2'
+    """
+    collective = schedule.collective
+    if location >= collective.num_chunks:
+        return f"s{location - collective.num_chunks}"
+    piece, part = divmod(location, collective.parts)
+    name = str(piece)
+    if collective.op is Op.ALL_TO_ALL:
+        name = "{}:{}".format(*divmod(piece, collective.ranks))
+    elif collective.op not in _COLOR_NAMES:
+        return str(part)
+    return f"{name}.{part}" if collective.parts > 1 else name
+
+
+def num_colors(collective: Collective) -> int:
+    """How many colours tell the chunks apart: one a part, or one a piece."""
+    if collective.op in _COLOR_NAMES:
+        return collective.ranks
+    return max(1, collective.num_chunks)
+
+
+def color_of(collective: Collective, chunk: int) -> int:
+    """The colour of a chunk, as an index."""
+    if collective.op is Op.ALL_TO_ALL:
+        return chunk // (collective.ranks * collective.parts)
+    return chunk // collective.parts if collective.op in _COLOR_NAMES else chunk
+
+
+def color_name(collective: Collective, color: int) -> str:
+    """What the chunks of a colour have in common, for the legend."""
+    return _COLOR_NAMES.get(collective.op, "chunk {}").format(color)

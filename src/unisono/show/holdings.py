@@ -1,0 +1,110 @@
+"""What every rank holds after every round: a plain replay, for drawing.
+
+It belongs beside `schedule.trace` and uses only the public side of a schedule, so it can move
+there. It judges nothing: what a wrong transfer does to the state is drawn, and `check` says why
+it is wrong.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from unisono.errors import ScheduleError
+from unisono.schedule import Schedule, Transfer
+
+Place = tuple[int, int]
+"""(rank, location)"""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Held:
+    """Contributions to one chunk: bit r of `mask` is set when rank r's is in."""
+
+    chunk: int
+    mask: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Move:
+    """One chunk on its way; a transfer of several chunks is several moves."""
+
+    src: int
+    dst: int
+    held: Held
+    reduce: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Played:
+    """One round: what moved, and what the places written hold from then on."""
+
+    number: int
+    moves: tuple[Move, ...]
+    writes: dict[Place, Held]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Holdings:
+    """What the ranks hold before the first round, and what each round with transfers changes."""
+
+    start: dict[Place, Held]
+    rounds: tuple[Played, ...]
+
+    def after(self, count: int) -> dict[Place, Held]:
+        """Everything held after the first `count` rounds that have transfers."""
+        state = dict(self.start)
+        for played in self.rounds[:count]:
+            state |= played.writes
+        return state
+
+
+def holdings(schedule: Schedule) -> Holdings:
+    """Replay a schedule. Raises `ScheduleError` when a transfer names what does not exist.
+
+    >>> from unisono.algorithms import build
+    >>> state = holdings(build("all_reduce", "ring", ranks=3)).after(1)
+    >>> [state[2, chunk].mask for chunk in range(3)]
+    [4, 6, 4]
+    """
+    collective = schedule.collective
+    start = {
+        (rank, chunk): Held(chunk=chunk, mask=1 << rank)
+        for rank in range(collective.ranks)
+        for chunk in collective.initial(rank)
+    }
+    state = dict(start)
+    rounds = []
+    for number, transfers in schedule.rounds():
+        played = _play(schedule, number, transfers, state)
+        state |= played.writes
+        rounds.append(played)
+    return Holdings(start=start, rounds=tuple(rounds))
+
+
+def _play(
+    schedule: Schedule, number: int, transfers: tuple[Transfer, ...], state: dict[Place, Held]
+) -> Played:
+    moves = []
+    writes: dict[Place, Held] = {}
+    for t in transfers:
+        _check_range(schedule, t)
+        for i in range(t.count):
+            held = state.get((t.src, t.src_chunk + i))
+            if held is None:
+                continue
+            place = t.dst, t.dst_chunk + i
+            before = writes.get(place, state.get(place)) if t.reduce else None
+            mask = before.mask if before is not None and before.chunk == held.chunk else 0
+            writes[place] = Held(chunk=held.chunk, mask=mask | held.mask)
+            moves.append(Move(src=t.src, dst=t.dst, held=held, reduce=t.reduce))
+    return Played(number=number, moves=tuple(moves), writes=writes)
+
+
+def _check_range(schedule: Schedule, t: Transfer) -> None:
+    ranks, locations = schedule.collective.ranks, schedule.num_locations
+    for rank, chunk in ((t.src, t.src_chunk), (t.dst, t.dst_chunk)):
+        if not (0 <= rank < ranks and chunk >= 0 and chunk + t.count <= locations):
+            raise ScheduleError(
+                f"round {t.round}: a transfer names rank {rank}, chunks {chunk} to "
+                f"{chunk + t.count - 1}; there are {ranks} ranks and {locations} chunks"
+            )

@@ -1,0 +1,61 @@
+"""Amounts as people read them: shares of N, or bytes when the size of a message is given."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from fractions import Fraction
+
+from unisono.schedule import Collective
+
+_UNITS = ("B", "KiB", "MiB", "GiB", "TiB")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Scale:
+    """N, the bytes of a rank's larger buffer, is cut in `chunks` chunks."""
+
+    chunks: int
+    nbytes: int | None = None
+
+    @classmethod
+    def of(cls, collective: Collective, nbytes: int | None = None) -> Scale:
+        """The scale of a collective on a message of `nbytes`, if that is known."""
+        pieces = max(
+            max(collective.input_pieces(rank), collective.output_pieces(rank))
+            for rank in range(collective.ranks)
+        )
+        return cls(chunks=max(1, pieces * collective.parts), nbytes=nbytes)
+
+    def text(self, count: int) -> str:
+        """So many chunks, as an amount.
+
+        >>> [Scale(chunks=8).text(count) for count in (0, 1, 6, 8, 14)]
+        ['0', 'N/8', '3/4 N', 'N', '1.75 N']
+        >>> Scale(chunks=8, nbytes=64 << 20).text(3)
+        '24 MiB'
+        """
+        share = Fraction(count, self.chunks)
+        if self.nbytes is not None:
+            return _bytes(share * self.nbytes)
+        if share == 0:
+            return "0"
+        if share == 1:
+            return "N"
+        if share > 1:
+            return f"{float(share):.4g} N"
+        top = share.numerator
+        return f"N/{share.denominator}" if top == 1 else f"{top}/{share.denominator} N"
+
+    def span(self, counts: Iterable[int]) -> str:
+        """The amounts of several ranks or links: one if they agree, else from least to most."""
+        counts = tuple(counts)
+        least, most = min(counts, default=0), max(counts, default=0)
+        return self.text(most) if least == most else f"{self.text(least)} to {self.text(most)}"
+
+
+def _bytes(amount: Fraction) -> str:
+    value, unit = float(amount), 0
+    while value >= 1024 and unit < len(_UNITS) - 1:
+        value, unit = value / 1024, unit + 1
+    return f"{value:.4g} {_UNITS[unit]}"

@@ -1,0 +1,127 @@
+"""The command `unisono show`: options only, fast to import."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from unisono.bench.commands import JsonOption, RanksOption
+
+if TYPE_CHECKING:
+    from unisono.schedule import Schedule
+    from unisono.show.story import Story
+
+
+def show(
+    *,
+    what: Annotated[
+        str,
+        typer.Argument(metavar="OPERATION|FILE", help="Such as all_reduce; or a schedule's JSON."),
+    ],
+    algorithm: Annotated[
+        str | None, typer.Argument(help="Such as ring; left out, they are listed.")
+    ] = None,
+    ranks: RanksOption = 8,
+    root: Annotated[int, typer.Option(help="Root of broadcast, reduce, gather, scatter.")] = 0,
+    size: Annotated[
+        str | None, typer.Option(help="Larger buffer of a rank, such as 64M: amounts in bytes.")
+    ] = None,
+    every: Annotated[bool, typer.Option("--all", help="Cut nothing out of the table.")] = False,
+    layout: Annotated[str, typer.Option(help="Ranks on a circle, grid or line.")] = "auto",
+    svg_path: Annotated[
+        Path | None, typer.Option("--svg", metavar="FILE", help="Write this picture only.")
+    ] = None,
+    html_path: Annotated[
+        Path | None, typer.Option("--html", metavar="FILE", help="Write this page only.")
+    ] = None,
+    files: Annotated[
+        bool, typer.Option("--files/--no-files", help="Write a picture and a page at all.")
+    ] = True,
+    launch: Annotated[bool, typer.Option("--open", help="Open the page in a browser.")] = False,
+    json_path: JsonOption = None,
+) -> None:
+    """Show an algorithm: its rounds as a table, a picture (SVG), and a page that plays it (HTML).
+
+    Who sends which chunk to whom, what each rank holds, bytes per link. Drawings are called
+    OPERATION-ALGORITHM-RANKS.svg and .html unless you name them. A schedule from a file is checked
+    too: a wrong one is shown with its mistake and ends with exit code 1.
+    """
+    from unisono.bench.execute import result_console, write_json
+    from unisono.bench.sizes import parse_size
+    from unisono.show import table, tell
+    from unisono.show.document import document
+
+    try:
+        schedule, name = _find(what, algorithm, ranks, root)
+        story = tell(schedule, nbytes=None if size is None else parse_size(size))
+        paths = _paths(story, name, svg_path, html_path, files)
+        drawings = [(path, _draw(story, path, layout)) for path in paths]
+        for path, text in drawings:
+            path.write_text(text, encoding="utf-8")
+    except (ValueError, OSError) as error:
+        raise typer.BadParameter(str(error)) from error
+    console = result_console(json_path)
+    console.print(table(story, every=every))
+    for path in paths:
+        console.print(f"written: {path}", style="dim", highlight=False, soft_wrap=True)
+    write_json(document(story), json_path)
+    for page in (path for path in paths if launch and path.suffix == ".html"):
+        typer.launch(str(page.resolve()))
+    raise typer.Exit(0 if story.problem is None else 1)
+
+
+def _find(what: str, algorithm: str | None, ranks: int, root: int) -> tuple[Schedule, str]:
+    """The schedule that is asked for, and what to call its files."""
+    from unisono.algorithms import build, names
+    from unisono.types import Op
+
+    if what not in list(Op):
+        if not Path(what).is_file():
+            raise ValueError(f"{what} is no file and none of the operations {', '.join(Op)}")
+        if algorithm is not None:
+            raise ValueError(f"{what} is a schedule; there is no choice of algorithm {algorithm}")
+        return _read(Path(what)), Path(what).stem
+    if algorithm is None:
+        raise ValueError(f"{what} has the algorithms {', '.join(names(what))}: name one")
+    return build(what, algorithm, ranks=ranks, root=root), f"{what}-{algorithm}-{ranks}"
+
+
+def _read(path: Path) -> Schedule:
+    """A schedule of a file: as `schedule.to_json` writes it, or inside what `--json` wrote."""
+    from unisono.schedule import from_json
+    from unisono.show.document import FORMAT
+
+    text = path.read_text(encoding="utf-8")
+    try:
+        found = json.loads(text)
+    except ValueError:
+        found = None  # `from_json` says what is wrong
+    if isinstance(found, dict) and found.get("format") == FORMAT:
+        text = json.dumps(found.get("schedule"))
+    return from_json(text)
+
+
+def _paths(
+    story: Story, name: str, svg_path: Path | None, html_path: Path | None, files: bool
+) -> list[Path]:
+    """Where drawings go: to the files asked for, else to both default names."""
+    from unisono.show import MAX_RANKS
+
+    asked = [path for path in (svg_path, html_path) if path is not None]
+    for path, suffix in ((svg_path, ".svg"), (html_path, ".html")):
+        if path is not None and path.suffix != suffix:
+            raise ValueError(f"{path}: the name of this file must end in {suffix}")
+    if asked or not files or story.schedule.collective.ranks > MAX_RANKS:
+        return asked
+    return [Path(f"{name}.svg"), Path(f"{name}.html")]
+
+
+def _draw(story: Story, path: Path, layout: str) -> str:
+    from unisono.show import Shape, html, svg
+
+    if layout not in list(Shape):
+        raise ValueError(f"layout {layout} is none of {', '.join(Shape)}")
+    return (svg if path.suffix == ".svg" else html)(story, shape=Shape(layout))
