@@ -11,7 +11,7 @@ from unisono.show.cells import label
 from unisono.types import Op
 
 FEW = 8
-"""So many entries are listed even if a pattern would say the same."""
+"""So many hops are listed even if a pattern would say the same."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -87,7 +87,7 @@ def pattern(schedule: Schedule, transfers: Sequence[Transfer]) -> Entry | None:
 def lines(schedule: Schedule, transfers: Sequence[Transfer], *, limit: int | None) -> list[str]:
     """A round in at most about `limit` entries; all of them, with no pattern, if it is None."""
     every = entries(schedule, transfers)
-    if limit is None or len(every) <= FEW:
+    if limit is None or sum(len(entry.hops.split()) for entry in every) <= FEW:
         return [str(entry) for entry in every]
     found = pattern(schedule, transfers)
     if found is not None:

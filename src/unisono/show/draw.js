@@ -174,7 +174,7 @@ function drawArrows(step) {
     if (new Set(chunks.map(color)).size === 1) group.style.setProperty("--mark", color(chunks[0]));
     $("arrows").append(group);
   }
-  if (arrows.length <= MANY_PACKETS) placePackets(packets(arrows), arrows.length <= 40 ? .5 : 2);
+  if (arrows.length <= MANY_PACKETS) placePackets(packets(arrows), arrows.length <= 40 ? "rest" : 2);
 }
 
 function packets(arrows) {
@@ -206,7 +206,9 @@ function placePackets(moving, share) {
   for (const { packet, path } of moving) {
     packet.style.display = share > 1 ? "none" : "";
     if (share > 1) continue;
-    const { x, y } = path.getPointAtLength(share * path.getTotalLength());
+    const length = path.getTotalLength(); // long arrows cross in the middle: rest before it
+    const way = share === "rest" ? (length > .4 * story.stage.size ? .33 : .5) : share;
+    const { x, y } = path.getPointAtLength(way * length);
     packet.setAttribute("transform", `translate(${x.toFixed(1)} ${y.toFixed(1)})`);
   }
 }

@@ -82,7 +82,7 @@ def holdings(schedule: Schedule) -> Holdings:
 
 
 def _play(
-    schedule: Schedule, number: int, transfers: tuple[Transfer, ...], state: dict[Place, Held]
+    schedule: Schedule, number: int, transfers: Sequence[Transfer], state: dict[Place, Held]
 ) -> Played:
     moves = []
     writes: dict[Place, Held] = {}

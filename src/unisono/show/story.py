@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from collections import Counter
 from dataclasses import dataclass
 
@@ -23,7 +24,7 @@ class Scene:
     """
 
     number: int
-    transfers: tuple[Transfer, ...]
+    transfers: Sequence[Transfer]
     played: Played
     sent: Counter[int]
     links: Counter[Link]

@@ -59,12 +59,10 @@ def _rows(story: Story, every: bool) -> Table:
 def _row(story: Story, scene: Scene, every: bool) -> tuple[str, ...]:
     ranks = range(story.schedule.collective.ranks)
     found = lines(story.schedule, scene.transfers, limit=None if every else _ENTRIES)
-    # An entry is not broken in two; between entries a line may end.
-    text = "  ".join(line.replace(" ", "\N{NO-BREAK SPACE}", 1) for line in found)
     return (
         str(scene.number),
         scene.kind,
-        text,
+        "  ".join(found),
         story.scale.span(scene.sent[rank] for rank in ranks),
         f"{scene.done}/{story.wanted}",
     )

@@ -1,0 +1,44 @@
+"""An algorithm of your own: write it, prove it, watch it.
+
+Covers: `schedule.Builder`, `schedule.check`, `show.tell`, `show.svg`, `show.html`.
+Scenario: an all-reduce that walks down the ranks and back up, for a lecture on why rings are better.
+
+    python examples/draw_my_schedule.py chain.html
+"""
+
+import sys
+from pathlib import Path
+from tempfile import mkdtemp
+
+from unisono import schedule, show
+from unisono.types import Op
+
+RANKS = 4
+MESSAGE_BYTES = 64 << 20
+
+
+def chain(ranks):
+    """The sum grows from rank 0 to the last rank, and the result comes back the same way."""
+    b = schedule.Builder(schedule.Collective(op=Op.ALL_REDUCE, ranks=ranks), "chain")
+    for rank in range(ranks - 1):
+        b.reduce(rank, 0, rank + 1)
+        b.next_round()
+    for rank in reversed(range(ranks - 1)):
+        b.copy(rank + 1, 0, rank)
+        b.next_round()
+    return b.build()
+
+
+def main():
+    mine = chain(RANKS)
+    schedule.check(mine)  # raises ScheduleError naming rank, chunk and round if it is wrong
+    story = show.tell(mine, nbytes=MESSAGE_BYTES)
+    page = Path(sys.argv[1] if len(sys.argv) > 1 else mkdtemp() + "/chain.html")
+    page.write_text(show.html(story), encoding="utf-8")
+    page.with_suffix(".svg").write_text(show.svg(story), encoding="utf-8")
+    print(f"{story.title}: {dict(story.facts)}")
+    print(f"open {page} and {page.with_suffix('.svg')}")
+
+
+if __name__ == "__main__":
+    main()

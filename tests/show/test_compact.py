@@ -1,0 +1,129 @@
+"""What the text says is what the schedule does: it is read back and compared."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from unisono.algorithms import build, names
+from unisono.schedule import Schedule, Transfer
+from unisono.show.compact import entries, lines, pattern
+from unisono.types import Op
+
+Sent = set[tuple[int, int, int, bool]]
+"""(source, destination, chunk, whether it reduces)"""
+
+EVERY = [(op, name) for op in Op for name in names(op)]
+
+
+def numbers(text: str, others: set[int]) -> set[int]:
+    found: set[int] = set()
+    for run in text.split(","):
+        first, _, last = run.partition("-")
+        found |= others if run == "all" else set(range(int(first), int(last or first) + 1))
+    return found
+
+
+def read(text: str, ranks: int) -> Sent:
+    """The transfers that one entry names."""
+    hops, _, carried = text.partition(": ")
+    sent: Sent = set()
+    everyone = set(range(ranks))
+    for hop in hops.split(" "):
+        left, arrow, right = re.fullmatch(r"(\S+)(→|↔)(\S+)", hop).groups()  # type: ignore[union-attr]
+        srcs = everyone - {int(right)} if left == "all" else numbers(left, set())
+        for src in srcs:
+            for dst in numbers(right, everyone - {src}):
+                for part in carried.split(","):
+                    ends = [end for run in [part.rstrip("+")] for end in run.split("-")]
+                    chunks = [
+                        int(end.split(":")[0]) * ranks + int(end.split(":")[1])
+                        if ":" in end
+                        else int(end)
+                        for end in ends
+                    ]
+                    for chunk in range(chunks[0], chunks[-1] + 1):
+                        sent.add((src, dst, chunk, part.endswith("+")))
+                        if arrow == "↔":
+                            sent.add((dst, src, chunk, part.endswith("+")))
+    return sent
+
+
+def really(transfers: tuple[Transfer, ...]) -> Sent:
+    return {(t.src, t.dst, t.src_chunk + i, t.reduce) for t in transfers for i in range(t.count)}
+
+
+@given(data=st.data())
+@settings(max_examples=150, deadline=None)
+def test_entries_say_exactly_what_is_sent(data: st.DataObject) -> None:
+    op, name = data.draw(st.sampled_from(EVERY))
+    ranks = data.draw(st.integers(2, 12))
+    schedule = build(op, name, ranks=ranks, root=data.draw(st.integers(0, ranks - 1)))
+    for _, transfers in schedule.rounds():
+        said = [read(str(entry), ranks) for entry in entries(schedule, transfers)]
+        assert set().union(*said) == really(transfers)
+        assert sum(map(len, said)) == len(really(transfers)), "said twice"
+
+
+def meant(text: str, rank: int, ranks: int) -> int:
+    """The value of `r`, `r+3`, `r xor 2` or `5` at one rank."""
+    if "xor" in text:
+        return rank ^ int(text.rsplit(maxsplit=1)[-1])
+    return (rank + int(text[1:] or 0)) % ranks if text.startswith("r") else int(text)
+
+
+def said_by_pattern(schedule: Schedule, hops: str, chunks: str) -> Sent:
+    n, reduce = schedule.collective.ranks, chunks.endswith("+")
+    chunks = chunks.rstrip("+")
+    sent: Sent = set()
+    left, right = hops.split("→")
+    for rank in range(n):
+        if chunks == "r:s, all s":
+            sent |= {(rank, s, rank * n + s, reduce) for s in range(n) if s != rank}
+        elif left == "all":
+            sent |= {(s, rank, meant(chunks, rank, n), reduce) for s in range(n) if s != rank}
+        elif right == "all":
+            sent |= {(rank, s, meant(chunks, rank, n), reduce) for s in range(n) if s != rank}
+        elif ":" in chunks:
+            owner, receiver = (meant(end, rank, n) for end in chunks.split(":"))
+            sent.add((rank, meant(right, rank, n), owner * n + receiver, reduce))
+        else:
+            sent.add((rank, meant(right, rank, n), meant(chunks, rank, n), reduce))
+    return sent
+
+
+@pytest.mark.parametrize(("op", "name"), EVERY)
+@pytest.mark.parametrize("ranks", [3, 7, 16])
+def test_a_pattern_says_exactly_what_is_sent(op: Op, name: str, ranks: int) -> None:
+    schedule = build(op, name, ranks=ranks)
+    for _, transfers in schedule.rounds():
+        found = pattern(schedule, transfers)
+        if found is not None:
+            assert said_by_pattern(schedule, found.hops, found.chunks) == really(transfers)
+
+
+@pytest.mark.parametrize(
+    ("op", "name", "text"),
+    [
+        ("all_reduce", "ring", "r→r+1: r-1+"),
+        ("all_reduce", "direct", "all→r: r+"),
+        ("all_reduce", "one_shot", "r→all: 0+"),
+        ("all_to_all", "direct", "r→s: r:s, all s"),
+        ("all_to_all", "pairwise", "r→r+1: r:r+1"),
+        ("all_gather", "recursive_doubling", "r→r xor 1: r"),
+    ],
+)
+def test_patterns_of_our_algorithms(op: str, name: str, text: str) -> None:
+    schedule = build(op, name, ranks=16)
+    _, transfers = next(schedule.rounds())
+    assert lines(schedule, transfers, limit=4) == [f"{text}  for every rank r, mod 16"]
+
+
+def test_long_rounds_are_cut_and_say_so() -> None:
+    schedule = build("all_to_all", "direct", ranks=9)
+    first = schedule.transfers[:40]  # no pattern: a part of it
+    assert lines(schedule, first, limit=10)[-1] == "and 30 more"
+    assert len(lines(schedule, first, limit=None)) == 40
