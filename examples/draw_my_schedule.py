@@ -1,7 +1,7 @@
 """An algorithm of your own: write it, prove it, watch it.
 
 Covers: `schedule.Builder`, `schedule.check`, `show.tell`, `show.svg`, `show.html`.
-Scenario: an all-reduce that walks down the ranks and back up, for a lecture on why rings are better.
+Scenario: an all-reduce down the ranks and back up, to show in a lecture why rings are better.
 
     python examples/draw_my_schedule.py chain.html
 """

@@ -137,7 +137,7 @@ def walks(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Json]:
     """All cases, walked through side by side in one browser, each in a frame of its width."""
     folder = tmp_path_factory.mktemp("pages")
     (folder / "play.html").write_text(page(("all_reduce", "ring", 3), named(PLAY, "play")))
-    frames = '<iframe src="play.html#round=1" width="1024" height="600"></iframe>'
+    frames = '<iframe src="play.html#round=0" width="1024" height="600"></iframe>'
     for name, case in CASES.items():
         (folder / f"{name}.html").write_text(page(case, named(WALK, name)))
         frames += f'<iframe src="{name}.html" width="{WIDTHS[name]}" height="900"></iframe>'
@@ -225,7 +225,8 @@ def test_every_page_works_at_its_width_without_errors(walks: dict[str, Json]) ->
 def test_play_moves_the_chunks_and_ends_at_the_last_round(walks: dict[str, Json]) -> None:
     played = walks["play"]
     assert played["errors"] == []
-    assert played["opened"]["round"] == "1", "the address opens a round"
+    assert played["opened"]["round"] == "0", "the address opens a round"
+    assert played["opened"]["held"] == [["0", "0 2", "0"], ["1", "1", "0 1"], ["1 2", "2", "2"]]
     assert played["end"]["round"] == "3"
     assert played["end"]["finished"] == 9
     assert played["places"] > 3 * 4, "more places than where chunks rest"

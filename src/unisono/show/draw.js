@@ -74,7 +74,7 @@ function look(chunk, mask) {
 
 function slots(chunk, ranks) {
   if (ranks.length === story.slots) return color(chunk);
-  if (story.slots > 32) { // too thin to be seen: as strong as there are contributions
+  if (story.thin) { // too thin to be seen: as strong as there are contributions
     const share = Math.round(8 + 92 * ranks.length / story.slots);
     return `color-mix(in srgb, ${color(chunk)} ${share}%, transparent)`;
   }
@@ -98,9 +98,10 @@ function paintCell(place) {
     return;
   }
   const [chunk, mask, finished] = held;
-  cell.style.background = look(chunk, mask);
-  if (!/gradient|mix/.test(look(chunk, mask))) cell.style.backgroundColor = color(chunk);
-  else cell.style.backgroundColor = "";
+  const background = look(chunk, mask);
+  const isImage = background.startsWith("linear");
+  cell.style.backgroundImage = isImage ? background : "";
+  cell.style.backgroundColor = isImage ? "" : background;
   cell.style.setProperty("--tick", story.inks[story.chunkColors[chunk]]);
   cell.dataset.chunk = chunk;
   cell.dataset.color = story.chunkColors[chunk];
@@ -109,7 +110,7 @@ function paintCell(place) {
 }
 
 function holdAfter(step) {
-  if (step === view.at + 1) write(story.rounds[view.at].writes, true);
+  if (view.state.size && step === view.at + 1) write(story.rounds[view.at].writes, true);
   else {
     view.state.clear();
     write(story.start, false);
@@ -160,7 +161,9 @@ function drawArrows(step) {
   $("arrows").replaceChildren();
   if (!step) return;
   const arrows = story.rounds[step - 1].arrows;
-  const width = arrows.length <= 40 ? 3 : Math.max(.6, 2.4 - arrows.length / 250);
+  const many = arrows.length > 100;
+  const width = arrows.length <= 40 ? 3 : Math.max(.6, 1.8 - arrows.length / 250);
+  $("arrows").setAttribute("opacity", many ? .6 : 1);
   for (const [link, reduce, chunks] of arrows) {
     const { src, dst, path, tip: [x, y, angle] } = story.links[link];
     const size = 3.5 + 2 * width;

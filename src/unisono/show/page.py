@@ -26,6 +26,8 @@ Json: TypeAlias = Any
 """Whatever a JSON writer takes."""
 
 _STAGE = 520.0
+_SLOTS = 32
+"""Cells of more slots than this only show how many ranks have contributed."""
 _LINES = 300
 """At most so many lines of text a round."""
 
@@ -85,6 +87,7 @@ class _Data:
             "meaning": self._meaning(),
             "ranks": collective.ranks,
             "root": collective.root,
+            "thin": collective.ranks > _SLOTS,
             "slots": collective.ranks if collective.op.reduces else 1,
             "columns": story.cells.columns,
             "cells": story.cells.rows,
@@ -160,6 +163,8 @@ class _Data:
         cell = "filled when the rank holds the chunk"
         if self.collective.op.reduces:
             cell = "one slot a rank, filled when that rank has contributed"
+            if self.collective.ranks > _SLOTS:
+                cell = "the stronger the more ranks have contributed"
         size = "" if self.story.scale.nbytes else " N is the larger buffer of a rank."
         return (
             f"Rows are ranks, columns {columns}. A cell: {cell}; framed when written in this "
