@@ -64,7 +64,7 @@ def holdings(schedule: Schedule) -> Holdings:
     >>> from unisono.algorithms import build
     >>> state = holdings(build("all_reduce", "ring", ranks=3)).after(1)
     >>> [state[2, chunk].mask for chunk in range(3)]
-    [4, 6, 4]
+    [6, 4, 4]
     """
     collective = schedule.collective
     start = {
