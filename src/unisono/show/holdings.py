@@ -7,6 +7,7 @@ it is wrong.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from unisono.errors import ScheduleError
