@@ -68,6 +68,30 @@ def with_timeout(found: Settings, timeout_s: float) -> Settings:
     return replace(found, timeout_s=timeout_s)
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FlightRecorder:
+    """How many calls torch's flight recorder keeps for a group, and where dumps go: the rank is
+    appended."""
+
+    calls: int = 0
+    dump_prefix: str = ""
+
+
+def flight_recorder(environ: Mapping[str, str] = os.environ) -> FlightRecorder:
+    """The flight recorder's settings, from torch's own variables.
+
+    >>> flight_recorder({"TORCH_FR_BUFFER_SIZE": "100"}).calls
+    100
+    """
+    cache = environ.get("XDG_CACHE_HOME") or os.path.join(environ.get("HOME", "/tmp"), ".cache")
+    return FlightRecorder(
+        calls=_number(environ, "TORCH_FR_BUFFER_SIZE", 0),
+        dump_prefix=environ.get(
+            "TORCH_FR_DUMP_TEMP_FILE", os.path.join(cache, "torch", "comm_lib_trace_rank_")
+        ),
+    )
+
+
 def world(environ: Mapping[str, str] = os.environ) -> World:
     """Rank, size and rendezvous as the launcher gave them.
 

@@ -29,6 +29,28 @@ def own_all_to_all_lists_of_any_length(world):
         require_equal(output, contribution(rank, 3 * world.rank, seed=world.rank).numpy())
 
 
+def own_lists_are_exchanged_without_waiting(world):
+    # The others begin only when rank 0 has returned from beginning.
+    sources = [contribution(world.rank, 3 * target, seed=target) for target in range(world.size)]
+    outputs = [torch.empty(3 * world.rank) for _ in range(world.size)]
+    if world.rank == 0:
+        work = dist.all_to_all(outputs, sources, async_op=True)
+        for rank in range(1, world.size):
+            dist.send(torch.ones(1), rank)
+    else:
+        dist.recv(torch.empty(1), 0)
+        work = dist.all_to_all(outputs, sources, async_op=True)
+    work.wait()
+    for rank, output in enumerate(outputs):
+        require_equal(output, contribution(rank, 3 * world.rank, seed=world.rank).numpy())
+
+
+def own_lists_that_share_memory(world):
+    rows = torch.full((world.size * 2, 3), float(world.rank))
+    dist.all_to_all_single(rows, rows, [2] * world.size, [2] * world.size)
+    require_equal(rows[:, 0], np.repeat(np.arange(world.size), 2))
+
+
 def own_all_gather_into_stacked_tensor(world):
     for length in LENGTHS:
         stacked = torch.empty(world.size, length)

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+from datetime import timedelta
+
 import numpy as np
 import pytest
 import torch
 from torch import distributed as dist
 from torch.distributed.device_mesh import init_device_mesh
 
-from unisono.errors import UnsupportedError
+from unisono.errors import CollectiveTimeoutError, MismatchError, UnsupportedError
+from unisono.torch_backend import reserved
 
 pytestmark = pytest.mark.torch
 RANKS = 4
@@ -188,9 +191,65 @@ def own_messages_of_types_that_only_move(world):
         np.testing.assert_array_equal(incoming.float().numpy(), np.full(8, 1.5))
 
 
-def own_refusal_to_send_to_self(world):
-    with pytest.raises(UnsupportedError, match="this rank itself"):
-        dist.isend(torch.ones(1), world.rank)
+def check_messages_to_self(world):
+    works = [dist.isend(message(world.rank, tag), world.rank, tag=tag) for tag in (1, 2)]
+    for tag in (2, 1):
+        incoming = torch.empty(17)
+        dist.irecv(incoming, world.rank, tag=tag).wait()
+        assert torch.equal(incoming, message(world.rank, tag))
+    for work in works:
+        work.wait()
+
+
+def own_messages_to_self_in_a_batch(world):
+    outgoing, incoming = message(world.rank, world.rank), torch.empty(17)
+    operations = [
+        dist.P2POp(dist.irecv, incoming, world.rank),
+        dist.P2POp(dist.isend, outgoing, world.rank),
+    ]
+    for work in dist.batch_isend_irecv(operations):
+        work.wait()
+    assert torch.equal(incoming, outgoing)
+    dist.isend(outgoing, world.rank, tag=3)
+    anything = torch.empty(17)
+    assert dist.irecv(anything, tag=3).wait()
+    assert torch.equal(anything, outgoing)
+
+
+def own_wrong_messages_to_self(world):
+    dist.isend(torch.ones(3), world.rank)
+    with pytest.raises(MismatchError, match=r"3 elements of .* receives 2"):
+        dist.irecv(torch.ones(2), world.rank).wait()
+    receive = dist.irecv(torch.ones(2), world.rank)
+    with pytest.raises(TimeoutError, match="under way"):
+        receive.wait(timedelta(seconds=0.05))
+    dist.isend(torch.ones(2), world.rank)
+    assert receive.wait() and receive.is_success()
+
+
+def own_split_group_in_place_of_torchs(world):
+    part = reserved.split_group(split_ranks=[[3, 1], [0, 2]], group_desc="halves")
+    assert dist.get_process_group_ranks(part) == ([0, 2], [1, 3])[world.rank % 2]
+    nested = reserved.split_group(part, [[1]])
+    assert (nested is None) is (world.rank < 2)
+    tensor = torch.tensor([float(world.rank)])
+    dist.all_reduce(tensor, group=part)
+    assert tensor.item() == (2.0, 4.0)[world.rank % 2]
+    dist.destroy_process_group(part)
+    with pytest.raises(ValueError, match="distinct"):
+        reserved.split_group(split_ranks=[[0, 0]])
+
+
+def own_barrier_that_names_the_missing(world):
+    group = dist.new_group()
+    if world.rank in (0, 2):
+        with pytest.raises(CollectiveTimeoutError, match=r"rank.*1(?s:.)*3"):
+            reserved.monitored_barrier(group, timedelta(seconds=0.3), wait_all_ranks=True)
+    dist.barrier()
+    reserved.monitored_barrier()
+    gloo = dist.new_group(backend="gloo")
+    with pytest.raises(UnsupportedError, match="not on unisono"):
+        reserved.monitored_barrier(gloo)
 
 
 def own_coalesced_point_to_point(world):

@@ -16,6 +16,7 @@ from datetime import timedelta
 from pathlib import Path
 from types import ModuleType
 
+import pytest
 import torch
 from torch import distributed as dist
 
@@ -102,7 +103,7 @@ def _run(check, world: World) -> str:
     torch.manual_seed(world.rank)
     try:
         check(world)
-    except Exception:
+    except (Exception, pytest.fail.Exception):
         return traceback.format_exc()
     return ""
 

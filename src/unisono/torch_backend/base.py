@@ -8,14 +8,20 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from unisono import config
 from unisono.errors import CommunicationError
+from unisono.torch_backend import flight_recorder
 from unisono.torch_backend.convert import seconds
+from unisono.torch_backend.endpoint import Endpoint
+from unisono.torch_backend.history import History
 from unisono.torch_backend.private import (
     ProcessGroupBase,
     WorkBase,
     attach_placeholder,
     hide_from_dynamo,
+    is_profiling,
 )
+from unisono.torch_backend.watch import Watched
 from unisono.torch_backend.work import DONE, Completer, PendingWork, Together
 
 if TYPE_CHECKING:
@@ -24,17 +30,45 @@ if TYPE_CHECKING:
 
 
 class GroupBase(ProcessGroupBase):  # type: ignore[misc]
-    """A process group over one communicator."""
+    """A process group over one communicator.
 
-    def __init__(self, comm: Any, store: Any = None) -> None:
+    Calls go to `_comm`: the endpoint, or what stands in for it while calls are watched or
+    coalesced.
+    """
+
+    def __init__(self, comm: Any, store: Any = None, global_ranks: list[int] | None = None) -> None:
         super().__init__(comm.rank, comm.size)
-        self._comm = comm
-        self._store = store
+        self.communicator = comm
+        self.endpoint = Endpoint(comm)
+        self.store = store
+        self.global_ranks = global_ranks or list(range(comm.size))
+        self.refusals = 0
+        recorded = config.flight_recorder().calls
+        self.history = History(recorded) if recorded else None
         self._sequence = 0
+        self._parts = 0
+        self._is_spanned = False
+        self._comm: Any = self._endpoint_as_watched()
         self._completer = Completer()
         # Runs at shutdown, or when the interpreter ends without one.
-        self._leave = weakref.finalize(self, _leave, comm, self._completer)
+        self._leave = weakref.finalize(self, _leave, comm, self._completer, self.history)
         self._placeholder = attach_placeholder(self, comm.rank, comm.size)
+
+    def _begin(self) -> None:
+        """At the start of every call: count it, and see whether the profiler has come or gone."""
+        self._sequence += 1
+        if is_profiling() is not self._is_spanned:
+            self._change_watch()
+
+    def _change_watch(self) -> None:
+        if isinstance(self._comm, (Endpoint, Watched)):  # not while calls are coalesced
+            self._is_spanned = not self._is_spanned
+            self._comm = self._endpoint_as_watched()
+
+    def _endpoint_as_watched(self) -> Any:
+        if self._is_spanned or self.history is not None:
+            return Watched(self.endpoint, self.history)
+        return self.endpoint
 
     def _pending(self, handle: Any, tensors: list[torch.Tensor]) -> WorkBase:
         return PendingWork(handle, tensors, self._completer)
@@ -46,17 +80,17 @@ class GroupBase(ProcessGroupBase):  # type: ignore[misc]
         if limit_s is None:
             yield
             return
-        usual_s, self._comm.timeout_s = self._comm.timeout_s, limit_s
+        comm = self.communicator
+        usual_s, comm.timeout_s = comm.timeout_s, limit_s
         try:
             yield
         finally:
-            self._comm.timeout_s = usual_s
+            comm.timeout_s = usual_s
 
     def _in_order(
         self, calls: Sequence[Callable[..., Any]], tensors: list[torch.Tensor], later: bool
     ) -> WorkBase:
         """Issue several calls in order as one work; each takes `async_op`."""
-        self._sequence += 1
         if later:
             return self._pending(Together([call(async_op=True) for call in calls]), tensors)
         for call in calls:
@@ -64,7 +98,9 @@ class GroupBase(ProcessGroupBase):  # type: ignore[misc]
         return DONE
 
 
-def _leave(comm: Any, completer: Completer) -> None:
+def _leave(comm: Any, completer: Completer, history: History | None) -> None:
+    if history is not None and history.is_pending:
+        flight_recorder.dump_at_end()
     # A group that has failed is left all the same: the failure was raised where it hit.
     with suppress(CommunicationError):
         comm.close()

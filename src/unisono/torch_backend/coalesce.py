@@ -5,29 +5,14 @@ from __future__ import annotations
 from typing import Any
 
 from unisono.errors import UnisonoError
+from unisono.torch_backend.endpoint import CALLS
 from unisono.torch_backend.private import hide_from_dynamo
-
-_RECORDED = frozenset(
-    {
-        "all_reduce",
-        "reduce",
-        "broadcast",
-        "all_gather",
-        "reduce_scatter",
-        "all_to_all",
-        "gather",
-        "scatter",
-        "barrier",
-        "send",
-        "recv",
-    }
-)
 
 
 class Deferred:
     """The handle of a recorded call; usable once the calls have been played."""
 
-    __slots__ = ("_handle",)
+    __slots__ = ("__weakref__", "_handle")
 
     def __init__(self) -> None:
         self._handle: Any = None
@@ -72,7 +57,7 @@ class Recorder:
 
     def __getattr__(self, name: str) -> Any:
         target = getattr(self.comm, name)
-        if name not in _RECORDED:
+        if name not in CALLS:
             return target
 
         def record(*args: Any, async_op: bool = False, **options: Any) -> Deferred:

@@ -85,7 +85,9 @@ def seconds(timeout: timedelta | float | None) -> float | None:
 
 
 def as_bytes(tensor: torch.Tensor) -> torch.Tensor:
-    """The bytes of a contiguous tensor whose element type has no arithmetic here, as a view."""
+    """The bytes of a tensor whose element type has no arithmetic here, as a view."""
+    if tensor.element_size() == 1:
+        return tensor.detach().view(torch.uint8)  # of any strides
     if not tensor.is_contiguous():
         raise UnsupportedError(f"a {tensor.dtype} tensor must be contiguous to be communicated")
     return tensor.detach().view(-1).view(torch.uint8)

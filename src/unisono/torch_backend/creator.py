@@ -28,7 +28,7 @@ def create(options: Any, pg_options: Any) -> ProcessGroup:
         rendezvous=rendezvous,
         timeout_s=seconds(timeout) or 300.0,
     )
-    return ProcessGroup(comm, options.store)
+    return ProcessGroup(comm, options.store, list(options.global_ranks_in_group))
 
 
 def _agree(store: Any, rank: int, timeout: timedelta) -> str:

@@ -12,6 +12,7 @@ from unisono.errors import UnsupportedError
 from unisono.torch_backend.base import GroupBase
 from unisono.torch_backend.convert import CallOptions, movable, movable_list, split_rows
 from unisono.torch_backend.private import WorkBase, hide_from_dynamo
+from unisono.torch_backend.refusal import tells_refusals
 from unisono.torch_backend.work import DONE
 
 
@@ -26,7 +27,7 @@ class Movement(GroupBase):
             options = CallOptions(rootRank=root if opts is None else opts)
             with self._within(timeout):
                 return self.broadcast(_listed(tensors), options)
-        self._sequence += 1
+        self._begin()
         tensor = movable(tensors[0])
         if opts.asyncOp:
             handle = self._comm.broadcast(tensor, opts.rootRank, async_op=True)
@@ -34,17 +35,19 @@ class Movement(GroupBase):
         self._comm.broadcast(tensor, opts.rootRank)
         return DONE
 
+    @tells_refusals
     def all_gather_single(
         self, output: torch.Tensor, input: torch.Tensor, opts: Any = None
     ) -> WorkBase:
         """Collect every rank's tensor, in rank order, in one tensor."""
-        self._sequence += 1
+        self._begin()
         source, target = movable(input), movable(output)
         if opts is None or opts.asyncOp:
             return self._pending(self._comm.all_gather(source, target, async_op=True), [output])
         self._comm.all_gather(source, target)
         return DONE
 
+    @tells_refusals
     def allgather(
         self, outputs: Any, inputs: Any, opts: Any = None, timeout: timedelta | None = None
     ) -> WorkBase:
@@ -54,17 +57,19 @@ class Movement(GroupBase):
                 return self.allgather([outputs], [inputs], opts)
         if len(inputs) != 1:
             raise UnsupportedError("allgather takes one input tensor a rank")
-        self._sequence += 1
+        self._begin()
         source, target = movable(inputs[0]), movable_list(outputs[0])
         if opts is None or opts.asyncOp:
             return self._pending(self._comm.all_gather(source, target, async_op=True), outputs[0])
         self._comm.all_gather(source, target)
         return DONE
 
+    @tells_refusals
     def allgather_coalesced(
         self, outputs: list[list[torch.Tensor]], inputs: list[torch.Tensor], opts: Any = None
     ) -> WorkBase:
         """Collect several tensors a rank: `outputs[r][i]` becomes tensor i of rank r."""
+        self._begin()
         calls = [
             partial(self._comm.all_gather, movable(tensor), movable_list(list(pieces)))
             for tensor, pieces in zip(inputs, zip(*outputs, strict=True), strict=True)
@@ -72,16 +77,19 @@ class Movement(GroupBase):
         results = [piece for pieces in outputs for piece in pieces]
         return self._in_order(calls, results, opts is None or opts.asyncOp)
 
+    @tells_refusals
     def all_gather_single_coalesced(
         self, outputs: list[torch.Tensor], inputs: list[torch.Tensor], opts: Any = None
     ) -> WorkBase:
         """Several all_gather_single as one work."""
+        self._begin()
         calls = [
             partial(self._comm.all_gather, movable(source), movable(target))
             for target, source in zip(outputs, inputs, strict=True)
         ]
         return self._in_order(calls, outputs, opts is None or opts.asyncOp)
 
+    @tells_refusals
     def gather(
         self,
         outputs: Any,
@@ -96,9 +104,9 @@ class Movement(GroupBase):
             options = CallOptions(rootRank=root if opts is None else opts)
             with self._within(timeout):
                 return self.gather([outputs], [inputs], options)
-        self._sequence += 1
+        self._begin()
         source = movable(inputs[0])
-        at_root = self._comm.rank == opts.rootRank
+        at_root = self.endpoint.rank == opts.rootRank
         target = movable_list(outputs[0]) if at_root else None
         if opts.asyncOp:
             handle = self._comm.gather(source, target, opts.rootRank, async_op=True)
@@ -106,6 +114,7 @@ class Movement(GroupBase):
         self._comm.gather(source, target, opts.rootRank)
         return DONE
 
+    @tells_refusals
     def scatter(
         self,
         outputs: Any,
@@ -120,15 +129,16 @@ class Movement(GroupBase):
             options = CallOptions(rootRank=root if opts is None else opts)
             with self._within(timeout):
                 return self.scatter([outputs], [inputs], options)
-        self._sequence += 1
+        self._begin()
         target = movable(outputs[0])
-        source = movable_list(inputs[0]) if self._comm.rank == opts.rootRank else None
+        source = movable_list(inputs[0]) if self.endpoint.rank == opts.rootRank else None
         if opts.asyncOp:
             handle = self._comm.scatter(source, target, opts.rootRank, async_op=True)
             return self._pending(handle, outputs)
         self._comm.scatter(source, target, opts.rootRank)
         return DONE
 
+    @tells_refusals
     def all_to_all_single(
         self,
         output: torch.Tensor,
@@ -142,7 +152,7 @@ class Movement(GroupBase):
         source, target = movable(input), movable(output)
         if not (output_split_sizes or input_split_sizes):
             return self._all_to_all(target, source, [output], opts, timeout)
-        ranks = self._comm.size
+        ranks = self.endpoint.size
         sources = movable_list(split_rows(input, input_split_sizes, ranks))
         targets = movable_list(split_rows(output, output_split_sizes, ranks))
         return self._all_to_all(targets, sources, [output], opts, timeout)
@@ -159,22 +169,23 @@ class Movement(GroupBase):
 
     def send(self, tensors: list[torch.Tensor], rank: int, tag: int = 0) -> WorkBase:
         """Start sending a tensor to a rank of the group."""
-        self._sequence += 1
+        self._begin()
         handle = self._comm.send(movable(tensors[0]), rank, tag, async_op=True)
         return self._pending(handle, tensors)
 
     def recv(self, tensors: list[torch.Tensor], rank: int, tag: int = 0) -> WorkBase:
         """Start receiving a tensor from a rank of the group."""
-        self._sequence += 1
+        self._begin()
         handle = self._comm.recv(movable(tensors[0]), rank, tag, async_op=True)
         return self._pending(handle, tensors)
 
     def recv_anysource(self, tensors: list[torch.Tensor], tag: int = 0) -> WorkBase:
         """Start receiving a tensor from whichever rank sends one with this tag first."""
-        self._sequence += 1
+        self._begin()
         handle = self._comm.recv(movable(tensors[0]), None, tag, async_op=True)
         return self._pending(handle, tensors)
 
+    @tells_refusals
     def _all_to_all(
         self,
         target: Any,
@@ -186,7 +197,7 @@ class Movement(GroupBase):
         if timeout is not None or isinstance(opts, timedelta):
             with self._within(opts if timeout is None else timeout):
                 return self._all_to_all(target, source, results, None, None)
-        self._sequence += 1
+        self._begin()
         if opts is None or opts.asyncOp:
             return self._pending(self._comm.all_to_all(source, target, async_op=True), results)
         self._comm.all_to_all(source, target)

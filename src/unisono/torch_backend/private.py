@@ -9,16 +9,19 @@ from __future__ import annotations
 
 import contextlib
 import inspect
+from collections.abc import Callable
 from types import FunctionType
 from typing import Any, Final
 
 import torch
 from torch import distributed as dist
 from torch._C import _distributed_c10d
+from torch._C import _profiler as _torch_profiler
 
 # Typed as Any: the stubs lack some of these names, and no signature in them describes methods
 # that accept the calling conventions of several torch versions.
 _c10d: Any = _distributed_c10d
+_profiler: Any = _torch_profiler
 WorkBase: Any = _distributed_c10d.Work
 ProcessGroupBase: Any = dist.ProcessGroup
 
@@ -43,10 +46,75 @@ PRIVATE_NAMES: Final = (
     "torch._C._distributed_c10d.ProcessGroup._reduce_scatter_base",
     "torch._C._distributed_c10d.ProcessGroupGloo._set_default_timeout",
     "torch._C._distributed_c10d.Work._source_rank",
+    "torch._C._autograd._profiler_enabled",
+    "torch._C._distributed_c10d._get_comm_profiling_name",
+    "torch._C._profiler._RecordFunctionFast",
+    "torch._C._profiler.gather_traceback",
+    "torch._C._profiler.symbolize_tracebacks",
+    "torch.distributed.distributed_c10d._register_pg_in_world",
+    "torch.distributed.distributed_c10d._world.pg_map",
     "torch._C._dynamo.eval_frame._FrameAction.SKIP",
     "torch._C._dynamo.eval_frame._FrameExecStrategy",
     "torch._C._dynamo.eval_frame.set_code_exec_strategy",
 )
+
+
+is_profiling: Callable[[], bool] = torch._C._autograd._profiler_enabled
+"""Whether torch's profiler records this thread; 40 ns."""
+
+_named_by_program: Callable[[], str] = _c10d._get_comm_profiling_name
+
+DTYPE_NAMES: Final = {
+    torch.float32: "Float",
+    torch.float64: "Double",
+    torch.float16: "Half",
+    torch.bfloat16: "BFloat16",
+    torch.int8: "Char",
+    torch.uint8: "Byte",
+    torch.int16: "Short",
+    torch.int32: "Int",
+    torch.int64: "Long",
+    torch.bool: "Bool",
+    torch.complex64: "ComplexFloat",
+    torch.complex128: "ComplexDouble",
+}
+"""The names of element types in C++, which the flight recorder writes."""
+
+
+def span(name: str, tensors: list[torch.Tensor], details: dict[str, Any]) -> Any:
+    """A context manager: a span in the profiler's trace, with shapes and details.
+
+    `dist.record_comm` gives it another name.
+    """
+    return _profiler._RecordFunctionFast(_named_by_program() or name, tensors, details)
+
+
+def current_stack() -> Any:
+    """Where the program is, unread: 1 us."""
+    return _profiler.gather_traceback(True, False, False)
+
+
+def readable_stacks(stacks: list[Any]) -> list[list[dict[str, Any]]]:
+    """Name, file and line of each frame, innermost first."""
+    found: list[list[dict[str, Any]]] = _profiler.symbolize_tracebacks(stacks) if stacks else []
+    return found
+
+
+def register_group(group: Any, backend: str, global_ranks: list[int]) -> None:
+    """Make a group that torch did not make one of torch's."""
+    dist.distributed_c10d._register_pg_in_world(
+        group,
+        backend_name=backend,
+        store=group.get_group_store(),
+        group_name=group.group_name,
+        backend_config=str(dist.BackendConfig(dist.Backend(f"cpu:{backend}"))),
+        rank_mapping={global_rank: rank for rank, global_rank in enumerate(global_ranks)},
+    )
+
+
+def groups_of_torch() -> list[Any]:
+    """All process groups of this process that were not destroyed."""
+    return list(dist.distributed_c10d._world.pg_map)
 
 
 def attach_placeholder(group: Any, rank: int, size: int) -> object:
@@ -91,4 +159,5 @@ def _skip_frames_of(function: FunctionType) -> None:
 
         skip = eval_frame._FrameAction.SKIP
         strategy = eval_frame._FrameExecStrategy(skip, skip)
-        eval_frame.set_code_exec_strategy(inspect.unwrap(function).__code__, strategy)
+        for code in {function.__code__, inspect.unwrap(function).__code__}:
+            eval_frame.set_code_exec_strategy(code, strategy)

@@ -20,7 +20,7 @@ class ProcessGroup(Reductions, Movement):
 
     def barrier(self, opts: Any = None, timeout: timedelta | None = None) -> WorkBase:
         """Wait until every rank has come here."""
-        self._sequence += 1
+        self._begin()
         if isinstance(opts, timedelta):
             opts, timeout = None, opts
         limit_s = seconds(timeout if opts is None else opts.timeout)
@@ -39,7 +39,7 @@ class ProcessGroup(Reductions, Movement):
         self, timeout: timedelta | None = None, wait_all_ranks: bool = False
     ) -> None:
         """Barrier; as in all collectives here, its timeout error names the missing ranks."""
-        self._sequence += 1
+        self._begin()
         with self._within(timeout):
             self._comm.barrier()
 
@@ -65,14 +65,14 @@ class ProcessGroup(Reductions, Movement):
 
     def get_group_store(self) -> Any:
         """The store the ranks of this group met at."""
-        return self._store
+        return self.store
 
     def set_timeout(self, timeout: timedelta) -> None:
         """Let calls from now on wait this long for a late rank."""
         limit_s = seconds(timeout)
         if limit_s is None:
             raise ValueError(f"a timeout must be positive, not {timeout}")
-        self._comm.timeout_s = limit_s
+        self.communicator.timeout_s = limit_s
 
     _set_default_timeout = set_timeout
 
@@ -92,18 +92,20 @@ class ProcessGroup(Reductions, Movement):
         device_types: list[torch.device] | None = None,
     ) -> ProcessGroup | None:
         """A group of some of this group's ranks, without a store; None on the other ranks."""
-        comm = self._comm.group(new_ranks)
+        comm = self.communicator.group(new_ranks)
         if comm is None:
             return None
-        group = ProcessGroup(comm, self._store)
+        group = ProcessGroup(comm, self.store, [self.global_ranks[rank] for rank in new_ranks])
         if timeout is not None:
             group.set_timeout(timeout)
-        name_group(group, group_name or f"{self.group_name}:{new_ranks}", group_desc or "split")
+        self._parts += 1
+        name = f"{self.group_name}:split{self._parts}:{'-'.join(map(str, new_ranks))}"
+        name_group(group, group_name or name, group_desc or "split")
         return group
 
     def abort(self) -> None:
         """Make every call under way, on all ranks, fail with AbortedError."""
-        self._comm.abort("torch aborted the process group")
+        self.communicator.abort("torch aborted the process group")
         self._completer.close()
 
     def shutdown(self) -> None:

@@ -12,7 +12,8 @@ from torch import distributed as dist
 from unisono.errors import UnsupportedError
 from unisono.torch_backend.base import GroupBase
 from unisono.torch_backend.convert import REDUCE_OPS, CallOptions, reduce_op
-from unisono.torch_backend.private import WorkBase, hide_from_dynamo
+from unisono.torch_backend.private import WorkBase, hide_from_dynamo, is_profiling
+from unisono.torch_backend.refusal import tells_refusals
 from unisono.torch_backend.sparse import all_reduce_sparse
 from unisono.torch_backend.work import DONE, FinishedWork, Together
 from unisono.types import ReduceOp
@@ -43,6 +44,8 @@ class Reductions(GroupBase):
         if len(tensors) != 1 or tensor.is_sparse:
             return self._allreduce_each(tensors, reduction, later)
         self._sequence += 1
+        if is_profiling() is not self._is_spanned:
+            self._change_watch()
         if later:
             return self._pending(self._comm.all_reduce(tensor, reduction, async_op=True), tensors)
         self._comm.all_reduce(tensor, reduction)
@@ -68,7 +71,7 @@ class Reductions(GroupBase):
                 return self.reduce([tensors], options)
         reduction, factor = reduce_op(opts.reduceOp)
         _scale_in_place(tensors, factor)
-        self._sequence += 1
+        self._begin()
         if opts.asyncOp:
             handle = self._comm.reduce(tensors[0], opts.rootRank, reduction, async_op=True)
             return self._pending(handle, tensors)
@@ -98,10 +101,12 @@ class Reductions(GroupBase):
         """Reduce a tensor over all ranks; a rank keeps its share, in rank order."""
         return self._reduce_scatter(output, input, opts)
 
+    @tells_refusals
     def reduce_scatter_single_coalesced(
         self, outputs: list[torch.Tensor], inputs: list[torch.Tensor], opts: Any = None
     ) -> WorkBase:
         """Several reduce_scatter_single as one work."""
+        self._begin()
         reduction, factor = reduce_op(_SUM if opts is None else opts.reduceOp)
         calls = [
             partial(self._comm.reduce_scatter, _scaled(source, factor), target, reduction)
@@ -109,6 +114,7 @@ class Reductions(GroupBase):
         ]
         return self._in_order(calls, outputs, opts is None or opts.asyncOp)
 
+    @tells_refusals
     def _reduce_scatter(self, output: torch.Tensor, source: Any, opts: Any) -> WorkBase:
         try:
             reduction = REDUCE_OPS[hash(opts.reduceOp)]
@@ -119,7 +125,7 @@ class Reductions(GroupBase):
             reduction, factor = reduce_op(_SUM if opts is None else getattr(opts, "reduceOp", opts))
             source = _scaled(source, factor)
             later = getattr(opts, "asyncOp", True)
-        self._sequence += 1
+        self._begin()
         if later:
             handle = self._comm.reduce_scatter(source, output, reduction, async_op=True)
             return self._pending(handle, [output])
@@ -136,7 +142,7 @@ class Reductions(GroupBase):
     def _allreduce_each(
         self, tensors: list[torch.Tensor], reduction: ReduceOp, later: bool
     ) -> WorkBase:
-        self._sequence += 1
+        self._begin()
         handles = []
         for tensor in tensors:
             if tensor.is_sparse:

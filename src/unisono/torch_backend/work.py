@@ -11,7 +11,7 @@ import torch
 from torch.futures import Future
 
 from unisono.torch_backend.convert import seconds
-from unisono.torch_backend.private import WorkBase, hide_from_dynamo
+from unisono.torch_backend.private import WorkBase, hide_from_dynamo, is_profiling, span
 
 # A callback of the program may hang; then the thread is left to itself.
 _JOIN_S = 2.0
@@ -33,23 +33,23 @@ class Handle(Protocol):
 class Together:
     """Several handles that count as one: done when all are, failed when one is."""
 
-    __slots__ = ("_handles",)
+    __slots__ = ("__weakref__", "handles")
 
     def __init__(self, handles: list[Any]) -> None:
-        self._handles = handles
+        self.handles = handles
 
     def wait(self, timeout_s: float | None = None) -> None:
         """Wait for each in order; `timeout_s` bounds each one."""
-        for handle in self._handles:
+        for handle in self.handles:
             handle.wait(timeout_s)
 
     def is_completed(self) -> bool:
         """Whether all have ended."""
-        return all(handle.is_completed() for handle in self._handles)
+        return all(handle.is_completed() for handle in self.handles)
 
     def exception(self) -> Exception | None:
         """The first failure in order of issue."""
-        failures = (handle.exception() for handle in self._handles)
+        failures = (handle.exception() for handle in self.handles)
         return next((failure for failure in failures if failure is not None), None)
 
 
@@ -154,7 +154,11 @@ class PendingWork(WorkBase):  # type: ignore[misc]
 
         A `timeout` only ends the waiting, with TimeoutError: the collective goes on.
         """
-        self._handle.wait(None if timeout is None else seconds(timeout))
+        if is_profiling():
+            with span("unisono:wait", self._tensors, {}):
+                self._handle.wait(None if timeout is None else seconds(timeout))
+        else:
+            self._handle.wait(None if timeout is None else seconds(timeout))
         return True
 
     def synchronize(self) -> None:

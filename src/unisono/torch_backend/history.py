@@ -1,0 +1,94 @@
+"""The last calls of one group, as torch's flight recorder notes them."""
+
+from __future__ import annotations
+
+import time
+import weakref
+from collections import deque
+from typing import Any
+
+import torch
+
+from unisono.torch_backend.private import current_stack
+from unisono.torch_backend.work import Together
+
+
+class Entry:
+    """One call: what was asked, and how far it has come. Holds no tensor."""
+
+    __slots__ = (
+        "_handles", "ended", "frames", "inputs", "name", "order", "outputs", "peer", "time_ns",
+        "written_as_list",
+    )  # fmt: skip
+
+    def __init__(
+        self,
+        name: str,
+        inputs: list[torch.Tensor],
+        outputs: list[torch.Tensor],
+        peer: int | None,
+        order: int,
+    ) -> None:
+        self.name = name
+        self.inputs = [(list(tensor.shape), tensor.dtype) for tensor in inputs]
+        self.outputs = [(list(tensor.shape), tensor.dtype) for tensor in outputs]
+        self.peer = peer
+        self.order = order
+        self.time_ns = time.time_ns()
+        self.frames = current_stack()
+        self.ended = False
+        self._handles: list[weakref.ref[Any]] = []
+
+    def end_with(self, handle: Any) -> None:
+        """The call returned: it is done, or goes on under this handle."""
+        if handle is None:
+            self.ended = True
+        elif isinstance(handle, Together):
+            self._handles = [weakref.ref(part) for part in handle.handles]
+        else:
+            self._handles = [weakref.ref(handle)]
+
+    @property
+    def is_completed(self) -> bool:
+        """Whether the call has ended, and well."""
+        if not self.ended and self._handles:
+            # The communicator keeps a handle until the call has ended.
+            alive = [handle for handle in (ref() for ref in self._handles) if handle is not None]
+            self.ended = all(h.is_completed() and h.exception() is None for h in alive)
+        return self.ended
+
+
+class History:
+    """A ring of the last `size` calls of a group."""
+
+    def __init__(self, size: int) -> None:
+        self._entries: deque[Entry] = deque(maxlen=size)
+        self._collectives = 0
+        self._messages = 0
+
+    def begin(
+        self,
+        name: str,
+        inputs: list[torch.Tensor],
+        outputs: list[torch.Tensor],
+        peer: int | None,
+    ) -> Entry:
+        """Note a call that is about to be made. Messages are counted apart from collectives."""
+        if name in ("send", "recv"):
+            self._messages += 1
+            order = self._messages
+        else:
+            self._collectives += 1
+            order = self._collectives
+        entry = Entry(name, inputs, outputs, peer, order)
+        self._entries.append(entry)
+        return entry
+
+    def entries(self) -> list[Entry]:
+        """What is remembered, oldest first."""
+        return list(self._entries)
+
+    @property
+    def is_pending(self) -> bool:
+        """Whether some call has not ended well."""
+        return not all(entry.is_completed for entry in self._entries)

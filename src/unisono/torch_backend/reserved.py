@@ -1,0 +1,64 @@
+"""What torch.distributed keeps for its own backends, for groups of this one.
+
+`dist.monitored_barrier` serves the backend named gloo, and `dist.split_group` groups bound to an
+accelerator; torch decides so before it asks a group. These do the same for groups on CPUs.
+"""
+
+from __future__ import annotations
+
+from datetime import timedelta
+from typing import TYPE_CHECKING, Any
+
+from torch import distributed as dist
+
+from unisono.errors import UnsupportedError
+from unisono.torch_backend import BACKEND_NAME
+from unisono.torch_backend.private import register_group
+from unisono.torch_backend.process_group import ProcessGroup
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+
+def monitored_barrier(
+    group: Any = None, timeout: timedelta | None = None, wait_all_ranks: bool = False
+) -> None:
+    """`dist.monitored_barrier`: a barrier whose failure says which ranks did not come.
+
+    Raises `CollectiveTimeoutError` on every rank that came, naming all that did not, whatever
+    `wait_all_ranks` says. Ranks outside of the group return at once.
+    """
+    if group is dist.GroupMember.NON_GROUP_MEMBER:
+        return
+    _ours(group, "monitored_barrier").monitored_barrier(timeout, wait_all_ranks)
+
+
+def split_group(
+    parent: Any = None,
+    split_ranks: Sequence[Sequence[int]] = (),
+    timeout: timedelta | None = None,
+    group_desc: str | None = None,
+) -> Any:
+    """`dist.split_group`: this rank's group among `split_ranks`, or None.
+
+    The ranks are those of `parent` (the default group if None). Only the ranks of one part meet,
+    and the result is a group like any other of torch's: `dist.destroy_process_group` takes it.
+    """
+    parent = _ours(parent, "split_group")
+    rank = dist.get_rank(parent)
+    for ranks in split_ranks:
+        if len(set(ranks)) != len(ranks) or not ranks:
+            raise ValueError(f"{list(ranks)} are not distinct ranks, one at least")
+        if rank in ranks:
+            members = sorted(ranks)
+            group = parent.split_group(members, timeout, group_desc=group_desc)
+            register_group(group, BACKEND_NAME, group.global_ranks)
+            return group
+    return None
+
+
+def _ours(group: Any, what: str) -> ProcessGroup:
+    group = dist.group.WORLD if group is None else group
+    if not isinstance(group, ProcessGroup):
+        raise UnsupportedError(f"{group} is not on unisono: call dist.{what}")
+    return group

@@ -1,0 +1,90 @@
+"""Calls made visible: as spans of torch's profiler, and in the history of a flight recorder."""
+
+from __future__ import annotations
+
+from contextlib import nullcontext
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from unisono.torch_backend.endpoint import CALLS
+from unisono.torch_backend.private import hide_from_dynamo, is_profiling, span
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from unisono.torch_backend.history import History
+
+# Where each call's tensors are among its positional arguments: (those read, those written).
+_TENSORS = {
+    "all_reduce": ((0,), (0,)),
+    "reduce": ((0,), (0,)),
+    "broadcast": ((0,), (0,)),
+    "all_gather": ((0,), (1,)),
+    "reduce_scatter": ((0,), (1,)),
+    "all_to_all": ((0,), (1,)),
+    "gather": ((0,), (1,)),
+    "scatter": ((0,), (1,)),
+    "barrier": ((), ()),
+    "send": ((0,), ()),
+    "recv": ((), (0,)),
+}
+_PEER_AT = 1  # of send and recv
+
+
+class Watched:
+    """Stands in for the communicator while its calls are watched.
+
+    Taking its place, as the recorder of coalesced calls does, keeps calls that nobody watches free
+    of all but one question.
+    """
+
+    def __init__(self, comm: Any, history: History | None) -> None:
+        self.comm = comm
+        self._history = history
+
+    def __getattr__(self, name: str) -> Any:
+        target = getattr(self.comm, name)
+        if name in CALLS:
+            target = self._watching(name, target)
+            setattr(self, name, target)  # the next time it is found without asking
+        return target
+
+    def _watching(self, name: str, target: Callable[..., Any]) -> Callable[..., Any]:
+        history = self._history
+
+        def call(*args: Any, async_op: bool = False) -> Any:
+            read, written = (_listed(args, where) for where in _TENSORS[name])
+            with _span_of(name, read or written) if is_profiling() else nullcontext():
+                if history is None:
+                    return target(*args, async_op=async_op)
+                peer = args[_PEER_AT] if name in ("send", "recv") else None
+                entry = history.begin(name, read, written, peer)
+                result = target(*args, async_op=async_op)
+                entry.end_with(result if async_op else None)
+                return result
+
+        return call
+
+
+def _listed(args: tuple[Any, ...], where: tuple[int, ...]) -> list[torch.Tensor]:
+    """The tensors at these positions, lists of them opened."""
+    found: list[torch.Tensor] = []
+    for position in where:
+        value = args[position] if position < len(args) else None
+        if isinstance(value, torch.Tensor):
+            found.append(value)
+        elif value is not None:
+            found.extend(value)
+    return found
+
+
+def _span_of(name: str, tensors: list[torch.Tensor]) -> Any:
+    nbytes = sum(tensor.numel() * tensor.element_size() for tensor in tensors)
+    details: dict[str, Any] = {"bytes": nbytes}
+    if tensors:
+        details["dtype"] = str(tensors[0].dtype).removeprefix("torch.")
+    return span(f"unisono:{name}", tensors, details)
+
+
+hide_from_dynamo(Watched)

@@ -1,0 +1,151 @@
+"""Lists whose lengths disagree: every rank is told, soon, and who agrees to be wrong may go on."""
+
+from __future__ import annotations
+
+import time
+
+import pytest
+import torch
+from torch import distributed as dist
+
+from unisono.errors import CommunicationError
+
+pytestmark = pytest.mark.torch
+RANKS = 3
+DETECTION_S = 1.0
+
+
+def test_uneven(outcome):
+    outcome.require_success()
+
+
+def require_told(world, call, culprit, reason):
+    """`call(group)` fails on every rank within a second, on the culprit with ValueError."""
+    group = dist.new_group()
+    dist.barrier(group)
+    started = time.monotonic()
+    kind = ValueError if world.rank == culprit else CommunicationError
+    with pytest.raises(kind, match=reason):
+        call(group)
+    assert time.monotonic() - started < DETECTION_S
+    if world.rank != culprit:
+        with pytest.raises(CommunicationError, match=f"rank {culprit}"):
+            dist.barrier(group)
+
+
+def pieces(*lengths):
+    return [torch.empty(length) for length in lengths]
+
+
+def own_gather_with_a_wrong_place_at_the_root(world):
+    def call(group):
+        places = pieces(4, 5, 4) if world.rank == 0 else None
+        dist.gather(torch.ones(4), places, 0, group=group)
+
+    require_told(world, call, 0, "one length")
+
+
+def own_scatter_of_uneven_pieces(world):
+    def call(group):
+        dist.scatter(torch.ones(4), pieces(4, 5, 4) if world.rank == 1 else None, 1, group=group)
+
+    require_told(world, call, 1, "one length")
+
+
+def own_all_gather_where_one_rank_has_less(world):
+    def call(group):
+        dist.all_gather(pieces(8, 8, 8), torch.ones(7 if world.rank == 2 else 8), group=group)
+
+    require_told(world, call, 2, "7 elements")
+
+
+def own_all_gather_into_tensor_where_one_rank_has_less(world):
+    def call(group):
+        mine = torch.ones(7 if world.rank == 2 else 8)
+        dist.all_gather_single(torch.empty(24), mine, group=group)
+
+    require_told(world, call, 2, "needs 21")
+
+
+def own_reduce_scatter_where_one_rank_expects_more(world):
+    def call(group):
+        mine = torch.ones(9 if world.rank == 1 else 8)
+        dist.reduce_scatter(mine, pieces(8, 8, 8), group=group)
+
+    require_told(world, call, 1, "9 elements")
+
+
+def own_all_to_all_with_splits_that_do_not_cover(world):
+    def call(group):
+        splits = [1, 1, 2] if world.rank == 0 else [1, 1, 1]
+        dist.all_to_all_single(torch.empty(3), torch.ones(3), [1, 1, 1], splits, group=group)
+
+    require_told(world, call, 0, "do not cover")
+
+
+def require_mismatch(group, call):
+    started = time.monotonic()
+    with pytest.raises(CommunicationError):
+        call()
+    assert time.monotonic() - started < DETECTION_S
+    with pytest.raises(CommunicationError):
+        dist.barrier(group)
+
+
+def own_all_to_all_where_two_ranks_disagree(world):
+    for is_async in (False, True):
+        group = dist.new_group()
+        dist.barrier(group)
+        outputs = pieces(2, 2, 3) if world.rank == 1 else pieces(2, 2, 2)
+
+        def call(group=group, outputs=outputs, is_async=is_async):
+            work = dist.all_to_all(outputs, pieces(2, 2, 2), group=group, async_op=is_async)
+            if work is not None:
+                work.wait()
+
+        require_mismatch(group, call)
+
+
+def own_all_to_all_where_a_rank_disagrees_with_itself(world):
+    group = dist.new_group()
+    dist.barrier(group)
+    outputs = pieces(2, 3, 2) if world.rank == 1 else pieces(2, 2, 2)
+    require_mismatch(group, lambda: dist.all_to_all(outputs, pieces(2, 2, 2), group=group))
+
+
+def own_all_to_all_where_one_rank_is_elsewhere(world):
+    group = dist.new_group()
+    dist.barrier(group)
+
+    def call():
+        if world.rank == 2:
+            dist.all_reduce(torch.ones(2), group=group)
+        else:
+            dist.all_to_all(pieces(2, 2, 2), pieces(2, 2, 2), group=group)
+
+    require_mismatch(group, call)
+
+
+def own_a_mistake_of_all_ranks_leaves_the_group_usable(world):
+    group = dist.new_group()
+    for _ in range(3):
+        with pytest.raises(ValueError, match="its place in out"):
+            dist.all_gather(pieces(8, 8, 8), torch.ones(7), group=group)
+        with pytest.raises(ValueError, match="do not cover"):
+            dist.all_to_all_single(torch.empty(3), torch.ones(3), [1, 1, 1], [2, 2, 2], group=group)
+    tensor = torch.ones(2)
+    dist.all_reduce(tensor, group=group)
+    assert tensor.tolist() == [3.0, 3.0]
+
+
+def own_unsupported_calls_name_what_is_wrong(world):
+    for tensor, reason in (
+        (torch.ones(3, device="meta"), "meta"),
+        (torch.ones(3, dtype=torch.complex64), "complex"),
+        (torch.ones(1).expand(4), "share memory"),
+    ):
+        with pytest.raises(ValueError, match=reason):
+            dist.all_reduce(tensor, dist.ReduceOp.MAX)
+    with pytest.raises(ValueError, match="bool"):
+        dist.all_reduce(torch.ones(3, dtype=torch.bool), dist.ReduceOp.AVG)
+    dist.barrier()
