@@ -49,7 +49,7 @@ def own_scatter_of_uneven_pieces(world):
     def call(group):
         dist.scatter(torch.ones(4), pieces(4, 5, 4) if world.rank == 1 else None, 1, group=group)
 
-    require_told(world, call, 1, "one length")
+    require_told(world, call, 1, "share of rank 1")
 
 
 def own_all_gather_where_one_rank_has_less(world):

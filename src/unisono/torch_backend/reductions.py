@@ -13,7 +13,7 @@ from unisono.errors import UnsupportedError
 from unisono.torch_backend.base import GroupBase
 from unisono.torch_backend.convert import REDUCE_OPS, CallOptions, reduce_op
 from unisono.torch_backend.private import WorkBase, hide_from_dynamo, is_profiling
-from unisono.torch_backend.refusal import tells_refusals
+from unisono.torch_backend.refusal import tell_refusal, tells_refusals
 from unisono.torch_backend.sparse import all_reduce_sparse
 from unisono.torch_backend.work import DONE, FinishedWork, Together
 from unisono.types import ReduceOp
@@ -114,7 +114,6 @@ class Reductions(GroupBase):
         ]
         return self._in_order(calls, outputs, opts is None or opts.asyncOp)
 
-    @tells_refusals
     def _reduce_scatter(self, output: torch.Tensor, source: Any, opts: Any) -> WorkBase:
         try:
             reduction = REDUCE_OPS[hash(opts.reduceOp)]
@@ -126,10 +125,14 @@ class Reductions(GroupBase):
             source = _scaled(source, factor)
             later = getattr(opts, "asyncOp", True)
         self._begin()
-        if later:
-            handle = self._comm.reduce_scatter(source, output, reduction, async_op=True)
-            return self._pending(handle, [output])
-        self._comm.reduce_scatter(source, output, reduction)
+        try:
+            if later:
+                handle = self._comm.reduce_scatter(source, output, reduction, async_op=True)
+                return self._pending(handle, [output])
+            self._comm.reduce_scatter(source, output, reduction)
+        except ValueError as error:
+            tell_refusal(self, "reduce_scatter", error)
+            raise
         return DONE
 
     def _allreduce_any(self, tensors: Any, opts: Any) -> WorkBase:

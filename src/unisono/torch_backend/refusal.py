@@ -28,23 +28,22 @@ def tells_refusals(method: Any) -> Any:
     def call(self: Any, *args: Any, **options: Any) -> Any:
         try:
             return method(self, *args, **options)
-        except UnsupportedError:
-            raise
         except ValueError as error:
-            if not getattr(error, "was_told", False):
-                error.was_told = True  # type: ignore[attr-defined]
-                _tell(self, method.__name__, error)
+            tell_refusal(self, method.__name__, error)
             raise
 
     return call
 
 
-def _tell(group: Any, name: str, error: ValueError) -> None:
+def tell_refusal(group: Any, name: str, error: ValueError) -> None:
+    """Tell the ranks of `group` that this one refuses its call. For calls too hot to be wrapped."""
+    if isinstance(error, UnsupportedError) or getattr(error, "was_told", False):
+        return
+    error.was_told = True  # type: ignore[attr-defined]
     group.refusals += 1
     key = f"unisono/refused/{group.group_name}/{group.refusals}"
-    if _all_refuse(group.store, key, group.endpoint.size):
-        return
-    group.communicator.abort(f"{name} was refused: {error}")
+    if not _all_refuse(group.store, key, group.endpoint.size):
+        group.communicator.abort(f"{name} was refused: {error}")
 
 
 def _all_refuse(store: Any, key: str, ranks: int) -> bool:
