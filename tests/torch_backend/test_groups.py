@@ -191,7 +191,7 @@ def own_messages_of_types_that_only_move(world):
         np.testing.assert_array_equal(incoming.float().numpy(), np.full(8, 1.5))
 
 
-def check_messages_to_self(world):
+def own_messages_to_self(world):
     works = [dist.isend(message(world.rank, tag), world.rank, tag=tag) for tag in (1, 2)]
     for tag in (2, 1):
         incoming = torch.empty(17)
