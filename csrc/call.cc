@@ -81,8 +81,9 @@ std::string recall(const RankControl& control, uint64_t seq) {
     if (op == OpKind::barrier) return text + "()";
     text += "(";
     if (reduces(op)) text += std::string(name_of(kReductions, kind >> 8 & 0xff)) + ", ";
+    const uint64_t count = record.count.load(std::memory_order_relaxed);
     text += std::string(name_of(kTypes, kind >> 16 & 0xff)) + "[" +
-            std::to_string(record.count.load(std::memory_order_relaxed)) + "]";
+            (count == kUntold ? "any" : std::to_string(count)) + "]";
     const int32_t root = record.root.load(std::memory_order_relaxed);
     if (root >= 0) text += ", root=" + std::to_string(root);
     return text + ")";

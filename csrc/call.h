@@ -26,12 +26,15 @@ enum class OpKind : uint8_t {
 };
 inline constexpr uint32_t kOpKinds = 11;
 
+// The count of a call in which the ranks tell each other how much they have.
+inline constexpr uint64_t kUntold = ~0ULL;
+
 struct CallArgs {
     OpKind op;
     DType dtype;
     ReduceOp reduction;
     int32_t root;    // -1 where there is none
-    uint64_t count;  // elements, as the caller counts them
+    uint64_t count;  // elements, as the caller counts them, or kUntold
     uint64_t extra;  // hash of all else that must agree: algorithm, lengths of the pieces
     // What the caller's elements are, where a wider copy of them is reduced.
     std::optional<DType> caller_dtype = std::nullopt;

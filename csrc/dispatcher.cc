@@ -21,17 +21,33 @@ void check_interrupt(const Interrupted& interrupted, Membership& members) {
 
 }  // namespace
 
-void Dispatcher::run(Execution execution, double timeout_s, const Interrupted& interrupted) {
+// The call and what follows from it. False if it has to wait longer than `limit_s`.
+bool Dispatcher::drive(Execution& execution, Sequel& sequel, Deadline& deadline,
+                       const Interrupted& interrupted, double limit_s) {
+    while (executor_.advance(execution, deadline, interrupted, limit_s)) {
+        if (!sequel) return true;
+        try {
+            execution = std::exchange(sequel, nullptr)();
+        } catch (const std::exception& error) {
+            executor_.abandon(execution, error.what());
+            throw;
+        }
+    }
+    return false;
+}
+
+void Dispatcher::run(Execution execution, double timeout_s, const Interrupted& interrupted,
+                     Sequel sequel) {
     members_.require_own_process();
     if (nothing_before()) {
         const Turn turn(*this);
         if (turn && nothing_before()) {  // still: a call may have been queued by who had the turn
             Deadline deadline(timeout_s);
-            executor_.advance(execution, deadline, interrupted, 0);
+            drive(execution, sequel, deadline, interrupted, 0);
             return;
         }
     }
-    auto job = std::make_shared<Job>(std::move(execution), timeout_s);
+    auto job = std::make_shared<Job>(std::move(execution), timeout_s, std::move(sequel));
     enqueue(job);
     try {
         work_until(*job, interrupted);
@@ -42,9 +58,10 @@ void Dispatcher::run(Execution execution, double timeout_s, const Interrupted& i
     if (job->error_) throw *job->error_;
 }
 
-std::shared_ptr<Job> Dispatcher::submit(Execution execution, double timeout_s, double inline_s) {
+std::shared_ptr<Job> Dispatcher::submit(Execution execution, double timeout_s, double inline_s,
+                                        Sequel sequel) {
     members_.require_own_process();
-    auto job = std::make_shared<Job>(std::move(execution), timeout_s);
+    auto job = std::make_shared<Job>(std::move(execution), timeout_s, std::move(sequel));
     if (inline_s > 0 && nothing_before()) {
         const Turn turn(*this);
         if (turn && nothing_before()) {
@@ -104,7 +121,7 @@ void Dispatcher::work_until(Job& job, const Interrupted& interrupted) {
 bool Dispatcher::advance(Job& job, const Interrupted& interrupted, double limit_s) {
     bool interrupt = false;
     try {
-        if (!executor_.advance(job.execution_, job.deadline_, interrupted, limit_s)) return false;
+        if (!drive(job.execution_, job.sequel_, job.deadline_, interrupted, limit_s)) return false;
     } catch (const Error& error) {
         interrupt = error.fault() == Fault::interrupted;
         job.error_ = interrupt ? Error(Fault::aborted, "a signal interrupted this call") : error;

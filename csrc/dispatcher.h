@@ -6,6 +6,7 @@
 #include <chrono>
 #include <condition_variable>
 #include <deque>
+#include <functional>
 #include <memory>
 #include <mutex>
 #include <optional>
@@ -15,10 +16,14 @@
 
 namespace unisono {
 
+// What a call goes on with once it has ended: another, made from what the first one brought. No
+// other call comes between the two.
+using Sequel = std::function<Execution()>;
+
 class Job {
   public:
-    Job(Execution execution, double timeout_s)
-        : execution_(std::move(execution)), deadline_(timeout_s) {}
+    Job(Execution execution, double timeout_s, Sequel sequel)
+        : execution_(std::move(execution)), sequel_(std::move(sequel)), deadline_(timeout_s) {}
 
     [[nodiscard]] bool done() const noexcept { return done_.load(std::memory_order_acquire); }
     // The error it ended with, if it is done and failed.
@@ -27,6 +32,7 @@ class Job {
   private:
     friend class Dispatcher;
     Execution execution_;
+    Sequel sequel_;
     Deadline deadline_;
     std::optional<Error> error_;
     std::atomic<bool> done_{false};
@@ -43,10 +49,12 @@ class Dispatcher {
     ~Dispatcher() { stop(); }
 
     // Runs the call to its end, after all calls made before. Throws Error.
-    void run(Execution execution, double timeout_s, const Interrupted& interrupted);
+    void run(Execution execution, double timeout_s, const Interrupted& interrupted,
+             Sequel sequel = {});
     // Begins the call here and now if nothing is before it, for at most `inline_s` seconds of
     // waiting; what is left goes to the progress thread.
-    std::shared_ptr<Job> submit(Execution execution, double timeout_s, double inline_s);
+    std::shared_ptr<Job> submit(Execution execution, double timeout_s, double inline_s,
+                                Sequel sequel = {});
     // Waits for the end; works on it (and on what is before it) if nobody else does. False after
     // `timeout_s` (negative: never), with the job still under way. Throws the job's Error.
     bool wait(Job& job, double timeout_s, const Interrupted& interrupted);
@@ -75,6 +83,8 @@ class Dispatcher {
         bool mine_;
     };
 
+    bool drive(Execution& execution, Sequel& sequel, Deadline& deadline,
+               const Interrupted& interrupted, double limit_s);
     bool advance(Job& job, const Interrupted& interrupted, double limit_s);
     void work_until(Job& job, const Interrupted& interrupted);
     void enqueue(std::shared_ptr<Job> job);

@@ -37,10 +37,14 @@ std::shared_ptr<Parcel> PostOffice::begin(const Message& message, bool sends) {
     members_.require_healthy();
     const bool any = !sends && message.peer == kAnySource;
     const auto peer = static_cast<uint32_t>(message.peer);
-    if (!any && (peer >= lanes_.size() || peer == members_.rank()))
-        throw Error(Fault::invalid, "a message goes to another rank");
+    if (!any && peer >= lanes_.size())
+        throw Error(Fault::invalid, "a message goes to a rank of the group");
     auto parcel = std::make_shared<Parcel>(message, sends);
     const std::lock_guard lock(mutex_);
+    if (sends && peer == members_.rank()) {
+        send_here(*parcel);
+        return parcel;
+    }
     if (!sends && take_early(parcel)) return parcel;
     if (sends) {
         lanes_[peer].sends.push_back(parcel);
@@ -49,6 +53,22 @@ std::shared_ptr<Parcel> PostOffice::begin(const Message& message, bool sends) {
     }
     poll();
     return parcel;
+}
+
+// A message to this rank itself is copied at once: to whom it is for, or aside until it is asked
+// for.
+void PostOffice::send_here(Parcel& parcel) {
+    const Message& m = parcel.message_;
+    Lane& lane = lanes_[members_.rank()];
+    lane.receiving = wanted(members_.rank(), m.tag);
+    if (lane.receiving) {
+        accept(*lane.receiving, members_.rank(), kind_of(m), m.bytes);
+        if (m.bytes) std::memmove(lane.receiving->message_.data, m.data, m.bytes);
+        finish(*std::exchange(lane.receiving, nullptr));
+    } else {
+        lane.early.push_back({m.tag, kind_of(m), m.bytes, {m.data, m.data + m.bytes}, m.bytes});
+    }
+    finish(parcel);
 }
 
 // Moves whatever can move without waiting; true if anything did. Once the group has failed nothing

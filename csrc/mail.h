@@ -82,6 +82,7 @@ class PostOffice {
     };
 
     std::shared_ptr<Parcel> begin(const Message& message, bool sends);
+    void send_here(Parcel& parcel);
     bool poll();
     bool poll_lanes();
     bool poll_sends(uint32_t peer, Lane& lane);

@@ -1,17 +1,27 @@
-// Where an array lies: the buffer protocol without the detours of Python.
+// Where arrays lie: addresses, and the buffer protocol without the detours of Python.
 #pragma once
 
 #include <nanobind/nanobind.h>
 
+#include <cstddef>
 #include <cstdint>
 #include <optional>
+#include <utility>
+#include <vector>
 
 #include "types.h"
 
 namespace unisono::bind {
 
+using Address = uintptr_t;
+using Memory = std::vector<std::pair<Address, uint64_t>>;  // (address, bytes) of each piece
+
+[[nodiscard]] inline std::byte* at(Address address) noexcept {
+    return reinterpret_cast<std::byte*>(address);
+}
+
 struct Located {
-    uintptr_t address;
+    Address address;
     uint64_t bytes;
     DType dtype;
 };

@@ -10,6 +10,7 @@
 
 #include <cstring>
 
+#include "buffer.h"
 #include "errors.h"
 #include "prepared.h"
 #include "register.h"
@@ -19,13 +20,6 @@ using namespace nb::literals;
 
 namespace unisono::bind {
 namespace {
-
-using Address = uintptr_t;
-using Memory = std::vector<std::pair<Address, uint64_t>>;  // (address, bytes) of each piece
-
-std::byte* at(Address address) {
-    return reinterpret_cast<std::byte*>(address);
-}
 
 std::array<uint8_t, 16> nonce_of(const nb::bytes& nonce) {
     std::array<uint8_t, 16> bytes{};
@@ -40,14 +34,25 @@ Pieces pieces_of(const Memory& memory) {
     return pieces;
 }
 
-void run(Group& group, Execution execution, double timeout_s) {
-    const nb::gil_scoped_release release;
-    group.dispatcher().run(std::move(execution), timeout_s, python_signals());
-}
-
-std::shared_ptr<Job> submit(Group& group, Execution execution, double timeout_s, double inline_s) {
-    const nb::gil_scoped_release release;
-    return group.dispatcher().submit(std::move(execution), timeout_s, inline_s);
+// `then` returns the call that follows, as (call, in, out); or it raises, after it has failed the
+// group where the ranks disagree. It runs in whatever thread drives the calls.
+Sequel sequel_of(Group& group, nb::object then) {
+    if (then.is_none()) return {};
+    const std::shared_ptr<PyObject> held(then.release().ptr(), [](PyObject* object) {
+        const nb::gil_scoped_acquire gil;
+        Py_DECREF(object);
+    });
+    return [&group, held] {
+        const nb::gil_scoped_acquire gil;
+        try {
+            const auto next = nb::cast<nb::tuple>(nb::handle(held.get())());
+            return nb::cast<const Prepared&>(next[0]).bind(pieces_of(nb::cast<Memory>(next[1])),
+                                                           pieces_of(nb::cast<Memory>(next[2])));
+        } catch (const nb::python_error&) {
+            group.members().require_healthy();
+            throw;
+        }
+    };
 }
 
 template <class Ended>
@@ -117,17 +122,25 @@ void bind_calls(nb::class_<Group>& group) {
         .def(
             "run_pieces",
             [](Group& self, const Prepared& call, const Memory& in, const Memory& out,
-               double timeout_s) {
-                run(self, call.bind(pieces_of(in), pieces_of(out)), timeout_s);
+               double timeout_s, nb::object then) {
+                Execution execution = call.bind(pieces_of(in), pieces_of(out));
+                Sequel sequel = sequel_of(self, std::move(then));
+                const nb::gil_scoped_release release;
+                self.dispatcher().run(std::move(execution), timeout_s, python_signals(),
+                                      std::move(sequel));
             },
-            "call"_a, "in_"_a, "out"_a, "timeout_s"_a)
+            "call"_a, "in_"_a, "out"_a, "timeout_s"_a, "then"_a = nb::none())
         .def(
             "submit_pieces",
             [](Group& self, const Prepared& call, const Memory& in, const Memory& out,
-               double timeout_s, double inline_s) {
-                return submit(self, call.bind(pieces_of(in), pieces_of(out)), timeout_s, inline_s);
+               double timeout_s, double inline_s, nb::object then) {
+                Execution execution = call.bind(pieces_of(in), pieces_of(out));
+                Sequel sequel = sequel_of(self, std::move(then));
+                const nb::gil_scoped_release release;
+                return self.dispatcher().submit(std::move(execution), timeout_s, inline_s,
+                                                std::move(sequel));
             },
-            "call"_a, "in_"_a, "out"_a, "timeout_s"_a, "inline_s"_a)
+            "call"_a, "in_"_a, "out"_a, "timeout_s"_a, "inline_s"_a, "then"_a = nb::none())
         .def(
             "wait",
             [](Group& self, Job& job, double timeout_s) {

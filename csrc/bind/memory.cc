@@ -1,3 +1,8 @@
+#include <nanobind/stl/pair.h>
+#include <nanobind/stl/vector.h>
+
+#include <cstring>
+
 #include "buffer.h"
 #include "register.h"
 
@@ -101,6 +106,24 @@ void register_memory(nb::module_& m) {
                                   static_cast<uint32_t>(found->dtype));
         },
         "array"_a, "writable"_a);
+    m.def(
+        "pack",
+        [](const Memory& pieces, Address to) {
+            for (const auto& [address, bytes] : pieces) {
+                if (bytes) std::memcpy(at(to), at(address), bytes);
+                to += bytes;
+            }
+        },
+        "pieces"_a, "to"_a);
+    m.def(
+        "unpack",
+        [](Address from, const Memory& pieces) {
+            for (const auto& [address, bytes] : pieces) {
+                if (bytes) std::memcpy(at(address), at(from), bytes);
+                from += bytes;
+            }
+        },
+        "from_"_a, "pieces"_a);
 }
 
 }  // namespace unisono::bind

@@ -14,8 +14,10 @@ try:
         isa,
         last_level_cache_bytes,
         locate,
+        pack,
         probe_core_latency,
         settle_on_core,
+        unpack,
         usable_cores,
     )
 except ImportError as error:
@@ -35,7 +37,9 @@ __all__ = [
     "isa",
     "last_level_cache_bytes",
     "locate",
+    "pack",
     "probe_core_latency",
     "settle_on_core",
+    "unpack",
     "usable_cores",
 ]

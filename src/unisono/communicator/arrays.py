@@ -57,7 +57,7 @@ def locate(array: Array, *, writable: bool) -> Located | None:
     if isinstance(array, np.ndarray):
         return native.locate(array, writable)
     try:
-        code, size_bytes, is_complex = _tensor_type(array.dtype)
+        code, size_bytes, is_complex = _element_type(array.dtype)
         if not array.is_contiguous() or array.is_neg() or (is_complex and array.is_conj()):
             return None
         address = array.data_ptr()
@@ -77,7 +77,19 @@ def stage(array: Array, *, writable: bool) -> Staged:
         return _stage_numpy(array, writable=writable)
     if hasattr(array, "data_ptr"):
         return _stage_tensor(array, writable=writable)
-    raise TypeError(f"expected a NumPy array or a CPU torch tensor, not {type(array).__name__}")
+    raise _not_an_array(array)
+
+
+def dtype_of(array: Array) -> DType:
+    """The element type. Raises `TypeError` for what is no array, or `UnsupportedError`."""
+    if not hasattr(array, "dtype"):
+        raise _not_an_array(array)
+    named = array.dtype.name if isinstance(array, np.ndarray) else array.dtype
+    return DType(_element_type(named)[0])
+
+
+def _not_an_array(found: object) -> TypeError:
+    return TypeError(f"expected a NumPy array or a CPU torch tensor, not {type(found).__name__}")
 
 
 def _stage_numpy(array: Array, *, writable: bool) -> Staged:
@@ -126,7 +138,7 @@ def _stage_tensor(tensor: Array, *, writable: bool) -> Staged:
         raise UnsupportedError(
             f"the tensor's layout is {tensor.layout}; only strided ones are served"
         )
-    _tensor_type(tensor.dtype)
+    _element_type(tensor.dtype)
     strides = zip(tensor.stride(), tensor.shape, strict=True)
     if writable and any(stride == 0 and length > 1 for stride, length in strides):
         raise ValueError("elements of the tensor share memory (it was expanded): give a clone")
@@ -138,7 +150,7 @@ def _stage_tensor(tensor: Array, *, writable: bool) -> Staged:
 
 
 @functools.lru_cache(maxsize=64)
-def _tensor_type(dtype: object) -> tuple[int, int, bool]:
+def _element_type(dtype: object) -> tuple[int, int, bool]:
     """Code, bytes of an element, whether complex: plain values, for they are looked at often."""
     name = str(dtype).removeprefix("torch.")
     try:

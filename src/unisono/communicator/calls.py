@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Hashable
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -9,11 +10,11 @@ from unisono import native
 from unisono.communicator.premul import PremulSum
 from unisono.communicator.selection import Rule, Selection
 from unisono.errors import UnsupportedError
-from unisono.runtime.native_executor import Arguments, LoadedPlan, NativeExecutor
+from unisono.runtime.native_executor import UNTOLD, Arguments, LoadedPlan, NativeExecutor
 from unisono.schedule import Schedule
 from unisono.types import DType, Op, ReduceOp
 
-_MOST_REMEMBERED = 4096
+_MOST_REMEMBERED = 4096  # calls, or, where pieces are uneven, lengths of pieces
 _SHARED = (Op.REDUCE_SCATTER, Op.ALL_GATHER, Op.ALL_TO_ALL, Op.GATHER, Op.SCATTER)
 
 
@@ -22,7 +23,8 @@ class Request(NamedTuple):
 
     `lengths` are the bytes of each piece: one for an operation in place, one per rank where the
     larger buffer has a piece for each, all pairs of an uneven all_to_all. `caller_dtype` is the
-    type of the caller's elements where `dtype` is that of a wider copy.
+    type of the caller's elements where `dtype` is that of a wider copy. `packed` are the bytes of
+    the arrays that lie one after the other in one.
     """
 
     op: Op
@@ -32,6 +34,7 @@ class Request(NamedTuple):
     root: int = -1
     algorithm: str | None = None
     caller_dtype: DType | None = None
+    packed: tuple[int, ...] = ()
 
     @property
     def even(self) -> bool:
@@ -72,7 +75,8 @@ class CallBook:
         self._executor = executor
         self._ranks = ranks
         self._selection = selection
-        self._remembered: dict[Request, native.Prepared] = {}
+        self._remembered: dict[Hashable, native.Prepared] = {}
+        self._room = _MOST_REMEMBERED
 
     def name(self, algorithm: str | Schedule | None) -> str | None:
         """What requests call an algorithm; a schedule of the caller's is proved and remembered.
@@ -100,12 +104,12 @@ class CallBook:
             )
         if op.scans and reduction is ReduceOp.AVG:
             raise UnsupportedError(f"{op} has no reduction avg: take sum, and divide by your count")
-        if op.rooted and not 0 <= request.root < self._ranks:
-            raise ValueError(
-                f"root {request.root} is not one of the {self._ranks} ranks of this group"
-            )
-        if op.rooted and not request.even:
-            raise ValueError(f"{op}: all pieces must have one length, not {request.lengths} bytes")
+        self.check_root(op, request.root)
+
+    def check_root(self, op: Op, root: int) -> None:
+        """Raises `ValueError` for a root that is none."""
+        if op.rooted and not 0 <= root < self._ranks:
+            raise ValueError(f"root {root} is not one of the {self._ranks} ranks of this group")
 
     def widens(self, request: Request) -> bool:
         """Whether narrow floats would be rounded more than once: at each of several nested
@@ -120,19 +124,65 @@ class CallBook:
         """The prepared call. Raises `UnsupportedError` or `ValueError`."""
         found = self._remembered.get(request)
         if found is None:
-            if len(self._remembered) >= _MOST_REMEMBERED:
-                self._remembered.clear()
-            found = self._remembered[request] = self._prepare(request)
+            found = self._prepare(request)
+            self._remember(request, found, 1 if request.even else len(request.lengths))
         return found
 
+    def telling(
+        self, op: Op, dtype: DType, root: int, row_bytes: int, nbytes: int
+    ) -> native.Prepared:
+        """The call in which all ranks of an `op` tell all others `nbytes` each. `row_bytes` is
+        what their numbers count, so it must agree."""
+        key = (op, dtype, root, row_bytes, nbytes)
+        found = self._remembered.get(key)
+        if found is None:
+            found = self._executor.prepare(
+                self._executor.plan(Op.ALL_GATHER, "direct", -1),
+                Arguments(
+                    op=op,
+                    dtype=DType.INT64,
+                    root=root,
+                    count=UNTOLD,
+                    caller_dtype=dtype,
+                    others=(row_bytes,),
+                ),
+                piece_bytes=nbytes,
+            )
+            self._remember(key, found, 1)
+        return found
+
+    def check_uneven(self, op: Op, root: int, algorithm: str | Schedule | None) -> None:
+        """Raises `UnsupportedError` if the algorithm cannot serve pieces of different lengths."""
+        name = self.name(algorithm)
+        if name is not None:
+            self._require_uneven(self._executor.plan(op, name, root))
+
+    def _remember(self, key: Hashable, call: native.Prepared, weight: int) -> None:
+        self._room -= weight
+        if self._room < 0:
+            self._remembered.clear()
+            self._room = _MOST_REMEMBERED - weight
+        self._remembered[key] = call
+
+    def _require_uneven(self, plan: LoadedPlan) -> None:
+        if plan.uniform:
+            raise UnsupportedError(
+                f"{plan.name} passes pieces on whose length it cannot know: it needs them all of "
+                f"one length"
+            )
+
     def _plan(self, request: Request) -> LoadedPlan:
-        return self.choose(request.op, sum(request.lengths), request.root, request.algorithm).plan
+        total = sum(request.lengths)
+        plan = self.choose(request.op, total, request.root, request.algorithm).plan
+        if plan.uniform and not request.even and request.algorithm is None:
+            return self._executor.plan(request.op, "direct", request.root)
+        return plan
 
     def _prepare(self, request: Request) -> native.Prepared:
         self.check(request)
         plan = self._plan(request)
-        if plan.uniform and not request.even:
-            raise UnsupportedError(f"{plan.name} needs pieces of one length")
+        if not request.even:
+            self._require_uneven(plan)
         total = sum(request.lengths)
         piece = total // self._ranks if request.op in _SHARED else total
         return self._executor.prepare(
@@ -145,6 +195,7 @@ class CallBook:
                 count=total // request.dtype.size_bytes,
                 lengths=() if request.even else request.lengths,
                 caller_dtype=request.caller_dtype,
+                others=request.packed,
             ),
             piece_bytes=piece if request.even else 0,
         )

@@ -12,19 +12,17 @@ from typing import Any
 import numpy as np
 
 from unisono import config, native
-from unisono.communicator import custom, exchange
-from unisono.communicator.arrays import Array, stage
+from unisono.communicator import custom, exchange, messages, uneven
+from unisono.communicator.arrays import Array
+from unisono.communicator.batch import Batch
 from unisono.communicator.custom import AnyReduction
 from unisono.communicator.engine import Engine
 from unisono.communicator.explain import Explanation
-from unisono.communicator.work import MessageWork
-from unisono.errors import UnsupportedError
 from unisono.runtime.native_executor import OP_CODES
 from unisono.runtime.rendezvous import Meeting, meet
 from unisono.schedule import Schedule
 from unisono.types import Op, ReduceOp
 
-_ANY_SOURCE = -1
 _TOKEN_BYTES = 16
 
 _ALL_REDUCE = OP_CODES[Op.ALL_REDUCE]
@@ -61,7 +59,6 @@ class Communicator:
         self._settings = settings
         self._group = met.group
         self._engine = Engine(met.group, self.rank, self.size, settings)
-        self._quick = self._engine.quick
         self._name = met.nonce.hex()
         self._forks: Counter[tuple[int, ...]] = Counter()
         # Also at the end of the interpreter: a rank that ends well has left, not died.
@@ -114,9 +111,10 @@ class Communicator:
         `algorithm`: any of `unisono.algorithms.names("all_reduce")`, or a `Schedule`; None
         chooses.
         """
-        if (done := self._quick(_ALL_REDUCE, x, x, op, -1, algorithm, async_op)) is not None:
+        engine = self._engine
+        if (done := engine.quick(_ALL_REDUCE, x, x, op, -1, algorithm, async_op)) is not None:
             return done
-        return custom.in_place(self._engine, Op.ALL_REDUCE, x, op, -1, algorithm, async_op)
+        return engine.run(custom.in_place(engine, Op.ALL_REDUCE, x, op, -1, algorithm), async_op)
 
     def reduce(
         self,
@@ -128,9 +126,10 @@ class Communicator:
         async_op: bool = False,
     ) -> Any:
         """Reduces `x` over all ranks, in place on `root`; the others' `x` stays as it is."""
-        if (done := self._quick(_REDUCE, x, x, op, root, algorithm, async_op)) is not None:
+        engine = self._engine
+        if (done := engine.quick(_REDUCE, x, x, op, root, algorithm, async_op)) is not None:
             return done
-        return custom.in_place(self._engine, Op.REDUCE, x, op, root, algorithm, async_op)
+        return engine.run(custom.in_place(engine, Op.REDUCE, x, op, root, algorithm), async_op)
 
     def broadcast(
         self,
@@ -141,9 +140,11 @@ class Communicator:
         async_op: bool = False,
     ) -> Any:
         """Copies `x` of `root` into `x` of all ranks; returns `x`."""
-        if (done := self._quick(_BROADCAST, x, x, "sum", root, algorithm, async_op)) is not None:
+        engine = self._engine
+        if (done := engine.quick(_BROADCAST, x, x, "sum", root, algorithm, async_op)) is not None:
             return done
-        return exchange.in_place(self._engine, Op.BROADCAST, x, "sum", root, algorithm, async_op)
+        call = exchange.in_place(engine, Op.BROADCAST, x, "sum", root, algorithm)
+        return engine.run(call, async_op)
 
     def scan(
         self,
@@ -157,9 +158,10 @@ class Communicator:
 
         `op` as for `all_reduce`, except avg.
         """
-        if (done := self._quick(_SCAN, x, x, op, -1, algorithm, async_op)) is not None:
+        engine = self._engine
+        if (done := engine.quick(_SCAN, x, x, op, -1, algorithm, async_op)) is not None:
             return done
-        return exchange.in_place(self._engine, Op.SCAN, x, op, -1, algorithm, async_op)
+        return engine.run(exchange.in_place(engine, Op.SCAN, x, op, -1, algorithm), async_op)
 
     def exscan(
         self,
@@ -173,13 +175,14 @@ class Communicator:
 
         Rank 0 has none below: its `x` stays as it is. `op` as for `all_reduce`, except avg.
         """
-        if (done := self._quick(_EXSCAN, x, x, op, -1, algorithm, async_op)) is not None:
+        engine = self._engine
+        if (done := engine.quick(_EXSCAN, x, x, op, -1, algorithm, async_op)) is not None:
             return done
-        return exchange.in_place(self._engine, Op.EXSCAN, x, op, -1, algorithm, async_op)
+        return engine.run(exchange.in_place(engine, Op.EXSCAN, x, op, -1, algorithm), async_op)
 
     def barrier(self, *, async_op: bool = False) -> Any:
         """Returns when all ranks have called it."""
-        return exchange.barrier(self._engine, async_op=async_op)
+        return self._engine.run(exchange.barrier(self._engine), async_op)
 
     # ---- collectives from one array to another
 
@@ -197,9 +200,11 @@ class Communicator:
         per rank (which may differ in length); None allocates it with dimension 0 size times as
         long as that of `x`.
         """
-        if (done := self._quick(_ALL_GATHER, x, out, "sum", -1, algorithm, async_op)) is not None:
+        engine = self._engine
+        if (done := engine.quick(_ALL_GATHER, x, out, "sum", -1, algorithm, async_op)) is not None:
             return done
-        return exchange.gathering(self._engine, Op.ALL_GATHER, x, out, -1, algorithm, async_op)
+        call = exchange.gathering(engine, Op.ALL_GATHER, x, out, -1, algorithm)
+        return engine.run(call, async_op)
 
     def reduce_scatter(
         self,
@@ -215,9 +220,10 @@ class Communicator:
         `x` is one array of size * out.size elements, or a list of one array per rank (which may
         differ in length).
         """
-        if (done := self._quick(_REDUCE_SCATTER, x, out, op, -1, algorithm, async_op)) is not None:
+        engine = self._engine
+        if (done := engine.quick(_REDUCE_SCATTER, x, out, op, -1, algorithm, async_op)) is not None:
             return done
-        return custom.reduce_scatter(self._engine, x, out, op, algorithm, async_op)
+        return engine.run(custom.reduce_scatter(engine, x, out, op, algorithm), async_op)
 
     def all_to_all(
         self,
@@ -230,12 +236,15 @@ class Communicator:
         """Sends share d of `x` to rank d; share s of `out` comes from rank s. Returns `out`.
 
         Each of `x` and `out` is one array cut in equal shares, or a list of one array per rank,
-        of any lengths that agree between sender and receiver. With lists the ranks first tell
-        each other the lengths, so that even with `async_op` the call waits until all have come.
+        of any lengths that agree between sender and receiver; of lists the ranks first tell each
+        other the lengths.
         """
-        if (done := self._quick(_ALL_TO_ALL, x, out, "sum", -1, algorithm, async_op)) is not None:
+        engine = self._engine
+        if (done := engine.quick(_ALL_TO_ALL, x, out, "sum", -1, algorithm, async_op)) is not None:
             return done
-        return exchange.all_to_all(self._engine, x, out, algorithm, async_op)
+        listed = isinstance(x, (list, tuple)) or isinstance(out, (list, tuple))
+        of = uneven.all_to_all_of_lists if listed else exchange.all_to_all
+        return engine.run(of(engine, x, out, algorithm), async_op)
 
     def gather(
         self,
@@ -246,8 +255,12 @@ class Communicator:
         algorithm: str | Schedule | None = None,
         async_op: bool = False,
     ) -> Any:
-        """Gathers `x` of all ranks in `out` of `root`; returns `out` there, None elsewhere."""
-        return exchange.gathering(self._engine, Op.GATHER, x, out, root, algorithm, async_op)
+        """Gathers `x` of all ranks in `out` of `root`; returns `out` there, None elsewhere.
+
+        All `x` have one length; for others there is `gather_v`.
+        """
+        call = exchange.gathering(self._engine, Op.GATHER, x, out, root, algorithm)
+        return self._engine.run(call, async_op)
 
     def scatter(
         self,
@@ -259,53 +272,51 @@ class Communicator:
         async_op: bool = False,
     ) -> Any:
         """Share r of `x` of `root` goes to `out` of rank r; `x` is None on the other ranks,
-        where `out` is required."""
-        return exchange.scattering(
-            self._engine, Op.SCATTER, x, out, root, "sum", algorithm, async_op
-        )
+        where `out` is required. All shares have one length; for others there is `scatter_v`."""
+        call = exchange.scattering(self._engine, Op.SCATTER, x, out, root, "sum", algorithm)
+        return self._engine.run(call, async_op)
+
+    # ---- the same for pieces of different lengths
+
+    all_gather_v = uneven.all_gather_v
+    reduce_scatter_v = uneven.reduce_scatter_v
+    all_to_all_v = uneven.all_to_all_v
+    gather_v = uneven.gather_v
+    scatter_v = uneven.scatter_v
 
     # ---- point to point
 
-    def send(self, x: Array, dst: int, tag: int = 0, *, async_op: bool = False) -> Any:
-        """Sends `x` to rank `dst`. May return before it is received."""
-        self._check_peer(dst, "dst")
-        staged = stage(x, writable=False)
-        address, nbytes, dtype = staged.located
-        parcel = self._group.send(address, nbytes, dtype, dst, tag)
-        return self._message(
-            MessageWork(self._group, parcel, staged, None, self.timeout_s), async_op
-        )
+    send = messages.send
+    recv = messages.recv
+    sendrecv = messages.sendrecv
+    neighbor_exchange = messages.neighbor_exchange
 
-    def recv(
-        self, x: Array, src: int | None = None, tag: int = 0, *, async_op: bool = False
-    ) -> Any:
-        """Receives into `x` from rank `src`, or from any rank; returns the rank it came from.
+    # ---- several calls at once
 
-        The message must have the type and length of `x`, else `MismatchError`.
+    def batch(self, *, async_op: bool = False) -> Batch:
+        """A `with` block that records the calls of this thread and begins them all at its end.
+
+        Messages may then come in any order on all ranks, and small all_reduces of one type and
+        reduction travel as one. The block returns when all calls are complete; with
+        `async_op=True` it returns at once, and what `as` names is the `Work` of them all. Inside
+        the block calls return what they return outside, but it is filled only afterwards, and a
+        call with `async_op=True` returns a `Work` to use afterwards. What one call writes no other
+        may touch (`ValueError` where that is seen). All ranks put the same collectives in a batch,
+        in one order. If the block raises, nothing of it begins.
+
+        >>> import numpy as np, unisono
+        >>> def main():
+        ...     comm = unisono.init()
+        ...     x, y = np.ones(2), np.zeros(2)
+        ...     with comm.batch():
+        ...         comm.send(np.full(2, comm.rank), comm.rank)
+        ...         comm.recv(y, comm.rank)
+        ...         comm.all_reduce(x)
+        ...     return x.tolist(), y.tolist()
+        >>> unisono.run(main, ranks=1)
+        [([1.0, 1.0], [0.0, 0.0])]
         """
-        if src is not None:
-            self._check_peer(src, "src")
-        staged = stage(x, writable=True)
-        address, nbytes, dtype = staged.located
-        peer = _ANY_SOURCE if src is None else src
-        parcel = self._group.receive(address, nbytes, dtype, peer, tag)
-        work = MessageWork(self._group, parcel, staged, x, self.timeout_s, staged.restore)
-        outcome = self._message(work, async_op)
-        return outcome if async_op else work.source_rank()
-
-    def _message(self, work: MessageWork, async_op: bool) -> Any:
-        if not async_op:
-            return work.wait()
-        if not work.is_completed():
-            self._group.carry_on()
-            self._engine.keep(work)
-        return work
-
-    def _check_peer(self, peer: int, name: str) -> None:
-        if not 0 <= peer < self.size:
-            raise ValueError(f"{name} {peer} is not one of the {self.size} ranks of this group")
-        if peer == self.rank:
-            raise UnsupportedError(f"{name} {peer} is this rank itself: copy instead")
+        return Batch(self._engine, async_op)
 
     # ---- groups
 
@@ -314,6 +325,7 @@ class Communicator:
 
         Collective over all ranks; those with color None get None.
         """
+        self._engine.refuse_in_batch("split")
         token = np.frombuffer(secrets.token_bytes(_TOKEN_BYTES), np.int64)
         member = [0 if color is None else 1, 0 if color is None else color, key]
         mine = np.concatenate([np.array(member, np.int64), token])

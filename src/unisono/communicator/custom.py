@@ -11,13 +11,14 @@ from collections.abc import Callable, Sequence
 from typing import Any, TypeAlias
 
 import numpy as np
+from numpy.typing import NDArray
 
 from unisono.communicator import exchange
 from unisono.communicator.arrays import Array, assign, empty, stage
-from unisono.communicator.engine import Engine
+from unisono.communicator.engine import Call, Engine
 from unisono.communicator.exchange import Reduction
-from unisono.communicator.work import Work
-from unisono.errors import MismatchError, UnsupportedError
+from unisono.communicator.negotiation import followed
+from unisono.errors import UnsupportedError
 from unisono.schedule import Schedule
 from unisono.types import Op
 
@@ -34,22 +35,21 @@ def in_place(
     reduction: AnyReduction,
     root: int,
     algorithm: str | Schedule | None,
-    async_op: bool,
-) -> Any:
+) -> Call:
     """all_reduce and reduce by any reduction."""
     if not callable(reduction):
-        return exchange.in_place(engine, op, x, reduction, root, algorithm, async_op)
+        return exchange.in_place(engine, op, x, reduction, root, algorithm)
     receives = op is Op.ALL_REDUCE or engine.rank == root
-    _agree(engine, op, reduction, x, root, algorithm)
+    telling, told = _telling(engine, op, reduction, x, root, algorithm)
     rows = empty(x, (engine.size, *x.shape)) if receives else None
     gather = Op.ALL_GATHER if op is Op.ALL_REDUCE else Op.GATHER
-    gathered = exchange.gathering(engine, gather, x, rows, root, None, async_op)
 
     def complete() -> None:
         if rows is not None:
             assign(x, _fold(engine, reduction, _each(rows)))
 
-    return _then(gathered, complete, x, async_op)
+    gathering = exchange.gathering(engine, gather, x, rows, root, None)
+    return _after(engine, telling, told, gathering._replace(result=x, complete=complete))
 
 
 def reduce_scatter(
@@ -58,13 +58,10 @@ def reduce_scatter(
     out: Array | None,
     reduction: AnyReduction,
     algorithm: str | Schedule | None,
-    async_op: bool,
-) -> Any:
+) -> Call:
     """reduce_scatter by any reduction."""
     if not callable(reduction):
-        return exchange.scattering(
-            engine, Op.REDUCE_SCATTER, x, out, -1, reduction, algorithm, async_op
-        )
+        return exchange.scattering(engine, Op.REDUCE_SCATTER, x, out, -1, reduction, algorithm)
     several = isinstance(x, (list, tuple))
     share = exchange.share_of(x, engine.size, engine.rank) if out is None else out
     mine: Any = x[engine.rank] if several else x
@@ -74,14 +71,18 @@ def reduce_scatter(
             f"reduce_scatter: out has {math.prod(share.shape)} elements of {share.dtype}, but the "
             f"share of rank {engine.rank} is {expected} elements of {mine.dtype}"
         )
-    _agree(engine, Op.REDUCE_SCATTER, reduction, mine, -1, algorithm)
+    telling, told = _telling(engine, Op.REDUCE_SCATTER, reduction, mine, -1, algorithm)
     rows: Any = empty(mine, (engine.size, *share.shape))
-    exchanged = exchange.all_to_all(engine, x, _each(rows) if several else rows, None, async_op)
 
     def complete() -> None:
         assign(share, _fold(engine, reduction, _each(rows)))
 
-    return _then(exchanged, complete, share, async_op)
+    if several:
+        lengths = tuple(stage(piece, writable=False).located[1] for piece in x) * engine.size
+        exchanging = exchange.all_to_all(engine, x, _each(rows), None, lengths)
+    else:
+        exchanging = exchange.all_to_all(engine, x, rows, None)
+    return _after(engine, telling, told, exchanging._replace(result=share, complete=complete))
 
 
 def _each(rows: Array) -> list[Array]:
@@ -111,15 +112,15 @@ def _fold(engine: Engine, function: Function, contributions: list[Array]) -> Arr
     return acc
 
 
-def _agree(
+def _telling(
     engine: Engine,
     op: Op,
     function: Function,
     x: Array,
     root: int,
     algorithm: str | Schedule | None,
-) -> None:
-    """Raises `MismatchError` where ranks call different functions, as far as names tell."""
+) -> tuple[Call, NDArray[np.uint8]]:
+    """The call in which the ranks tell each other what they call, and where it is told."""
     if algorithm is not None:
         raise UnsupportedError(
             f"algorithm={algorithm!r} cannot run {_name_of(function)}: a function is called on "
@@ -129,19 +130,24 @@ def _agree(
     count = f"[{staged.count}]" if op is not Op.REDUCE_SCATTER else ""
     where = f", root={root}" if root >= 0 else ""
     text = f"{op}({_name_of(function)}, {staged.dtype.name.lower()}{count}{where})"
-    told = np.zeros(_CALL_BYTES, np.uint8)
+    mine = np.zeros(_CALL_BYTES, np.uint8)
     encoded = np.frombuffer(text.encode()[:_CALL_BYTES], np.uint8)
-    told[: encoded.size] = encoded
-    table = exchange.gathering(engine, Op.ALL_GATHER, told, None, -1, None, False)
-    calls = [
-        row.tobytes().rstrip(b"\0").decode(errors="replace")
-        for row in table.reshape(engine.size, _CALL_BYTES)
-    ]
-    if len(set(calls)) > 1:
-        each = ", ".join(f"rank {rank} called {call}" for rank, call in enumerate(calls))
-        disagreement = f"the ranks disagree: {each}"
-        engine.group.fail_mismatch(disagreement)
-        raise MismatchError(disagreement)
+    mine[: encoded.size] = encoded
+    told = np.empty((engine.size, _CALL_BYTES), np.uint8)
+    return exchange.gathering(engine, Op.ALL_GATHER, mine, told, -1, None), told
+
+
+def _after(engine: Engine, telling: Call, told: NDArray[np.uint8], call: Call) -> Call:
+    """The call, unless ranks call different functions, as far as names tell: `MismatchError`."""
+
+    def proceed() -> Call:
+        calls = [row.tobytes().rstrip(b"\0").decode(errors="replace") for row in told]
+        if len(set(calls)) > 1:
+            each = ", ".join(f"rank {rank} called {made}" for rank, made in enumerate(calls))
+            engine.disagree(f"the ranks disagree: {each}")
+        return call
+
+    return followed(telling, proceed, call.result)
 
 
 def _name_of(function: Function) -> str:
@@ -149,28 +155,3 @@ def _name_of(function: Function) -> str:
     named = function if hasattr(function, "__name__") else type(function)
     name = getattr(named, "__qualname__", getattr(named, "__name__", ""))
     return f"{getattr(named, '__module__', None) or 'builtins'}.{name}"
-
-
-def _then(begun: Any, complete: Callable[[], None], result: Array, async_op: bool) -> Any:
-    """The result, when what was begun has come in; with `async_op` when it is waited for."""
-    if async_op:
-        return FoldingWork(begun, result, complete)
-    complete()
-    return result
-
-
-class FoldingWork(Work):
-    """Contributions under way; they are folded in the thread that waits for them."""
-
-    def __init__(self, gathered: Work, result: Any, complete: Callable[[], None]) -> None:
-        super().__init__(result, complete)
-        self._gathered = gathered
-
-    def _wait_native(self, timeout_s: float | None) -> bool:
-        return self._gathered._wait_native(timeout_s)
-
-    def is_completed(self) -> bool:
-        return self._gathered.is_completed()
-
-    def exception(self) -> Exception | None:
-        return self._gathered.exception()

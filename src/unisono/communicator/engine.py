@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any, TypeAlias
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple, NoReturn, Protocol, TypeAlias
 
 from unisono import config, native
-from unisono.communicator.arrays import Staged
-from unisono.communicator.calls import CallBook
+from unisono.communicator.arrays import Array, Staged
+from unisono.communicator.calls import CallBook, Request
 from unisono.communicator.selection import default_selection
-from unisono.communicator.work import UnderWay
+from unisono.communicator.work import CollectiveWork, JoinedWork, MessageWork, UnderWay
+from unisono.errors import MismatchError, UnsupportedError
 from unisono.runtime.native_executor import OP_CODES, NativeExecutor
 from unisono.schedule import Schedule
 from unisono.types import Op
@@ -17,12 +18,76 @@ from unisono.types import Op
 Memory: TypeAlias = list[tuple[int, int]]
 """Address and bytes of each piece."""
 
+Ready: TypeAlias = tuple[native.Prepared, Memory, Memory]
+"""A call with its inputs and outputs."""
+
 # How long an asynchronous call may wait for its peers in the caller's thread. Peers that are about
 # to arrive spare the hand-over to the progress thread, which costs about as much. With more ranks
 # than cores, waiting here gives the core to the very peers that are waited for: no other thread
 # of this rank could use it better.
 _INLINE_S = 100e-6
 _INLINE_CROWDED_S = 10e-3
+
+
+class Later:
+    """A result that does not exist before the call is under way."""
+
+    __slots__ = ("value",)
+
+    def __init__(self) -> None:
+        self.value: Any = None
+
+
+class Call(NamedTuple):
+    """A collective call that lacks nothing.
+
+    `keep` holds its memory until it has ended; `complete` then brings the result where the caller
+    expects it. `then`, where there is one, makes the call that must follow at once.
+    """
+
+    prepared: native.Prepared
+    inputs: Memory
+    outputs: Memory
+    result: Any
+    keep: object
+    request: Request | None = None
+    complete: Callable[[], None] | None = None
+    then: Callable[[], Ready] | None = None
+
+    def finish(self) -> Any:
+        """To be called once after the end; returns the result."""
+        if self.complete is not None:
+            self.complete()
+        return self.result.value if isinstance(self.result, Later) else self.result
+
+
+class Message(NamedTuple):
+    """A send or a receive with its memory."""
+
+    sends: bool
+    staged: Staged
+    peer: int
+    tag: int
+    result: Array | None = None
+
+    def finish(self) -> Any:
+        """To be called once after the end; returns the result."""
+        if not self.sends:
+            self.staged.restore()
+        return self.result
+
+
+class Recorder(Protocol):
+    """Takes the calls of a batch."""
+
+    def takes(self) -> bool:
+        """Whether calls of this thread belong to the batch."""
+
+    def add_call(self, call: Call, async_op: bool) -> Any:
+        """Records a collective; returns what its method does."""
+
+    def add_messages(self, messages: Sequence[Message], result: Any, async_op: bool) -> Any:
+        """Records sends and receives; returns what their method does."""
 
 
 class Engine:
@@ -41,10 +106,10 @@ class Engine:
         # Without a reference to this engine: C++ holds it, where no collector finds a cycle.
         self._quick = native.QuickCalls(group, self._under_way.begin, self._inline_s)
         self._quick.timeout_s = settings.timeout_s
-        self.quick = self._quick.run
+        self.quick: Callable[..., Any] = self._quick.run
         """Runs or begins a call that looks like one that was checked before; its result or its
-        work, None if there was no such call."""
-        self.keep = self._under_way.keep
+        work, None if there was no such call. A batch puts itself in this place."""
+        self.recorder: Recorder | None = None
 
     @property
     def timeout_s(self) -> float:
@@ -55,29 +120,67 @@ class Engine:
     def timeout_s(self, timeout_s: float) -> None:
         self._quick.timeout_s = timeout_s
 
-    def run(
-        self,
-        call: native.Prepared,
-        inputs: Memory,
-        outputs: Memory,
-        result: Any,
-        *,
-        keep: object,
-        async_op: bool,
-        complete: Callable[[], None] | None = None,
-    ) -> Any:
-        """Runs the call and returns `result`, or begins it and returns a `Work`.
+    @property
+    def recording(self) -> bool:
+        """Whether calls of this thread belong to a batch."""
+        return self.recorder is not None and self.recorder.takes()
 
-        `keep` holds the memory until the call has ended; `complete` then brings the result where
-        the caller expects it.
-        """
-        if not async_op:
-            self.group.run_pieces(call, inputs, outputs, self.timeout_s)
-            if complete is not None:
-                complete()
-            return result
-        job = self.group.submit_pieces(call, inputs, outputs, self.timeout_s, self._inline_s)
-        return self._under_way.begin(job, keep, result, complete)
+    def run(self, call: Call, async_op: bool) -> Any:
+        """Runs the call and returns its result, or begins it and returns a `Work`."""
+        if self.recorder is not None and self.recorder.takes():
+            return self.recorder.add_call(call, async_op)
+        if async_op:
+            return self.begin(call)
+        self.group.run_pieces(call.prepared, call.inputs, call.outputs, self.timeout_s, call.then)
+        return call.finish()
+
+    def begin(self, call: Call) -> CollectiveWork:
+        """Begins the call."""
+        job = self.group.submit_pieces(
+            call.prepared, call.inputs, call.outputs, self.timeout_s, self._inline_s, call.then
+        )
+        return self._under_way.begin(job, call, None, call.finish)
+
+    def deliver(self, messages: Sequence[Message], result: Any, async_op: bool) -> Any:
+        """Exchanges messages in any order; returns `result`, or a `Work` that will."""
+        if self.recorder is not None and self.recorder.takes():
+            return self.recorder.add_messages(messages, result, async_op)
+        works = self.post(messages)
+        work = works[0] if len(works) == 1 else JoinedWork(works, lambda: result)
+        if async_op:
+            self.carry_on(works)
+            return work
+        work.wait()
+        return result
+
+    def post(self, messages: Sequence[Message]) -> list[MessageWork]:
+        """Begins messages, the receives first, so that what comes need not be stored."""
+        order = sorted(range(len(messages)), key=lambda i: messages[i].sends)
+        works = {i: self._post(messages[i]) for i in order}
+        return [works[i] for i in range(len(messages))]
+
+    def _post(self, message: Message) -> MessageWork:
+        begin = self.group.send if message.sends else self.group.receive
+        parcel = begin(*message.staged.located, message.peer, message.tag)
+        return MessageWork(self.group, parcel, message, self.timeout_s, message.finish)
+
+    def carry_on(self, works: Sequence[MessageWork]) -> None:
+        """Lets messages go on while the program does something else."""
+        left = [work for work in works if not work.is_completed()]
+        if left:
+            self.group.carry_on()
+        for work in left:
+            self._under_way.keep(work)
+
+    def disagree(self, text: str) -> NoReturn:
+        """Ends the group with `MismatchError` on all ranks."""
+        self.group.fail_mismatch(text)
+        raise MismatchError(text)
+
+    def refuse_in_batch(self, what: str) -> None:
+        """Raises `UnsupportedError` if a batch of this thread is open."""
+        if self.recording:
+            raise UnsupportedError(f"{what} is not possible inside a batch")
 
     def remember_quick(
         self,

@@ -1,10 +1,10 @@
-"""How each collective finds its memory, checks it, and runs: the half behind `Communicator`."""
+"""How each collective finds its memory and checks it: the half behind `Communicator`."""
 
 from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Sequence
-from typing import Any, TypeAlias
+from typing import TypeAlias
 
 import numpy as np
 
@@ -21,9 +21,8 @@ from unisono.communicator.arrays import (
     widened,
 )
 from unisono.communicator.calls import Request, parse_reduction
-from unisono.communicator.engine import Engine, Memory
+from unisono.communicator.engine import Call, Engine, Memory
 from unisono.communicator.premul import PremulSum, scale
-from unisono.errors import MismatchError
 from unisono.schedule import Schedule
 from unisono.types import DType, Op, ReduceOp
 
@@ -31,10 +30,9 @@ Reduction: TypeAlias = str | ReduceOp | PremulSum
 Change: TypeAlias = Callable[[Array], None]
 
 
-def barrier(engine: Engine, *, async_op: bool) -> Any:
+def barrier(engine: Engine) -> Call:
     """All ranks meet."""
-    call = engine.book.call(Request(Op.BARRIER, (), DType.UINT8))
-    return engine.run(call, [], [], None, keep=None, async_op=async_op)
+    return Call(engine.book.call(Request(Op.BARRIER, (), DType.UINT8)), [], [], None, None)
 
 
 def in_place(
@@ -44,12 +42,11 @@ def in_place(
     reduction: Reduction,
     root: int,
     algorithm: str | Schedule | None,
-    async_op: bool,
-) -> Any:
+) -> Call:
     """all_reduce, reduce, broadcast, scan, exscan: one array that is input and output."""
     receives = _receives(op, engine.rank, root)
     staged = stage(x, writable=receives)
-    memory, complete = staged, staged.restore if receives else None
+    memory, complete = staged, _restoring([staged]) if receives else None
     request = _request(engine, op, staged, staged.located[1:2], reduction, root, algorithm)
     engine.book.check(request)
     change = _change_of(engine, reduction, request)
@@ -58,21 +55,18 @@ def in_place(
         # In float32, so that the result is rounded once whatever the algorithm.
         own = widened(x)
         request = _wide(request)
-        if receives:
-            complete = _assigning(x, own)
-    elif change is not None and not receives:
-        own = duplicate(x)
+    elif change is not None and (engine.recording or not receives):
+        own = duplicate(x)  # x stays as it is until the end of a batch, which may be given up
     if own is not None:
         memory = stage(own, writable=True)
+        complete = _assigning(x, own) if receives else None
     call = engine.book.call(request)
     if change is not None:
         change(memory.array if memory.copy is None else memory.copy)
     elif request.caller_dtype is None:
         engine.remember_quick(op, staged, staged, reduction, root, algorithm, call)
     where = [memory.located[:2]]
-    return engine.run(
-        call, where, where, x, keep=(staged, memory), async_op=async_op, complete=complete
-    )
+    return Call(call, where, where, x, (staged, memory), request, complete)
 
 
 def _receives(op: Op, rank: int, root: int) -> bool:
@@ -89,15 +83,18 @@ def gathering(
     out: Array | Sequence[Array] | None,
     root: int,
     algorithm: str | Schedule | None,
-    async_op: bool,
-) -> Any:
-    """all_gather and gather: one piece in, one piece per rank out."""
+    lengths: tuple[int, ...] | None = None,
+) -> Call:
+    """all_gather and gather: one piece in, one piece per rank out.
+
+    `lengths` are the bytes of all pieces, where a rank of a gather cannot know them.
+    """
     source = stage(x, writable=False)
     if op is Op.GATHER and engine.rank != root:
-        lengths = (source.located[1],) * engine.size
-        call = engine.book.call(_request(engine, op, source, lengths, "sum", root, algorithm))
+        lengths = lengths or (source.located[1],) * engine.size
+        request = _request(engine, op, source, lengths, "sum", root, algorithm)
         where = [source.located[:2]]  # the output is not touched here
-        return engine.run(call, where, where, None, keep=source, async_op=async_op)
+        return Call(engine.book.call(request), where, where, None, source, request)
     if out is None:
         first = x.shape[0] if len(x.shape) else 1
         out = empty(x, (first * engine.size, *x.shape[1:]))
@@ -105,27 +102,23 @@ def gathering(
     needed = source.count * engine.size
     if len(targets) == 1 and targets[0].count != needed:
         raise ValueError(f"{op}: out has {_text(targets[0])}, but needs {needed}")
-    lengths = _lengths(targets, engine.size, "out")
-    if source.dtype is not targets[0].dtype or source.located[1] != lengths[engine.rank]:
+    found = _lengths(targets, engine.size, "out")
+    if source.dtype is not targets[0].dtype or source.located[1] != found[engine.rank]:
         raise ValueError(
             f"{op}: x has {_text(source)}, but its place in out has "
-            f"{_text(targets[0], lengths[engine.rank])}"
+            f"{_text(targets[0], found[engine.rank])}"
         )
-    call = engine.book.call(_request(engine, op, source, lengths, "sum", root, algorithm))
-    where = _memory(targets, engine.size)
+    if op is Op.GATHER and lengths is None:
+        _require_even(engine, op, targets, "out")
+    request = _request(engine, op, source, found, "sum", root, algorithm)
+    call = engine.book.call(request)
+    where = memory_of(targets, engine.size)
     if source.located[0] != where[engine.rank][0]:
         source = _apart([source], targets)[0]
     if len(targets) == 1:
         engine.remember_quick(op, source, targets[0], "sum", root, algorithm, call)
-    return engine.run(
-        call,
-        [source.located[:2]],
-        where,
-        out,
-        keep=(source, targets),
-        async_op=async_op,
-        complete=_restoring(targets),
-    )
+    inputs = [source.located[:2]]
+    return Call(call, inputs, where, out, (source, targets), request, _restoring(targets))
 
 
 def scattering(
@@ -136,79 +129,93 @@ def scattering(
     root: int,
     reduction: Reduction,
     algorithm: str | Schedule | None,
-    async_op: bool,
-) -> Any:
-    """reduce_scatter and scatter: one piece per rank in, one piece out."""
+    lengths: tuple[int, ...] | None = None,
+) -> Call:
+    """reduce_scatter and scatter: one piece per rank in, one piece out.
+
+    `lengths` are the bytes of all pieces, where a rank of a scatter cannot know them.
+    """
     if op is Op.SCATTER and engine.rank != root:
-        if out is None:
-            raise ValueError("scatter needs out on every rank but the root")
-        target = stage(out, writable=True)
-        lengths = (target.located[1],) * engine.size
-        call = engine.book.call(_request(engine, op, target, lengths, "sum", root, algorithm))
-        where = [target.located[:2]]
-        return engine.run(
-            call, where, where, out, keep=target, async_op=async_op, complete=target.restore
-        )
+        return _scattered(engine, out, root, algorithm, lengths)
     if x is None:
         raise ValueError(f"{op} needs x on this rank")
     sources = _stage_many(x, engine.size, writable=False)
-    lengths = _lengths(sources, engine.size, "x")
+    found = _lengths(sources, engine.size, "x")
     if out is None:
         out = share_of(x, engine.size, engine.rank)
     target = stage(out, writable=True)
-    if sources[0].dtype is not target.dtype or target.located[1] != lengths[engine.rank]:
+    if sources[0].dtype is not target.dtype or target.located[1] != found[engine.rank]:
         raise ValueError(
             f"{op}: out has {_text(target)}, but the share of rank {engine.rank} is "
-            f"{_text(sources[0], lengths[engine.rank])}"
+            f"{_text(sources[0], found[engine.rank])}"
         )
-    request = _request(engine, op, target, lengths, reduction, root, algorithm)
+    if op is Op.SCATTER and lengths is None:
+        _require_even(engine, op, sources, "x")
+    request = _request(engine, op, target, found, reduction, root, algorithm)
     engine.book.check(request)
     change = _change_of(engine, reduction, request)
     if engine.book.widens(request):
-        return _scatter_wide(engine, request, sources, target, out, change, async_op)
+        return _scattering_wide(engine, request, sources, target, out, change)
     call = engine.book.call(request)
     if change is not None:
         sources = [_changed(duplicate(source.array), change) for source in sources]
-    elif _memory(sources, engine.size)[engine.rank][0] != target.located[0]:
+    elif memory_of(sources, engine.size)[engine.rank][0] != target.located[0]:
         sources = _apart(sources, [target])
     if len(sources) == 1 and change is None:
         engine.remember_quick(op, sources[0], target, reduction, root, algorithm, call)
-    return engine.run(
-        call,
-        _memory(sources, engine.size),
-        [target.located[:2]],
-        out,
-        keep=(sources, target),
-        async_op=async_op,
-        complete=target.restore,
-    )
+    inputs, where = memory_of(sources, engine.size), [target.located[:2]]
+    return Call(call, inputs, where, out, (sources, target), request, _restoring([target]))
 
 
-def _scatter_wide(
+def _scattered(
+    engine: Engine,
+    out: Array | None,
+    root: int,
+    algorithm: str | Schedule | None,
+    lengths: tuple[int, ...] | None,
+) -> Call:
+    """The part in a scatter of a rank that is not the root."""
+    if out is None:
+        raise ValueError("scatter needs out on every rank but the root")
+    target = stage(out, writable=True)
+    if lengths is None:
+        lengths = (target.located[1],) * engine.size
+    elif lengths[engine.rank] != target.located[1]:
+        share = _text(target, lengths[engine.rank])
+        raise ValueError(
+            f"scatter: out has {_text(target)}, but the share of rank {engine.rank} is {share}"
+        )
+    request = _request(engine, Op.SCATTER, target, lengths, "sum", root, algorithm)
+    where = [target.located[:2]]
+    call = engine.book.call(request)
+    return Call(call, where, where, out, target, request, _restoring([target]))
+
+
+def _scattering_wide(
     engine: Engine,
     request: Request,
     sources: list[Staged],
     target: Staged,
     out: Array,
     change: Change | None,
-    async_op: bool,
-) -> Any:
+) -> Call:
     """In float32, so that the result is rounded once whatever the algorithm."""
     wide_sources = [_changed(widened(source.array), change) for source in sources]
     wide_out = empty(wide_sources[0].array, (target.count,))
     wide_target = stage(wide_out, writable=True)
+    request = _wide(request)
 
     def complete() -> None:
         assign(out, wide_out.reshape(tuple(out.shape)))
 
-    return engine.run(
-        engine.book.call(_wide(request)),
-        _memory(wide_sources, engine.size),
+    return Call(
+        engine.book.call(request),
+        memory_of(wide_sources, engine.size),
         [wide_target.located[:2]],
         out,
-        keep=(wide_sources, wide_target),
-        async_op=async_op,
-        complete=complete,
+        (wide_sources, wide_target),
+        request,
+        complete,
     )
 
 
@@ -217,61 +224,65 @@ def all_to_all(
     x: Array | Sequence[Array],
     out: Array | Sequence[Array] | None,
     algorithm: str | Schedule | None,
-    async_op: bool,
-) -> Any:
-    """One piece per rank in and out."""
-    sources = _stage_many(x, engine.size, writable=False)
+    lengths: tuple[int, ...] | None = None,
+) -> Call:
+    """One piece per rank in and out. `lengths` are the bytes from each rank to each, where the
+    pieces may differ; those of this rank have them."""
     if out is None:
-        if isinstance(x, (list, tuple)):
-            raise ValueError("all_to_all needs out where x is a list: its lengths are the peers'")
         out = empty(x, tuple(x.shape))  # type: ignore[union-attr]
-    targets = _stage_many(out, engine.size, writable=True)
-    if sources[0].dtype is not targets[0].dtype:
-        raise ValueError(f"all_to_all: x has {_text(sources[0])}, out {_text(targets[0])}")
-    sources = _apart(sources, targets)
-    if isinstance(x, (list, tuple)) or isinstance(out, (list, tuple)):
-        lengths = _agree_on_lengths(engine, sources, targets)
-    else:
+    sources, targets = both_sides(engine, x, out)
+    if lengths is None:
         lengths = _lengths(sources, engine.size, "x")
         if targets[0].located[1] != sources[0].located[1]:
             raise ValueError(f"all_to_all: x has {_text(sources[0])}, out {_text(targets[0])}")
-    call = engine.book.call(
-        _request(engine, Op.ALL_TO_ALL, sources[0], lengths, "sum", -1, algorithm)
-    )
+    return all_to_all_between(engine, sources, targets, out, algorithm, lengths)
+
+
+def both_sides(
+    engine: Engine, x: Array | Sequence[Array], out: Array | Sequence[Array]
+) -> tuple[list[Staged], list[Staged]]:
+    """What an all_to_all reads and writes."""
+    sources = _stage_many(x, engine.size, writable=False)
+    targets = _stage_many(out, engine.size, writable=True)
+    if sources[0].dtype is not targets[0].dtype:
+        raise ValueError(f"all_to_all: x has {_text(sources[0])}, out {_text(targets[0])}")
+    return _apart(sources, targets), targets
+
+
+def all_to_all_between(
+    engine: Engine,
+    sources: list[Staged],
+    targets: list[Staged],
+    out: Array | Sequence[Array],
+    algorithm: str | Schedule | None,
+    lengths: tuple[int, ...],
+) -> Call:
+    """An all_to_all of which both sides are known."""
+    if len(set(lengths)) == 1:  # an ordinary call, which needs no list of them
+        lengths = lengths[: engine.size]
+    request = _request(engine, Op.ALL_TO_ALL, sources[0], lengths, "sum", -1, algorithm)
+    call = engine.book.call(request)
     if len(sources) == 1 and len(targets) == 1:
         engine.remember_quick(Op.ALL_TO_ALL, sources[0], targets[0], "sum", -1, algorithm, call)
-    return engine.run(
+    return Call(
         call,
-        _memory(sources, engine.size),
-        _memory(targets, engine.size),
+        memory_of(sources, engine.size),
+        memory_of(targets, engine.size),
         out,
-        keep=(sources, targets),
-        async_op=async_op,
-        complete=_restoring(targets),
+        (sources, targets),
+        request,
+        _restoring(targets),
     )
 
 
-def _agree_on_lengths(
-    engine: Engine, sources: list[Staged], targets: list[Staged]
-) -> tuple[int, ...]:
-    """Bytes from each rank to each: the ranks tell each other, since nobody knows them all."""
-    size = engine.size
-    sent = [length for _, length in _memory(sources, size)]
-    wanted = [length for _, length in _memory(targets, size)]
-    mine = np.array([[int(sources[0].dtype)] * size, sent, wanted], np.int64)
-    table = gathering(engine, Op.ALL_GATHER, mine, None, -1, None, False).reshape(size, 3, size)
-    kinds = [DType(int(kind)).name.lower() for kind in table[:, 0, 0]]
-    for src, dst in np.ndindex(size, size):
-        if kinds[src] != kinds[dst] or table[src, 1, dst] != table[dst, 2, src]:
-            text = (
-                f"all_to_all: rank {src} sends {table[src, 1, dst]} bytes of {kinds[src]} to "
-                f"rank {dst}, which receives {table[dst, 2, src]} bytes of {kinds[dst]}"
-            )
-            engine.group.fail_mismatch(text)
-            raise MismatchError(text)
-    lengths = tuple(int(length) for length in table[:, 1, :].ravel())
-    # Equal ones are an ordinary call, which needs no list of them.
-    return lengths if len(set(lengths)) > 1 else lengths[:size]
+def _require_even(engine: Engine, op: Op, pieces: list[Staged], name: str) -> None:
+    """Only the root sees that its pieces differ, but all ranks must know."""
+    if len({piece.located[1] for piece in pieces}) > 1:
+        counts = [piece.count for piece in pieces]
+        engine.disagree(
+            f"{op}: the pieces of {name} on root {engine.rank} have {counts} elements, but {op} "
+            f"moves pieces of one length: for others call {op}_v on all ranks"
+        )
 
 
 # ---- small helpers
@@ -321,7 +332,8 @@ def _stage_many(x: Array | Sequence[Array], ranks: int, *, writable: bool) -> li
     return [stage(x, writable=writable)]
 
 
-def _memory(staged: list[Staged], ranks: int) -> Memory:
+def memory_of(staged: list[Staged], ranks: int) -> Memory:
+    """Where the piece of each rank is."""
     if len(staged) == 1:
         return _shares(staged[0].located, ranks)
     return [piece.located[:2] for piece in staged]
@@ -335,7 +347,7 @@ def _shares(located: Located, ranks: int) -> Memory:
 def _lengths(staged: list[Staged], ranks: int, name: str) -> tuple[int, ...]:
     if len(staged) == 1 and staged[0].count % ranks:
         raise ValueError(f"{name} has {_text(staged[0])}: no equal shares for {ranks} ranks")
-    return tuple(length for _, length in _memory(staged, ranks))
+    return tuple(length for _, length in memory_of(staged, ranks))
 
 
 def share_of(x: Array | Sequence[Array], ranks: int, rank: int) -> Array:
@@ -350,18 +362,30 @@ def share_of(x: Array | Sequence[Array], ranks: int, rank: int) -> Array:
 
 def _apart(sources: list[Staged], targets: list[Staged]) -> list[Staged]:
     """Copies of sources that the results would overwrite before they are sent."""
-    if not any(overlap(s.located, t.located) for s in sources for t in targets):
+    if not overlap(_hull(sources), _hull(targets)) or not any(
+        overlap(s.located, t.located) for s in sources for t in targets
+    ):
         return sources
     return [stage(duplicate(source.array), writable=False) for source in sources]
+
+
+def _hull(staged: list[Staged]) -> Located:
+    """The memory from the first to the last of several."""
+    start = min(each.located[0] for each in staged)
+    return start, max(sum(each.located[:2]) for each in staged) - start, staged[0].located[2]
 
 
 def _assigning(target: Array, value: Array) -> Callable[[], None]:
     return lambda: assign(target, value)
 
 
-def _restoring(targets: list[Staged]) -> Callable[[], None]:
+def _restoring(targets: list[Staged]) -> Callable[[], None] | None:
+    copied = [target for target in targets if target.copy is not None]
+    if not copied:
+        return None
+
     def restore() -> None:
-        for target in targets:
+        for target in copied:
             target.restore()
 
     return restore

@@ -1,10 +1,11 @@
-"""A call under way."""
+"""Calls under way."""
 
 from __future__ import annotations
 
 import threading
+import time
 from abc import ABC, abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from unisono import errors, native
@@ -28,10 +29,11 @@ def _exception(found: tuple[int, str] | None) -> errors.UnisonoError | None:
 class Work(ABC):
     """The handle of an asynchronous call. The arrays belong to the call until it is complete."""
 
-    def __init__(self, result: Any, complete: Callable[[], None] | None = None) -> None:
+    def __init__(self, finish: Callable[[], Any] | None, result: Any = None) -> None:
+        """`finish`, where there is one, is called once after the end, and returns the result."""
+        self._finish = finish
         self._result = result
-        self._complete = complete
-        self._lock = threading.Lock() if complete is not None else None
+        self._lock = threading.Lock() if finish is not None else None
 
     @abstractmethod
     def _wait_native(self, timeout_s: float | None) -> bool:
@@ -55,9 +57,9 @@ class Work(ABC):
             raise TimeoutError(f"the call is still under way after {timeout_s:g} s")
         if self._lock is not None:
             with self._lock:  # whichever thread comes second finds the result in its place
-                if self._complete is not None:
-                    self._complete()
-                    self._complete = None
+                if self._finish is not None:
+                    self._result = self._finish()
+                    self._finish = None
         return self._result
 
     def result(self) -> Any:
@@ -66,7 +68,7 @@ class Work(ABC):
 
 
 class CollectiveWork(Work):
-    """A collective under way."""
+    """A collective under way. `keep` holds its memory."""
 
     def __init__(
         self,
@@ -74,9 +76,9 @@ class CollectiveWork(Work):
         job: native.Job,
         keep: object,
         result: Any,
-        complete: Callable[[], None] | None = None,
+        finish: Callable[[], Any] | None = None,
     ) -> None:
-        super().__init__(result, complete)
+        super().__init__(finish, result)
         self._group = group
         self._job = job
         self.keep = keep
@@ -104,10 +106,11 @@ class UnderWay:
         job: native.Job,
         keep: object,
         result: Any,
-        complete: Callable[[], None] | None = None,
+        finish: Callable[[], Any] | None = None,
     ) -> CollectiveWork:
-        """The work of a collective that was begun; `keep` is its memory."""
-        work = CollectiveWork(self._group, job, keep, result, complete)
+        """The work of a collective that was begun; `keep` is its memory, `result` what `finish`
+        need not find."""
+        work = CollectiveWork(self._group, job, keep, result, finish)
         if not job.done():
             self.keep(work)
         return work
@@ -124,18 +127,17 @@ class UnderWay:
 
 
 class MessageWork(Work):
-    """A send or receive under way."""
+    """A send or receive under way. `keep` holds its memory."""
 
     def __init__(
         self,
         group: native.Group,
         parcel: native.Parcel,
         keep: object,
-        result: Any,
         timeout_s: float,
-        complete: Callable[[], None] | None = None,
+        finish: Callable[[], Any],
     ) -> None:
-        super().__init__(result, complete)
+        super().__init__(finish)
         self._group = group
         self._parcel = parcel
         self._timeout_s = timeout_s
@@ -154,3 +156,28 @@ class MessageWork(Work):
     def source_rank(self) -> int:
         """The rank that the message came from, once it has come."""
         return self._parcel.source()
+
+
+class JoinedWork(Work):
+    """Several calls under way as one."""
+
+    def __init__(self, works: Sequence[Work], finish: Callable[[], Any]) -> None:
+        super().__init__(finish)
+        self.works = works
+
+    def _wait_native(self, timeout_s: float | None) -> bool:
+        until = None if timeout_s is None else time.monotonic() + timeout_s
+        for work in self.works:
+            left_s = None if until is None else max(until - time.monotonic(), 0.0)
+            if not work._wait_native(left_s):
+                return False
+        for work in self.works:
+            work.wait()
+        return True
+
+    def is_completed(self) -> bool:
+        return all(work.is_completed() for work in self.works)
+
+    def exception(self) -> Exception | None:
+        found = (work.exception() for work in self.works)
+        return next((error for error in found if error is not None), None)

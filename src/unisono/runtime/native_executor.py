@@ -15,6 +15,8 @@ from unisono.types import DType, Op, ReduceOp, StorePolicy
 OP_CODES = {op: code for code, op in enumerate(Op)}
 _LEAST_BLOCK_BYTES, _MOST_BLOCK_BYTES = 32 << 10, 256 << 10
 _MOST_ADOPTED = 256
+UNTOLD = (1 << 64) - 1
+"""The count of a call in which the ranks tell each other how much they have."""
 _BLOCK_UNIT_BYTES = 4096  # a whole number of elements of every type, and of cache lines
 
 
@@ -65,6 +67,8 @@ class Arguments:
     lengths: tuple[int, ...] = ()
     caller_dtype: DType | None = None
     """The type of the caller's elements, where `dtype` is that of a wider copy."""
+    others: tuple[int, ...] = ()
+    """Whatever else must be equal."""
 
 
 class NativeExecutor:
@@ -132,7 +136,7 @@ class NativeExecutor:
         self, plan: LoadedPlan, args: Arguments, *, piece_bytes: int = 0
     ) -> native.Prepared:
         """A call that lacks nothing but memory; `piece_bytes` is the length of equal pieces."""
-        agreed = f"{plan.name}/{plan.block_bytes}/{args.lengths}".encode()
+        agreed = f"{plan.name}/{plan.block_bytes}/{args.lengths}/{args.others}".encode()
         return native.Prepared(
             plan=plan.native,
             op=OP_CODES[args.op],

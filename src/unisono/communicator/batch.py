@@ -1,0 +1,342 @@
+"""A batch: calls that are recorded first and then begun together.
+
+Since all are known before the first begins, messages may be given in any order without deadlock,
+and small all_reduces of one kind travel as one. Which ones do follows from what the ranks must
+agree on anyway, so that all ranks decide alike.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from types import TracebackType
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from unisono import native
+from unisono.communicator.arrays import locate
+from unisono.communicator.calls import Request
+from unisono.communicator.engine import Call, Engine, Later, Memory, Message
+from unisono.communicator.work import JoinedWork, MessageWork, Work
+from unisono.errors import AbortedError, UnisonoError, UnsupportedError
+from unisono.runtime.native_executor import OP_CODES
+from unisono.types import Op, ReduceOp
+
+_MOST_PACKED_BYTES = 32 << 10  # above, a copy costs more than the exchange that it spares
+_ALL_REDUCE = OP_CODES[Op.ALL_REDUCE]
+_REDUCTIONS = {op.name.lower(): op for op in ReduceOp}
+
+
+class BatchedWork(Work):
+    """The handle of one call of a batch; of use once the block has ended."""
+
+    def __init__(self, finish: Callable[[], Any] | None = None) -> None:
+        """`finish` ends this one of several calls that travel as one."""
+        super().__init__(self._outcome)
+        self._own_finish = finish
+        self._bound: Work | None = None
+        self._cancelled: UnisonoError | None = None
+
+    def bind(self, work: Work) -> None:
+        """The call has begun."""
+        self._bound = work
+
+    def cancel(self, error: UnisonoError) -> None:
+        """The call will not begin, unless it has."""
+        if self._bound is None:
+            self._cancelled = error
+
+    def _begun(self) -> Work:
+        if self._cancelled is not None:
+            raise self._cancelled
+        if self._bound is None:
+            raise UnisonoError("this call belongs to a batch: wait for it after the block")
+        return self._bound
+
+    def _outcome(self) -> Any:
+        result = self._begun().wait()
+        return result if self._own_finish is None else self._own_finish()
+
+    def _wait_native(self, timeout_s: float | None) -> bool:
+        return self._begun()._wait_native(timeout_s)
+
+    def is_completed(self) -> bool:
+        return self._cancelled is not None or (
+            self._bound is not None and self._bound.is_completed()
+        )
+
+    def exception(self) -> Exception | None:
+        return self._cancelled or (None if self._bound is None else self._bound.exception())
+
+    def source_rank(self) -> int:
+        """The rank that a received message came from, once it has come."""
+        work = self._begun()
+        if not isinstance(work, MessageWork):
+            raise UnsupportedError("only the receive of one message has a source")
+        return work.source_rank()
+
+
+class _Delivery(NamedTuple):
+    """Messages that one method exchanges."""
+
+    messages: Sequence[Message]
+    result: Any
+    handle: BatchedWork
+
+
+class _Single(NamedTuple):
+    """A collective that travels alone."""
+
+    call: Call
+    handles: Sequence[BatchedWork]
+
+    def ready(self, engine: Engine) -> Call:
+        """The call to begin."""
+        return self.call
+
+    def spans(self) -> Iterator[tuple[int, int, bool]]:
+        """Start, end, whether written, of all memory that is known to be touched."""
+        if self.call.then is not None:
+            return
+        # Where both are the same list, the result may belong elsewhere, or be nowhere.
+        written = self.call.outputs if self.call.outputs is not self.call.inputs else []
+        yield from ((at, at + nbytes, False) for at, nbytes in self.call.inputs)
+        yield from ((at, at + nbytes, True) for at, nbytes in written)
+
+
+class _Pack:
+    """Small all_reduces of one kind."""
+
+    def __init__(self, request: Request) -> None:
+        self.handles: list[BatchedWork] = []
+        self._request = request
+        self._memory: Memory = []
+        self._keep: list[object] = []
+
+    def add(self, memory: tuple[int, int], keep: object) -> None:
+        """One array more."""
+        self._memory.append(memory)
+        self._keep.append(keep)
+
+    def ready(self, engine: Engine) -> Call:
+        """All as one call."""
+        memory, keep = self._memory, self._keep
+        if len(memory) == 1:
+            return Call(engine.book.call(self._request), memory, memory, None, keep)
+        lengths = tuple(nbytes for _, nbytes in memory)
+        room = np.empty(sum(lengths), np.uint8)
+        address = room.ctypes.data
+        native.pack(memory, address)
+        request = self._request._replace(lengths=(room.nbytes,), packed=lengths)
+        if engine.book.widens(request):  # what each of them alone needs not
+            small = engine.book.choose(request.op, self._request.lengths[0])
+            request = request._replace(algorithm=small.plan.name)
+        return Call(
+            engine.book.call(request),
+            [(address, room.nbytes)],
+            [(address, room.nbytes)],
+            None,
+            (room, keep),
+            complete=lambda: native.unpack(address, memory),
+        )
+
+    def spans(self) -> list[tuple[int, int, bool]]:
+        """Start, end, whether written, of all memory."""
+        return [(at, at + nbytes, True) for at, nbytes in self._memory]
+
+
+class Batch(JoinedWork):
+    """A `with` block whose calls begin together at its end; then the `Work` of all of them."""
+
+    def __init__(self, engine: Engine, async_op: bool) -> None:
+        super().__init__([], lambda: None)
+        self._engine = engine
+        self._async_op = async_op
+        self._thread = 0
+        self._usual_quick = engine.quick
+        self._deliveries: list[_Delivery] = []
+        self._calls: list[_Single | _Pack] = []
+        self._packs: dict[tuple[int, ...], _Pack] = {}
+        self._looks: dict[tuple[int, int, ReduceOp], _Pack] = {}  # by bytes, type, reduction
+        self._begun = False
+
+    # ---- the block
+
+    def __enter__(self) -> Batch:
+        engine = self._engine
+        if engine.recorder is not None:
+            raise UnsupportedError("a batch is open already: batches do not nest")
+        if self._thread:
+            raise UnsupportedError("this batch was used before: call batch() again")
+        self._thread = threading.get_ident()
+        self._usual_quick, engine.quick = engine.quick, self._record_quick
+        engine.recorder = self
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self._engine.recorder = None
+        self._engine.quick = self._usual_quick
+        if error is not None:
+            self._cancel(error)
+            return
+        try:
+            self._begin()
+        except BaseException as failure:
+            self._cancel(failure)
+            raise
+        if not self._async_op:
+            self.wait()
+
+    def _begin(self) -> None:
+        self._require_apart()
+        engine = self._engine
+        calls = [entry.ready(engine) for entry in self._calls]  # what is wrong is found before
+        works = engine.post([m for delivery in self._deliveries for m in delivery.messages])
+        if self._async_op or self._calls:
+            engine.carry_on(works)
+        handles, rest = [], iter(works)
+        for messages, result, handle in self._deliveries:
+            own = [next(rest) for _ in messages]
+            handle.bind(own[0] if len(own) == 1 else _joined(own, result))
+            handles.append(handle)
+        begun: list[Work] = []
+        for entry, call in zip(self._calls, calls, strict=True):
+            work = engine.begin(call)
+            begun.append(work)
+            for handle in entry.handles:
+                handle.bind(work)
+                handles.append(handle)
+        self.works, self._begun = [*begun, *handles], True
+
+    def _require_apart(self) -> None:
+        """Raises `ValueError` where one call writes what another one touches."""
+        spans = [
+            (*span, number) for number, entry in enumerate(self._calls) for span in (entry.spans())
+        ]
+        for number, delivery in enumerate(self._deliveries, len(self._calls)):
+            for message in delivery.messages:
+                at, nbytes, _ = message.staged.located
+                spans.append((at, at + nbytes, not message.sends, number))
+        reach = (0, 0, False, -1)  # what extends furthest so far
+        for span in sorted(spans):
+            start, end, written, number = span
+            shared = start < min(end, reach[1]) and (written or reach[2])
+            if shared and (number != reach[3] or isinstance(self._owner(number), _Pack)):
+                raise ValueError(
+                    "two calls of the batch share memory that one of them writes, but they have no "
+                    "order: make two batches of them"
+                )
+            if end > reach[1]:
+                reach = span
+
+    def _owner(self, number: int) -> object:
+        return self._calls[number] if number < len(self._calls) else None
+
+    def _cancel(self, why: BaseException) -> None:
+        error = AbortedError(f"the batch was cancelled on this rank by {type(why).__name__}: {why}")
+        cancelled = BatchedWork()
+        handles = [cancelled, *(delivery.handle for delivery in self._deliveries)]
+        handles += [handle for entry in self._calls for handle in entry.handles]
+        for handle in handles:
+            handle.cancel(error)
+        self.works, self._begun = [cancelled], True
+
+    # ---- afterwards
+
+    def _wait_native(self, timeout_s: float | None) -> bool:
+        if not self._begun:
+            raise UnisonoError("the calls of a batch begin at the end of its block: wait after it")
+        return super()._wait_native(timeout_s)
+
+    def is_completed(self) -> bool:
+        return self._begun and super().is_completed()
+
+    # ---- recording
+
+    def takes(self) -> bool:
+        """Whether calls of this thread belong to the batch."""
+        return threading.get_ident() == self._thread
+
+    def _record_quick(
+        self,
+        op: int,
+        x: Any,
+        out: Any,
+        reduction: Any,
+        root: int,
+        algorithm: object,
+        async_op: bool,
+    ) -> Any:
+        """An all_reduce that looks like one before it; None sends the others the way that checks
+        everything."""
+        if threading.get_ident() != self._thread:
+            return self._usual_quick(op, x, out, reduction, root, algorithm, async_op)
+        if op != _ALL_REDUCE or algorithm is not None or async_op or type(reduction) is not str:
+            return None
+        located = locate(x, writable=True)
+        if located is None:
+            return None
+        look = located[1], located[2], _REDUCTIONS.get(reduction)
+        pack = self._looks.get(look)  # type: ignore[arg-type]
+        if pack is None:
+            return None
+        pack.add(located[:2], x)
+        return x
+
+    def add_call(self, call: Call, async_op: bool) -> Any:
+        """Records a collective."""
+        if isinstance(call.result, Later) and not async_op:
+            raise UnsupportedError(
+                "inside a batch, a call whose result depends on what other ranks send needs their "
+                "counts, or async_op=True"
+            )
+        pack = self._pack_for(call.request)
+        if pack is None:
+            handle = BatchedWork()
+            self._calls.append(_Single(call, [handle]))
+        else:
+            handle = BatchedWork(call.finish)
+            pack.add(call.outputs[0], call)
+            pack.handles.append(handle)
+            self._learn(call, pack)
+        return handle if async_op else call.result
+
+    def _learn(self, call: Call, pack: _Pack) -> None:
+        """Lets the next such call skip all checks; only where nothing was copied."""
+        request = call.request
+        if request is not None and call.complete is None and request.caller_dtype is None:
+            self._looks[request.lengths[0], request.dtype, request.reduction] = pack
+
+    def _pack_for(self, request: Request | None) -> _Pack | None:
+        """Where an all_reduce belongs that is small enough to be packed."""
+        if (
+            request is None
+            or request.op is not Op.ALL_REDUCE
+            or request.algorithm is not None
+            or request.lengths[0] > _MOST_PACKED_BYTES
+        ):
+            return None
+        key: tuple[int, ...] = (request.dtype, request.reduction)
+        if request.caller_dtype is not None:
+            key += (request.caller_dtype,)
+        found = self._packs.get(key)
+        if found is None:
+            found = self._packs[key] = _Pack(request)
+            self._calls.append(found)
+        return found
+
+    def add_messages(self, messages: Sequence[Message], result: Any, async_op: bool) -> Any:
+        """Records sends and receives."""
+        handle = BatchedWork()
+        self._deliveries.append(_Delivery(messages, result, handle))
+        return handle if async_op else result
+
+
+def _joined(works: Sequence[Work], result: Any) -> JoinedWork:
+    return JoinedWork(works, lambda: result)

@@ -1,0 +1,110 @@
+"""Ranks that cannot know how much comes tell each other first, within the same call.
+
+The numbers go round in a small all_gather; what follows is made from them by whatever thread drives
+the calls, with no other call in between. So an asynchronous call returns at once all the same, and
+all ranks see the same table: they find the same disagreement, or none.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from unisono.communicator.engine import Call, Engine, Later, Ready
+from unisono.communicator.rows import ANY, Rows, Table
+from unisono.schedule import Schedule
+from unisono.types import Op
+
+
+class Told(NamedTuple):
+    """What a rank tells: rows to and from each rank, rows that it has, rows that it has room for.
+
+    Each may be `ANY`, but not the rows to a rank on both sides.
+    """
+
+    gives: list[int]
+    takes: list[int]
+    has: int = ANY
+    room: int = ANY
+
+
+def negotiated(
+    engine: Engine,
+    op: Op,
+    row: Rows,
+    root: int,
+    algorithm: str | Schedule | None,
+    told: Told,
+    proceed: Callable[[Table], Call],
+    result: Any = None,
+) -> Call:
+    """The call that `proceed` makes, once all have told each other.
+
+    `row` is what the numbers count; `result` is that of the call where it is known before, else a
+    `Later`. Raises what `CallBook.check_uneven` does.
+    """
+    engine.book.check_uneven(op, root, algorithm)
+    mine = np.array([*told.gives, *told.takes, told.has, told.room], np.int64)
+    everything = np.empty((engine.size, mine.size), np.int64)
+    where = [(each.ctypes.data, mine.nbytes) for each in everything]
+    telling = Call(
+        engine.book.telling(op, row.dtype, root, row.nbytes, mine.nbytes),
+        [(mine.ctypes.data, mine.nbytes)],
+        where,
+        None,
+        (mine, everything),
+    )
+    return followed(telling, lambda: proceed(_agreed(engine, op, row, everything)), result)
+
+
+def followed(first: Call, proceed: Callable[[], Call], result: Any) -> Call:
+    """`first`, and at once what `proceed` makes of what it brought: one call to the program.
+
+    What `proceed` raises ends the group on all ranks; whatever only this rank can find wrong should
+    be found before. `result` is as for `negotiated`.
+    """
+    made: list[Call] = []
+
+    def then() -> Ready:
+        call = proceed()
+        made.append(call)
+        return call.prepared, call.inputs, call.outputs
+
+    def complete() -> None:
+        outcome = made[0].finish()
+        if isinstance(result, Later):
+            result.value = outcome
+
+    keep = first.keep, made
+    return Call(first.prepared, first.inputs, first.outputs, result, keep, None, complete, then)
+
+
+def _agreed(engine: Engine, op: Op, row: Rows, everything: Table) -> Table:
+    """Who sends how much to whom; `MismatchError` on all ranks if two of them disagree."""
+    n = engine.size
+    gives, takes = everything[:, :n], everything[:, n : 2 * n].T
+    sent = np.where(gives == ANY, takes, gives)
+    kind = row.dtype.name.lower()
+    for src, dst in np.argwhere((takes != ANY) & (takes != sent)):
+        engine.disagree(
+            f"{op}: rank {src} sends {_text(sent[src, dst], row)} of {kind} to rank {dst}, which "
+            f"receives {_text(takes[src, dst], row)}"
+        )
+    has, room = everything[:, 2 * n], everything[:, 2 * n + 1]
+    for rank in np.flatnonzero((has != ANY) & (has != sent.sum(axis=1))):
+        engine.disagree(
+            f"{op}: x of rank {rank} has {_text(has[rank], row)} of {kind}, but the others "
+            f"receive {_text(sent[rank].sum(), row)}"
+        )
+    for rank in np.flatnonzero((room != ANY) & (room != sent.sum(axis=0))):
+        engine.disagree(
+            f"{op}: out of rank {rank} has {_text(room[rank], row)}, but the others send "
+            f"{_text(sent[:, rank].sum(), row)} of {kind}"
+        )
+    return sent
+
+
+def _text(count: np.int64, row: Rows) -> str:
+    return f"{count} {'rows' if row.shape else 'elements'} ({count * row.nbytes} bytes)"

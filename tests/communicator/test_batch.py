@@ -1,0 +1,380 @@
+"""Batches: any order without deadlock, small reductions as one, clean ends when something fails."""
+
+from __future__ import annotations
+
+import re
+import signal
+import threading
+import time
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from ranks import Me, Processes, Threads
+from unisono import AbortedError, Communicator, MismatchError, UnisonoError, UnsupportedError
+
+World = Callable[[int], Threads]
+
+RANKS = [1, 2, 3, 4, 5, 6, 7, 8, 9, 13, 16]
+BEYOND_THE_MAILBOX = 1_000_000
+
+
+@pytest.mark.parametrize("async_op", [False, True])
+def test_both_sides_send_first_more_than_a_mailbox_holds(async_op: bool, threads: World) -> None:
+    def check(comm: Communicator) -> None:
+        other = 1 - comm.rank
+        x = np.full(BEYOND_THE_MAILBOX, comm.rank)
+        out = np.full((3, BEYOND_THE_MAILBOX), -1)
+        with comm.batch(async_op=async_op) as batch:
+            for tag in (0, 1):
+                assert comm.send(x, other, tag) is None
+            assert comm.send(x + 10, other, 2) is None
+            for tag in (2, 0, 1):
+                assert comm.recv(out[tag], other, tag) == other
+            assert (out == -1).all()
+        batch.wait()
+        assert batch.is_completed()
+        assert batch.exception() is None
+        assert (out == np.array([other, other, other + 10])[:, None]).all()
+
+    threads(2).run(check)
+
+
+@pytest.mark.parametrize("ranks", RANKS)
+def test_everything_at_once(ranks: int, threads: World) -> None:
+    def check(comm: Communicator, async_op: bool) -> None:
+        me, n = comm.rank, comm.size
+        sums = [np.full(k, me + k) for k in (1, 0, 7, 100)]
+        halves = np.full((3, 4), me, np.float32)[:, ::2]  # packed from a copy
+        many = np.full(20_000, me)
+        got = np.zeros((n, 3), np.int64)
+        with comm.batch(async_op=async_op) as batch:
+            for dst in range(n):
+                comm.send(np.full(3, 100 * me + dst), dst)
+            for x in sums[:2]:
+                assert comm.all_reduce(x) is x
+            gathered = comm.all_gather(np.full(2, me))
+            comm.all_reduce(halves, "max")
+            largest = comm.all_reduce(np.array([me]), "max", async_op=True)
+            for src in reversed(range(n)):
+                comm.recv(got[src], src)
+            for x in sums[2:]:
+                comm.all_reduce(x)
+            comm.all_reduce(many)
+            uneven = comm.all_to_all_v(np.arange(me * n), [me] * n, async_op=True)
+            comm.barrier()
+        assert batch.wait() is None
+        for k, x in zip((1, 0, 7, 100), sums, strict=True):
+            assert (x == n * (n - 1) // 2 + n * k).all()
+        assert (halves == n - 1).all()
+        assert (many == n * (n - 1) // 2).all()
+        assert largest.wait().tolist() == [n - 1]
+        assert gathered.tolist() == np.repeat(range(n), 2).tolist()
+        assert (got == (100 * np.arange(n) + me)[:, None]).all()
+        assert uneven.result().size == n * (n - 1) // 2
+
+    for async_op in (False, True):
+        threads(ranks).run(check, async_op)
+
+
+@settings(
+    max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+)
+@given(data=st.data())
+def test_packing_changes_no_bit(data: st.DataObject, threads: World) -> None:
+    ranks = data.draw(st.integers(1, 4))
+    kind = st.tuples(
+        st.sampled_from([0, 1, 3, 500, 4096, 8193, 20_000]),
+        st.sampled_from(["float32", "float16", "int64", "uint8"]),
+        st.sampled_from(["sum", "max", "prod", "avg"]),
+        st.sampled_from(["plain", "strided", "later", "direct"]),
+    )
+    calls = data.draw(st.lists(kind, max_size=12))
+    rng = np.random.default_rng(len(calls))
+    rows = [(rng.normal(size=(ranks, count)) * 9).astype(dtype) for count, dtype, _, _ in calls]
+
+    def check(comm: Communicator) -> None:
+        alone, together = [], []
+        for (_, _, op, _), each in zip(calls, rows, strict=True):
+            alone.append(comm.all_reduce(each[comm.rank].copy(), op))
+        before = comm._group.calls
+        with comm.batch():
+            for (_, _, op, how), each in zip(calls, rows, strict=True):
+                x = each[comm.rank].copy()
+                if how == "strided" and comm.rank % 2:  # the others' choice does not depend on it
+                    x = np.repeat(x, 2)[::2]
+                together.append(x)
+                algorithm = "direct" if how == "direct" else None
+                comm.all_reduce(x, op, algorithm=algorithm, async_op=how == "later")
+        packed = {
+            (dtype, op)
+            for (count, dtype, op, how), each in zip(calls, rows, strict=True)
+            if each[0].nbytes <= 32 << 10 and how != "direct"
+        }
+        others = sum(
+            each[0].nbytes > 32 << 10 or how == "direct"
+            for (_, _, _, how), each in zip(calls, rows, strict=True)
+        )
+        assert comm._group.calls - before == len(packed) + others
+        for one, other in zip(alone, together, strict=True):
+            assert one.tobytes() == other.tobytes()
+
+    threads(ranks).run(check)
+
+
+def test_many_small_reductions_are_one_exchange(threads: World) -> None:
+    def check(comm: Communicator) -> None:
+        arrays = [np.full(256, comm.rank + k, np.float32) for k in range(64)]
+        before = comm._group.calls
+        with comm.batch():
+            for x in arrays:
+                comm.all_reduce(x)
+        assert comm._group.calls == before + 1
+        assert all((x == 3 + 3 * k).all() for k, x in enumerate(arrays))
+
+    threads(3).run(check)
+
+
+def test_tensors_in_a_batch(threads: World) -> None:
+    torch = pytest.importorskip("torch")
+
+    def check(comm: Communicator) -> None:
+        x, y = torch.full((5,), float(comm.rank)), torch.ones(4, 6).t()
+        z = torch.zeros(3)
+        with comm.batch():
+            comm.all_reduce(x)
+            comm.all_reduce(y)
+            comm.send(torch.full((3,), float(comm.rank)), 1 - comm.rank)
+            comm.recv(z, 1 - comm.rank)
+        assert x.tolist() == [1.0] * 5
+        assert (y == 2).all()
+        assert z.tolist() == [1.0 - comm.rank] * 3
+
+    threads(2).run(check)
+
+
+def test_a_receive_from_anybody(threads: World) -> None:
+    def check(comm: Communicator) -> None:
+        out = np.zeros(1, np.int64)
+        if comm.rank:
+            comm.send(np.array([comm.rank]), 0, 5)
+            return
+        with comm.batch():
+            with pytest.raises(UnsupportedError, match="needs async_op=True"):
+                comm.recv(out, tag=5)
+            works = [comm.recv(out, tag=5, async_op=True)]
+            with pytest.raises(UnisonoError, match="wait for it after the block"):
+                works[0].wait()
+            assert not works[0].is_completed()
+        assert works[0].wait() is out
+        assert works[0].source_rank() == out[0]
+        with comm.batch():
+            works.append(comm.recv(out, tag=5, async_op=True))
+        assert {work.source_rank() for work in works} == {1, 2}
+
+    threads(3).run(check)
+
+
+def test_neighbours_in_a_batch(threads: World) -> None:
+    def check(comm: Communicator) -> None:
+        me, n = comm.rank, comm.size
+        right, left = (me + 1) % n, (me - 1) % n
+        out = np.zeros(4, np.int64)
+        with comm.batch():
+            found = comm.neighbor_exchange(np.array([me, -me]), [left, right], None, [right, left])
+            comm.sendrecv(np.full(4, me), right, out, left, tag=1)
+        assert found.tolist() == [right, -left]
+        assert (out == left).all()
+
+    threads(4).run(check)
+
+
+def test_what_is_refused(threads: World) -> None:
+    def check(comm: Communicator) -> None:
+        x = np.ones(3)
+        with comm.batch() as batch:
+            with pytest.raises(UnsupportedError, match="do not nest"), comm.batch():
+                pass
+            with pytest.raises(UnsupportedError, match="split is not possible inside a batch"):
+                comm.split(0)
+            with pytest.raises(UnsupportedError, match="needs their counts, or async_op=True"):
+                comm.all_gather_v(x)
+            with pytest.raises(UnsupportedError, match="no reduction 'mean'"):
+                comm.all_reduce(x, "mean")
+            with pytest.raises(UnisonoError, match="wait after it"):
+                batch.wait()
+            assert not batch.is_completed()
+            comm.all_reduce(x)
+        with pytest.raises(UnsupportedError, match="used before"), batch:
+            pass
+        assert x.tolist() == [2] * 3
+
+    threads(2).run(check)
+
+
+@pytest.mark.parametrize(
+    "calls",
+    [
+        lambda c, x: (c.all_reduce(x), c.all_reduce(x)),
+        lambda c, x: (c.all_reduce(x[:60]), c.send(x[50:], 0)),
+        lambda c, x: (c.all_gather(x[:2], x[10:14]), c.recv(x[13:], 0)),
+        lambda c, x: (c.recv(x, 0), c.all_to_all(x.copy(), x)),
+    ],
+)
+def test_calls_that_would_depend_on_each_other(
+    calls: Callable[[Communicator, Any], Any], threads: World
+) -> None:
+    def check(comm: Communicator) -> None:
+        x = np.ones(100)
+        batch = comm.batch()
+        with pytest.raises(ValueError, match="share memory that one of them writes"), batch:
+            calls(comm, x)
+        with pytest.raises(AbortedError, match="cancelled on this rank by ValueError"):
+            batch.wait()
+        with comm.batch():  # reading twice is well
+            for dst in range(2):
+                comm.send(x, dst)
+            comm.recv(np.zeros(100), 0)
+            comm.recv(np.zeros(100), 1)
+            y = comm.all_gather(x)
+        assert y.size == 200
+
+    threads(2).run(check)
+
+
+def test_a_block_that_raises_begins_nothing(threads: World) -> None:
+    def check(comm: Communicator) -> None:
+        x = np.ones(3)
+        before = comm._group.calls
+        batch = comm.batch()
+        with pytest.raises(ZeroDivisionError), batch:
+            comm.send(x, 1 - comm.rank)
+            works = [comm.all_reduce(x, async_op=True), comm.barrier(async_op=True)]
+            works.append(comm.recv(x, 1 - comm.rank, async_op=True))
+            _ = 1 // 0
+        assert comm._group.calls == before
+        for work in [*works, batch]:
+            assert work.is_completed()
+            assert isinstance(work.exception(), AbortedError)
+            with pytest.raises(AbortedError, match="by ZeroDivisionError: integer division"):
+                work.wait()
+        assert x.tolist() == [1] * 3
+        assert comm.all_reduce(x).tolist() == [2] * 3  # the communicator is as before
+
+    threads(2).run(check)
+
+
+def test_other_threads_are_not_recorded(threads: World) -> None:
+    def check(comm: Communicator) -> None:
+        x, y = np.ones(4), np.ones(4)
+        comm.all_reduce(y.copy())
+        with comm.batch():
+            comm.all_reduce(x)
+            thread = threading.Thread(target=comm.all_reduce, args=(y,))
+            thread.start()
+            thread.join(20)
+            assert y.tolist() == [2] * 4
+            assert x.tolist() == [1] * 4
+        assert x.tolist() == [2] * 4
+
+    threads(2).run(check)
+
+
+def test_a_wait_with_a_timeout(threads: World) -> None:
+    go = threading.Event()
+
+    def check(comm: Communicator) -> None:
+        x, out = np.ones(3), np.zeros(2)
+        if comm.rank:
+            go.wait(20)
+        with comm.batch(async_op=True) as batch:
+            work = comm.all_reduce(x, async_op=True)
+            comm.sendrecv(np.ones(2), 1 - comm.rank, out, 1 - comm.rank)
+        if comm.rank == 0:
+            for handle in (batch, work):
+                with pytest.raises(TimeoutError, match="still under way"):
+                    handle.wait(0.05)
+                assert not handle.is_completed()
+            go.set()
+        batch.wait(20)
+        assert work.wait() is x
+        assert (x.tolist(), out.tolist()) == ([2] * 3, [1] * 2)
+
+    threads(2).run(check)
+
+
+# ---- failures
+
+
+@pytest.mark.parametrize(
+    ("calls", "text"),
+    [
+        (
+            lambda c: [c.all_reduce(np.ones(k)) for k in ((3, 5) if c.rank else (5, 3))],
+            r"lengths of the pieces",
+        ),
+        (
+            lambda c: [c.all_reduce(np.ones(3)) for _ in range(1 + c.rank)],
+            r"rank 0 called all_reduce\(sum, float64\[3\]\), rank 1 called .*float64\[6\]",
+        ),
+        (
+            lambda c: (c.send(np.ones(3), 1 - c.rank), c.recv(np.ones(3 + c.rank), 1 - c.rank)),
+            r"rank 0 sent 24 bytes.*rank 1 receives 32",
+        ),
+    ],
+)
+def test_ranks_that_disagree(calls: Callable[[Communicator], Any], text: str) -> None:
+    def check(comm: Communicator) -> float:
+        started = time.monotonic()
+        with pytest.raises(MismatchError) as caught:
+            with comm.batch():
+                calls(comm)
+            comm.barrier()
+        assert re.search(text, str(caught.value)), str(caught.value)
+        return time.monotonic() - started
+
+    with Threads(2) as world:
+        took = world.outcomes(check)
+    assert all(isinstance(seconds, float) for seconds in took), took
+    assert max(took) < 3
+
+
+def killed_in_a_batch(me: Me) -> None:
+    comm = me.join()
+    comm.barrier()
+    me.say("ready")
+    if me.rank == 1:
+        time.sleep(60)
+    x, out = np.ones(500_000), np.zeros(500_000)
+
+    def batch() -> None:
+        with comm.batch():
+            for peer in range(3):
+                if peer != me.rank:
+                    comm.send(x, peer)
+                    comm.recv(out if peer == 1 else out.copy(), peer)
+            if me.rank == 2:
+                comm.all_reduce(np.ones(3))
+
+    me.attempt("raised", batch)
+    me.attempt("again", comm.barrier)
+
+
+def test_a_peer_that_is_killed_in_a_batch_is_named() -> None:
+    with Processes(killed_in_a_batch, 3) as ranks:
+        ranks.wait_for("ready", range(3))
+        time.sleep(0.3)
+        pid = ranks.processes[1].pid
+        killed = ranks.signal(1, signal.SIGKILL)
+        raised = ranks.wait_for("raised", [0, 2])
+        again = ranks.wait_for("again", [0, 2])
+        for entry in raised + again:
+            assert entry["error"] == "PeerLostError"
+            assert entry["text"] == f"rank 1 (pid {pid}) is gone"
+        print(f"raised after {[round(entry['at'] - killed, 3) for entry in raised]} s")
+        assert max(entry["at"] - killed for entry in raised) < 3
+        assert ranks.exit_codes() == [0, -signal.SIGKILL, 0]

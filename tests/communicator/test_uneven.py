@@ -1,0 +1,409 @@
+"""The v forms give what NumPy says, whatever the counts; ranks that disagree are all told."""
+
+from __future__ import annotations
+
+import re
+import threading
+import time
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from ranks import Threads
+from unisono import Communicator, MismatchError, UnsupportedError, algorithms
+from unisono.errors import CommunicationError
+
+World = Callable[[int], Threads]
+
+RANKS = [1, 2, 3, 4, 5, 6, 7, 8, 9, 13, 16]
+SEVERAL_BLOCKS = 300_001
+
+
+def filled(rank: int, count: int, width: int | None, dtype: str = "int32") -> Any:
+    """Rows that tell the rank and their place."""
+    shape = (count,) if width is None else (count, width)
+    return (np.arange(np.prod(shape)).reshape(shape) + 1000 * rank).astype(dtype)
+
+
+def same(found: Any, expected: Any) -> None:
+    assert found.dtype == expected.dtype
+    np.testing.assert_array_equal(found, expected)
+
+
+def check_gathers(comm: Communicator, counts: list[int], width: int | None, told: bool) -> None:
+    me, n = comm.rank, comm.size
+    x = filled(me, counts[me], width)
+    every = [filled(r, counts[r], width) for r in range(n)]
+    given_counts = counts if told else None
+    same(comm.all_gather_v(x, given_counts), np.concatenate(every))
+    out = np.full_like(np.concatenate(every), -1)
+    assert comm.all_gather_v(x, given_counts, out) is out
+    same(out, np.concatenate(every))
+    listed = [np.full_like(piece, -1) for piece in every]
+    assert comm.all_gather_v(x, given_counts, listed) is listed
+    views = comm.all_gather_v(x, given_counts, pieces=True, async_op=True).wait()
+    for piece, other, expected in zip(listed, views, every, strict=True):
+        same(piece, expected)
+        same(other, expected)
+    root = n // 2
+    found = comm.gather_v(x, given_counts, root)
+    pieces = comm.gather_v(x, given_counts, root, pieces=True, async_op=True).wait()
+    if me == root:
+        same(found, np.concatenate(every))
+        assert [len(piece) for piece in pieces] == counts
+    else:
+        assert found is None
+        assert pieces is None
+
+
+def check_scatters(comm: Communicator, counts: list[int], width: int | None, told: bool) -> None:
+    me, n = comm.rank, comm.size
+    root = n // 2
+    whole = filled(7, sum(counts), width)
+    mine = np.split(whole, np.cumsum(counts)[:-1])[me]
+    out = np.full_like(mine, -1)
+    x = whole if me == root else None
+    assert comm.scatter_v(x, counts if told else None, root, out) is out
+    same(out, mine)
+    listed = np.split(whole, np.cumsum(counts)[:-1]) if me == root else None
+    where = None if me == root else np.full_like(mine, -1)
+    work = comm.scatter_v(listed, counts if told else None, root, where, async_op=True)
+    same(work.wait(), mine)
+    rows = np.stack([filled(r, sum(counts), width) for r in range(n)])
+    total = np.split(rows.sum(axis=0, dtype=rows.dtype), np.cumsum(counts)[:-1])[me]
+    same(comm.reduce_scatter_v(rows[me], counts), total)
+    assert comm.reduce_scatter_v(rows[me], counts, out, "max", async_op=True).wait() is out
+    same(out, np.split(rows.max(axis=0), np.cumsum(counts)[:-1])[me])
+
+
+def check_all_to_all(comm: Communicator, table: Any, width: int | None, told: bool) -> None:
+    me, n = comm.rank, comm.size
+    x = filled(me, table[me].sum(), width)
+    every = [np.split(filled(s, table[s].sum(), width), np.cumsum(table[s])[:-1]) for s in range(n)]
+    expected = [every[s][me] for s in range(n)]
+    sends = table if told else table[me].tolist()
+    same(comm.all_to_all_v(x, sends), np.concatenate(expected))
+    out = np.full_like(np.concatenate(expected), -1)
+    assert comm.all_to_all_v(x, sends, table[:, me], out) is out
+    same(out, np.concatenate(expected))
+    pieces = comm.all_to_all_v(x, sends, pieces=True, async_op=True).wait()
+    for piece, wanted in zip(pieces, expected, strict=True):
+        same(piece, wanted)
+
+
+@pytest.mark.parametrize("told", [False, True])
+@pytest.mark.parametrize("ranks", RANKS)
+def test_all_forms_on_any_number_of_ranks(ranks: int, told: bool, threads: World) -> None:
+    rng = np.random.default_rng(ranks)
+    some = [int(count) for count in rng.choice([0, 1, 5, 1000], ranks)]
+    one = [0] * (ranks - 1) + [70_001 if ranks < 9 else 3]
+    table = rng.choice([0, 0, 1, 6, 500], (ranks, ranks))
+
+    def check(comm: Communicator) -> None:
+        for counts in (some, one, [0] * ranks, [4] * ranks):
+            check_gathers(comm, counts, None, told)
+            check_scatters(comm, counts, None, told)
+        check_gathers(comm, some, 3, told)
+        check_scatters(comm, some, 3, told)
+        for width in (None, 2):
+            check_all_to_all(comm, table, width, told)
+        check_all_to_all(comm, np.zeros_like(table), None, told)
+        check_all_to_all(comm, np.full_like(table, 2), None, told)
+
+    threads(ranks).run(check)
+
+
+@settings(
+    max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+)
+@given(data=st.data())
+def test_any_counts(data: st.DataObject, threads: World) -> None:
+    ranks = data.draw(st.integers(1, 5))
+    count = st.one_of(st.integers(0, 9), st.sampled_from([127, 4096, 70_001]))
+    counts = data.draw(st.lists(count, min_size=ranks, max_size=ranks))
+    rows = st.lists(st.integers(0, 40), min_size=ranks, max_size=ranks)
+    table = np.array(data.draw(st.lists(rows, min_size=ranks, max_size=ranks)))
+    width, told = data.draw(st.sampled_from([None, 0, 1, 3])), data.draw(st.booleans())
+
+    def check(comm: Communicator) -> None:
+        check_gathers(comm, counts, width, told)
+        check_scatters(comm, counts, width, told)
+        check_all_to_all(comm, table, width, told)
+
+    threads(ranks).run(check)
+
+
+def test_pieces_of_several_blocks(threads: World) -> None:
+    counts = [SEVERAL_BLOCKS, 3, 0, 140_000]
+    table = np.array([[0, SEVERAL_BLOCKS, 1, 0], [2] * 4, [0] * 4, [140_000, 0, 0, 5]])
+
+    def check(comm: Communicator) -> None:
+        for told in (False, True):
+            check_gathers(comm, counts, None, told)
+            check_scatters(comm, counts, None, told)
+            check_all_to_all(comm, table, None, told)
+
+    threads(4).run(check)
+
+
+def test_layouts_that_are_not_contiguous_and_types(threads: World) -> None:
+    counts = [2, 0, 3]
+
+    def check(comm: Communicator) -> None:
+        me = comm.rank
+        for dtype in ("int8", "float16", "complex128", "bool", ">i4"):
+            wide = np.zeros((counts[me], 4), dtype)
+            wide[...] = me % 2
+            out = np.zeros((5, 8), dtype)[:, ::4]
+            assert comm.all_gather_v(wide[:, ::2], counts, out) is out
+            assert out[:, 0].tolist() == [0, 0, 0, 0, 0]
+            share = comm.scatter_v(out if me == 1 else None, None, 1, np.zeros_like(wide)[:, :2])
+            assert share.shape == (counts[me], 2)
+        x = filled(me, 5, 4, "float64")[:, ::-1]
+        every = sum(filled(r, 5, 4, "float64")[:, ::-1] for r in range(3))
+        same(comm.reduce_scatter_v(x, counts), np.split(every, [2, 2])[me])
+        half = np.full(5, 2048 if me == 0 else 1, np.float16)
+        for algorithm in algorithms.names("reduce_scatter"):
+            found = comm.reduce_scatter_v(half, counts, algorithm=algorithm)
+            assert found.tolist() == [2050] * counts[me]  # rounded once
+
+    threads(3).run(check)
+
+
+def test_tensors(threads: World) -> None:
+    torch = pytest.importorskip("torch")
+    counts = [2, 0, 3]
+
+    def check(comm: Communicator) -> None:
+        me = comm.rank
+        x = torch.full((counts[me], 2), float(me))
+        for told in (counts, torch.tensor(counts), None):
+            found = comm.all_gather_v(x, told)
+            assert found[:, 1].tolist() == [0, 0, 2, 2, 2]
+        back = comm.all_to_all_v(found, [me, 5 - me, 0], pieces=True)
+        assert [len(piece) for piece in back] == ([0, 1, 2], [5, 4, 3], [0, 0, 0])[me]
+        assert all(isinstance(piece, torch.Tensor) for piece in back)
+
+    threads(3).run(check)
+
+
+def test_the_input_may_lie_in_the_output(threads: World) -> None:
+    counts = [3, 70_001, 5]
+
+    def check(comm: Communicator) -> None:
+        me = comm.rank
+        start = sum(counts[:me])
+        for told in (counts, None):
+            whole = np.full(sum(counts), -1)
+            mine = whole[start : start + counts[me]]
+            mine[:] = me
+            comm.all_gather_v(mine, told, whole)
+            assert (whole == np.repeat(range(3), counts)).all()
+        before = whole.copy()
+        comm.all_to_all_v(whole, counts, [counts[me]] * 3, np.empty(3 * counts[me], whole.dtype))
+        assert (whole == before).all()
+        x = filled(me, 9, None)
+        comm.all_to_all_v(x, [3, 3, 3], out=x)
+        same(x, np.concatenate([filled(r, 9, None)[3 * me : 3 * me + 3] for r in range(3)]))
+
+    threads(3).run(check)
+
+
+def test_an_uneven_call_returns_at_once_and_keeps_its_place(threads: World) -> None:
+    """Also while the peers have not come: what it has to ask them does not hold it up."""
+    came = threading.Event()
+
+    def check(comm: Communicator) -> None:
+        me = comm.rank
+        if me:
+            came.wait(20)
+        started = time.monotonic()
+        first = comm.all_to_all(
+            [np.full(r + me, me) for r in range(3)],
+            [np.zeros(r + me, np.int64) for r in range(3)],
+            async_op=True,
+        )
+        second = comm.all_gather_v(np.full(me, me), async_op=True)
+        third = comm.all_reduce(np.full(2, me), async_op=True)
+        if me == 0:
+            assert time.monotonic() - started < 5
+            assert not third.is_completed()
+            came.set()
+        assert third.wait().tolist() == [3, 3]
+        assert first.is_completed()
+        assert second.is_completed()
+        assert second.result().tolist() == [1, 2, 2]
+        assert [piece.tolist() for piece in first.result()] == [[r] * (r + me) for r in range(3)]
+
+    threads(3).run(check)
+
+
+def test_even_counts_are_the_ordinary_call(threads: World) -> None:
+    def check(comm: Communicator) -> None:
+        x = np.full(4, comm.rank)
+        every = np.repeat([0, 1], 4).tolist()
+        found = comm.all_gather(x) if comm.rank else comm.all_gather_v(x, [4, 4])
+        assert found.tolist() == every
+
+    threads(2).run(check)
+
+
+# ---- what is wrong on one rank alone
+
+
+@pytest.mark.parametrize(
+    ("call", "error", "text"),
+    [
+        (lambda c, x: c.all_gather_v(x, [3]), ValueError, "counts must be 2 numbers from 0 up"),
+        (lambda c, x: c.all_gather_v(x, [3, -1]), ValueError, "from 0 up, not"),
+        (lambda c, x: c.all_gather_v(x, [2, 2]), ValueError, "x has 4 rows.*counts rank . has 2"),
+        (lambda c, x: c.all_gather_v(x, [4.0, 4]), TypeError, "whole numbers"),
+        (lambda c, x: c.all_gather_v(x, [4, 4], x), ValueError, "out has 4 rows, but 8 come"),
+        (lambda c, x: c.all_gather_v(x, out=[x]), ValueError, "one array per rank: 2, not 1"),
+        (lambda c, x: c.all_gather_v(x, [4, 4], [x, x[1:]]), ValueError, r"\[4, 3\] rows"),
+        (lambda c, x: c.all_gather_v(x, out=np.ones(8, "f4")), ValueError, "float64.*float32"),
+        (lambda c, x: c.all_gather_v(x, out=np.ones((8, 2))), ValueError, "do not go with"),
+        (lambda c, x: c.all_gather_v(np.array(1)), ValueError, "no leading axis"),
+        (lambda c, x: c.all_gather_v([1, 2]), TypeError, "NumPy array.*not list"),
+        (lambda c, x: c.all_gather_v(np.array(["a"])), UnsupportedError, "cannot be communicated"),
+        (lambda c, x: c.reduce_scatter_v(x, [2, 3]), ValueError, r"4 rows.*add up to 5: \[2, 3\]"),
+        (lambda c, x: c.all_to_all_v(x, [4, 4]), ValueError, "send_counts add up to 8"),
+        (lambda c, x: c.all_to_all_v(x, [[2, 2]]), ValueError, "table of send_counts has 2 rows"),
+        (lambda c, x: c.all_to_all_v(x, [[2, 2]] * 2, [4, 0]), ValueError, "by send_counts they"),
+        (lambda c, x: c.gather_v(x, root=2), ValueError, "root 2 is not one of the 2"),
+        (lambda c, x: c.scatter_v(x, [3, 1], 5, x), ValueError, "root 5 is not one of the 2"),
+        (lambda c, x: c.scatter_v(None, root=c.rank), ValueError, "needs x on the root"),
+        (lambda c, x: c.scatter_v(None, root=1 - c.rank), ValueError, "needs out"),
+        (lambda c, x: c.scatter_v(x, root=c.rank), ValueError, "needs counts, or out"),
+        (lambda c, x: c.scatter_v([x, x], [4, 3], c.rank), ValueError, r"counts are \[4, 3\]"),
+        (lambda c, x: c.scatter_v(None, [9, 9], 1 - c.rank, x), ValueError, "share of rank"),
+        (lambda c, x: c.all_gather_v(x, algorithm="magic"), UnsupportedError, "magic"),
+    ],
+)
+def test_wrong_arguments_are_refused_and_do_no_harm(
+    call: Callable[[Communicator, Any], Any], error: type[Exception], text: str, threads: World
+) -> None:
+    def check(comm: Communicator) -> None:
+        with pytest.raises(error, match=text):
+            call(comm, np.ones(4))
+        assert comm.all_reduce(np.ones(1)).tolist() == [2]
+
+    threads(2).run(check)
+
+
+def test_a_relay_serves_pieces_of_one_length_and_refuses_others(threads: World) -> None:
+    def check(comm: Communicator) -> None:
+        x = np.full(2, comm.rank)
+        found = comm.gather_v(x, [2] * 5, algorithm="binomial_tree")
+        assert comm.rank or found.tolist() == [0, 0, 1, 1, 2, 2, 3, 3, 4, 4]
+        with pytest.raises(UnsupportedError, match="binomial_tree passes pieces on"):
+            comm.gather_v(x[: comm.rank % 2], [0, 1, 0, 1, 0], algorithm="binomial_tree")
+        with pytest.raises(UnsupportedError, match="needs them all of one length"):
+            comm.gather_v(x[: comm.rank % 2], algorithm="binomial_tree")
+        found = comm.gather_v(x[: comm.rank % 2], [0, 1, 0, 1, 0])
+        assert comm.rank or found.tolist() == [1, 3]
+
+    threads(5).run(check)
+
+
+# ---- what the ranks disagree about
+
+DISAGREEMENTS: dict[str, tuple[Callable[[Communicator], Any], str]] = {
+    "recv_counts": (
+        lambda c: c.all_to_all_v(
+            np.ones(6), [1, 2, 3], [c.rank + 1, c.rank + 1, 9 if c.rank == 1 else c.rank + 1]
+        ),
+        r"rank 2 sends 2 elements \(16 bytes\) of float64 to rank 1, which receives 9 elements",
+    ),
+    "out of an all_to_all": (
+        lambda c: c.all_to_all_v(np.ones((3, 2)), [1, 1, 1], out=np.ones((3 + (c.rank == 2), 2))),
+        r"out of rank 2 has 4 rows \(64 bytes\), but the others send 3 rows \(48 bytes\)",
+    ),
+    "out of a gather": (
+        lambda c: c.gather_v(np.ones(c.rank), out=np.ones(4)),
+        r"out of rank 0 has 4 elements .*, but the others send 3 elements",
+    ),
+    "list of a scatter": (
+        lambda c: c.scatter_v(
+            [np.ones(2)] * 3 if c.rank == 0 else None, out=np.ones(2 + c.rank // 2)
+        ),
+        r"rank 0 sends 2 elements .* to rank 2, which receives 3 elements",
+    ),
+    "sum of a scatter": (
+        lambda c: c.scatter_v(np.ones(7) if c.rank == 0 else None, out=np.ones(2)),
+        r"x of rank 0 has 7 elements .*, but the others receive 6 elements",
+    ),
+    "counts": (
+        lambda c: c.all_gather_v(np.ones(2), [2, 2, 2] if c.rank else [2, 2, 3]),
+        r"rank 0 called all_gather\(float64\[7\]\), rank 1 called all_gather\(float64\[6\]\)",
+    ),
+    "counts of one sum": (
+        lambda c: c.reduce_scatter_v(np.ones(6), [1, 2, 3] if c.rank else [3, 2, 1]),
+        r"they differ in the algorithm, or in the lengths of the pieces",
+    ),
+    "who gives counts": (
+        lambda c: c.gather_v(np.ones(2), [2, 2, 2] if c.rank == 0 else None),
+        r"rank 0 called gather\(float64\[6\], root=0\), rank 1 called gather\(float64\[any\], root",
+    ),
+    "types": (
+        lambda c: c.all_to_all_v(np.ones(3, "f4" if c.rank else "f8"), [1, 1, 1]),
+        r"rank 0 called all_to_all\(float64\[any\]\), rank 1 called all_to_all\(float32\[any\]\)",
+    ),
+    "width of a row": (
+        lambda c: c.all_gather_v(np.ones((2, 3 + (c.rank == 1)))),
+        r"lengths of the pieces",
+    ),
+    "uneven gather": (
+        lambda c: c.gather(np.ones(c.rank + 1), [np.ones(r + 1) for r in range(3)]),
+        r"(pieces of out on root 0 have \[1, 2, 3\] elements.*call gather_v|disagree about call)",
+    ),
+    "uneven scatter": (
+        lambda c: c.scatter(
+            [np.ones(r) for r in range(3)] if c.rank == 0 else None, np.ones(c.rank)
+        ),
+        r"(pieces of x on root 0 have \[0, 1, 2\] elements.*call scatter_v|disagree about call)",
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("later", [False, True])
+@pytest.mark.parametrize("name", DISAGREEMENTS)
+def test_all_ranks_are_told_of_a_disagreement(name: str, later: bool) -> None:
+    call, text = DISAGREEMENTS[name]
+
+    def check(comm: Communicator) -> float:
+        if later:  # the same, where the progress thread finds out
+            comm.all_reduce(np.ones(1), async_op=True)
+        started = time.monotonic()
+        with pytest.raises(MismatchError) as caught:
+            call(comm)
+        assert re.search(text, str(caught.value)), str(caught.value)
+        assert "gave up" not in str(caught.value)
+        with pytest.raises(CommunicationError):
+            comm.barrier()
+        return time.monotonic() - started
+
+    with Threads(3) as world:
+        took = world.outcomes(check)
+    assert all(isinstance(seconds, float) for seconds in took), took
+    print(f"{name}: {max(took):.3f} s")
+    assert max(took) < 3  # 1 s is the promise; machines have other work
+
+
+def test_an_asynchronous_call_tells_of_a_disagreement_when_waited_for() -> None:
+    def check(comm: Communicator) -> str:
+        out = np.full(2 + comm.rank, -1.0)
+        work = comm.all_to_all_v(np.ones(2), [1, 1], out=out, async_op=True)
+        with pytest.raises(MismatchError, match="out of rank 1 has 3 elements") as caught:
+            work.wait()
+        assert isinstance(work.exception(), MismatchError)
+        assert (out == -1).all()
+        return str(caught.value)
+
+    with Threads(2) as world:
+        texts = world.outcomes(check)
+    assert len(set(texts)) == 1
