@@ -305,16 +305,14 @@ class Communicator:
         in one order. If the block raises, nothing of it begins.
 
         >>> import numpy as np, unisono
-        >>> def main():
-        ...     comm = unisono.init()
-        ...     x, y = np.ones(2), np.zeros(2)
+        >>> x, y = np.ones(2), np.zeros(2)
+        >>> with unisono.init(rank=0, size=1, rendezvous="example of a batch") as comm:
         ...     with comm.batch():
-        ...         comm.send(np.full(2, comm.rank), comm.rank)
-        ...         comm.recv(y, comm.rank)
-        ...         comm.all_reduce(x)
-        ...     return x.tolist(), y.tolist()
-        >>> unisono.run(main, ranks=1)
-        [([1.0, 1.0], [0.0, 0.0])]
+        ...         comm.send(np.full(2, 5.0), dst=0)
+        ...         source = comm.recv(y, src=0)
+        ...         total = comm.all_reduce(x)
+        >>> y.tolist(), total is x
+        ([5.0, 5.0], True)
         """
         return Batch(self._engine, async_op)
 
