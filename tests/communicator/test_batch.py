@@ -15,7 +15,16 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from ranks import Me, Processes, Threads
-from unisono import AbortedError, Communicator, MismatchError, UnisonoError, UnsupportedError
+from unisono import (
+    AbortedError,
+    Communicator,
+    MismatchError,
+    UnisonoError,
+    UnsupportedError,
+    algorithms,
+    pairs,
+    premul_sum,
+)
 
 World = Callable[[int], Threads]
 
@@ -137,6 +146,86 @@ def test_many_small_reductions_are_one_exchange(threads: World) -> None:
         assert all((x == 3 + 3 * k).all() for k, x in enumerate(arrays))
 
     threads(3).run(check)
+
+
+def compose(a: Any, b: Any) -> Any:
+    """Associative, but the order matters."""
+    return np.stack([a[0] * b[0], a[1] * b[0] + b[1]])
+
+
+@pytest.mark.parametrize("async_op", [False, True])
+def test_every_kind_of_reduction(async_op: bool, threads: World) -> None:
+    own = algorithms.build("all_reduce", "ring", ranks=3)
+
+    def check(comm: Communicator) -> None:
+        me = comm.rank
+        one, two = np.array([[2, 3], [me, 1]]), np.array([[2, 3], [me, 1]])
+        ones = [np.ones(4, dtype) for dtype in ("float32", "float16", "int64")]
+        truths = np.array([0, 5, me])
+        scanned, below = np.array([me + 1]), np.array([me + 1])
+        places = pairs(np.full(2, -me), me)
+        rung, largest = np.full(5, me), np.full(5, me)
+        with comm.batch(async_op=async_op) as batch:
+            assert comm.all_reduce(one, compose) is one
+            later = comm.all_reduce(two, compose, async_op=True)
+            part = comm.reduce_scatter(np.tile(np.arange(3.0), 3), op=np.add)
+            shares = comm.reduce_scatter_v(np.arange(3.0), [2, 0, 1], op=np.add)
+            for x, factor in zip(ones, (me, 0.5, [1, 2, 3, 4]), strict=True):
+                comm.all_reduce(x, premul_sum(factor))
+            comm.all_reduce(truths, "lor")
+            comm.scan(scanned)
+            comm.exscan(below)
+            comm.all_reduce(places, "minloc")
+            comm.all_reduce(rung, algorithm=own)
+            comm.all_reduce(largest, np.maximum)
+            assert all((x == 1).all() for x in ones)  # as they are until the end
+        batch.wait()
+        assert one.tolist() == two.tolist() == later.wait().tolist() == [[8, 27], [4, 13]]
+        assert part.tolist() == [0, 3, 6]
+        assert shares.tolist() == [[0, 3], [], [6]][me]
+        assert [x.tolist() for x in ones] == [[3] * 4, [1.5] * 4, [3, 6, 9, 12]]
+        assert truths.tolist() == [0, 1, 1]
+        assert (scanned[0], below[0]) == ((me + 1) * (me + 2) // 2, max(me * (me + 1) // 2, 1))
+        assert places.tolist() == [(-2, 2)] * 2
+        assert rung.tolist() == [3] * 5
+        assert largest.tolist() == [2] * 5
+
+    for _ in range(2):  # the second time all calls were prepared before
+        threads(3).run(check)
+
+
+def test_a_batch_given_up_leaves_what_would_be_scaled(threads: World) -> None:
+    def check(comm: Communicator) -> None:
+        x, y = np.ones(3), np.ones(3)
+        with pytest.raises(ZeroDivisionError), comm.batch():
+            comm.all_reduce(x, premul_sum(3))
+            _ = 1 // 0
+        with comm.batch():
+            with pytest.raises(ValueError, match="broadcast"):
+                comm.all_reduce(x, premul_sum([1, 2]))
+            comm.all_reduce(y)
+        assert (x.tolist(), y.tolist()) == ([1] * 3, [2] * 3)
+
+    threads(2).run(check)
+
+
+def test_an_error_of_a_function_in_a_batch() -> None:
+    def check(comm: Communicator) -> None:
+        def careful(a: Any, b: Any) -> Any:
+            if comm.rank == 1:
+                raise ArithmeticError("no good")
+            return a + b
+
+        with comm.batch():
+            comm.all_reduce(np.ones(3), careful)
+        comm.barrier()
+
+    with Threads(3) as world:
+        first, second, third = world.outcomes(check)
+    assert isinstance(second, ArithmeticError)
+    for outcome in (first, third):
+        assert isinstance(outcome, AbortedError)
+        assert "careful raised ArithmeticError: no good" in str(outcome)
 
 
 def test_tensors_in_a_batch(threads: World) -> None:

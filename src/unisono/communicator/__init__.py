@@ -1,7 +1,8 @@
 """Rank, size, groups and every collective; the launcher for one machine."""
 
-from unisono.communicator.communicator import Communicator, init
+from unisono.communicator.communicator import Communicator
 from unisono.communicator.explain import Explanation
+from unisono.communicator.joining import init
 from unisono.communicator.launch import run
 from unisono.communicator.places import pairs
 from unisono.communicator.premul import premul_sum

@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from unisono import config, native
+from unisono import config
 from unisono.communicator import custom, exchange, messages, uneven
 from unisono.communicator.arrays import Array
 from unisono.communicator.batch import Batch
@@ -388,37 +388,3 @@ class Communicator:
         op = Op(op)
         choice = self._engine.book.choose(op, nbytes, root if op.rooted else -1, None)
         return Explanation.of(op, nbytes, self.size, choice)
-
-
-def init(
-    rank: int | None = None,
-    size: int | None = None,
-    rendezvous: str | None = None,
-    timeout_s: float | None = None,
-) -> Communicator:
-    """Joins the job's group of all ranks.
-
-    Without arguments rank, size and rendezvous are those of `unisono.run`, torchrun, mpiexec or
-    srun. `rendezvous` is any text equal on all ranks and the job's own. `timeout_s` (default 300)
-    holds for joining and for each call.
-
-    Raises `RendezvousError` if the ranks do not find each other.
-    """
-    settings = config.settings()
-    if timeout_s is not None:
-        settings = config.with_timeout(settings, timeout_s)
-    if rank is None and size is None and rendezvous is None:
-        world = config.world()
-    elif rank is None or size is None or rendezvous is None:
-        raise ValueError("give rank, size and rendezvous together, or none of them")
-    else:
-        world = config.World(rank=rank, size=size, rendezvous=rendezvous)
-    meeting = Meeting(
-        rank=world.rank,
-        size=world.size,
-        rendezvous=world.rendezvous,
-        timeout_s=settings.timeout_s,
-        staging_bytes=settings.staging_bytes,
-    )
-    native.settle_on_core(world.rank)
-    return Communicator(meeting, settings)
