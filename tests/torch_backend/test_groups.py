@@ -217,13 +217,14 @@ def own_messages_to_self_in_a_batch(world):
 
 
 def own_wrong_messages_to_self(world):
-    dist.isend(torch.ones(3), world.rank)
-    with pytest.raises(MismatchError, match=r"3 elements of .* receives 2"):
-        dist.irecv(torch.ones(2), world.rank).wait()
-    receive = dist.irecv(torch.ones(2), world.rank)
+    groups = [dist.new_group(), dist.new_group()]
+    with pytest.raises(MismatchError, match=r"\(3 elements .* receives 8 bytes"):
+        dist.isend(torch.ones(3), world.rank, group=groups[0])  # fails if another rank was first
+        dist.irecv(torch.ones(2), world.rank, group=groups[0]).wait()
+    receive = dist.irecv(torch.ones(2), world.rank, group=groups[1])
     with pytest.raises(TimeoutError, match="under way"):
         receive.wait(timedelta(seconds=0.05))
-    dist.isend(torch.ones(2), world.rank)
+    dist.isend(torch.ones(2), world.rank, group=groups[1])
     assert receive.wait() and receive.is_success()
 
 

@@ -13,9 +13,9 @@ import pytest
 import torch
 from torch import distributed as dist
 
+from unisono import Communicator
 from unisono.errors import CollectiveTimeoutError
 from unisono.torch_backend import flight_recorder
-from unisono.torch_backend.endpoint import Endpoint
 from unisono.torch_backend.history import History
 
 pytestmark = pytest.mark.torch
@@ -49,7 +49,7 @@ def own_spans_of_blocking_calls(world):
     assert spans[0].input_shapes == [[3, 4]]
     assert spans[0].kwinputs == {"bytes": 48, "dtype": "float32"}
     assert spans_of(lambda: None) == []
-    assert isinstance(dist.group.WORLD._comm.comm, Endpoint)
+    assert isinstance(dist.group.WORLD._comm.comm, Communicator)
 
 
 def own_spans_of_a_work_and_of_ddp(world):

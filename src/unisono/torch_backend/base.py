@@ -12,7 +12,6 @@ from unisono import config
 from unisono.errors import CommunicationError
 from unisono.torch_backend import flight_recorder
 from unisono.torch_backend.convert import seconds
-from unisono.torch_backend.endpoint import Endpoint
 from unisono.torch_backend.history import History
 from unisono.torch_backend.private import (
     ProcessGroupBase,
@@ -32,14 +31,13 @@ if TYPE_CHECKING:
 class GroupBase(ProcessGroupBase):  # type: ignore[misc]
     """A process group over one communicator.
 
-    Calls go to `_comm`: the endpoint, or what stands in for it while calls are watched or
+    Calls go to `_comm`: the communicator, or what stands in for it while calls are watched or
     coalesced.
     """
 
     def __init__(self, comm: Any, store: Any = None, global_ranks: list[int] | None = None) -> None:
         super().__init__(comm.rank, comm.size)
         self.communicator = comm
-        self.endpoint = Endpoint(comm)
         self.store = store
         self.global_ranks = global_ranks or list(range(comm.size))
         self.refusals = 0
@@ -48,7 +46,7 @@ class GroupBase(ProcessGroupBase):  # type: ignore[misc]
         self._sequence = 0
         self._parts = 0
         self._is_spanned = False
-        self._comm: Any = self._endpoint_as_watched()
+        self._comm: Any = self._comm_as_watched()
         self._completer = Completer()
         # Runs at shutdown, or when the interpreter ends without one.
         self._leave = weakref.finalize(self, _leave, comm, self._completer, self.history)
@@ -61,14 +59,14 @@ class GroupBase(ProcessGroupBase):  # type: ignore[misc]
             self._change_watch()
 
     def _change_watch(self) -> None:
-        if isinstance(self._comm, (Endpoint, Watched)):  # not while calls are coalesced
+        if self._comm is self.communicator or isinstance(self._comm, Watched):  # not coalescing
             self._is_spanned = not self._is_spanned
-            self._comm = self._endpoint_as_watched()
+            self._comm = self._comm_as_watched()
 
-    def _endpoint_as_watched(self) -> Any:
+    def _comm_as_watched(self) -> Any:
         if self._is_spanned or self.history is not None:
-            return Watched(self.endpoint, self.history)
-        return self.endpoint
+            return Watched(self.communicator, self.history)
+        return self.communicator
 
     def _pending(self, handle: Any, tensors: list[torch.Tensor]) -> WorkBase:
         return PendingWork(handle, tensors, self._completer)

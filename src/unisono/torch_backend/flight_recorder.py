@@ -108,7 +108,7 @@ def _entry(index: int, entry: Entry, group: Any, frames: list[dict[str, Any]]) -
         "collective_seq_id": 0 if is_message else entry.order,
         "p2p_seq_id": entry.order if is_message else 0,
         "is_p2p": is_message,
-        "profiling_name": f"{_BACKEND_IN_DUMPS}:{_name(entry, group.endpoint.rank)}",
+        "profiling_name": f"{_BACKEND_IN_DUMPS}:{_name(entry, group.communicator.rank)}",
         "time_created_ns": entry.time_ns,
         "time_discovered_started_ns": None,
         "time_discovered_completed_ns": None,

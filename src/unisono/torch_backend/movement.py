@@ -109,7 +109,7 @@ class Movement(GroupBase):
                 return self.gather([outputs], [inputs], options)
         self._begin()
         source = movable(inputs[0])
-        at_root = self.endpoint.rank == opts.rootRank
+        at_root = self.communicator.rank == opts.rootRank
         target = movable_list(outputs[0]) if at_root else None
         if opts.asyncOp:
             handle = self._comm.gather(source, target, opts.rootRank, async_op=True)
@@ -134,7 +134,7 @@ class Movement(GroupBase):
                 return self.scatter([outputs], [inputs], options)
         self._begin()
         target = movable(outputs[0])
-        source = movable_list(inputs[0]) if self.endpoint.rank == opts.rootRank else None
+        source = movable_list(inputs[0]) if self.communicator.rank == opts.rootRank else None
         if opts.asyncOp:
             handle = self._comm.scatter(source, target, opts.rootRank, async_op=True)
             return self._pending(handle, outputs)
@@ -155,7 +155,7 @@ class Movement(GroupBase):
         source, target = movable(input), movable(output)
         if not (output_split_sizes or input_split_sizes):
             return self._all_to_all(target, source, [output], opts, timeout)
-        ranks = self.endpoint.size
+        ranks = self.communicator.size
         sources = movable_list(split_rows(input, input_split_sizes, ranks))
         targets = movable_list(split_rows(output, output_split_sizes, ranks))
         return self._all_to_all(targets, sources, [output], opts, timeout)

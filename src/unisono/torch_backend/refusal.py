@@ -42,7 +42,7 @@ def tell_refusal(group: Any, name: str, error: ValueError) -> None:
     error.was_told = True  # type: ignore[attr-defined]
     group.refusals += 1
     key = f"unisono/refused/{group.group_name}/{group.refusals}"
-    if not _all_refuse(group.store, key, group.endpoint.size):
+    if not _all_refuse(group.store, key, group.communicator.size):
         group.communicator.abort(f"{name} was refused: {error}")
 
 

@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from unisono.torch_backend.endpoint import CALLS
 from unisono.torch_backend.private import hide_from_dynamo, is_profiling, span
 
 if TYPE_CHECKING:
@@ -29,6 +28,9 @@ _TENSORS = {
     "send": ((0,), ()),
     "recv": ((), (0,)),
 }
+CALLS = frozenset(_TENSORS)
+"""The calls of a communicator that may be recorded, watched, or issued with `async_op`."""
+
 _PEER_AT = 1  # of send and recv
 
 
