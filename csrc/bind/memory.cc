@@ -1,9 +1,9 @@
 #include <nanobind/stl/pair.h>
+#include <nanobind/stl/tuple.h>
 #include <nanobind/stl/vector.h>
 
-#include <cstring>
-
 #include "buffer.h"
+#include "pack.h"
 #include "register.h"
 
 namespace nb = nanobind;
@@ -106,24 +106,14 @@ void register_memory(nb::module_& m) {
                                   static_cast<uint32_t>(found->dtype));
         },
         "array"_a, "writable"_a);
-    m.def(
-        "pack",
-        [](const Memory& pieces, Address to) {
-            for (const auto& [address, bytes] : pieces) {
-                if (bytes) std::memcpy(at(to), at(address), bytes);
-                to += bytes;
-            }
-        },
-        "pieces"_a, "to"_a);
-    m.def(
-        "unpack",
-        [](Address from, const Memory& pieces) {
-            for (const auto& [address, bytes] : pieces) {
-                if (bytes) std::memcpy(at(address), at(from), bytes);
-                from += bytes;
-            }
-        },
-        "from_"_a, "pieces"_a);
+    nb::class_<Pack>(m, "Pack")
+        .def(nb::init<>())
+        .def("add", &Pack::add, "address"_a, "bytes"_a, "keep"_a)
+        .def("memory", &Pack::memory)
+        .def("lengths", &Pack::lengths)
+        .def("gather", &Pack::gather, "to"_a)
+        .def("scatter", &Pack::scatter, "from_"_a);
+    m.def("share_memory", &share_memory, "packs"_a, "spans"_a);
 }
 
 }  // namespace unisono::bind

@@ -1,5 +1,5 @@
-// Calls that look like one that Python has checked before: found by a look at the array and run or
-// begun, without going through Python again.
+// Calls that look like one that Python has checked before: found by a look at the array and run,
+// begun, or recorded for a batch, without going through Python again.
 #include <nanobind/nanobind.h>
 #include <nanobind/stl/shared_ptr.h>
 
@@ -11,6 +11,7 @@
 #include "buffer.h"
 #include "errors.h"
 #include "group.h"
+#include "pack.h"
 #include "prepared.h"
 #include "register.h"
 
@@ -134,29 +135,60 @@ class QuickCalls {
     }
 
     // Runs the call and returns `out`, or begins it and returns its work. None if no such call is
-    // known.
+    // known. While this thread records, nothing is run.
     nb::object run(uint32_t op, nb::handle in, nb::handle out, nb::handle reduction, int32_t root,
-                   nb::handle algorithm, bool async_op) const {
-        std::optional<Execution> call = find(op, in, out, reduction, root, algorithm);
-        if (!call) return nb::none();
+                   nb::handle algorithm, bool async_op) {
+        const auto found = find(op, in, out, reduction, root, algorithm);
+        if (recording_ && recording_->thread == PyThread_get_thread_ident())
+            return found && !async_op && record(*found, out) ? nb::borrow(out) : nb::none();
+        if (!found) return nb::none();
+        Execution call = found->call->bind(at(found->source), at(found->target));
         const double limit_s = timeout_s;
         std::shared_ptr<Job> job;
         {
             const nb::gil_scoped_release release;
             if (async_op) {
-                job = group_->dispatcher().submit(*std::move(call), limit_s, inline_s_);
+                job = group_->dispatcher().submit(std::move(call), limit_s, inline_s_);
             } else {
-                group_->dispatcher().run(*std::move(call), limit_s, python_signals());
+                group_->dispatcher().run(std::move(call), limit_s, python_signals());
             }
         }
         return async_op ? make_work_(std::move(job), nb::make_tuple(in, out), out)
                         : nb::borrow(out);
     }
 
+    // From here on the calls of this thread are not run: its all_reduces of a kind for which there
+    // is a pack go there, all others the way that checks everything.
+    void start_recording() { recording_ = Recording{PyThread_get_thread_ident(), {}}; }
+    void stop_recording() { recording_.reset(); }
+    void pack_into(uint32_t dtype, uint32_t reduction, uint64_t most_bytes,
+                   std::shared_ptr<Pack> pack) {
+        recording_.value().kinds.push_back({static_cast<DType>(dtype),
+                                            static_cast<ReduceOp>(reduction), most_bytes,
+                                            std::move(pack)});
+    }
+
   private:
-    [[nodiscard]] std::optional<Execution> find(uint32_t op, nb::handle in, nb::handle out,
-                                                nb::handle reduction, int32_t root,
-                                                nb::handle algorithm) const {
+    struct Found {
+        const Prepared* call;
+        bool plain;  // the algorithm is not the caller's choice
+        Address source, target;
+        uint64_t bytes;
+    };
+    struct Kind {
+        DType dtype;
+        ReduceOp reduction;
+        uint64_t most_bytes;
+        std::shared_ptr<Pack> pack;
+    };
+    struct Recording {
+        unsigned long thread;
+        std::vector<Kind> kinds;
+    };
+
+    [[nodiscard]] std::optional<Found> find(uint32_t op, nb::handle in, nb::handle out,
+                                            nb::handle reduction, int32_t root,
+                                            nb::handle algorithm) const {
         const auto target = locate(out, true);
         if (!target) return std::nullopt;
         const auto source = in.is(out) ? target : locate(in, false);
@@ -165,9 +197,24 @@ class QuickCalls {
         const auto found = known_.find(look);
         if (found == known_.end() || !safe(look, source->address, target->address))
             return std::nullopt;
-        return found->second.call->bind(reinterpret_cast<std::byte*>(source->address),
-                                        reinterpret_cast<std::byte*>(target->address));
+        return Found{found->second.call.get(), algorithm.is_none(), source->address,
+                     target->address, target->bytes};
     }
+
+    // What is known was neither copied nor changed, so it can be packed as it lies there.
+    [[nodiscard]] bool record(const Found& found, nb::handle out) const {
+        const CallArgs& args = found.call->args;
+        if (args.op != OpKind::all_reduce || !found.plain) return false;
+        for (const Kind& kind : recording_->kinds) {
+            if (kind.dtype != args.dtype || kind.reduction != args.reduction ||
+                found.bytes > kind.most_bytes)
+                continue;
+            kind.pack->add(found.target, found.bytes, nb::borrow(out));
+            return true;
+        }
+        return false;
+    }
+
     [[nodiscard]] std::optional<Located> locate(nb::handle array, bool writable) const {
         if (PyObject_CheckBuffer(array.ptr())) return bind::locate(array, writable);
         return array.is_none() ? std::nullopt : tensors_.locate(array);
@@ -191,6 +238,7 @@ class QuickCalls {
     nb::callable make_work_;
     double inline_s_;
     Tensors tensors_;
+    std::optional<Recording> recording_;
     std::unordered_map<Look, Known, LookHash> known_;
 };
 
@@ -213,6 +261,10 @@ void register_quick(nb::module_& m) {
             },
             "op"_a, "in_"_a, "out"_a, "reduction"_a, "root"_a, "algorithm"_a.none(), "call"_a,
             "like"_a)
+        .def("start_recording", &QuickCalls::start_recording)
+        .def("stop_recording", &QuickCalls::stop_recording)
+        .def("pack_into", &QuickCalls::pack_into, "dtype"_a, "reduction"_a, "most_bytes"_a,
+             "pack"_a)
         .def("run", &QuickCalls::run, "op"_a, "in_"_a, "out"_a.none(), "reduction"_a, "root"_a,
              "algorithm"_a.none(), "async_op"_a);
 }

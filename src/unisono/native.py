@@ -6,6 +6,7 @@ try:
     from unisono._native import (
         Group,
         Job,
+        Pack,
         Parcel,
         Plan,
         Prepared,
@@ -14,10 +15,9 @@ try:
         isa,
         last_level_cache_bytes,
         locate,
-        pack,
         probe_core_latency,
         settle_on_core,
-        unpack,
+        share_memory,
         usable_cores,
     )
 except ImportError as error:
@@ -29,6 +29,7 @@ except ImportError as error:
 __all__ = [
     "Group",
     "Job",
+    "Pack",
     "Parcel",
     "Plan",
     "Prepared",
@@ -37,9 +38,8 @@ __all__ = [
     "isa",
     "last_level_cache_bytes",
     "locate",
-    "pack",
     "probe_core_latency",
     "settle_on_core",
-    "unpack",
+    "share_memory",
     "usable_cores",
 ]

@@ -15,17 +15,13 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from unisono import native
-from unisono.communicator.arrays import locate
 from unisono.communicator.calls import Request
-from unisono.communicator.engine import Call, Engine, Later, Memory, Message
+from unisono.communicator.engine import Call, Engine, Later, Message
 from unisono.communicator.work import JoinedWork, MessageWork, Work
 from unisono.errors import AbortedError, UnisonoError, UnsupportedError
-from unisono.runtime.native_executor import OP_CODES
-from unisono.types import Op, ReduceOp
+from unisono.types import Op
 
 _MOST_PACKED_BYTES = 32 << 10  # above, a copy costs more than the exchange that it spares
-_ALL_REDUCE = OP_CODES[Op.ALL_REDUCE]
-_REDUCTIONS = {op.name.lower(): op for op in ReduceOp}
 
 
 class BatchedWork(Work):
@@ -110,40 +106,25 @@ class _Pack:
 
     def __init__(self, request: Request) -> None:
         self.handles: list[BatchedWork] = []
+        self.native = native.Pack()
         self._request = request
-        self._memory: Memory = []
-        self._keep: list[object] = []
-
-    def add(self, memory: tuple[int, int], keep: object) -> None:
-        """One array more."""
-        self._memory.append(memory)
-        self._keep.append(keep)
 
     def ready(self, engine: Engine) -> Call:
         """All as one call."""
-        memory, keep = self._memory, self._keep
-        if len(memory) == 1:
-            return Call(engine.book.call(self._request), memory, memory, None, keep)
-        lengths = tuple(nbytes for _, nbytes in memory)
+        pack, lengths = self.native, self.native.lengths()
+        if len(lengths) == 1:
+            where = pack.memory()
+            return Call(engine.book.call(self._request), where, where, None, pack)
         room = np.empty(sum(lengths), np.uint8)
         address = room.ctypes.data
-        native.pack(memory, address)
+        pack.gather(address)
         request = self._request._replace(lengths=(room.nbytes,), packed=lengths)
         if engine.book.widens(request):  # what each of them alone needs not
             small = engine.book.choose(request.op, self._request.lengths[0])
             request = request._replace(algorithm=small.plan.name)
-        return Call(
-            engine.book.call(request),
-            [(address, room.nbytes)],
-            [(address, room.nbytes)],
-            None,
-            (room, keep),
-            complete=lambda: native.unpack(address, memory),
-        )
-
-    def spans(self) -> list[tuple[int, int, bool]]:
-        """Start, end, whether written, of all memory."""
-        return [(at, at + nbytes, True) for at, nbytes in self._memory]
+        where = [(address, room.nbytes)]
+        call, keep = engine.book.call(request), (room, pack)
+        return Call(call, where, where, None, keep, complete=lambda: pack.scatter(address))
 
 
 class Batch(JoinedWork):
@@ -154,24 +135,19 @@ class Batch(JoinedWork):
         self._engine = engine
         self._async_op = async_op
         self._thread = 0
-        self._usual_quick = engine.quick
         self._deliveries: list[_Delivery] = []
         self._calls: list[_Single | _Pack] = []
         self._packs: dict[tuple[int, ...], _Pack] = {}
-        self._looks: dict[tuple[int, int, ReduceOp], _Pack] = {}  # by bytes, type, reduction
         self._begun = False
 
     # ---- the block
 
     def __enter__(self) -> Batch:
         engine = self._engine
-        if engine.recorder is not None:
-            raise UnsupportedError("a batch is open already: batches do not nest")
-        if self._thread:
+        if self._thread and engine.recorder is None:
             raise UnsupportedError("this batch was used before: call batch() again")
+        engine.start_recording(self)
         self._thread = threading.get_ident()
-        self._usual_quick, engine.quick = engine.quick, self._record_quick
-        engine.recorder = self
         return self
 
     def __exit__(
@@ -180,8 +156,7 @@ class Batch(JoinedWork):
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        self._engine.recorder = None
-        self._engine.quick = self._usual_quick
+        self._engine.stop_recording()
         if error is not None:
             self._cancel(error)
             return
@@ -216,27 +191,22 @@ class Batch(JoinedWork):
 
     def _require_apart(self) -> None:
         """Raises `ValueError` where one call writes what another one touches."""
+        packs = [entry.native for entry in self._calls if isinstance(entry, _Pack)]
         spans = [
-            (*span, number) for number, entry in enumerate(self._calls) for span in (entry.spans())
+            (*span, number)
+            for number, entry in enumerate(self._calls, 1)
+            if isinstance(entry, _Single)
+            for span in entry.spans()
         ]
-        for number, delivery in enumerate(self._deliveries, len(self._calls)):
+        for number, delivery in enumerate(self._deliveries, len(self._calls) + 1):
             for message in delivery.messages:
                 at, nbytes, _ = message.staged.located
                 spans.append((at, at + nbytes, not message.sends, number))
-        reach = (0, 0, False, -1)  # what extends furthest so far
-        for span in sorted(spans):
-            start, end, written, number = span
-            shared = start < min(end, reach[1]) and (written or reach[2])
-            if shared and (number != reach[3] or isinstance(self._owner(number), _Pack)):
-                raise ValueError(
-                    "two calls of the batch share memory that one of them writes, but they have no "
-                    "order: make two batches of them"
-                )
-            if end > reach[1]:
-                reach = span
-
-    def _owner(self, number: int) -> object:
-        return self._calls[number] if number < len(self._calls) else None
+        if native.share_memory(packs, spans):
+            raise ValueError(
+                "two calls of the batch share memory that one of them writes, but they have no "
+                "order: make two batches of them"
+            )
 
     def _cancel(self, why: BaseException) -> None:
         error = AbortedError(f"the batch was cancelled on this rank by {type(why).__name__}: {why}")
@@ -263,32 +233,6 @@ class Batch(JoinedWork):
         """Whether calls of this thread belong to the batch."""
         return threading.get_ident() == self._thread
 
-    def _record_quick(
-        self,
-        op: int,
-        x: Any,
-        out: Any,
-        reduction: Any,
-        root: int,
-        algorithm: object,
-        async_op: bool,
-    ) -> Any:
-        """An all_reduce that looks like one before it; None sends the others the way that checks
-        everything."""
-        if threading.get_ident() != self._thread:
-            return self._usual_quick(op, x, out, reduction, root, algorithm, async_op)
-        if op != _ALL_REDUCE or algorithm is not None or async_op or type(reduction) is not str:
-            return None
-        located = locate(x, writable=True)
-        if located is None:
-            return None
-        look = located[1], located[2], _REDUCTIONS.get(reduction)
-        pack = self._looks.get(look)  # type: ignore[arg-type]
-        if pack is None:
-            return None
-        pack.add(located[:2], x)
-        return x
-
     def add_call(self, call: Call, async_op: bool) -> Any:
         """Records a collective."""
         if isinstance(call.result, Later) and not async_op:
@@ -302,16 +246,9 @@ class Batch(JoinedWork):
             self._calls.append(_Single(call, [handle]))
         else:
             handle = BatchedWork(call.finish)
-            pack.add(call.outputs[0], call)
+            pack.native.add(*call.outputs[0], call)
             pack.handles.append(handle)
-            self._learn(call, pack)
         return handle if async_op else call.result
-
-    def _learn(self, call: Call, pack: _Pack) -> None:
-        """Lets the next such call skip all checks; only where nothing was copied."""
-        request = call.request
-        if request is not None and call.complete is None and request.caller_dtype is None:
-            self._looks[request.lengths[0], request.dtype, request.reduction] = pack
 
     def _pack_for(self, request: Request | None) -> _Pack | None:
         """Where an all_reduce belongs that is small enough to be packed."""
@@ -329,6 +266,8 @@ class Batch(JoinedWork):
         if found is None:
             found = self._packs[key] = _Pack(request)
             self._calls.append(found)
+            if request.caller_dtype is None:
+                self._engine.pack_into(request, _MOST_PACKED_BYTES, found.native)
         return found
 
     def add_messages(self, messages: Sequence[Message], result: Any, async_op: bool) -> Any:

@@ -59,6 +59,7 @@ class Communicator:
         self._settings = settings
         self._group = met.group
         self._engine = Engine(met.group, self.rank, self.size, settings)
+        self._quick = self._engine.quick
         self._name = met.nonce.hex()
         self._forks: Counter[tuple[int, ...]] = Counter()
         # Also at the end of the interpreter: a rank that ends well has left, not died.
@@ -111,10 +112,11 @@ class Communicator:
         `algorithm`: any of `unisono.algorithms.names("all_reduce")`, or a `Schedule`; None
         chooses.
         """
-        engine = self._engine
-        if (done := engine.quick(_ALL_REDUCE, x, x, op, -1, algorithm, async_op)) is not None:
+        if (done := self._quick(_ALL_REDUCE, x, x, op, -1, algorithm, async_op)) is not None:
             return done
-        return engine.run(custom.in_place(engine, Op.ALL_REDUCE, x, op, -1, algorithm), async_op)
+        return self._engine.run(
+            custom.in_place(self._engine, Op.ALL_REDUCE, x, op, -1, algorithm), async_op
+        )
 
     def reduce(
         self,
@@ -126,10 +128,11 @@ class Communicator:
         async_op: bool = False,
     ) -> Any:
         """Reduces `x` over all ranks, in place on `root`; the others' `x` stays as it is."""
-        engine = self._engine
-        if (done := engine.quick(_REDUCE, x, x, op, root, algorithm, async_op)) is not None:
+        if (done := self._quick(_REDUCE, x, x, op, root, algorithm, async_op)) is not None:
             return done
-        return engine.run(custom.in_place(engine, Op.REDUCE, x, op, root, algorithm), async_op)
+        return self._engine.run(
+            custom.in_place(self._engine, Op.REDUCE, x, op, root, algorithm), async_op
+        )
 
     def broadcast(
         self,
@@ -140,11 +143,10 @@ class Communicator:
         async_op: bool = False,
     ) -> Any:
         """Copies `x` of `root` into `x` of all ranks; returns `x`."""
-        engine = self._engine
-        if (done := engine.quick(_BROADCAST, x, x, "sum", root, algorithm, async_op)) is not None:
+        if (done := self._quick(_BROADCAST, x, x, "sum", root, algorithm, async_op)) is not None:
             return done
-        call = exchange.in_place(engine, Op.BROADCAST, x, "sum", root, algorithm)
-        return engine.run(call, async_op)
+        call = exchange.in_place(self._engine, Op.BROADCAST, x, "sum", root, algorithm)
+        return self._engine.run(call, async_op)
 
     def scan(
         self,
@@ -158,10 +160,11 @@ class Communicator:
 
         `op` as for `all_reduce`, except avg.
         """
-        engine = self._engine
-        if (done := engine.quick(_SCAN, x, x, op, -1, algorithm, async_op)) is not None:
+        if (done := self._quick(_SCAN, x, x, op, -1, algorithm, async_op)) is not None:
             return done
-        return engine.run(exchange.in_place(engine, Op.SCAN, x, op, -1, algorithm), async_op)
+        return self._engine.run(
+            exchange.in_place(self._engine, Op.SCAN, x, op, -1, algorithm), async_op
+        )
 
     def exscan(
         self,
@@ -175,10 +178,11 @@ class Communicator:
 
         Rank 0 has none below: its `x` stays as it is. `op` as for `all_reduce`, except avg.
         """
-        engine = self._engine
-        if (done := engine.quick(_EXSCAN, x, x, op, -1, algorithm, async_op)) is not None:
+        if (done := self._quick(_EXSCAN, x, x, op, -1, algorithm, async_op)) is not None:
             return done
-        return engine.run(exchange.in_place(engine, Op.EXSCAN, x, op, -1, algorithm), async_op)
+        return self._engine.run(
+            exchange.in_place(self._engine, Op.EXSCAN, x, op, -1, algorithm), async_op
+        )
 
     def barrier(self, *, async_op: bool = False) -> Any:
         """Returns when all ranks have called it."""
@@ -200,11 +204,10 @@ class Communicator:
         per rank (which may differ in length); None allocates it with dimension 0 size times as
         long as that of `x`.
         """
-        engine = self._engine
-        if (done := engine.quick(_ALL_GATHER, x, out, "sum", -1, algorithm, async_op)) is not None:
+        if (done := self._quick(_ALL_GATHER, x, out, "sum", -1, algorithm, async_op)) is not None:
             return done
-        call = exchange.gathering(engine, Op.ALL_GATHER, x, out, -1, algorithm)
-        return engine.run(call, async_op)
+        call = exchange.gathering(self._engine, Op.ALL_GATHER, x, out, -1, algorithm)
+        return self._engine.run(call, async_op)
 
     def reduce_scatter(
         self,
@@ -220,10 +223,11 @@ class Communicator:
         `x` is one array of size * out.size elements, or a list of one array per rank (which may
         differ in length).
         """
-        engine = self._engine
-        if (done := engine.quick(_REDUCE_SCATTER, x, out, op, -1, algorithm, async_op)) is not None:
+        if (done := self._quick(_REDUCE_SCATTER, x, out, op, -1, algorithm, async_op)) is not None:
             return done
-        return engine.run(custom.reduce_scatter(engine, x, out, op, algorithm), async_op)
+        return self._engine.run(
+            custom.reduce_scatter(self._engine, x, out, op, algorithm), async_op
+        )
 
     def all_to_all(
         self,
@@ -239,12 +243,11 @@ class Communicator:
         of any lengths that agree between sender and receiver; of lists the ranks first tell each
         other the lengths.
         """
-        engine = self._engine
-        if (done := engine.quick(_ALL_TO_ALL, x, out, "sum", -1, algorithm, async_op)) is not None:
+        if (done := self._quick(_ALL_TO_ALL, x, out, "sum", -1, algorithm, async_op)) is not None:
             return done
         listed = isinstance(x, (list, tuple)) or isinstance(out, (list, tuple))
         of = uneven.all_to_all_of_lists if listed else exchange.all_to_all
-        return engine.run(of(engine, x, out, algorithm), async_op)
+        return self._engine.run(of(self._engine, x, out, algorithm), async_op)
 
     def gather(
         self,

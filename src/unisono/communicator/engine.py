@@ -106,9 +106,9 @@ class Engine:
         # Without a reference to this engine: C++ holds it, where no collector finds a cycle.
         self._quick = native.QuickCalls(group, self._under_way.begin, self._inline_s)
         self._quick.timeout_s = settings.timeout_s
-        self.quick: Callable[..., Any] = self._quick.run
+        self.quick = self._quick.run
         """Runs or begins a call that looks like one that was checked before; its result or its
-        work, None if there was no such call. A batch puts itself in this place."""
+        work, None if there was no such call. In a batch it records what can be packed."""
         self.recorder: Recorder | None = None
 
     @property
@@ -124,6 +124,22 @@ class Engine:
     def recording(self) -> bool:
         """Whether calls of this thread belong to a batch."""
         return self.recorder is not None and self.recorder.takes()
+
+    def start_recording(self, recorder: Recorder) -> None:
+        """From here on, the calls of this thread belong to a batch."""
+        if self.recorder is not None:
+            raise UnsupportedError("a batch is open already: batches do not nest")
+        self.recorder = recorder
+        self._quick.start_recording()
+
+    def stop_recording(self) -> None:
+        """Calls run again."""
+        self.recorder = None
+        self._quick.stop_recording()
+
+    def pack_into(self, request: Request, most_bytes: int, pack: native.Pack) -> None:
+        """Lets `quick` record calls such as this one."""
+        self._quick.pack_into(request.dtype, request.reduction, most_bytes, pack)
 
     def run(self, call: Call, async_op: bool) -> Any:
         """Runs the call and returns its result, or begins it and returns a `Work`."""
