@@ -6,8 +6,7 @@ import sys
 
 import typer
 
-from unisono.bench.commands import bench, check, explain
-from unisono.bench.prove import prove
+from unisono.bench.commands import bench, check, explain, prove
 from unisono.errors import UnisonoError
 from unisono.show_command import show
 

@@ -1,4 +1,4 @@
-"""The command-line side of `unisono bench` and `unisono check`: options only, fast to import."""
+"""The command line of `unisono bench`, `check`, `explain`, `prove`: options, fast to import."""
 
 from __future__ import annotations
 
@@ -114,3 +114,34 @@ def explain(
         raise typer.BadParameter(str(error)) from error
     result_console(json_path).print(str(explanation))
     write_json({**asdict(explanation), "text": str(explanation)}, json_path)
+
+
+def prove(
+    *,
+    files: Annotated[
+        list[Path], typer.Argument(help="MSCCL XML, MSCCL++ JSON, or a schedule as JSON.")
+    ],
+    run_ranks: Annotated[
+        int,
+        typer.Option(
+            "--run",
+            min=0,
+            metavar="RANKS",
+            help="Run what is proved for up to so many ranks, too, against NumPy.",
+        ),
+    ] = 0,
+    json_path: JsonOption = None,
+) -> None:
+    """Say whether algorithm files do what they claim, and if not, why.
+
+    Exit code 1 if one is refused, or gives results other than NumPy's.
+    """
+    from unisono.bench.execute import result_console, write_json
+    from unisono.bench.prove import judge, render_verdicts, run_proved
+
+    verdicts = [judge(path) for path in files]
+    if run_ranks:
+        verdicts = run_proved(verdicts, run_ranks)
+    result_console(json_path).print(render_verdicts(verdicts))
+    write_json({"files": [asdict(v) for v in verdicts]}, json_path)
+    raise typer.Exit(0 if all(v.good for v in verdicts) else 1)

@@ -1,15 +1,14 @@
-"""`unisono prove`: algorithm files read, proved, and run against NumPy."""
+"""Algorithm files read, proved, and run against NumPy."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Annotated
 
-import typer
+from rich.markup import escape
+from rich.table import Table
 
-from unisono.bench.commands import JsonOption
 from unisono.errors import UnisonoError
 from unisono.schedule import Schedule, check, from_json, from_msccl_xml, from_mscclpp_json
 
@@ -119,40 +118,8 @@ def _run_file(comm: object, file: str) -> str:
     return ""
 
 
-def prove(
-    *,
-    files: Annotated[
-        list[Path], typer.Argument(help="MSCCL XML, MSCCL++ JSON, or a schedule as JSON.")
-    ],
-    run_ranks: Annotated[
-        int,
-        typer.Option(
-            "--run",
-            min=0,
-            metavar="RANKS",
-            help="Run what is proved for up to so many ranks, too, against NumPy.",
-        ),
-    ] = 0,
-    json_path: JsonOption = None,
-) -> None:
-    """Say whether algorithm files do what they claim, and if not, why.
-
-    Exit code 1 if one is refused, or gives results other than NumPy's.
-    """
-    from unisono.bench.execute import result_console, write_json
-
-    verdicts = [judge(path) for path in files]
-    if run_ranks:
-        verdicts = run_proved(verdicts, run_ranks)
-    result_console(json_path).print(_table(verdicts))
-    write_json({"files": [asdict(v) for v in verdicts]}, json_path)
-    raise typer.Exit(0 if all(v.good for v in verdicts) else 1)
-
-
-def _table(verdicts: Sequence[Verdict]) -> object:
-    from rich.markup import escape
-    from rich.table import Table
-
+def render_verdicts(verdicts: Sequence[Verdict]) -> Table:
+    """One row a file."""
     table = Table()
     for name in ("file", "operation", "ranks", "parts", "rounds", "proof", "run"):
         right = name in ("ranks", "parts", "rounds")
