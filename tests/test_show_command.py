@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from unisono.algorithms import build
+from unisono.algorithms import build, names
 from unisono.cli import app
 from unisono.schedule import Builder, Collective, to_json
 from unisono.types import Op
@@ -79,10 +79,28 @@ def test_a_wrong_schedule_is_shown_with_its_mistake() -> None:
     assert "rank 2, chunk 0" in Path("wrong.svg").read_text()
 
 
+@pytest.mark.parametrize("op", list(Op))
+def test_an_operation_alone_lists_its_algorithms_with_their_costs(op: Op) -> None:
+    code, output = show(op, "-n", "6", "--json", "list.json")
+    assert code == 0
+    listed = json.loads(Path("list.json").read_text())["algorithms"]
+    assert tuple(found["name"] for found in listed) == names(op)
+    first_words = [line.split()[0] for line in output.splitlines() if line.strip()]
+    for found in listed:
+        assert found["name"] in first_words
+        assert (found["rounds"] is None) == bool(found["problem"])
+    assert {path.name for path in Path.cwd().iterdir()} == {"list.json"}
+
+
+def test_the_costs_listed_are_of_these_ranks_and_this_size() -> None:
+    output = show("all_reduce", "-n", "8", "--size", "64M")[1]
+    ring = next(line for line in output.splitlines() if line.startswith("ring"))
+    assert ring.split("│")[1].strip() == "14" and "112 MiB" in ring
+
+
 @pytest.mark.parametrize(
     ("wrong", "says"),
     [
-        (("all_reduce",), "direct, one_shot, recursive_doubling, ring"),
         (("allreduce", "ring"), "no file and none of the operations"),
         (("all_reduce", "rings"), "has no algorithm"),
         (("broadcast", "direct", "--root", "8"), "root 8"),

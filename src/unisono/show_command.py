@@ -47,14 +47,19 @@ def show(
 
     Who sends which chunk to whom, what each rank holds, bytes per link. Drawings are called
     OPERATION-ALGORITHM-RANKS.svg and .html unless you name them. A schedule from a file is checked
-    too: a wrong one is shown with its mistake and ends with exit code 1.
+    too: a wrong one is shown with its mistake and ends with exit code 1. An operation alone lists
+    its algorithms.
     """
     from unisono.bench.execute import result_console, write_json
     from unisono.bench.sizes import parse_size
     from unisono.show import table, tell
     from unisono.show.document import document
+    from unisono.types import Op
 
     try:
+        if what in list(Op) and algorithm is None:
+            _list_algorithms(what, ranks, size, json_path)
+            return
         schedule, name = _find(what, algorithm, ranks, root)
         story = tell(schedule, nbytes=None if size is None else parse_size(size))
         paths = _paths(story, name, svg_path, html_path, files)
@@ -73,9 +78,20 @@ def show(
     raise typer.Exit(0 if story.problem is None else 1)
 
 
+def _list_algorithms(what: str, ranks: int, size: str | None, json_path: str | None) -> None:
+    from unisono.bench.execute import result_console, write_json
+    from unisono.bench.sizes import parse_size
+    from unisono.show.choices import choices, table_of
+
+    found = choices(what, ranks=ranks)
+    nbytes = None if size is None else parse_size(size)
+    result_console(json_path).print(table_of(found, nbytes=nbytes))
+    write_json({"op": what, "ranks": ranks, "algorithms": [c.as_dict() for c in found]}, json_path)
+
+
 def _find(what: str, algorithm: str | None, ranks: int, root: int) -> tuple[Schedule, str]:
     """The schedule that is asked for, and what to call its files."""
-    from unisono.algorithms import build, names
+    from unisono.algorithms import build
     from unisono.types import Op
 
     if what not in list(Op):
@@ -84,8 +100,7 @@ def _find(what: str, algorithm: str | None, ranks: int, root: int) -> tuple[Sche
         if algorithm is not None:
             raise ValueError(f"{what} is a schedule; there is no choice of algorithm {algorithm}")
         return _read(Path(what)), Path(what).stem
-    if algorithm is None:
-        raise ValueError(f"{what} has the algorithms {', '.join(names(what))}: name one")
+    assert algorithm is not None, "an operation alone lists its algorithms"
     return build(what, algorithm, ranks=ranks, root=root), f"{what}-{algorithm}-{ranks}"
 
 

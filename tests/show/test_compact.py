@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 
 import pytest
 from hypothesis import given, settings
@@ -13,8 +14,8 @@ from unisono.schedule import Schedule, Transfer
 from unisono.show.compact import entries, lines, pattern
 from unisono.types import Op
 
-Sent = set[tuple[int, int, int, bool]]
-"""(source, destination, chunk, whether it reduces)"""
+Sent = set[tuple[int, int, int, int, bool]]
+"""(source, destination, chunk at the source, at the destination, whether it reduces)"""
 
 EVERY = [(op, name) for op in Op for name in names(op)]
 
@@ -27,33 +28,48 @@ def numbers(text: str, others: set[int]) -> set[int]:
     return found
 
 
-def read(text: str, ranks: int) -> Sent:
+def chunk_called(name: str, schedule: Schedule) -> int:
+    """The location that a label names: `2`, `s1`, `owner.part`, `source:destination.part`."""
+    collective = schedule.collective
+    if name.startswith("s"):
+        return collective.num_chunks + int(name[1:])
+    piece, dot, part = name.partition(".")
+    if ":" in piece:
+        src, _, dst = piece.partition(":")
+        piece = str(int(src) * collective.ranks + int(dst))
+    return int(piece) * collective.parts + int(part) if dot else int(piece)
+
+
+def chunks_called(text: str, schedule: Schedule) -> range:
+    first, _, last = text.partition("-")
+    return range(chunk_called(first, schedule), chunk_called(last or first, schedule) + 1)
+
+
+def read(text: str, schedule: Schedule) -> Sent:
     """The transfers that one entry names."""
     hops, _, carried = text.partition(": ")
     sent: Sent = set()
-    everyone = set(range(ranks))
+    everyone = set(range(schedule.collective.ranks))
     for hop in hops.split(" "):
         left, arrow, right = re.fullmatch(r"(\S+)(→|↔)(\S+)", hop).groups()  # type: ignore[union-attr]
         srcs = everyone - {int(right)} if left == "all" else numbers(left, set())
-        for src in srcs:
-            for dst in numbers(right, everyone - {src}):
-                for part in carried.split(","):
-                    ends = [end for run in [part.rstrip("+")] for end in run.split("-")]
-                    chunks = [
-                        int(end.split(":")[0]) * ranks + int(end.split(":")[1])
-                        if ":" in end
-                        else int(end)
-                        for end in ends
-                    ]
-                    for chunk in range(chunks[0], chunks[-1] + 1):
-                        sent.add((src, dst, chunk, part.endswith("+")))
-                        if arrow == "↔":
-                            sent.add((dst, src, chunk, part.endswith("+")))
+        links = {(src, dst) for src in srcs for dst in numbers(right, everyone - {src})}
+        if arrow == "↔":
+            links |= {(dst, src) for src, dst in links}
+        for part in carried.split(","):
+            here, _, there = part.rstrip("+").partition("→")
+            places = chunks_called(here, schedule), chunks_called(there or here, schedule)
+            for chunk, to in zip(*places, strict=True):
+                sent |= {(src, dst, chunk, to, part.endswith("+")) for src, dst in links}
     return sent
 
 
-def really(transfers: tuple[Transfer, ...]) -> Sent:
-    return {(t.src, t.dst, t.src_chunk + i, t.reduce) for t in transfers for i in range(t.count)}
+def really(transfers: Sequence[Transfer]) -> Sent:
+    return {
+        (t.src, t.dst, t.src_chunk + i, t.dst_chunk + i, t.reduce)
+        for t in transfers
+        for i in range(t.count)
+    }
 
 
 @given(data=st.data())
@@ -63,7 +79,7 @@ def test_entries_say_exactly_what_is_sent(data: st.DataObject) -> None:
     ranks = data.draw(st.integers(2, 12))
     schedule = build(op, name, ranks=ranks, root=data.draw(st.integers(0, ranks - 1)))
     for _, transfers in schedule.rounds():
-        said = [read(str(entry), ranks) for entry in entries(schedule, transfers)]
+        said = [read(str(entry), schedule) for entry in entries(schedule, transfers)]
         assert set().union(*said) == really(transfers)
         assert sum(map(len, said)) == len(really(transfers)), "said twice"
 
@@ -78,25 +94,32 @@ def meant(text: str, rank: int, ranks: int) -> int:
 def said_by_pattern(schedule: Schedule, hops: str, chunks: str) -> Sent:
     n, reduce = schedule.collective.ranks, chunks.endswith("+")
     chunks = chunks.rstrip("+")
-    sent: Sent = set()
+    said: list[tuple[int, int, range]] = []
     left, right = hops.split("→")
     for rank in range(n):
+        everyone = [s for s in range(n) if s != rank]
         if chunks == "r:s, all s":
-            sent |= {(rank, s, rank * n + s, reduce) for s in range(n) if s != rank}
+            said += [(rank, s, one(rank * n + s)) for s in everyone]
         elif left == "all":
-            sent |= {(s, rank, meant(chunks, rank, n), reduce) for s in range(n) if s != rank}
+            said += [(s, rank, one(meant(chunks, rank, n))) for s in everyone]
         elif right == "all":
-            sent |= {(rank, s, meant(chunks, rank, n), reduce) for s in range(n) if s != rank}
+            said += [(rank, s, one(meant(chunks, rank, n))) for s in everyone]
+        elif "r" not in chunks:
+            said.append((rank, meant(right, rank, n), chunks_called(chunks, schedule)))
         elif ":" in chunks:
             owner, receiver = (meant(end, rank, n) for end in chunks.split(":"))
-            sent.add((rank, meant(right, rank, n), owner * n + receiver, reduce))
+            said.append((rank, meant(right, rank, n), one(owner * n + receiver)))
         else:
-            sent.add((rank, meant(right, rank, n), meant(chunks, rank, n), reduce))
-    return sent
+            said.append((rank, meant(right, rank, n), one(meant(chunks, rank, n))))
+    return {(src, dst, chunk, chunk, reduce) for src, dst, found in said for chunk in found}
+
+
+def one(chunk: int) -> range:
+    return range(chunk, chunk + 1)
 
 
 @pytest.mark.parametrize(("op", "name"), EVERY)
-@pytest.mark.parametrize("ranks", [3, 7, 16])
+@pytest.mark.parametrize("ranks", [3, 4, 7, 16])
 def test_a_pattern_says_exactly_what_is_sent(op: Op, name: str, ranks: int) -> None:
     schedule = build(op, name, ranks=ranks)
     for _, transfers in schedule.rounds():

@@ -150,8 +150,9 @@ def _is_done(schedule: Schedule, place: Place, held: Held) -> bool:
     collective = schedule.collective
     if location >= collective.num_chunks or held.chunk != location:
         return False
-    need = (1 << collective.ranks) - 1 if collective.op.reduces else held.mask
-    return held.mask == need and collective.wants(rank, location)
+    if collective.op.reduces and held.mask != (1 << len(collective.summands(rank))) - 1:
+        return False
+    return collective.wants(rank, location)
 
 
 def _in_order(schedule: Schedule) -> Schedule:

@@ -1,0 +1,86 @@
+"""The algorithms of an operation: what there is to choose from, and what each costs."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from fractions import Fraction
+
+from rich.table import Table
+from rich.text import Text
+
+from unisono.algorithms import Cost, cost, find, names
+from unisono.algorithms.describe import describe
+from unisono.errors import UnsupportedError
+from unisono.show.scale import Scale
+from unisono.types import Op
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Choice:
+    """One algorithm; `cost` is None, and `problem` says why, if it cannot serve these ranks.
+
+    The bytes of a cost that is not `exact` are an upper bound.
+    """
+
+    name: str
+    summary: str
+    cost: Cost | None
+    exact: bool
+    problem: str = ""
+
+    def as_dict(self) -> dict[str, object]:
+        """The choice as plain data; bytes as a share of N."""
+        known = self.cost
+        return {
+            "name": self.name,
+            "summary": self.summary,
+            "rounds": None if known is None else known.rounds,
+            "bytes_sent": None if known is None else float(known.bytes_sent),
+            "exact": self.exact,
+            "problem": self.problem,
+        }
+
+
+def choices(op: Op | str, *, ranks: int) -> tuple[Choice, ...]:
+    """All algorithms of an operation, by name.
+
+    >>> [choice.name for choice in choices("barrier", ranks=4)]
+    ['direct']
+    """
+    return tuple(_choice(op, name, ranks) for name in names(op))
+
+
+def table_of(found: tuple[Choice, ...], *, nbytes: int | None = None) -> Table:
+    """A row for each algorithm; with `nbytes`, the larger buffer of a rank, amounts are bytes."""
+    grid = Table(show_edge=False, pad_edge=False)
+    grid.add_column("algorithm", no_wrap=True)
+    grid.add_column("rounds", justify="right", no_wrap=True)
+    grid.add_column("a rank sends", justify="right", no_wrap=True)
+    grid.add_column("what it does", ratio=1)
+    for choice in found:
+        known = choice.cost
+        if known is None:
+            grid.add_row(choice.name, "", "", Text(choice.problem, style="dim"))
+            continue
+        sent = ("" if choice.exact else "≤ ") + _amount(known.bytes_sent, nbytes)
+        grid.add_row(choice.name, str(known.rounds), sent, Text(choice.summary))
+    return grid
+
+
+def _choice(op: Op | str, name: str, ranks: int) -> Choice:
+    algorithm, known, problem = find(op, name), None, ""
+    try:
+        known = cost(op, name, ranks=ranks)
+    except UnsupportedError as error:
+        problem = str(error)
+    return Choice(
+        name=name,
+        summary=describe(algorithm).summary,
+        cost=known,
+        exact=algorithm.exact,
+        problem=problem,
+    )
+
+
+def _amount(share: Fraction, nbytes: int | None) -> str:
+    return Scale(chunks=share.denominator, nbytes=nbytes).text(share.numerator)
