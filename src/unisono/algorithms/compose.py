@@ -11,9 +11,11 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from math import lcm
 
+import numpy as np
+
 from unisono.algorithms.cost import BY_PART
 from unisono.errors import UnsupportedError
-from unisono.schedule import Builder, Collective, Schedule
+from unisono.schedule import Builder, Collective, Schedule, Transfers
 from unisono.types import Op
 
 _BACKWARDS = {
@@ -95,13 +97,21 @@ def backwards(schedule: Schedule) -> Schedule:
     """
     collective = schedule.collective
     op = _BACKWARDS[collective.op]
-    b = Builder(replace(collective, op=op), schedule.algorithm)
-    last = schedule.num_rounds - 1
-    for t in reversed(tuple(schedule.transfers)):
-        b.round = last - t.round
-        add = b.reduce if op.reduces else b.copy
-        add(t.dst, t.dst_chunk, t.src, t.src_chunk, count=t.count, channel=t.channel)
-    return b.build()
+    forwards = schedule.columns.select(slice(None, None, -1))
+    columns = replace(
+        forwards,
+        round=schedule.num_rounds - 1 - forwards.round,
+        src=forwards.dst,
+        src_chunk=forwards.dst_chunk,
+        dst=forwards.src,
+        dst_chunk=forwards.src_chunk,
+        reduce=np.full(len(forwards), op.reduces),
+    )
+    return Schedule(
+        collective=replace(collective, op=op),
+        algorithm=schedule.algorithm,
+        transfers=Transfers(columns),
+    )
 
 
 def in_sequence(op: Op, parts: Sequence[Schedule]) -> Schedule:

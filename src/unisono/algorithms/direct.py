@@ -8,6 +8,10 @@ pieces); bytes are those a rank sends, counted once per receiver.
 from __future__ import annotations
 
 from fractions import Fraction
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
 
 from unisono.algorithms.cost import FREE, Cost, backwards, of_all_gather, there_and_back
 from unisono.algorithms.registry import algorithm
@@ -42,15 +46,10 @@ def all_reduce(ranks: int) -> Schedule:
     with each half done in one step over a full mesh.
     """
     b = Builder(Collective(op=Op.ALL_REDUCE, ranks=ranks, parts=ranks), "direct")
-    for owner in range(ranks):
-        for rank in range(ranks):
-            if rank != owner:
-                b.reduce(rank, owner, owner)
+    owner, rank = _pairs(ranks)
+    b.reduce(rank, owner, owner)
     b.next_round()
-    for owner in range(ranks):
-        for rank in range(ranks):
-            if rank != owner:
-                b.copy(owner, owner, rank)
+    b.copy(owner, owner, rank)
     return b.build()
 
 
@@ -63,10 +62,8 @@ def reduce_scatter(ranks: int) -> Schedule:
     step.
     """
     b = Builder(Collective(op=Op.REDUCE_SCATTER, ranks=ranks), "direct")
-    for dest in range(ranks):
-        for rank in range(ranks):
-            if rank != dest:
-                b.reduce(rank, dest, dest)
+    dest, rank = _pairs(ranks)
+    b.reduce(rank, dest, dest)
     return b.build()
 
 
@@ -78,10 +75,8 @@ def all_gather(ranks: int) -> Schedule:
     in one step.
     """
     b = Builder(Collective(op=Op.ALL_GATHER, ranks=ranks), "direct")
-    for owner in range(ranks):
-        for rank in range(ranks):
-            if rank != owner:
-                b.copy(owner, owner, rank)
+    owner, rank = _pairs(ranks)
+    b.copy(owner, owner, rank)
     return b.build()
 
 
@@ -93,10 +88,8 @@ def all_to_all(ranks: int) -> Schedule:
     the isend-irecv algorithm.
     """
     b = Builder(Collective(op=Op.ALL_TO_ALL, ranks=ranks), "direct")
-    for src in range(ranks):
-        for dst in range(ranks):
-            if src != dst:
-                b.copy(src, src * ranks + dst, dst)
+    src, dst = _pairs(ranks)
+    b.copy(src, src * ranks + dst, dst)
     return b.build()
 
 
@@ -108,9 +101,8 @@ def broadcast(ranks: int, root: int) -> Schedule:
     "Performance analysis of MPI collective operations" (2007).
     """
     b = Builder(Collective(op=Op.BROADCAST, ranks=ranks, root=root), "direct")
-    for rank in range(ranks):
-        if rank != root:
-            b.copy(root, 0, rank)
+    rank = np.delete(np.arange(ranks), root)
+    b.copy(root, 0, rank)
     return b.build()
 
 
@@ -121,9 +113,8 @@ def reduce(ranks: int, root: int) -> Schedule:
     Rounds: 1. Bytes: N. Reductions: (n-1) x N at the root. Source: Pjesivac-Grbovic et al. (2007).
     """
     b = Builder(Collective(op=Op.REDUCE, ranks=ranks, root=root), "direct")
-    for rank in range(ranks):
-        if rank != root:
-            b.reduce(rank, 0, root)
+    rank = np.delete(np.arange(ranks), root)
+    b.reduce(rank, 0, root)
     return b.build()
 
 
@@ -134,9 +125,8 @@ def gather(ranks: int, root: int) -> Schedule:
     Rounds: 1. Bytes: N/n, received (n-1)/n x N at the root. Source: Pjesivac-Grbovic et al. (2007).
     """
     b = Builder(Collective(op=Op.GATHER, ranks=ranks, root=root), "direct")
-    for rank in range(ranks):
-        if rank != root:
-            b.copy(rank, rank, root)
+    rank = np.delete(np.arange(ranks), root)
+    b.copy(rank, rank, root)
     return b.build()
 
 
@@ -147,9 +137,8 @@ def scatter(ranks: int, root: int) -> Schedule:
     Rounds: 1. Bytes: (n-1)/n x N at the root. Source: Pjesivac-Grbovic et al. (2007).
     """
     b = Builder(Collective(op=Op.SCATTER, ranks=ranks, root=root), "direct")
-    for rank in range(ranks):
-        if rank != root:
-            b.copy(root, rank, rank)
+    rank = np.delete(np.arange(ranks), root)
+    b.copy(root, rank, rank)
     return b.build()
 
 
@@ -160,3 +149,8 @@ def barrier(ranks: int) -> Schedule:
     Rounds: 0. Bytes: 0.
     """
     return Builder(Collective(op=Op.BARRIER, ranks=ranks), "direct").build()
+
+
+def _pairs(ranks: int) -> tuple[NDArray[Any], ...]:
+    """Two columns: every rank beside every other, ordered by the first."""
+    return np.nonzero(~np.eye(ranks, dtype=bool))

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from fractions import Fraction
 
+import numpy as np
+
 from unisono.algorithms.cost import Cost
 from unisono.algorithms.registry import algorithm
 from unisono.schedule import Builder, Collective, Schedule
@@ -23,8 +25,6 @@ def all_reduce(ranks: int) -> Schedule:
     ("all pairs, LL").
     """
     b = Builder(Collective(op=Op.ALL_REDUCE, ranks=ranks), "one_shot")
-    for dst in range(ranks):
-        for src in range(ranks):
-            if src != dst:
-                b.reduce(src, 0, dst)
+    dst, src = np.nonzero(~np.eye(ranks, dtype=bool))
+    b.reduce(src, 0, dst)
     return b.build()

@@ -7,6 +7,8 @@ from __future__ import annotations
 
 from fractions import Fraction
 
+import numpy as np
+
 from unisono.algorithms.cost import Cost, of_all_gather
 from unisono.algorithms.cost import backwards as backwards_cost
 from unisono.algorithms.registry import algorithm
@@ -34,10 +36,10 @@ def reduce_scatter(ranks: int) -> Schedule:
     "Optimization of collective communication operations in MPICH" (2005).
     """
     b = Builder(Collective(op=Op.REDUCE_SCATTER, ranks=ranks), "pairwise")
+    rank = np.arange(ranks)
     for step in range(1, ranks):
-        for rank in range(ranks):
-            dest = (rank + step) % ranks
-            b.reduce(rank, dest, dest)
+        dest = (rank + step) % ranks
+        b.reduce(rank, dest, dest)
         b.next_round()
     return b.build()
 
@@ -50,9 +52,9 @@ def all_gather(ranks: int) -> Schedule:
     (2005), turned round.
     """
     b = Builder(Collective(op=Op.ALL_GATHER, ranks=ranks), "pairwise")
+    rank = np.arange(ranks)
     for step in range(1, ranks):
-        for rank in range(ranks):
-            b.copy(rank, rank, (rank + step) % ranks)
+        b.copy(rank, rank, (rank + step) % ranks)
         b.next_round()
     return b.build()
 
@@ -64,9 +66,9 @@ def all_to_all(ranks: int) -> Schedule:
     Rounds: n-1. Bytes: (n-1)/n x N. Source: Thakur, Rabenseifner, Gropp (2005).
     """
     b = Builder(Collective(op=Op.ALL_TO_ALL, ranks=ranks), "pairwise")
+    src = np.arange(ranks)
     for step in range(1, ranks):
-        for src in range(ranks):
-            dst = (src + step) % ranks
-            b.copy(src, src * ranks + dst, dst)
+        dst = (src + step) % ranks
+        b.copy(src, src * ranks + dst, dst)
         b.next_round()
     return b.build()
