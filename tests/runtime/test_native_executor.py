@@ -264,7 +264,7 @@ def test_every_algorithm_over_many_blocks(
     op: Op, name: str, crews: Callable[[int, int], Crew]
 ) -> None:
     for ranks in (2, 3, 5, 8):
-        counts = [6001] * ranks
+        counts = [4001] * ranks
         crew = crews(ranks, 1 << 20)
         compare(crew, op, name, counts, root=ranks - 1, block_bytes=4096)
 

@@ -11,6 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from turns import turn
 from unisono.algorithms import build, names
 from unisono.errors import ScheduleError, UnsupportedError
 from unisono.schedule import (
@@ -311,12 +312,14 @@ ALL = [(op, name) for op in Op if op not in LACKING for name in names(op)]
 
 
 @pytest.mark.parametrize(("op", "name"), ALL)
-@pytest.mark.parametrize("ranks", [1, 2, 3, 4, 5])
-def test_what_is_written_is_read_back(op: Op, name: str, ranks: int) -> None:
-    try:
-        schedule = build(op, name, ranks=ranks, root=ranks - 1)
-    except UnsupportedError:
-        return
+def test_what_is_written_is_read_back(op: Op, name: str) -> None:
+    for ranks in (1, 2, 3, 4, 5):
+        with turn(ranks=ranks):
+            comes_back(build(op, name, ranks=ranks, root=ranks - 1))
+
+
+def comes_back(schedule: Schedule) -> None:
+    op, ranks = schedule.collective.op, schedule.collective.ranks
     text = to_msccl_xml(schedule)
     same_effect(schedule, from_msccl_xml(text))
     # Nor does it get stuck where each connection holds but one message.

@@ -11,9 +11,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from turns import turn
 from unisono.algorithms import build, names
 from unisono.errors import ScheduleError, UnisonoError, UnsupportedError
-from unisono.schedule import check, from_mscclpp_json, to_mscclpp_json
+from unisono.schedule import Schedule, check, from_mscclpp_json, to_mscclpp_json
 from unisono.types import Op
 
 Json = dict[str, Any]
@@ -220,17 +221,18 @@ def test_what_is_not_carried_is_told() -> None:
 
 
 @pytest.mark.parametrize(("op_", "name"), [(o, name) for o in _OPS for name in names(o)])
-@pytest.mark.parametrize("ranks", [1, 2, 3, 4])
-def test_what_is_written_is_read_back(op_: Op, name: str, ranks: int) -> None:
-    try:
-        before = build(op_, name, ranks=ranks)
-    except UnsupportedError:
-        return
+def test_what_is_written_is_read_back(op_: Op, name: str) -> None:
+    for ranks in (1, 2, 3, 4):
+        with turn(ranks=ranks):
+            comes_back(build(op_, name, ranks=ranks))
+
+
+def comes_back(before: Schedule) -> None:
     after = from_mscclpp_json(to_mscclpp_json(before))
     check(after)
     assert after.collective == before.collective
     assert after.num_rounds <= before.num_rounds
-    for rank in range(ranks):
+    for rank in range(before.collective.ranks):
         assert after.chunks_sent(rank) == before.chunks_sent(rank)
 
 
