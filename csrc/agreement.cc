@@ -58,7 +58,8 @@ void Agreement::mismatch(uint64_t seq) {
         text += (r ? ", rank " : " rank ") + std::to_string(r) +
                 (called.empty() ? " has not called anything" : " called " + called);
     }
-    if (alike) text += "; they differ in the algorithm, or in the lengths of the pieces";
+    if (alike)
+        text += "; they differ in the algorithm, in the lengths of the pieces, or in reproducible=";
     members_.fail(Fault::mismatch, text);
 }
 

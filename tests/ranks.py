@@ -40,14 +40,22 @@ def unique_name() -> str:
 class Threads:
     """Ranks as threads of this process. Each keeps its thread and its communicator."""
 
-    def __init__(self, ranks: int, *, timeout_s: float = 30.0) -> None:
+    def __init__(
+        self, ranks: int, *, timeout_s: float = 30.0, reproducible: bool | None = None
+    ) -> None:
         self.ranks = ranks
         self.healthy = True
         self._pools = [concurrent.futures.ThreadPoolExecutor(1) for _ in range(ranks)]
         name = unique_name()
 
         def join(rank: int) -> Communicator:
-            return unisono.init(rank=rank, size=ranks, rendezvous=name, timeout_s=timeout_s)
+            return unisono.init(
+                rank=rank,
+                size=ranks,
+                rendezvous=name,
+                timeout_s=timeout_s,
+                reproducible=reproducible,
+            )
 
         self.comms: list[Communicator] = [
             future.result(timeout_s)

@@ -112,7 +112,13 @@ def test_settings() -> None:
     assert config.settings({}).timeout_s == 300
     found = config.settings({"UNISONO_TIMEOUT_S": "0.5", "UNISONO_STAGING_BYTES": "65536"})
     assert (found.timeout_s, found.staging_bytes) == (0.5, 65536)
-    assert config.with_timeout(found, 7) == dataclasses.replace(found, timeout_s=7)
+    assert config.override(found, timeout_s=7) == dataclasses.replace(found, timeout_s=7)
+    assert config.override(found) == found
+    assert not found.reproducible
+    assert config.override(found, reproducible=True).reproducible
+    asked = config.settings({"UNISONO_REPRODUCIBLE": "1"})
+    assert asked.reproducible and config.override(asked).reproducible
+    assert not config.override(asked, reproducible=False).reproducible
 
 
 @pytest.mark.parametrize(
@@ -121,7 +127,7 @@ def test_settings() -> None:
         ("UNISONO_TIMEOUT_S", "0"), ("UNISONO_TIMEOUT_S", "-1"), ("UNISONO_TIMEOUT_S", "nan"),
         ("UNISONO_TIMEOUT_S", "soon"), ("UNISONO_STAGING_BYTES", "1"),
         ("UNISONO_STAGING_BYTES", "16M"), ("UNISONO_STAGING_BYTES", str(1 << 40)),
-        ("UNISONO_STORES", "magic"),
+        ("UNISONO_STORES", "magic"), ("UNISONO_REPRODUCIBLE", "yes"),
     ],
 )  # fmt: skip
 def test_settings_that_make_no_sense_are_named(name: str, value: str) -> None:

@@ -1,5 +1,6 @@
 #include <cstring>
 
+#include "float_mode.h"
 #include "table.h"
 
 #if defined(__x86_64__)
@@ -85,6 +86,7 @@ void reduce_with(const Table& table, DType type, ReduceOp op, void* dst, void* d
     if (scaled && op == ReduceOp::sum) op = ReduceOp::avg;
     if (!scaled && op == ReduceOp::avg) op = ReduceOp::sum;
     const Fold fold = table.find(type, op);
+    const DefaultFloatMode mode;
     const auto* sources = reinterpret_cast<const uint8_t* const*>(srcs);
 
     if (dst2 == nullptr && dst_store == Store::cached) {

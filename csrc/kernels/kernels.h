@@ -1,7 +1,8 @@
 // Reductions and copies of untyped memory, in the widest vector instructions this CPU has.
 //
 // All functions are thread-safe, allocate nothing, and accept any alignment. Results are the same
-// bits on every instruction set, except for the payload and sign of a NaN that arithmetic produced.
+// bits on every instruction set, for any alignment and length, and whatever rounding the calling
+// thread has set: to nearest even, subnormals kept.
 #pragma once
 
 #include <cstddef>
@@ -20,9 +21,10 @@ enum class Store : uint8_t { cached, streaming };
 // supports(type, op).
 //
 // - Sums and products of 16- and 8-bit floats accumulate in float32 and are rounded once, to
-// nearest
-//   even; a NaN becomes 0x7FC0 in bfloat16, 0x7F in 8 bits. What is too large becomes infinity, in
-//   float8_e4m3fn, which has none, 448. A single source that is not scaled is copied.
+//   nearest even. What is too large becomes infinity, in float8_e4m3fn, which has none, 448. A
+//   single source that is not scaled is copied.
+// - A NaN in a sum, product or average becomes the quiet NaN without sign and payload, in 8 bits
+//   0x7F.
 // - min and max keep the accumulator `a` over `b` if a < b (a > b) or a is NaN, so NaN wins.
 // - minloc and maxloc give the pair of the best value, of equal values (and NaNs) the one with the
 //   lowest index, of equal pairs the first; NaN wins.

@@ -13,15 +13,36 @@ struct Unscaled {
     }
 };
 
+// The quiet NaN without sign and payload, as bits.
 template <class T>
-struct Sum : Unscaled {
+constexpr typename UnsignedOf<sizeof(T)>::type quiet_nan =
+    sizeof(T) == 4 ? 0x7FC00000u : 0x7FF8000000000000u;
+
+// One NaN for all. Which of two NaNs a CPU's sum passes on depends on which operand the compiler
+// put first, and that differs between the body of a vector and its ends.
+template <class T>
+UNISONO_INLINE Vector<T> with_one_nan(Vector<T> a) {
+    if constexpr (is_float<T>) {
+        using Bits = typename UnsignedOf<sizeof(T)>::type;
+        return a != a ? (Vector<T>)(Vector<Bits>{} + quiet_nan<T>) : a;
+    }
+    return a;
+}
+
+template <class T>
+struct Arithmetic {
+    UNISONO_INLINE static Vector<T> finish(Vector<T> a, uint32_t) { return with_one_nan<T>(a); }
+};
+
+template <class T>
+struct Sum : Arithmetic<T> {
     UNISONO_INLINE static Vector<T> apply(Vector<T> a, Vector<T> b) {
         return (Vector<T>)((Wrapping<T>)a + (Wrapping<T>)b);
     }
 };
 
 template <class T>
-struct Prod : Unscaled {
+struct Prod : Arithmetic<T> {
     UNISONO_INLINE static Vector<T> apply(Vector<T> a, Vector<T> b) {
         return (Vector<T>)((Wrapping<T>)a * (Wrapping<T>)b);
     }
@@ -69,7 +90,7 @@ struct Avg {
 
     UNISONO_INLINE static Vector<T> finish(Vector<T> a, uint32_t divisor) {
         if constexpr (is_float<T>) {
-            return a / (Vector<T>{} + static_cast<T>(divisor));
+            return with_one_nan<T>(a / (Vector<T>{} + static_cast<T>(divisor)));
         } else {
             using Quotient = typename QuotientOf<T>::type;
             Vector<T> out;
@@ -106,7 +127,7 @@ struct Xor : Unscaled {
 // (a + bi)(c + di) = (ac - bd) + (ad + bc)i on interleaved parts. T is the type of a part and
 // Index the integer of its size.
 template <class T, class Index>
-struct ComplexProd : Unscaled {
+struct ComplexProd : Arithmetic<T> {
     UNISONO_INLINE static Vector<T> apply(Vector<T> x, Vector<T> y) {
         Vector<Index> lane, odd;
         for (size_t i = 0; i < lanes<T>; ++i) {

@@ -37,6 +37,7 @@ class Settings:
     timeout_s: float = DEFAULT_TIMEOUT_S
     staging_bytes: int = DEFAULT_STAGING_BYTES
     stores: StorePolicy = StorePolicy.ADAPTIVE
+    reproducible: bool = False
 
     def __post_init__(self) -> None:
         if not self.timeout_s > 0:
@@ -60,12 +61,23 @@ def settings(environ: Mapping[str, str] = os.environ) -> Settings:
         timeout_s=_seconds(environ, "UNISONO_TIMEOUT_S", DEFAULT_TIMEOUT_S),
         staging_bytes=_number(environ, "UNISONO_STAGING_BYTES", DEFAULT_STAGING_BYTES),
         stores=StorePolicy[stores.upper()],
+        reproducible=_switch(environ, "UNISONO_REPRODUCIBLE"),
     )
 
 
-def with_timeout(found: Settings, timeout_s: float) -> Settings:
-    """The same settings with another timeout."""
-    return replace(found, timeout_s=timeout_s)
+def override(
+    found: Settings, *, timeout_s: float | None = None, reproducible: bool | None = None
+) -> Settings:
+    """The same settings with what the caller gave; None leaves a setting as it is.
+
+    >>> override(Settings(), timeout_s=5.0).timeout_s
+    5.0
+    """
+    return replace(
+        found,
+        timeout_s=found.timeout_s if timeout_s is None else timeout_s,
+        reproducible=found.reproducible if reproducible is None else reproducible,
+    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -212,6 +224,13 @@ def _seconds(environ: Mapping[str, str], name: str, default: float) -> float:
         return float(environ[name])
     except ValueError:
         raise ValueError(f"{name} must be a number of seconds, not {environ[name]!r}") from None
+
+
+def _switch(environ: Mapping[str, str], name: str) -> bool:
+    given = environ.get(name, "0")
+    if given not in ("0", "1"):
+        raise ValueError(f"{name} must be 0 or 1, not {given!r}")
+    return given == "1"
 
 
 def _text(environ: Mapping[str, str], name: str) -> str:

@@ -173,4 +173,7 @@ def test_importing_the_backend_without_torch_says_so():
 def test_unknown_options_are_refused():
     code = ONE_RANK.replace("world_size=1", "world_size=1, pg_options=object()")
     result = run_python("import unisono.torch_backend\n" + code)
-    assert "UnsupportedError: unisono takes no pg_options" in result.stderr
+    assert (
+        "UnsupportedError: unisono takes unisono.torch_backend.Options as pg_options"
+        in result.stderr
+    )

@@ -8,6 +8,7 @@ from typing import NamedTuple
 
 from unisono import native
 from unisono.communicator.premul import PremulSum
+from unisono.communicator.reproducible import fallback, is_reproducible, refusal
 from unisono.communicator.selection import Rule, Selection
 from unisono.errors import UnsupportedError
 from unisono.runtime.native_executor import UNTOLD, Arguments, LoadedPlan, NativeExecutor
@@ -41,6 +42,11 @@ class Request(NamedTuple):
         """Whether all pieces have one length."""
         return len(set(self.lengths)) <= 1
 
+    @property
+    def narrow(self) -> bool:
+        """Whether the caller's elements are 16- or 8-bit floats."""
+        return (self.caller_dtype or self.dtype).is_narrow_float
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Choice:
@@ -69,9 +75,20 @@ def parse_reduction(op: str | ReduceOp | PremulSum) -> ReduceOp:
 
 
 class CallBook:
-    """Calls of one communicator, prepared once for each request."""
+    """Calls of one communicator, prepared once for each request.
 
-    def __init__(self, executor: NativeExecutor, ranks: int, selection: Selection) -> None:
+    With `reproducible`, only by algorithms that fold in rank order: see `reproducible.py`.
+    """
+
+    def __init__(
+        self,
+        executor: NativeExecutor,
+        ranks: int,
+        selection: Selection,
+        *,
+        reproducible: bool = False,
+    ) -> None:
+        self._reproducible = reproducible
         self._executor = executor
         self._ranks = ranks
         self._selection = selection
@@ -87,12 +104,27 @@ class CallBook:
             return self._executor.adopt(algorithm)
         return algorithm
 
-    def choose(self, op: Op, nbytes: int, root: int = -1, algorithm: str | None = None) -> Choice:
-        """The plan for a call of `nbytes` in the caller's larger buffer."""
-        if algorithm is not None:
-            return Choice(plan=self._executor.plan(op, algorithm, root), rule=None)
-        rule = self._selection.choose(op, nbytes)
-        return Choice(plan=self._executor.plan(op, rule.algorithm, root), rule=rule)
+    def choose(
+        self,
+        op: Op,
+        nbytes: int,
+        root: int = -1,
+        algorithm: str | None = None,
+        *,
+        narrow: bool = False,
+    ) -> Choice:
+        """The plan for a call of `nbytes` in the caller's larger buffer; `narrow` for 16- and
+        8-bit floats. Raises `UnsupportedError` for an algorithm that may not or cannot run."""
+        rule = None if algorithm is not None else self._selection.choose(op, nbytes)
+        name = algorithm if rule is None else rule.algorithm
+        assert name is not None
+        plan = self._executor.plan(op, name, root)
+        if self._reproducible and not is_reproducible(plan, narrow=narrow):
+            if rule is None:
+                raise refusal(self._executor, op, name, root, narrow=narrow)
+            rule = fallback(op)
+            plan = self._executor.plan(op, rule.algorithm, root)
+        return Choice(plan=plan, rule=rule)
 
     def check(self, request: Request) -> None:
         """Raises `UnsupportedError` or `ValueError` for what no plan can serve."""
@@ -172,8 +204,10 @@ class CallBook:
             )
 
     def _plan(self, request: Request) -> LoadedPlan:
-        total = sum(request.lengths)
-        plan = self.choose(request.op, total, request.root, request.algorithm).plan
+        total, narrow = sum(request.lengths), request.narrow
+        plan = self.choose(
+            request.op, total, request.root, request.algorithm, narrow=narrow
+        ).plan
         if plan.uniform and not request.even and request.algorithm is None:
             return self._executor.plan(request.op, "direct", request.root)
         return plan
@@ -196,6 +230,7 @@ class CallBook:
                 lengths=() if request.even else request.lengths,
                 caller_dtype=request.caller_dtype,
                 others=request.packed,
+                reproducible=self._reproducible,
             ),
             piece_bytes=piece if request.even else 0,
         )

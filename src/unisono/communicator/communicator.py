@@ -50,6 +50,10 @@ class Communicator:
     `algorithm` is a name of `unisono.algorithms.names(...)`, or a `Schedule` for this operation,
     group and root: of your own, or read from a file. It is proved when it is first used; a wrong
     one raises `ScheduleError`, one that does not fit `UnsupportedError`.
+
+    If `reproducible`, every reduction is one fold in the order of ranks, ((x0 + x1) + x2) + ...,
+    so that the bits of an element depend on nothing but the contributions to it and the numbers of
+    the ranks; an `algorithm` that folds in another way raises `UnsupportedError`.
     """
 
     def __init__(self, meeting: Meeting, settings: config.Settings) -> None:
@@ -78,6 +82,11 @@ class Communicator:
         if not timeout_s > 0:
             raise ValueError(f"a timeout must be positive, not {timeout_s}")
         self._engine.timeout_s = timeout_s
+
+    @property
+    def reproducible(self) -> bool:
+        """Whether reductions are limited to folds in the order of ranks."""
+        return self._settings.reproducible
 
     @property
     def hosts(self) -> tuple[tuple[int, ...], ...]:

@@ -100,7 +100,9 @@ class Engine:
         self.rank = rank
         self.size = size
         executor = NativeExecutor(group, rank, settings.stores)
-        self.book = CallBook(executor, size, default_selection(size))
+        self.book = CallBook(
+            executor, size, default_selection(size), reproducible=settings.reproducible
+        )
         self._inline_s = _INLINE_S if size <= native.usable_cores() else _INLINE_CROWDED_S
         self._under_way = UnderWay(group)
         # Without a reference to this engine: C++ holds it, where no collector finds a cycle.

@@ -12,18 +12,23 @@ def init(
     size: int | None = None,
     rendezvous: str | None = None,
     timeout_s: float | None = None,
+    reproducible: bool | None = None,
 ) -> Communicator:
     """Joins the job's group of all ranks.
 
     Without arguments rank, size and rendezvous are those of `unisono.run`, torchrun, mpiexec or
     srun. `rendezvous` is any text equal on all ranks and the job's own. `timeout_s` (default 300)
-    holds for joining and for each call.
+    holds for joining and for each call. `reproducible` (default: `UNISONO_REPRODUCIBLE`, else
+    False) makes the bits of every reduction independent of message size, algorithm and hosts; it
+    must be the same on all ranks, and `split` and `group` pass it on.
 
     Raises `RendezvousError` if the ranks do not find each other.
+
+    >>> with init(rank=0, size=1, rendezvous="doc of init", reproducible=True) as comm:
+    ...     comm.reproducible
+    True
     """
-    settings = config.settings()
-    if timeout_s is not None:
-        settings = config.with_timeout(settings, timeout_s)
+    settings = config.override(config.settings(), timeout_s=timeout_s, reproducible=reproducible)
     if rank is None and size is None and rendezvous is None:
         world = config.world()
     elif rank is None or size is None or rendezvous is None:

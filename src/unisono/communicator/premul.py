@@ -50,7 +50,18 @@ def scale(array: Any, factor: Any) -> None:
     if _rank_of(by) > _rank_of(x):
         raise UnsupportedError(f"premul_sum of {x.dtype} elements cannot take a {by.dtype} factor")
     with np.errstate(all="ignore"):
-        np.multiply(x, by.astype(x.dtype), out=x)
+        converted = by.astype(x.dtype)
+        if x.dtype.kind == "c":
+            _scale_complex(x, converted)
+        else:
+            np.multiply(x, converted, out=x)
+
+
+def _scale_complex(x: NDArray[Any], by: NDArray[Any]) -> None:
+    # NumPy fuses multiplications and additions in some elements of an array and not in others.
+    real = x.real * by.real - x.imag * by.imag
+    x.imag = x.real * by.imag + x.imag * by.real
+    x.real = real
 
 
 def _as_numpy(array: Any) -> NDArray[Any]:

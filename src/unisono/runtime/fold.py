@@ -47,6 +47,8 @@ _BOOL_AS = {
     ReduceOp.BXOR: ReduceOp.LXOR,
 }
 
+_ARITHMETIC = (ReduceOp.SUM, ReduceOp.PROD, ReduceOp.AVG, ReduceOp.PREMUL_SUM)
+
 
 def fold(
     sources: Sequence[NDArray[np.uint8]], dtype: DType, op: ReduceOp, divisor: int = 1
@@ -54,7 +56,8 @@ def fold(
     """Combine buffers of equal length from left to right; AVG then divides by `divisor`.
 
     Sums and products of 16- and 8-bit floats accumulate in float32 and round once, to nearest
-    even. Integers wrap, and their averages truncate toward zero. MIN and MAX give the first NaN,
+    even. A NaN in a sum, product or average is the quiet one without sign and payload; 0x7F in 8
+    bits. Integers wrap, and their averages truncate toward zero. MIN and MAX give the first NaN,
     else the last of equal elements, with its bits unchanged. MINLOC and MAXLOC give the pair with
     a NaN, else with the best value; of equal values (and of NaNs) the lowest index; of equal
     pairs the first. Logical reductions take anything but 0 for true and give 0 or 1; booleans
@@ -79,6 +82,8 @@ def fold(
             acc = combine(acc, _load(source, dtype))
         if op is ReduceOp.AVG and divisor != 1:
             acc = _divide(acc, divisor)
+        if op in _ARITHMETIC and (len(sources) > 1 or divisor != 1):
+            acc = _with_one_nan(acc)
         return _store(acc, dtype)
 
 
@@ -99,6 +104,14 @@ def _store(acc: Array, dtype: DType) -> NDArray[np.uint8]:
 def _truth(source: NDArray[np.uint8], dtype: DType) -> NDArray[np.uint8]:
     kind = _NUMPY[dtype]
     return np.asarray(source.copy().view(kind) != 0, kind).view(np.uint8)
+
+
+def _with_one_nan(acc: Array) -> Array:
+    if acc.dtype.kind == "c":
+        return _with_one_nan(acc.view(acc.real.dtype)).view(acc.dtype)
+    if acc.dtype.kind != "f":
+        return acc
+    return np.where(np.isnan(acc), acc.dtype.type(np.nan), acc)
 
 
 def _divide(acc: Array, divisor: int) -> Array:

@@ -51,6 +51,7 @@ class LoadedPlan:
     pieces_out: int
     block_bytes: int
     reduce_depth: int
+    in_rank_order: bool
     uniform: bool
     in_place: bool
 
@@ -69,6 +70,7 @@ class Arguments:
     """The type of the caller's elements, where `dtype` is that of a wider copy."""
     others: tuple[int, ...] = ()
     """Whatever else must be equal."""
+    reproducible: bool = False
 
 
 class NativeExecutor:
@@ -128,6 +130,7 @@ class NativeExecutor:
             pieces_out=pieces_out,
             block_bytes=block_bytes_for(slots, self._group.depth, self._group.area_bytes),
             reduce_depth=lowered.plan.reduce_depth,
+            in_rank_order=lowered.in_rank_order,
             uniform=lowered.uniform,
             in_place=lowered.in_place,
         )
@@ -136,7 +139,9 @@ class NativeExecutor:
         self, plan: LoadedPlan, args: Arguments, *, piece_bytes: int = 0
     ) -> native.Prepared:
         """A call that lacks nothing but memory; `piece_bytes` is the length of equal pieces."""
-        agreed = f"{plan.name}/{plan.block_bytes}/{args.lengths}/{args.others}".encode()
+        agreed = (
+            f"{plan.name}/{plan.block_bytes}/{args.lengths}/{args.others}/{args.reproducible}".encode()
+        )
         return native.Prepared(
             plan=plan.native,
             op=OP_CODES[args.op],

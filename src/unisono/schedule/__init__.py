@@ -5,7 +5,7 @@ from unisono.schedule.check import check
 from unisono.schedule.coarsen import coarsen
 from unisono.schedule.codec import from_json, to_json
 from unisono.schedule.collective import MAX_RANKS, Collective
-from unisono.schedule.dataflow import Dataflow, Value, trace
+from unisono.schedule.dataflow import Dataflow, Value, folds_in_rank_order, trace
 from unisono.schedule.exchange import (
     from_msccl_xml,
     from_mscclpp_json,
@@ -41,6 +41,7 @@ __all__ = [
     "check",
     "check_plans",
     "coarsen",
+    "folds_in_rank_order",
     "from_json",
     "from_msccl_xml",
     "from_mscclpp_json",

@@ -23,7 +23,9 @@ class Value:
 
     `mask` is the set of contributing ranks as bits, all of them contributions to `chunk`.
     `round` is -1 for what the input holds. `operands` are in the order of the fold; a copy has
-    one. `depth` counts nested reductions.
+    one. `depth` counts nested reductions. `in_rank_order` says that the value is the fold of its
+    contributions from left to right in the order of their ranks, ((x0 + x1) + x2) + ...: at once,
+    or in steps of which each goes on where the one before ended.
     """
 
     rank: int
@@ -33,6 +35,7 @@ class Value:
     round: int = -1
     operands: tuple[Value, ...] = ()
     depth: int = 0
+    in_rank_order: bool = True
 
     @property
     def reduces(self) -> bool:
@@ -50,6 +53,11 @@ class Dataflow:
     schedule: Schedule
     writes: dict[int, dict[int, list[Value]]] = field(default_factory=dict)
     outputs: dict[Place, Value] = field(default_factory=dict)
+
+    @property
+    def in_rank_order(self) -> bool:
+        """Whether every result is a fold in rank order, or a copy of one; see `Value`."""
+        return all(value.in_rank_order for value in self.outputs.values())
 
 
 def trace(schedule: Schedule) -> Dataflow:
@@ -73,6 +81,22 @@ def trace(schedule: Schedule) -> Dataflow:
         for chunk in collective.wanted(rank)
     }
     return _keep_live(schedule, written, outputs)
+
+
+def folds_in_rank_order(schedule: Schedule) -> bool:
+    """Whether every result is one fold of the contributions in the order of ranks, from left to
+    right. Of such schedules all give the same bits, element by element, whatever the arithmetic.
+
+    All schedules do for which nothing is reduced. Raises `ScheduleError` when the schedule is
+    wrong.
+
+    >>> from unisono import algorithms
+    >>> folds_in_rank_order(algorithms.build("all_reduce", "direct", ranks=4))
+    True
+    >>> folds_in_rank_order(algorithms.build("all_reduce", "ring", ranks=4))
+    False
+    """
+    return trace(schedule).in_rank_order
 
 
 def _replay_round(
@@ -108,7 +132,20 @@ def _write(place: Place, number: int, operands: list[Value], own: Value | None) 
         round=number,
         operands=tuple(operands),
         depth=max([v.depth for v in operands]) + (len(operands) > 1),
+        in_rank_order=_goes_on(operands),
     )
+
+
+def _goes_on(operands: list[Value]) -> bool:
+    """Whether the first is in rank order, and each other is the one contribution of a rank above
+    all before it."""
+    first = operands[0]
+    last = first.mask
+    for value in operands[1:]:
+        if value.mask <= last or value.mask & (value.mask - 1):
+            return False
+        last = value.mask
+    return first.in_rank_order
 
 
 def _keep_live(schedule: Schedule, written: list[Value], outputs: dict[Place, Value]) -> Dataflow:

@@ -26,12 +26,14 @@ class RankPlan:
 
     `slots` are the staging slots of each rank; `uniform` and `in_place` hold for the group: some
     rank needs pieces of one length, and no rank minds when input and output are the same memory.
+    `in_rank_order` is that of `Dataflow`.
     """
 
     plan: Plan
     slots: tuple[int, ...]
     uniform: bool
     in_place: bool
+    in_rank_order: bool
 
 
 def lower(schedule: Schedule) -> tuple[Plan, ...]:
@@ -59,6 +61,7 @@ def lower_rank(schedule: Schedule, rank: int) -> RankPlan:
         slots=tuple(program.num_slots for program in lowering.programs),
         uniform=any(program.uniform for program in lowering.programs),
         in_place=all(program.in_place for program in lowering.programs),
+        in_rank_order=lowering.flow.in_rank_order,
     )
 
 

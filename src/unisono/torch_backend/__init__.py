@@ -11,11 +11,21 @@ this package registers it too, for environments that turn the entry points off.
 from __future__ import annotations
 
 import logging
+from dataclasses import dataclass
 from typing import Any
 
-__all__ = ["BACKEND_NAME", "register"]
+__all__ = ["BACKEND_NAME", "Options", "register"]
 
 BACKEND_NAME = "unisono"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Options:
+    """What `init_process_group` and `new_group` take as `pg_options`; None: as the environment
+    says. A group does not take over the options of another, but for those that it was split from.
+    """
+
+    reproducible: bool | None = None
 
 
 def register() -> None:

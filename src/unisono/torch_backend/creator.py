@@ -8,6 +8,7 @@ from typing import Any
 
 from unisono.communicator import init
 from unisono.errors import UnsupportedError
+from unisono.torch_backend import Options
 from unisono.torch_backend.convert import seconds
 from unisono.torch_backend.process_group import ProcessGroup
 
@@ -15,10 +16,13 @@ from unisono.torch_backend.process_group import ProcessGroup
 def create(options: Any, pg_options: Any) -> ProcessGroup:
     """The process group of this rank. All ranks of the group must call it.
 
-    `options` is torch's: store, group_rank, group_size, timeout, group_id.
+    `options` is torch's: store, group_rank, group_size, timeout, group_id; `pg_options` is ours.
     """
-    if pg_options is not None:
-        raise UnsupportedError(f"unisono takes no pg_options, but got {pg_options!r}")
+    ours = Options() if pg_options is None else pg_options
+    if not isinstance(ours, Options):
+        raise UnsupportedError(
+            f"unisono takes unisono.torch_backend.Options as pg_options, but got {pg_options!r}"
+        )
     rank: int = options.group_rank
     timeout: timedelta = options.timeout
     rendezvous = _agree(options.store, rank, timeout)
@@ -27,6 +31,7 @@ def create(options: Any, pg_options: Any) -> ProcessGroup:
         size=options.group_size,
         rendezvous=rendezvous,
         timeout_s=seconds(timeout) or 300.0,
+        reproducible=ours.reproducible,
     )
     return ProcessGroup(comm, options.store, list(options.global_ranks_in_group))
 

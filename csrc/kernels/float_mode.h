@@ -1,0 +1,54 @@
+// How the CPU rounds: the default, whatever the thread that happens to do the work has set.
+#pragma once
+
+#include <cstdint>
+
+#if defined(__x86_64__)
+#include <immintrin.h>
+#endif
+
+namespace unisono::kernels {
+
+// While it lives, this thread rounds to nearest even and keeps subnormals. Programs change that
+// (torch.set_flush_denormal, libraries built with -ffast-math) for some threads and not for others,
+// and a sum must not depend on which of them computes it.
+class DefaultFloatMode {
+  public:
+    DefaultFloatMode() noexcept : found_(get()) {
+        if (changed()) set((found_ & ~kMode) | kDefault);
+    }
+    ~DefaultFloatMode() {
+        if (changed()) set(found_);
+    }
+    DefaultFloatMode(const DefaultFloatMode&) = delete;
+    DefaultFloatMode& operator=(const DefaultFloatMode&) = delete;
+
+  private:
+#if defined(__x86_64__)
+    using Register = uint32_t;
+    static constexpr Register kMode = 0xE040;  // flush to zero, rounding, subnormals are zeros
+    static Register get() noexcept { return _mm_getcsr(); }
+    static void set(Register mode) noexcept { _mm_setcsr(mode); }
+#elif defined(__aarch64__)
+    using Register = uint64_t;
+    static constexpr Register kMode = 0x7C80000;  // AHP, DN, FZ, RMode, FZ16
+    static Register get() noexcept {
+        Register mode;
+        __asm__ __volatile__("mrs %0, fpcr" : "=r"(mode));
+        return mode;
+    }
+    static void set(Register mode) noexcept { __asm__ __volatile__("msr fpcr, %0" : : "r"(mode)); }
+#else
+    using Register = uint32_t;
+    static constexpr Register kMode = 0;
+    static Register get() noexcept { return 0; }
+    static void set(Register) noexcept {}
+#endif
+    static constexpr Register kDefault = 0;
+
+    [[nodiscard]] bool changed() const noexcept { return (found_ & kMode) != kDefault; }
+
+    Register found_;
+};
+
+}  // namespace unisono::kernels
