@@ -19,9 +19,9 @@ README = (ROOT / "README.md").read_text()
 _WHOLE_RUNS = ("make demo", "make test")
 
 
-def blocks(language: str) -> list[str]:
-    """The fenced blocks of the README in a language."""
-    return re.findall(rf"```{language}\n(.*?)```", README, re.DOTALL)
+def blocks(language: str, text: str = README) -> list[str]:
+    """The fenced blocks of a page, by default the README, in a language."""
+    return re.findall(rf"```{language}\n(.*?)```", text, re.DOTALL)
 
 
 def run(command: list[str], **environment: str) -> str:
@@ -46,6 +46,19 @@ def test_readme_code_runs(number: int, tmp_path: Path) -> None:
     program.write_text(blocks("python")[number])
     single = {"RANK": "0", "WORLD_SIZE": "1", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "29517"}
     run([sys.executable, str(program)], **single)
+
+
+def page_blocks() -> list[tuple[str, int]]:
+    """The Python blocks of the other pages, by page and number."""
+    pages = sorted((ROOT / "docs").glob("*.md"))
+    return [(p.name, i) for p in pages for i in range(len(blocks("python", p.read_text())))]
+
+
+@pytest.mark.parametrize(("page", "number"), page_blocks())
+def test_page_code_runs(page: str, number: int, tmp_path: Path) -> None:
+    program = tmp_path / "program.py"
+    program.write_text(blocks("python", (ROOT / "docs" / page).read_text())[number])
+    run([sys.executable, str(program)])
 
 
 def commands() -> list[str]:

@@ -149,6 +149,21 @@ A divided(A a, uint32_t divisor) {
     }
 }
 
+inline bool is_arithmetic(ReduceOp op) {
+    return op == ReduceOp::sum || op == ReduceOp::premul_sum || op == ReduceOp::prod ||
+           op == ReduceOp::avg;
+}
+
+// Each part that is a NaN as the quiet one without sign and payload.
+template <class A>
+A with_one_nan(A a) {
+    if constexpr (is_complex_type<A>) {
+        return {with_one_nan(a.real()), with_one_nan(a.imag())};
+    } else {
+        return a != a ? static_cast<A>(NAN) : a;
+    }
+}
+
 template <class T>
 T element(const void* src, size_t i) {
     T value;
@@ -165,6 +180,7 @@ void fold(ReduceOp op, void* dst, const void* const* srcs, size_t nsrc, size_t c
         auto acc = load(element<T>(srcs[0], i));
         for (size_t s = 1; s < nsrc; ++s) acc = combine(op, acc, load(element<T>(srcs[s], i)));
         if (divisor != 0) acc = divided(acc, divisor);
+        if (is_arithmetic(op) && (nsrc > 1 || divisor != 0)) acc = with_one_nan(acc);
         const T result = save(acc);
         std::memcpy(static_cast<char*>(dst) + i * sizeof(T), static_cast<const void*>(&result),
                     sizeof(T));
@@ -265,49 +281,6 @@ inline void reduce(DType type, ReduceOp op, void* dst, const void* const* srcs, 
             return reduce_pairs<int32_t, int32_t>(op, dst, srcs, nsrc, count);
         case DType::int64_int64:
             return reduce_pairs<int64_t, int64_t>(op, dst, srcs, nsrc, count);
-    }
-}
-
-// Whether element i is the same result: the same bits, or for arithmetic on floats (whose NaNs'
-// sign and payload depend on the machine) a NaN on both sides. Arithmetic on bfloat16 and on 8-bit
-// floats gives one NaN only.
-inline bool same(DType type, ReduceOp op, const void* a, const void* b, size_t part) {
-    const bool arithmetic = op == ReduceOp::sum || op == ReduceOp::premul_sum ||
-                            op == ReduceOp::prod || op == ReduceOp::avg;
-    const auto both = [&]<class T>(T) {
-        const T x = element<T>(a, part), y = element<T>(b, part);
-        return std::memcmp(&x, &y, sizeof(T)) == 0 || (arithmetic && x != x && y != y);
-    };
-    switch (type) {
-        case DType::float32:
-        case DType::complex64:
-            return both(0.0F);
-        case DType::float64:
-        case DType::complex128:
-            return both(0.0);
-        case DType::float16: {
-            const Float16 x = element<Float16>(a, part), y = element<Float16>(b, part);
-            const bool quiet = (x.bits & y.bits & 0x0200) != 0;
-            return x.bits == y.bits || (arithmetic && quiet && x.is_nan() && y.is_nan());
-        }
-        default:
-            return element<uint8_t>(a, part) == element<uint8_t>(b, part);
-    }
-}
-
-// Units same() compares in: parts of complex numbers, bytes of integers.
-inline size_t part_bytes(DType type) {
-    switch (type) {
-        case DType::float32:
-        case DType::complex64:
-            return 4;
-        case DType::float64:
-        case DType::complex128:
-            return 8;
-        case DType::float16:
-            return 2;
-        default:
-            return 1;
     }
 }
 
