@@ -70,7 +70,9 @@ def _rows(
     for op in ops:
         for dtype in DTYPES:
             for nbytes in sizes:
-                calls = [prepare(comm, op, dtype, nbytes) for comm in comms]
+                kind: Any = getattr(torch, dtype)
+                x = torch.empty(nbytes // kind.itemsize, dtype=kind)
+                calls = [prepare(comm, op, x) for comm in comms]
                 often = int(round_s / max(time_s(comms[0], call, 3) for call in calls))
                 often = min(1000, max(1, often))
                 times: tuple[list[float], list[float]] = ([], [])
@@ -83,16 +85,15 @@ def _rows(
                 )  # fmt: skip
 
 
-def prepare(comm: Communicator, op: str, dtype: str, nbytes: int) -> Callable[[], object]:
-    """A call, after one whose result is right on this rank."""
-    kind: Any = getattr(torch, dtype)
-    x = torch.ones(nbytes // kind.itemsize, dtype=kind)
+def prepare(comm: Communicator, op: str, x: torch.Tensor) -> Callable[[], object]:
+    """A call on zeros, so that sums stay what they are; after one whose result is right here."""
     function = getattr(comm, op)
-    summands = comm.rank + 1 if op == "scan" else comm.size
+    x.fill_(1)
     out = function(x)
     if op != "reduce" or comm.rank == 0:
+        summands = comm.rank + 1 if op == "scan" else comm.size
         assert bool((out == summands).all()), op
-    x.zero_()  # so that sums stay what they are
+    x.zero_()
     if op == "reduce_scatter":
         return lambda: function(x, out)
     return lambda: function(x)
@@ -137,7 +138,7 @@ def main(
         str, typer.Option(help="Operations that reduce.")
     ] = "all_reduce,reduce,reduce_scatter,scan",
     sizes: Annotated[str, typer.Option(help="As for unisono bench.")] = "64K,256K,1M,16M,64M",
-    rounds: Annotated[int, typer.Option(min=2, help="Turns of each communicator.")] = 7,
+    rounds: Annotated[int, typer.Option(min=2, help="Turns of each communicator.")] = 11,
     round_s: Annotated[float, typer.Option(help="About how long a turn takes.")] = 0.02,
     json_path: Annotated[
         Path, typer.Option("--json", help="Where to write everything measured.")

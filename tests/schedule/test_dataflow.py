@@ -1,0 +1,76 @@
+"""Which schedules fold in rank order, against what they compute, written out in brackets."""
+
+from __future__ import annotations
+
+import functools
+from typing import Any
+
+import pytest
+
+from unisono.algorithms import build, names
+from unisono.errors import ScheduleError, UnsupportedError
+from unisono.schedule import Builder, Collective, Schedule, folds_in_rank_order
+from unisono.types import Op
+
+REDUCING = [op for op in Op if op.reduces]
+
+
+def brackets(*values: Any) -> Any:
+    """((a, b), c): what a fold from left to right gives."""
+    return functools.reduce(lambda a, b: (a, b), values)
+
+
+def results(schedule: Schedule) -> dict[tuple[int, int], Any]:
+    """Of each result the term that is computed: a contribution is the number of its rank."""
+    collective = schedule.collective
+    state: dict[tuple[int, int], Any] = {
+        (rank, chunk): rank
+        for rank in range(collective.ranks)
+        for chunk in collective.initial(rank)
+    }
+    for _, transfers in schedule.rounds():
+        incoming: dict[tuple[int, int], list[tuple[int, Any]]] = {}
+        for t in transfers:
+            for i in range(t.count):
+                place = t.dst, t.dst_chunk + i
+                own = [(t.dst, state[place])] if t.reduce else []
+                operands = incoming.setdefault(place, own)
+                operands.append((t.src, state[t.src, t.src_chunk + i]))
+        for place, operands in incoming.items():
+            ordered = sorted(operands, key=lambda operand: operand[0])
+            state[place] = brackets(*(term for _, term in ordered))
+    return {
+        (rank, chunk): state[rank, chunk]
+        for rank in range(collective.ranks)
+        for chunk in collective.wanted(rank)
+    }
+
+
+@pytest.mark.parametrize("op", REDUCING)
+def test_what_folds_in_rank_order_computes_just_that(op: Op) -> None:
+    seen = set()
+    for name in names(op):
+        for ranks in range(1, 9):
+            for root in {0, ranks - 1} if op.rooted else {0}:
+                try:
+                    schedule = build(op, name, ranks=ranks, root=root)
+                except UnsupportedError:
+                    continue
+                expected = all(
+                    term == brackets(*schedule.collective.summands(rank))
+                    for (rank, _), term in results(schedule).items()
+                )
+                assert folds_in_rank_order(schedule) is expected, (name, ranks, root)
+                seen.add(expected)
+    assert seen == {True, False}, "this test has seen both"
+
+
+def test_what_moves_only_is_in_order() -> None:
+    for op in (Op.ALL_GATHER, Op.BROADCAST, Op.ALL_TO_ALL, Op.BARRIER):
+        assert all(folds_in_rank_order(build(op, name, ranks=4)) for name in names(op))
+
+
+def test_a_wrong_schedule_has_no_order() -> None:
+    nothing = Builder(Collective(op=Op.ALL_REDUCE, ranks=2), "nothing").build()
+    with pytest.raises(ScheduleError):
+        folds_in_rank_order(nothing)
