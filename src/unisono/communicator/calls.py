@@ -205,9 +205,7 @@ class CallBook:
 
     def _plan(self, request: Request) -> LoadedPlan:
         total, narrow = sum(request.lengths), request.narrow
-        plan = self.choose(
-            request.op, total, request.root, request.algorithm, narrow=narrow
-        ).plan
+        plan = self.choose(request.op, total, request.root, request.algorithm, narrow=narrow).plan
         if plan.uniform and not request.even and request.algorithm is None:
             return self._executor.plan(request.op, "direct", request.root)
         return plan

@@ -139,9 +139,8 @@ class NativeExecutor:
         self, plan: LoadedPlan, args: Arguments, *, piece_bytes: int = 0
     ) -> native.Prepared:
         """A call that lacks nothing but memory; `piece_bytes` is the length of equal pieces."""
-        agreed = (
-            f"{plan.name}/{plan.block_bytes}/{args.lengths}/{args.others}/{args.reproducible}".encode()
-        )
+        rest = f"{args.lengths}/{args.others}/{args.reproducible}"
+        agreed = f"{plan.name}/{plan.block_bytes}/{rest}".encode()
         return native.Prepared(
             plan=plan.native,
             op=OP_CODES[args.op],
