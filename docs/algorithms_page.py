@@ -32,6 +32,7 @@ algorithm=...)` and the command line:
 | `k_nomial:8`, `bruck:radix=3` | with its parameters, in order or by name |
 | `bucket:4x4`, `swing:4x4` | on a grid of ranks, the fastest axis first |
 | `ring:channels=2` | any algorithm on so many shares of the vector at the same time |
+| `direct:block_bytes=65536` | any algorithm, staged in blocks of so many bytes of the message |
 | `reduce_broadcast:reduce=chain,broadcast=direct` | an algorithm for each phase |
 | `level0:mesh@4;level1:ring@2` | an algorithm for each level, innermost first, with its ranks |
 | `level0:mesh;level1:H-D_R` | HCCL's syntax and names; sizes as told to `build`, else near-square |

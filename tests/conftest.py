@@ -13,7 +13,8 @@ if TYPE_CHECKING:
 
 _LAUNCHER_VARIABLES = (
     "UNISONO_RANK", "UNISONO_SIZE", "UNISONO_RENDEZVOUS", "UNISONO_TIMEOUT_S",
-    "UNISONO_STAGING_BYTES", "UNISONO_STORES", "UNISONO_REPRODUCIBLE",
+    "UNISONO_STAGING_BYTES", "UNISONO_STORES", "UNISONO_REPRODUCIBLE", "UNISONO_SELECTION",
+    "UNISONO_ALGORITHM",
     "RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "OMPI_COMM_WORLD_RANK", "PMI_RANK", "SLURM_PROCID",
 )  # fmt: skip
 
@@ -24,6 +25,7 @@ def clean_environment(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in _LAUNCHER_VARIABLES:
         if name in os.environ:
             monkeypatch.delenv(name)
+    monkeypatch.setenv("XDG_CACHE_HOME", "/nowhere")  # nor what was tuned for this machine
 
 
 @pytest.fixture(scope="session")

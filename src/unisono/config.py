@@ -6,11 +6,15 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import os
+import platform
+import re
 import socket
 import struct
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from pathlib import Path
 
 from unisono.errors import RendezvousError, UnsupportedError
 from unisono.types import StorePolicy
@@ -38,6 +42,12 @@ class Settings:
     staging_bytes: int = DEFAULT_STAGING_BYTES
     stores: StorePolicy = StorePolicy.ADAPTIVE
     reproducible: bool = False
+    selection: str = ""
+    """A file with a selection of algorithms."""
+    algorithm: str = ""
+    """Algorithms by operation, such as all_reduce=ring;broadcast=chain."""
+    tuned: str = ""
+    """Where a selection tuned for this machine is, if there is one."""
 
     def __post_init__(self) -> None:
         if not self.timeout_s > 0:
@@ -62,6 +72,9 @@ def settings(environ: Mapping[str, str] = os.environ) -> Settings:
         staging_bytes=_number(environ, "UNISONO_STAGING_BYTES", DEFAULT_STAGING_BYTES),
         stores=StorePolicy[stores.upper()],
         reproducible=_switch(environ, "UNISONO_REPRODUCIBLE"),
+        selection=environ.get("UNISONO_SELECTION", ""),
+        algorithm=environ.get("UNISONO_ALGORITHM", ""),
+        tuned=tuned_path(environ),
     )
 
 
@@ -102,6 +115,33 @@ def flight_recorder(environ: Mapping[str, str] = os.environ) -> FlightRecorder:
             "TORCH_FR_DUMP_TEMP_FILE", os.path.join(cache, "torch", "comm_lib_trace_rank_")
         ),
     )
+
+
+def tuned_path(environ: Mapping[str, str] = os.environ) -> str:
+    """The file for a selection tuned for this machine: one for each kind of processor and number
+    of cores, in the user's cache (of the XDG base directory specification). Empty: no home.
+
+    >>> tuned_path({"XDG_CACHE_HOME": "/cache"}).startswith("/cache/unisono/selection-")
+    True
+    """
+    home = environ.get("XDG_CACHE_HOME") or (
+        f"{environ['HOME']}/.cache" if environ.get("HOME") else ""
+    )
+    if not home:
+        return ""
+    facts = f"{cpu_model()}-{os.cpu_count()}-cores-{platform.machine()}"
+    return f"{home}/unisono/selection-{re.sub('[^a-z0-9]+', '-', facts.lower())}.json"
+
+
+@functools.cache
+def cpu_model() -> str:
+    """What the processor calls itself; its architecture where it does not."""
+    try:
+        with Path("/proc/cpuinfo").open(encoding="utf-8", errors="replace") as file:
+            named = (line.partition(":")[2].strip() for line in file if line[:10] == "model name")
+            return next(named, platform.machine())
+    except OSError:
+        return platform.machine()
 
 
 def world(environ: Mapping[str, str] = os.environ) -> World:

@@ -8,9 +8,9 @@ from importlib import import_module
 from pkgutil import iter_modules
 
 from unisono.algorithms.cost import Cost, measure
-from unisono.algorithms.registry import Algorithm, build, cost, find, names
+from unisono.algorithms.registry import Algorithm, block_bytes, build, cost, find, names
 
 for _module in iter_modules(__path__):
     import_module(f"{__name__}.{_module.name}")
 
-__all__ = ["Algorithm", "Cost", "build", "cost", "find", "measure", "names"]
+__all__ = ["Algorithm", "Cost", "block_bytes", "build", "cost", "find", "measure", "names"]

@@ -25,6 +25,8 @@ from unisono.types import Op
 F = TypeVar("F", bound=Callable[..., Schedule])
 
 _CHANNELS = "channels"
+_BLOCK_BYTES = "block_bytes"
+_UNIVERSAL = (_CHANNELS, _BLOCK_BYTES)
 _READERS: Mapping[Any, Callable[[str, str], Any]] = {
     int: spec.number,
     int | None: spec.number,
@@ -119,7 +121,8 @@ def build(
     `levels` are the sizes of the levels or the dims of a grid, innermost first (ranks of a host,
     then hosts), for names that need them and do not say them; by default they are as equal as the
     rank count allows. Any algorithm takes `channels=k`: the vector is cut in k shares that travel
-    at the same time, each in a channel of its own.
+    at the same time, each in a channel of its own. Any takes `block_bytes=b`, too, which is for
+    whoever runs the schedule and changes nothing here.
 
     Raises `UnsupportedError` when there is no such operation or algorithm, when the parameters
     make no sense, or when it cannot serve this many ranks.
@@ -133,6 +136,7 @@ def build(
     op = _operation(op)
     found, arguments = _resolve(op, name, ranks, levels)
     channels = arguments.pop(_CHANNELS, 1)
+    arguments.pop(_BLOCK_BYTES, None)
     if op.rooted:
         if not 0 <= root < ranks:
             raise UnsupportedError(f"{op}: root {root} is not one of {ranks} ranks")
@@ -152,8 +156,19 @@ def cost(op: Op | str, name: str, *, ranks: int, levels: spec.Dims | None = None
     """
     op = _operation(op)
     found, arguments = _resolve(op, name, ranks, levels)
-    arguments.pop(_CHANNELS, None)
+    for key in _UNIVERSAL:
+        arguments.pop(key, None)
     return found.cost(ranks=ranks, **arguments) if ranks > 1 else FREE
+
+
+def block_bytes(op: Op | str, name: str) -> int | None:
+    """How much of a message is to be staged at a time, if the algorithm's string says it.
+
+    >>> block_bytes("all_reduce", "direct:block_bytes=65536")
+    65536
+    """
+    found = dict(spec.parse(_operation(op), name).named).get(_BLOCK_BYTES)
+    return None if found is None else spec.number(f"{name}: {_BLOCK_BYTES}", found)
 
 
 def _resolve(
@@ -174,7 +189,7 @@ def _resolve(
         texts[parameter.name] = text
     arguments: dict[str, Any] = {}
     for key, text in texts.items():
-        reader = _READERS.get(int if key == _CHANNELS else known.get(key))
+        reader = _READERS.get(int if key in _UNIVERSAL else known.get(key))
         if reader is None:
             raise UnsupportedError(f"{name!r}: {_usage(found)}")
         arguments[key] = reader(f"{parsed.name}: {key}", text)

@@ -6,14 +6,16 @@ from unisono.communicator.joining import init
 from unisono.communicator.launch import run
 from unisono.communicator.places import pairs
 from unisono.communicator.premul import premul_sum
-from unisono.communicator.selection import Rule, Selection
+from unisono.communicator.selection import Measured, Rule, Selection, Span
 from unisono.communicator.work import Work
 
 __all__ = [
     "Communicator",
     "Explanation",
+    "Measured",
     "Rule",
     "Selection",
+    "Span",
     "Work",
     "init",
     "pairs",

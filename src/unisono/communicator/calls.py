@@ -9,7 +9,7 @@ from typing import NamedTuple
 from unisono import native
 from unisono.communicator.premul import PremulSum
 from unisono.communicator.reproducible import fallback, is_reproducible, refusal
-from unisono.communicator.selection import Rule, Selection
+from unisono.communicator.table import Table, Verdict
 from unisono.errors import UnsupportedError
 from unisono.runtime.native_executor import UNTOLD, Arguments, LoadedPlan, NativeExecutor
 from unisono.schedule import Schedule
@@ -50,10 +50,10 @@ class Request(NamedTuple):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Choice:
-    """The plan that serves a call, and the rule that chose it (None: the caller did)."""
+    """The plan that serves a call, and what chose it (None: the caller did)."""
 
     plan: LoadedPlan
-    rule: Rule | None
+    verdict: Verdict | None
 
 
 def parse_reduction(op: str | ReduceOp | PremulSum) -> ReduceOp:
@@ -84,14 +84,14 @@ class CallBook:
         self,
         executor: NativeExecutor,
         ranks: int,
-        selection: Selection,
+        table: Table,
         *,
         reproducible: bool = False,
     ) -> None:
         self._reproducible = reproducible
         self._executor = executor
         self._ranks = ranks
-        self._selection = selection
+        self.table = table
         self._remembered: dict[Hashable, native.Prepared] = {}
         self._room = _MOST_REMEMBERED
 
@@ -110,21 +110,32 @@ class CallBook:
         nbytes: int,
         root: int = -1,
         algorithm: str | None = None,
-        *,
+        dtype_bytes: int | None = None,
         narrow: bool = False,
     ) -> Choice:
         """The plan for a call of `nbytes` in the caller's larger buffer; `narrow` for 16- and
-        8-bit floats. Raises `UnsupportedError` for an algorithm that may not or cannot run."""
-        rule = None if algorithm is not None else self._selection.choose(op, nbytes)
-        name = algorithm if rule is None else rule.algorithm
-        assert name is not None
-        plan = self._executor.plan(op, name, root)
+        8-bit floats.
+
+        Raises `UnsupportedError` if the algorithm may not or cannot serve it, saying who chose it.
+        """
+        if algorithm is not None:
+            plan = self._executor.plan(op, algorithm, root)
+            if self._reproducible and not is_reproducible(plan, narrow=narrow):
+                raise refusal(self._executor, op, algorithm, root, narrow=narrow)
+            return Choice(plan=plan, verdict=None)
+        verdict = self.table.choose(op, nbytes, ranks=self._ranks, dtype_bytes=dtype_bytes)
+        plan = self._chosen(op, root, verdict)
         if self._reproducible and not is_reproducible(plan, narrow=narrow):
-            if rule is None:
-                raise refusal(self._executor, op, name, root, narrow=narrow)
-            rule = fallback(op)
-            plan = self._executor.plan(op, rule.algorithm, root)
-        return Choice(plan=plan, rule=rule)
+            verdict = fallback(op)
+            plan = self._chosen(op, root, verdict)
+        return Choice(plan=plan, verdict=verdict)
+
+    def _chosen(self, op: Op, root: int, verdict: Verdict) -> LoadedPlan:
+        rule = verdict.rule
+        try:
+            return self._executor.plan(op, rule.algorithm, root, rule.block_bytes)
+        except UnsupportedError as error:
+            raise UnsupportedError(f"{error} (chosen by {verdict.source}: {rule})") from error
 
     def check(self, request: Request) -> None:
         """Raises `UnsupportedError` or `ValueError` for what no plan can serve."""
@@ -204,8 +215,14 @@ class CallBook:
             )
 
     def _plan(self, request: Request) -> LoadedPlan:
-        total, narrow = sum(request.lengths), request.narrow
-        plan = self.choose(request.op, total, request.root, request.algorithm, narrow=narrow).plan
+        plan = self.choose(
+            request.op,
+            sum(request.lengths),
+            request.root,
+            request.algorithm,
+            request.dtype.size_bytes,
+            request.narrow,
+        ).plan
         if plan.uniform and not request.even and request.algorithm is None:
             return self._executor.plan(request.op, "direct", request.root)
         return plan

@@ -18,6 +18,7 @@ from unisono.communicator.batch import Batch
 from unisono.communicator.custom import AnyReduction
 from unisono.communicator.engine import Engine
 from unisono.communicator.explain import Explanation
+from unisono.communicator.table import Selectable, Table
 from unisono.runtime.native_executor import OP_CODES
 from unisono.runtime.rendezvous import Meeting, meet
 from unisono.schedule import Schedule
@@ -62,7 +63,8 @@ class Communicator:
         self.size = meeting.size
         self._settings = settings
         self._group = met.group
-        self._engine = Engine(met.group, self.rank, self.size, settings)
+        table = Table.unpack(met.word)
+        self._engine = Engine(met.group, self.rank, self.size, settings, table)
         self._quick = self._engine.quick
         self._name = met.nonce.hex()
         self._forks: Counter[tuple[int, ...]] = Counter()
@@ -330,10 +332,13 @@ class Communicator:
 
     # ---- groups
 
-    def split(self, color: int | None, key: int = 0) -> Communicator | None:
+    def split(
+        self, color: int | None, key: int = 0, *, selection: Selectable | None = None
+    ) -> Communicator | None:
         """One communicator for each color, ranks ordered by key, then by rank here.
 
-        Collective over all ranks; those with color None get None.
+        Collective over all ranks; those with color None get None. `selection` (a `Selection` or a
+        file) comes before what this communicator chooses by; that of the new rank 0 counts.
         """
         self._engine.refuse_in_batch("split")
         token = np.frombuffer(secrets.token_bytes(_TOKEN_BYTES), np.int64)
@@ -344,12 +349,16 @@ class Communicator:
             return None
         same = [r for r in range(self.size) if table[r, 0] and table[r, 1] == color]
         ordered = sorted(same, key=lambda r: (int(table[r, 2]), r))
-        return self._child(ordered, "split-" + table[ordered[0], 3:].tobytes().hex())
+        name = "split-" + table[ordered[0], 3:].tobytes().hex()
+        return self._child(ordered, name, selection)
 
-    def group(self, ranks: Sequence[int]) -> Communicator | None:
+    def group(
+        self, ranks: Sequence[int], *, selection: Selectable | None = None
+    ) -> Communicator | None:
         """A communicator of these ranks, in this order.
 
-        Collective over those ranks alone; on others it returns None at once.
+        Collective over those ranks alone; on others it returns None at once. `selection` as for
+        `split`.
         """
         ordered = [int(rank) for rank in ranks]
         if len(set(ordered)) != len(ordered) or not all(0 <= r < self.size for r in ordered):
@@ -358,15 +367,19 @@ class Communicator:
             return None
         members = tuple(ordered)
         self._forks[members] += 1
-        return self._child(ordered, f"group-{self._name}-{members}-{self._forks[members]}")
+        name = f"group-{self._name}-{members}-{self._forks[members]}"
+        return self._child(ordered, name, selection)
 
-    def _child(self, ranks: Sequence[int], rendezvous: str) -> Communicator:
+    def _child(
+        self, ranks: Sequence[int], rendezvous: str, selection: Selectable | None
+    ) -> Communicator:
         meeting = Meeting(
             rank=ranks.index(self.rank),
             size=len(ranks),
             rendezvous=rendezvous,
             timeout_s=self.timeout_s,
             staging_bytes=self._settings.staging_bytes,
+            word=self._engine.book.table.under(selection).pack(),
         )
         child = Communicator(meeting, self._settings)
         child.timeout_s = self.timeout_s
@@ -395,8 +408,14 @@ class Communicator:
             self.abort(f"{type(error).__name__}: {error}")
         self.close()
 
-    def explain(self, op: str | Op, nbytes: int, root: int = 0) -> Explanation:
-        """Which algorithm a call of `nbytes` (in the caller's larger buffer) takes, and why."""
+    def explain(
+        self, op: str | Op, nbytes: int, root: int = 0, *, dtype_bytes: int = 4
+    ) -> Explanation:
+        """Which algorithm a call of `nbytes` (in the caller's larger buffer) takes, and why.
+
+        `dtype_bytes` are those of one element, for rules that ask for it.
+        """
         op = Op(op)
-        choice = self._engine.book.choose(op, nbytes, root if op.rooted else -1, None)
+        book = self._engine.book
+        choice = book.choose(op, nbytes, root if op.rooted else -1, dtype_bytes=dtype_bytes)
         return Explanation.of(op, nbytes, self.size, choice)

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple, NoReturn, Protocol, TypeAlias
 from unisono import config, native
 from unisono.communicator.arrays import Array, Staged
 from unisono.communicator.calls import CallBook, Request
-from unisono.communicator.selection import default_selection
+from unisono.communicator.table import Table
 from unisono.communicator.work import CollectiveWork, JoinedWork, MessageWork, UnderWay
 from unisono.errors import MismatchError, UnsupportedError
 from unisono.runtime.native_executor import OP_CODES, NativeExecutor
@@ -94,15 +94,18 @@ class Engine:
     """The native group of one rank with the calls that were prepared for it."""
 
     def __init__(
-        self, group: native.Group, rank: int, size: int, settings: config.Settings
+        self,
+        group: native.Group,
+        rank: int,
+        size: int,
+        settings: config.Settings,
+        table: Table,
     ) -> None:
         self.group = group
         self.rank = rank
         self.size = size
         executor = NativeExecutor(group, rank, settings.stores)
-        self.book = CallBook(
-            executor, size, default_selection(size), reproducible=settings.reproducible
-        )
+        self.book = CallBook(executor, size, table, reproducible=settings.reproducible)
         self._inline_s = _INLINE_S if size <= native.usable_cores() else _INLINE_CROWDED_S
         self._under_way = UnderWay(group)
         # Without a reference to this engine: C++ holds it, where no collector finds a cycle.

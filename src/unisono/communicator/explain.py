@@ -27,7 +27,7 @@ class Explanation:
             nbytes=nbytes,
             ranks=ranks,
             algorithm=choice.plan.name,
-            reason=choice.rule.reason if choice.rule else "the only way",
+            reason=choice.verdict.rule.reason if choice.verdict else "the only way",
             block_bytes=choice.plan.block_bytes,
         )
 

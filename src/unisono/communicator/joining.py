@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from unisono import config, native
 from unisono.communicator.communicator import Communicator
+from unisono.communicator.table import Selectable, own_table
 from unisono.runtime.rendezvous import Meeting
 
 
@@ -13,6 +14,8 @@ def init(
     rendezvous: str | None = None,
     timeout_s: float | None = None,
     reproducible: bool | None = None,
+    *,
+    selection: Selectable | None = None,
 ) -> Communicator:
     """Joins the job's group of all ranks.
 
@@ -20,9 +23,12 @@ def init(
     srun. `rendezvous` is any text equal on all ranks and the job's own. `timeout_s` (default 300)
     holds for joining and for each call. `reproducible` (default: `UNISONO_REPRODUCIBLE`, else
     False) makes the bits of every reduction independent of message size, algorithm and hosts; it
-    must be the same on all ranks, and `split` and `group` pass it on.
+    must be the same on all ranks, and `split` and `group` pass it on. `selection` (a
+    `communicator.Selection` or a file) says which algorithm serves which call, before the
+    environment and what is built in; rank 0's is what the whole group uses.
 
-    Raises `RendezvousError` if the ranks do not find each other.
+    Raises `RendezvousError` if the ranks do not find each other, `UnsupportedError` for a wrong
+    selection.
 
     >>> with init(rank=0, size=1, rendezvous="doc of init", reproducible=True) as comm:
     ...     comm.reproducible
@@ -41,6 +47,7 @@ def init(
         rendezvous=world.rendezvous,
         timeout_s=settings.timeout_s,
         staging_bytes=settings.staging_bytes,
+        word=own_table(settings, selection, native.usable_cores()).pack(),
     )
     native.settle_on_core(world.rank)
     return Communicator(meeting, settings)

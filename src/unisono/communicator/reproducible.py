@@ -12,6 +12,7 @@ from collections.abc import Iterator
 
 from unisono import algorithms
 from unisono.communicator.selection import Rule
+from unisono.communicator.table import Verdict
 from unisono.errors import UnsupportedError
 from unisono.runtime.native_executor import LoadedPlan, NativeExecutor
 from unisono.types import Op
@@ -19,7 +20,7 @@ from unisono.types import Op
 FALLBACK = "direct"
 """Serves every operation with one exchange, folded in rank order where it arrives."""
 
-_REASON = "reproducible: one exchange, every element folded once in the order of ranks"
+_SOURCE = "reproducible=True"
 
 
 def is_reproducible(plan: LoadedPlan, *, narrow: bool) -> bool:
@@ -32,9 +33,9 @@ def is_reproducible(plan: LoadedPlan, *, narrow: bool) -> bool:
     return plan.in_rank_order and not (narrow and plan.reduce_depth > 1)
 
 
-def fallback(op: Op) -> Rule:
-    """The rule for calls whose usual algorithm is not reproducible."""
-    return Rule(op=op, algorithm=FALLBACK, reason=_REASON)
+def fallback(op: Op) -> Verdict:
+    """What serves calls whose usual algorithm is not reproducible."""
+    return Verdict(rule=Rule(op=op, algorithm=FALLBACK), source=_SOURCE)
 
 
 def refusal(

@@ -20,11 +20,14 @@ UNTOLD = (1 << 64) - 1
 _BLOCK_UNIT_BYTES = 4096  # a whole number of elements of every type, and of cache lines
 
 
-def block_bytes_for(slots: Sequence[int], depth: int, area_bytes: int) -> int:
-    """The block that keeps all ranks' staging in a third of the cache, within bounds.
+def block_bytes_for(
+    slots: Sequence[int], depth: int, area_bytes: int, *, wanted: int | None = None
+) -> int:
+    """The block that is wanted, or one that keeps all ranks' staging in a third of the cache,
+    within bounds.
 
     `slots` are the staging slots of each rank, `depth` the blocks in flight, `area_bytes` what a
-    rank has for one block.
+    rank has for one block. Raises `UnsupportedError` where a block is too large for that.
 
     >>> block_bytes_for([4, 4, 4, 4], depth=2, area_bytes=1 << 20) >> 10
     128
@@ -38,7 +41,15 @@ def block_bytes_for(slots: Sequence[int], depth: int, area_bytes: int) -> int:
             f"{max(slots)} slots need {max(slots) * _BLOCK_UNIT_BYTES} bytes of staging per rank "
             f"and block, the group has {area_bytes}: raise UNISONO_STAGING_BYTES"
         )
-    return min(block, most // _BLOCK_UNIT_BYTES * _BLOCK_UNIT_BYTES)
+    most = most // _BLOCK_UNIT_BYTES * _BLOCK_UNIT_BYTES
+    if wanted is None:
+        return min(block, most)
+    if wanted % _BLOCK_UNIT_BYTES or not 0 < wanted <= most:
+        raise UnsupportedError(
+            f"block_bytes: expected a multiple of {_BLOCK_UNIT_BYTES} up to {most} (what "
+            f"UNISONO_STAGING_BYTES leaves for one of {max(slots)} slots), got {wanted}"
+        )
+    return wanted
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -80,7 +91,7 @@ class NativeExecutor:
         self._group = group
         self._rank = rank
         self._stores = stores
-        self._plans: dict[tuple[Op, str, int], LoadedPlan] = {}
+        self._plans: dict[tuple[Op, str, int, int | None], LoadedPlan] = {}
         # By identity, for looking at a large schedule costs more than a small call; by name,
         # which tells the content, so that equal schedules are one.
         self._known: dict[int, tuple[Schedule, str]] = {}
@@ -105,19 +116,24 @@ class NativeExecutor:
         self._known[id(schedule)] = schedule, name  # held, so that its identity stays its own
         return name
 
-    def plan(self, op: Op, algorithm: str, root: int) -> LoadedPlan:
-        """The plan of this rank; lowered when first asked for. Raises `UnsupportedError`."""
-        key = (op, algorithm, root)
+    def plan(self, op: Op, algorithm: str, root: int, block_bytes: int | None = None) -> LoadedPlan:
+        """The plan of this rank; lowered when first asked for. Raises `UnsupportedError`.
+
+        `block_bytes` is a multiple of 4096; None: what the algorithm's string says, else what the
+        caches hold.
+        """
+        key = (op, algorithm, root, block_bytes)
         found = self._plans.get(key)
         if found is None:
-            found = self._plans[key] = self._load(op, algorithm, root)
+            found = self._plans[key] = self._load(op, algorithm, root, block_bytes)
         return found
 
-    def _load(self, op: Op, algorithm: str, root: int) -> LoadedPlan:
+    def _load(self, op: Op, algorithm: str, root: int, block_bytes: int | None) -> LoadedPlan:
         ranks = self._group.ranks
         schedule = self._adopted.get(algorithm)
         if schedule is None:
             schedule = algorithms.build(op, algorithm, ranks=ranks, root=max(root, 0))
+            block_bytes = block_bytes or algorithms.block_bytes(op, algorithm)
         else:
             _check_fit(schedule, op, ranks, root)
         lowered = lower_rank(schedule, self._rank)
@@ -128,7 +144,9 @@ class NativeExecutor:
             name=algorithm,
             pieces_in=pieces_in,
             pieces_out=pieces_out,
-            block_bytes=block_bytes_for(slots, self._group.depth, self._group.area_bytes),
+            block_bytes=block_bytes_for(
+                slots, self._group.depth, self._group.area_bytes, wanted=block_bytes
+            ),
             reduce_depth=lowered.plan.reduce_depth,
             in_rank_order=lowered.in_rank_order,
             uniform=lowered.uniform,

@@ -27,6 +27,7 @@ _log = logging.getLogger("unisono")
 
 _HELLO = struct.Struct("<8sII")  # magic, rank, size
 _MAGIC = b"unisono1"
+_LENGTH = struct.Struct("<I")  # of the word that follows
 _WELCOME, _REFUSAL = b"W", b"R"
 _NONCE_BYTES = 16
 _MOST_TEXT_BYTES = 1024
@@ -44,6 +45,8 @@ class Meeting:
     rendezvous: str
     timeout_s: float
     staging_bytes: int
+    word: bytes = b""
+    """What rank 0 tells the others."""
 
     def __post_init__(self) -> None:
         if self.size < 1 or not 0 <= self.rank < self.size:
@@ -52,10 +55,11 @@ class Meeting:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Met:
-    """The group, and its nonce: a name that no other group has."""
+    """The group, its nonce (a name that no other group has), and the word of rank 0."""
 
     group: Group
     nonce: bytes
+    word: bytes
 
 
 def meet(meeting: Meeting) -> Met:
@@ -124,8 +128,8 @@ def _form(meeting: Meeting, followers: dict[int, socket.socket]) -> Met:
             _expect_joined(peer, rank, deadline)
     for rank, peer in followers.items():
         with _naming(rank):
-            peer.sendall(_WELCOME)
-    return Met(group=group, nonce=nonce)
+            peer.sendall(_WELCOME + _LENGTH.pack(len(meeting.word)) + meeting.word)
+    return Met(group=group, nonce=nonce, word=meeting.word)
 
 
 def _refuse(peer: socket.socket, why: str) -> None:
@@ -218,7 +222,7 @@ def _follow(meeting: Meeting) -> Met:
             leader.sendall(_HELLO.pack(_MAGIC, meeting.rank, meeting.size))
             group, nonce = _take_segment(leader, meeting)
             leader.sendall(_WELCOME)
-            _hear(leader)
+            word = _hear(leader)
         except TimeoutError:
             raise RendezvousError(
                 f"rank {meeting.rank}: not all {meeting.size} ranks came within "
@@ -229,7 +233,7 @@ def _follow(meeting: Meeting) -> Met:
                 f"rank {meeting.rank} of {meeting.size}: rank 0 closed the connection while the "
                 "group was being formed (were too many ranks started?)"
             ) from error
-    return Met(group=group, nonce=nonce)
+    return Met(group=group, nonce=nonce, word=word)
 
 
 def _connect(meeting: Meeting, deadline: float) -> socket.socket:
@@ -270,10 +274,12 @@ def _take_segment(leader: socket.socket, meeting: Meeting) -> tuple[Group, bytes
     return Group(fds[0], meeting.rank, nonce, usable_cores()), nonce
 
 
-def _hear(leader: socket.socket) -> None:
-    """Waits for the word that all have joined."""
-    data = leader.recv(1 + _MOST_TEXT_BYTES)
-    if data[:1] == _REFUSAL:
-        raise RendezvousError(data[1:].decode(errors="replace"))
-    if data != _WELCOME:
+def _hear(leader: socket.socket) -> bytes:
+    """Waits until all have joined; returns the word of rank 0."""
+    answer = leader.recv(1)
+    if answer == _REFUSAL:
+        raise RendezvousError(leader.recv(_MOST_TEXT_BYTES).decode(errors="replace"))
+    if answer != _WELCOME:
         raise RendezvousError("rank 0 gave up while the group was being formed")
+    (length,) = _LENGTH.unpack(_receive(leader, _LENGTH.size))
+    return _receive(leader, length)

@@ -1,0 +1,152 @@
+"""The table that a group agrees on: selections by precedence, with where each comes from.
+
+Rank 0's table is what the whole group uses: it is handed to the others when they meet. So ranks
+choose alike, whatever their own arguments, environments, files and cores say.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import re
+from dataclasses import dataclass
+from typing import TypeAlias
+
+from unisono.communicator import selection_file
+from unisono.communicator.selection import BUILT_IN, Rule, Selection
+from unisono.config import Settings
+from unisono.errors import UnsupportedError
+from unisono.types import Op
+
+_log = logging.getLogger("unisono")
+
+Selectable: TypeAlias = Selection | str | os.PathLike[str]
+"""A selection, or the file it is in."""
+
+BUILT_IN_SOURCE = "built-in"
+_PAIR = re.compile(rf";\s*(?=(?:{'|'.join(Op)})\s*=)")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Layer:
+    """A selection and where it comes from."""
+
+    source: str
+    selection: Selection
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Verdict:
+    """The rule that serves a call, and where it comes from."""
+
+    rule: Rule
+    source: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Table:
+    """Layers by precedence, and the cores that the group's ranks share; below all: built in.
+
+    >>> Table(cores=2).choose(Op.ALL_REDUCE, 1024, ranks=4).rule.algorithm
+    'one_shot'
+    """
+
+    layers: tuple[Layer, ...] = ()
+    cores: int
+
+    def choose(self, op: Op, nbytes: int, *, ranks: int, dtype_bytes: int | None = None) -> Verdict:
+        """What serves a call of `nbytes` in the caller's larger buffer."""
+        built_in = Layer(source=BUILT_IN_SOURCE, selection=BUILT_IN)
+        for layer in (*self.layers, built_in):
+            rule = layer.selection.choose(op, nbytes, ranks=ranks, dtype_bytes=dtype_bytes)
+            if rule is not None:
+                return Verdict(rule=rule, source=layer.source)
+        raise UnsupportedError(f"no rule serves {op} of {nbytes} bytes on {ranks} ranks")
+
+    def times_s(self, op: Op, nbytes: int, ranks: int) -> dict[str, float]:
+        """Measured seconds of each algorithm, from the first layer that has any."""
+        found = (layer.selection.times_s(op, nbytes, ranks) for layer in self.layers)
+        return next((times_s for times_s in found if times_s), {})
+
+    def under(self, selection: Selectable | None) -> Table:
+        """The same table below one given as an argument. Raises `UnsupportedError`."""
+        if selection is None:
+            return self
+        return Table(layers=(_argument(selection), *self.layers), cores=self.cores)
+
+    def pack(self) -> bytes:
+        """The table for the way to another rank."""
+        layers = [[layer.source, selection_file.to_json(layer.selection)] for layer in self.layers]
+        return json.dumps({"cores": self.cores, "layers": layers}).encode()
+
+    @classmethod
+    def unpack(cls, packed: bytes) -> Table:
+        """The table that `pack` packed.
+
+        >>> Table.unpack(Table(cores=2).pack()) == Table(cores=2)
+        True
+        """
+        found = json.loads(packed)
+        return cls(
+            layers=tuple(
+                Layer(source=source, selection=selection_file.from_json(text, source))
+                for source, text in found["layers"]
+            ),
+            cores=found["cores"],
+        )
+
+
+def own_table(settings: Settings, selection: Selectable | None, cores: int) -> Table:
+    """This rank's table: the argument, then UNISONO_ALGORITHM, then the file of
+    UNISONO_SELECTION, else the file that `unisono tune` made for this machine.
+
+    Raises `UnsupportedError` for what is wrong with any of them but the last: that one is only
+    warned of, for nobody asked for it.
+    """
+    layers = []
+    if settings.algorithm:
+        rules = parse_algorithms(settings.algorithm)
+        layers.append(Layer(source="UNISONO_ALGORITHM", selection=Selection(rules=rules)))
+    if settings.selection:
+        source = f"UNISONO_SELECTION, {settings.selection}"
+        layers.append(Layer(source=source, selection=selection_file.load(settings.selection)))
+    elif settings.tuned and os.path.exists(settings.tuned):
+        try:
+            tuned = selection_file.load(settings.tuned)
+            layers.append(Layer(source=f"tuned file, {settings.tuned}", selection=tuned))
+        except UnsupportedError as error:
+            _log.warning("ignored the tuned selection, make it anew by `unisono tune`: %s", error)
+    return Table(layers=tuple(layers), cores=cores).under(selection)
+
+
+def parse_algorithms(text: str) -> tuple[Rule, ...]:
+    """Rules from "all_reduce=ring;broadcast=chain". Raises `UnsupportedError`.
+
+    A semicolon begins another operation only where one follows, so levels can be said as usual.
+
+    >>> [r.algorithm for r in parse_algorithms("all_reduce=level0:mesh;level1:ring;scan=chain")]
+    ['level0:mesh;level1:ring', 'chain']
+    """
+    rules = []
+    for part in _PAIR.split(text.strip().rstrip(";")):
+        op, equals, algorithm = part.partition("=")
+        if not equals or op.strip() not in list(Op):
+            raise UnsupportedError(
+                f"UNISONO_ALGORITHM: expected OPERATION=ALGORITHM, separated by semicolons, got "
+                f"{part!r}; the operations are {', '.join(Op)}"
+            )
+        try:
+            rules.append(Rule(op=Op(op.strip()), algorithm=algorithm.strip()))
+        except UnsupportedError as error:
+            raise UnsupportedError(f"UNISONO_ALGORITHM: {error}") from None
+    return tuple(rules)
+
+
+def _argument(selection: Selectable) -> Layer:
+    if isinstance(selection, Selection):
+        return Layer(source="argument", selection=selection)
+    if not isinstance(selection, (str, os.PathLike)):
+        raise TypeError(f"selection: expected a Selection or a file's name, got {selection!r}")
+    source = f"argument, {os.fspath(selection)}"
+    return Layer(source=source, selection=selection_file.load(selection))
