@@ -190,6 +190,13 @@ def test_arguments_come_before_the_environment_before_files(tmp_path: Path) -> N
     assert chosen(other) == ("chain", "UNISONO_ALGORITHM")
 
 
+@given(st.sampled_from(Op), st.integers(1, 64), st.integers(0, 1 << 40), st.integers(1, 64))
+def test_every_call_is_served(op: Op, ranks: int, nbytes: int, cores: int) -> None:
+    verdict = Table(cores=cores).choose(op, nbytes, ranks=ranks)
+    assert verdict.rule.serves(op, nbytes, ranks=ranks)
+    assert verdict.source == ("built-in" if ranks <= 8 else "cost model")
+
+
 def test_a_broken_file_that_nobody_asked_for_is_only_warned_of(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:

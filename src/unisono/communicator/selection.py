@@ -15,6 +15,7 @@ _DTYPE_BYTES = sorted({dtype.size_bytes for dtype in DType})
 _FEW_BYTES = 4 << 10
 _FEW_BYTES_CROWDED = 16 << 10
 _DIRECT_SCAN_BYTES = 64 << 10
+_MOST_RANKS = 8
 
 
 @dataclass(frozen=True, slots=True)
@@ -168,22 +169,22 @@ def _built_in() -> Iterator[Rule]:
     prefixes = "each rank reads all below it: one exchange"
     pipeline = "the prefix runs up the ranks in parts: least bytes per rank"
     straight = "one exchange: every byte is written once and read where it is needed"
-    pair, crowd = Span(0, 2), Span(3)
+    pair, crowd, all_ranks = Span(0, 2), Span(3, _MOST_RANKS), Span(0, _MOST_RANKS)
     for ranks, most in ((pair, _FEW_BYTES), (crowd, _FEW_BYTES_CROWDED)):
         short = Span(0, most)
         yield Rule(op=Op.ALL_REDUCE, algorithm="one_shot", nbytes=short, ranks=ranks, reason=few)
         yield Rule(op=Op.REDUCE, algorithm="direct", nbytes=short, ranks=ranks, reason=few)
-    yield Rule(op=Op.ALL_REDUCE, algorithm="direct", reason=many)
-    yield Rule(op=Op.REDUCE, algorithm="reduce_scatter_gather", reason=many)
+    yield Rule(op=Op.ALL_REDUCE, algorithm="direct", ranks=all_ranks, reason=many)
+    yield Rule(op=Op.REDUCE, algorithm="reduce_scatter_gather", ranks=all_ranks, reason=many)
     for op in (Op.SCAN, Op.EXSCAN):
         short = Span(0, _DIRECT_SCAN_BYTES)
-        yield Rule(op=op, algorithm="direct", nbytes=short, reason=prefixes)
-        yield Rule(op=op, algorithm="chain", reason=pipeline)
+        yield Rule(op=op, algorithm="direct", nbytes=short, ranks=all_ranks, reason=prefixes)
+        yield Rule(op=op, algorithm="chain", ranks=all_ranks, reason=pipeline)
     for op in Op:
         if op not in (Op.ALL_REDUCE, Op.REDUCE, Op.SCAN, Op.EXSCAN):
-            yield Rule(op=op, algorithm="direct", reason=straight)
+            yield Rule(op=op, algorithm="direct", ranks=all_ranks, reason=straight)
 
 
 BUILT_IN = Selection(rules=tuple(_built_in()))
-"""What measurement on one host says: exchange everything with everybody, in one step while the
-switches between ranks cost more than the bytes, else reduce in shares."""
+"""What measurement of up to 8 ranks on one host says: exchange everything with everybody, in one
+step while the switches between ranks cost more than the bytes, else reduce in shares."""

@@ -11,10 +11,12 @@ import logging
 import os
 import re
 from dataclasses import dataclass
+from functools import cache
 from typing import TypeAlias
 
+from unisono.algorithms.timing import fastest
 from unisono.communicator import selection_file
-from unisono.communicator.selection import BUILT_IN, Rule, Selection
+from unisono.communicator.selection import BUILT_IN, Rule, Selection, Span
 from unisono.config import Settings
 from unisono.errors import UnsupportedError
 from unisono.types import Op
@@ -25,6 +27,7 @@ Selectable: TypeAlias = Selection | str | os.PathLike[str]
 """A selection, or the file it is in."""
 
 BUILT_IN_SOURCE = "built-in"
+MODEL_SOURCE = "cost model"
 _PAIR = re.compile(rf";\s*(?=(?:{'|'.join(Op)})\s*=)")
 
 
@@ -46,7 +49,8 @@ class Verdict:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Table:
-    """Layers by precedence, and the cores that the group's ranks share; below all: built in.
+    """Layers by precedence, and the cores that the group's ranks share. Below them is what is
+    built in, and below that the cost model.
 
     >>> Table(cores=2).choose(Op.ALL_REDUCE, 1024, ranks=4).rule.algorithm
     'one_shot'
@@ -62,7 +66,9 @@ class Table:
             rule = layer.selection.choose(op, nbytes, ranks=ranks, dtype_bytes=dtype_bytes)
             if rule is not None:
                 return Verdict(rule=rule, source=layer.source)
-        raise UnsupportedError(f"no rule serves {op} of {nbytes} bytes on {ranks} ranks")
+        rule = modelled(op, ranks, self.cores).choose(op, nbytes, ranks=ranks)
+        assert rule is not None, "the cost model has a rule for every size"
+        return Verdict(rule=rule, source=MODEL_SOURCE)
 
     def times_s(self, op: Op, nbytes: int, ranks: int) -> dict[str, float]:
         """Measured seconds of each algorithm, from the first layer that has any."""
@@ -118,6 +124,29 @@ def own_table(settings: Settings, selection: Selectable | None, cores: int) -> T
         except UnsupportedError as error:
             _log.warning("ignored the tuned selection, make it anew by `unisono tune`: %s", error)
     return Table(layers=tuple(layers), cores=cores).under(selection)
+
+
+@cache
+def modelled(op: Op, ranks: int, cores: int) -> Selection:
+    """What the cost model would choose, by size.
+
+    >>> print(modelled(Op.BROADCAST, 16, 2).rules[0])
+    broadcast, 16 ranks: direct
+    """
+    parts = fastest(op, ranks=ranks, cores=cores)
+    ends = [part.least - 1 for part in parts[1:]]
+    return Selection(
+        rules=tuple(
+            Rule(
+                op=op,
+                algorithm=part.algorithm,
+                nbytes=Span(part.least, most),
+                ranks=Span(ranks, ranks),
+                reason="the least by rounds, bytes and reductions, each times what it measured",
+            )
+            for part, most in zip(parts, [*ends, None], strict=True)
+        )
+    )
 
 
 def parse_algorithms(text: str) -> tuple[Rule, ...]:

@@ -1,0 +1,149 @@
+"""How long an algorithm takes on one host: rounds, bytes and reductions, each times a constant.
+
+The model is that of Hockney, "The communication challenge for MPP" (1994), with a term for
+reductions as in Thakur, Rabenseifner, Gropp (2005), for ranks that share one memory and perhaps
+their cores. Time is a straight line over the bytes, so which algorithm is the fastest from where on
+is known exactly.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cache
+from typing import NamedTuple
+
+from unisono.algorithms.registry import cost, names
+from unisono.errors import UnsupportedError
+from unisono.types import Op
+
+_SIMPLE = ("direct", "one_shot")
+"""Preferred among equals: fewer records to run than the cost tells."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Constants:
+    """What a call takes, in seconds: once, and for each round; for each round and each rank that
+    has no core of its own; for each byte that the busiest rank hands on, and that it reduces.
+
+    The defaults are fitted to measurements of a virtual machine with 2 cores of AMD EPYC, by
+    `benchmarks/regret.py --fit`.
+    """
+
+    call_s: float = 0.3e-6
+    round_s: float = 0.3e-6
+    switch_s: float = 2.5e-6
+    byte_s: float = 0.075e-9
+    reduced_s: float = 0.03e-9
+
+
+REFERENCE = Constants()
+
+
+class Line(NamedTuple):
+    """Seconds as a function of the bytes: `fixed_s + nbytes * byte_s`."""
+
+    fixed_s: float
+    byte_s: float
+
+    def at(self, nbytes: float) -> float:
+        """Seconds for so many bytes."""
+        return self.fixed_s + nbytes * self.byte_s
+
+
+class Work(NamedTuple):
+    """What the constants are multiplied by; the last two are multiples of the message's bytes."""
+
+    calls: float
+    rounds: float
+    switches: float
+    written: float
+    reduced: float
+
+
+def work(op: Op, algorithm: str, *, ranks: int, cores: int) -> Work:
+    """What a rank has to do. Raises `UnsupportedError` as `cost` does.
+
+    Where all share one memory a value is written once for all its readers, so a round hands on at
+    most the whole vector. Ranks that share cores wait for each other's bytes.
+
+    >>> work(Op.ALL_REDUCE, "one_shot", ranks=4, cores=4)
+    Work(calls=1.0, rounds=1.0, switches=0.0, written=1.0, reduced=3.0)
+    """
+    found = cost(op, algorithm, ranks=ranks)
+    rounds = max(found.rounds, 1) if ranks > 1 else 0
+    crowd = max(1.0, ranks / cores)
+    return Work(
+        calls=1.0,
+        rounds=float(rounds),
+        switches=float(rounds * max(0, ranks - cores)),
+        written=crowd * min(float(found.bytes_sent), rounds),
+        reduced=crowd * float(found.reductions),
+    )
+
+
+def line(
+    op: Op, algorithm: str, *, ranks: int, cores: int, constants: Constants = REFERENCE
+) -> Line:
+    """Time over bytes. Raises `UnsupportedError` as `cost` does."""
+    does = work(op, algorithm, ranks=ranks, cores=cores)
+    return Line(
+        constants.call_s + does.rounds * constants.round_s + does.switches * constants.switch_s,
+        does.written * constants.byte_s + does.reduced * constants.reduced_s,
+    )
+
+
+def predict(
+    op: Op | str,
+    algorithm: str,
+    ranks: int,
+    nbytes: int,
+    *,
+    cores: int,
+    constants: Constants = REFERENCE,
+) -> float:
+    """Seconds that a call takes; `nbytes` are those of the larger buffer of a rank.
+
+    Raises `UnsupportedError` as `cost` does.
+
+    >>> ring = predict("all_reduce", "ring", 4, 1 << 20, cores=4)
+    >>> ring > predict("all_reduce", "direct", 4, 1 << 20, cores=4)
+    True
+    """
+    return line(Op(op), algorithm, ranks=ranks, cores=cores, constants=constants).at(nbytes)
+
+
+class Fastest(NamedTuple):
+    """`algorithm` is the fastest from `least` bytes on."""
+
+    least: int
+    algorithm: str
+
+
+@cache
+def fastest(
+    op: Op, *, ranks: int, cores: int, constants: Constants = REFERENCE
+) -> tuple[Fastest, ...]:
+    """Which algorithm is predicted to be the fastest, by size: the lower envelope of the lines.
+
+    >>> [name for _, name in fastest(Op.ALL_REDUCE, ranks=4, cores=2)]
+    ['one_shot', 'direct']
+    """
+    lines: dict[str, Line] = {}
+    for name in sorted(names(op), key=lambda name: (name not in _SIMPLE, name)):
+        try:
+            lines[name] = line(op, name, ranks=ranks, cores=cores, constants=constants)
+        except UnsupportedError:
+            continue
+    current = min(lines, key=lambda name: lines[name])
+    found = [Fastest(0, current)]
+    while True:
+        here = lines[current]
+        meets = {
+            name: ((other.fixed_s - here.fixed_s) / (here.byte_s - other.byte_s), other.byte_s)
+            for name, other in lines.items()
+            if other.byte_s < here.byte_s
+        }
+        if not meets:
+            return tuple(found)
+        current = min(meets, key=lambda name: meets[name])
+        found.append(Fastest(int(meets[current][0]) + 1, current))
