@@ -7,6 +7,7 @@ import sys
 import typer
 
 from unisono.bench.commands import bench, check, explain, prove
+from unisono.bench.tune_command import tune
 from unisono.errors import UnisonoError
 from unisono.show_command import show
 
@@ -23,6 +24,7 @@ app.command(
     "--json out.json"
 )(bench)
 app.command(epilog="Example: unisono explain all_reduce 64K -n 4")(explain)
+app.command(epilog="Example: unisono tune -n 2,4 --out selection.json")(tune)
 app.command(epilog="Example: unisono prove algorithm.xml --run 16")(prove)
 app.command(epilog="Example: unisono show all_reduce ring -n 8 --size 64M --html ring.html")(show)
 

@@ -69,7 +69,7 @@ class Request:
 
 def execute(request: Request) -> int:
     """Run, print, write; the exit code."""
-    with _progress() as observe:
+    with progress() as observe:
         report = run_benchmark(
             request.cases,
             request.contestants,
@@ -109,8 +109,9 @@ def write_json(document: dict[str, object], json_path: str | None) -> None:
 
 
 @contextmanager
-def _progress() -> Iterator[Observer]:
+def progress() -> Iterator[Observer]:
+    """A bar on standard error, gone when done."""
     columns = (TextColumn("{task.description}"), BarColumn(), TimeElapsedColumn())
-    with Progress(*columns, console=Console(stderr=True), transient=True) as progress:
-        task = progress.add_task("", total=1.0)
-        yield lambda step, share: progress.update(task, description=step, completed=share)
+    with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
+        task = bar.add_task("", total=1.0)
+        yield lambda step, share: bar.update(task, description=step, completed=share)

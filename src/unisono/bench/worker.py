@@ -35,6 +35,8 @@ class Worker:
         match message["do"]:
             case "bind":
                 return self._bind(Case(**message["case"]))
+            case "choose":
+                return self._choose(str(message["algorithm"]))
             case "verify":
                 return self._verify()
             case "time":
@@ -48,6 +50,11 @@ class Worker:
         else:
             self._x = self._out = np.empty(0, case.storage)
         self._call = self._peer.bind(case, self._x, self._out)
+        return {}
+
+    def _choose(self, algorithm: str) -> Message:
+        self._call = self._peer.choose(algorithm).bind(self._case, self._x, self._out)
+        self._call()  # what cannot be served says so now
         return {}
 
     def _verify(self) -> Message:

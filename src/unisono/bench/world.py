@@ -79,6 +79,10 @@ class World:
     def bind(self, case: Case) -> None:
         self._ask({"do": "bind", "case": case.to_dict()})
 
+    def choose(self, algorithm: str) -> None:
+        """Let the bound case be served by this algorithm from now on (Unisono only)."""
+        self._ask({"do": "choose", "algorithm": algorithm})
+
     def verify(self) -> int:
         """Wrong elements, over all ranks, of one call on known data."""
         return sum(int(reply["wrong"]) for reply in self._ask({"do": "verify"}))

@@ -9,6 +9,7 @@ from typing import Any
 from numpy.typing import NDArray
 
 from unisono.bench.cases import Case
+from unisono.errors import UnsupportedError
 
 Array = NDArray[Any]
 Call = Callable[[], object]
@@ -28,6 +29,10 @@ class Peer(ABC):
         x and out stay the caller's; out has length 0 where the result lands in x. bfloat16
         arrives as uint16 bit patterns. Raises UnsupportedError.
         """
+
+    def choose(self, algorithm: str) -> Peer:
+        """Serves what is bound from now on by this algorithm. Raises UnsupportedError."""
+        raise UnsupportedError(f"{type(self).__name__} has no choice of {algorithm}")
 
     def close(self) -> None:
         """Leave the world. Collective."""

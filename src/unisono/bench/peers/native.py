@@ -25,6 +25,10 @@ class NativePeer(Peer):
     def bind(self, case: Case, x: Array, out: Array) -> Call:
         return bind(self._comm, case, x, out, **self._options)
 
+    def choose(self, algorithm: str) -> NativePeer:
+        self._options = {"algorithm": algorithm}
+        return self
+
     def close(self) -> None:
         self._comm.close()
 

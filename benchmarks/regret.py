@@ -1,0 +1,158 @@
+"""How much slower the default choice is than the best algorithm: every one measured, in turns.
+
+For each cell of the sweep all algorithms that differ run in one group of ranks. Those within half
+of the fastest get turns; the default and the three best of them then run a final of more turns.
+Regret is the default's time over the best of the final: 1 is perfect. The final is another
+measurement than the one that chose who is in it, so that luck does not count twice.
+
+    python benchmarks/regret.py                 # 70 cells in about four minutes
+    python benchmarks/regret.py --ops broadcast --ranks 2 --budget 20
+    python benchmarks/regret.py --fit           # constants of the cost model from the last results
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from statistics import geometric_mean
+from time import monotonic
+from typing import Annotated, Any
+
+import numpy as np
+import typer
+from rich.console import Console
+from rich.table import Table
+
+from unisono import algorithms
+from unisono.algorithms.timing import Constants, predict, work
+from unisono.bench.cases import Case
+from unisono.bench.contestants import OURS, Contestant
+from unisono.bench.execute import progress
+from unisono.bench.machine import busy_cores, describe_machine
+from unisono.bench.probe import probe_core_latency_s
+from unisono.bench.race import Pace, distinct, medians, race
+from unisono.bench.sizes import format_size, parse_sizes
+from unisono.bench.tune import default_algorithm
+from unisono.bench.world import World
+from unisono.native import usable_cores
+from unisono.types import Op
+
+HERE = Path(__file__).parent
+OPS = "all_reduce,all_gather,reduce_scatter,all_to_all,broadcast"
+SIZES = "8,1K,16K,128K,1M,8M,64M"
+FINALISTS = 4
+OVERHEAD = 2.5
+"""Time of a cell over that of its turns."""
+
+
+def measure(world: World, op: Op, nbytes: int, budget_s: float) -> dict[str, Any]:
+    """One cell: both races, and the regret."""
+    case = Case(op=op, ranks=world.ranks, nbytes=nbytes)
+    default = default_algorithm(op, case.size_bytes, world.ranks)
+    others = [name for name in algorithms.names(op) if name != default]
+    names = distinct(op, [default, *others], world.ranks)
+    first = medians(race(world, case, names, Pace(turns=3, budget_s=budget_s), keep=[default]))
+    best = sorted(first, key=lambda name: first[name])[:FINALISTS]
+    finalists = list(dict.fromkeys([default, *best]))
+    pace = Pace(turns=9, budget_s=budget_s, drop=100)
+    final = medians(race(world, case, finalists, pace))
+    return {
+        "op": op,
+        "ranks": world.ranks,
+        "size_bytes": case.size_bytes,
+        "default": default,
+        "best": min(final, key=lambda name: final[name]),
+        "regret": final[default] / min(final.values()),
+        "predicted_s": predict(op, default, world.ranks, case.size_bytes, cores=usable_cores()),
+        "core_latency_s": probe_core_latency_s(),
+        "final_s": final,
+        "first_s": first,
+        "candidates": names,
+    }
+
+
+def render(cells: list[dict[str, Any]]) -> Table:
+    table = Table(title="regret of the default choice", title_justify="left")
+    for column in ("operation", "ranks", "size", "default", "best"):
+        table.add_column(column, no_wrap=True)
+    for column in ("default us", "best us", "regret", "predicted us", "candidates"):
+        table.add_column(column, justify="right", no_wrap=True)
+    for cell in cells:
+        times_s = cell["final_s"]
+        table.add_row(
+            *(cell["op"], str(cell["ranks"]), format_size(cell["size_bytes"])),
+            *(cell["default"], cell["best"]),
+            *(f"{times_s[cell[name]] * 1e6:.2f}" for name in ("default", "best")),
+            *(f"{cell['regret']:.3f}", f"{cell['predicted_s'] * 1e6:.2f}"),
+            str(len(cell["candidates"])),
+        )
+    return table
+
+
+def fit(cells: list[dict[str, Any]]) -> tuple[Constants, float]:
+    """The constants of least squared relative error, none of them negative, and the mean factor
+    (1 is perfect) by which predictions with them are off."""
+    rows, times = [], []
+    for cell in cells:
+        for name, time_s in (cell["first_s"] | cell["final_s"]).items():
+            op, ranks, nbytes = Op(cell["op"]), cell["ranks"], cell["size_bytes"]
+            does = work(op, name, ranks=ranks, cores=usable_cores())
+            rows.append([*does[:3], does.written * nbytes, does.reduced * nbytes])
+            times.append(time_s)
+    matrix, wanted = np.array(rows), np.array(times)
+    weighted = matrix / wanted[:, None]
+    free = list(range(matrix.shape[1]))
+    while True:  # leave out what would have to be negative
+        found = np.linalg.lstsq(weighted[:, free], np.ones(len(wanted)), rcond=None)[0]
+        if (found >= 0).all():
+            break
+        free.remove(free[int(np.argmin(found))])
+    values = np.zeros(matrix.shape[1])
+    values[free] = found
+    off = float(np.exp(np.abs(np.log((matrix @ values) / wanted)).mean()))
+    call_s, round_s, switch_s, byte_s, reduced_s = (float(value) for value in values)
+    constants = Constants(
+        call_s=call_s, round_s=round_s, switch_s=switch_s, byte_s=byte_s, reduced_s=reduced_s
+    )
+    return constants, off
+
+
+def main(
+    *,
+    ops: Annotated[str, typer.Option(help="Operations, with commas.")] = OPS,
+    ranks: Annotated[str, typer.Option(help="Rank counts, with commas.")] = "2,4",
+    sizes: Annotated[str, typer.Option(help="As for unisono bench.")] = SIZES,
+    budget: Annotated[float, typer.Option(help="About how many seconds.")] = 210.0,
+    path: Annotated[Path, typer.Option(help="Results.")] = HERE / "results" / "regret.json",
+    only_fit: Annotated[bool, typer.Option("--fit", help="Measure nothing; fit.")] = False,
+) -> None:
+    console = Console(width=150)
+    if only_fit:
+        constants, off = fit(json.loads(path.read_text())["cells"])
+        console.print(constants, f"off by a factor of {off:.2f} in the mean")
+        return
+    machine = {**describe_machine(), "busy_cores": busy_cores()}
+    wanted = [(Op(op), nbytes) for op in ops.split(",") for nbytes in parse_sizes(sizes)]
+    counts = [int(count) for count in ranks.split(",")]
+    cells: list[dict[str, Any]] = []
+    end_s = monotonic() + budget
+    with progress() as observe:
+        for count in counts:
+            with World(Contestant(name=OURS["native"]), count) as world:
+                world.start()
+                for op, nbytes in wanted:
+                    left = len(counts) * len(wanted) - len(cells)
+                    share_s = max(0.05, (end_s - monotonic()) / left / 2 / OVERHEAD)
+                    label = f"{op} {format_size(nbytes)}, {count} ranks"
+                    observe(label, 1 - left / len(counts) / len(wanted))
+                    cells.append(measure(world, op, nbytes, share_s))
+    regrets = [cell["regret"] for cell in cells]
+    summary = {"geometric_mean": geometric_mean(regrets), "worst": max(regrets)}
+    console.print(render(cells))
+    console.print(f"regret: {summary['geometric_mean']:.3f} in the geometric mean, ", end="")
+    console.print(f"{summary['worst']:.3f} at worst")
+    path.write_text(json.dumps({"machine": machine, **summary, "cells": cells}, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    typer.run(main)

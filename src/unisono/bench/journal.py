@@ -1,0 +1,74 @@
+"""What `unisono tune` has measured so far: a file with a line for each cell, for resuming."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+_FORMAT = "unisono tune journal"
+_VERSION = 1
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Cell:
+    """One kind of call that is measured."""
+
+    op: str
+    ranks: int
+    nbytes: int
+
+
+class Journal:
+    """Cells with the median seconds of their algorithms. A line is written when a cell is done.
+
+    A file of another machine is refused with `ValueError`; a last line that was cut off is left
+    out.
+    """
+
+    def __init__(self, path: Path, machine: Mapping[str, object], *, resume: bool) -> None:
+        self.path = path
+        self.cells: dict[Cell, dict[str, float]] = {}
+        head = {"format": _FORMAT, "version": _VERSION, "machine": dict(machine)}
+        if resume and path.exists():
+            self._read(head)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        partial = path.with_name(path.name + ".partial")
+        lines = [head, *(_line(cell, times_s) for cell, times_s in self.cells.items())]
+        partial.write_text("".join(json.dumps(line) + "\n" for line in lines))
+        partial.replace(path)
+
+    def add(self, cell: Cell, times_s: Mapping[str, float]) -> None:
+        """Keeps what a cell's algorithms took."""
+        self.cells[cell] = dict(times_s)
+        with self.path.open("a") as file:
+            file.write(json.dumps(_line(cell, times_s)) + "\n")
+
+    def _read(self, head: dict[str, Any]) -> None:
+        first, *rest = self.path.read_text().splitlines() or [""]
+        if _parse(first) != head:
+            raise ValueError(
+                f"{self.path} is no journal of this machine as it is now: run without --resume"
+            )
+        for number, line in enumerate(rest, start=2):
+            found = _parse(line)
+            try:
+                cell = Cell(op=found["op"], ranks=found["ranks"], nbytes=found["nbytes"])
+                self.cells[cell] = {str(k): float(v) for k, v in found["times_s"].items()}
+            except (KeyError, TypeError, ValueError, AttributeError):
+                if number <= len(rest):  # the last line may have been cut off
+                    raise ValueError(f"{self.path}: line {number} is no measurement") from None
+
+
+def _line(cell: Cell, times_s: Mapping[str, float]) -> dict[str, Any]:
+    named = {"op": cell.op, "ranks": cell.ranks, "nbytes": cell.nbytes}
+    return {**named, "times_s": dict(times_s)}
+
+
+def _parse(line: str) -> Any:
+    try:
+        return json.loads(line)
+    except ValueError:
+        return None
