@@ -40,6 +40,7 @@ from unisono.types import Op
 HERE = Path(__file__).parent
 OPS = "all_reduce,all_gather,reduce_scatter,all_to_all,broadcast"
 SIZES = "8,1K,16K,128K,1M,8M,64M"
+CHANNELS = ("direct:channels=2", "direct:channels=4")
 FINALISTS = 4
 OVERHEAD = 2.5
 """Time of a cell over that of its turns."""
@@ -49,13 +50,12 @@ def measure(world: World, op: Op, nbytes: int, budget_s: float) -> dict[str, Any
     """One cell: both races, and the regret."""
     case = Case(op=op, ranks=world.ranks, nbytes=nbytes)
     default = default_algorithm(op, case.size_bytes, world.ranks)
-    others = [name for name in algorithms.names(op) if name != default]
-    names = distinct(op, [default, *others], world.ranks)
+    names = distinct(op, [default, *algorithms.names(op), *CHANNELS], world.ranks)
     first = medians(race(world, case, names, Pace(turns=3, budget_s=budget_s), keep=[default]))
     best = sorted(first, key=lambda name: first[name])[:FINALISTS]
     finalists = list(dict.fromkeys([default, *best]))
-    pace = Pace(turns=9, budget_s=budget_s, drop=100)
-    final = medians(race(world, case, finalists, pace))
+    pace = Pace(turns=9, budget_s=budget_s)
+    final = medians(race(world, case, finalists, pace, keep=finalists))
     return {
         "op": op,
         "ranks": world.ranks,

@@ -439,6 +439,6 @@ def test_an_explanation_says_what_would_be_run(threads: World) -> None:
             continue
         for nbytes in (8, 1 << 20):
             found = comm.explain(op, nbytes)
-            assert found.algorithm in algorithms.names(op)
+            assert found.algorithm.partition(":")[0] in algorithms.names(op)
             assert found.algorithm in str(found) and str(nbytes) in str(found)
     assert comm.explain("barrier", 0).algorithm == "direct"

@@ -25,8 +25,8 @@ class Constants:
     """What a call takes, in seconds: once, and for each round; for each round and each rank that
     has no core of its own; for each byte that the busiest rank hands on, and that it reduces.
 
-    The defaults are fitted to measurements of a virtual machine with 2 cores of AMD EPYC, by
-    `benchmarks/regret.py --fit`.
+    The defaults are read off the medians in `benchmarks/results/native-n*.json`, of a virtual
+    machine with 2 cores of AMD EPYC; `benchmarks/regret.py --fit` fits others to its results.
     """
 
     call_s: float = 0.3e-6

@@ -102,7 +102,11 @@ def explain(
     ranks: RanksOption = 4,
     json_path: JsonOption = None,
 ) -> None:
-    """Say which algorithm an operation of this size uses, and why."""
+    """Say which algorithm an operation of this size uses, and why.
+
+    The rule, whether it comes from the environment, a file, what is built in or the cost model;
+    predicted and measured time; the runner-up.
+    """
     from unisono.bench.execute import result_console, write_json
     from unisono.bench.selfcheck import explain_choice
     from unisono.bench.sizes import parse_size
@@ -112,7 +116,7 @@ def explain(
         explanation = explain_choice(Op(op), parse_size(nbytes), ranks)
     except ValueError as error:
         raise typer.BadParameter(str(error)) from error
-    result_console(json_path).print(str(explanation))
+    result_console(json_path).print(str(explanation), highlight=False, soft_wrap=True)
     write_json({**asdict(explanation), "text": str(explanation)}, json_path)
 
 

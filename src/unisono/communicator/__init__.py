@@ -1,7 +1,7 @@
 """Rank, size, groups and every collective; the launcher for one machine."""
 
 from unisono.communicator.communicator import Communicator
-from unisono.communicator.explain import Explanation
+from unisono.communicator.explain import Estimate, Explanation
 from unisono.communicator.joining import init
 from unisono.communicator.launch import run
 from unisono.communicator.places import pairs
@@ -11,6 +11,7 @@ from unisono.communicator.work import Work
 
 __all__ = [
     "Communicator",
+    "Estimate",
     "Explanation",
     "Measured",
     "Rule",

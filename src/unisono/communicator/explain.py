@@ -2,15 +2,39 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 
+from unisono import algorithms
+from unisono.algorithms.timing import predict
 from unisono.communicator.calls import Choice
+from unisono.communicator.table import Table
+from unisono.errors import UnsupportedError
 from unisono.types import Op
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Estimate:
+    """An algorithm with its seconds: as the cost model predicts, and as the table has measured
+    (None where it has not)."""
+
+    algorithm: str
+    predicted_s: float
+    measured_s: float | None = None
+
+    def __str__(self) -> str:
+        measured = "" if self.measured_s is None else f", measured {_time(self.measured_s)}"
+        return f"{self.algorithm}: predicted {_time(self.predicted_s)}{measured}"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Explanation:
-    """The choice for one kind of call. Printing it gives a sentence."""
+    """The choice for one kind of call. Printing it gives a sentence, and the facts behind it.
+
+    `rule` is what decided, `source` where that comes from: an argument, the environment, a file,
+    built in, the cost model. `runner_up` is the fastest other algorithm: by measurement where the
+    table has others measured, else as predicted; None where there is no other.
+    """
 
     op: Op
     nbytes: int
@@ -18,21 +42,63 @@ class Explanation:
     algorithm: str
     reason: str
     block_bytes: int
+    rule: str
+    source: str
+    time: Estimate
+    runner_up: Estimate | None
 
     @classmethod
-    def of(cls, op: Op, nbytes: int, ranks: int, choice: Choice) -> Explanation:
-        """The explanation of a choice."""
+    def of(cls, op: Op, nbytes: int, ranks: int, choice: Choice, table: Table) -> Explanation:
+        """The explanation of a choice that the table made."""
+        verdict = choice.verdict
+        assert verdict is not None, "the table chose"
+        name = choice.plan.name
+        estimates = {e.algorithm: e for e in _estimates(op, nbytes, ranks, name, table)}
+        time = estimates.pop(name)
         return cls(
             op=op,
             nbytes=nbytes,
             ranks=ranks,
-            algorithm=choice.plan.name,
-            reason=choice.verdict.rule.reason if choice.verdict else "the only way",
+            algorithm=name,
+            reason=verdict.rule.reason or "that is what the rule says",
             block_bytes=choice.plan.block_bytes,
+            rule=str(verdict.rule),
+            source=verdict.source,
+            time=time,
+            runner_up=min(estimates.values(), key=_rank, default=None),
         )
 
     def __str__(self) -> str:
+        second = "none" if self.runner_up is None else self.runner_up
         return (
             f"{self.op} of {self.nbytes} bytes on {self.ranks} ranks: {self.algorithm} "
-            f"({self.reason}), in blocks of {self.block_bytes} bytes"
+            f"({self.reason}), in blocks of {self.block_bytes} bytes\n"
+            f"rule: {self.rule} ({self.source})\n"
+            f"time: {self.time}\n"
+            f"runner-up: {second}"
         )
+
+
+def _estimates(op: Op, nbytes: int, ranks: int, chosen: str, table: Table) -> Iterator[Estimate]:
+    """What is known of every algorithm that can serve the call."""
+    times_s = table.times_s(op, nbytes, ranks)
+    for name in dict.fromkeys([chosen, *times_s, *algorithms.names(op)]):
+        try:
+            predicted_s = predict(op, name, ranks, nbytes, cores=table.cores)
+        except UnsupportedError:
+            continue
+        yield Estimate(algorithm=name, predicted_s=predicted_s, measured_s=times_s.get(name))
+
+
+def _rank(estimate: Estimate) -> tuple[bool, float, str]:
+    """Measured ones first, then by time."""
+    measured_s, name = estimate.measured_s, estimate.algorithm
+    return measured_s is None, measured_s or estimate.predicted_s, name
+
+
+def _time(time_s: float) -> str:
+    """
+    >>> _time(2.5e-6), _time(0.0123)
+    ('2.5 us', '12.3 ms')
+    """
+    return f"{time_s * 1e6:.3g} us" if time_s < 1e-3 else f"{time_s * 1e3:.3g} ms"

@@ -176,6 +176,9 @@ def _built_in() -> Iterator[Rule]:
         yield Rule(op=Op.REDUCE, algorithm="direct", nbytes=short, ranks=ranks, reason=few)
     yield Rule(op=Op.ALL_REDUCE, algorithm="direct", ranks=all_ranks, reason=many)
     yield Rule(op=Op.REDUCE, algorithm="reduce_scatter_gather", ranks=all_ranks, reason=many)
+    for nbytes, ranks in ((Span(256 << 10, 6 << 20), pair), (Span(128 << 10), crowd)):
+        algorithm, reason = "direct:channels=4", "readers begin when a quarter of a block is there"
+        yield Rule(op=Op.BROADCAST, algorithm=algorithm, nbytes=nbytes, ranks=ranks, reason=reason)
     for op in (Op.SCAN, Op.EXSCAN):
         short = Span(0, _DIRECT_SCAN_BYTES)
         yield Rule(op=op, algorithm="direct", nbytes=short, ranks=all_ranks, reason=prefixes)

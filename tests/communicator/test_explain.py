@@ -1,0 +1,78 @@
+"""What is said of a choice: the rule, where it comes from, times, and the runner-up."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import asdict
+
+import pytest
+
+from ranks import Threads
+from unisono import Communicator
+from unisono.algorithms.timing import predict
+from unisono.communicator import Explanation, Measured, Rule, Selection, Span
+from unisono.types import Op
+
+World = Callable[[int], Threads]
+
+
+def explained(world: Threads, selection: Selection | None, nbytes: int = 4096) -> Explanation:
+    """What rank 0 of a group with this selection says of an all_reduce."""
+
+    def ask(comm: Communicator) -> Explanation:
+        child = comm.split(0, selection=selection)
+        assert child is not None
+        with child:
+            found = child.explain("all_reduce", nbytes)
+            child.barrier()
+            return found
+
+    answers: list[Explanation] = world.run(ask)
+    assert answers[0] == answers[1]
+    return answers[0]
+
+
+def measured(algorithm: str, time_s: float) -> Measured:
+    return Measured(op=Op.ALL_REDUCE, ranks=2, nbytes=4096, algorithm=algorithm, time_s=time_s)
+
+
+def test_a_built_in_choice_has_a_prediction_and_a_runner_up(threads: World) -> None:
+    found = explained(threads(2), None)
+    assert (found.algorithm, found.source) == ("one_shot", "built-in")
+    assert found.rule == "all_reduce, up to 4096 bytes, up to 2 ranks: one_shot"
+    assert found.time.measured_s is None and found.time.predicted_s > 0
+    assert found.runner_up is not None and found.runner_up.algorithm != "one_shot"
+    assert found.runner_up.measured_s is None
+    assert "built-in" in str(found) and "predicted" in str(found)
+    assert "measured" not in str(found).partition("time:")[2]
+
+
+def test_measured_times_are_told_and_decide_who_comes_second(threads: World) -> None:
+    rule = Rule(op=Op.ALL_REDUCE, algorithm="ring", nbytes=Span(0, 5000), reason="because")
+    times = (measured("ring", 2e-6), measured("swing", 4e-6), measured("direct", 3e-6))
+    found = explained(threads(2), Selection(rules=(rule,), measured=times))
+    assert (found.algorithm, found.reason, found.source) == ("ring", "because", "argument")
+    assert found.time.measured_s == 2e-6
+    assert found.runner_up is not None
+    assert (found.runner_up.algorithm, found.runner_up.measured_s) == ("direct", 3e-6)
+    assert "measured 2 us" in str(found) and "measured 3 us" in str(found)
+    assert asdict(found)["runner_up"]["algorithm"] == "direct"
+
+
+def test_without_a_rule_for_the_size_the_next_layer_decides(threads: World) -> None:
+    rule = Rule(op=Op.ALL_REDUCE, algorithm="ring", nbytes=Span(0, 10))
+    found = explained(threads(2), Selection(rules=(rule,)), nbytes=1 << 20)
+    assert (found.algorithm, found.source) == ("direct", "built-in")
+
+
+def test_a_prediction_is_that_of_the_cost_model(threads: World) -> None:
+    rule = Rule(op=Op.ALL_REDUCE, algorithm="ring:channels=2")
+    found = explained(threads(2), Selection(rules=(rule,)))
+    candidates = [predict("all_reduce", "ring", 2, 4096, cores=cores) for cores in (1, 2)]
+    assert any(found.time.predicted_s == pytest.approx(time_s) for time_s in candidates)
+
+
+def test_an_operation_with_one_algorithm_has_no_runner_up(threads: World) -> None:
+    found = threads(2).comms[0].explain("barrier", 0)
+    assert found.runner_up is None
+    assert "runner-up: none" in str(found)
