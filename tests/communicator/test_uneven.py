@@ -343,7 +343,7 @@ DISAGREEMENTS: dict[str, tuple[Callable[[Communicator], Any], str]] = {
     ),
     "counts of one sum": (
         lambda c: c.reduce_scatter_v(np.ones(6), [1, 2, 3] if c.rank else [3, 2, 1]),
-        r"they differ in the algorithm, or in the lengths of the pieces",
+        r"they differ in the algorithm, in the lengths of the pieces",
     ),
     "who gives counts": (
         lambda c: c.gather_v(np.ones(2), [2, 2, 2] if c.rank == 0 else None),

@@ -182,6 +182,11 @@ def _built_in() -> Iterator[Rule]:
     for op in (Op.SCAN, Op.EXSCAN):
         short = Span(0, _DIRECT_SCAN_BYTES)
         yield Rule(op=op, algorithm="direct", nbytes=short, ranks=all_ranks, reason=prefixes)
+        for narrow in (1, 2):  # bytes of an element
+            unwidened = "sums of narrow floats along a chain would go through float32 copies"
+            yield Rule(
+                op=op, algorithm="direct", ranks=all_ranks, dtype_bytes=narrow, reason=unwidened
+            )
         yield Rule(op=op, algorithm="chain", ranks=all_ranks, reason=pipeline)
     for op in Op:
         if op not in (Op.ALL_REDUCE, Op.REDUCE, Op.SCAN, Op.EXSCAN):
