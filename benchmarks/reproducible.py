@@ -6,13 +6,11 @@ python benchmarks/reproducible.py --ranks 2 --ops scan --sizes 64K,1M
 
 from __future__ import annotations
 
-import json
 import secrets
-import time
 from collections.abc import Callable, Iterator
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
-from statistics import median, quantiles
+from statistics import median
 from typing import Annotated, Any
 
 import numpy as np
@@ -20,10 +18,10 @@ import torch
 import typer
 from rich.console import Console
 from rich.table import Table
+from timing import calls_within, in_turns, microseconds, on_every, time_s, write
 
 import unisono
-from unisono.bench.machine import describe_machine
-from unisono.bench.probe import describe_latency, probe_core_latency_s
+from unisono.bench.probe import describe_latency
 from unisono.bench.sizes import format_size, parse_sizes
 from unisono.communicator import Communicator
 
@@ -73,15 +71,11 @@ def _rows(
                 kind: Any = getattr(torch, dtype)
                 x = torch.empty(nbytes // kind.itemsize, dtype=kind)
                 calls = [prepare(comm, op, x) for comm in comms]
-                often = int(round_s / max(time_s(comms[0], call, 3) for call in calls))
-                often = min(1000, max(1, often))
-                times: tuple[list[float], list[float]] = ([], [])
-                for turn in range(rounds):
-                    for which in (0, 1) if turn % 2 else (1, 0):
-                        times[which].append(time_s(comms[0], calls[which], often))
+                often = calls_within(round_s, max(time_s(comms[0], call, 3) for call in calls))
+                default_s, reproducible_s = in_turns(comms[0], calls, (often, often), rounds)
                 yield Row(
                     op=op, ranks=comms[0].size, dtype=dtype, nbytes=nbytes,
-                    default_s=tuple(times[0]), reproducible_s=tuple(times[1]),
+                    default_s=default_s, reproducible_s=reproducible_s,
                 )  # fmt: skip
 
 
@@ -99,22 +93,7 @@ def prepare(comm: Communicator, op: str, x: torch.Tensor) -> Callable[[], object
     return lambda: function(x)
 
 
-def time_s(comm: Communicator, call: Callable[[], object], often: int) -> float:
-    """Seconds a call, back to back, of the slowest rank."""
-    comm.barrier()
-    start_s = time.perf_counter()
-    for _ in range(often):
-        call()
-    took_s = np.array([(time.perf_counter() - start_s) / often])
-    return float(comm.all_reduce(took_s, "max")[0])
-
-
 # ---- the program
-
-
-def _microseconds(times_s: tuple[float, ...]) -> str:
-    first, _, third = quantiles(times_s, n=4, method="inclusive")
-    return f"{median(times_s) * 1e6:.0f} ({first * 1e6:.0f}-{third * 1e6:.0f})"
 
 
 def render(rows: list[Row], probes_s: list[float]) -> Table:
@@ -125,7 +104,7 @@ def render(rows: list[Row], probes_s: list[float]) -> Table:
     for name in ("bytes", "default", "reproducible", "ratio"):
         table.add_column(name, justify="right")
     for row in rows:
-        times = map(_microseconds, (row.default_s, row.reproducible_s))
+        times = map(microseconds, (row.default_s, row.reproducible_s))
         cells = (row.op, str(row.ranks), row.dtype, format_size(row.nbytes), *times)
         table.add_row(*cells, f"{row.price:.2f}")
     return table
@@ -144,20 +123,10 @@ def main(
         Path, typer.Option("--json", help="Where to write everything measured.")
     ] = Path(__file__).parent / "results" / "reproducible.json",
 ) -> None:
-    rows: list[Row] = []
-    probes_s: list[float] = []
-    for count in map(int, ranks.split(",")):
-        probe_s = probe_core_latency_s()
-        probes_s += [] if probe_s is None else [probe_s]
-        arguments = (ops.split(","), list(parse_sizes(sizes)), rounds, round_s)
-        rows += unisono.run(measure, ranks=count, args=arguments)[0]
+    arguments = (ops.split(","), list(parse_sizes(sizes)), rounds, round_s)
+    rows, probes_s = on_every(ranks, measure, arguments)
     Console(width=120).print(render(rows, probes_s))
-    document = {
-        "machine": describe_machine(),
-        "probes_s": probes_s,
-        "rows": [asdict(row) for row in rows],
-    }
-    json_path.write_text(json.dumps(document, indent=1) + "\n")
+    write(json_path, rows, probes_s)
 
 
 if __name__ == "__main__":

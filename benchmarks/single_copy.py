@@ -11,14 +11,12 @@ real single-copy collective also has to say where the memory is and when it may 
 from __future__ import annotations
 
 import ctypes
-import json
 import mmap
 import os
-import time
 from collections.abc import Callable, Iterator
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
-from statistics import median, quantiles
+from statistics import median
 from typing import Annotated
 
 import numpy as np
@@ -26,10 +24,10 @@ import typer
 from numpy.typing import NDArray
 from rich.console import Console
 from rich.table import Table
+from timing import calls_within, in_turns, microseconds, on_every, time_s, write
 
 import unisono
-from unisono.bench.machine import describe_machine
-from unisono.bench.probe import describe_latency, probe_core_latency_s
+from unisono.bench.probe import describe_latency
 from unisono.bench.sizes import format_size, parse_sizes
 from unisono.communicator import Communicator
 
@@ -157,15 +155,6 @@ class Desk:
         for peer, part in enumerate(self.out[: size * piece].reshape(size, piece)):
             assert np.array_equal(part, pattern(peer, sent, piece)), op
 
-    def time_s(self, call: Callable[[], object], iterations: int) -> float:
-        """Seconds a call, back to back, of the slowest rank."""
-        self.comm.barrier()
-        start_s = time.perf_counter()
-        for _ in range(iterations):
-            call()
-        took_s = np.array([(time.perf_counter() - start_s) / iterations])
-        return float(self.comm.all_reduce(took_s, "max")[0])
-
 
 def measure(sizes: list[int], rounds: int, round_s: float) -> list[Row]:
     """All rows of one number of ranks. Runs on every rank."""
@@ -181,12 +170,8 @@ def _rows(comm: Communicator, sizes: list[int], rounds: int, round_s: float) -> 
                 calls = (desk.reading(op), desk.ours(op))
                 for call in calls:
                     desk.verify(op, call)
-                often = [min(1000, max(1, int(round_s / desk.time_s(call, 2)))) for call in calls]
-                times: tuple[list[float], list[float]] = ([], [])
-                for turn in range(rounds):
-                    for which in (0, 1) if turn % 2 else (1, 0):
-                        times[which].append(desk.time_s(calls[which], often[which]))
-                read_s, ours_s = map(tuple, times)
+                often = [calls_within(round_s, time_s(comm, call, 2)) for call in calls]
+                read_s, ours_s = in_turns(comm, calls, often, rounds)
                 yield Row(
                     op=op, ranks=comm.size, nbytes=nbytes, pages=pages,
                     read_s=read_s, ours_s=ours_s,
@@ -197,11 +182,6 @@ def _rows(comm: Communicator, sizes: list[int], rounds: int, round_s: float) -> 
 # ---- the program
 
 
-def _microseconds(times_s: tuple[float, ...]) -> str:
-    first, _, third = quantiles(times_s, n=4, method="inclusive")
-    return f"{median(times_s) * 1e6:.0f} ({first * 1e6:.0f}-{third * 1e6:.0f})"
-
-
 def render(rows: list[Row], probes_s: list[float]) -> Table:
     """Median and quartiles over the turns."""
     table = Table(title=f"us a call; cores {describe_latency(probes_s)} ns")
@@ -210,7 +190,7 @@ def render(rows: list[Row], probes_s: list[float]) -> Table:
     for name in ("bytes", "single copy, floor", "ours", "ours / floor"):
         table.add_column(name, justify="right")
     for row in rows:
-        floor, ours = _microseconds(row.read_s), _microseconds(row.ours_s)
+        floor, ours = microseconds(row.read_s), microseconds(row.ours_s)
         gain = f"{row.gain:.2f}{' *' if row.gain > WINS else ''}"
         cells = (row.op, str(row.ranks), row.pages, format_size(row.nbytes), floor, ours, gain)
         table.add_row(*cells)
@@ -227,20 +207,10 @@ def main(
         Path, typer.Option("--json", help="Where to write everything measured.")
     ] = Path(__file__).parent / "results" / "single-copy.json",
 ) -> None:
-    rows: list[Row] = []
-    probes_s: list[float] = []
-    for count in map(int, ranks.split(",")):
-        probe_s = probe_core_latency_s()
-        probes_s += [] if probe_s is None else [probe_s]
-        arguments = (list(parse_sizes(sizes)), rounds, round_s)
-        rows += unisono.run(measure, ranks=count, args=arguments)[0]
+    arguments = (list(parse_sizes(sizes)), rounds, round_s)
+    rows, probes_s = on_every(ranks, measure, arguments)
     Console(width=120).print(render(rows, probes_s), "* the floor wins by more than 10 %")
-    document = {
-        "machine": describe_machine(),
-        "probes_s": probes_s,
-        "rows": [asdict(row) for row in rows],
-    }
-    json_path.write_text(json.dumps(document, indent=1) + "\n")
+    write(json_path, rows, probes_s)
 
 
 if __name__ == "__main__":

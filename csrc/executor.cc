@@ -132,7 +132,7 @@ bool Executor::run_block(Wait& wait) {
 
 void Executor::choose_stores(Execution& call) noexcept {
     const uint64_t ranks = members_.ranks();
-    if (ranks > 1) {  // a peer after the other
+    if (ranks > 1 && StoreRule::asks(call.policy, call.traffic)) {  // a peer after the other
         const uint64_t step = 1 + call.block % (ranks - 1);
         const auto peer = static_cast<uint32_t>((members_.rank() + step) % ranks);
         distance_.look(peer, segment_.rank(peer));

@@ -47,14 +47,8 @@ void await(const Word& word, uint32_t wanted) {
     }
 }
 
-}  // namespace
-
-unsigned usable_cores() noexcept {
-    return static_cast<unsigned>(std::max<size_t>(1, cores().size()));
-}
-
 // Not sysconf: it multiplies by the cores that share a cache on the host, not in this machine.
-uint64_t last_level_cache_bytes() {
+uint64_t read_last_level_cache_bytes() {
     constexpr uint64_t kAssumed = 32 << 20;
     uint64_t found = 0;
     for (int index = 0; index < 8; ++index) {
@@ -65,6 +59,17 @@ uint64_t last_level_cache_bytes() {
         if (file >> size >> unit) found = std::max(found, size << (unit == 'M' ? 20 : 10));
     }
     return found ? found : kAssumed;
+}
+
+}  // namespace
+
+unsigned usable_cores() noexcept {
+    return static_cast<unsigned>(std::max<size_t>(1, cores().size()));
+}
+
+uint64_t last_level_cache_bytes() {
+    static const uint64_t bytes = read_last_level_cache_bytes();  // asked for with every plan
+    return bytes;
 }
 
 void settle_on_core(unsigned index) noexcept {

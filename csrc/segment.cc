@@ -29,15 +29,11 @@ constexpr uint64_t round_up(uint64_t value, uint64_t unit) {
 constexpr uint64_t kTinyDepth = 128, kTinyBytes = 256;
 constexpr uint64_t kSmallDepth = 16, kSmallBytes = 4096;
 
-std::array<Strip, kStrips> strips_of(const SegmentShape& s, std::byte* base) {
-    std::array<Strip, kStrips> strips{{{nullptr, kTinyDepth, kTinyBytes},
-                                       {nullptr, kSmallDepth, kSmallBytes},
-                                       {nullptr, s.depth, s.area_bytes}}};
-    for (Strip& strip : strips) {
-        strip.base = base;
-        base += s.ranks * strip.depth * strip.area_bytes;
-    }
-    return strips;
+// Without their places.
+std::array<Strip, kStrips> strips_of(const SegmentShape& s) {
+    return {{{nullptr, kTinyDepth, kTinyBytes},
+             {nullptr, kSmallDepth, kSmallBytes},
+             {nullptr, s.depth, s.area_bytes}}};
 }
 
 struct Offsets {
@@ -48,8 +44,8 @@ Offsets offsets_of(const SegmentShape& s) {
     Offsets o{};
     o.ranks = round_up(sizeof(GroupControl), kPage);
     o.staging = round_up(o.ranks + s.ranks * sizeof(RankControl), kPage);
-    o.mail = o.staging + s.ranks * (kTinyDepth * kTinyBytes + kSmallDepth * kSmallBytes +
-                                    s.depth * s.area_bytes);
+    o.mail = o.staging;
+    for (const Strip& strip : strips_of(s)) o.mail += strip.bytes(s.ranks);
     o.mail_pair =
         round_up(sizeof(Mailbox) + s.mail_slots * (sizeof(MailSlot) + s.mail_slot_bytes), kPage);
     o.total = o.mail + o.mail_pair * s.ranks * s.ranks;
@@ -137,8 +133,11 @@ Segment::Segment(Descriptor fd) : fd_(std::move(fd)) {
     }
     const Offsets o = offsets_of(shape_);
     ranks_ = reinterpret_cast<RankControl*>(base_ + o.ranks);
-    strips_ = strips_of(shape_, base_ + o.staging);
+    strips_ = strips_of(shape_);
+    std::byte* place = base_ + o.staging;
+    for (Strip& strip : strips_) place = (strip.base = place) + strip.bytes(shape_.ranks);
     mail_ = base_ + o.mail;
+    mail_pair_bytes_ = o.mail_pair;
 }
 
 Segment::~Segment() {
@@ -153,7 +152,7 @@ GroupControl& Segment::group() const noexcept {
 Mailbox& Segment::mailbox(uint32_t from, uint32_t to) const noexcept {
     const uint64_t pair = uint64_t{from} * shape_.ranks + to;
     // Fresh memfd pages are zero, which is what an empty mailbox is.
-    return *reinterpret_cast<Mailbox*>(mail_ + pair * offsets_of(shape_).mail_pair);
+    return *reinterpret_cast<Mailbox*>(mail_ + pair * mail_pair_bytes_);
 }
 
 MailSlot* Segment::mail_slot(uint32_t from, uint32_t to, uint64_t index) const noexcept {

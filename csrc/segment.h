@@ -59,6 +59,9 @@ struct Strip {
     std::byte* base = nullptr;
     uint64_t depth = 0;       // areas of each rank
     uint64_t area_bytes = 0;  // a multiple of the line
+    [[nodiscard]] uint64_t bytes(uint32_t ranks) const noexcept {
+        return ranks * depth * area_bytes;
+    }
     [[nodiscard]] std::byte* area(uint32_t rank, uint64_t position) const noexcept {
         return base + (rank * depth + position) * area_bytes;
     }
@@ -91,6 +94,7 @@ class Segment {
     RankControl* ranks_ = nullptr;
     std::array<Strip, kStrips> strips_;
     std::byte* mail_ = nullptr;
+    uint64_t mail_pair_bytes_ = 0;
 };
 
 }  // namespace unisono

@@ -15,7 +15,6 @@ constexpr int kNearWeighs = 3;
 constexpr int kMostEvidence = 8, kBelievedFar = 6, kBelievedNear = 2;
 constexpr uint64_t kCoreBits = 12;
 
-constexpr uint64_t kLeastStreamed = 32 << 10;    // below, streaming loses everywhere
 constexpr uint64_t kLeastBroadcast = 256 << 10;  // for slots that several ranks read from one
 
 kernels::Store streaming_if(bool streams) noexcept {

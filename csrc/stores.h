@@ -49,12 +49,17 @@ struct Traffic {
 
 class StoreRule {
   public:
+    // Whether the distance makes a difference: else it need not be looked at.
+    [[nodiscard]] static bool asks(StorePolicy policy, const Traffic& traffic) noexcept {
+        return policy == StorePolicy::adaptive && traffic.bytes >= kLeastStreamed;
+    }
     StoreRule(uint32_t ranks, uint32_t cores,
               uint64_t cache_bytes = last_level_cache_bytes()) noexcept;
     [[nodiscard]] Stores choose(StorePolicy policy, const Traffic& traffic,
                                 bool far) const noexcept;
 
   private:
+    static constexpr uint64_t kLeastStreamed = 32 << 10;  // below, streaming loses everywhere
     uint64_t ranks_;
     uint64_t cache_bytes_;  // of the last level
     bool crowded_;          // more ranks than cores

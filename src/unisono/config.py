@@ -108,7 +108,7 @@ def flight_recorder(environ: Mapping[str, str] = os.environ) -> FlightRecorder:
     >>> flight_recorder({"TORCH_FR_BUFFER_SIZE": "100"}).calls
     100
     """
-    cache = environ.get("XDG_CACHE_HOME") or os.path.join(environ.get("HOME", "/tmp"), ".cache")
+    cache = _cache_home(environ) or "/tmp/.cache"
     return FlightRecorder(
         calls=_number(environ, "TORCH_FR_BUFFER_SIZE", 0),
         dump_prefix=environ.get(
@@ -124,13 +124,16 @@ def tuned_path(environ: Mapping[str, str] = os.environ) -> str:
     >>> tuned_path({"XDG_CACHE_HOME": "/cache"}).startswith("/cache/unisono/selection-")
     True
     """
-    home = environ.get("XDG_CACHE_HOME") or (
-        f"{environ['HOME']}/.cache" if environ.get("HOME") else ""
-    )
+    home = _cache_home(environ)
     if not home:
         return ""
     facts = f"{cpu_model()}-{os.cpu_count()}-cores-{platform.machine()}"
     return f"{home}/unisono/selection-{re.sub('[^a-z0-9]+', '-', facts.lower())}.json"
+
+
+def _cache_home(environ: Mapping[str, str]) -> str:
+    home = environ.get("HOME")
+    return environ.get("XDG_CACHE_HOME") or (f"{home}/.cache" if home else "")
 
 
 @functools.cache

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from itertools import groupby
 
-from rich.console import Console, Group, RenderableType
+from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
@@ -42,10 +42,6 @@ def render_report(report: Report) -> RenderableType:
     if report.wrong:
         parts.append(Text(f"WRONG RESULTS: {report.wrong} elements", style="bold red"))
     return Group(*parts)
-
-
-def print_report(report: Report, console: Console) -> None:
-    console.print(render_report(report))
 
 
 def _render_operation(report: Report, op: str, rows: list[Row]) -> Table:

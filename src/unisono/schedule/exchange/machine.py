@@ -92,11 +92,6 @@ class Machine:
         """Whether anything has been put into the cell."""
         return self.buffers.memory(cell) in self._cells
 
-    def writer_clock(self, cell: Cell) -> tuple[int, int]:
-        """(thread, step count) of the last write of a cell that holds something."""
-        state = self._cells[self.buffers.memory(cell)]
-        return state.writer, state.written
-
     def read(self, thread: Thread[S], cell: Cell, where: str) -> Value:
         """The value of a cell. Raises `ScheduleError` for an empty cell, or a race."""
         state = self._cells.get(self.buffers.memory(cell))
