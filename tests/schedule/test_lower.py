@@ -1,6 +1,8 @@
 from __future__ import annotations
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from unisono.algorithms import build, names
 from unisono.errors import ScheduleError
@@ -10,6 +12,7 @@ from unisono.schedule import (
     Collective,
     Flag,
     Plan,
+    Reader,
     Record,
     Ref,
     Schedule,
@@ -190,3 +193,53 @@ def test_a_wrong_schedule_is_not_lowered() -> None:
     b = Builder(Collective(op=Op.BROADCAST, ranks=2, root=0), "test")
     with pytest.raises(ScheduleError, match="rank 1, chunk 0"):
         lower(b.build())
+
+
+def readings(plan: Plan) -> dict[int, dict[int, int]]:
+    """For each other rank the slots of it that the plan reads, with the post waited for."""
+    seen: dict[int, int] = {}
+    found: dict[int, dict[int, int]] = {}
+    for record in plan.records:
+        if record.code is Code.WAIT:
+            seen[record.peer] = record.value
+        elif record.code in (Code.COPY, Code.ARG):
+            src = record.src
+            if src.space is Space.SLOT and src.rank != plan.rank:
+                found.setdefault(src.rank, {}).setdefault(src.index, seen[src.rank])
+    return found
+
+
+@given(data=st.data())
+@settings(deadline=None, max_examples=150)
+def test_readers_are_those_whose_plans_read_and_no_others(data: st.DataObject) -> None:
+    op = data.draw(st.sampled_from(list(Op)))
+    ranks = data.draw(st.integers(1, 12))
+    name, root = data.draw(st.sampled_from(names(op))), data.draw(st.integers(0, ranks - 1))
+    plans = lower(build(op, name, ranks=ranks, root=root))
+    read = [readings(plan) for plan in plans]
+    for plan in plans:
+        assert list(plan.readers) == sorted(set(plan.readers))
+        posts = {(reader.slot, reader.rank): reader.post for reader in plan.readers}
+        assert len(posts) == len(plan.readers)
+        waited = {
+            (slot, reader): post
+            for reader in range(ranks)
+            for slot, post in read[reader].get(plan.rank, {}).items()
+        }
+        assert posts.keys() == waited.keys()
+        assert all(post <= waited[key] for key, post in posts.items())
+        assert all(post == first_post_of(plan, slot) for (slot, _), post in posts.items())
+
+
+def first_post_of(plan: Plan, slot: int) -> int:
+    """The post that follows the writing of the slot."""
+    own = Ref(space=Space.SLOT, rank=plan.rank, index=slot)
+    written = next(i for i, r in enumerate(plan.records) if own in (r.dst, r.dst2))
+    return next(r.value for r in plan.records[written:] if r.code is Code.POST)
+
+
+def test_readers_as_the_executor_gets_them() -> None:
+    root, reader, *_ = lower(build("broadcast", "direct", ranks=3))
+    assert root.readers == (Reader(post=1, slot=0, rank=1), Reader(post=1, slot=0, rank=2))
+    assert root.pack_readers() == bytes([1, 0, 0, 0, 0, 0, 1, 0, 1, 0, 0, 0, 0, 0, 2, 0])
+    assert reader.pack_readers() == b""

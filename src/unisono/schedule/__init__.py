@@ -13,13 +13,25 @@ from unisono.schedule.exchange import (
     to_mscclpp_json,
 )
 from unisono.schedule.lower import RankPlan, lower, lower_rank
-from unisono.schedule.plan import RECORD_BYTES, REF_BYTES, Code, Flag, Plan, Record, Ref, Space
+from unisono.schedule.plan import (
+    READER_BYTES,
+    RECORD_BYTES,
+    REF_BYTES,
+    Code,
+    Flag,
+    Plan,
+    Reader,
+    Record,
+    Ref,
+    Space,
+)
 from unisono.schedule.replay import check_plans
 from unisono.schedule.schedule import Schedule
 from unisono.schedule.transfer import Columns, Transfer, Transfers
 
 __all__ = [
     "MAX_RANKS",
+    "READER_BYTES",
     "RECORD_BYTES",
     "REF_BYTES",
     "Builder",
@@ -31,6 +43,7 @@ __all__ = [
     "Index",
     "Plan",
     "RankPlan",
+    "Reader",
     "Record",
     "Ref",
     "Schedule",

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 
 from unisono.schedule.collective import Collective
 from unisono.schedule.dataflow import Dataflow, Value, trace
-from unisono.schedule.plan import NO_REF, Code, Flag, Plan, Record, Ref, Space
+from unisono.schedule.plan import NO_REF, Code, Flag, Plan, Reader, Record, Ref, Space
 from unisono.schedule.schedule import Schedule
 
 
@@ -100,7 +100,7 @@ class _Uses:
         self.ranks = flow.schedule.collective.ranks
         self.final = set(flow.outputs.values())
         self.local: set[Value] = set()
-        self.remote: set[Value] = set()
+        self.remote: dict[Value, set[int]] = {}  # with the ranks that read it
         self.first_sends: dict[int, dict[int, list[Value]]] = {}
         for number, by_rank in flow.writes.items():
             for values in by_rank.values():
@@ -111,8 +111,10 @@ class _Uses:
         for operand in value.operands:
             if operand.rank == value.rank:
                 self.local.add(operand)
-            elif operand not in self.remote:
-                self.remote.add(operand)
+            elif operand in self.remote:
+                self.remote[operand].add(value.rank)
+            else:
+                self.remote[operand] = {value.rank}
                 if not operand.operands:
                     sends = self.first_sends.setdefault(number, {})
                     sends.setdefault(operand.rank, []).append(operand)
@@ -141,6 +143,7 @@ class _Program:
         self.records: list[Record] = []
         self.posts = 0
         self.num_slots = 0
+        self.readers: list[Reader] = []
         self.uniform = False
         self.in_place = True
         self.tmp: dict[int, Ref] = {}
@@ -194,6 +197,7 @@ class _Program:
             reduce_depth=depth,
             uniform=self.uniform,
             in_place=self.in_place,
+            readers=tuple(sorted(self.readers)),
         )
 
     def _copy(self, value: Value, dst: Ref) -> None:
@@ -256,7 +260,10 @@ class _Program:
     def _new_slot(self, value: Value) -> int:
         slot = self.num_slots
         self.num_slots += 1
-        self.staged[value] = slot, self.posts + 1
+        post = self.posts + 1
+        self.staged[value] = slot, post
+        if self.emits:
+            self.readers += [Reader(post, slot, rank) for rank in self.uses.remote[value]]
         return slot
 
     def _slot(self, index: int) -> Ref:

@@ -8,12 +8,15 @@ from __future__ import annotations
 import struct
 from dataclasses import dataclass
 from enum import IntEnum, IntFlag
+from typing import NamedTuple
 
 _REF = struct.Struct("<BxHHH")
 _HEAD = struct.Struct("<HHHHII")
+_READER = struct.Struct("<IHH")
 
 REF_BYTES = _REF.size
 RECORD_BYTES = _HEAD.size + 4 * REF_BYTES
+READER_BYTES = _READER.size
 
 
 class Space(IntEnum):
@@ -87,6 +90,14 @@ class Record:
         return head + b"".join(ref.pack() for ref in refs)
 
 
+class Reader(NamedTuple):
+    """The own slot `slot`, visible from the own post `post` on, is read by another rank `rank`."""
+
+    post: int
+    slot: int
+    rank: int
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Plan:
     """What one rank does in each block.
@@ -95,7 +106,8 @@ class Plan:
     `reduce_depth` is the largest number of nested reductions in any value of any rank: above one,
     sums of 16-bit floats would be rounded more than once. `uniform` says that the pieces must
     all have one length, since this rank relays pieces whose length it cannot know. `in_place`
-    says that the input and the output may be the same memory.
+    says that the input and the output may be the same memory. `readers` says for each post which
+    of the own slots it shows to which other ranks, in ascending order.
     """
 
     rank: int
@@ -108,6 +120,7 @@ class Plan:
     reduce_depth: int
     uniform: bool = False
     in_place: bool = True
+    readers: tuple[Reader, ...] = ()
 
     def pack(self) -> bytes:
         """All records, back to back.
@@ -119,3 +132,14 @@ class Plan:
         48
         """
         return b"".join(record.pack() for record in self.records)
+
+    def pack_readers(self) -> bytes:
+        """All readers, back to back, as `csrc/plan.h` reads them: little-endian, without gaps, the
+        post in 32 bits, the slot in 16, the rank in 16.
+
+        >>> plan = Plan(rank=0, ranks=3, records=(), num_slots=1, num_tmp=0, parts=1, stages=2,
+        ...             reduce_depth=0, readers=(Reader(post=1, slot=0, rank=2),))
+        >>> plan.pack_readers().hex(" ", 2)
+        '0100 0000 0000 0200'
+        """
+        return b"".join(_READER.pack(*reader) for reader in self.readers)
