@@ -2,24 +2,30 @@
 
 #include <sched.h>
 
+#include <algorithm>
+
 #include "waiter.h"
 
 namespace unisono {
 namespace {
 
-// The fingerprint a rank had for a call; ranks are never further apart than the history is long.
-bool same_call(const RankControl& a, const RankControl& b, uint64_t seq) {
-    const CallRecord& left = a.calls[seq % kCallHistory];
-    const CallRecord& right = b.calls[seq % kCallHistory];
-    return left.hash.load(std::memory_order_relaxed) == right.hash.load(std::memory_order_relaxed);
+// Whether a rank had another fingerprint for a call. Ranks of a host are never further apart than
+// the history is long; of ranks elsewhere one knows those calls of which one heard.
+bool differ(const RankControl& own, const RankControl& other, uint64_t seq) {
+    const CallRecord& mine = own.calls[seq % kCallHistory];
+    const CallRecord& theirs = other.calls[seq % kCallHistory];
+    return theirs.seq.load(std::memory_order_relaxed) == seq &&
+           mine.hash.load(std::memory_order_relaxed) != theirs.hash.load(std::memory_order_relaxed);
 }
 
 }  // namespace
 
 bool Agreement::catch_up(uint32_t peer, uint64_t seq, uint64_t theirs) {
-    for (uint64_t& verified = verified_[peer]; verified < seq; ++verified) {
+    uint64_t& verified = verified_[peer];
+    if (seq > kCallHistory) verified = std::max(verified, seq - kCallHistory);
+    for (; verified < seq; ++verified) {
         if (ahead_of(theirs, verified + 1) < 0) return false;
-        if (!same_call(segment_.rank(peer), own_, verified + 1)) mismatch(verified + 1);
+        if (differ(own_, view_.control(peer), verified + 1)) mismatch(verified + 1);
     }
     return true;
 }
@@ -28,9 +34,9 @@ void Agreement::inspect(uint32_t peer, uint64_t seq) {
     members_.require_healthy();
     for (uint32_t r = 0; r < members_.ranks(); ++r) {
         if (r == members_.rank()) continue;
-        catch_up(r, seq, segment_.rank(r).header.load(std::memory_order_acquire));
+        catch_up(r, seq, view_.control(r).header.load(std::memory_order_acquire));
     }
-    const RankControl& other = segment_.rank(peer);
+    const RankControl& other = view_.control(peer);
     const auto presence = static_cast<Presence>(other.presence.load(std::memory_order_acquire));
     if (presence == Presence::left && !entered(peer, seq)) {
         members_.fail(Fault::peer_lost, "rank " + std::to_string(peer) +
@@ -53,7 +59,7 @@ void Agreement::mismatch(uint64_t seq) {
     std::string text = "the ranks disagree about call #" + std::to_string(seq) + " of their group:";
     bool alike = true;
     for (uint32_t r = 0; r < members_.ranks(); ++r) {
-        const std::string called = entered(r, seq) ? recall(segment_.rank(r), seq) : "";
+        const std::string called = entered(r, seq) ? recall(view_.control(r), seq) : "";
         alike = alike && (called.empty() || called == recall(own_, seq));
         text += (r ? ", rank " : " rank ") + std::to_string(r) +
                 (called.empty() ? " has not called anything" : " called " + called);
@@ -70,14 +76,14 @@ std::string Agreement::late(uint64_t seq) const {
     for (uint32_t r = 0; r < members_.ranks(); ++r) {
         if (entered(r, seq)) continue;
         text += (named ? "; rank " : " rank ") + std::to_string(r) +
-                " has not arrived, its last call was " + recall(segment_.rank(r), 0);
+                " has not arrived, its last call was " + recall(view_.control(r), 0);
         named = true;
     }
     if (named) return text;
     text += " all ranks have arrived, but not all go on:";
     const uint64_t mine = own_.progress.load(std::memory_order_relaxed);
     for (uint32_t r = 0; r < members_.ranks(); ++r) {
-        const uint64_t theirs = segment_.rank(r).progress.load(std::memory_order_acquire);
+        const uint64_t theirs = view_.control(r).progress.load(std::memory_order_acquire);
         if (r != members_.rank() && theirs <= mine) text += " rank " + std::to_string(r);
     }
     return text;

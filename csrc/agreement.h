@@ -12,10 +12,10 @@ namespace unisono {
 
 class Agreement {
   public:
-    Agreement(Segment& segment, Membership& members)
-        : segment_(segment),
+    Agreement(View& view, Membership& members)
+        : view_(view),
           members_(members),
-          own_(segment.rank(members.rank())),
+          own_(view.own()),
           verified_(members.ranks(), 0) {}
 
     // Writes down what this rank calls; nobody sees it yet.
@@ -32,7 +32,7 @@ class Agreement {
     bool verify(uint32_t peer, uint64_t seq, uint64_t hash) {
         uint64_t& verified = verified_[peer];
         if (verified == seq) return true;
-        const uint64_t theirs = segment_.rank(peer).header.load(std::memory_order_acquire);
+        const uint64_t theirs = view_.control(peer).header.load(std::memory_order_acquire);
         if (theirs != header_of(seq, hash) || verified + 1 != seq)
             return catch_up(peer, seq, theirs);
         verified = seq;
@@ -49,11 +49,11 @@ class Agreement {
     // Of this rank itself no header may be visible yet.
     [[nodiscard]] bool entered(uint32_t peer, uint64_t seq) const noexcept {
         return peer == members_.rank() ||
-               ahead_of(segment_.rank(peer).header.load(std::memory_order_acquire), seq) >= 0;
+               ahead_of(view_.control(peer).header.load(std::memory_order_acquire), seq) >= 0;
     }
     [[noreturn]] void mismatch(uint64_t seq);
 
-    Segment& segment_;
+    View& view_;
     Membership& members_;
     RankControl& own_;
     std::vector<uint64_t> verified_;  // by peer: calls up to here were seen to agree

@@ -67,6 +67,31 @@ void remember(RankControl& control, uint64_t seq, const CallArgs& args, uint64_t
     record.seq.store(seq, std::memory_order_relaxed);
 }
 
+Called called_by(const RankControl& control) noexcept {
+    const uint64_t header = control.header.load(std::memory_order_acquire);
+    const CallRecord& record = control.calls[(header >> 40) % kCallHistory];
+    return {header,
+            record.seq.load(std::memory_order_relaxed),
+            record.count.load(std::memory_order_relaxed),
+            record.hash.load(std::memory_order_relaxed),
+            record.kind.load(std::memory_order_relaxed),
+            record.root.load(std::memory_order_relaxed)};
+}
+
+void hear(RankControl& mirror, const Called& called) noexcept {
+    if (called.seq == 0) return;  // nothing yet
+    CallRecord& record = mirror.calls[called.seq % kCallHistory];
+    record.kind.store(called.kind, std::memory_order_relaxed);
+    record.count.store(called.count, std::memory_order_relaxed);
+    record.root.store(called.root, std::memory_order_relaxed);
+    record.hash.store(called.hash, std::memory_order_relaxed);
+    record.seq.store(called.seq, std::memory_order_relaxed);
+    uint64_t known = mirror.header.load(std::memory_order_relaxed);
+    while (ahead_of(called.header, known >> 40) > 0 &&
+           !mirror.header.compare_exchange_weak(known, called.header, std::memory_order_release)) {
+    }
+}
+
 std::string recall(const RankControl& control, uint64_t seq) {
     if (seq == 0) {
         for (const CallRecord& r : control.calls)

@@ -54,9 +54,20 @@ inline constexpr uint64_t kHashMask = (1ULL << 40) - 1;
     return static_cast<int32_t>(difference << 8) >> 8;
 }
 
+// What a rank called last, for the way to another host.
+struct Called {
+    uint64_t header, seq, count, hash;
+    uint32_t kind;  // as in CallRecord
+    int32_t root;
+};
+static_assert(sizeof(Called) == 40);
+
 [[nodiscard]] const char* name_of(DType type) noexcept;
 
 void remember(RankControl& control, uint64_t seq, const CallArgs& args, uint64_t hash) noexcept;
+[[nodiscard]] Called called_by(const RankControl& control) noexcept;
+// Writes it down in a mirror, unless that has heard of a later call.
+void hear(RankControl& mirror, const Called& called) noexcept;
 // "all_reduce(sum, float32[1000])", or "nothing yet"; `seq` 0 asks for the latest.
 [[nodiscard]] std::string recall(const RankControl& control, uint64_t seq);
 

@@ -5,6 +5,13 @@
 #include <string>
 
 namespace unisono {
+namespace {
+
+constexpr double kNapWhileSending_s = 300e-6;
+constexpr double kAnxious_s = 0.1;
+constexpr Patience kPatienceAway{0, 4};  // each look is a system call
+
+}  // namespace
 
 uint64_t part_bytes(uint64_t piece_bytes, uint32_t parts, size_t element_bytes) noexcept {
     if (parts == 1) return piece_bytes;
@@ -14,15 +21,18 @@ uint64_t part_bytes(uint64_t piece_bytes, uint32_t parts, size_t element_bytes) 
     return (each + unit - 1) / unit * unit * element_bytes;
 }
 
-Executor::Executor(Segment& segment, Membership& members, Waiter waiter, StoreRule stores)
-    : segment_(segment),
+Executor::Executor(View& view, Membership& members, Waiter waiter, StoreRule stores,
+                   Courier* courier)
+    : view_(view),
       members_(members),
+      courier_(courier),
       waiter_(waiter),
+      away_(members, kPatienceAway),
       stores_(stores),
       distance_(members.ranks()),
-      own_(segment.rank(members.rank())),
-      agreement_(segment, members),
-      lanes_{Lane(segment.strip(0)), Lane(segment.strip(1)), Lane(segment.strip(2))} {}
+      own_(view.own()),
+      agreement_(view, members),
+      lanes_{Lane(view, 0), Lane(view, 1), Lane(view, 2)} {}
 
 void Executor::begin(Execution& call) {
     members_.require_healthy();
@@ -93,11 +103,12 @@ bool Executor::carry_on(Wait wait) {
     while (call.block < call.blocks) {
         if (!run_block(wait)) return false;
         base_ += plan.stages;
+        if (courier_) courier_->end_block(plan, call.lane->place(), base_);
         call.lane->end(base_);
         ++call.block;
         call.record = 0;
     }
-    return verify_all(wait);
+    return verify_all(wait) && hand_over(wait);
 }
 
 bool Executor::run_block(Wait& wait) {
@@ -122,7 +133,7 @@ bool Executor::run_block(Wait& wait) {
                 if (!wait_progress(wait, r.peer, base_ + r.value)) return false;
                 break;
             case Action::post:
-                post(call, base_ + r.value);
+                post(call, r.value);
                 break;
         }
         ++call.record;
@@ -131,37 +142,62 @@ bool Executor::run_block(Wait& wait) {
 }
 
 void Executor::choose_stores(Execution& call) noexcept {
-    const uint64_t ranks = members_.ranks();
-    if (ranks > 1 && StoreRule::asks(call.policy, call.traffic)) {  // a peer after the other
-        const uint64_t step = 1 + call.block % (ranks - 1);
-        const auto peer = static_cast<uint32_t>((members_.rank() + step) % ranks);
-        distance_.look(peer, segment_.rank(peer));
+    const auto& here = view_.here();
+    if (here.size() > 1 && StoreRule::asks(call.policy, call.traffic)) {  // a peer after the other
+        const uint64_t step = 1 + call.block % (here.size() - 1);
+        const uint32_t peer = here[(view_.place(members_.rank()) + step) % here.size()];
+        distance_.look(peer, view_.control(peer));
     }
     call.stores = stores_.choose(call.policy, call.traffic, distance_.far());
 }
 
-void Executor::post(Execution& call, uint64_t progress) noexcept {
+void Executor::post(Execution& call, uint32_t value) {
     if (!call.announced) announce(call);
+    const uint64_t progress = base_ + value;
     own_.progress.store(progress, std::memory_order_release);
     ring(own_.bell, fence());
     if (is_large(call)) Distance::light(own_, progress);
+    if (courier_) show(call, value);
+}
+
+// To ranks of other hosts, what they read of this post, each in one go.
+void Executor::show(const Execution& call, uint32_t value) {
+    const Place place = call.lane->place();
+    const std::byte* areas = view_.areas(members_.rank(), place.strip);
+    const auto readers = call.plan->readers_of(value);
+    for (auto it = readers.begin(); it != readers.end();) {
+        const uint32_t peer = it->rank;
+        loads_.clear();
+        for (; it != readers.end() && it->rank == peer; ++it) {
+            const uint64_t bytes = length_of(call, call.plan->slot_lengths[it->slot]);
+            const std::byte* slot = call.lane->area(members_.rank()) + it->slot * call.slot_bytes;
+            if (bytes) loads_.push_back({static_cast<uint64_t>(slot - areas), slot, bytes});
+        }
+        if (!view_.local(peer)) courier_->show(peer, place, loads_);
+    }
 }
 
 // The area of this block held the block `depth` ago: all ranks must be past that one. It may have
 // belonged to another call with other readers, hence all.
 bool Executor::reuse_slots(Wait& wait) {
     const uint64_t target = wait.call.lane->reusable_at();
-    for (uint32_t peer = 0; peer < members_.ranks(); ++peer) {
+    for (const uint32_t peer : view_.here()) {
         if (peer == members_.rank()) continue;
-        const auto& progress = segment_.rank(peer).progress;
+        const auto& progress = view_.control(peer).progress;
         const auto ready = [&] { return progress.load(std::memory_order_acquire) >= target; };
         if (!wait_for(wait, peer, ready)) return false;
+    }
+    if (!courier_) return true;
+    const Place place = wait.call.lane->place();
+    while (const auto peer = courier_->debtor(place)) {  // of other hosts, those who read it
+        const auto ready = [&] { return courier_->answered(*peer, place); };
+        if (!wait_for(wait, *peer, ready)) return false;
     }
     return true;
 }
 
 bool Executor::wait_progress(Wait& wait, uint32_t peer, uint64_t target) {
-    const auto& progress = segment_.rank(peer).progress;
+    const auto& progress = view_.control(peer).progress;
     const auto ready = [&] { return progress.load(std::memory_order_acquire) >= target; };
     if (!wait_for(wait, peer, ready)) return false;
     // Before anything is read from its slots: the header is on the line that was just looked at.
@@ -169,7 +205,8 @@ bool Executor::wait_progress(Wait& wait, uint32_t peer, uint64_t target) {
     return true;
 }
 
-// No rank returns before it has seen every peer enter this very call: a barrier is nothing else.
+// No rank returns before it has seen every peer of its host enter this very call: there a barrier is
+// nothing else. Of the other hosts it has seen those whose slots it read.
 // One exception: a call equal to the one before, which this rank could finish alone, need not hold
 // it up (a root that broadcasts in a loop); what is owed is verified with a later call.
 bool Executor::verify_all(Wait& wait) {
@@ -181,7 +218,7 @@ bool Executor::verify_all(Wait& wait) {
     const bool may_owe = call.hash == last_hash_ && call.args.root >= 0;
     for (; call.verified < members_.ranks(); ++call.verified) {
         const uint32_t peer = call.verified;
-        if (peer == members_.rank()) continue;
+        if (peer == members_.rank() || !view_.local(peer)) continue;
         const auto ready = [&] { return agreement_.verify(peer, call.seq, call.hash); };
         if (!ready() && !may_owe && !wait_for(wait, peer, ready)) return false;
     }
@@ -196,10 +233,67 @@ bool Executor::wait_for(Wait& wait, uint32_t peer, Ready ready) {
         announce(wait.call);
         ring(own_.bell, fence());
     }
+    return view_.local(peer) ? wait_here(wait, peer, ready) : wait_away(wait, peer, ready);
+}
+
+template <class Ready>
+bool Executor::wait_here(Wait& wait, uint32_t peer, Ready ready) {
+    Bell& bell = view_.control(peer).bell;
+    const auto rest = [&](auto&& awake, double seconds) {
+        if (!courier_ || courier_->wire().idle()) return sleep_on(bell, awake, seconds);
+        courier_->wire().poll();  // what other hosts wait for must not wait for this
+        const double nap_s = std::min(seconds, kNapWhileSending_s);
+        const Woken woken = sleep_on(bell, awake, nap_s);
+        return woken == Woken::timed_out && nap_s < seconds ? Woken::rung : woken;
+    };
     return waiter_.wait(
-        segment_.rank(peer).bell, ready, [&] { agreement_.inspect(peer, wait.call.seq); },
+        rest, ready, [&] { look_around(wait, peer); },
         [&] { return agreement_.late(wait.call.seq); }, wait.deadline, wait.interrupted,
         wait.limit_s);
+}
+
+template <class Ready>
+bool Executor::wait_away(Wait& wait, uint32_t peer, Ready ready) {
+    Wire& wire = courier_->wire();
+    const auto brought = [&] {
+        if (ready()) return true;
+        wire.poll();
+        return ready();
+    };
+    const auto rest = [&](auto&& awake, double seconds) {
+        return awake() ? Woken::rung : wire.sleep(seconds);
+    };
+    return away_.wait(
+        rest, brought, [&] { look_around(wait, peer); },
+        [&] { return agreement_.late(wait.call.seq); }, wait.deadline, wait.interrupted,
+        wait.limit_s);
+}
+
+// Throws if waiting for the peer is in vain. What ranks of other hosts have called, this rank hears
+// only if it asks.
+void Executor::look_around(Wait& wait, uint32_t peer) {
+    agreement_.inspect(peer, wait.call.seq);
+    if (courier_ && wait.deadline.elapsed_s() > kAnxious_s) members_.events().raise(Event::anxious);
+}
+
+// What this rank has shown must have left it before it goes about other things: nobody moves the
+// wire then.
+bool Executor::hand_over(Wait& wait) {
+    if (!courier_ || courier_->wire().idle()) return true;
+    Wire& wire = courier_->wire();
+    const auto gone = [&] {
+        if (!wire.idle()) wire.poll();
+        return wire.idle();
+    };
+    const auto rest = [&](auto&& awake, double seconds) {
+        return awake() ? Woken::rung : wire.sleep(seconds);
+    };
+    return away_.wait(
+        rest, gone, [&] { members_.require_healthy(); },
+        [&] {
+            return agreement_.late(wait.call.seq) + "; not all take what this rank sends";
+        },
+        wait.deadline, wait.interrupted, wait.limit_s);
 }
 
 std::byte* Executor::resolve(const Execution& call, const Ref& ref) const noexcept {

@@ -9,6 +9,7 @@
 
 #include "agreement.h"
 #include "call.h"
+#include "courier.h"
 #include "kernels/kernels.h"
 #include "plan.h"
 #include "stores.h"
@@ -50,22 +51,31 @@ class Pieces {
 // Where the calls of one size class are in their strip: at the same area on all ranks.
 class Lane {
   public:
-    explicit Lane(const Strip& strip) : strip_(strip), ends_(strip.depth, 0) {}
-    [[nodiscard]] uint64_t area_bytes() const noexcept { return strip_.area_bytes; }
+    Lane(const View& view, size_t strip)
+        : view_(view),
+          strip_(strip),
+          area_bytes_(view.segment().strip(strip).area_bytes),
+          ends_(view.segment().strip(strip).depth, 0) {}
+    [[nodiscard]] uint64_t area_bytes() const noexcept { return area_bytes_; }
     // Where slot 0 of a rank is for the current block.
     [[nodiscard]] std::byte* area(uint32_t rank) const noexcept {
-        return strip_.area(rank, position_);
+        return view_.areas(rank, strip_) + position_ * area_bytes_;
     }
+    [[nodiscard]] Place place() const noexcept { return {strip_, position_, blocks_}; }
     // The progress at which all ranks are past the block that used this area before.
     [[nodiscard]] uint64_t reusable_at() const noexcept { return ends_[position_]; }
     void end(uint64_t progress) noexcept {
         ends_[position_] = progress;
         if (++position_ == ends_.size()) position_ = 0;
+        ++blocks_;
     }
 
   private:
-    Strip strip_;
+    const View& view_;
+    size_t strip_;
+    uint64_t area_bytes_;
     uint64_t position_ = 0;       // of the current block's area
+    uint64_t blocks_ = 0;
     std::vector<uint64_t> ends_;  // by area: progress at the end of the block that used it last
 };
 
@@ -93,7 +103,9 @@ struct Execution {
 
 class Executor {
   public:
-    Executor(Segment& segment, Membership& members, Waiter waiter, StoreRule stores);
+    // `courier`: where the group has ranks on other hosts.
+    Executor(View& view, Membership& members, Waiter waiter, StoreRule stores,
+             Courier* courier = nullptr);
 
     // Runs until the call is complete (true), or until it would have to wait longer than
     // `limit_s` (false; 0 = as long as the deadline allows). Throws Error.
@@ -119,11 +131,18 @@ class Executor {
     bool reuse_slots(Wait& wait);
     bool run_block(Wait& wait);
     void choose_stores(Execution& call) noexcept;
-    void post(Execution& call, uint64_t progress) noexcept;
+    void post(Execution& call, uint32_t value);
+    void show(const Execution& call, uint32_t value);
+    bool hand_over(Wait& wait);
     bool wait_progress(Wait& wait, uint32_t peer, uint64_t target);
     bool verify_all(Wait& wait);
     template <class Ready>
     bool wait_for(Wait& wait, uint32_t peer, Ready ready);
+    template <class Ready>
+    bool wait_here(Wait& wait, uint32_t peer, Ready ready);
+    template <class Ready>
+    bool wait_away(Wait& wait, uint32_t peer, Ready ready);
+    void look_around(Wait& wait, uint32_t peer);
     void copy(const Execution& call, const Record& record);
     void reduce(const Execution& call, const Record* record);
     [[nodiscard]] std::byte* resolve(const Execution& call, const Ref& ref) const noexcept;
@@ -140,19 +159,21 @@ class Executor {
     }
     [[nodiscard]] Lane* lane_for(uint64_t bytes);
     [[nodiscard]] Fence fence() const noexcept {
-        const bool full = segment_.group().fences_needed.load(std::memory_order_relaxed) != 0;
+        const bool full = view_.segment().group().fences_needed.load(std::memory_order_relaxed) != 0;
         return full ? Fence::full : Fence::light;
     }
 
-    Segment& segment_;
+    View& view_;
     Membership& members_;
-    Waiter waiter_;
+    Courier* courier_;
+    Waiter waiter_, away_;  // for ranks of this host, and of others
     StoreRule stores_;
     Distance distance_;
     RankControl& own_;
     std::atomic<uint64_t> calls_{0};  // others may look
     uint64_t base_ = 0;               // progress at the start of the current block
     uint64_t last_hash_ = 0;          // of the call before
+    std::vector<Load> loads_;         // of one post to one peer
     Agreement agreement_;
     std::array<Lane, kStrips> lanes_;  // in the order of their areas' sizes
     std::vector<std::byte> scratch_;

@@ -4,51 +4,123 @@
 #include <array>
 #include <cstdint>
 #include <memory>
+#include <optional>
+#include <string>
+#include <utility>
+#include <vector>
 
+#include "courier.h"
 #include "dispatcher.h"
 #include "mail.h"
+#include "tcp_wire.h"
 
 namespace unisono {
 
+// The two wires of a group: mail never waits behind a collective.
+enum class WireKind : uint32_t { collectives = 0, mail = 1 };
+
 class Group {
   public:
+    // A group on one host.
     Group(Descriptor segment, uint32_t rank, const std::array<uint8_t, 16>& nonce, uint32_t cores)
-        : segment_(std::move(segment)),
-          members_(segment_, rank, nonce),
-          waiter_(members_, Patience::for_group(segment_.shape().ranks, cores)),
-          executor_(segment_, members_, waiter_, StoreRule(segment_.shape().ranks, cores)),
-          dispatcher_(executor_, members_, grace_for(segment_.shape().ranks, cores)),
-          mail_(segment_, members_, waiter_) {}
+        : Group(std::make_unique<Segment>(std::move(segment)), rank, std::nullopt, nonce, cores) {}
+    // Of several hosts: ranks elsewhere are reached by the connections that `attach` brings.
+    Group(Descriptor segment, uint32_t rank, Seats seats, const std::array<uint8_t, 16>& nonce,
+          uint32_t cores)
+        : Group(std::make_unique<Segment>(std::move(segment)), rank,
+                std::optional(std::move(seats)), nonce, cores) {}
     Group(const Group&) = delete;
     Group& operator=(const Group&) = delete;
     ~Group() { close(); }  // first of all: nothing below waits for peers any more
 
-    [[nodiscard]] Segment& segment() noexcept { return segment_; }
+    [[nodiscard]] Segment& segment() noexcept { return *segment_; }
+    [[nodiscard]] View& view() noexcept { return view_; }
     [[nodiscard]] Membership& members() noexcept { return members_; }
     [[nodiscard]] Dispatcher& dispatcher() noexcept { return dispatcher_; }
     [[nodiscard]] PostOffice& mail() noexcept { return mail_; }
     [[nodiscard]] uint64_t calls() const noexcept { return executor_.calls(); }
 
-    // Wakes everybody with the reason; the group is of no use afterwards.
-    void abort(const std::string& reason) noexcept { members_.record(Fault::aborted, reason); }
+    // A connection whose other end was proved to be `peer`; from any thread.
+    void attach(uint32_t peer, WireKind kind, uint32_t stream, uint32_t streams, Descriptor fd) {
+        if (!wire_ || peer >= view_.ranks() || view_.local(peer))
+            throw Error(Fault::invalid, "a connection of no rank of another host");
+        auto& wire = kind == WireKind::mail ? *mail_wire_ : *wire_;
+        wire.attach(peer, stream, streams, std::move(fd));
+    }
+    // What the other hosts tell of a peer: it has left in good order; what it called last.
+    void peer_left(uint32_t peer) noexcept {
+        if (peer >= view_.ranks() || view_.local(peer)) return;
+        view_.control(peer).presence.store(static_cast<uint32_t>(Presence::left),
+                                           std::memory_order_release);
+        wake();
+    }
+    void heard(uint32_t peer, const Called& called) noexcept {
+        if (peer < view_.ranks() && !view_.local(peer)) hear(view_.control(peer), called);
+    }
+    [[nodiscard]] Called called() const noexcept { return called_by(view_.own()); }
+
+    // Records a failure; the group is of no use afterwards, and everybody of this host wakes.
+    void fail(Fault fault, const std::string& text) noexcept {
+        members_.record(fault, text);
+        wake();
+    }
+    // Wakes everybody with the reason.
+    void abort(const std::string& reason) noexcept { fail(Fault::aborted, reason); }
     // What the ranks found out by themselves about calls that do not match.
-    void fail_mismatch(const std::string& text) noexcept { members_.record(Fault::mismatch, text); }
+    void fail_mismatch(const std::string& text) noexcept { fail(Fault::mismatch, text); }
     // Leaves in good order: the others may finish what does not need this rank.
     void close() noexcept {
+        const bool in_order = !members_.in_child() && !members_.failed();
         members_.leave();
         dispatcher_.stop();
         mail_.stop();
+        if (wire_ && !members_.in_child()) std::exchange(wire_, nullptr)->close(in_order);
     }
 
   private:
+    Group(std::unique_ptr<Segment> segment, uint32_t rank, std::optional<Seats> seats,
+          const std::array<uint8_t, 16>& nonce, uint32_t cores)
+        : segment_(std::move(segment)),
+          view_(*segment_, rank,
+                seats ? std::move(*seats) : Seats::one_host(segment_->shape().ranks)),
+          members_(view_, nonce),
+          waiter_(members_, Patience::for_group(on_host(), cores)),
+          executor_(view_, members_, waiter_, StoreRule(on_host(), cores), make_courier()),
+          dispatcher_(executor_, members_, grace_for(on_host(), cores)),
+          mail_(view_, members_, waiter_, make_mail_wire()) {}
+
+    [[nodiscard]] uint32_t on_host() const noexcept { return segment_->shape().ranks; }
     // With more ranks than cores nothing is gained by a thread that works beside its caller.
     static std::chrono::microseconds grace_for(uint32_t ranks, uint32_t cores) noexcept {
         return std::chrono::microseconds(ranks <= cores ? 50 : 1000);
     }
+    Courier* make_courier() {
+        if (view_.away().empty()) return nullptr;
+        courier_.emplace(view_, members_);
+        wire_ = std::make_unique<TcpWire>(view_.ranks(), *courier_);
+        courier_->use(*wire_);
+        return &*courier_;
+    }
+    PostOffice::MakeWire make_mail_wire() {
+        if (view_.away().empty()) return {};
+        return [this](Receiver& receiver) {
+            auto wire = std::make_unique<TcpWire>(view_.ranks(), receiver);
+            mail_wire_ = wire.get();
+            return wire;
+        };
+    }
+    void wake() noexcept {
+        if (wire_) wire_->wake();
+        if (mail_wire_) mail_wire_->wake();
+    }
 
-    Segment segment_;
+    std::unique_ptr<Segment> segment_;
+    View view_;
     Membership members_;
     Waiter waiter_;
+    std::optional<Courier> courier_;
+    std::unique_ptr<TcpWire> wire_;
+    TcpWire* mail_wire_ = nullptr;
     Executor executor_;
     Dispatcher dispatcher_;
     PostOffice mail_;

@@ -16,14 +16,21 @@ uint64_t kind_of(const Message& m) {
     return static_cast<uint64_t>(m.dtype);
 }
 
+constexpr double kSlice_s = 0.05;
+constexpr double kNapBetween_s = 1e-3;  // where both a bell and a wire may ring
+
 std::byte* payload(MailSlot* slot) {
     return reinterpret_cast<std::byte*>(slot + 1);
 }
 
 }  // namespace
 
-PostOffice::PostOffice(Segment& segment, Membership& members, Waiter waiter)
-    : segment_(segment), members_(members), waiter_(waiter), lanes_(members.ranks()) {}
+PostOffice::PostOffice(View& view, Membership& members, Waiter waiter, const MakeWire& make_wire)
+    : view_(view),
+      members_(members),
+      waiter_(waiter),
+      wire_(make_wire ? make_wire(*this) : nullptr),
+      lanes_(members.ranks()) {}
 
 std::shared_ptr<Parcel> PostOffice::send(const Message& message) {
     return begin(message, true);
@@ -66,7 +73,8 @@ void PostOffice::send_here(Parcel& parcel) {
         if (m.bytes) std::memmove(lane.receiving->message_.data, m.data, m.bytes);
         finish(*std::exchange(lane.receiving, nullptr));
     } else {
-        lane.early.push_back({m.tag, kind_of(m), m.bytes, {m.data, m.data + m.bytes}, m.bytes});
+        lane.early.push_back(
+            {m.tag, kind_of(m), m.bytes, {m.data, m.data + m.bytes}, m.bytes, nullptr});
     }
     finish(parcel);
 }
@@ -90,10 +98,14 @@ bool PostOffice::poll() {
 }
 
 bool PostOffice::poll_lanes() {
-    bool moved = false;
+    bool moved = wire_ && wire_->poll();
     for (uint32_t peer = 0; peer < lanes_.size(); ++peer) {
         if (peer == members_.rank()) continue;
         Lane& lane = lanes_[peer];
+        if (!view_.local(peer)) {
+            moved |= poll_letters(peer, lane);
+            continue;
+        }
         if (!lane.sends.empty()) moved |= poll_sends(peer, lane);
         if (lane.receiving || lane.storing || !receives_.empty())
             moved |= poll_receives(peer, lane);
@@ -101,15 +113,39 @@ bool PostOffice::poll_lanes() {
     return moved;
 }
 
+// Hands new letters to the wire, straight from the caller's memory, and ends those that have left.
+bool PostOffice::poll_letters(uint32_t peer, Lane& lane) {
+    for (const auto& parcel : lane.sends) {
+        if (parcel->letter_ != 0) continue;
+        const Message& m = parcel->message_;
+        parcel->letter_ = ++lane.letters;
+        Frame frame{};
+        frame.kind = FrameKind::letter;
+        frame.place = m.tag;
+        frame.called.kind = static_cast<uint32_t>(m.dtype);
+        const Load load{0, m.data, m.bytes};
+        wire_->send(peer, frame, {&load, 1});
+    }
+    const uint64_t handed = wire_->handed(peer);
+    bool moved = false;
+    while (!lane.sends.empty() && lane.sends.front()->letter_ <= handed) {
+        finish(*lane.sends.front());
+        lane.sends.pop_front();
+        moved = true;
+    }
+    return moved;
+}
+
 bool PostOffice::poll_sends(uint32_t peer, Lane& lane) {
-    Mailbox& box = segment_.mailbox(members_.rank(), peer);
-    const uint64_t most = segment_.shape().mail_slot_bytes;
+    const uint32_t from = view_.place(members_.rank()), to = view_.place(peer);
+    Mailbox& box = view_.segment().mailbox(from, to);
+    const uint64_t most = view_.segment().shape().mail_slot_bytes;
     bool moved = false;
     uint64_t head = box.head.load(std::memory_order_relaxed);
     while (!lane.sends.empty() &&
-           head - box.tail.load(std::memory_order_acquire) < segment_.shape().mail_slots) {
+           head - box.tail.load(std::memory_order_acquire) < view_.segment().shape().mail_slots) {
         Parcel& parcel = *lane.sends.front();
-        MailSlot* slot = segment_.mail_slot(members_.rank(), peer, head);
+        MailSlot* slot = view_.segment().mail_slot(from, to, head);
         slot->bytes.store(parcel.message_.bytes, std::memory_order_relaxed);
         slot->tag.store(parcel.message_.tag, std::memory_order_relaxed);
         slot->kind.store(kind_of(parcel.message_), std::memory_order_relaxed);
@@ -117,7 +153,7 @@ bool PostOffice::poll_sends(uint32_t peer, Lane& lane) {
         if (bytes) std::memcpy(payload(slot), parcel.message_.data + parcel.moved_, bytes);
         parcel.moved_ += bytes;
         box.head.store(++head, std::memory_order_release);
-        ring(segment_.rank(peer).mail);
+        ring(view_.control(peer).mail);
         moved = true;
         if (parcel.moved_ == parcel.message_.bytes) {
             finish(parcel);
@@ -128,29 +164,32 @@ bool PostOffice::poll_sends(uint32_t peer, Lane& lane) {
 }
 
 bool PostOffice::poll_receives(uint32_t peer, Lane& lane) {
-    Mailbox& box = segment_.mailbox(peer, members_.rank());
-    const uint64_t most = segment_.shape().mail_slot_bytes;
+    const uint32_t from = view_.place(peer), to = view_.place(members_.rank());
+    Mailbox& box = view_.segment().mailbox(from, to);
+    const uint64_t most = view_.segment().shape().mail_slot_bytes;
     bool moved = false;
     uint64_t tail = box.tail.load(std::memory_order_relaxed);
     while (box.head.load(std::memory_order_acquire) != tail) {
-        MailSlot* slot = segment_.mail_slot(peer, members_.rank(), tail);
+        MailSlot* slot = view_.segment().mail_slot(from, to, tail);
         if (!lane.receiving && !lane.storing) {
             if (receives_.empty()) break;  // nobody asks: leave it there, the sender is held back
-            match(peer, lane, *slot);
+            match(peer, lane, slot->tag.load(std::memory_order_relaxed),
+                  slot->kind.load(std::memory_order_relaxed),
+                  slot->bytes.load(std::memory_order_relaxed));
         }
-        std::byte* to = nullptr;
+        std::byte* into = nullptr;
         uint64_t left = 0;
         if (lane.receiving) {
-            to = lane.receiving->message_.data + lane.receiving->moved_;
+            into = lane.receiving->message_.data + lane.receiving->moved_;
             left = lane.receiving->message_.bytes - lane.receiving->moved_;
         } else {
-            to = lane.storing->data.data() + lane.storing->filled;
+            into = lane.storing->data.data() + lane.storing->filled;
             left = lane.storing->bytes - lane.storing->filled;
         }
         const uint64_t bytes = std::min(most, left);
-        if (bytes) std::memcpy(to, payload(slot), bytes);
+        if (bytes) std::memcpy(into, payload(slot), bytes);
         box.tail.store(++tail, std::memory_order_release);
-        ring(segment_.rank(peer).mail);
+        ring(view_.control(peer).mail);
         moved = true;
         if (lane.receiving) {
             lane.receiving->moved_ += bytes;
@@ -163,18 +202,49 @@ bool PostOffice::poll_receives(uint32_t peer, Lane& lane) {
     return moved;
 }
 
-// Decides where the message that begins in `slot` goes.
-void PostOffice::match(uint32_t peer, Lane& lane, const MailSlot& slot) {
-    const uint64_t tag = slot.tag.load(std::memory_order_relaxed);
-    const uint64_t kind = slot.kind.load(std::memory_order_relaxed);
-    const uint64_t bytes = slot.bytes.load(std::memory_order_relaxed);
+// Decides where a message goes that begins to come.
+void PostOffice::match(uint32_t peer, Lane& lane, uint64_t tag, uint64_t kind, uint64_t bytes) {
     if (auto parcel = wanted(peer, tag)) {
         lane.receiving = std::move(parcel);
         return accept(*lane.receiving, peer, kind, bytes);
     }
     // Another tag is asked for: this message must make way.
-    lane.early.push_back({tag, kind, bytes, std::vector<std::byte>(bytes)});
+    lane.early.push_back({tag, kind, bytes, std::vector<std::byte>(bytes), 0, nullptr});
     lane.storing = &lane.early.back();
+}
+
+// A letter from another host goes straight to where it is wanted; if nobody asks for anything, it is
+// left in the network, which holds the sender back.
+std::byte* PostOffice::place(uint32_t peer, const Frame& frame) {
+    if (frame.kind != FrameKind::letter || frame.called.kind >= num_dtypes)
+        members_.fail(Fault::system,
+                      "rank " + std::to_string(peer) + " sent a letter that makes no sense");
+    if (receives_.empty()) return nullptr;
+    Lane& lane = lanes_[peer];
+    match(peer, lane, frame.place, frame.called.kind, frame.bytes);
+    if (frame.bytes == 0) return &nowhere_;
+    return lane.receiving ? lane.receiving->message_.data : lane.storing->data.data();
+}
+
+void PostOffice::deliver(uint32_t peer, const Frame& frame) {
+    Lane& lane = lanes_[peer];
+    if (frame.kind == FrameKind::left) {
+        lane.departed = true;
+    } else if (lane.receiving) {
+        finish(*std::exchange(lane.receiving, nullptr));
+    } else if (Early* stored = std::exchange(lane.storing, nullptr)) {
+        stored->filled = stored->bytes;
+        if (!stored->claimant) return;
+        Parcel& parcel = *stored->claimant;
+        if (stored->filled) std::memcpy(parcel.message_.data, stored->data.data(), stored->filled);
+        finish(parcel);
+        lane.early.remove_if([stored](const Early& early) { return &early == stored; });
+    }
+}
+
+void PostOffice::lost(uint32_t peer, const std::string& why) {
+    if (lanes_[peer].departed) return;
+    members_.fail(Fault::peer_lost, "rank " + std::to_string(peer) + " is gone: " + why);
 }
 
 // The first posted receive that this message satisfies; it leaves the list.
@@ -196,8 +266,12 @@ bool PostOffice::take_early(const std::shared_ptr<Parcel>& parcel) {
         if (m.peer != kAnySource && m.peer != static_cast<int32_t>(peer)) continue;
         Lane& lane = lanes_[peer];
         for (auto it = lane.early.begin(); it != lane.early.end(); ++it) {
-            if (it->tag != m.tag) continue;
+            if (it->tag != m.tag || it->claimant) continue;
             accept(*parcel, peer, it->kind, it->bytes);
+            if (lane.storing == &*it && !view_.local(peer)) {  // the wire writes there
+                it->claimant = parcel;
+                return true;
+            }
             if (it->filled) std::memcpy(m.data, it->data.data(), it->filled);
             parcel->moved_ = it->filled;
             if (lane.storing == &*it) {  // its end is still to come, and goes where it belongs
@@ -231,7 +305,8 @@ void PostOffice::accept(Parcel& parcel, uint32_t peer, uint64_t kind, uint64_t b
 
 void PostOffice::finish(Parcel& parcel) noexcept {
     parcel.done_.store(true, std::memory_order_release);
-    ring(segment_.rank(members_.rank()).mail);  // a thread of this rank may sleep for it
+    ring(view_.own().mail);  // a thread of this rank may sleep for it
+    if (away_sleepers_.load(std::memory_order_seq_cst) > 0) wire_->wake();
 }
 
 void PostOffice::fail_all(const Error& error) noexcept {
@@ -243,6 +318,9 @@ void PostOffice::fail_all(const Error& error) noexcept {
         for (const auto& parcel : lane.sends) fail(parcel);
         lane.sends.clear();
         if (lane.receiving) fail(std::exchange(lane.receiving, nullptr));
+        for (Early& early : lane.early) {
+            if (early.claimant) fail(std::exchange(early.claimant, nullptr));
+        }
     }
     for (const auto& parcel : receives_) fail(parcel);
     receives_.clear();
@@ -250,7 +328,7 @@ void PostOffice::fail_all(const Error& error) noexcept {
 
 bool PostOffice::idle() const noexcept {
     return receives_.empty() && std::all_of(lanes_.begin(), lanes_.end(), [](const Lane& lane) {
-               return lane.sends.empty() && !lane.receiving;
+               return lane.sends.empty() && !lane.receiving && !(lane.storing && lane.storing->claimant);
            });
 }
 
@@ -287,11 +365,17 @@ bool PostOffice::wait(Parcel& parcel, double timeout_s, double limit_s,
         members_.require_healthy();
         check_departed(parcel);
     };
-    Bell& bell = segment_.rank(members_.rank()).mail;
+    const Message& m = parcel.message_;
+    const bool any = m.peer == kAnySource;
+    const bool here = any ? view_.here().size() > 1 : view_.local(static_cast<uint32_t>(m.peer));
+    const bool away = any ? wire_ != nullptr : !here;
+    const auto sleep = [&](auto&& awake, double seconds) {
+        return rest(here, away, awake, seconds);
+    };
     const double most_s = limit_s < 0 ? 0 : std::max(limit_s, 1e-9);
     try {
         if (!ready() && !waiter_.wait(
-                            bell, ready, inspect, [&] { return late(parcel); }, deadline,
+                            sleep, ready, inspect, [&] { return late(parcel); }, deadline,
                             interrupted, most_s)) {
             return false;
         }
@@ -301,6 +385,26 @@ bool PostOffice::wait(Parcel& parcel, double timeout_s, double limit_s,
     }
     if (parcel.error_) throw *parcel.error_;
     return true;
+}
+
+// Sleeps until a peer of this host (`here`) or of another (`away`) may have done something.
+template <class Awake>
+Woken PostOffice::rest(bool here, bool away, Awake&& awake, double seconds) {
+    Bell& bell = view_.own().mail;
+    if (!away && (!wire_ || wire_->idle())) return sleep_on(bell, awake, seconds);
+    const double nap_s = here ? std::min(seconds, kNapBetween_s) : seconds;
+    away_sleepers_.fetch_add(1, std::memory_order_seq_cst);
+    Woken woken = Woken::rung;
+    if (!awake()) woken = away ? wire_->sleep(nap_s) : sleep_on(bell, awake, nap_s);
+    away_sleepers_.fetch_sub(1, std::memory_order_relaxed);
+    return woken == Woken::timed_out && nap_s < seconds ? Woken::rung : woken;
+}
+
+bool PostOffice::has_departed(uint32_t peer) const noexcept {
+    const bool left = view_.control(peer).presence.load(std::memory_order_acquire) ==
+                      static_cast<uint32_t>(Presence::left);
+    if (!view_.local(peer)) return lanes_[peer].departed || (left && !wire_->reached(peer));
+    return left;
 }
 
 // Fails if everybody who could serve the parcel has left the group.
@@ -313,12 +417,15 @@ void PostOffice::check_departed(const Parcel& parcel) {
         if (peer == members_.rank() ||
             (m.peer != kAnySource && m.peer != static_cast<int32_t>(peer)))
             continue;
-        const bool left = segment_.rank(peer).presence.load(std::memory_order_acquire) ==
-                          static_cast<uint32_t>(Presence::left);
-        const Mailbox& box = segment_.mailbox(peer, members_.rank());
-        const bool pending =
-            box.head.load(std::memory_order_acquire) != box.tail.load(std::memory_order_relaxed);
-        if (!left || (!parcel.sends_ && pending)) return;
+        if (!has_departed(peer)) return;
+        if (view_.local(peer) && !parcel.sends_) {
+            const Mailbox& box =
+                view_.segment().mailbox(view_.place(peer), view_.place(members_.rank()));
+            if (box.head.load(std::memory_order_acquire) !=
+                box.tail.load(std::memory_order_relaxed)) {
+                return;  // what it sent is still to be taken
+            }
+        }
         departed = true;
     }
     if (!departed) return;
@@ -339,8 +446,8 @@ std::string PostOffice::late(const Parcel& parcel) const {
 }
 
 void PostOffice::progress_loop() {
-    Bell& bell = segment_.rank(members_.rank()).mail;
     std::unique_lock lock(mutex_);
+    const bool here = view_.here().size() > 1;
     while (!stopping_) {
         if (idle()) {
             changed_->wait(lock, [this] { return stopping_ || !idle(); });
@@ -353,7 +460,8 @@ void PostOffice::progress_loop() {
         try {
             if (poll() || idle()) continue;
             lock.unlock();
-            if (sleep_on(bell, ready, 0.05) == Woken::timed_out) waiter_.check_world({});
+            if (rest(here, wire_ != nullptr, ready, kSlice_s) == Woken::timed_out)
+                waiter_.check_world({});
         } catch (const Error&) {  // recorded in the group: the next poll ends what is under way
         }
         if (!lock.owns_lock()) lock.lock();
@@ -371,9 +479,13 @@ void PostOffice::stop() noexcept {
         stopping_ = true;
         changed_->notify_all();
     }
-    ring_always(segment_.rank(members_.rank()).mail);
+    ring_always(view_.own().mail);
+    if (wire_) wire_->wake();
     if (thread_.joinable()) thread_.join();
     const std::lock_guard lock(mutex_);
+    // What is still under way reads the callers' memory.
+    if (wire_ && !wire_closed_) wire_->close(wire_->idle() && !members_.failed());
+    wire_closed_ = true;
     fail_all(Error(Fault::aborted, "the communicator was closed with this message under way"));
 }
 

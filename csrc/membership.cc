@@ -42,29 +42,27 @@ ForkGuard::~ForkGuard() {
     ::munmap(page_, kPage);
 }
 
-Membership::Membership(Segment& segment, uint32_t rank, const std::array<uint8_t, 16>& nonce)
-    : segment_(segment), rank_(rank) {
-    if (rank >= ranks()) throw Error(Fault::invalid, "rank is out of the group's range");
-    if (!std::equal(nonce.begin(), nonce.end(), segment.group().nonce)) {
+Membership::Membership(View& view, const std::array<uint8_t, 16>& nonce) : view_(view) {
+    if (!std::equal(nonce.begin(), nonce.end(), segment().group().nonce)) {
         throw Error(
             Fault::invalid,
             "the group's segment does not carry the nonce of its owner: not the same memory");
     }
-    RankControl& own = segment_.rank(rank_);
+    RankControl& own = view_.own();
     uint32_t expected = static_cast<uint32_t>(Presence::absent);
     if (!own.presence.compare_exchange_strong(expected, static_cast<uint32_t>(Presence::joined))) {
         throw Error(Fault::invalid,
-                    "rank " + std::to_string(rank_) + " has joined this group already");
+                    "rank " + std::to_string(rank()) + " has joined this group already");
     }
     lock_own_byte();
     if (!register_for_heavy_barrier()) {
-        segment_.group().fences_needed.store(1, std::memory_order_relaxed);
+        segment().group().fences_needed.store(1, std::memory_order_relaxed);
     }
     own.pid.store(::getpid(), std::memory_order_relaxed);
     own.process.store(process_identity(), std::memory_order_release);
 }
 
-// A POSIX record lock on byte `rank` of the segment lives exactly as long as the process: the
+// A POSIX record lock on the byte of the rank's place in the segment lives exactly as long as the process: the
 // kernel drops it however the process ends, children do not inherit it, and pids of other
 // containers do not matter. Its one trap: closing any descriptor of the file drops all the
 // process's locks on it; see guards_neighbours().
@@ -72,24 +70,24 @@ void Membership::lock_own_byte() {
     struct flock lock{};
     lock.l_type = F_WRLCK;
     lock.l_whence = SEEK_SET;
-    lock.l_start = rank_;
+    lock.l_start = view_.place(rank());
     lock.l_len = 1;
-    if (::fcntl(segment_.fd(), F_SETLK, &lock) != 0)
+    if (::fcntl(segment().fd(), F_SETLK, &lock) != 0)
         throw_errno("locking this rank's byte of the group's segment");
 }
 
 Membership::~Membership() {
     leave();
-    if (!guard_.in_child() && guards_neighbours()) segment_.keep_descriptor();
+    if (!guard_.in_child() && guards_neighbours()) segment().keep_descriptor();
 }
 
 // Whether another rank of this process needs its lock still, for ranks of other processes look at
 // it.
 bool Membership::guards_neighbours() const noexcept {
-    const uint64_t own = segment_.rank(rank_).process.load(std::memory_order_relaxed);
+    const uint64_t own = view_.own().process.load(std::memory_order_relaxed);
     bool neighbours = false, others = false;
-    for (uint32_t r = 0; r < ranks(); ++r) {
-        const RankControl& other = segment_.rank(r);
+    for (const uint32_t r : view_.here()) {
+        const RankControl& other = view_.control(r);
         if (other.presence.load(std::memory_order_acquire) !=
             static_cast<uint32_t>(Presence::joined)) {
             continue;
@@ -100,25 +98,25 @@ bool Membership::guards_neighbours() const noexcept {
 }
 
 bool Membership::alive(uint32_t peer) const noexcept {
-    const RankControl& other = segment_.rank(peer);
+    const RankControl& other = view_.control(peer);
     const uint64_t process = other.process.load(std::memory_order_acquire);
     if (process == 0) return true;  // has not joined yet: rendezvous watches that
-    if (process == segment_.rank(rank_).process.load(std::memory_order_relaxed)) return true;
+    if (process == view_.own().process.load(std::memory_order_relaxed)) return true;
     struct flock lock{};
     lock.l_type = F_WRLCK;
     lock.l_whence = SEEK_SET;
-    lock.l_start = peer;
+    lock.l_start = view_.place(peer);
     lock.l_len = 1;
-    if (::fcntl(segment_.fd(), F_GETLK, &lock) != 0)
+    if (::fcntl(segment().fd(), F_GETLK, &lock) != 0)
         return true;  // cannot know: the timeout decides
     return lock.l_type != F_UNLCK;
 }
 
 void Membership::require_peers_alive() {
     require_healthy();
-    for (uint32_t peer = 0; peer < ranks(); ++peer) {
-        if (peer == rank_) continue;
-        const RankControl& other = segment_.rank(peer);
+    for (const uint32_t peer : view_.here()) {
+        if (peer == rank()) continue;
+        const RankControl& other = view_.control(peer);
         if (other.presence.load(std::memory_order_acquire) ==
             static_cast<uint32_t>(Presence::left)) {
             continue;  // it left in good order; who still needs it is told by the wait itself
@@ -132,7 +130,7 @@ void Membership::require_peers_alive() {
 
 void Membership::record(Fault fault, const std::string& text) noexcept {
     if (guard_.in_child()) return;
-    FaultRecord& failure = segment_.group().failure;
+    FaultRecord& failure = segment().group().failure;
     uint32_t none = 0;
     if (failure.state.compare_exchange_strong(none, 1, std::memory_order_acq_rel)) {
         size_t length = std::min(text.size(), kFaultText - 1);
@@ -145,9 +143,14 @@ void Membership::record(Fault fault, const std::string& text) noexcept {
         failure.fault.store(static_cast<uint32_t>(fault), std::memory_order_relaxed);
         failure.state.store(2, std::memory_order_release);
     }
-    for (uint32_t r = 0; r < ranks(); ++r) {
-        ring_always(segment_.rank(r).bell);
-        ring_always(segment_.rank(r).mail);
+    events_.raise(Event::failed);
+    wake_all();
+}
+
+void Membership::wake_all() noexcept {
+    for (uint32_t r = 0; r < ranks(); ++r) {  // of a mirror only this rank's own threads
+        ring_always(view_.control(r).bell);
+        ring_always(view_.control(r).mail);
     }
 }
 
@@ -164,24 +167,25 @@ void Membership::raise() const {
     }
     if (closed_.load(std::memory_order_relaxed))
         throw Error(Fault::aborted, "this communicator is closed");
-    const FaultRecord& failure = segment_.group().failure;
-    // The writer may have been killed between the two states; then the kind is all there is.
+    throw failure().value_or(Error(Fault::aborted, "the group has failed"));
+}
+
+std::optional<Error> Membership::failure() const {
+    const FaultRecord& failure = segment().group().failure;
+    if (!failed()) return std::nullopt;
+    // The writer may have been killed between the two states.
     for (int i = 0; i < 1000 && failure.state.load(std::memory_order_acquire) != 2; ++i)
         ::usleep(100);
     if (failure.state.load(std::memory_order_acquire) != 2)
-        throw Error(Fault::aborted, "the group has failed");
-    throw Error(static_cast<Fault>(failure.fault.load(std::memory_order_relaxed)),
+        return Error(Fault::aborted, "the group has failed");
+    return Error(static_cast<Fault>(failure.fault.load(std::memory_order_relaxed)),
                 std::string(failure.text, ::strnlen(failure.text, kFaultText)));
 }
 
 void Membership::leave() noexcept {
     if (guard_.in_child() || closed_.exchange(true)) return;
-    RankControl& own = segment_.rank(rank_);
-    own.presence.store(static_cast<uint32_t>(Presence::left), std::memory_order_release);
-    for (uint32_t r = 0; r < ranks(); ++r) {  // those who wait for this rank look again, and see
-        ring_always(segment_.rank(r).bell);
-        ring_always(segment_.rank(r).mail);
-    }
+    view_.own().presence.store(static_cast<uint32_t>(Presence::left), std::memory_order_release);
+    wake_all();  // those who wait for this rank look again, and see
 }
 
 }  // namespace unisono

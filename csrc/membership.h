@@ -4,10 +4,12 @@
 #include <array>
 #include <cstdint>
 #include <functional>
+#include <optional>
 #include <string>
 
 #include "error.h"
-#include "segment.h"
+#include "events.h"
+#include "view.h"
 
 namespace unisono {
 
@@ -28,14 +30,15 @@ class ForkGuard {
 
 class Membership {
   public:
-    // Joins as `rank`: proves by `nonce` that the memory is the owner's, takes the rank's lock.
-    Membership(Segment& segment, uint32_t rank, const std::array<uint8_t, 16>& nonce);
+    // Joins: proves by `nonce` that the memory is the owner's, takes the rank's lock.
+    Membership(View& view, const std::array<uint8_t, 16>& nonce);
     Membership(const Membership&) = delete;
     Membership& operator=(const Membership&) = delete;
     ~Membership();
 
-    [[nodiscard]] uint32_t rank() const noexcept { return rank_; }
-    [[nodiscard]] uint32_t ranks() const noexcept { return segment_.shape().ranks; }
+    [[nodiscard]] uint32_t rank() const noexcept { return view_.rank(); }
+    [[nodiscard]] uint32_t ranks() const noexcept { return view_.ranks(); }
+    [[nodiscard]] Events& events() noexcept { return events_; }
     [[nodiscard]] bool in_child() const noexcept { return guard_.in_child(); }
 
     // Throws in a forked child, which must not even look at the group's locks.
@@ -47,8 +50,10 @@ class Membership {
         if (closed_.load(std::memory_order_relaxed) || guard_.in_child() || failed()) raise();
     }
     [[nodiscard]] bool failed() const noexcept {
-        return segment_.group().failure.state.load(std::memory_order_relaxed) != 0;
+        return segment().group().failure.state.load(std::memory_order_relaxed) != 0;
     }
+    // The recorded failure; nothing if there is none.
+    [[nodiscard]] std::optional<Error> failure() const;
     // Asks the kernel about every peer; fails the group if one is gone. Some microseconds.
     void require_peers_alive();
     // Records the group's failure unless one is recorded already, wakes all, and raises.
@@ -58,13 +63,15 @@ class Membership {
     void leave() noexcept;
 
   private:
+    [[nodiscard]] Segment& segment() const noexcept { return view_.segment(); }
+    void wake_all() noexcept;
     [[noreturn]] void raise() const;
     [[nodiscard]] bool alive(uint32_t peer) const noexcept;
     void lock_own_byte();
     [[nodiscard]] bool guards_neighbours() const noexcept;
 
-    Segment& segment_;
-    uint32_t rank_;
+    View& view_;
+    Events events_;
     ForkGuard guard_;
     std::atomic<bool> closed_{false};
 };

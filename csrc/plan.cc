@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cstring>
 #include <string>
+#include <tuple>
 #include <utility>
 
 #include "error.h"
@@ -16,9 +17,9 @@ namespace {
 
 }  // namespace
 
-Plan::Plan(std::span<const std::byte> packed, uint32_t rank_, uint32_t ranks_, uint32_t pieces_in_,
-           uint32_t pieces_out_, uint32_t parts_, uint32_t stages_, std::vector<uint32_t> slots_,
-           uint32_t scratch_)
+Plan::Plan(std::span<const std::byte> packed, std::span<const std::byte> packed_readers,
+           uint32_t rank_, uint32_t ranks_, uint32_t pieces_in_, uint32_t pieces_out_,
+           uint32_t parts_, uint32_t stages_, std::vector<uint32_t> slots_, uint32_t scratch_)
     : records(packed.size() / sizeof(Record)),
       rank(rank_),
       ranks(ranks_),
@@ -45,6 +46,53 @@ Plan::Plan(std::span<const std::byte> packed, uint32_t rank_, uint32_t ranks_, u
     copies_only = std::none_of(records.begin(), records.end(),
                                [](const Record& r) { return r.action == Action::reduce; });
     one_writer = std::count_if(slots.begin(), slots.end(), [](uint32_t s) { return s > 0; }) == 1;
+    note_slots();
+    take_readers(packed_readers);
+}
+
+// Where the slots of others are read, and how long the own ones are.
+void Plan::note_slots() {
+    std::vector<bool> read(ranks, false);
+    slot_lengths.assign(slots[rank], Ref{Space::slot, 0, 0, 0, 0});
+    const auto written = [this](const Ref& ref, const Ref& length) {
+        if (ref.space == Space::slot) slot_lengths[ref.index] = length;
+    };
+    for (const Record& r : records) {
+        if (r.action == Action::wait) read[r.peer] = true;
+        if (r.action != Action::copy && r.action != Action::reduce) continue;
+        written(r.dst, r.length);
+        if (r.flags & kHasSecond) written(r.dst2, r.length);
+    }
+    for (uint32_t peer = 0; peer < ranks; ++peer) {
+        if (read[peer]) sources.push_back(peer);
+    }
+}
+
+void Plan::take_readers(std::span<const std::byte> packed) {
+    if (packed.size() % sizeof(Reader) != 0)
+        throw Error(Fault::invalid, "plan: not a whole number of readers");
+    readers.resize(packed.size() / sizeof(Reader));
+    if (!packed.empty()) std::memcpy(readers.data(), packed.data(), packed.size());
+    std::sort(readers.begin(), readers.end(), [](const Reader& a, const Reader& b) {
+        return std::tie(a.post, a.rank, a.slot) < std::tie(b.post, b.rank, b.slot);
+    });
+    for (const Reader& reader : readers) {
+        if (reader.rank >= ranks || reader.rank == rank || reader.slot >= slots[rank] ||
+            reader.post > stages || slot_lengths[reader.slot].space == Space::slot) {
+            throw Error(Fault::invalid, "plan: a reader of what is not there");
+        }
+        readers_of_any.push_back(reader.rank);
+    }
+    std::sort(readers_of_any.begin(), readers_of_any.end());
+    const auto rest = std::unique(readers_of_any.begin(), readers_of_any.end());
+    readers_of_any.erase(rest, readers_of_any.end());
+}
+
+std::span<const Reader> Plan::readers_of(uint32_t value) const noexcept {
+    const auto [first, last] =
+        std::equal_range(readers.begin(), readers.end(), Reader{value, 0, 0},
+                         [](const Reader& a, const Reader& b) { return a.post < b.post; });
+    return {first, last};
 }
 
 void Plan::check(const Ref& ref, size_t at) const {

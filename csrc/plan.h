@@ -44,14 +44,30 @@ struct Record {
 };
 static_assert(sizeof(Ref) == 8 && sizeof(Record) == 48);
 
+// An own slot, visible from an own post on, that another rank reads. The wire format of
+// Plan.pack_readers of unisono.schedule.plan.
+struct Reader {
+    uint32_t post;
+    uint16_t slot;
+    uint16_t rank;
+};
+static_assert(sizeof(Reader) == 8);
+
 class Plan {
   public:
     // Checks every index against the group's size and the counts given; throws Error(invalid).
-    Plan(std::span<const std::byte> packed, uint32_t rank, uint32_t ranks, uint32_t pieces_in,
-         uint32_t pieces_out, uint32_t parts, uint32_t stages, std::vector<uint32_t> slots,
-         uint32_t scratch);
+    Plan(std::span<const std::byte> packed, std::span<const std::byte> packed_readers,
+         uint32_t rank, uint32_t ranks, uint32_t pieces_in, uint32_t pieces_out, uint32_t parts,
+         uint32_t stages, std::vector<uint32_t> slots, uint32_t scratch);
+
+    // Who reads what the own post `value` shows: by rank, then by slot.
+    [[nodiscard]] std::span<const Reader> readers_of(uint32_t value) const noexcept;
 
     std::vector<Record> records;
+    std::vector<Reader> readers;           // by post, then by rank, then by slot
+    std::vector<uint32_t> readers_of_any;  // ranks
+    std::vector<uint32_t> sources;         // ranks whose slots are read
+    std::vector<Ref> slot_lengths;         // by own slot: a part that is as long
     uint32_t rank, ranks;
     uint32_t pieces_in, pieces_out;
     uint32_t parts;               // how finely each piece is cut
@@ -64,6 +80,8 @@ class Plan {
   private:
     void check(const Ref& ref, size_t at) const;
     void check_record(size_t at) const;
+    void note_slots();
+    void take_readers(std::span<const std::byte> packed);
 };
 
 }  // namespace unisono

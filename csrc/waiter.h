@@ -64,9 +64,9 @@ class Waiter {
 
     // Waits until `ready()`. Between looks it calls `inspect()`, which throws if waiting is in
     // vain, and after `limit_s` seconds (if positive) returns false: the caller goes on elsewhere.
-    // `late()` makes the text of the timeout.
-    template <class Ready, class Inspect, class Late>
-    bool wait(Bell& bell, Ready&& ready, Inspect&& inspect, Late&& late, Deadline& deadline,
+    // `rest(awake, seconds)` sleeps unless `awake()`; `late()` makes the text of the timeout.
+    template <class Rest, class Ready, class Inspect, class Late>
+    bool wait(Rest&& rest, Ready&& ready, Inspect&& inspect, Late&& late, Deadline& deadline,
               const Interrupted& interrupted, double limit_s = 0) {
         for (int i = 0; i < patience_.pauses; ++i) {
             if (ready()) return true;
@@ -94,7 +94,7 @@ class Waiter {
                 }
             }
             const auto awake = [&] { return ready() || members_.failed(); };
-            const Woken woken = sleep_on(bell, awake, std::min(left_s, kSlice_s));
+            const Woken woken = rest(awake, std::min(left_s, kSlice_s));
             // A bell that rings all the time, for others, must not keep this rank from looking.
             if (woken != Woken::rung || elapsed_s - looked_s > kSlice_s) {
                 check_world(interrupted);
@@ -102,6 +102,15 @@ class Waiter {
             }
         }
         return true;
+    }
+
+    template <class Ready, class Inspect, class Late>
+    bool wait(Bell& bell, Ready&& ready, Inspect&& inspect, Late&& late, Deadline& deadline,
+              const Interrupted& interrupted, double limit_s = 0) {
+        const auto rest = [&bell](auto&& awake, double seconds) {
+            return sleep_on(bell, awake, seconds);
+        };
+        return wait(rest, ready, inspect, late, deadline, interrupted, limit_s);
     }
 
     // The slow checks: has a signal come, is every peer alive?

@@ -11,8 +11,10 @@
 #include <cstring>
 
 #include "buffer.h"
+#include "nonce.h"
 #include "errors.h"
 #include "prepared.h"
+#include "hosts.h"
 #include "register.h"
 
 namespace nb = nanobind;
@@ -21,11 +23,8 @@ using namespace nb::literals;
 namespace unisono::bind {
 namespace {
 
-std::array<uint8_t, 16> nonce_of(const nb::bytes& nonce) {
-    std::array<uint8_t, 16> bytes{};
-    if (nonce.size() != bytes.size()) throw Error(Fault::invalid, "a nonce has 16 bytes");
-    std::memcpy(bytes.data(), nonce.c_str(), bytes.size());
-    return bytes;
+std::span<const std::byte> bytes_of(const nb::bytes& bytes) {
+    return {reinterpret_cast<const std::byte*>(bytes.c_str()), bytes.size()};
 }
 
 Pieces pieces_of(const Memory& memory) {
@@ -64,15 +63,13 @@ nb::object error_of(const Ended& ended) {
 void bind_plan(nb::module_& m) {
     nb::class_<Plan>(m, "Plan").def(
         "__init__",
-        [](Plan* self, const nb::bytes& packed, uint32_t rank, uint32_t ranks, uint32_t pieces_in,
-           uint32_t pieces_out, uint32_t parts, uint32_t stages, std::vector<uint32_t> slots,
-           uint32_t scratch) {
-            const std::span<const std::byte> bytes(
-                reinterpret_cast<const std::byte*>(packed.c_str()), packed.size());
-            new (self) Plan(bytes, rank, ranks, pieces_in, pieces_out, parts, stages,
-                            std::move(slots), scratch);
+        [](Plan* self, const nb::bytes& packed, const nb::bytes& readers, uint32_t rank,
+           uint32_t ranks, uint32_t pieces_in, uint32_t pieces_out, uint32_t parts, uint32_t stages,
+           std::vector<uint32_t> slots, uint32_t scratch) {
+            new (self) Plan(bytes_of(packed), bytes_of(readers), rank, ranks, pieces_in, pieces_out,
+                            parts, stages, std::move(slots), scratch);
         },
-        "packed"_a, "rank"_a, "ranks"_a, "pieces_in"_a, "pieces_out"_a, "parts"_a, "stages"_a,
+        "packed"_a, "readers"_a, "rank"_a, "ranks"_a, "pieces_in"_a, "pieces_out"_a, "parts"_a, "stages"_a,
         "slots"_a, "scratch"_a);
     nb::class_<Prepared>(m, "Prepared")
         .def(
@@ -195,6 +192,15 @@ void register_group(nb::module_& m) {
                 .release();
         },
         "ranks"_a, "cores"_a, "staging_bytes"_a, "nonce"_a);
+    m.def(
+        "create_segment_of",
+        [](uint32_t ranks, uint32_t depth, uint64_t area_bytes, const nb::bytes& nonce) {
+            SegmentShape shape = shape_for(ranks, ranks, 0);
+            shape.depth = depth;
+            shape.area_bytes = area_bytes;
+            return create_segment(shape, nonce_of(nonce)).release();
+        },
+        "ranks"_a, "depth"_a, "area_bytes"_a, "nonce"_a);
     bind_plan(m);
     bind_under_way(m);
     nb::class_<Group> group(m, "Group");
@@ -215,6 +221,7 @@ void register_group(nb::module_& m) {
         .def("close", &Group::close, nb::call_guard<nb::gil_scoped_release>());
     bind_calls(group);
     bind_mail(group);
+    bind_hosts(group);
 }
 
 }  // namespace unisono::bind

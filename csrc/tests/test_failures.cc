@@ -207,7 +207,12 @@ void check_refusals(Report& report) {
             .plan(0, 2, 1, 1, 1, 1, {1, 1});
     });
     World world(shape_of(2, 1), Mapping::own, 2);
-    refused("a rank twice", [&] { Membership(*world[0].segment, 0, World::nonce); });
+    refused("a rank twice", [&] {
+        View view(*world[0].segment, 0, Seats::one_host(2));
+        Membership(view, World::nonce);
+    });
+    refused("a place with two ranks", [&] { View(*world[0].segment, 0, Seats{3, {0, 0}}); });
+    refused("a rank that is elsewhere", [&] { View(*world[0].segment, 2, Seats{3, {0, 1}}); });
     Step large = simple(Kind::direct, 1000000);
     large.block_bytes = 1 << 20;
     report.check(run_step(world[0], large).fault == Fault::invalid,

@@ -97,11 +97,13 @@ class World {
   private:
     struct Parts {
         Parts(Segment& segment, uint32_t rank, uint32_t cores)
-            : members(segment, rank, nonce),
+            : view(segment, rank, Seats::one_host(segment.shape().ranks)),
+              members(view, nonce),
               waiter(members, Patience::for_group(segment.shape().ranks, cores)),
-              executor(segment, members, waiter, StoreRule(segment.shape().ranks, cores)),
+              executor(view, members, waiter, StoreRule(segment.shape().ranks, cores)),
               dispatcher(executor, members),
-              mail(segment, members, waiter) {}
+              mail(view, members, waiter) {}
+        View view;
         Membership members;
         Waiter waiter;
         Executor executor;

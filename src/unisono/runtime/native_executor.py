@@ -198,6 +198,7 @@ def piece_counts(op: Op, ranks: int, rank: int, root: int) -> tuple[int, int]:
 def _to_native(plan: Plan, slots: list[int], pieces_in: int, pieces_out: int) -> native.Plan:
     return native.Plan(
         packed=plan.pack(),
+        readers=plan.pack_readers(),
         rank=plan.rank,
         ranks=plan.ranks,
         pieces_in=pieces_in,

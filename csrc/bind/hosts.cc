@@ -1,0 +1,69 @@
+// A group that spans hosts, as the thread sees it that speaks with the others.
+#include "hosts.h"
+
+#include <nanobind/stl/string.h>
+#include <nanobind/stl/unique_ptr.h>
+#include <nanobind/stl/vector.h>
+
+#include "nonce.h"
+
+namespace nb = nanobind;
+using namespace nb::literals;
+
+namespace unisono::bind {
+
+void bind_hosts(nb::class_<Group>& group) {
+    group
+        .def_static(
+            "of_hosts",
+            [](int fd, uint32_t rank, uint32_t ranks, std::vector<uint32_t> here,
+               const nb::bytes& nonce, uint32_t cores) {
+                return std::make_unique<Group>(Descriptor(fd), rank, Seats{ranks, std::move(here)},
+                                               nonce_of(nonce), cores);
+            },
+            "fd"_a, "rank"_a, "ranks"_a, "here"_a, "nonce"_a, "cores"_a)
+        .def(
+            "attach",
+            [](Group& self, uint32_t peer, uint32_t kind, uint32_t stream, uint32_t streams,
+               int fd) {
+                Descriptor owned(fd);
+                if (kind > static_cast<uint32_t>(WireKind::mail))
+                    throw Error(Fault::invalid, "a connection of an unknown kind");
+                self.attach(peer, static_cast<WireKind>(kind), stream, streams, std::move(owned));
+            },
+            "peer"_a, "kind"_a, "stream"_a, "streams"_a, "fd"_a)
+        .def("peer_left", &Group::peer_left, "peer"_a)
+        .def(
+            "fail",
+            [](Group& self, uint32_t fault, const std::string& text) {
+                if (fault == 0 || fault > static_cast<uint32_t>(Fault::invalid))
+                    throw Error(Fault::invalid, "a failure of an unknown kind");
+                self.fail(static_cast<Fault>(fault), text);
+            },
+            "fault"_a, "text"_a, nb::call_guard<nb::gil_scoped_release>())
+        .def("failure",
+             [](Group& self) -> nb::object {
+                 const auto failure = self.members().failure();
+                 if (!failure) return nb::none();
+                 return nb::make_tuple(static_cast<uint32_t>(failure->fault()), failure->what());
+             })
+        .def("called",
+             [](Group& self) {
+                 const Called called = self.called();
+                 return nb::bytes(reinterpret_cast<const char*>(&called), sizeof(called));
+             })
+        .def(
+            "heard",
+            [](Group& self, uint32_t peer, const nb::bytes& packed) {
+                Called called{};
+                if (packed.size() != sizeof(called))
+                    throw Error(Fault::invalid, "what a peer called has 40 bytes");
+                std::memcpy(&called, packed.c_str(), sizeof(called));
+                self.heard(peer, called);
+            },
+            "peer"_a, "called"_a)
+        .def("events_fd", [](Group& self) { return self.members().events().fd(); })
+        .def("take_events", [](Group& self) { return self.members().events().take(); });
+}
+
+}  // namespace unisono::bind

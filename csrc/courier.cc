@@ -1,0 +1,94 @@
+#include "courier.h"
+
+#include <algorithm>
+
+#include "call.h"
+
+namespace unisono {
+
+Courier::Courier(View& view, Membership& members) : view_(view), members_(members) {
+    for (size_t s = 0; s < kStrips; ++s) debts_[s].resize(view.segment().strip(s).depth);
+}
+
+void Courier::show(uint32_t peer, const Place& place, std::span<const Load> loads) {
+    Frame frame{};
+    frame.kind = FrameKind::post;
+    frame.strip = static_cast<uint8_t>(place.strip);
+    frame.progress = view_.own().progress.load(std::memory_order_relaxed);
+    frame.called = called_by(view_.own());
+    std::erase_if(owed_, [peer](const Owed& owed) { return owed.peer == peer; });
+    wire_->send(peer, frame, loads);
+}
+
+void Courier::end_block(const Plan& plan, const Place& place, uint64_t progress) {
+    auto& debts = debts_[place.strip][place.position];
+    std::erase_if(debts, [this](const Debt& debt) { return paid(debt); });
+    for (const uint32_t reader : plan.readers_of_any) {
+        if (!view_.local(reader)) debts.push_back({reader, progress});
+    }
+    for (const uint32_t source : plan.sources) {
+        if (!view_.local(source)) owed_.push_back({source, place.strip, place.block});
+    }
+    // A peer needs the answer when it comes to this area again, `depth` blocks on.
+    const auto due = [&](const Owed& owed) {
+        const uint64_t depth = view_.segment().strip(owed.strip).depth;
+        return owed.strip == place.strip && place.block - owed.block + 1 >= (depth + 1) / 2;
+    };
+    for (auto it = owed_.begin(); (it = std::find_if(owed_.begin(), owed_.end(), due)) != owed_.end();)
+        show(it->peer, place, {});
+}
+
+bool Courier::paid(const Debt& debt) const noexcept {
+    return view_.control(debt.peer).progress.load(std::memory_order_acquire) >= debt.progress;
+}
+
+std::optional<uint32_t> Courier::debtor(const Place& place) noexcept {
+    auto& debts = debts_[place.strip][place.position];
+    std::erase_if(debts, [this](const Debt& debt) { return paid(debt); });
+    if (debts.empty()) return std::nullopt;
+    return debts.front().peer;
+}
+
+bool Courier::answered(uint32_t peer, const Place& place) const noexcept {
+    const auto& debts = debts_[place.strip][place.position];
+    return std::none_of(debts.begin(), debts.end(), [&](const Debt& debt) {
+        return debt.peer == peer && !paid(debt);
+    });
+}
+
+// Straight into the mirror of the slot it was sent from.
+std::byte* Courier::place(uint32_t peer, const Frame& frame) {
+    const bool known = frame.kind == FrameKind::load || frame.kind == FrameKind::post;
+    if (known && frame.strip < kStrips) {
+        const uint64_t room = view_.segment().strip(frame.strip).bytes(1);
+        if (frame.place <= room && frame.bytes <= room - frame.place)
+            return view_.areas(peer, frame.strip) + frame.place;
+    }
+    members_.fail(Fault::system,
+                  "rank " + std::to_string(peer) + " sent a frame that makes no sense");
+}
+
+void Courier::deliver(uint32_t peer, const Frame& frame) {
+    RankControl& mirror = view_.control(peer);
+    switch (frame.kind) {
+        case FrameKind::post:
+            hear(mirror, frame.called);
+            mirror.progress.store(frame.progress, std::memory_order_release);
+            return;
+        case FrameKind::left:
+            mirror.presence.store(static_cast<uint32_t>(Presence::left),
+                                  std::memory_order_release);
+            return;
+        default:
+            members_.fail(Fault::system,
+                          "rank " + std::to_string(peer) + " sent a frame of an unknown kind");
+    }
+}
+
+void Courier::lost(uint32_t peer, const std::string& why) {
+    const auto presence = view_.control(peer).presence.load(std::memory_order_acquire);
+    if (presence == static_cast<uint32_t>(Presence::left)) return;
+    members_.fail(Fault::peer_lost, "rank " + std::to_string(peer) + " is gone: " + why);
+}
+
+}  // namespace unisono

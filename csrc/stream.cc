@@ -1,0 +1,103 @@
+#include "stream.h"
+
+#include <linux/sockios.h>
+#include <sys/ioctl.h>
+#include <sys/socket.h>
+
+#include <array>
+#include <cerrno>
+#include <utility>
+
+namespace unisono {
+namespace {
+
+constexpr int kMostParts = 32;  // of one system call: heads and payloads
+
+}  // namespace
+
+Stream::Stream(Descriptor fd) : fd_(std::move(fd)), buffer_(kBuffer) {}
+
+void Stream::push(const Outgoing& outgoing) {
+    queue_.push_back(outgoing);
+    waiting_bytes_ += sizeof(Frame) + outgoing.frame.bytes;
+}
+
+void Stream::flush() noexcept {
+    while (!queue_.empty() && !broken_) {
+        std::array<iovec, kMostParts> parts;
+        int count = 0;
+        size_t skip = front_sent_;
+        const auto add = [&](const void* data, size_t bytes) {
+            if (skip >= bytes) {
+                skip -= bytes;
+                return;
+            }
+            parts[static_cast<size_t>(count++)] = {
+                const_cast<std::byte*>(static_cast<const std::byte*>(data)) + skip, bytes - skip};
+            skip = 0;
+        };
+        for (auto it = queue_.begin(); it != queue_.end() && count + 2 <= kMostParts; ++it) {
+            add(&it->frame, sizeof(Frame));
+            add(it->payload, it->frame.bytes);
+        }
+        msghdr message{};
+        message.msg_iov = parts.data();
+        message.msg_iovlen = static_cast<size_t>(count);
+        const ssize_t bytes = ::sendmsg(fd_.get(), &message, MSG_NOSIGNAL | MSG_DONTWAIT);
+        if (bytes < 0) {
+            if (errno == EINTR) continue;
+            if (errno == EAGAIN || errno == ENOBUFS) return;
+            error_ = errno;
+            abandon();  // what has come already may still be read, and tells more
+            return;
+        }
+        sent(static_cast<size_t>(bytes));
+    }
+}
+
+void Stream::sent(size_t bytes) noexcept {
+    waiting_bytes_ -= bytes;
+    front_sent_ += bytes;
+    while (!queue_.empty()) {
+        const Frame& frame = queue_.front().frame;
+        const size_t whole = sizeof(Frame) + frame.bytes;
+        if (front_sent_ < whole) return;
+        front_sent_ -= whole;
+        if (frame.kind == FrameKind::letter) ++letters_;
+        queue_.pop_front();
+    }
+}
+
+// Bytes; 0 if there are none; -1 at the end.
+ssize_t Stream::read_into(iovec* parts, int count) noexcept {
+    for (;;) {
+        const ssize_t got = ::readv(fd_.get(), parts, count);
+        if (got > 0) return got;
+        if (got < 0 && errno == EINTR) continue;
+        if (got < 0 && errno == EAGAIN) return 0;
+        if (got < 0) error_ = errno;
+        return -1;
+    }
+}
+
+bool Stream::acknowledged() const noexcept {
+    int bytes = 0;
+    return ::ioctl(fd_.get(), SIOCOUTQ, &bytes) != 0 || bytes == 0;
+}
+
+uint64_t Stream::abandon() noexcept {
+    broken_ = true;
+    queue_.clear();
+    front_sent_ = 0;
+    return std::exchange(waiting_bytes_, 0);
+}
+
+bool Stream::discard() noexcept {
+    ssize_t got = 0;
+    do {
+        got = ::recv(fd_.get(), buffer_.data(), buffer_.size(), MSG_DONTWAIT);
+    } while (got > 0 || (got < 0 && errno == EINTR));
+    return got < 0 && errno == EAGAIN;
+}
+
+}  // namespace unisono

@@ -1,0 +1,136 @@
+// One TCP connection to a peer: frames to be sent over it, and frames that come.
+#pragma once
+
+#include <sys/types.h>
+#include <sys/uio.h>
+
+#include <algorithm>
+#include <cstddef>
+#include <cstdint>
+#include <cstring>
+#include <deque>
+#include <vector>
+
+#include "segment.h"
+#include "wire.h"
+
+namespace unisono {
+
+// A frame on its way out. The payload stays where it is.
+struct Outgoing {
+    Frame frame;
+    const std::byte* payload;
+};
+
+class Stream {
+  public:
+    explicit Stream(Descriptor fd);
+
+    [[nodiscard]] int fd() const noexcept { return fd_.get(); }
+    [[nodiscard]] uint64_t waiting_bytes() const noexcept { return waiting_bytes_; }
+    [[nodiscard]] bool drained() const noexcept { return queue_.empty(); }
+    // Letters that were handed to the kernel as a whole.
+    [[nodiscard]] uint64_t letters() const noexcept { return letters_; }
+
+    void push(const Outgoing& outgoing);
+    // Sends what the kernel takes. After an error nothing is sent any more.
+    void flush() noexcept;
+
+    enum class Input : uint8_t { nothing, drained, more, stalled, ended };
+    // Reads once, and hands what is complete to `on_frame(frame)`; `place(frame)` tells where a
+    // payload goes, nullptr: not yet. `drained`: there was less than would have been taken;
+    // `stalled`: `place` has to be asked again.
+    template <class Place, class OnFrame>
+    Input receive(Place&& place, OnFrame&& on_frame);
+    // What ended it.
+    [[nodiscard]] int error() const noexcept { return error_; }
+
+    // Whether what was sent has reached the peer's host.
+    [[nodiscard]] bool acknowledged() const noexcept;
+    // Throws away what comes; false if nothing will come any more.
+    bool discard() noexcept;
+    // Gives up what is still to be sent; returns how many bytes that was.
+    uint64_t abandon() noexcept;
+
+    bool watched_for_room = false;  // by its wire
+    bool watched_for_input = true;
+
+  private:
+    static constexpr size_t kBuffer = 32 << 10;  // heads, and payloads that fit
+
+    ssize_t read_into(iovec* parts, int count) noexcept;
+    void sent(size_t bytes) noexcept;
+
+    Descriptor fd_;
+    std::deque<Outgoing> queue_;
+    size_t front_sent_ = 0;  // bytes of the first frame, head included
+    uint64_t waiting_bytes_ = 0;
+    uint64_t letters_ = 0;
+    int error_ = 0;
+    bool broken_ = false;  // for sending
+
+    std::vector<std::byte> buffer_;
+    size_t begin_ = 0, end_ = 0;  // what of it was read and not yet used
+    Frame frame_{};
+    bool in_payload_ = false;
+    std::byte* payload_ = nullptr;
+    uint64_t left_ = 0;  // bytes of the payload still to come
+};
+
+template <class Place, class OnFrame>
+Stream::Input Stream::receive(Place&& place, OnFrame&& on_frame) {
+    // Takes from the buffer what it can; false if the receiver has no place for a payload yet.
+    const auto digest = [&] {
+        for (;;) {
+            if (!in_payload_) {
+                if (end_ - begin_ < sizeof(Frame)) return true;
+                std::memcpy(&frame_, buffer_.data() + begin_, sizeof(Frame));
+                begin_ += sizeof(Frame);
+                in_payload_ = true;
+                payload_ = nullptr;
+                left_ = frame_.bytes;
+            }
+            if (left_ > 0) {
+                if (!payload_ && !(payload_ = place(frame_))) return false;
+                const size_t bytes = std::min<uint64_t>(left_, end_ - begin_);
+                std::memcpy(payload_, buffer_.data() + begin_, bytes);
+                payload_ += bytes;
+                left_ -= bytes;
+                begin_ += bytes;
+                if (left_ > 0) return true;
+            } else if (frame_.kind == FrameKind::letter && !payload_ && !place(frame_)) {
+                return false;
+            }
+            in_payload_ = false;
+            on_frame(frame_);
+        }
+    };
+    if (in_payload_ && !payload_ && !digest()) return Input::stalled;  // asked again
+    if (begin_ > 0) {
+        std::memmove(buffer_.data(), buffer_.data() + begin_, end_ - begin_);
+        end_ -= begin_;
+        begin_ = 0;
+    }
+    iovec parts[2];
+    int count = 0;
+    size_t direct = 0;
+    if (in_payload_) parts[count++] = {payload_, direct = left_};
+    const size_t room = kBuffer - end_;
+    parts[count++] = {buffer_.data() + end_, room};
+    const ssize_t got = read_into(parts, count);
+    if (got == 0) return Input::nothing;
+    if (got < 0) return Input::ended;
+    const size_t placed = std::min<size_t>(static_cast<size_t>(got), direct);
+    end_ += static_cast<size_t>(got) - placed;
+    if (in_payload_) {
+        payload_ += placed;
+        left_ -= placed;
+        if (left_ > 0) return Input::drained;
+        in_payload_ = false;
+        on_frame(frame_);
+    }
+    if (!digest()) return Input::stalled;
+    return static_cast<size_t>(got) < direct + room ? Input::drained : Input::more;
+}
+
+}  // namespace unisono

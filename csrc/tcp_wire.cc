@@ -1,0 +1,318 @@
+#include "tcp_wire.h"
+
+#include <sys/epoll.h>
+#include <sys/eventfd.h>
+#include <unistd.h>
+
+#include <array>
+#include <cerrno>
+#include <chrono>
+#include <cmath>
+#include <system_error>
+#include <thread>
+#include <utility>
+
+#include "error.h"
+
+namespace unisono {
+namespace {
+
+constexpr uint64_t kBell = ~0ULL;  // in place of peer << 32 | stream
+constexpr int kMostEvents = 64;
+constexpr int kMostReads = 64;             // of one stream, before the others have their turn
+constexpr uint64_t kMostPartial = 1 << 16;  // posts that may come before an earlier one
+constexpr uint64_t kPiece = 128 << 10;      // of a load, where streams share it
+constexpr uint64_t kUncut = 32 << 10;       // shares of less are not worth a frame
+constexpr double kLinger_s = 2;
+
+}  // namespace
+
+TcpWire::TcpWire(uint32_t ranks, Receiver& receiver)
+    : receiver_(receiver),
+      epoll_(::epoll_create1(EPOLL_CLOEXEC)),
+      bell_(::eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK)),
+      peers_(ranks) {
+    if (epoll_.get() < 0 || bell_.get() < 0) throw_errno("making a wire's epoll");
+    epoll_event event{};
+    event.events = EPOLLIN;
+    event.data.u64 = kBell;
+    if (::epoll_ctl(epoll_.get(), EPOLL_CTL_ADD, bell_.get(), &event) != 0)
+        throw_errno("watching a wire's bell");
+}
+
+void TcpWire::attach(uint32_t peer, uint32_t stream, uint32_t streams, Descriptor fd) {
+    if (peer >= peers_.size() || stream >= streams)
+        throw Error(Fault::invalid, "a connection of no rank of the group");
+    {
+        const std::lock_guard lock(mutex_);
+        arrivals_.push_back({peer, stream, streams, std::move(fd)});
+        any_arrivals_.store(true, std::memory_order_release);
+    }
+    wake();
+}
+
+void TcpWire::admit() {
+    std::vector<Arrival> arrivals;
+    {
+        const std::lock_guard lock(mutex_);
+        arrivals.swap(arrivals_);
+        any_arrivals_.store(false, std::memory_order_relaxed);
+    }
+    for (Arrival& arrival : arrivals) {
+        Peer& peer = peers_[arrival.peer];
+        peer.streams.resize(std::max<size_t>(peer.streams.size(), arrival.streams));
+        auto& stream = peer.streams[arrival.stream];
+        if (stream) continue;  // the first one counts
+        stream = std::make_unique<Stream>(std::move(arrival.fd));
+        watch(arrival.peer, arrival.stream, EPOLL_CTL_ADD);
+        if (++peer.open < peer.streams.size()) continue;
+        peer.connected = true;
+        for (const Outgoing& outgoing : std::exchange(peer.early, {})) push(peer, outgoing);
+        flush(arrival.peer);
+    }
+}
+
+void TcpWire::watch(uint32_t peer, size_t index, int operation) noexcept {
+    const Stream& stream = *peers_[peer].streams[index];
+    epoll_event event{};
+    event.events = (stream.watched_for_input ? EPOLLIN : 0U) |
+                   (stream.watched_for_room ? EPOLLOUT : 0U);
+    event.data.u64 = uint64_t{peer} << 32 | index;
+    ::epoll_ctl(epoll_.get(), operation, stream.fd(), &event);
+}
+
+void TcpWire::send(uint32_t peer, const Frame& head, std::span<const Load> loads) {
+    Peer& to = peers_[peer];
+    if (to.connected && to.open == 0) return;  // it has left, and needs nothing any more
+    Frame frame = head;
+    if (frame.kind != FrameKind::letter) frame.number = ++to.sent;
+    const auto enqueue = [&](const Frame& f, const std::byte* data) {
+        unsent_bytes_ += sizeof(Frame) + f.bytes;
+        to.connected ? push(to, {f, data}) : to.early.push_back({f, data});
+    };
+    uint64_t total = 0;
+    for (const Load& load : loads) total += load.bytes;
+    const bool cut = to.streams.size() > 1 && total > kUncut && frame.kind != FrameKind::letter;
+    const Load* with_post = nullptr;  // a load that rides with the post itself
+    for (const Load& load : loads) {
+        if (!cut && &load == &loads.back()) {
+            with_post = &load;
+            break;
+        }
+        for (uint64_t at = 0; at < load.bytes;) {
+            const uint64_t bytes = std::min(cut ? kPiece : load.bytes, load.bytes - at);
+            Frame piece{};
+            piece.kind = FrameKind::load;
+            piece.strip = frame.strip;
+            piece.number = frame.number;
+            piece.place = load.place + at;
+            piece.bytes = bytes;
+            enqueue(piece, load.data + at);
+            ++frame.loads;
+            at += bytes;
+        }
+    }
+    if (with_post) {
+        if (frame.kind != FrameKind::letter) frame.place = with_post->place;
+        frame.bytes = with_post->bytes;
+    }
+    enqueue(frame, with_post ? with_post->data : nullptr);
+    if (to.connected) flush(peer);
+}
+
+// To the stream that will be done first; letters keep their order.
+void TcpWire::push(Peer& to, const Outgoing& outgoing) {
+    Stream* chosen = to.streams.front().get();
+    if (outgoing.frame.kind != FrameKind::letter) {
+        for (const auto& stream : to.streams) {
+            if (stream->waiting_bytes() < chosen->waiting_bytes()) chosen = stream.get();
+        }
+    }
+    chosen->push(outgoing);
+}
+
+void TcpWire::flush(uint32_t peer) {
+    for (size_t i = 0; i < peers_[peer].streams.size(); ++i) flush(peer, i);
+}
+
+void TcpWire::flush(uint32_t peer, size_t index) {
+    Stream& stream = *peers_[peer].streams[index];
+    if (stream.drained()) return;
+    const uint64_t before = stream.waiting_bytes();
+    stream.flush();
+    unsent_bytes_ -= before - stream.waiting_bytes();
+    if (stream.watched_for_room == stream.drained()) {
+        stream.watched_for_room = !stream.drained();
+        watch(peer, index, EPOLL_CTL_MOD);
+    }
+}
+
+uint64_t TcpWire::handed(uint32_t peer) const noexcept {
+    const Peer& to = peers_[peer];
+    return to.connected ? to.streams.front()->letters() : 0;
+}
+
+bool TcpWire::poll() {
+    if (any_arrivals_.load(std::memory_order_acquire)) admit();
+    if (!stalled_.empty()) retry_stalled();
+    std::array<epoll_event, kMostEvents> events;
+    const int count = ::epoll_wait(epoll_.get(), events.data(), kMostEvents, 0);
+    bool came = false;
+    for (int i = 0; i < count; ++i) {
+        const epoll_event& event = events[static_cast<size_t>(i)];
+        if (event.data.u64 == kBell) {
+            uint64_t rings = 0;
+            static_cast<void>(!::read(bell_.get(), &rings, sizeof(rings)));
+            continue;
+        }
+        const auto peer = static_cast<uint32_t>(event.data.u64 >> 32);
+        const auto index = static_cast<size_t>(event.data.u64 & 0xffffffffU);
+        if (event.events & EPOLLOUT) flush(peer, index);
+        if (event.events & ~static_cast<uint32_t>(EPOLLOUT)) came |= read(peer, index);
+    }
+    return came;
+}
+
+// Somebody may have asked for what they carry; a receiver that still has no place lets them wait.
+void TcpWire::retry_stalled() {
+    for (const auto& [peer, index] : std::exchange(stalled_, {})) {
+        Stream& stream = *peers_[peer].streams[index];
+        stream.watched_for_input = true;
+        watch(peer, index, EPOLL_CTL_MOD);
+        read(peer, index);
+    }
+}
+
+bool TcpWire::read(uint32_t peer, size_t index) {
+    Stream& stream = *peers_[peer].streams[index];
+    const auto place = [&](const Frame& frame) { return receiver_.place(peer, frame); };
+    const auto on_frame = [&](const Frame& frame) { arrived(peer, frame); };
+    bool came = false;
+    for (int i = 0; i < kMostReads; ++i) {
+        switch (stream.receive(place, on_frame)) {
+            case Stream::Input::nothing:
+                return came;
+            case Stream::Input::drained:
+                return true;
+            case Stream::Input::more:
+                came = true;
+                break;
+            case Stream::Input::stalled:  // its data would wake every sleep
+                stream.watched_for_input = false;
+                watch(peer, index, EPOLL_CTL_MOD);
+                stalled_.emplace_back(peer, index);
+                return came;
+            case Stream::Input::ended:
+                end(peer, index);
+                return true;
+        }
+    }
+    return came;
+}
+
+void TcpWire::arrived(uint32_t peer, const Frame& frame) {
+    if (frame.kind == FrameKind::letter) return receiver_.deliver(peer, frame);
+    Peer& from = peers_[peer];
+    const uint64_t ahead = frame.number - from.delivered - 1;  // wraps if it is behind
+    if (ahead >= kMostPartial)
+        throw Error(Fault::system, "rank " + std::to_string(peer) + " sent a frame out of order");
+    if (from.partial.size() <= ahead) from.partial.resize(ahead + 1);
+    Partial& partial = from.partial[ahead];
+    if (frame.kind == FrameKind::load) {
+        ++partial.loads;
+    } else {
+        partial.frame = frame;
+        partial.announced = true;
+    }
+    while (!from.partial.empty() && from.partial.front().announced &&
+           from.partial.front().loads == from.partial.front().frame.loads) {
+        const Frame whole = from.partial.front().frame;
+        from.partial.pop_front();
+        ++from.delivered;
+        receiver_.deliver(peer, whole);
+    }
+}
+
+// A stream has ended. That is the end of its peer once the other streams have nothing more to tell.
+void TcpWire::end(uint32_t peer, size_t index) {
+    Peer& from = peers_[peer];
+    Stream& stream = *from.streams[index];
+    if (!stream.watched_for_input && !stream.watched_for_room) return;  // once is enough
+    stream.watched_for_input = stream.watched_for_room = false;
+    ::epoll_ctl(epoll_.get(), EPOLL_CTL_DEL, stream.fd(), nullptr);
+    unsent_bytes_ -= stream.abandon();
+    --from.open;
+    if (stream.error() != 0) {
+        for (size_t other = 0; other < from.streams.size(); ++other) {
+            if (from.streams[other] && from.streams[other]->watched_for_input) read(peer, other);
+        }
+    } else if (from.open > 0) {
+        return;
+    }
+    receiver_.lost(peer, stream.error() == 0
+                             ? "its connection ended"
+                             : std::generic_category().message(stream.error()));
+}
+
+Woken TcpWire::sleep(double seconds) {
+    if (any_arrivals_.load(std::memory_order_acquire)) return Woken::rung;
+    epoll_event event{};
+    const int count =
+        ::epoll_wait(epoll_.get(), &event, 1, static_cast<int>(std::ceil(seconds * 1e3)));
+    if (count > 0) return Woken::rung;
+    return count < 0 && errno == EINTR ? Woken::interrupted : Woken::timed_out;
+}
+
+void TcpWire::wake() noexcept {
+    const uint64_t one = 1;
+    static_cast<void>(!::write(bell_.get(), &one, sizeof(one)));
+}
+
+bool TcpWire::idle() const noexcept {
+    return unsent_bytes_ == 0;
+}
+
+// The kernel throws away what it has not yet sent if something comes for a socket that is closed,
+// and something does: the peers' last progress. So this waits until all of it has arrived.
+bool TcpWire::linger(double seconds) noexcept {
+    const auto enough =
+        std::chrono::steady_clock::now() + std::chrono::duration<double>(seconds);
+    const auto arrived = [&](Stream& stream) {
+        stream.flush();
+        if (!stream.discard()) return true;  // the peer has closed: it needs nothing more
+        return stream.drained() && stream.acknowledged();
+    };
+    for (;;) {
+        bool all = true;
+        for (Peer& peer : peers_) {
+            for (const auto& stream : peer.streams) all = (!stream || arrived(*stream)) && all;
+        }
+        if (all || std::chrono::steady_clock::now() > enough) return all;
+        std::this_thread::sleep_for(std::chrono::milliseconds(1));
+    }
+}
+
+bool TcpWire::reached(uint32_t peer) const noexcept {
+    return peers_[peer].connected;
+}
+
+void TcpWire::close(bool in_order) noexcept {
+    if (in_order) {
+        say_left();
+        static_cast<void>(linger(kLinger_s));
+    }
+    for (Peer& peer : peers_) peer = {};
+    unsent_bytes_ = 0;
+}
+
+void TcpWire::say_left() noexcept {
+    for (Peer& peer : peers_) {
+        if (!peer.connected || peer.open == 0) continue;
+        Frame frame{};
+        frame.kind = FrameKind::left;
+        frame.number = ++peer.sent;
+        push(peer, {frame, nullptr});
+    }
+}
+
+}  // namespace unisono

@@ -1,0 +1,78 @@
+// A wire of TCP connections: one or more streams to each peer, moved by whoever waits.
+#pragma once
+
+#include <atomic>
+#include <memory>
+#include <mutex>
+#include <utility>
+#include <vector>
+
+#include "stream.h"
+#include "wire.h"
+
+namespace unisono {
+
+class TcpWire final : public Wire {
+  public:
+    TcpWire(uint32_t ranks, Receiver& receiver);
+    TcpWire(const TcpWire&) = delete;
+    TcpWire& operator=(const TcpWire&) = delete;
+    ~TcpWire() override = default;
+
+    // A connected socket whose other end was proved to be the peer; from any thread. What was sent
+    // before waits until all `streams` of the peer are there.
+    void attach(uint32_t peer, uint32_t stream, uint32_t streams, Descriptor fd);
+
+    void send(uint32_t peer, const Frame& frame, std::span<const Load> loads) override;
+    [[nodiscard]] uint64_t handed(uint32_t peer) const noexcept override;
+    bool poll() override;
+    Woken sleep(double seconds) override;
+    void wake() noexcept override;
+    [[nodiscard]] bool idle() const noexcept override;
+    [[nodiscard]] bool reached(uint32_t peer) const noexcept override;
+    void close(bool in_order) noexcept override;
+
+  private:
+    // A post of which not everything has come, or one before which another is missing.
+    struct Partial {
+        Frame frame{};
+        bool announced = false;
+        uint32_t loads = 0;
+    };
+    struct Peer {
+        std::vector<std::unique_ptr<Stream>> streams;
+        size_t open = 0;         // streams that have not ended
+        bool connected = false;  // all streams are there
+        std::deque<Outgoing> early;  // before it was connected
+        uint64_t sent = 0;           // posts
+        uint64_t delivered = 0;      // posts
+        std::deque<Partial> partial;
+    };
+    struct Arrival {
+        uint32_t peer, stream, streams;
+        Descriptor fd;
+    };
+
+    void admit();
+    void push(Peer& to, const Outgoing& outgoing);
+    void flush(uint32_t peer);
+    void flush(uint32_t peer, size_t index);
+    bool read(uint32_t peer, size_t index);
+    void arrived(uint32_t peer, const Frame& frame);
+    void end(uint32_t peer, size_t index);
+    void watch(uint32_t peer, size_t index, int operation) noexcept;
+    void retry_stalled();
+    void say_left() noexcept;
+    [[nodiscard]] bool linger(double seconds) noexcept;
+
+    Receiver& receiver_;
+    Descriptor epoll_, bell_;
+    std::vector<Peer> peers_;
+    uint64_t unsent_bytes_ = 0;  // of all streams and early queues
+    std::vector<std::pair<uint32_t, size_t>> stalled_;  // streams whose receiver had no place
+    std::mutex mutex_;     // guards the arrivals
+    std::vector<Arrival> arrivals_;
+    std::atomic<bool> any_arrivals_{false};
+};
+
+}  // namespace unisono

@@ -1,0 +1,78 @@
+// What carries a rank's posts and messages to ranks of other hosts: frames, and who moves them.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <span>
+#include <string>
+
+#include "call.h"
+#include "futex.h"
+
+namespace unisono {
+
+enum class FrameKind : uint8_t {
+    load = 1,    // a piece of what a post shows
+    post = 2,    // progress, after everything that it shows
+    left = 3,    // the sender closes the group in good order: the last frame
+    letter = 4,  // a message
+};
+
+// The head of a frame; `bytes` of payload follow it. Little endian.
+struct Frame {
+    FrameKind kind;
+    uint8_t strip;  // load, post: which of the sender's areas the payload belongs to
+    uint8_t pad[2];
+    uint32_t loads;     // post: frames of kind load that belong to it
+    uint64_t number;    // load, post: of the post, counted from 1
+    uint64_t place;     // load, post: offset in the areas of the strip; letter: the tag
+    uint64_t bytes;     // of the payload
+    uint64_t progress;  // post: the sender's
+    Called called;      // post: the sender's call; letter: only the element type, as kind
+};
+static_assert(sizeof(Frame) == 80);
+
+// Memory that one rank shows to another.
+struct Load {
+    uint64_t place;
+    const std::byte* data;
+    uint64_t bytes;
+};
+
+// Who takes what a wire brings. Both are called by the thread that moves the wire.
+class Receiver {
+  public:
+    virtual ~Receiver() = default;
+    // Where the payload goes, or nullptr: not yet, ask again. Throws Error if the frame makes no
+    // sense.
+    virtual std::byte* place(uint32_t peer, const Frame& frame) = 0;
+    // All of the frame is there, and all that was sent before it.
+    virtual void deliver(uint32_t peer, const Frame& frame) = 0;
+    // The connection has ended. Throws Error unless that was to be expected.
+    virtual void lost(uint32_t peer, const std::string& why) = 0;
+};
+
+// One thread at a time moves a wire.
+class Wire {
+  public:
+    virtual ~Wire() = default;
+    // Hands over a frame with its loads. Their memory stays as it is until the peer has answered by
+    // progress, or `handed` has counted the frame.
+    virtual void send(uint32_t peer, const Frame& frame, std::span<const Load> loads) = 0;
+    // Frames to the peer that need their memory no more.
+    [[nodiscard]] virtual uint64_t handed(uint32_t peer) const noexcept = 0;
+    // Moves what can be moved without waiting; true if anything came.
+    virtual bool poll() = 0;
+    // Sleeps until something may move, or the time is over, or somebody wakes it. Several threads
+    // may sleep at once.
+    virtual Woken sleep(double seconds) = 0;
+    virtual void wake() noexcept = 0;
+    // Nothing is left to be sent.
+    [[nodiscard]] virtual bool idle() const noexcept = 0;
+    // Whether there is, or was, a connection to the peer.
+    [[nodiscard]] virtual bool reached(uint32_t peer) const noexcept = 0;
+    // Closes; `in_order`: sees to it that all was sent, and says that it leaves.
+    virtual void close(bool in_order) noexcept = 0;
+};
+
+}  // namespace unisono
