@@ -20,7 +20,7 @@ void Courier::show(uint32_t peer, const Place& place, std::span<const Load> load
     wire_->send(peer, frame, loads);
 }
 
-void Courier::end_block(const Plan& plan, const Place& place, uint64_t progress) {
+void Courier::end_block(const Plan& plan, const Place& place, uint64_t lead, uint64_t progress) {
     auto& debts = debts_[place.strip][place.position];
     std::erase_if(debts, [this](const Debt& debt) { return paid(debt); });
     for (const uint32_t reader : plan.readers_of_any) {
@@ -29,13 +29,25 @@ void Courier::end_block(const Plan& plan, const Place& place, uint64_t progress)
     for (const uint32_t source : plan.sources) {
         if (!view_.local(source)) owed_.push_back({source, place.strip, place.block});
     }
-    // A peer needs the answer when it comes to this area again, `depth` blocks on.
-    const auto due = [&](const Owed& owed) {
-        const uint64_t depth = view_.segment().strip(owed.strip).depth;
-        return owed.strip == place.strip && place.block - owed.block + 1 >= (depth + 1) / 2;
-    };
-    for (auto it = owed_.begin(); (it = std::find_if(owed_.begin(), owed_.end(), due)) != owed_.end();)
-        show(it->peer, place, {});
+    // A peer needs the answer when it comes to this area again, `depth` blocks on; and this rank
+    // needs the peer's first round `lead` blocks before it ends one.
+    const uint64_t depth = view_.segment().strip(place.strip).depth;
+    const uint64_t most = std::min((depth + 1) / 2, depth - lead);
+    answer(place.strip, [&](const Owed& owed) { return place.block - owed.block + 1 >= most; });
+}
+
+void Courier::answer_all(size_t strip) {
+    answer(strip, [](const Owed&) { return true; });
+}
+
+template <class Due>
+void Courier::answer(size_t strip, Due due) {
+    const auto wanted = [&](const Owed& owed) { return owed.strip == strip && due(owed); };
+    for (;;) {
+        const auto found = std::find_if(owed_.begin(), owed_.end(), wanted);
+        if (found == owed_.end()) return;
+        show(found->peer, {strip, 0, 0}, {});  // which takes it off the list
+    }
 }
 
 bool Courier::paid(const Debt& debt) const noexcept {

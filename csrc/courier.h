@@ -35,7 +35,9 @@ class Courier final : public Receiver {
     void show(uint32_t peer, const Place& place, std::span<const Load> loads);
     // After the last post of a block: who has read this rank's slots will have to answer, and whom
     // this rank has read from gets an answer in time.
-    void end_block(const Plan& plan, const Place& place, uint64_t progress);
+    void end_block(const Plan& plan, const Place& place, uint64_t lead, uint64_t progress);
+    // Before a call that runs ahead: its peers will need all answers about these areas.
+    void answer_all(size_t strip);
     // A rank that has not answered for what was in this area before.
     [[nodiscard]] std::optional<uint32_t> debtor(const Place& place) noexcept;
     // Whether that rank has answered for it by now.
@@ -55,6 +57,8 @@ class Courier final : public Receiver {
         size_t strip;
         uint64_t block;
     };
+    template <class Due>
+    void answer(size_t strip, Due due);
     [[nodiscard]] bool paid(const Debt& debt) const noexcept;
 
     View& view_;

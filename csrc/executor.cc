@@ -58,7 +58,12 @@ void Executor::begin(Execution& call) {
     // Also the slots of the peers, for they are read here.
     const uint64_t most = *std::max_element(plan.slots.begin(), plan.slots.end());
     call.lane = lane_for(most * call.slot_bytes);
-    scratch_.resize(std::max<size_t>(scratch_.size(), plan.scratch * call.block_bytes));
+    // Every block under way must have an area, and a round at which it is.
+    call.lead = static_cast<uint32_t>(std::min(
+        {uint64_t{call.lead}, call.lane->depth() - 1, call.blocks - 1, uint64_t{plan.rounds} - 1}));
+    if (courier_ && call.lead > 0) courier_->answer_all(call.lane->place(0).strip);
+    scratch_.resize(std::max<size_t>(scratch_.size(),
+                                     plan.scratch * (call.lead + 1) * call.block_bytes));
     call.seq = calls_.load(std::memory_order_relaxed) + 1;
     calls_.store(call.seq, std::memory_order_relaxed);
     agreement_.enter(call.seq, call.args, call.hash);
@@ -100,43 +105,56 @@ void Executor::abandon(const Execution& call, const char* why) {
 bool Executor::carry_on(Wait wait) {
     Execution& call = wait.call;
     const Plan& plan = *call.plan;
-    while (call.block < call.blocks) {
-        if (!run_block(wait)) return false;
+    while (call.step < call.blocks + call.lead) {
+        if (!run_step(wait)) return false;
         base_ += plan.stages;
-        if (courier_) courier_->end_block(plan, call.lane->place(), base_);
-        call.lane->end(base_);
-        ++call.block;
+        if (call.step >= call.lead) {
+            if (courier_) courier_->end_block(plan, call.lane->place(0), call.lead, base_);
+            call.lane->end(base_);
+        }
+        ++call.step;
         call.record = 0;
     }
     return verify_all(wait) && hand_over(wait);
 }
 
-bool Executor::run_block(Wait& wait) {
+bool Executor::run_step(Wait& wait) {
     Execution& call = wait.call;
     const Plan& plan = *call.plan;
-    if (call.record == 0 && is_large(call)) choose_stores(call);
-    if (call.record == 0 && plan.slots[plan.rank] > 0 && !reuse_slots(wait)) return false;
+    if (call.record == 0) {
+        call.block = call.step;  // the one that begins
+        if (is_large(call)) choose_stores(call);
+        if (call.step < call.blocks && plan.slots[plan.rank] > 0 && !reuse_slots(wait))
+            return false;
+    }
     const size_t end = plan.records.size();
     while (call.record < end) {
         const Record& r = plan.records[call.record];
-        switch (r.action) {
-            case Action::copy:
-                copy(call, r);
-                break;
-            case Action::reduce:
-                reduce(call, &r);
-                call.record += r.sources;
-                break;
-            case Action::arg:
-                break;
-            case Action::wait:
-                if (!wait_progress(wait, r.peer, base_ + r.value)) return false;
-                break;
-            case Action::post:
-                post(call, r.value);
-                break;
+        const uint64_t behind = call.lead - call.lead_of(r.round);
+        if (behind <= call.step && call.step - behind < call.blocks) {
+            call.block = call.step - behind;
+            if (!run_record(wait, &r)) return false;
         }
-        ++call.record;
+        call.record += 1 + (r.action == Action::reduce ? r.sources : 0);
+    }
+    return true;
+}
+
+bool Executor::run_record(Wait& wait, const Record* record) {
+    switch (record->action) {
+        case Action::copy:
+            copy(wait.call, *record);
+            return true;
+        case Action::reduce:
+            reduce(wait.call, record);
+            return true;
+        case Action::arg:
+            return true;
+        case Action::wait:
+            return wait_progress(wait, *record);
+        case Action::post:
+            post(wait.call, record->value);
+            return true;
     }
     return true;
 }
@@ -162,7 +180,7 @@ void Executor::post(Execution& call, uint32_t value) {
 
 // To ranks of other hosts, what they read of this post, each in one go.
 void Executor::show(const Execution& call, uint32_t value) {
-    const Place place = call.lane->place();
+    const Place place = call.lane->place(call.ahead());
     const std::byte* areas = view_.areas(members_.rank(), place.strip);
     const auto readers = call.plan->readers_of(value);
     for (auto it = readers.begin(); it != readers.end();) {
@@ -170,7 +188,7 @@ void Executor::show(const Execution& call, uint32_t value) {
         loads_.clear();
         for (; it != readers.end() && it->rank == peer; ++it) {
             const uint64_t bytes = length_of(call, call.plan->slot_lengths[it->slot]);
-            const std::byte* slot = call.lane->area(members_.rank()) + it->slot * call.slot_bytes;
+            const std::byte* slot = call.lane->area(members_.rank(), call.ahead()) + it->slot * call.slot_bytes;
             if (bytes) loads_.push_back({static_cast<uint64_t>(slot - areas), slot, bytes});
         }
         if (!view_.local(peer)) courier_->show(peer, place, loads_);
@@ -180,7 +198,8 @@ void Executor::show(const Execution& call, uint32_t value) {
 // The area of this block held the block `depth` ago: all ranks must be past that one. It may have
 // belonged to another call with other readers, hence all.
 bool Executor::reuse_slots(Wait& wait) {
-    const uint64_t target = wait.call.lane->reusable_at();
+    const uint64_t ahead = wait.call.ahead();
+    const uint64_t target = wait.call.lane->reusable_at(ahead);
     for (const uint32_t peer : view_.here()) {
         if (peer == members_.rank()) continue;
         const auto& progress = view_.control(peer).progress;
@@ -188,7 +207,7 @@ bool Executor::reuse_slots(Wait& wait) {
         if (!wait_for(wait, peer, ready)) return false;
     }
     if (!courier_) return true;
-    const Place place = wait.call.lane->place();
+    const Place place = wait.call.lane->place(ahead);
     while (const auto peer = courier_->debtor(place)) {  // of other hosts, those who read it
         const auto ready = [&] { return courier_->answered(*peer, place); };
         if (!wait_for(wait, *peer, ready)) return false;
@@ -196,7 +215,11 @@ bool Executor::reuse_slots(Wait& wait) {
     return true;
 }
 
-bool Executor::wait_progress(Wait& wait, uint32_t peer, uint64_t target) {
+bool Executor::wait_progress(Wait& wait, const Record& record) {
+    const uint32_t peer = record.peer;
+    // The peer did it so many steps earlier.
+    const uint64_t steps = wait.call.lead_of(record.posted) - wait.call.lead_of(record.round);
+    const uint64_t target = base_ + record.value - steps * wait.call.plan->stages;
     const auto& progress = view_.control(peer).progress;
     const auto ready = [&] { return progress.load(std::memory_order_acquire) >= target; };
     if (!wait_for(wait, peer, ready)) return false;
@@ -299,9 +322,11 @@ bool Executor::hand_over(Wait& wait) {
 std::byte* Executor::resolve(const Execution& call, const Ref& ref) const noexcept {
     switch (ref.space) {
         case Space::slot:
-            return call.lane->area(ref.rank) + ref.index * call.slot_bytes;
-        case Space::tmp:
-            return const_cast<std::byte*>(scratch_.data()) + ref.index * call.block_bytes;
+            return call.lane->area(ref.rank, call.ahead()) + ref.index * call.slot_bytes;
+        case Space::tmp: {  // of each block under way
+            const uint64_t at = ref.index * (call.lead + 1) + call.block % (call.lead + 1);
+            return const_cast<std::byte*>(scratch_.data()) + at * call.block_bytes;
+        }
         case Space::in:
         case Space::out:
             break;

@@ -57,13 +57,18 @@ class Lane {
           area_bytes_(view.segment().strip(strip).area_bytes),
           ends_(view.segment().strip(strip).depth, 0) {}
     [[nodiscard]] uint64_t area_bytes() const noexcept { return area_bytes_; }
-    // Where slot 0 of a rank is for the current block.
-    [[nodiscard]] std::byte* area(uint32_t rank) const noexcept {
-        return view_.areas(rank, strip_) + position_ * area_bytes_;
+    // Where slot 0 of a rank is for a block: the first that has not ended, or one `ahead` of it.
+    [[nodiscard]] std::byte* area(uint32_t rank, uint64_t ahead) const noexcept {
+        return view_.areas(rank, strip_) + position(ahead) * area_bytes_;
     }
-    [[nodiscard]] Place place() const noexcept { return {strip_, position_, blocks_}; }
-    // The progress at which all ranks are past the block that used this area before.
-    [[nodiscard]] uint64_t reusable_at() const noexcept { return ends_[position_]; }
+    [[nodiscard]] Place place(uint64_t ahead) const noexcept {
+        return {strip_, position(ahead), blocks_ + ahead};
+    }
+    // The progress at which all ranks are past the block that used that area before.
+    [[nodiscard]] uint64_t reusable_at(uint64_t ahead) const noexcept {
+        return ends_[position(ahead)];
+    }
+    [[nodiscard]] uint64_t depth() const noexcept { return ends_.size(); }
     void end(uint64_t progress) noexcept {
         ends_[position_] = progress;
         if (++position_ == ends_.size()) position_ = 0;
@@ -71,11 +76,16 @@ class Lane {
     }
 
   private:
+    [[nodiscard]] uint64_t position(uint64_t ahead) const noexcept {
+        const uint64_t at = position_ + ahead;
+        return at < ends_.size() ? at : at - ends_.size();
+    }
+
     const View& view_;
     size_t strip_;
     uint64_t area_bytes_;
-    uint64_t position_ = 0;       // of the current block's area
-    uint64_t blocks_ = 0;
+    uint64_t position_ = 0;       // of the area of the first block that has not ended
+    uint64_t blocks_ = 0;         // that have ended
     std::vector<uint64_t> ends_;  // by area: progress at the end of the block that used it last
 };
 
@@ -88,6 +98,10 @@ struct Execution {
     uint64_t longest_bytes;  // of all pieces of all ranks: they must count the same blocks
     Pieces in, out;
     StorePolicy policy = StorePolicy::adaptive;
+    // How many blocks the first round of the schedule runs ahead of the last. Each step then does
+    // the early rounds of later blocks before the late rounds of an earlier one, so that a network
+    // has something to carry while a rank waits. All ranks have the same.
+    uint32_t lead = 0;
 
     Traffic traffic{};
     Stores stores;  // of the current block
@@ -95,8 +109,16 @@ struct Execution {
     uint64_t seq = 0;         // 0: not begun
     Lane* lane = nullptr;     // where the slots are
     uint64_t slot_bytes = 0;  // from one slot to the next
-    uint64_t blocks = 0, block = 0;
+    uint64_t blocks = 0;
+    uint64_t step = 0;  // of blocks + lead
     size_t record = 0;
+    uint64_t block = 0;  // of the current record
+    [[nodiscard]] uint64_t ended() const noexcept { return step > lead ? step - lead : 0; }
+    [[nodiscard]] uint64_t ahead() const noexcept { return block - ended(); }
+    // By how many blocks a round runs ahead of the last one.
+    [[nodiscard]] uint32_t lead_of(uint32_t round) const noexcept {
+        return lead == 0 ? 0 : lead - round * (lead + 1) / plan->rounds;
+    }
     uint32_t verified = 0;   // peers whose header has been seen to agree
     bool announced = false;  // own header is visible
 };
@@ -129,12 +151,13 @@ class Executor {
     bool carry_on(Wait wait);
     void announce(Execution& call) noexcept;
     bool reuse_slots(Wait& wait);
-    bool run_block(Wait& wait);
+    bool run_step(Wait& wait);
+    bool run_record(Wait& wait, const Record* record);
     void choose_stores(Execution& call) noexcept;
     void post(Execution& call, uint32_t value);
     void show(const Execution& call, uint32_t value);
     bool hand_over(Wait& wait);
-    bool wait_progress(Wait& wait, uint32_t peer, uint64_t target);
+    bool wait_progress(Wait& wait, const Record& record);
     bool verify_all(Wait& wait);
     template <class Ready>
     bool wait_for(Wait& wait, uint32_t peer, Ready ready);
@@ -171,7 +194,7 @@ class Executor {
     Distance distance_;
     RankControl& own_;
     std::atomic<uint64_t> calls_{0};  // others may look
-    uint64_t base_ = 0;               // progress at the start of the current block
+    uint64_t base_ = 0;               // progress at the start of the current step
     uint64_t last_hash_ = 0;          // of the call before
     std::vector<Load> loads_;         // of one post to one peer
     Agreement agreement_;

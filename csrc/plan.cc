@@ -19,7 +19,8 @@ namespace {
 
 Plan::Plan(std::span<const std::byte> packed, std::span<const std::byte> packed_readers,
            uint32_t rank_, uint32_t ranks_, uint32_t pieces_in_, uint32_t pieces_out_,
-           uint32_t parts_, uint32_t stages_, std::vector<uint32_t> slots_, uint32_t scratch_)
+           uint32_t parts_, uint32_t stages_, uint32_t rounds_, std::vector<uint32_t> slots_,
+           uint32_t scratch_)
     : records(packed.size() / sizeof(Record)),
       rank(rank_),
       ranks(ranks_),
@@ -27,16 +28,20 @@ Plan::Plan(std::span<const std::byte> packed, std::span<const std::byte> packed_
       pieces_out(pieces_out_),
       parts(parts_),
       stages(stages_),
+      rounds(rounds_),
       slots(std::move(slots_)),
       scratch(scratch_) {
     if (packed.size() % sizeof(Record) != 0)
         throw Error(Fault::invalid, "plan: not a whole number of records");
-    if (rank >= ranks || slots.size() != ranks || parts == 0)
+    if (rank >= ranks || slots.size() != ranks || parts == 0 || rounds == 0)
         throw Error(Fault::invalid, "plan: bad shape");
     if (!packed.empty()) std::memcpy(records.data(), packed.data(), packed.size());
-    uint32_t posted = 0;
+    uint32_t posted = 0, round = 0;
     for (size_t i = 0; i < records.size(); ++i) {
         check_record(i);
+        if (records[i].round < round || records[i].round >= rounds)
+            refuse(i, "rounds do not rise");
+        round = records[i].round;
         if (records[i].action != Action::post) continue;
         if (records[i].value <= posted) refuse(i, "progress does not rise");
         posted = records[i].value;
@@ -140,7 +145,7 @@ void Plan::check_record(size_t at) const {
         case Action::arg:
             return check(r.src, at);
         case Action::wait:
-            if (r.peer >= ranks || r.peer == rank || r.value > stages)
+            if (r.peer >= ranks || r.peer == rank || r.value > stages || r.posted > r.round)
                 refuse(at, "waits for what never comes");
             return;
         case Action::post:

@@ -38,7 +38,8 @@ struct Record {
     uint16_t peer;     // wait: on whom
     uint16_t flags;
     uint32_t value;  // wait, post: progress within the block
-    uint32_t pad;
+    uint16_t round;  // of the schedule
+    uint16_t posted;  // wait: the round in which the peer posts that
     Ref dst, dst2, src;
     Ref length;  // an in or out part that is as long as what this record moves
 };
@@ -58,7 +59,7 @@ class Plan {
     // Checks every index against the group's size and the counts given; throws Error(invalid).
     Plan(std::span<const std::byte> packed, std::span<const std::byte> packed_readers,
          uint32_t rank, uint32_t ranks, uint32_t pieces_in, uint32_t pieces_out, uint32_t parts,
-         uint32_t stages, std::vector<uint32_t> slots, uint32_t scratch);
+         uint32_t stages, uint32_t rounds, std::vector<uint32_t> slots, uint32_t scratch);
 
     // Who reads what the own post `value` shows: by rank, then by slot.
     [[nodiscard]] std::span<const Reader> readers_of(uint32_t value) const noexcept;
@@ -72,6 +73,7 @@ class Plan {
     uint32_t pieces_in, pieces_out;
     uint32_t parts;               // how finely each piece is cut
     uint32_t stages;              // progress per block, equal on all ranks
+    uint32_t rounds;              // of the schedule
     std::vector<uint32_t> slots;  // staging slots per block, by rank
     uint32_t scratch;
     bool copies_only;  // this rank reduces nothing

@@ -15,6 +15,7 @@ struct Prepared {
     uint64_t piece_bytes;    // of each piece, where all are equal and lie one after the other
     uint64_t longest_bytes;  // of the pieces of all ranks
     StorePolicy policy;
+    uint32_t lead = 0;  // see Execution
 
     // Pieces one after the other, from `in` and `out`.
     [[nodiscard]] Execution bind(std::byte* in, std::byte* out) const {
@@ -43,6 +44,7 @@ struct Prepared {
         execution.block_bytes = block_bytes;
         execution.longest_bytes = longest_bytes;
         execution.policy = policy;
+        execution.lead = lead;
         return execution;
     }
 };

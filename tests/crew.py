@@ -45,11 +45,13 @@ class Crew:
         fds = [fd, *(os.dup(fd) for _ in range(self.ranks - 1))]
         return [native.Group(fds[rank], rank, nonce, cores) for rank in range(self.ranks)]
 
-    def plans(self, op: Op, name: str, root: int, block_bytes: int | None) -> list[LoadedPlan]:
+    def plans(
+        self, op: Op, name: str, root: int, block_bytes: int | None, lead: int = 0
+    ) -> list[LoadedPlan]:
         loaded = [executor.plan(op, name, root) for executor in self.executors]
         if block_bytes is None:
             return loaded
-        return [dataclasses.replace(plan, block_bytes=block_bytes) for plan in loaded]
+        return [dataclasses.replace(plan, block_bytes=block_bytes, lead=lead) for plan in loaded]
 
     def run(
         self, plans: list[LoadedPlan], args: Arguments, inputs: Pieces, outputs: Pieces
@@ -174,6 +176,7 @@ def compare(
     in_place: bool = False,
     seed: int = 0,
     offset: int = 0,
+    lead: int = 0,
 ) -> None:
     """Runs both executors on the same bytes."""
     schedule = algorithms.build(op, name, ranks=crew.ranks, root=root)
@@ -201,7 +204,7 @@ def compare(
         op=op, dtype=dtype, reduction=reduction, root=root if op.rooted else -1, count=sum(counts),
         lengths=lengths,
     )  # fmt: skip
-    crew.run(crew.plans(op, name, root, block), args, inputs, outputs)
+    crew.run(crew.plans(op, name, root, block, lead), args, inputs, outputs)
     for rank in range(crew.ranks):
         for i in range(collective.output_pieces(rank)):
             where = f"{op} {name}, rank {rank}, piece {i}"

@@ -65,19 +65,19 @@ void bind_plan(nb::module_& m) {
         "__init__",
         [](Plan* self, const nb::bytes& packed, const nb::bytes& readers, uint32_t rank,
            uint32_t ranks, uint32_t pieces_in, uint32_t pieces_out, uint32_t parts, uint32_t stages,
-           std::vector<uint32_t> slots, uint32_t scratch) {
+           uint32_t rounds, std::vector<uint32_t> slots, uint32_t scratch) {
             new (self) Plan(bytes_of(packed), bytes_of(readers), rank, ranks, pieces_in, pieces_out,
-                            parts, stages, std::move(slots), scratch);
+                            parts, stages, rounds, std::move(slots), scratch);
         },
         "packed"_a, "readers"_a, "rank"_a, "ranks"_a, "pieces_in"_a, "pieces_out"_a, "parts"_a, "stages"_a,
-        "slots"_a, "scratch"_a);
+        "rounds"_a, "slots"_a, "scratch"_a);
     nb::class_<Prepared>(m, "Prepared")
         .def(
             "__init__",
             [](Prepared* self, std::shared_ptr<Plan> plan, uint32_t op, uint32_t dtype,
                uint32_t reduction, int32_t root, uint64_t count, uint64_t extra,
                uint64_t block_bytes, uint64_t piece_bytes, uint64_t longest_bytes, uint32_t policy,
-               std::optional<uint32_t> caller_dtype) {
+               std::optional<uint32_t> caller_dtype, uint32_t lead) {
                 if (op >= kOpKinds || dtype >= num_dtypes || reduction >= num_reduce_ops ||
                     policy > static_cast<uint32_t>(StorePolicy::adaptive) ||
                     caller_dtype.value_or(0) >= num_dtypes) {
@@ -99,11 +99,12 @@ void bind_plan(nb::module_& m) {
                                     block_bytes,
                                     piece_bytes,
                                     longest_bytes,
-                                    static_cast<StorePolicy>(policy)};
+                                    static_cast<StorePolicy>(policy),
+                                    lead};
             },
             "plan"_a, "op"_a, "dtype"_a, "reduction"_a, "root"_a, "count"_a, "extra"_a,
             "block_bytes"_a, "piece_bytes"_a, "longest_bytes"_a, "policy"_a,
-            "caller_dtype"_a = nb::none());
+            "caller_dtype"_a = nb::none(), "lead"_a = 0);
 }
 
 void bind_under_way(nb::module_& m) {

@@ -24,31 +24,31 @@ inline Ref tmp(uint32_t index) {
 class Writer {
   public:
     Writer& copy(Ref dst, Ref src, Ref length) {
-        records_.push_back({Action::copy, 0, 0, 0, 0, 0, dst, {}, src, length});
+        records_.push_back({Action::copy, 0, 0, 0, 0, 0, 0, dst, {}, src, length});
         return *this;
     }
     Writer& reduce(Ref dst, const std::vector<Ref>& sources, Ref length, uint16_t flags,
                    Ref dst2 = {}) {
         const auto count = static_cast<uint16_t>(sources.size());
-        records_.push_back({Action::reduce, count, 0, flags, 0, 0, dst, dst2, {}, length});
+        records_.push_back({Action::reduce, count, 0, flags, 0, 0, 0, dst, dst2, {}, length});
         for (const Ref& source : sources)
-            records_.push_back({Action::arg, 0, 0, 0, 0, 0, {}, {}, source, length});
+            records_.push_back({Action::arg, 0, 0, 0, 0, 0, 0, {}, {}, source, length});
         return *this;
     }
     Writer& wait(uint32_t peer, uint32_t value) {
         records_.push_back(
-            {Action::wait, 0, static_cast<uint16_t>(peer), 0, value, 0, {}, {}, {}, {}});
+            {Action::wait, 0, static_cast<uint16_t>(peer), 0, value, 0, 0, {}, {}, {}, {}});
         return *this;
     }
     Writer& post(uint32_t value) {
-        records_.push_back({Action::post, 0, 0, 0, value, 0, {}, {}, {}, {}});
+        records_.push_back({Action::post, 0, 0, 0, value, 0, 0, {}, {}, {}, {}});
         return *this;
     }
     std::shared_ptr<const Plan> plan(uint32_t rank, uint32_t ranks, uint32_t pieces_in,
                                      uint32_t pieces_out, uint32_t parts, uint32_t stages,
                                      std::vector<uint32_t> slots, uint32_t scratch = 0) const {
         return std::make_shared<const Plan>(std::as_bytes(std::span(records_)),
-                                            std::as_bytes(std::span(readers_)), rank, ranks, pieces_in, pieces_out, parts, stages, std::move(slots),
+                                            std::as_bytes(std::span(readers_)), rank, ranks, pieces_in, pieces_out, parts, stages, 1, std::move(slots),
                                             scratch);
     }
 

@@ -14,6 +14,7 @@ class Plan:
         pieces_out: int,
         parts: int,
         stages: int,
+        rounds: int,
         slots: Sequence[int],
         scratch: int,
     ) -> None: ...
@@ -33,6 +34,7 @@ class Prepared:
         longest_bytes: int,
         policy: int,
         caller_dtype: int | None = None,
+        lead: int = 0,
     ) -> None: ...
 
 class Job:

@@ -111,7 +111,7 @@ def test_nonsense_never_reaches_the_memory(crews: Callable[[int, int], Crew]) ->
         crew.groups[0].run_pieces(call, [], [], TIMEOUT_S)
     whole: dict[str, Any] = {
         "packed": b"", "readers": b"", "rank": 0, "ranks": 1, "pieces_in": 1, "pieces_out": 1, "parts": 1,
-        "stages": 1, "slots": [0], "scratch": 0,
+        "stages": 1, "rounds": 1, "slots": [0], "scratch": 0,
     }  # fmt: skip
     for wrong in (
         {"packed": b"x"}, {"rank": 1}, {"slots": []}, {"parts": 0},

@@ -19,7 +19,7 @@ from unisono import algorithms, native
 from unisono.types import DType, Op, ReduceOp
 
 EVERY = [(op, name) for op in Op for name in algorithms.names(op) if op is not Op.BARRIER]
-DEPTH, AREA_BYTES = 3, 1 << 18
+DEPTH, AREA_BYTES = 4, 1 << 18
 Hosts = tuple[tuple[int, ...], ...]
 
 
@@ -102,7 +102,7 @@ def test_anything(data: st.DataObject, crews: list[SpanningCrew]) -> None:
         crew, op, name, counts, root=root, dtype=dtype,
         reduction=data.draw(st.sampled_from(reductions)),
         block_bytes=data.draw(st.sampled_from([64, 128, 1024, 4096])), in_place=in_place,
-        seed=data.draw(length), offset=data.draw(st.sampled_from([0, 16, 1, 63])),
+        seed=data.draw(length), offset=data.draw(st.sampled_from([0, 16, 1, 63])), lead=data.draw(st.integers(0, 3)),
     )  # fmt: skip
 
 
@@ -110,6 +110,7 @@ def test_anything(data: st.DataObject, crews: list[SpanningCrew]) -> None:
 def test_every_algorithm_over_many_blocks(op: Op, name: str, crews: list[SpanningCrew]) -> None:
     for crew in crews[1:3]:
         compare(crew, op, name, [4001] * crew.ranks, root=crew.ranks - 1, block_bytes=4096)
+        compare(crew, op, name, [2001] * crew.ranks, root=0, block_bytes=256, lead=2)
 
 
 def test_blocks_of_the_size_that_is_chosen(crews: list[SpanningCrew]) -> None:

@@ -65,6 +65,8 @@ class LoadedPlan:
     in_rank_order: bool
     uniform: bool
     in_place: bool
+    lead: int = 0
+    """By how many blocks the first round of the schedule runs ahead of the last."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -172,6 +174,7 @@ class NativeExecutor:
             longest_bytes=max(piece_bytes, *args.lengths, 0),
             policy=self._stores,
             caller_dtype=args.caller_dtype,
+            lead=plan.lead,
         )
 
 
@@ -205,6 +208,7 @@ def _to_native(plan: Plan, slots: list[int], pieces_in: int, pieces_out: int) ->
         pieces_out=pieces_out,
         parts=plan.parts,
         stages=plan.stages,
+        rounds=plan.rounds,
         slots=slots,
         scratch=plan.num_tmp,
     )

@@ -73,24 +73,30 @@ class _Lowering:
         self.flow = trace(schedule)
         self.wanted = wanted
         uses = _Uses(self.flow)
-        staged: dict[Value, tuple[int, int]] = {}
+        staged: dict[Value, tuple[int, int, int]] = {}
         self.programs = [
             _Program(collective, rank, uses, staged, emits=rank in wanted)
             for rank in range(collective.ranks)
         ]
         for number, by_rank in self.flow.writes.items():
             for rank, values in uses.first_sends.get(number, {}).items():
+                self.programs[rank].round = number
                 self.programs[rank].send(values)
             for rank, values in by_rank.items():
+                self.programs[rank].round = number
                 self.programs[rank].receive(values)
+        self.rounds = 1 + max(self.flow.writes, default=0)
         for program in self.programs:
+            program.round = self.rounds - 1
             program.bring_untouched(self.flow)
 
     def plans(self) -> tuple[Plan, ...]:
         """The plans that are wanted."""
         stages = 1 + max(program.posts for program in self.programs)
         depth = max((value.depth for value in self.flow.outputs.values()), default=0)
-        return tuple(self.programs[rank].plan(stages, depth) for rank in self.wanted)
+        return tuple(
+            self.programs[rank].plan(stages, depth, self.rounds) for rank in self.wanted
+        )
 
 
 class _Uses:
@@ -131,7 +137,7 @@ class _Program:
         collective: Collective,
         rank: int,
         uses: _Uses,
-        staged: dict[Value, tuple[int, int]],
+        staged: dict[Value, tuple[int, int, int]],
         *,
         emits: bool,
     ) -> None:
@@ -142,6 +148,7 @@ class _Program:
         self.emits = emits
         self.records: list[Record] = []
         self.posts = 0
+        self.round = 0
         self.num_slots = 0
         self.readers: list[Reader] = []
         self.uniform = False
@@ -184,12 +191,13 @@ class _Program:
             if not value.operands:
                 self._copy(value, self._output(chunk))
 
-    def plan(self, stages: int, depth: int) -> Plan:
+    def plan(self, stages: int, depth: int, rounds: int) -> Plan:
         """The plan, ending in the post of the end of the block."""
         return Plan(
             rank=self.rank,
             ranks=self.collective.ranks,
-            records=(*self.records, Record(code=Code.POST, value=stages)),
+            records=(*self.records, Record(code=Code.POST, value=stages, round=rounds - 1)),
+            rounds=rounds,
             num_slots=self.num_slots,
             num_tmp=len(self.tmp),
             parts=self.collective.parts,
@@ -207,7 +215,9 @@ class _Program:
         self._note_write(dst)
         if self.emits:
             self.records.append(
-                Record(code=Code.COPY, dst=dst, src=self._read(value), length=length)
+                Record(
+                    code=Code.COPY, dst=dst, src=self._read(value), length=length, round=self.round
+                )
             )
 
     def _write(self, value: Value, home: Ref | None, slot: int | None) -> None:
@@ -226,7 +236,8 @@ class _Program:
         if not value.reduces:
             self.records.append(
                 Record(
-                    code=Code.COPY, flags=flags, dst=dst, dst2=second, src=sources[0], length=length
+                    code=Code.COPY, flags=flags, dst=dst, dst2=second, src=sources[0], length=length,
+                    round=self.round,
                 )
             )
             return
@@ -240,28 +251,31 @@ class _Program:
                 dst=dst,
                 dst2=second,
                 length=length,
+                round=self.round,
             )
         )
-        self.records += [Record(code=Code.ARG, src=src, length=length) for src in sources]
+        self.records += [
+            Record(code=Code.ARG, src=src, length=length, round=self.round) for src in sources
+        ]
 
     def _wait(self, value: Value) -> None:
         if value.rank == self.rank:
             return
-        _, post = self.staged[value]
+        _, post, posted = self.staged[value]
         if self.seen[value.rank] < post:
             self.seen[value.rank] = post
-            self.records.append(Record(code=Code.WAIT, peer=value.rank, value=post))
+            self.records.append(Record(code=Code.WAIT, peer=value.rank, value=post, round=self.round, posted=posted))
 
     def _post(self) -> None:
         self.posts += 1
         if self.emits:
-            self.records.append(Record(code=Code.POST, value=self.posts))
+            self.records.append(Record(code=Code.POST, value=self.posts, round=self.round))
 
     def _new_slot(self, value: Value) -> int:
         slot = self.num_slots
         self.num_slots += 1
         post = self.posts + 1
-        self.staged[value] = slot, post
+        self.staged[value] = slot, post, self.round
         if self.emits:
             self.readers += [Reader(post, slot, rank) for rank in self.uses.remote[value]]
         return slot

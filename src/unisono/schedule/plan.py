@@ -11,7 +11,7 @@ from enum import IntEnum, IntFlag
 from typing import NamedTuple
 
 _REF = struct.Struct("<BxHHH")
-_HEAD = struct.Struct("<HHHHII")
+_HEAD = struct.Struct("<HHHHIHH")
 _READER = struct.Struct("<IHH")
 
 REF_BYTES = _REF.size
@@ -82,10 +82,12 @@ class Record:
     dst2: Ref = NO_REF
     src: Ref = NO_REF
     length: Ref = NO_REF
+    round: int = 0
+    posted: int = 0
 
     def pack(self) -> bytes:
         """The 48 bytes the executor reads."""
-        head = _HEAD.pack(self.code, self.nsrc, self.peer, self.flags, self.value, 0)
+        head = _HEAD.pack(self.code, self.nsrc, self.peer, self.flags, self.value, self.round, self.posted)
         refs = (self.dst, self.dst2, self.src, self.length)
         return head + b"".join(ref.pack() for ref in refs)
 
@@ -118,6 +120,7 @@ class Plan:
     parts: int
     stages: int
     reduce_depth: int
+    rounds: int = 1
     uniform: bool = False
     in_place: bool = True
     readers: tuple[Reader, ...] = ()
