@@ -1,6 +1,6 @@
 // A plan: what one rank does for one block of a collective, as flat records. No algorithm here.
 //
-// The record is the wire format of unisono.schedule.plan (48 bytes, little endian).
+// The record is the wire format of unisono.schedule.record (48 bytes, little endian).
 #pragma once
 
 #include <cstddef>

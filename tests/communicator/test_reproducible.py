@@ -157,8 +157,7 @@ def allowed(op: str, ranks: int, narrow: bool, root: int = 0) -> tuple[str, ...]
             flow = trace(algorithms.build(op, name, ranks=ranks, root=root))
         except UnsupportedError:
             continue
-        depth = max(value.depth for value in flow.outputs.values())
-        if flow.in_rank_order and (depth <= 1 or not narrow):
+        if flow.in_rank_order and (flow.reduce_depth <= 1 or not narrow):
             found.append(name)
     return tuple(found)
 

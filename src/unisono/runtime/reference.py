@@ -86,7 +86,8 @@ def run(
     _check_sizes(plans, (*inputs, *outputs), dtype, block_bytes, depth)
     blocks = num_blocks(plans, inputs, outputs, dtype, block_bytes)
     ranks = [
-        _Rank(plan=plan, pieces=(list(inputs[i]), list(outputs[i]))) for i, plan in enumerate(plans)
+        _Rank(plan=plan, records=tuple(plan.records), pieces=(list(inputs[i]), list(outputs[i])))
+        for i, plan in enumerate(plans)
     ]
     for rank in ranks:
         shape = depth, rank.plan.num_slots, block_bytes
@@ -119,6 +120,7 @@ def _check_sizes(
 @dataclass(slots=True, kw_only=True)
 class _Rank:
     plan: Plan
+    records: Sequence[Record]
     pieces: tuple[list[NDArray[Any]], list[NDArray[Any]]]
     slots: Bytes = field(default_factory=lambda: np.zeros((0, 0, 0), np.uint8))
     tmp: Bytes = field(default_factory=lambda: np.zeros((0, 0), np.uint8))
@@ -147,7 +149,7 @@ class _Machine:
         plan = rank.plan
         if rank.pc == 0 and not self._slots_are_free(rank):
             return False
-        record = plan.records[rank.pc]
+        record = rank.records[rank.pc]
         base = rank.block * plan.stages
         if record.code is Code.WAIT:
             if self.ranks[record.peer].progress < base + record.value:
@@ -157,14 +159,14 @@ class _Machine:
         elif record.code is Code.COPY:
             self._store(rank, record, self._at(rank, record.src, self._length(rank, record)))
         elif record.code is Code.REDUCE:
-            args = plan.records[rank.pc + 1 : rank.pc + 1 + record.nsrc]
+            args = rank.records[rank.pc + 1 : rank.pc + 1 + record.nsrc]
             length = self._length(rank, record)
             sources = [self._at(rank, arg.src, length) for arg in args]
             divisor = plan.ranks if record.flags & Flag.FINAL else 1
             self._store(rank, record, fold(sources, self.dtype, self.reduce_op, divisor))
             rank.pc += record.nsrc
         rank.pc += 1
-        if rank.pc == len(plan.records):
+        if rank.pc == len(rank.records):
             rank.pc, rank.block = 0, rank.block + 1
         return True
 

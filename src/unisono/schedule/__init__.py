@@ -5,7 +5,7 @@ from unisono.schedule.check import check
 from unisono.schedule.coarsen import coarsen
 from unisono.schedule.codec import from_json, to_json
 from unisono.schedule.collective import MAX_RANKS, Collective
-from unisono.schedule.dataflow import Dataflow, Value, folds_in_rank_order, trace
+from unisono.schedule.dataflow import Dataflow, folds_in_rank_order, trace
 from unisono.schedule.exchange import (
     from_msccl_xml,
     from_mscclpp_json,
@@ -13,15 +13,14 @@ from unisono.schedule.exchange import (
     to_mscclpp_json,
 )
 from unisono.schedule.lower import RankPlan, lower, lower_rank
-from unisono.schedule.plan import (
-    READER_BYTES,
+from unisono.schedule.plan import READER_BYTES, Plan, Reader
+from unisono.schedule.record import (
     RECORD_BYTES,
     REF_BYTES,
     Code,
     Flag,
-    Plan,
-    Reader,
     Record,
+    Records,
     Ref,
     Space,
 )
@@ -45,12 +44,12 @@ __all__ = [
     "RankPlan",
     "Reader",
     "Record",
+    "Records",
     "Ref",
     "Schedule",
     "Space",
     "Transfer",
     "Transfers",
-    "Value",
     "check",
     "check_plans",
     "coarsen",

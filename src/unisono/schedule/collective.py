@@ -22,6 +22,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any, TypeAlias, TypeVar, overload
+
+import numpy as np
+from numpy.typing import NDArray
 
 from unisono.errors import ScheduleError
 from unisono.types import Op
@@ -29,6 +33,9 @@ from unisono.types import Op
 _BY_PART = (Op.ALL_REDUCE, Op.BROADCAST, Op.REDUCE, Op.SCAN, Op.EXSCAN)
 _BY_OWNER = (Op.ALL_GATHER, Op.GATHER)
 _BY_DEST = (Op.REDUCE_SCATTER, Op.SCATTER)
+
+Numbers: TypeAlias = NDArray[np.int64]
+Chunk = TypeVar("Chunk", int, Numbers)
 
 MAX_RANKS = 1 << 16
 """Ranks, pieces and parts travel in 16-bit fields of a plan."""
@@ -71,20 +78,28 @@ class Collective:
             return self.ranks * self.ranks * self.parts
         return self.ranks * self.parts
 
-    def holds(self, rank: int, chunk: int) -> bool:
-        """Whether the rank contributes to the chunk: its input has it."""
+    @overload
+    def holds(self, rank: int, chunk: int) -> bool: ...
+    @overload
+    def holds(self, rank: Numbers, chunk: Numbers) -> NDArray[np.bool_]: ...
+    def holds(self, rank: Any, chunk: Any) -> Any:
+        """Whether the rank contributes to the chunk: its input has it. Takes arrays, too."""
         if self.op.reduces:
-            return True
+            return chunk >= 0
         if self.op in (Op.BROADCAST, Op.SCATTER):
             return rank == self.root
         if self.op is Op.ALL_TO_ALL:
             return rank == chunk // (self.ranks * self.parts)
         return rank == chunk // self.parts
 
-    def wants(self, rank: int, chunk: int) -> bool:
-        """Whether the rank's output must have the chunk in the end."""
+    @overload
+    def wants(self, rank: int, chunk: int) -> bool: ...
+    @overload
+    def wants(self, rank: Numbers, chunk: Numbers) -> NDArray[np.bool_]: ...
+    def wants(self, rank: Any, chunk: Any) -> Any:
+        """Whether the rank's output must have the chunk in the end. Takes arrays, too."""
         if self.op in (Op.ALL_REDUCE, Op.BROADCAST, Op.ALL_GATHER, Op.SCAN):
-            return True
+            return chunk >= 0
         if self.op is Op.EXSCAN:
             return rank > 0
         if self.op in (Op.REDUCE, Op.GATHER):
@@ -144,23 +159,27 @@ class Collective:
         """
         if not self.holds(rank, chunk):
             return None
-        piece = 0
-        if self.op in _BY_DEST:
-            piece = chunk // self.parts
-        elif self.op is Op.ALL_TO_ALL:
-            piece = chunk // self.parts % self.ranks
-        return piece, chunk % self.parts
+        return self.input_piece(chunk), chunk % self.parts
 
     def output_ref(self, rank: int, chunk: int) -> tuple[int, int] | None:
         """(piece, part) of the rank's output where the finished chunk belongs, if wanted there."""
         if not self.wants(rank, chunk):
             return None
-        piece = 0
+        return self.output_piece(chunk), chunk % self.parts
+
+    def input_piece(self, chunk: Chunk) -> Chunk:
+        """The piece that the chunk, or each of an array of chunks, is in where an input has it."""
+        piece = chunk // self.parts
+        if self.op in _BY_DEST:
+            return piece
+        return piece % self.ranks if self.op is Op.ALL_TO_ALL else chunk * 0
+
+    def output_piece(self, chunk: Chunk) -> Chunk:
+        """The piece that the chunk, or each of an array of chunks, is in where an output has it."""
+        piece = chunk // self.parts
         if self.op in _BY_OWNER:
-            piece = chunk // self.parts
-        elif self.op is Op.ALL_TO_ALL:
-            piece = chunk // (self.ranks * self.parts)
-        return piece, chunk % self.parts
+            return piece
+        return piece // self.ranks if self.op is Op.ALL_TO_ALL else chunk * 0
 
     def input_pieces(self, rank: int) -> int:
         """Number of input pieces of the rank."""

@@ -4,16 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
 
 from unisono.errors import ScheduleError, UnsupportedError
+from unisono.schedule.collective import Numbers
 from unisono.schedule.schedule import Schedule
 from unisono.schedule.transfer import Columns
-
-Numbers: TypeAlias = NDArray[np.int64]
 
 MOST_PLACES = 1 << 28
 _MOST_DENSE = 1 << 24
@@ -50,7 +48,7 @@ class Places:
 
     def number(self, keys: Numbers) -> Numbers:
         """The numbers of places given by their keys."""
-        return keys if self.keys is None else np.searchsorted(self.keys, keys)
+        return keys if self.keys is None else self.keys.searchsorted(keys)
 
     def ranks(self, places: Numbers) -> Numbers:
         """The ranks of places given by their numbers."""
@@ -96,7 +94,7 @@ class Moves:
         edges = tuple(columns.rounds())
         if (columns.count != 1).any():
             count = columns.count.astype(np.int64)
-            ends = np.concatenate(([0], np.cumsum(count)))
+            ends = np.concatenate(([0], count.cumsum()))
             offset = np.arange(ends[-1]) - np.repeat(ends[:-1], count)
             src, dst = np.repeat(src, count) + offset, np.repeat(dst, count) + offset
             reduce, local = np.repeat(reduce, count), np.repeat(local, count)
@@ -110,6 +108,17 @@ class Moves:
             reduce=reduce,
             local=local,
         )
+
+
+def heads(numbers: Numbers) -> Numbers:
+    """Where runs of equal numbers begin.
+
+    >>> heads(np.array([4, 4, 7, 7, 7, 4]))
+    array([0, 2, 5])
+    """
+    new = np.ones(len(numbers), np.bool_)
+    np.not_equal(numbers[1:], numbers[:-1], out=new[1:])
+    return new.nonzero()[0]
 
 
 def name(schedule: Schedule) -> str:

@@ -15,7 +15,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from unisono.errors import ScheduleError
-from unisono.schedule.moves import Moves, Numbers
+from unisono.schedule.collective import Numbers
+from unisono.schedule.moves import Moves
 from unisono.schedule.schedule import Schedule
 
 _MOST_BYTES = 160 << 20
@@ -35,13 +36,18 @@ def prove(schedule: Schedule) -> None:
 
     Raises `UnsupportedError` for more than `MOST_PLACES` moves.
     """
-    moves = Moves.of(schedule)
+    prove_moves(Moves.of(schedule))
+
+
+def prove_moves(moves: Moves) -> None:
+    """`prove` for a schedule that has been cut into moves."""
+    collective = moves.places.schedule.collective
     chunks = _Chunks(moves)
     alone = [chunks.replay(number, where) for number, where in moves.rounds]
     chunks.check_end()
-    if not schedule.collective.op.reduces:
+    if not collective.op.reduces:
         return  # a place holds the only contribution there is to its chunk
-    words = -(-schedule.collective.ranks // _WORD_BITS)
+    words = -(-collective.ranks // _WORD_BITS)
     at_once = max(1, _MOST_BYTES // (8 * max(1, len(moves.places))))
     for first in range(0, words, at_once):
         contributions = _Contributions(moves, first, min(at_once, words - first))

@@ -15,7 +15,8 @@ from dataclasses import dataclass, field
 
 from unisono.errors import ScheduleError
 from unisono.schedule.collective import Collective
-from unisono.schedule.plan import Code, Flag, Plan, Record, Ref, Space
+from unisono.schedule.plan import Plan
+from unisono.schedule.record import Code, Flag, Record, Ref, Space
 
 Content = tuple[int, int]
 """(chunk, mask of contributing ranks)"""
@@ -32,6 +33,7 @@ class _Slot:
 @dataclass(slots=True, kw_only=True)
 class _Rank:
     plan: Plan
+    records: Sequence[Record]
     clock: list[int]
     pc: int = 0
     block: int = 0
@@ -59,7 +61,10 @@ class _Replay:
         self.collective = collective
         self.depth = depth
         self.blocks = blocks
-        self.ranks = [_Rank(plan=plan, clock=[0] * collective.ranks) for plan in plans]
+        self.ranks = [
+            _Rank(plan=plan, records=tuple(plan.records), clock=[0] * collective.ranks)
+            for plan in plans
+        ]
         self.slots: dict[tuple[Ref, int], _Slot] = {}
         stages = {plan.stages for plan in plans}
         if len(stages) != 1:
@@ -86,7 +91,7 @@ class _Replay:
             if not self._enter(rank):
                 return False
             rank.entered = True
-        record = rank.plan.records[rank.pc]
+        record = rank.records[rank.pc]
         rank.clock[rank.plan.rank] += 1
         if record.code is Code.WAIT:
             if not self._join(rank, record.peer, rank.block * self.stages + record.value):
@@ -96,7 +101,7 @@ class _Replay:
         elif record.code is not Code.ARG:
             self._move(rank, record)
         rank.pc += 1
-        if rank.pc == len(rank.plan.records):
+        if rank.pc == len(rank.records):
             self._end_block(rank)
         return True
 
@@ -130,7 +135,7 @@ class _Replay:
         if record.code is Code.COPY:
             content = self._read(rank, record.src)
         else:
-            args = rank.plan.records[rank.pc + 1 : rank.pc + 1 + record.nsrc]
+            args = rank.records[rank.pc + 1 : rank.pc + 1 + record.nsrc]
             if len(args) < record.nsrc or any(arg.code is not Code.ARG for arg in args):
                 raise ScheduleError(f"{self._where(rank)}: lacks its {record.nsrc} operands")
             content = self._fold(rank, [self._read(rank, arg.src) for arg in args])
@@ -213,7 +218,7 @@ class _Replay:
             raise ScheduleError(f"rank {plan.rank}: the plan does not end in POST {plan.stages}")
 
     def _where(self, rank: _Rank) -> str:
-        record = rank.plan.records[rank.pc]
+        record = rank.records[rank.pc]
         what = record.code.name
         if record.code is Code.WAIT:
             what += f" {record.peer}:{record.value}"

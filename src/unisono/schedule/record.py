@@ -1,0 +1,182 @@
+"""Records: one instruction of a plan, and thousands of them as columns of numbers.
+
+The layout of records and references is that of `csrc/plan.h`.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from enum import IntEnum, IntFlag
+from typing import Any, SupportsIndex, TypeAlias, overload
+
+import numpy as np
+from numpy.typing import NDArray
+
+Table: TypeAlias = NDArray[np.void]
+"""Records as rows of `ROW`."""
+
+_REF = struct.Struct("<BxHHH")
+_HEAD = struct.Struct("<HHHHII")
+_READ_AT_ONCE = 1 << 14
+
+REF_BYTES = _REF.size
+RECORD_BYTES = _HEAD.size + 4 * REF_BYTES
+ROW = np.dtype(
+    [(name, "<u2") for name in ("code", "nsrc", "peer", "flags")]
+    + [(name, "<u4") for name in ("value", "pad")]
+    + [(name, "<u8") for name in ("dst", "dst2", "src", "length")]
+)
+"""A record as numbers; references are those of `words`."""
+
+
+class Space(IntEnum):
+    """Where a reference points."""
+
+    IN = 0
+    OUT = 1
+    SLOT = 2
+    TMP = 3
+
+
+class Code(IntEnum):
+    """What a record does."""
+
+    COPY = 0
+    REDUCE = 1
+    ARG = 2
+    WAIT = 3
+    POST = 4
+
+
+class Flag(IntFlag):
+    """Modifiers of a record."""
+
+    NONE = 0
+    HAS_DST2 = 1
+    FINAL = 2
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Ref:
+    """One part of a piece (IN, OUT), a staging slot of any rank, or private memory."""
+
+    space: Space = Space.IN
+    rank: int = 0
+    index: int = 0
+    part: int = 0
+
+    def pack(self) -> bytes:
+        """The eight bytes the executor reads."""
+        return _REF.pack(self.space, self.rank, self.index, self.part)
+
+    @classmethod
+    def of(cls, word: int) -> Ref:
+        """The reference that is this number; see `words`."""
+        rank, index, part = (word >> shift & 0xFFFF for shift in (16, 32, 48))
+        return cls(space=Space(word & 0xFF), rank=rank, index=index, part=part)
+
+
+def words(space: Space, rank: Any, index: Any, part: Any = 0) -> Any:
+    """References as the numbers that their eight bytes are: arrays of 64-bit integers.
+
+    >>> Ref.of(words(Space.TMP, np.array([1, 2]), 5)[1].item())
+    Ref(space=<Space.TMP: 3>, rank=2, index=5, part=0)
+    """
+    return int(space) | rank << 16 | index << 32 | part << 48
+
+
+NO_REF = Ref()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Record:
+    """One instruction.
+
+    COPY: `dst` (and `dst2` with HAS_DST2) <- `src`. REDUCE: `dst` (and `dst2`) <- the fold, left
+    to right, of the `src` of the `nsrc` ARG records that follow; FINAL says that the result holds
+    all contributions. WAIT: until the peer's progress reaches block base + `value`. POST: own
+    progress becomes block base + `value`. The bytes moved are those of the part `length`.
+    """
+
+    code: Code
+    nsrc: int = 0
+    peer: int = 0
+    flags: Flag = Flag.NONE
+    value: int = 0
+    dst: Ref = NO_REF
+    dst2: Ref = NO_REF
+    src: Ref = NO_REF
+    length: Ref = NO_REF
+
+    def pack(self) -> bytes:
+        """The 48 bytes the executor reads."""
+        head = _HEAD.pack(self.code, self.nsrc, self.peer, self.flags, self.value, 0)
+        refs = (self.dst, self.dst2, self.src, self.length)
+        return head + b"".join(ref.pack() for ref in refs)
+
+
+class Records(Sequence[Record]):
+    """Rows of numbers seen as a sequence of `Record`, each made when it is asked for.
+
+    >>> records = Records.of([Record(code=Code.WAIT, peer=1, value=2), Record(code=Code.POST)])
+    >>> records[0].peer, len(records), records.table["value"]
+    (1, 2, array([2, 0], dtype=uint32))
+    """
+
+    __slots__ = ("table",)
+
+    def __init__(self, table: Table) -> None:
+        table.setflags(write=False)
+        self.table = table
+
+    @classmethod
+    def of(cls, records: Iterable[Record]) -> Records:
+        """Records as rows."""
+        if isinstance(records, Records):
+            return records
+        return cls(np.frombuffer(b"".join(record.pack() for record in records), ROW))
+
+    def __len__(self) -> int:
+        return len(self.table)
+
+    @overload
+    def __getitem__(self, index: SupportsIndex) -> Record: ...
+    @overload
+    def __getitem__(self, index: slice) -> Records: ...
+    def __getitem__(self, index: SupportsIndex | slice) -> Record | Records:
+        if isinstance(index, slice):
+            return Records(self.table[index])
+        return _record(self.table[index].item())
+
+    def __iter__(self) -> Iterator[Record]:
+        for start in range(0, len(self), _READ_AT_ONCE):
+            yield from map(_record, self.table[start : start + _READ_AT_ONCE].tolist())
+
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, Records):
+            return NotImplemented
+        return np.array_equal(self.table, other.table)
+
+    def __hash__(self) -> int:
+        return hash(self.table.tobytes())
+
+    def __repr__(self) -> str:
+        return f"Records({list(self)})"
+
+
+def _record(row: tuple[int, ...]) -> Record:
+    code, nsrc, peer, flags, value, _, *refs = row
+    dst, dst2, src, length = map(Ref.of, refs)
+    return Record(
+        code=Code(code),
+        nsrc=nsrc,
+        peer=peer,
+        flags=Flag(flags),
+        value=value,
+        dst=dst,
+        dst2=dst2,
+        src=src,
+        length=length,
+    )

@@ -1,0 +1,131 @@
+"""What the ranks do in which order, and which values go through which staging slots.
+
+A value gets a slot iff another rank reads it; all its readers share the slot. In each round a rank
+first fills the slots that others need of its input and posts, then writes the values of the round,
+and posts again if that filled slots. In the end it brings to the output what of its input is a
+result as it is.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from unisono.schedule.collective import Numbers
+from unisono.schedule.dataflow import Dataflow
+from unisono.schedule.moves import heads
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Staging:
+    """The steps of all ranks, their slots and their posts.
+
+    Each operand of the flow goes into value `target[i]`, and is `far` if another rank reads it.
+
+    `steps` are the values that are dealt with, one after another: the steps of rank r are
+    `starts[r] : starts[r + 1]`. A value that is made is written; of an input, `fills` says that it
+    is copied to its slot, else it is brought to the output. After a step comes the post `closing`,
+    if that is not 0.
+
+    Of each value that is far: its `slot`, and the `post` that shows it. Of each rank: `num_slots`
+    and the number of its `posts`.
+    """
+
+    target: Numbers
+    far: NDArray[np.bool_]
+    steps: Numbers
+    starts: Numbers
+    fills: NDArray[np.bool_]
+    closing: Numbers
+    slot: Numbers
+    post: Numbers
+    num_slots: Numbers
+    posts: Numbers
+
+
+def stage(flow: Dataflow) -> Staging:
+    """Bring all that is done into an order, and number slots and posts."""
+    ranks, numbers = flow.moves.places.schedule.collective.ranks, len(flow.rank)
+    target = flow.made.repeat(flow.first[1:] - flow.first[:-1])
+    far = flow.rank[flow.operands] != flow.rank[target]
+    steps, turn, brought = _steps(flow, target, far)
+    rank = flow.rank[steps]
+    starts = rank.searchsorted(np.arange(ranks + 1))
+
+    staged = np.zeros(numbers, np.bool_)
+    staged[flow.operands[far]] = True
+    fills = staged[steps] & ~brought
+    filling = np.flatnonzero(fills)
+    before = filling.searchsorted(starts)  # slots of all ranks before
+    slot, post = np.full(numbers, -1), np.zeros(numbers, np.int64)
+    slot[steps[filling]] = np.arange(len(filling)) - before[rank[filling]]
+
+    ends = np.concatenate((heads(turn)[1:], [len(turn)]))
+    full = ends.searchsorted(filling, "right")  # the turns that fill slots
+    closes = ends[full[heads(full)]] - 1
+    posts = np.bincount(rank[closes], minlength=ranks)
+    number = np.arange(1, len(closes) + 1) - (posts.cumsum() - posts)[rank[closes]]
+    closing = np.zeros(len(steps), np.int64)
+    closing[closes] = number
+    post[steps[filling]] = number[closes.searchsorted(filling)]
+    return Staging(
+        target=target,
+        far=far,
+        steps=steps,
+        starts=starts,
+        fills=fills,
+        closing=closing,
+        slot=slot,
+        post=post,
+        num_slots=before[1:] - before[:-1],
+        posts=posts,
+    )
+
+
+def _steps(
+    flow: Dataflow, target: Numbers, far: NDArray[np.bool_]
+) -> tuple[Numbers, Numbers, NDArray[np.bool_]]:
+    """The values of all steps; their turns, which ascend: what a rank does between two chances to
+    post; and which of them are inputs that are brought to the output."""
+    ranks, rounds = flow.moves.places.schedule.collective.ranks, len(flow.moves.rounds) + 1
+    turn = flow.rank[flow.made] * rounds + flow.round[flow.made]
+    # Starting with the next rank spreads the readers over the sources.
+    source = flow.rank[flow.operands[flow.first[:-1]]]
+    order = np.argsort(turn * ranks + (source - flow.rank[flow.made] - 1) % ranks, kind="stable")
+    made, turn = flow.made[order], turn[order]
+    sent, into = _sent(flow, target, far, made, turn)
+    brought = flow.outputs[flow.outputs < flow.inputs]
+    value = np.concatenate((sent, made, brought))
+    turns = np.concatenate(
+        (
+            2 * (flow.rank[sent] * rounds + flow.round[into]),
+            2 * turn + 1,
+            2 * (flow.rank[brought] * rounds + rounds - 1),
+        )
+    )
+    order = turns.argsort(kind="stable")
+    return value[order], turns[order], order >= len(value) - len(brought)
+
+
+def _sent(
+    flow: Dataflow, target: Numbers, far: NDArray[np.bool_], made: Numbers, turn: Numbers
+) -> tuple[Numbers, Numbers]:
+    """The inputs that other ranks read, each with the first value that it goes into there.
+
+    Of readers in one round that rank is the first whose last value has the highest number.
+    """
+    runs = heads(turn)
+    latest = np.zeros(len(flow.rank), np.int64)
+    sizes = np.concatenate((runs[1:], [len(made)])) - runs
+    latest[made] = np.repeat(np.maximum.reduceat(made, runs), sizes)
+    early = np.flatnonzero(far & (flow.operands < flow.inputs))
+    into = target[early]
+    order = np.argsort(flow.round[into] * len(flow.rank) - latest[into], kind="stable")
+    operand, into = flow.operands[early[order]], into[order]
+    index = np.arange(len(operand))
+    first = np.empty(flow.inputs, np.int64)
+    first[operand[::-1]] = index[::-1]
+    new = first[operand] == index
+    return operand[new], into[new]

@@ -1,0 +1,252 @@
+"""Lowering in plain objects, value by value: what the columns of `lower` must agree with."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from unisono.schedule import Code, Flag, Plan, Reader, Record, Ref, Schedule, Space
+
+Place = tuple[int, int]
+
+
+@dataclass(eq=False, kw_only=True)
+class Value:
+    """What one location holds between two writes."""
+
+    rank: int
+    location: int
+    chunk: int
+    mask: int
+    operands: tuple[Value, ...] = ()
+    depth: int = 0
+
+
+class Flow:
+    """The values of a right schedule; `writes[round][rank]` are those that matter."""
+
+    def __init__(self, schedule: Schedule) -> None:
+        collective = schedule.collective
+        self.ranks = range(collective.ranks)
+        self.state = {
+            (rank, chunk): Value(rank=rank, location=chunk, chunk=chunk, mask=1 << rank)
+            for rank in self.ranks
+            for chunk in collective.initial(rank)
+        }
+        written = [
+            (number, value)
+            for number, transfers in schedule.rounds()
+            for value in self._round(list(transfers))
+        ]
+        self.outputs = {
+            (rank, chunk): self.state[rank, chunk]
+            for rank in self.ranks
+            for chunk in collective.wanted(rank)
+        }
+        live = set(self.outputs.values())
+        self.writes: dict[int, dict[int, list[Value]]] = {}
+        for number, value in reversed(written):
+            if value in live:
+                live.update(value.operands)
+                by_rank = self.writes.setdefault(number, {})
+                by_rank.setdefault(value.rank, []).insert(0, value)
+
+    def _round(self, transfers: list) -> list[Value]:  # type: ignore[type-arg]
+        incoming: dict[Place, list[Value]] = {}
+        own: dict[Place, Value] = {}
+        for t in transfers:
+            for i in range(t.count):
+                place = t.dst, t.dst_chunk + i
+                incoming.setdefault(place, []).append(self.state[t.src, t.src_chunk + i])
+                if t.reduce:
+                    own[place] = self.state[place]
+        made = []
+        for place, operands in incoming.items():
+            if place in own:
+                operands.insert(0, own[place])
+                operands.sort(key=lambda v: v.rank)
+            made.append(
+                Value(
+                    rank=place[0],
+                    location=place[1],
+                    chunk=operands[0].chunk,
+                    mask=sum(v.mask for v in operands),
+                    operands=tuple(operands),
+                    depth=max(v.depth for v in operands) + (len(operands) > 1),
+                )
+            )
+        self.state |= {(value.rank, value.location): value for value in made}
+        return made
+
+
+class Program:
+    """The records of one rank, made round by round. `staged` is shared by the ranks."""
+
+    def __init__(self, schedule: Schedule, rank: int, flow: Flow, staged: dict) -> None:  # type: ignore[type-arg]
+        self.collective = schedule.collective
+        self.rank = rank
+        self.staged = staged
+        self.records: list[Record] = []
+        self.readers: list[Reader] = []
+        self.posts = self.num_slots = 0
+        self.uniform, self.in_place = False, True
+        self.kept = set(flow.outputs.values())
+        self.reads: dict[Value, set[int]] = {}
+        for by_rank in flow.writes.values():
+            for value in (value for values in by_rank.values() for value in values):
+                for operand in value.operands:
+                    if operand.rank == value.rank:
+                        self.kept.add(operand)
+                    else:
+                        self.reads.setdefault(operand, set()).add(value.rank)
+        self.tmp: dict[int, Ref] = {}
+        self.homes: dict[Value, Ref] = {}
+        self.written: set[Place] = set()
+        self.seen: dict[int, int] = {}
+
+    def send(self, values: list[Value]) -> None:
+        for value in values:
+            self.copy(value, self.new_slot(value))
+        self.post()
+
+    def receive(self, values: list[Value]) -> None:
+        ranks = self.collective.ranks
+        for value in sorted(values, key=lambda v: (v.operands[0].rank - self.rank - 1) % ranks):
+            for operand in value.operands:
+                self.wait(operand)
+            places = []
+            if value in self.kept:
+                places.append(self.home(value))
+            if value in self.reads:
+                places.append(self.new_slot(value))
+            self.write(value, places)
+        if any(value in self.reads for value in values):
+            self.post()
+
+    def bring(self, flow: Flow) -> None:
+        for chunk in self.collective.wanted(self.rank):
+            value = flow.outputs[self.rank, chunk]
+            if not value.operands:
+                self.copy(value, self.output(chunk))
+
+    def copy(self, value: Value, dst: Ref) -> None:
+        self.note((value,), dst)
+        length = self.length(value.chunk)
+        self.records.append(Record(code=Code.COPY, dst=dst, src=self.read(value), length=length))
+
+    def write(self, value: Value, places: list[Ref]) -> None:
+        self.note(value.operands, places[0])
+        flags = Flag.HAS_DST2 if len(places) == 2 else Flag.NONE
+        dst, dst2 = (*places, Ref())[:2]
+        length = self.length(value.chunk)
+        sources = [self.read(operand) for operand in value.operands]
+        head = {"dst": dst, "dst2": dst2, "length": length}
+        if len(sources) == 1:
+            self.records.append(Record(code=Code.COPY, flags=flags, src=sources[0], **head))
+            return
+        if value.mask == (1 << self.collective.ranks) - 1:
+            flags |= Flag.FINAL
+        self.records.append(Record(code=Code.REDUCE, flags=flags, nsrc=len(sources), **head))
+        self.records += [Record(code=Code.ARG, src=src, length=length) for src in sources]
+
+    def wait(self, value: Value) -> None:
+        if value.rank != self.rank:
+            post = self.staged[value][1]
+            if self.seen.get(value.rank, 0) < post:
+                self.seen[value.rank] = post
+                self.records.append(Record(code=Code.WAIT, peer=value.rank, value=post))
+
+    def post(self) -> None:
+        self.posts += 1
+        self.records.append(Record(code=Code.POST, value=self.posts))
+
+    def new_slot(self, value: Value) -> Ref:
+        slot = Ref(space=Space.SLOT, rank=self.rank, index=self.num_slots)
+        self.num_slots += 1
+        self.staged[value] = slot, self.posts + 1
+        self.readers += [Reader(self.posts + 1, slot.index, rank) for rank in self.reads[value]]
+        return slot
+
+    def home(self, value: Value) -> Ref:
+        at = value.location
+        if at < self.collective.num_chunks and self.collective.wants(self.rank, at):
+            home = self.output(at)
+        else:
+            new = Ref(space=Space.TMP, rank=self.rank, index=len(self.tmp))
+            home = self.tmp.setdefault(at, new)
+        self.homes[value] = home
+        return home
+
+    def read(self, value: Value) -> Ref:
+        if value.rank != self.rank:
+            slot: Ref = self.staged[value][0]
+            return slot
+        if value.operands:
+            return self.homes[value]
+        return self.ref(Space.IN, self.collective.input_ref(self.rank, value.chunk))
+
+    def output(self, chunk: int) -> Ref:
+        return self.ref(Space.OUT, self.collective.output_ref(self.rank, chunk))
+
+    def ref(self, space: Space, place: Place | None) -> Ref:
+        assert place is not None
+        return Ref(space=space, rank=self.rank, index=place[0], part=place[1])
+
+    def length(self, chunk: int) -> Ref:
+        given = self.collective.input_ref(self.rank, chunk)
+        if given is not None:
+            return self.ref(Space.IN, given)
+        wanted = self.collective.output_ref(self.rank, chunk)
+        if wanted is not None:
+            return self.ref(Space.OUT, wanted)
+        self.uniform = True
+        space = Space.IN if self.collective.input_pieces(self.rank) else Space.OUT
+        return self.ref(space, (0, chunk % self.collective.parts))
+
+    def note(self, values: tuple[Value, ...], dst: Ref) -> None:
+        """Input that is read after it may have been written as output must be other memory."""
+        for value in values:
+            if value.rank == self.rank and not value.operands:
+                piece, part = self.collective.input_ref(self.rank, value.chunk) or (0, 0)
+                out = self.collective.in_place_output(self.rank, piece)
+                if out is not None and (out, part) in self.written:
+                    self.in_place = False
+        if dst.space is Space.OUT:
+            self.written.add((dst.index, dst.part))
+
+
+def plain_lower(schedule: Schedule) -> tuple[Plan, ...]:
+    """The plans of all ranks; the schedule must be right."""
+    flow = Flow(schedule)
+    staged: dict[Value, tuple[Ref, int]] = {}
+    programs = [Program(schedule, rank, flow, staged) for rank in flow.ranks]
+    sent: set[Value] = set()
+    for _, by_rank in sorted(flow.writes.items()):
+        sends: dict[int, list[Value]] = {}
+        for value in (value for values in by_rank.values() for value in values):
+            for operand in value.operands:
+                if operand.rank != value.rank and not operand.operands and operand not in sent:
+                    sent.add(operand)
+                    sends.setdefault(operand.rank, []).append(operand)
+        for rank, values in sends.items():
+            programs[rank].send(values)
+        for rank, values in by_rank.items():
+            programs[rank].receive(values)
+    for program in programs:
+        program.bring(flow)
+    stages = 1 + max(program.posts for program in programs)
+    return tuple(
+        Plan(
+            rank=program.rank,
+            ranks=schedule.collective.ranks,
+            records=(*program.records, Record(code=Code.POST, value=stages)),
+            num_slots=program.num_slots,
+            num_tmp=len(program.tmp),
+            parts=schedule.collective.parts,
+            stages=stages,
+            reduce_depth=max((value.depth for value in flow.outputs.values()), default=0),
+            uniform=program.uniform,
+            in_place=program.in_place,
+            readers=tuple(sorted(program.readers)),
+        )
+        for program in programs
+    )
