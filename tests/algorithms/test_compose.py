@@ -1,16 +1,17 @@
 from __future__ import annotations
 
+import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from unisono.algorithms import build, measure, names
-from unisono.algorithms.compose import backwards, in_channels, in_sequence, runs
+from unisono.algorithms.compose import Composer, backwards, in_channels, in_sequence, runs
 from unisono.algorithms.cost import Cost
 from unisono.algorithms.grid import Grid, near_square
 from unisono.algorithms.hamiltonian import hamiltonian_cycles
 from unisono.errors import UnsupportedError
-from unisono.schedule import check
+from unisono.schedule import Collective, check
 from unisono.types import Op
 
 FORWARDS = [(op, n) for op in ("all_gather", "broadcast", "scatter") for n in names(op)]
@@ -126,3 +127,32 @@ def test_costs_add_up() -> None:
         build("all_reduce", "ring", ranks=4)
     )
     assert isinstance(ring, Cost)
+
+
+@given(data=st.data())
+@settings(deadline=None, max_examples=60)
+def test_a_part_is_put_in_as_if_move_by_move(data: st.DataObject) -> None:
+    name = data.draw(st.sampled_from(["ring", "bruck", "recursive_doubling", "direct"]))
+    part = build("all_gather", name, ranks=data.draw(st.integers(1, 4)))
+    ranks, shares, unit = part.collective.ranks, data.draw(st.integers(1, 3)), 2
+    lines = np.array(data.draw(st.permutations(range(2 * ranks)))).reshape(2, ranks)
+    held = data.draw(st.permutations(range(2 * ranks * shares)))
+    places = np.array(held).reshape(2, ranks, shares)
+    whole = Collective(op=Op.ALL_GATHER, ranks=2 * ranks, parts=shares * unit)
+    composer = Composer(whole, unit)
+    assert composer.add(part, lines, places, start=3, channel=5) == 3 + part.num_rounds
+
+    expected = [
+        (3 + t.round, line[t.src], a + j, line[t.dst], b + j, 5 + t.channel)
+        for line, pieces in zip(lines.tolist(), (places * unit).tolist(), strict=True)
+        for t in part.transfers
+        for i in range(t.count)
+        for a, b in zip(pieces[t.src_chunk + i], pieces[t.dst_chunk + i], strict=True)
+        for j in range(unit)
+    ]
+    found = [
+        (t.round, t.src, t.src_chunk + i, t.dst, t.dst_chunk + i, t.channel)
+        for t in composer.build().transfers
+        for i in range(t.count)
+    ]
+    assert sorted(found) == sorted(expected)

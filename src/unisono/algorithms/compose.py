@@ -12,10 +12,12 @@ from dataclasses import replace
 from math import lcm
 
 import numpy as np
+from numpy.typing import ArrayLike
 
 from unisono.algorithms.cost import BY_PART
 from unisono.errors import UnsupportedError
-from unisono.schedule import Builder, Collective, Schedule, Transfers
+from unisono.schedule import Builder, Collective, Columns, Schedule, Transfers
+from unisono.schedule.collective import Numbers
 from unisono.types import Op
 
 _BACKWARDS = {
@@ -38,8 +40,8 @@ class Composer:
     def add(
         self,
         part: Schedule,
-        ranks: Sequence[int],
-        shares: Sequence[Sequence[int]],
+        ranks: ArrayLike,
+        shares: ArrayLike,
         *,
         start: int = 0,
         channel: int = 0,
@@ -47,29 +49,28 @@ class Composer:
         """Put in `part` from round `start` on; returns the round after it.
 
         Its rank r is `ranks[r]`; its piece p (its whole vector, if it has no pieces) is the shares
-        `shares[p]`, on all ranks.
+        `shares[p]`, on all ranks, as many for each piece. To put it in several times, on different
+        ranks at once, give both one more axis in front.
         """
         parts = part.collective.parts
         assert part.scratch == 0, "our algorithms need no scratch"
         assert self.unit % parts == 0, "the unit is a multiple of the parts"
         width = self.unit // parts
-        places = [
-            [share * self.unit + number * width for share in piece]
-            for piece in shares
-            for number in range(parts)
-        ]
-        b = self.builder
-        for t in part.transfers:
-            b.round = start + t.round
-            add = b.reduce if t.reduce else b.copy
-            src, dst = ranks[t.src], ranks[t.dst]
-            pairs = [
-                pair
-                for i in range(t.count)
-                for pair in zip(places[t.src_chunk + i], places[t.dst_chunk + i], strict=True)
-            ]
-            for src_chunk, dst_chunk, count in _runs_of_pairs(pairs, width):
-                add(src, src_chunk, dst, dst_chunk, count=count, channel=channel + t.channel)
+        t = part.columns
+        members = np.asarray(ranks, np.int64).reshape(-1, part.collective.ranks)
+        shared = np.asarray(shares, np.int64)
+        copies = len(members)
+        shared = shared.reshape(copies, -1, shared.shape[-1])
+        cuts = np.arange(parts)[:, None] * width
+        places = (shared[:, :, None] * self.unit + cuts).reshape(copies, -1, shared.shape[-1])
+
+        row, src, dst, count = _placed(t, places, width)
+        line, at = np.divmod(row, max(1, len(t)))
+        round_, channels = start + t.round[at], channel + t.channel[at]
+        ends = members[line, t.src[at]], members[line, t.dst[at]]
+        self.builder.extend(
+            Columns.of(round_, ends[0], src, ends[1], dst, count, t.reduce[at], channels)
+        )
         return start + part.num_rounds
 
     def build(self) -> Schedule:
@@ -83,7 +84,15 @@ def runs(chunks: Iterable[int]) -> Iterator[tuple[int, int]]:
     >>> list(runs([4, 0, 1, 5, 7]))
     [(0, 2), (4, 2), (7, 1)]
     """
-    for first, _, count in _runs_of_pairs([(chunk, chunk) for chunk in chunks], 1):
+    first = count = 0
+    for chunk in sorted(chunks):
+        if count and chunk == first + count:
+            count += 1
+            continue
+        if count:
+            yield first, count
+        first, count = chunk, 1
+    if count:
         yield first, count
 
 
@@ -159,19 +168,27 @@ def in_channels(
             pieces = list(order)
         shares = [[piece * count + i] for piece in pieces]
         composer.add(part, order, shares, channel=channel)
-        channel += 1 + max((t.channel for t in part.transfers), default=0)
+        channel += 1 + int(part.columns.channel.max(initial=0))
     return composer.build()
 
 
-def _runs_of_pairs(pairs: Iterable[tuple[int, int]], width: int) -> Iterator[tuple[int, int, int]]:
-    """(from, to) of moves of `width` chunks each, as (from, to, count) of those that join up."""
-    first = to = count = 0
-    for src, dst in sorted(pairs):
-        if count and (src, dst) == (first + count, to + count):
-            count += width
-            continue
-        if count:
-            yield first, to, count
-        first, to, count = src, dst, width
-    if count:
-        yield first, to, count
+def _placed(t: Columns, places: Numbers, width: int) -> tuple[Numbers, Numbers, Numbers, Numbers]:
+    """The moves of transfers between places of `width` chunks: of which transfer they are, counted
+    on from line to line, from where, to where, and how many chunks; those that join up as one.
+
+    A chunk stands for `places[line, chunk]`, an array of places.
+    """
+    lines, _, shares = places.shape
+    count = t.count.astype(np.int64)
+    of = np.arange(len(t)).repeat(count)
+    offset = np.arange(len(of)) - (count.cumsum() - count).repeat(count)
+    row = (np.arange(lines)[:, None] * len(t) + of).repeat(shares)
+    src = places[:, t.src_chunk[of] + offset].ravel()
+    dst = places[:, t.dst_chunk[of] + offset].ravel()
+    order = (row * (int(src.max(initial=0)) + 1) + src).argsort(kind="stable")
+    row, src, dst = row[order], src[order], dst[order]
+    new = np.ones(len(row), np.bool_)
+    new[1:] = row[1:] != row[:-1]
+    new[1:] |= (src[1:] != src[:-1] + width) | (dst[1:] != dst[:-1] + width)
+    at = np.flatnonzero(new)
+    return row[at], src[at], dst[at], np.diff(at, append=len(row)) * width

@@ -128,7 +128,9 @@ class Lines:
 
         A rank deals with the shares that have its own coordinates, but any along the `free` axes.
         """
-        for line in self.grid.lines(axis, fixed):
+        lines = list(self.grid.lines(axis, fixed))
+        shares = []
+        for line in lines:
             own = self.grid.coords(line[0])
             pattern: list[int | None] = [
                 None if a in free else coord if self.shares.dims[a] > 1 else 0
@@ -140,8 +142,8 @@ class Lines:
                 pattern[axis] = number
                 found = self.shares.points(pattern)
                 pieces.append([self.stride * share + self.offset for share in found])
-            self.composer.add(part, line, pieces, start=start, channel=self.channel)
-        return start + part.num_rounds
+            shares.append(pieces)
+        return self.composer.add(part, lines, shares, start=start, channel=self.channel)
 
     def gather(self, order: Sequence[int], parts: Mapping[int, Schedule], *, start: int = 0) -> int:
         """All-gather along the axes in this order: each adds to what the ones before have got."""
@@ -164,7 +166,9 @@ def exchange(composer: Composer, grid: Grid, parts: Mapping[int, Schedule]) -> N
     for axis in range(len(grid.dims)):
         part = parts[axis]
         assert part.collective.op is Op.ALL_TO_ALL
-        for line in grid.lines(axis):
+        lines = list(grid.lines(axis))
+        shares = []
+        for line in lines:
             own = grid.coords(line[0])
             src: list[int | None] = [None if a < axis else c for a, c in enumerate(own)]
             dst: list[int | None] = [c if a < axis else None for a, c in enumerate(own)]
@@ -172,5 +176,5 @@ def exchange(composer: Composer, grid: Grid, parts: Mapping[int, Schedule]) -> N
             for src[axis], dst[axis] in product(range(len(line)), repeat=2):
                 goals = grid.points(dst)
                 pieces.append([s * grid.size + d for s in grid.points(src) for d in goals])
-            composer.add(part, line, pieces, start=start)
-        start += part.num_rounds
+            shares.append(pieces)
+        start = composer.add(part, lines, shares, start=start)

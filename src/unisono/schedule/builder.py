@@ -71,6 +71,11 @@ class Builder:
         to = src_chunk if dst_chunk is None else dst_chunk
         self._add(self.round, src, src_chunk, dst, to, count, True, channel)
 
+    def extend(self, columns: Columns) -> None:
+        """Add transfers of any rounds; the current round stays what it is."""
+        self._end_single()
+        self._blocks.append((len(columns), columns.arrays()))
+
     def next_round(self) -> None:
         """Everything added from here on sees what was written so far."""
         self.round += 1
