@@ -4,7 +4,7 @@ Waiting for a number that only grows gives the same outcome in whatever order th
 one order shows whether they can get stuck. What may be read when must not depend on the order,
 though: each rank carries a vector clock that only POST and WAIT pass on, and a slot may be read
 only if its writing is in the reader's clock, and overwritten only if all readings of it are in
-the writer's.
+the writer's. References stay the numbers that they are in records (`record.words`).
 """
 
 from __future__ import annotations
@@ -16,10 +16,16 @@ from dataclasses import dataclass, field
 from unisono.errors import ScheduleError
 from unisono.schedule.collective import Collective
 from unisono.schedule.plan import Plan
-from unisono.schedule.record import Code, Flag, Record, Ref, Space
+from unisono.schedule.record import Code, Flag, Ref, Space, words
 
 Content = tuple[int, int]
 """(chunk, mask of contributing ranks)"""
+Row = tuple[int, ...]
+"""A record: code, nsrc, peer, flags, value, padding, dst, dst2, src, length."""
+
+# As plain integers, which compare faster.
+_COPY, _ARG, _WAIT, _POST = (int(c) for c in (Code.COPY, Code.ARG, Code.WAIT, Code.POST))
+_IN, _SLOT, _HAS_DST2, _FINAL = (int(c) for c in (Space.IN, Space.SLOT, Flag.HAS_DST2, Flag.FINAL))
 
 
 @dataclass(slots=True, kw_only=True)
@@ -33,12 +39,14 @@ class _Slot:
 @dataclass(slots=True, kw_only=True)
 class _Rank:
     plan: Plan
-    records: Sequence[Record]
+    rows: list[Row]
     clock: list[int]
     pc: int = 0
     block: int = 0
     entered: bool = False
-    memory: dict[Ref, Content] = field(default_factory=dict)
+    inputs: dict[int, Content] = field(default_factory=dict)
+    goals: dict[int, Content] = field(default_factory=dict)
+    memory: dict[int, Content] = field(default_factory=dict)
     posted: list[int] = field(default_factory=list)
     post_clocks: list[tuple[int, ...]] = field(default_factory=list)
 
@@ -62,17 +70,19 @@ class _Replay:
         self.depth = depth
         self.blocks = blocks
         self.ranks = [
-            _Rank(plan=plan, records=tuple(plan.records), clock=[0] * collective.ranks)
+            _Rank(plan=plan, rows=plan.table.tolist(), clock=[0] * collective.ranks)
             for plan in plans
         ]
-        self.slots: dict[tuple[Ref, int], _Slot] = {}
+        self.slots: dict[tuple[int, int], _Slot] = {}
         stages = {plan.stages for plan in plans}
         if len(stages) != 1:
             raise ScheduleError(f"plans have different numbers of stages: {sorted(stages)}")
         self.stages = stages.pop()
         for rank in self.ranks:
             self._check_last(rank.plan)
-            rank.memory = self._inputs(rank.plan.rank)
+            rank.inputs = self._inputs(rank.plan.rank)
+            rank.goals = self._goals(rank.plan.rank)
+            rank.memory = dict(rank.inputs)
 
     def run(self) -> None:
         """Run every rank as far as it gets, until all are done or none can go on."""
@@ -91,17 +101,18 @@ class _Replay:
             if not self._enter(rank):
                 return False
             rank.entered = True
-        record = rank.records[rank.pc]
+        row = rank.rows[rank.pc]
+        code, value = row[0], rank.block * self.stages + row[4]
         rank.clock[rank.plan.rank] += 1
-        if record.code is Code.WAIT:
-            if not self._join(rank, record.peer, rank.block * self.stages + record.value):
+        if code == _WAIT:
+            if not self._join(rank, row[2], value):
                 return False
-        elif record.code is Code.POST:
-            self._post(rank, record)
-        elif record.code is not Code.ARG:
-            self._move(rank, record)
+        elif code == _POST:
+            self._post(rank, value)
+        elif code != _ARG:
+            self._move(rank, row)
         rank.pc += 1
-        if rank.pc == len(rank.records):
+        if rank.pc == len(rank.rows):
             self._end_block(rank)
         return True
 
@@ -121,30 +132,30 @@ class _Replay:
             return False
         theirs = other.post_clocks[at]
         if rank.clock[peer] < theirs[peer]:  # else it learned all this through others already
-            rank.clock = [a if a > b else b for a, b in zip(rank.clock, theirs, strict=True)]
+            rank.clock = list(map(max, rank.clock, theirs))
         return True
 
-    def _post(self, rank: _Rank, record: Record) -> None:
-        value = rank.block * self.stages + record.value
+    def _post(self, rank: _Rank, value: int) -> None:
         if rank.posted and value <= rank.posted[-1]:
             raise ScheduleError(f"{self._where(rank)}: progress does not grow")
         rank.posted.append(value)
         rank.post_clocks.append(tuple(rank.clock))
 
-    def _move(self, rank: _Rank, record: Record) -> None:
-        if record.code is Code.COPY:
-            content = self._read(rank, record.src)
+    def _move(self, rank: _Rank, row: Row) -> None:
+        code, nsrc, _, flags, _, _, dst, dst2, src, _ = row
+        if code == _COPY:
+            content = self._read(rank, src)
         else:
-            args = rank.records[rank.pc + 1 : rank.pc + 1 + record.nsrc]
-            if len(args) < record.nsrc or any(arg.code is not Code.ARG for arg in args):
-                raise ScheduleError(f"{self._where(rank)}: lacks its {record.nsrc} operands")
-            content = self._fold(rank, [self._read(rank, arg.src) for arg in args])
+            args = rank.rows[rank.pc + 1 : rank.pc + 1 + nsrc]
+            if len(args) < nsrc or any(arg[0] != _ARG for arg in args):
+                raise ScheduleError(f"{self._where(rank)}: lacks its {nsrc} operands")
+            content = self._fold(rank, [self._read(rank, arg[8]) for arg in args])
             final = content[1] == (1 << self.collective.ranks) - 1
-            if final != bool(record.flags & Flag.FINAL):
+            if final != bool(flags & _FINAL):
                 raise ScheduleError(f"{self._where(rank)}: the FINAL flag is wrong")
-        self._store(rank, record.dst, content)
-        if record.flags & Flag.HAS_DST2:
-            self._store(rank, record.dst2, content)
+        self._store(rank, dst, content)
+        if flags & _HAS_DST2:
+            self._store(rank, dst2, content)
 
     def _fold(self, rank: _Rank, contents: list[Content]) -> Content:
         chunk, mask = contents[0]
@@ -154,27 +165,27 @@ class _Replay:
             mask |= more
         return chunk, mask
 
-    def _read(self, rank: _Rank, ref: Ref) -> Content:
-        if ref.space is not Space.SLOT:
+    def _read(self, rank: _Rank, ref: int) -> Content:
+        if ref & 0xFF != _SLOT:
             if ref not in rank.memory:
                 raise ScheduleError(f"{self._where(rank)}: {_text(ref)} holds nothing")
             return rank.memory[ref]
         slot = self.slots.get((ref, rank.block % self.depth))
-        if slot is None or slot.block != rank.block or slot.written > rank.clock[ref.rank]:
+        if slot is None or slot.block != rank.block or slot.written > rank.clock[_owner(ref)]:
             raise ScheduleError(
                 f"{self._where(rank)}: {_text(ref)} may be read before it is written"
             )
         slot.reads[rank.plan.rank] = rank.clock[rank.plan.rank]
         return slot.content
 
-    def _store(self, rank: _Rank, ref: Ref, content: Content) -> None:
+    def _store(self, rank: _Rank, ref: int, content: Content) -> None:
         me = rank.plan.rank
-        if ref.rank != me or ref.space is Space.IN:
+        if _owner(ref) != me or ref & 0xFF == _IN:
             raise ScheduleError(f"{self._where(rank)}: {_text(ref)} is not its to write")
-        if ref.space is not Space.SLOT:
+        if ref & 0xFF != _SLOT:
             rank.memory[ref] = content
             return
-        if ref.index >= rank.plan.num_slots:
+        if ref >> 32 & 0xFFFF >= rank.plan.num_slots:
             raise ScheduleError(f"{self._where(rank)}: has {rank.plan.num_slots} slots")
         key = ref, rank.block % self.depth
         old = self.slots.get(key)
@@ -191,26 +202,29 @@ class _Replay:
 
     def _end_block(self, rank: _Rank) -> None:
         me = rank.plan.rank
-        for chunk, contributors in self.collective.expected(me).items():
-            ref = self.collective.output_ref(me, chunk)
-            assert ref is not None
-            out = Ref(space=Space.OUT, rank=me, index=ref[0], part=ref[1])
-            want = chunk, sum(1 << r for r in contributors)
+        for out, want in rank.goals.items():
             if rank.memory.get(out) != want:
                 raise ScheduleError(
-                    f"rank {me}, chunk {chunk}, block {rank.block}: the output is wrong"
+                    f"rank {me}, chunk {want[0]}, block {rank.block}: the output is wrong"
                 )
-        rank.memory = self._inputs(me)
+        rank.memory = dict(rank.inputs)
         rank.block, rank.pc, rank.entered = rank.block + 1, 0, False
 
-    def _inputs(self, rank: int) -> dict[Ref, Content]:
-        inputs = {}
+    def _inputs(self, rank: int) -> dict[int, Content]:
+        inputs: dict[int, Content] = {}
         for chunk in self.collective.initial(rank):
             ref = self.collective.input_ref(rank, chunk)
             assert ref is not None
-            key = Ref(space=Space.IN, rank=rank, index=ref[0], part=ref[1])
-            inputs[key] = chunk, 1 << rank
+            inputs[words(Space.IN, rank, *ref)] = chunk, 1 << rank
         return inputs
+
+    def _goals(self, rank: int) -> dict[int, Content]:
+        goals: dict[int, Content] = {}
+        for chunk, contributors in self.collective.expected(rank).items():
+            ref = self.collective.output_ref(rank, chunk)
+            assert ref is not None
+            goals[words(Space.OUT, rank, *ref)] = chunk, sum(1 << r for r in contributors)
+        return goals
 
     def _check_last(self, plan: Plan) -> None:
         last = plan.records[-1] if plan.records else None
@@ -218,14 +232,19 @@ class _Replay:
             raise ScheduleError(f"rank {plan.rank}: the plan does not end in POST {plan.stages}")
 
     def _where(self, rank: _Rank) -> str:
-        record = rank.records[rank.pc]
-        what = record.code.name
-        if record.code is Code.WAIT:
-            what += f" {record.peer}:{record.value}"
-        elif record.code is Code.POST:
-            what += f" {record.value}"
+        row = rank.rows[rank.pc]
+        what = Code(row[0]).name
+        if row[0] == _WAIT:
+            what += f" {row[2]}:{row[4]}"
+        elif row[0] == _POST:
+            what += f" {row[4]}"
         return f"rank {rank.plan.rank}, record {rank.pc} ({what}), block {rank.block}"
 
 
-def _text(ref: Ref) -> str:
+def _owner(ref: int) -> int:
+    return ref >> 16 & 0xFFFF
+
+
+def _text(word: int) -> str:
+    ref = Ref.of(word)
     return f"{ref.space.name} {ref.index}.{ref.part} of rank {ref.rank}"
