@@ -212,5 +212,3 @@ def compare(
         if not in_place:
             for x, original in zip(inputs[rank], originals[rank], strict=True):
                 assert x.tobytes() == original.tobytes(), f"rank {rank}: the input was changed"
-
-

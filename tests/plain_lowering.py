@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 from unisono.schedule import Code, Flag, Plan, Reader, Record, Ref, Schedule, Space
 
@@ -102,6 +103,7 @@ class Program:
         self.homes: dict[Value, Ref] = {}
         self.written: set[Place] = set()
         self.seen: dict[int, int] = {}
+        self.round = 0
 
     def send(self, values: list[Value]) -> None:
         for value in values:
@@ -131,7 +133,7 @@ class Program:
     def copy(self, value: Value, dst: Ref) -> None:
         self.note((value,), dst)
         length = self.length(value.chunk)
-        self.records.append(Record(code=Code.COPY, dst=dst, src=self.read(value), length=length))
+        self.add(code=Code.COPY, dst=dst, src=self.read(value), length=length)
 
     def write(self, value: Value, places: list[Ref]) -> None:
         self.note(value.operands, places[0])
@@ -141,28 +143,32 @@ class Program:
         sources = [self.read(operand) for operand in value.operands]
         head = {"dst": dst, "dst2": dst2, "length": length}
         if len(sources) == 1:
-            self.records.append(Record(code=Code.COPY, flags=flags, src=sources[0], **head))
+            self.add(code=Code.COPY, flags=flags, src=sources[0], **head)
             return
         if value.mask == (1 << self.collective.ranks) - 1:
             flags |= Flag.FINAL
-        self.records.append(Record(code=Code.REDUCE, flags=flags, nsrc=len(sources), **head))
-        self.records += [Record(code=Code.ARG, src=src, length=length) for src in sources]
+        self.add(code=Code.REDUCE, flags=flags, nsrc=len(sources), **head)
+        for src in sources:
+            self.add(code=Code.ARG, src=src, length=length)
 
     def wait(self, value: Value) -> None:
         if value.rank != self.rank:
-            post = self.staged[value][1]
+            _, post, posted = self.staged[value]
             if self.seen.get(value.rank, 0) < post:
                 self.seen[value.rank] = post
-                self.records.append(Record(code=Code.WAIT, peer=value.rank, value=post))
+                self.add(code=Code.WAIT, peer=value.rank, value=post, posted=posted)
 
     def post(self) -> None:
         self.posts += 1
-        self.records.append(Record(code=Code.POST, value=self.posts))
+        self.add(code=Code.POST, value=self.posts)
+
+    def add(self, **fields: Any) -> None:
+        self.records.append(Record(round=self.round, **fields))
 
     def new_slot(self, value: Value) -> Ref:
         slot = Ref(space=Space.SLOT, rank=self.rank, index=self.num_slots)
         self.num_slots += 1
-        self.staged[value] = slot, self.posts + 1
+        self.staged[value] = slot, self.posts + 1, self.round
         self.readers += [Reader(self.posts + 1, slot.index, rank) for rank in self.reads[value]]
         return slot
 
@@ -217,10 +223,13 @@ class Program:
 def plain_lower(schedule: Schedule) -> tuple[Plan, ...]:
     """The plans of all ranks; the schedule must be right."""
     flow = Flow(schedule)
-    staged: dict[Value, tuple[Ref, int]] = {}
+    staged: dict[Value, tuple[Ref, int, int]] = {}
+    numbers = [number for number, _ in schedule.rounds()]
     programs = [Program(schedule, rank, flow, staged) for rank in flow.ranks]
     sent: set[Value] = set()
-    for _, by_rank in sorted(flow.writes.items()):
+    for number, by_rank in sorted(flow.writes.items()):
+        for program in programs:
+            program.round = numbers.index(number)
         sends: dict[int, list[Value]] = {}
         for value in (value for values in by_rank.values() for value in values):
             for operand in value.operands:
@@ -231,14 +240,17 @@ def plain_lower(schedule: Schedule) -> tuple[Plan, ...]:
             programs[rank].send(values)
         for rank, values in by_rank.items():
             programs[rank].receive(values)
+    rounds = max(len(numbers), 1)
     for program in programs:
+        program.round = rounds - 1
         program.bring(flow)
     stages = 1 + max(program.posts for program in programs)
     return tuple(
         Plan(
             rank=program.rank,
             ranks=schedule.collective.ranks,
-            records=(*program.records, Record(code=Code.POST, value=stages)),
+            records=(*program.records, Record(code=Code.POST, value=stages, round=rounds - 1)),
+            rounds=rounds,
             num_slots=program.num_slots,
             num_tmp=len(program.tmp),
             parts=schedule.collective.parts,

@@ -18,6 +18,7 @@ from unisono.types import DType, Op, ReduceOp
 EVERY = [(op, name) for op in Op for name in algorithms.names(op)]
 RANKS = [*range(1, 10), 13, 16]
 
+
 @pytest.fixture(scope="module")
 def crews() -> Iterator[Callable[[int, int], Crew]]:
     made: dict[tuple[int, int], Crew] = {}
@@ -110,8 +111,8 @@ def test_nonsense_never_reaches_the_memory(crews: Callable[[int, int], Crew]) ->
     with pytest.raises(UnisonoError, match="pieces"):
         crew.groups[0].run_pieces(call, [], [], TIMEOUT_S)
     whole: dict[str, Any] = {
-        "packed": b"", "readers": b"", "rank": 0, "ranks": 1, "pieces_in": 1, "pieces_out": 1, "parts": 1,
-        "stages": 1, "rounds": 1, "slots": [0], "scratch": 0,
+        "packed": b"", "readers": b"", "rank": 0, "ranks": 1, "pieces_in": 1, "pieces_out": 1,
+        "parts": 1, "stages": 1, "rounds": 1, "slots": [0], "scratch": 0,
     }  # fmt: skip
     for wrong in (
         {"packed": b"x"}, {"rank": 1}, {"slots": []}, {"parts": 0},

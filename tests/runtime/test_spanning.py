@@ -11,10 +11,10 @@ import socket
 from collections.abc import Iterator
 
 import pytest
-from crew import Crew, compare
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from crew import Crew, compare
 from unisono import algorithms, native
 from unisono.types import DType, Op, ReduceOp
 
@@ -102,7 +102,8 @@ def test_anything(data: st.DataObject, crews: list[SpanningCrew]) -> None:
         crew, op, name, counts, root=root, dtype=dtype,
         reduction=data.draw(st.sampled_from(reductions)),
         block_bytes=data.draw(st.sampled_from([64, 128, 1024, 4096])), in_place=in_place,
-        seed=data.draw(length), offset=data.draw(st.sampled_from([0, 16, 1, 63])), lead=data.draw(st.integers(0, 3)),
+        seed=data.draw(length), offset=data.draw(st.sampled_from([0, 16, 1, 63])),
+        lead=data.draw(st.integers(0, 3)),
     )  # fmt: skip
 
 

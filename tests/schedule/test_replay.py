@@ -7,10 +7,12 @@ from dataclasses import replace
 
 import pytest
 
+from unisono import algorithms
 from unisono.algorithms import build
 from unisono.errors import ScheduleError
 from unisono.schedule import Code, Flag, Plan, Record, Ref, Schedule, Space, check_plans, lower
 from unisono.schedule.replay import _Replay
+from unisono.types import Op
 
 
 def edited(
@@ -101,3 +103,15 @@ def test_slots_may_not_be_reused_before_all_are_done_with_them(
     monkeypatch.setattr(_Replay, "_enter", lambda self, rank: True)
     with pytest.raises(ScheduleError, match=r"may be (overwritten|read before)"):
         check_plans(BROADCAST.collective, plans, depth=depth, blocks=6)
+
+
+@pytest.mark.parametrize("op", [Op.ALL_REDUCE, Op.ALL_TO_ALL, Op.BROADCAST, Op.SCAN])
+def test_early_rounds_of_later_blocks_may_run_ahead(op: Op) -> None:
+    for name in algorithms.names(op):
+        for ranks in (2, 5, 8):
+            schedule = algorithms.build(op, name, ranks=ranks)
+            plans = lower(schedule)
+            for lead in (1, 2, 5):
+                check_plans(
+                    schedule.collective, plans, depth=lead + 1, blocks=2 * lead + 3, lead=lead
+                )

@@ -26,6 +26,7 @@ def emit(
     first = staging.starts[ranks.start]
     steps = slice(first, staging.starts[ranks.stop])
     value, closing = staging.steps[steps], staging.closing[steps]
+    round_ = staging.round[steps]
     rank = flow.rank[value]
     reads = _Reads.of(flow, value)
     waits = _waits(flow, staging, reads, value, stages)
@@ -39,12 +40,15 @@ def emit(
     head = ends - (closing > 0) - args - 1 + rank - ranks.start
 
     table = np.zeros(edges[-1], ROW)
-    _fill(table, edges[1:] - 1, code=Code.POST, value=stages)
+    last = max(len(flow.moves.rounds) - 1, 0)
+    _fill(table, edges[1:] - 1, code=Code.POST, value=stages, round=last)
     of, peer = reads.step[waits], reads.operand[waits]
     row = (head - waited.cumsum())[of] + np.arange(len(waits))
     _fill(table, row, code=Code.WAIT, peer=flow.rank[peer], value=staging.post[peer])
+    _fill(table, row, round=round_[of], posted=staging.posted[peer])
     posts = np.flatnonzero(closing)
     _fill(table, (head + args + 1)[posts], code=Code.POST, value=closing[posts])
+    _fill(table, (head + args + 1)[posts], round=round_[posts])
 
     src = np.where(
         reads.far,
@@ -58,11 +62,11 @@ def emit(
     code = np.where(args, int(Code.REDUCE), int(Code.COPY))
     single = np.where(args, 0, src[reads.first])
     _fill(table, head, code=code, nsrc=args, flags=flags, dst=dst, dst2=second)
-    _fill(table, head, src=single, length=length)
+    _fill(table, head, src=single, length=length, round=round_)
     several = np.flatnonzero(args[reads.step])
     of = reads.step[several]
     row = (head - reads.first)[of] + 1 + several
-    _fill(table, row, code=Code.ARG, src=src[several], length=length[of])
+    _fill(table, row, code=Code.ARG, src=src[several], length=length[of], round=round_[of])
     return table, edges.tolist()
 
 

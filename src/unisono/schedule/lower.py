@@ -102,6 +102,7 @@ class _Lowering:
                 parts=self.collective.parts,
                 stages=self.stages,
                 reduce_depth=self.flow.reduce_depth,
+                rounds=max(len(self.flow.moves.rounds), 1),
                 uniform=bool(self.homes.uniform[rank]),
                 in_place=bool(self.homes.in_place[rank]),
                 readers=readers[i],

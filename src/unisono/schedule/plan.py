@@ -30,7 +30,8 @@ class Plan:
     """What one rank does in each block.
 
     `records` may be given as any sequence; it is kept as numbers and reads as a sequence.
-    `stages` is equal on all ranks, and the last record of every plan is POST `stages`.
+    `stages` and the schedule's number of `rounds` are equal on all ranks, and the last record of
+    every plan is POST `stages`.
     `reduce_depth` is the largest number of nested reductions in any value of any rank: above one,
     sums of 16-bit floats would be rounded more than once. `uniform` says that the pieces must
     all have one length, since this rank relays pieces whose length it cannot know. `in_place`
@@ -46,6 +47,7 @@ class Plan:
     parts: int
     stages: int
     reduce_depth: int
+    rounds: int = 1
     uniform: bool = False
     in_place: bool = True
     readers: tuple[Reader, ...] = ()

@@ -18,14 +18,15 @@ Table: TypeAlias = NDArray[np.void]
 """Records as rows of `ROW`."""
 
 _REF = struct.Struct("<BxHHH")
-_HEAD = struct.Struct("<HHHHII")
+_HEAD = struct.Struct("<HHHHIHH")
 _READ_AT_ONCE = 1 << 14
 
 REF_BYTES = _REF.size
 RECORD_BYTES = _HEAD.size + 4 * REF_BYTES
 ROW = np.dtype(
     [(name, "<u2") for name in ("code", "nsrc", "peer", "flags")]
-    + [(name, "<u4") for name in ("value", "pad")]
+    + [("value", "<u4")]
+    + [(name, "<u2") for name in ("round", "posted")]
     + [(name, "<u8") for name in ("dst", "dst2", "src", "length")]
 )
 """A record as numbers; references are those of `words`."""
@@ -97,7 +98,9 @@ class Record:
     COPY: `dst` (and `dst2` with HAS_DST2) <- `src`. REDUCE: `dst` (and `dst2`) <- the fold, left
     to right, of the `src` of the `nsrc` ARG records that follow; FINAL says that the result holds
     all contributions. WAIT: until the peer's progress reaches block base + `value`. POST: own
-    progress becomes block base + `value`. The bytes moved are those of the part `length`.
+    progress becomes block base + `value`. The bytes moved are those of the part `length`. `round`
+    is that of the schedule, counted without gaps; of a WAIT, `posted` is the round in which the
+    peer posts what is waited for.
     """
 
     code: Code
@@ -109,10 +112,14 @@ class Record:
     dst2: Ref = NO_REF
     src: Ref = NO_REF
     length: Ref = NO_REF
+    round: int = 0
+    posted: int = 0
 
     def pack(self) -> bytes:
         """The 48 bytes the executor reads."""
-        head = _HEAD.pack(self.code, self.nsrc, self.peer, self.flags, self.value, 0)
+        head = _HEAD.pack(
+            self.code, self.nsrc, self.peer, self.flags, self.value, self.round, self.posted
+        )
         refs = (self.dst, self.dst2, self.src, self.length)
         return head + b"".join(ref.pack() for ref in refs)
 
@@ -167,7 +174,7 @@ class Records(Sequence[Record]):
 
 
 def _record(row: tuple[int, ...]) -> Record:
-    code, nsrc, peer, flags, value, _, *refs = row
+    code, nsrc, peer, flags, value, round_, posted, *refs = row
     dst, dst2, src, length = map(Ref.of, refs)
     return Record(
         code=Code(code),
@@ -179,4 +186,6 @@ def _record(row: tuple[int, ...]) -> Record:
         dst2=dst2,
         src=src,
         length=length,
+        round=round_,
+        posted=posted,
     )

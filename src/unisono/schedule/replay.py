@@ -41,30 +41,44 @@ class _Rank:
     plan: Plan
     rows: list[Row]
     clock: list[int]
+    step: int = 0
     pc: int = 0
     block: int = 0
+    """That of the current record."""
     entered: bool = False
     inputs: dict[int, Content] = field(default_factory=dict)
     goals: dict[int, Content] = field(default_factory=dict)
-    memory: dict[int, Content] = field(default_factory=dict)
+    memory: dict[int, dict[int, Content]] = field(default_factory=dict)
+    """By block."""
     posted: list[int] = field(default_factory=list)
     post_clocks: list[tuple[int, ...]] = field(default_factory=list)
 
 
 def check_plans(
-    collective: Collective, plans: Sequence[Plan], *, depth: int = 1, blocks: int = 3
+    collective: Collective, plans: Sequence[Plan], *, depth: int = 1, blocks: int = 3, lead: int = 0
 ) -> None:
     """Prove that the plans never get stuck, never race, and perform the collective.
 
-    Each rank owns `depth` blocks' worth of slots. Raises `ScheduleError`, naming the rank, the
-    record and the block.
+    Each rank owns `depth` blocks' worth of slots. The first round of the schedule runs `lead`
+    blocks ahead of the last, as in the native executor: in step s a record of round r deals with
+    block s - lead + `lead_of(r, ...)`. Raises `ScheduleError`, naming the rank, the record and the
+    block.
     """
-    _Replay(collective, plans, depth, blocks).run()
+    _Replay(collective, plans, depth, blocks, lead).run()
+
+
+def lead_of(round_: int, rounds: int, lead: int) -> int:
+    """By how many blocks a round runs ahead of the last one.
+
+    >>> [lead_of(r, 6, 2) for r in range(6)]
+    [2, 2, 1, 1, 0, 0]
+    """
+    return lead - round_ * (lead + 1) // rounds
 
 
 class _Replay:
     def __init__(
-        self, collective: Collective, plans: Sequence[Plan], depth: int, blocks: int
+        self, collective: Collective, plans: Sequence[Plan], depth: int, blocks: int, lead: int
     ) -> None:
         self.collective = collective
         self.depth = depth
@@ -74,15 +88,19 @@ class _Replay:
             for plan in plans
         ]
         self.slots: dict[tuple[int, int], _Slot] = {}
-        stages = {plan.stages for plan in plans}
+        stages = {(plan.stages, plan.rounds) for plan in plans}
         if len(stages) != 1:
-            raise ScheduleError(f"plans have different numbers of stages: {sorted(stages)}")
-        self.stages = stages.pop()
+            raise ScheduleError(
+                f"plans have different numbers of stages or rounds: {sorted(stages)}"
+            )
+        self.stages, rounds = stages.pop()
+        self.lead = min(lead, depth - 1, blocks - 1, rounds - 1)
+        self.leads = [lead_of(round_, rounds, self.lead) for round_ in range(rounds)]
+        self.steps = blocks + self.lead
         for rank in self.ranks:
             self._check_last(rank.plan)
             rank.inputs = self._inputs(rank.plan.rank)
             rank.goals = self._goals(rank.plan.rank)
-            rank.memory = dict(rank.inputs)
 
     def run(self) -> None:
         """Run every rank as far as it gets, until all are done or none can go on."""
@@ -90,37 +108,45 @@ class _Replay:
         while moved:
             moved = False
             for rank in self.ranks:
-                while rank.block < self.blocks and self._step(rank):
+                while rank.step < self.steps and self._advance(rank):
                     moved = True
-        stuck = [rank for rank in self.ranks if rank.block < self.blocks]
+        stuck = [rank for rank in self.ranks if rank.step < self.steps]
         if stuck:
             raise ScheduleError("deadlock: " + "; ".join(self._where(rank) for rank in stuck))
 
-    def _step(self, rank: _Rank) -> bool:
+    def _advance(self, rank: _Rank) -> bool:
         if not rank.entered:
-            if not self._enter(rank):
+            if rank.step < self.blocks and not self._enter(rank):
                 return False
             rank.entered = True
         row = rank.rows[rank.pc]
-        code, value = row[0], rank.block * self.stages + row[4]
+        rank.block = rank.step - self.lead + self.leads[row[5]]
+        if 0 <= rank.block < self.blocks and not self._run(rank, row):
+            return False
+        rank.pc += 1
+        if rank.pc == len(rank.rows):
+            self._end_step(rank)
+        return True
+
+    def _run(self, rank: _Rank, row: Row) -> bool:
+        code, value = row[0], rank.step * self.stages + row[4]
         rank.clock[rank.plan.rank] += 1
-        if code == _WAIT:
-            if not self._join(rank, row[2], value):
-                return False
-        elif code == _POST:
+        if code == _WAIT:  # the peer did it so many steps earlier
+            earlier = self.leads[row[6]] - self.leads[row[5]]
+            return self._join(rank, row[2], value - earlier * self.stages)
+        if code == _POST:
             self._post(rank, value)
         elif code != _ARG:
             self._move(rank, row)
-        rank.pc += 1
-        if rank.pc == len(rank.rows):
-            self._end_block(rank)
         return True
 
     def _enter(self, rank: _Rank) -> bool:
         """A block reuses the slots of `depth` blocks ago, which everyone must have finished."""
+        rank.block = rank.step
+        rank.memory[rank.block] = dict(rank.inputs)
         if rank.plan.num_slots == 0:
             return True
-        need = (rank.block - self.depth + 1) * self.stages
+        need = (rank.block - self.depth + self.lead + 1) * self.stages
         others = [r.plan.rank for r in self.ranks if r is not rank]
         return need <= 0 or all(self._join(rank, peer, need) for peer in others)
 
@@ -142,14 +168,14 @@ class _Replay:
         rank.post_clocks.append(tuple(rank.clock))
 
     def _move(self, rank: _Rank, row: Row) -> None:
-        code, nsrc, _, flags, _, _, dst, dst2, src, _ = row
+        code, nsrc, _, flags, _, _, _, dst, dst2, src, _ = row
         if code == _COPY:
             content = self._read(rank, src)
         else:
             args = rank.rows[rank.pc + 1 : rank.pc + 1 + nsrc]
             if len(args) < nsrc or any(arg[0] != _ARG for arg in args):
                 raise ScheduleError(f"{self._where(rank)}: lacks its {nsrc} operands")
-            content = self._fold(rank, [self._read(rank, arg[8]) for arg in args])
+            content = self._fold(rank, [self._read(rank, arg[9]) for arg in args])
             final = content[1] == (1 << self.collective.ranks) - 1
             if final != bool(flags & _FINAL):
                 raise ScheduleError(f"{self._where(rank)}: the FINAL flag is wrong")
@@ -167,9 +193,9 @@ class _Replay:
 
     def _read(self, rank: _Rank, ref: int) -> Content:
         if ref & 0xFF != _SLOT:
-            if ref not in rank.memory:
+            if ref not in rank.memory[rank.block]:
                 raise ScheduleError(f"{self._where(rank)}: {_text(ref)} holds nothing")
-            return rank.memory[ref]
+            return rank.memory[rank.block][ref]
         slot = self.slots.get((ref, rank.block % self.depth))
         if slot is None or slot.block != rank.block or slot.written > rank.clock[_owner(ref)]:
             raise ScheduleError(
@@ -183,7 +209,7 @@ class _Replay:
         if _owner(ref) != me or ref & 0xFF == _IN:
             raise ScheduleError(f"{self._where(rank)}: {_text(ref)} is not its to write")
         if ref & 0xFF != _SLOT:
-            rank.memory[ref] = content
+            rank.memory[rank.block][ref] = content
             return
         if ref >> 32 & 0xFFFF >= rank.plan.num_slots:
             raise ScheduleError(f"{self._where(rank)}: has {rank.plan.num_slots} slots")
@@ -200,15 +226,15 @@ class _Replay:
                 )
         self.slots[key] = _Slot(content=content, block=rank.block, written=rank.clock[me])
 
-    def _end_block(self, rank: _Rank) -> None:
-        me = rank.plan.rank
+    def _end_step(self, rank: _Rank) -> None:
+        ended = rank.step - self.lead
+        memory = rank.memory.pop(ended, {})
         for out, want in rank.goals.items():
-            if rank.memory.get(out) != want:
+            if ended >= 0 and memory.get(out) != want:
                 raise ScheduleError(
-                    f"rank {me}, chunk {want[0]}, block {rank.block}: the output is wrong"
+                    f"rank {rank.plan.rank}, chunk {want[0]}, block {ended}: the output is wrong"
                 )
-        rank.memory = dict(rank.inputs)
-        rank.block, rank.pc, rank.entered = rank.block + 1, 0, False
+        rank.step, rank.pc, rank.entered = rank.step + 1, 0, False
 
     def _inputs(self, rank: int) -> dict[int, Content]:
         inputs: dict[int, Content] = {}

@@ -29,7 +29,8 @@ class Staging:
     is copied to its slot, else it is brought to the output. After a step comes the post `closing`,
     if that is not 0.
 
-    Of each value that is far: its `slot`, and the `post` that shows it. Of each rank: `num_slots`
+    Of each step its `round`. Of each value that is far: its `slot`, the `post` that shows it, and
+    the round in which it is `posted`. Of each rank: `num_slots`
     and the number of its `posts`.
     """
 
@@ -39,8 +40,10 @@ class Staging:
     starts: Numbers
     fills: NDArray[np.bool_]
     closing: Numbers
+    round: Numbers
     slot: Numbers
     post: Numbers
+    posted: Numbers
     num_slots: Numbers
     posts: Numbers
 
@@ -59,7 +62,9 @@ def stage(flow: Dataflow) -> Staging:
     fills = staged[steps] & ~brought
     filling = np.flatnonzero(fills)
     before = filling.searchsorted(starts)  # slots of all ranks before
-    slot, post = np.full(numbers, -1), np.zeros(numbers, np.int64)
+    slot, post, posted = (np.full(numbers, -1), *np.zeros((2, numbers), np.int64))
+    rounds = len(flow.moves.rounds)
+    round_ = np.minimum(turn // 2 % (rounds + 1), max(rounds - 1, 0))
     slot[steps[filling]] = np.arange(len(filling)) - before[rank[filling]]
 
     ends = np.concatenate((heads(turn)[1:], [len(turn)]))
@@ -70,6 +75,7 @@ def stage(flow: Dataflow) -> Staging:
     closing = np.zeros(len(steps), np.int64)
     closing[closes] = number
     post[steps[filling]] = number[closes.searchsorted(filling)]
+    posted[steps[filling]] = round_[filling]
     return Staging(
         target=target,
         far=far,
@@ -77,8 +83,10 @@ def stage(flow: Dataflow) -> Staging:
         starts=starts,
         fills=fills,
         closing=closing,
+        round=round_,
         slot=slot,
         post=post,
+        posted=posted,
         num_slots=before[1:] - before[:-1],
         posts=posts,
     )
