@@ -39,7 +39,7 @@ def measured(algorithm: str, time_s: float) -> Measured:
 def test_a_built_in_choice_has_a_prediction_and_a_runner_up(threads: World) -> None:
     found = explained(threads(2), None)
     assert (found.algorithm, found.source) == ("one_shot", "built-in")
-    assert found.rule == "all_reduce, up to 4096 bytes, up to 2 ranks: one_shot"
+    assert found.rule == "all_reduce, up to 4096 bytes, up to 2 ranks, 1 host: one_shot"
     assert found.time.measured_s is None and found.time.predicted_s > 0
     assert found.runner_up is not None and found.runner_up.algorithm != "one_shot"
     assert found.runner_up.measured_s is None

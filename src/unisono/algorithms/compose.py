@@ -161,15 +161,30 @@ def in_channels(
     channel = 0
     for i, part in enumerate(parts):
         order: Sequence[int] = range(ranks) if orders is None else orders[i]
-        pieces: list[int] = [0]
-        if op is Op.ALL_TO_ALL:
-            pieces = [src * ranks + dst for src in order for dst in order]
-        elif op not in BY_PART:
-            pieces = list(order)
-        shares = [[piece * count + i] for piece in pieces]
+        shares = [[piece * count + i] for piece in _pieces(op, order)]
         composer.add(part, order, shares, channel=channel)
         channel += 1 + int(part.columns.channel.max(initial=0))
     return composer.build()
+
+
+def on_ranks(schedule: Schedule, order: Sequence[int]) -> Schedule:
+    """The same among other ranks: what rank r did, `order[r]` does, with its own pieces."""
+    if list(order) == list(range(len(order))):
+        return schedule
+    collective = schedule.collective
+    root = None if collective.root is None else order[collective.root]
+    composer = Composer(replace(collective, root=root), collective.parts)
+    composer.add(schedule, order, [[piece] for piece in _pieces(collective.op, order)])
+    return composer.build()
+
+
+def _pieces(op: Op, order: Sequence[int]) -> list[int]:
+    """The piece that each piece becomes when rank r becomes `order[r]`."""
+    if op in BY_PART:
+        return [0]
+    if op is Op.ALL_TO_ALL:
+        return [src * len(order) + dst for src in order for dst in order]
+    return list(order)
 
 
 def _placed(t: Columns, places: Numbers, width: int) -> tuple[Numbers, Numbers, Numbers, Numbers]:

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from fractions import Fraction
 
 import numpy as np
 
-from unisono.schedule import Schedule
+from unisono.schedule import Collective, Schedule
 from unisono.types import Op
 
 BY_PART = (Op.ALL_REDUCE, Op.BROADCAST, Op.REDUCE, Op.SCAN, Op.EXSCAN)
@@ -52,6 +53,16 @@ FREE = Cost(rounds=0, bytes_sent=Fraction(0))
 """What any operation costs a single rank."""
 
 
+def largest(costs: Iterable[Cost]) -> Cost:
+    """Side by side: the most of each."""
+    each = list(costs)
+    return Cost(
+        rounds=max(one.rounds for one in each),
+        bytes_sent=max(one.bytes_sent for one in each),
+        reductions=max(one.reductions for one in each),
+    )
+
+
 def of_all_gather(rounds: int, chunks: int, ranks: int) -> Cost:
     """An all-gather whose busiest rank sends `chunks` pieces."""
     return Cost(rounds=rounds, bytes_sent=Fraction(chunks, ranks))
@@ -72,6 +83,11 @@ def there_and_back(gather: Cost, ranks: int) -> Cost:
     return backwards(gather, ranks) + gather
 
 
+def whole_chunks(collective: Collective) -> int:
+    """The chunks that make up N."""
+    return collective.parts * (1 if collective.op in BY_PART else collective.ranks)
+
+
 def measure(schedule: Schedule) -> Cost:
     """What the schedule really does, counted transfer by transfer.
 
@@ -80,8 +96,7 @@ def measure(schedule: Schedule) -> Cost:
     >>> cost.rounds, cost.bytes_sent, cost.reductions
     (6, Fraction(3, 2), Fraction(3, 4))
     """
-    collective = schedule.collective
-    whole = collective.parts * (1 if collective.op in BY_PART else collective.ranks)
+    whole = whole_chunks(schedule.collective)
     columns = schedule.columns
     moves = columns.src != columns.dst
     reduces = moves & columns.reduce

@@ -2,8 +2,9 @@
 
 Written `level0:mesh@4;level1:ring@2`, innermost first (HCCL's syntax, with sizes), or
 `hierarchical:4x2` for `direct` on each level. One level may leave out its size. If none has one,
-they are the `levels` that `build` is given, else two that are as equal as can be. The ranks of an
-innermost group are next to each other.
+they are the `levels` that `build` is given, else the `hosts`, else two that are as equal as can be.
+The ranks of an innermost group are those of a host, where the sizes are those of the hosts, else
+next to each other. Hosts with different numbers of ranks have an all-reduce: see `by_host`.
 
 n is the number of ranks, N the bytes of the whole vector; bytes are those the busiest rank sends.
 Costs are the sums of the levels' costs, each on its share of the vector: upper bounds if the
@@ -20,17 +21,23 @@ from unisono.algorithms import composition
 from unisono.algorithms.compose import Composer
 from unisono.algorithms.cost import BY_PART, FREE, Cost
 from unisono.algorithms.grid import Grid, Lines, exchange
-from unisono.algorithms.levels import Hierarchy
-from unisono.algorithms.registry import algorithm
-from unisono.algorithms.spec import Dims, Level
+from unisono.algorithms.layout import Hosts, Layout
+from unisono.algorithms.levels import Hierarchy, follows_hosts
+from unisono.algorithms.registry import Algorithm, algorithm, find, names
+from unisono.algorithms.spec import Dims, Level, parse
 from unisono.schedule import Collective, Schedule
 from unisono.types import Op
 
 Levels = tuple[Level, ...]
 
 
-def _all_reduce_cost(ranks: int, *, dims: Dims | None = None, levels: Levels = ()) -> Cost:
-    tree = Hierarchy.of(ranks, dims, levels)
+def _all_reduce_cost(
+    ranks: int, *, dims: Dims | None = None, levels: Levels = (), hosts: Hosts | None = None
+) -> Cost:
+    if follows_hosts(levels, dims, hosts) and not Layout.of(ranks, hosts).regular:
+        family, arguments = _for_uneven(levels)
+        return family.cost(ranks=ranks, hosts=hosts, **arguments)
+    tree = Hierarchy.of(ranks, dims, levels, hosts)
     total, share = FREE, Fraction(1)
     for level in range(tree.top):
         scatters = tree.scatters(level)
@@ -44,8 +51,10 @@ def _all_reduce_cost(ranks: int, *, dims: Dims | None = None, levels: Levels = (
 def _pieces_cost(op: Op) -> Callable[..., Cost]:
     """Each level deals with what the levels inside it (outside it, with a root) have left."""
 
-    def stated(ranks: int, *, dims: Dims | None = None, levels: Levels = ()) -> Cost:
-        tree = Hierarchy.of(ranks, dims, levels)
+    def stated(
+        ranks: int, *, dims: Dims | None = None, levels: Levels = (), hosts: Hosts | None = None
+    ) -> Cost:
+        tree = Hierarchy.of(ranks, dims, levels, hosts)
         total = FREE
         for level in range(tree.top + 1):
             others = tree.sizes[level + 1 :] if op.rooted else tree.sizes[:level]
@@ -58,15 +67,19 @@ def _pieces_cost(op: Op) -> Callable[..., Cost]:
 def _whole_cost(op: Op) -> Callable[..., Cost]:
     """Each level deals with the whole vector."""
 
-    def stated(ranks: int, *, dims: Dims | None = None, levels: Levels = ()) -> Cost:
-        tree = Hierarchy.of(ranks, dims, levels)
+    def stated(
+        ranks: int, *, dims: Dims | None = None, levels: Levels = (), hosts: Hosts | None = None
+    ) -> Cost:
+        tree = Hierarchy.of(ranks, dims, levels, hosts)
         return sum((tree.cost(op, level) for level in range(tree.top + 1)), FREE)
 
     return stated
 
 
 @algorithm(Op.ALL_REDUCE, "hierarchical", cost=_all_reduce_cost)
-def all_reduce(ranks: int, *, dims: Dims | None = None, levels: Levels = ()) -> Schedule:
+def all_reduce(
+    ranks: int, *, dims: Dims | None = None, levels: Levels = (), hosts: Hosts | None = None
+) -> Schedule:
     """Reduce-scatter inwards out, all-reduce on the outermost level, all-gather outwards in.
 
     A level whose algorithm knows no reduce-scatter (a tree, a chain) reduces to its first rank and
@@ -77,7 +90,10 @@ def all_reduce(ranks: int, *, dims: Dims | None = None, levels: Levels = ()) -> 
     mixed-precision" (2018), and HCCL; with leaders: Karonis et al., "Exploiting hierarchy in
     parallel computer networks to optimize collective operation performance" (2000).
     """
-    tree = Hierarchy.of(ranks, dims, levels)
+    if follows_hosts(levels, dims, hosts) and not Layout.of(ranks, hosts).regular:
+        family, arguments = _for_uneven(levels)
+        return family.function(ranks=ranks, hosts=hosts, **arguments)
+    tree = Hierarchy.of(ranks, dims, levels, hosts)
     inner = range(tree.top)
     scattered = [level for level in inner if tree.scatters(level)]
     down, up = {}, {}
@@ -95,91 +111,134 @@ def all_reduce(ranks: int, *, dims: Dims | None = None, levels: Levels = ()) -> 
         leaders = {below: 0 for below in range(level) if below not in scattered}
         outside = [above for above in scattered if above > level]
         start = lines.add(level, part, start=start, free=outside, fixed=leaders)
-    return lines.composer.build()
+    return tree.placed(lines.composer.build())
 
 
 @algorithm(Op.REDUCE_SCATTER, "hierarchical", cost=_pieces_cost(Op.REDUCE_SCATTER))
-def reduce_scatter(ranks: int, *, dims: Dims | None = None, levels: Levels = ()) -> Schedule:
+def reduce_scatter(
+    ranks: int, *, dims: Dims | None = None, levels: Levels = (), hosts: Hosts | None = None
+) -> Schedule:
     """Reduce-scatter on each level, innermost first: what goes between hosts is reduced already.
 
     Rounds: the sum over the levels. Bytes: the sum over the levels, each on N / (ranks of the
     levels inside it). Reductions: the same. Source: Cho et al., "BlueConnect: decomposing
     all-reduce for deep learning on heterogeneous network hierarchy" (2019).
     """
-    tree = Hierarchy.of(ranks, dims, levels)
+    tree = Hierarchy.of(ranks, dims, levels, hosts)
     lines, parts = _on_pieces(tree, Op.REDUCE_SCATTER)
     lines.scatter(range(tree.top + 1), parts)
-    return lines.composer.build()
+    return tree.placed(lines.composer.build())
 
 
 @algorithm(Op.ALL_GATHER, "hierarchical", cost=_pieces_cost(Op.ALL_GATHER))
-def all_gather(ranks: int, *, dims: Dims | None = None, levels: Levels = ()) -> Schedule:
+def all_gather(
+    ranks: int, *, dims: Dims | None = None, levels: Levels = (), hosts: Hosts | None = None
+) -> Schedule:
     """All-gather on each level, outermost first: a piece goes between two hosts but once.
 
     Rounds: the sum over the levels. Bytes: the sum over the levels, each on N / (ranks of the
     levels inside it). Source: Cho et al. (2019).
     """
-    tree = Hierarchy.of(ranks, dims, levels)
+    tree = Hierarchy.of(ranks, dims, levels, hosts)
     lines, parts = _on_pieces(tree, Op.ALL_GATHER)
     lines.gather(range(tree.top, -1, -1), parts)
-    return lines.composer.build()
+    return tree.placed(lines.composer.build())
 
 
 @algorithm(Op.ALL_TO_ALL, "hierarchical", cost=_whole_cost(Op.ALL_TO_ALL))
-def all_to_all(ranks: int, *, dims: Dims | None = None, levels: Levels = ()) -> Schedule:
+def all_to_all(
+    ranks: int, *, dims: Dims | None = None, levels: Levels = (), hosts: Hosts | None = None
+) -> Schedule:
     """Within the host, give each rank what its counterparts on other hosts want; then between.
 
     Rounds: the sum over the levels. Bytes: the sum over the levels, each on N: more than `direct`,
     but between hosts in fewer, larger messages. Source: Rajbhandari et al., "DeepSpeed-MoE"
     (2022), hierarchical all-to-all.
     """
-    tree = Hierarchy.of(ranks, dims, levels)
+    tree = Hierarchy.of(ranks, dims, levels, hosts)
     parts = {level: tree.part(Op.ALL_TO_ALL, level) for level in range(tree.top + 1)}
     unit = lcm(*(part.collective.parts for part in parts.values()))
     composer = Composer(Collective(op=Op.ALL_TO_ALL, ranks=ranks, parts=unit), unit)
     exchange(composer, tree.grid, parts)
-    return composer.build()
+    return tree.placed(composer.build())
 
 
 @algorithm(Op.BROADCAST, "hierarchical", cost=_whole_cost(Op.BROADCAST))
-def broadcast(ranks: int, root: int, *, dims: Dims | None = None, levels: Levels = ()) -> Schedule:
+def broadcast(
+    ranks: int,
+    root: int,
+    *,
+    dims: Dims | None = None,
+    levels: Levels = (),
+    hosts: Hosts | None = None,
+) -> Schedule:
     """From the root to one rank of each outermost group, and so on inwards.
 
     Rounds: the sum over the levels. Bytes: at most the sum over the levels. Source: Karonis et
     al., "Exploiting hierarchy in parallel computer networks to optimize collective operation
     performance" (2000).
     """
-    return _rooted(Op.BROADCAST, root, Hierarchy.of(ranks, dims, levels))
+    return _rooted(Op.BROADCAST, root, Hierarchy.of(ranks, dims, levels, hosts))
 
 
 @algorithm(Op.REDUCE, "hierarchical", cost=_whole_cost(Op.REDUCE), exact=False)
-def reduce(ranks: int, root: int, *, dims: Dims | None = None, levels: Levels = ()) -> Schedule:
+def reduce(
+    ranks: int,
+    root: int,
+    *,
+    dims: Dims | None = None,
+    levels: Levels = (),
+    hosts: Hosts | None = None,
+) -> Schedule:
     """Within each innermost group, then on the level outside it, to the root.
 
     Rounds: the sum over the levels. Bytes: at most the sum over the levels. Reductions: at most
     the sum over the levels. Source: Karonis et al. (2000).
     """
-    return _rooted(Op.REDUCE, root, Hierarchy.of(ranks, dims, levels))
+    return _rooted(Op.REDUCE, root, Hierarchy.of(ranks, dims, levels, hosts))
 
 
 @algorithm(Op.SCATTER, "hierarchical", cost=_pieces_cost(Op.SCATTER))
-def scatter(ranks: int, root: int, *, dims: Dims | None = None, levels: Levels = ()) -> Schedule:
+def scatter(
+    ranks: int,
+    root: int,
+    *,
+    dims: Dims | None = None,
+    levels: Levels = (),
+    hosts: Hosts | None = None,
+) -> Schedule:
     """Each group gets all its pieces at once, outermost first. Pieces must have one length.
 
     Rounds: the sum over the levels. Bytes: at most the sum over the levels, each on N / (ranks of
     the levels outside it). Source: Karonis et al. (2000).
     """
-    return _rooted(Op.SCATTER, root, Hierarchy.of(ranks, dims, levels))
+    return _rooted(Op.SCATTER, root, Hierarchy.of(ranks, dims, levels, hosts))
 
 
 @algorithm(Op.GATHER, "hierarchical", cost=_pieces_cost(Op.GATHER), exact=False)
-def gather(ranks: int, root: int, *, dims: Dims | None = None, levels: Levels = ()) -> Schedule:
+def gather(
+    ranks: int,
+    root: int,
+    *,
+    dims: Dims | None = None,
+    levels: Levels = (),
+    hosts: Hosts | None = None,
+) -> Schedule:
     """Each group gathers its pieces before they go on together. Pieces must have one length.
 
     Rounds: the sum over the levels. Bytes: at most the sum over the levels, each on N / (ranks of
     the levels outside it). Source: Karonis et al. (2000).
     """
-    return _rooted(Op.GATHER, root, Hierarchy.of(ranks, dims, levels))
+    return _rooted(Op.GATHER, root, Hierarchy.of(ranks, dims, levels, hosts))
+
+
+def _for_uneven(levels: Levels) -> tuple[Algorithm, dict[str, str]]:
+    """What does an all-reduce by these two levels on hosts with different numbers of ranks."""
+    inside, between = (level.algorithm for level in levels) if levels else ("direct", "direct")
+    name = parse(Op.ALL_REDUCE, inside).name
+    scatters = name in names(Op.REDUCE_SCATTER) and name in names(Op.ALL_GATHER)
+    family = find(Op.ALL_REDUCE, "by_host" if scatters else "leaders")
+    return family, {"inside": inside, "between": between}
 
 
 def _on_pieces(tree: Hierarchy, op: Op) -> tuple[Lines, dict[int, Schedule]]:
@@ -191,6 +250,7 @@ def _on_pieces(tree: Hierarchy, op: Op) -> tuple[Lines, dict[int, Schedule]]:
 
 def _rooted(op: Op, root: int, tree: Hierarchy) -> Schedule:
     """Along each axis, on the lines whose ranks lead the groups inside: where the root is there."""
+    root = tree.place(root)
     home = tree.grid.coords(root)
     parts = {level: tree.part(op, level, home[level]) for level in range(tree.top + 1)}
     unit = lcm(*(part.collective.parts for part in parts.values()))
@@ -202,7 +262,7 @@ def _rooted(op: Op, root: int, tree: Hierarchy) -> Schedule:
     for level in reversed(parts) if inwards else parts:
         leaders = {inside: home[inside] for inside in range(level)}
         start = lines.add(level, parts[level], start=start, free=range(level), fixed=leaders)
-    return lines.composer.build()
+    return tree.placed(lines.composer.build())
 
 
 def _top_all_reduce(tree: Hierarchy) -> Schedule:

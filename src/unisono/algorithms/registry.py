@@ -18,6 +18,7 @@ from typing import Any, TypeVar
 
 from unisono.algorithms import compose, spec
 from unisono.algorithms.cost import FREE, Cost
+from unisono.algorithms.layout import Hosts
 from unisono.errors import UnsupportedError
 from unisono.schedule import MAX_RANKS, Schedule
 from unisono.types import Op
@@ -35,6 +36,7 @@ _READERS: Mapping[Any, Callable[[str, str], Any]] = {
     str | None: lambda _, text: text,
 }
 _LEVELS = tuple[spec.Level, ...]
+_HOSTS = "hosts"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -51,7 +53,8 @@ class Algorithm:
     """One algorithm of one operation.
 
     `exact` says that `cost`, for the default parameters, is what the schedule really takes; else
-    its bytes and reductions are upper bounds. The docstring tells rounds, bytes and source.
+    its bytes and reductions are upper bounds. `knows_hosts` says that `function` and `cost` take
+    the hosts of the ranks. The docstring tells rounds, bytes and source.
     """
 
     op: Op
@@ -59,7 +62,13 @@ class Algorithm:
     function: Callable[..., Schedule]
     cost: Callable[..., Cost]
     exact: bool
+    knows_hosts: bool
     parameters: tuple[Parameter, ...]
+
+    @property
+    def for_hosts(self) -> bool:
+        """Whether it is made for ranks on several hosts and for nothing else."""
+        return self.knows_hosts and "levels" not in {p.name for p in self.parameters}
 
     @property
     def doc(self) -> str:
@@ -76,15 +85,22 @@ def algorithm(
     """Register a function of the rank count (and the root, if the operation has one)."""
 
     def register(function: F) -> F:
+        signature = inspect.signature(function, eval_str=True).parameters
         parameters = tuple(
             Parameter(name=p.name, type=p.annotation, default=p.default)
-            for p in inspect.signature(function, eval_str=True).parameters.values()
-            if p.kind is p.KEYWORD_ONLY
+            for p in signature.values()
+            if p.kind is p.KEYWORD_ONLY and p.name != _HOSTS
         )
         for parameter in parameters:
             assert parameter.type in _READERS or parameter.type == _LEVELS, parameter
         _ALGORITHMS[op, name] = Algorithm(
-            op=op, name=name, function=function, cost=cost, exact=exact, parameters=parameters
+            op=op,
+            name=name,
+            function=function,
+            cost=cost,
+            exact=exact,
+            knows_hosts=_HOSTS in signature,
+            parameters=parameters,
         )
         return function
 
@@ -114,15 +130,23 @@ def find(op: Op | str, name: str) -> Algorithm:
 
 
 def build(
-    op: Op | str, name: str, *, ranks: int, root: int = 0, levels: spec.Dims | None = None
+    op: Op | str,
+    name: str,
+    *,
+    ranks: int,
+    root: int = 0,
+    levels: spec.Dims | None = None,
+    hosts: Hosts | None = None,
 ) -> Schedule:
     """The schedule of an algorithm, named as `spec` says. Operations without a root ignore `root`.
 
     `levels` are the sizes of the levels or the dims of a grid, innermost first (ranks of a host,
     then hosts), for names that need them and do not say them; by default they are as equal as the
-    rank count allows. Any algorithm takes `channels=k`: the vector is cut in k shares that travel
-    at the same time, each in a channel of its own. Any takes `block_bytes=b`, too, which is for
-    whoever runs the schedule and changes nothing here.
+    rank count allows. `hosts` are the ranks of each host, any partition of them, for algorithms
+    that send as little as they can between hosts; by default, neighbours are together on hosts
+    that are as equal as the rank count allows. Any algorithm takes `channels=k`: the vector is
+    cut in k shares that travel at the same time, each in a channel of its own. Any takes
+    `block_bytes=b`, too, which is for whoever runs the schedule and changes nothing here.
 
     Raises `UnsupportedError` when there is no such operation or algorithm, when the parameters
     make no sense, or when it cannot serve this many ranks.
@@ -132,9 +156,11 @@ def build(
     1
     >>> unisono.algorithms.build("all_gather", "level0:mesh@4;level1:ring@2", ranks=8).num_rounds
     2
+    >>> unisono.algorithms.build("broadcast", "leaders", ranks=3, hosts=((0, 2), (1,))).num_rounds
+    1
     """
     op = _operation(op)
-    found, arguments = _resolve(op, name, ranks, levels)
+    found, arguments = _resolve(op, name, ranks, levels, hosts)
     channels = arguments.pop(_CHANNELS, 1)
     arguments.pop(_BLOCK_BYTES, None)
     if op.rooted:
@@ -147,7 +173,14 @@ def build(
     return replace(schedule, algorithm=name)
 
 
-def cost(op: Op | str, name: str, *, ranks: int, levels: spec.Dims | None = None) -> Cost:
+def cost(
+    op: Op | str,
+    name: str,
+    *,
+    ranks: int,
+    levels: spec.Dims | None = None,
+    hosts: Hosts | None = None,
+) -> Cost:
     """What an algorithm costs, by its closed form: nothing is built. Arguments as for `build`.
 
     >>> import unisono.algorithms
@@ -155,7 +188,7 @@ def cost(op: Op | str, name: str, *, ranks: int, levels: spec.Dims | None = None
     Fraction(3, 2)
     """
     op = _operation(op)
-    found, arguments = _resolve(op, name, ranks, levels)
+    found, arguments = _resolve(op, name, ranks, levels, hosts)
     for key in _UNIVERSAL:
         arguments.pop(key, None)
     return found.cost(ranks=ranks, **arguments) if ranks > 1 else FREE
@@ -172,7 +205,7 @@ def block_bytes(op: Op | str, name: str) -> int | None:
 
 
 def _resolve(
-    op: Op, name: str, ranks: int, levels: spec.Dims | None
+    op: Op, name: str, ranks: int, levels: spec.Dims | None, hosts: Hosts | None
 ) -> tuple[Algorithm, dict[str, Any]]:
     """The algorithm and its arguments, all but the ranks and the root."""
     if not 1 <= ranks <= MAX_RANKS:
@@ -197,6 +230,8 @@ def _resolve(
         arguments["levels"] = parsed.levels
     if levels is not None and "dims" in known and "dims" not in arguments:
         arguments["dims"] = levels
+    if hosts is not None and found.knows_hosts:
+        arguments[_HOSTS] = hosts
     return found, arguments
 
 

@@ -3,16 +3,18 @@
 The model is that of Hockney, "The communication challenge for MPP" (1994), with a term for
 reductions as in Thakur, Rabenseifner, Gropp (2005), for ranks that share one memory and perhaps
 their cores. Time is a straight line over the bytes, so which algorithm is the fastest from where on
-is known exactly.
+is known exactly. For several hosts see `network`.
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
+from fractions import Fraction
 from functools import cache
 from typing import NamedTuple
 
-from unisono.algorithms.registry import cost, names
+from unisono.algorithms.registry import cost, find, names
 from unisono.errors import UnsupportedError
 from unisono.types import Op
 
@@ -59,6 +61,13 @@ class Work(NamedTuple):
     written: float
     reduced: float
 
+    def line(self, constants: Constants) -> Line:
+        """Time over bytes."""
+        return Line(
+            constants.call_s + self.rounds * constants.round_s + self.switches * constants.switch_s,
+            self.written * constants.byte_s + self.reduced * constants.reduced_s,
+        )
+
 
 def work(op: Op, algorithm: str, *, ranks: int, cores: int) -> Work:
     """What a rank has to do. Raises `UnsupportedError` as `cost` does.
@@ -71,13 +80,24 @@ def work(op: Op, algorithm: str, *, ranks: int, cores: int) -> Work:
     """
     found = cost(op, algorithm, ranks=ranks)
     rounds = max(found.rounds, 1) if ranks > 1 else 0
+    return weigh(
+        rounds=rounds,
+        written=min(found.bytes_sent, Fraction(rounds)),
+        reduced=found.reductions,
+        ranks=ranks,
+        cores=cores,
+    )
+
+
+def weigh(*, rounds: int, written: Fraction, reduced: Fraction, ranks: int, cores: int) -> Work:
+    """What so many ranks on so many cores make of rounds and bytes."""
     crowd = max(1.0, ranks / cores)
     return Work(
         calls=1.0,
         rounds=float(rounds),
         switches=float(rounds * max(0, ranks - cores)),
-        written=crowd * min(float(found.bytes_sent), rounds),
-        reduced=crowd * float(found.reductions),
+        written=crowd * float(written),
+        reduced=crowd * float(reduced),
     )
 
 
@@ -85,11 +105,7 @@ def line(
     op: Op, algorithm: str, *, ranks: int, cores: int, constants: Constants = REFERENCE
 ) -> Line:
     """Time over bytes. Raises `UnsupportedError` as `cost` does."""
-    does = work(op, algorithm, ranks=ranks, cores=cores)
-    return Line(
-        constants.call_s + does.rounds * constants.round_s + does.switches * constants.switch_s,
-        does.written * constants.byte_s + does.reduced * constants.reduced_s,
-    )
+    return work(op, algorithm, ranks=ranks, cores=cores).line(constants)
 
 
 def predict(
@@ -130,10 +146,21 @@ def fastest(
     """
     lines: dict[str, Line] = {}
     for name in sorted(names(op), key=lambda name: (name not in _SIMPLE, name)):
+        if find(op, name).for_hosts:
+            continue  # on one host there is nothing to save
         try:
             lines[name] = line(op, name, ranks=ranks, cores=cores, constants=constants)
         except UnsupportedError:
             continue
+    return envelope(lines)
+
+
+def envelope(lines: Mapping[str, Line]) -> tuple[Fastest, ...]:
+    """Which line is the lowest, by size; among equals the first.
+
+    >>> envelope({"a": Line(1.0, 2.0), "b": Line(3.0, 1.0)})
+    (Fastest(least=0, algorithm='a'), Fastest(least=3, algorithm='b'))
+    """
     current = min(lines, key=lambda name: lines[name])
     found = [Fastest(0, current)]
     while True:

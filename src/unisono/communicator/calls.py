@@ -7,6 +7,8 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from unisono import native
+from unisono.algorithms.layout import Hosts
+from unisono.algorithms.network import Demands
 from unisono.communicator.premul import PremulSum
 from unisono.communicator.reproducible import fallback, is_reproducible, refusal
 from unisono.communicator.table import Table, Verdict
@@ -16,6 +18,7 @@ from unisono.schedule import Schedule
 from unisono.types import DType, Op, ReduceOp
 
 _MOST_REMEMBERED = 4096  # calls, or, where pieces are uneven, lengths of pieces
+_FLOAT32_BYTES = 4
 _SHARED = (Op.REDUCE_SCATTER, Op.ALL_GATHER, Op.ALL_TO_ALL, Op.GATHER, Op.SCATTER)
 
 
@@ -77,7 +80,8 @@ def parse_reduction(op: str | ReduceOp | PremulSum) -> ReduceOp:
 class CallBook:
     """Calls of one communicator, prepared once for each request.
 
-    With `reproducible`, only by algorithms that fold in rank order: see `reproducible.py`.
+    `hosts` are the ranks of each host (None: all are on one). With `reproducible`, only by
+    algorithms that fold in rank order: see `reproducible.py`.
     """
 
     def __init__(
@@ -86,8 +90,10 @@ class CallBook:
         ranks: int,
         table: Table,
         *,
+        hosts: Hosts | None = None,
         reproducible: bool = False,
     ) -> None:
+        self.hosts: Hosts = hosts or (tuple(range(ranks)),)
         self._reproducible = reproducible
         self._executor = executor
         self._ranks = ranks
@@ -123,7 +129,15 @@ class CallBook:
             if self._reproducible and not is_reproducible(plan, narrow=narrow):
                 raise refusal(self._executor, op, algorithm, root, narrow=narrow)
             return Choice(plan=plan, verdict=None)
-        verdict = self.table.choose(op, nbytes, ranks=self._ranks, dtype_bytes=dtype_bytes)
+        widening = _FLOAT32_BYTES // (dtype_bytes or _FLOAT32_BYTES) if narrow else 1
+        verdict = self.table.choose(
+            op,
+            nbytes,
+            ranks=self._ranks,
+            hosts=self.hosts,
+            dtype_bytes=dtype_bytes,
+            demands=Demands(in_rank_order=self._reproducible, widening=widening),
+        )
         plan = self._chosen(op, root, verdict)
         if self._reproducible and not is_reproducible(plan, narrow=narrow):
             verdict = fallback(op)
@@ -169,6 +183,21 @@ class CallBook:
         if found is None:
             found = self._prepare(request)
             self._remember(request, found, 1 if request.even else len(request.lengths))
+        return found
+
+    def barrier(self) -> native.Prepared:
+        """The call in which all ranks meet. On several hosts each must hear of each, so they reduce
+        vectors of no length: that every contribution reaches every rank is what a barrier is."""
+        if len(self.hosts) == 1:
+            return self.call(Request(Op.BARRIER, (), DType.UINT8))
+        key = Op.BARRIER
+        found = self._remembered.get(key)
+        if found is None:
+            found = self._executor.prepare(
+                self.choose(Op.ALL_REDUCE, 0).plan,
+                Arguments(op=Op.BARRIER, dtype=DType.UINT8, count=0),
+            )
+            self._remember(key, found, 1)
         return found
 
     def telling(

@@ -93,7 +93,7 @@ class Communicator:
     @property
     def hosts(self) -> tuple[tuple[int, ...], ...]:
         """The ranks of each host."""
-        return (tuple(range(self.size)),)
+        return self._engine.book.hosts
 
     # ---- collectives in place
 
@@ -419,4 +419,4 @@ class Communicator:
         op = Op(op)
         book = self._engine.book
         choice = book.choose(op, nbytes, root if op.rooted else -1, dtype_bytes=dtype_bytes)
-        return Explanation.of(op, nbytes, self.size, choice, book.table)
+        return Explanation.of(op, nbytes, book.hosts, choice, book.table)

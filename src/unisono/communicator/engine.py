@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple, NoReturn, Protocol, TypeAlias
 
 from unisono import config, native
+from unisono.algorithms.layout import Hosts
 from unisono.communicator.arrays import Array, Staged
 from unisono.communicator.calls import CallBook, Request
 from unisono.communicator.table import Table
@@ -100,12 +101,14 @@ class Engine:
         size: int,
         settings: config.Settings,
         table: Table,
+        hosts: Hosts | None = None,
     ) -> None:
+        """`hosts` are the ranks of each host (None: all are on one)."""
         self.group = group
         self.rank = rank
         self.size = size
-        executor = NativeExecutor(group, rank, settings.stores)
-        self.book = CallBook(executor, size, table, reproducible=settings.reproducible)
+        executor = NativeExecutor(group, rank, settings.stores, hosts)
+        self.book = CallBook(executor, size, table, hosts=hosts, reproducible=settings.reproducible)
         self._inline_s = _INLINE_S if size <= native.usable_cores() else _INLINE_CROWDED_S
         self._under_way = UnderWay(group)
         # Without a reference to this engine: C++ holds it, where no collector finds a cycle.

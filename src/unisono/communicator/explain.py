@@ -6,7 +6,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from unisono import algorithms
-from unisono.algorithms.timing import predict
+from unisono.algorithms.layout import Hosts
+from unisono.algorithms.network import candidates, predict_on
 from unisono.communicator.calls import Choice
 from unisono.communicator.table import Table
 from unisono.errors import UnsupportedError
@@ -39,6 +40,7 @@ class Explanation:
     op: Op
     nbytes: int
     ranks: int
+    hosts: int
     algorithm: str
     reason: str
     block_bytes: int
@@ -48,17 +50,18 @@ class Explanation:
     runner_up: Estimate | None
 
     @classmethod
-    def of(cls, op: Op, nbytes: int, ranks: int, choice: Choice, table: Table) -> Explanation:
-        """The explanation of a choice that the table made."""
+    def of(cls, op: Op, nbytes: int, hosts: Hosts, choice: Choice, table: Table) -> Explanation:
+        """The explanation of a choice that the table made for the ranks of these hosts."""
         verdict = choice.verdict
         assert verdict is not None, "the table chose"
         name = choice.plan.name
-        estimates = {e.algorithm: e for e in _estimates(op, nbytes, ranks, name, table)}
+        estimates = {e.algorithm: e for e in _estimates(op, nbytes, hosts, name, table)}
         time = estimates.pop(name)
         return cls(
             op=op,
             nbytes=nbytes,
-            ranks=ranks,
+            ranks=sum(map(len, hosts)),
+            hosts=len(hosts),
             algorithm=name,
             reason=verdict.rule.reason or "that is what the rule says",
             block_bytes=choice.plan.block_bytes,
@@ -69,9 +72,10 @@ class Explanation:
         )
 
     def __str__(self) -> str:
+        where = f" of {self.hosts} hosts" if self.hosts > 1 else ""
         second = "none" if self.runner_up is None else self.runner_up
         return (
-            f"{self.op} of {self.nbytes} bytes on {self.ranks} ranks: {self.algorithm} "
+            f"{self.op} of {self.nbytes} bytes on {self.ranks} ranks{where}: {self.algorithm} "
             f"({self.reason}), in blocks of {self.block_bytes} bytes\n"
             f"rule: {self.rule} ({self.source})\n"
             f"time: {self.time}\n"
@@ -79,12 +83,16 @@ class Explanation:
         )
 
 
-def _estimates(op: Op, nbytes: int, ranks: int, chosen: str, table: Table) -> Iterator[Estimate]:
+def _estimates(op: Op, nbytes: int, hosts: Hosts, chosen: str, table: Table) -> Iterator[Estimate]:
     """What is known of every algorithm that can serve the call."""
-    times_s = table.times_s(op, nbytes, ranks)
-    for name in dict.fromkeys([chosen, *times_s, *algorithms.names(op)]):
+    alone = len(hosts) == 1
+    times_s = table.times_s(op, nbytes, sum(map(len, hosts))) if alone else {}
+    known = algorithms.names(op) if alone else candidates(op)
+    for name in dict.fromkeys([chosen, *times_s, *known]):
+        if alone and name not in (chosen, *times_s) and algorithms.find(op, name).for_hosts:
+            continue
         try:
-            predicted_s = predict(op, name, ranks, nbytes, cores=table.cores)
+            predicted_s = predict_on(op, name, nbytes, hosts=hosts, cores=table.cores)
         except UnsupportedError:
             continue
         yield Estimate(algorithm=name, predicted_s=predicted_s, measured_s=times_s.get(name))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import log
 
 from unisono import algorithms
@@ -45,6 +45,7 @@ class Span:
 
 
 ANY = Span()
+_ONE_HOST = Span(1, 1)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -97,7 +98,7 @@ class Rule:
 
     def __str__(self) -> str:
         limits = [
-            f"{span} {unit}"
+            f"{span} {unit.removesuffix('s') if str(span) == '1' else unit}"
             for span, unit in ((self.nbytes, "bytes"), (self.ranks, "ranks"), (self.hosts, "hosts"))
             if span != ANY
         ]
@@ -193,6 +194,7 @@ def _built_in() -> Iterator[Rule]:
             yield Rule(op=op, algorithm="direct", ranks=all_ranks, reason=straight)
 
 
-BUILT_IN = Selection(rules=tuple(_built_in()))
+BUILT_IN = Selection(rules=tuple(replace(rule, hosts=_ONE_HOST) for rule in _built_in()))
 """What measurement of up to 8 ranks on one host says: exchange everything with everybody, in one
-step while the switches between ranks cost more than the bytes, else reduce in shares."""
+step while the switches between ranks cost more than the bytes, else reduce in shares. For several
+hosts nothing is built in: the cost model knows which ranks are where."""

@@ -10,13 +10,16 @@ import json
 import logging
 import os
 import re
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache
 from typing import TypeAlias
 
-from unisono.algorithms.timing import fastest
+from unisono.algorithms.layout import Hosts
+from unisono.algorithms.network import ANYTHING, Demands, fastest_between
+from unisono.algorithms.timing import Fastest, fastest
 from unisono.communicator import selection_file
-from unisono.communicator.selection import BUILT_IN, Rule, Selection, Span
+from unisono.communicator.selection import ANY, BUILT_IN, Rule, Selection, Span
 from unisono.config import Settings
 from unisono.errors import UnsupportedError
 from unisono.types import Op
@@ -59,14 +62,31 @@ class Table:
     layers: tuple[Layer, ...] = ()
     cores: int
 
-    def choose(self, op: Op, nbytes: int, *, ranks: int, dtype_bytes: int | None = None) -> Verdict:
-        """What serves a call of `nbytes` in the caller's larger buffer."""
+    def choose(
+        self,
+        op: Op,
+        nbytes: int,
+        *,
+        ranks: int,
+        hosts: Hosts | None = None,
+        dtype_bytes: int | None = None,
+        demands: Demands = ANYTHING,
+    ) -> Verdict:
+        """What serves a call of `nbytes` in the caller's larger buffer; `hosts` are the ranks of
+        each host (None: of the only one). `demands` are for what the cost model chooses."""
+        count = 1 if hosts is None else len(hosts)
         built_in = Layer(source=BUILT_IN_SOURCE, selection=BUILT_IN)
         for layer in (*self.layers, built_in):
-            rule = layer.selection.choose(op, nbytes, ranks=ranks, dtype_bytes=dtype_bytes)
+            rule = layer.selection.choose(
+                op, nbytes, ranks=ranks, hosts=count, dtype_bytes=dtype_bytes
+            )
             if rule is not None:
                 return Verdict(rule=rule, source=layer.source)
-        rule = modelled(op, ranks, self.cores).choose(op, nbytes, ranks=ranks)
+        if hosts is None or count == 1:
+            selection = modelled(op, ranks, self.cores)
+        else:
+            selection = modelled_between(op, hosts, self.cores, demands)
+        rule = selection.choose(op, nbytes, ranks=ranks, hosts=count)
         assert rule is not None, "the cost model has a rule for every size"
         return Verdict(rule=rule, source=MODEL_SOURCE)
 
@@ -133,7 +153,25 @@ def modelled(op: Op, ranks: int, cores: int) -> Selection:
     >>> print(modelled(Op.BROADCAST, 16, 2).rules[0])
     broadcast, 16 ranks: direct
     """
-    parts = fastest(op, ranks=ranks, cores=cores)
+    reason = "the least by rounds, bytes and reductions, each times what it measured"
+    return _by_size(op, fastest(op, ranks=ranks, cores=cores), reason, ranks=ranks)
+
+
+@cache
+def modelled_between(op: Op, hosts: Hosts, cores: int, demands: Demands = ANYTHING) -> Selection:
+    """What the cost model would choose for ranks on several hosts, by size.
+
+    >>> print(modelled_between(Op.BROADCAST, ((0, 1), (2,)), 2).rules[0])
+    broadcast, up to 8000 bytes, 3 ranks, 2 hosts: leaders
+    """
+    reason = "the least by what crosses between hosts, and what is done inside them"
+    parts = fastest_between(op, hosts=hosts, cores=cores, demands=demands)
+    return _by_size(op, parts, reason, ranks=sum(map(len, hosts)), hosts=len(hosts))
+
+
+def _by_size(
+    op: Op, parts: Sequence[Fastest], reason: str, *, ranks: int, hosts: int | None = None
+) -> Selection:
     ends = [part.least - 1 for part in parts[1:]]
     return Selection(
         rules=tuple(
@@ -142,7 +180,8 @@ def modelled(op: Op, ranks: int, cores: int) -> Selection:
                 algorithm=part.algorithm,
                 nbytes=Span(part.least, most),
                 ranks=Span(ranks, ranks),
-                reason="the least by rounds, bytes and reductions, each times what it measured",
+                hosts=ANY if hosts is None else Span(hosts, hosts),
+                reason=reason,
             )
             for part, most in zip(parts, [*ends, None], strict=True)
         )

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from unisono import algorithms, native
+from unisono.algorithms.layout import Hosts
 from unisono.errors import UnsupportedError
 from unisono.schedule import Plan, Schedule, check, coarsen, lower_rank, to_json
 from unisono.types import DType, Op, ReduceOp, StorePolicy
@@ -89,8 +90,16 @@ class Arguments:
 class NativeExecutor:
     """Loads algorithms as plans of one rank of a group, and binds arguments to them."""
 
-    def __init__(self, group: native.Group, rank: int, stores: StorePolicy) -> None:
+    def __init__(
+        self,
+        group: native.Group,
+        rank: int,
+        stores: StorePolicy,
+        hosts: Hosts | None = None,
+    ) -> None:
+        """`hosts` are the ranks of each host (None: all are on one)."""
         self._group = group
+        self._hosts = hosts
         self._rank = rank
         self._stores = stores
         self._plans: dict[tuple[Op, str, int, int | None], LoadedPlan] = {}
@@ -134,7 +143,9 @@ class NativeExecutor:
         ranks = self._group.ranks
         schedule = self._adopted.get(algorithm)
         if schedule is None:
-            schedule = algorithms.build(op, algorithm, ranks=ranks, root=max(root, 0))
+            schedule = algorithms.build(
+                op, algorithm, ranks=ranks, root=max(root, 0), hosts=self._hosts
+            )
             block_bytes = block_bytes or algorithms.block_bytes(op, algorithm)
         else:
             _check_fit(schedule, op, ranks, root)

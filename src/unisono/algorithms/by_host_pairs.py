@@ -1,0 +1,66 @@
+"""For ranks on several hosts, any number on each: for each pair of hosts, two ranks that speak.
+
+n is the number of ranks, H that of hosts, L_h and L the ranks of host h and of the largest, N the
+bytes of the whole vector; bytes are those the busiest rank sends at most.
+"""
+
+from __future__ import annotations
+
+from fractions import Fraction
+
+import numpy as np
+
+from unisono.algorithms.cost import Cost
+from unisono.algorithms.layout import Hosts, Layout
+from unisono.algorithms.registry import algorithm
+from unisono.schedule import Builder, Collective, Schedule
+from unisono.types import Op
+
+
+def _all_to_all_cost(ranks: int, *, hosts: Hosts | None = None) -> Cost:
+    layout = Layout.of(ranks, hosts)
+    others, most = len(layout.hosts) - 1, max(layout.sizes)
+    # A rank sends its own pieces, and of those of its host what it speaks for, both ways.
+    spoken = max(-(-others // size) * size for size in layout.sizes) * most
+    inside = layout.shared * (2 if others else 1)
+    return Cost(rounds=min(others, 1) + inside, bytes_sent=1 + Fraction(2 * spoken, ranks))
+
+
+@algorithm(Op.ALL_TO_ALL, "by_host", cost=_all_to_all_cost, exact=False)
+def all_to_all(ranks: int, *, hosts: Hosts | None = None) -> Schedule:
+    """All for a host goes there in one message, from the rank that speaks with it; the ranks of a
+    host share the hosts they speak with. Pieces must have one length.
+
+    Rounds: 1 between hosts, and 2 inside. Bytes: about N, twice what a rank speaks for, and its
+    own pieces; per host L_h(n - L_h)/n x N, which must cross. Source: Jackson and Booth, "Planned
+    AlltoAllv: a clustered approach" (2004), with more than one speaker.
+    """
+    layout = Layout.of(ranks, hosts)
+    b = Builder(Collective(op=Op.ALL_TO_ALL, ranks=ranks), "by_host")
+    count = len(layout.hosts)
+    bundles = []  # (speaker here, speaker there, sources, destinations) of each piece
+    for here, there in ((h, g) for h in range(count) for g in range(count)):
+        src = np.repeat(layout.hosts[here], len(layout.hosts[there]))
+        dst = np.tile(layout.hosts[there], len(layout.hosts[here]))
+        if here == there:
+            src, dst = src[src != dst], dst[src != dst]
+            b.copy(src, src * ranks + dst, dst)
+        else:
+            bundles.append((_speaker(layout, here, there), _speaker(layout, there, here), src, dst))
+    for mine, _, src, dst in bundles:
+        away = src != mine
+        b.copy(src[away], (src * ranks + dst)[away], mine)
+    b.round += layout.shared
+    for mine, theirs, src, dst in bundles:
+        b.copy(mine, src * ranks + dst, theirs)
+    b.next_round()
+    for _, theirs, src, dst in bundles:
+        away = dst != theirs
+        b.copy(theirs, (src * ranks + dst)[away], dst[away])
+    return b.build()
+
+
+def _speaker(layout: Layout, here: int, there: int) -> int:
+    """The rank of one host that speaks with another."""
+    ranks = layout.hosts[here]
+    return ranks[(there - (there > here)) % len(ranks)]

@@ -1,0 +1,124 @@
+"""Prefix reductions of ranks on several hosts, in one exchange between hosts.
+
+Each host tells each other its prefixes: the reductions over its ranks below some rank. A host whose
+ranks lie next to each other tells but one of them, its total. n is the number of ranks, H that of
+hosts, L that of the ranks of the largest, N the bytes of the whole vector; bytes are those the
+busiest rank sends at most.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections.abc import Iterator
+from fractions import Fraction
+
+import numpy as np
+
+from unisono.algorithms.cost import Cost
+from unisono.algorithms.layout import Hosts, Layout
+from unisono.algorithms.registry import algorithm
+from unisono.schedule import Builder, Collective, Schedule
+from unisono.types import Op
+
+
+def _cost(ranks: int, *, hosts: Hosts | None = None) -> Cost:
+    layout = Layout.of(ranks, hosts)
+    others, most = len(layout.hosts) - 1, max(layout.sizes)
+    # To all ranks above on the own host; to one rank of each other, which tells it to the others.
+    inside = (most - 1) * (2 if others else 1)
+    return Cost(
+        rounds=min(others, 1) * (1 + layout.shared) + layout.shared,
+        bytes_sent=Fraction(inside + others + (most - 1) * others),
+        reductions=Fraction(most - 1 + others),
+    )
+
+
+def _exscan_cost(ranks: int, *, hosts: Hosts | None = None) -> Cost:
+    layout = Layout.of(ranks, hosts)
+    found = _cost(ranks, hosts=hosts)
+    return Cost(
+        rounds=layout.shared + 1 + (len(layout.hosts) > 1),
+        bytes_sent=found.bytes_sent + 1,
+        reductions=found.reductions,
+    )
+
+
+@algorithm(Op.SCAN, "by_host", cost=_cost, exact=False)
+def scan(ranks: int, *, hosts: Hosts | None = None) -> Schedule:
+    """Scan inside each host; tell prefixes to other hosts; add to each rank's those below it.
+
+    Rounds: 1 between hosts, and 2 inside. Bytes: (H+1)(L-1) x N + (H-1) x N. Reductions:
+    (L-1) x N + (H-1) x N. Source: Sanders and Träff, "Parallel prefix (scan) algorithms for MPI"
+    (2006), on hosts, here for any order of ranks.
+    """
+    return _Scan(Op.SCAN, Layout.of(ranks, hosts)).build()
+
+
+@algorithm(Op.EXSCAN, "by_host", cost=_exscan_cost, exact=False)
+def exscan(ranks: int, *, hosts: Hosts | None = None) -> Schedule:
+    """As scan, but a rank starts with the prefix of the rank below it on its host.
+
+    Rounds: 1 between hosts, and 2 inside. Bytes: about (H+1)(L-1) x N + H x N. Reductions:
+    (L-1) x N + (H-1) x N. Source: Sanders and Träff (2006), as for scan.
+    """
+    return _Scan(Op.EXSCAN, Layout.of(ranks, hosts)).build()
+
+
+class _Scan:
+    """Location 0 of a rank is its vector; location 1 + h a prefix of host h, told to it first."""
+
+    def __init__(self, op: Op, layout: Layout) -> None:
+        collective = Collective(op=op, ranks=layout.ranks)
+        self.exclusive = op is Op.EXSCAN
+        self.layout = layout
+        self.builder = Builder(collective, "by_host", scratch=len(layout.hosts))
+        self.begun: set[int] = set()
+        """Ranks whose vector is a prefix already, and no longer their own contribution."""
+
+    def build(self) -> Schedule:
+        """The schedule."""
+        b = self.builder
+        for host in self.layout.hosts:
+            ranks = np.array(host)
+            below, above = np.triu_indices(len(ranks), k=1)
+            b.reduce(ranks[below], 0, ranks[above])
+        b.round += self.layout.shared
+        if self.exclusive:
+            for host in self.layout.hosts:
+                ranks = np.array(host)
+                b.copy(ranks[:-1], 0, ranks[1:])
+                self.begun.update(host[1:])
+        adds = list(self._tell())
+        b.next_round()
+        for holder, location, rank in adds:
+            b.reduce(holder, location, rank, 0)
+        return b.build()
+
+    def _tell(self) -> Iterator[tuple[int, int, int]]:
+        """Tells prefixes; yields (rank that knows it, where, rank that needs it too)."""
+        hosts = self.layout.hosts
+        for here, host in enumerate(hosts):
+            for other, ranks in enumerate(hosts):
+                if other == here:
+                    continue
+                needed: dict[int, list[int]] = {}
+                for rank in host:
+                    needed.setdefault(bisect_left(ranks, rank), []).append(rank)
+                needed.pop(0, None)  # none of the other host is below
+                for below, by in needed.items():
+                    location = self._bring(ranks[below - 1], by, 1 + other)
+                    first = by if location > 0 else by[1:]
+                    yield from ((by[0], location, rank) for rank in first)
+
+    def _bring(self, src: int, by: list[int], spare: int) -> int:
+        """Tells a prefix to the first rank that needs it; returns where it is kept for the rest."""
+        b, first = self.builder, by[0]
+        if not self.exclusive and len(by) == 1:
+            b.reduce(src, 0, first)
+            return 0
+        location = spare
+        if self.exclusive and first not in self.begun:
+            self.begun.add(first)
+            location = 0
+        b.copy(src, 0, first, location)
+        return location
