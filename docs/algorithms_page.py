@@ -35,7 +35,8 @@ algorithm=...)` and the command line:
 | `direct:block_bytes=65536` | any algorithm, staged in blocks of so many bytes of the message |
 | `reduce_broadcast:reduce=chain,broadcast=direct` | an algorithm for each phase |
 | `level0:mesh@4;level1:ring@2` | an algorithm for each level, innermost first, with its ranks |
-| `level0:mesh;level1:H-D_R` | HCCL's syntax and names; sizes as told to `build`, else near-square |
+| `level0:mesh;level1:H-D_R` | HCCL's syntax and names; sizes as told, or of the hosts, or equal |
+| `by_host`, `leaders`, `rank_order` | for ranks on hosts like `hosts=((0, 1), (2,))` |
 """
 
 

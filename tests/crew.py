@@ -12,6 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from unisono import algorithms, config, native
+from unisono.algorithms.layout import Hosts
 from unisono.errors import UnisonoError
 from unisono.runtime import reference
 from unisono.runtime.fold import PAIRS
@@ -29,11 +30,12 @@ TIMEOUT_S = 20.0
 class Crew:
     """Native executors of all ranks of a group, each driven by a thread of its own."""
 
-    def __init__(self, ranks: int, staging_bytes: int) -> None:
+    def __init__(self, ranks: int, staging_bytes: int, hosts: Hosts | None = None) -> None:
         self.ranks = ranks
+        self.hosts = hosts
         self.groups = self.make_groups(staging_bytes)
         self.executors = [
-            NativeExecutor(group, rank, stores=config.settings({}).stores)
+            NativeExecutor(group, rank, config.settings({}).stores, hosts)
             for rank, group in enumerate(self.groups)
         ]
         self.pool = concurrent.futures.ThreadPoolExecutor(ranks)
@@ -179,7 +181,7 @@ def compare(
     lead: int = 0,
 ) -> None:
     """Runs both executors on the same bytes."""
-    schedule = algorithms.build(op, name, ranks=crew.ranks, root=root)
+    schedule = algorithms.build(op, name, ranks=crew.ranks, root=root, hosts=crew.hosts)
     collective = schedule.collective
     inputs, outputs = buffers(collective, counts, dtype, seed, offset)
     if in_place:

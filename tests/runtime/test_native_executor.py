@@ -103,6 +103,17 @@ def test_a_plan_is_loaded_once(crews: Callable[[int, int], Crew]) -> None:
         executor.plan(Op.ALL_REDUCE, "none", -1)
 
 
+def test_plans_are_for_the_hosts_that_the_executor_is_told() -> None:
+    crew = Crew(5, 1 << 20, hosts=((0, 3), (1,), (2, 4)))
+    try:
+        for op in Op:
+            for name in algorithms.names(op):
+                if op is not Op.BARRIER and algorithms.find(op, name).for_hosts:
+                    compare(crew, op, name, [1003] * 5, root=3)
+    finally:
+        crew.close()
+
+
 def test_nonsense_never_reaches_the_memory(crews: Callable[[int, int], Crew]) -> None:
     crew = crews(1, 1 << 20)
     plan = crew.plans(Op.ALL_REDUCE, "direct", -1, None)[0]
@@ -122,3 +133,14 @@ def test_nonsense_never_reaches_the_memory(crews: Callable[[int, int], Crew]) ->
     ):  # fmt: skip
         with pytest.raises(UnisonoError, match="plan"):
             native.Plan(**{**whole, **wrong})
+
+
+def test_plans_are_for_the_hosts_that_the_executor_is_told() -> None:
+    crew = Crew(5, 1 << 20, hosts=((0, 3), (1,), (2, 4)))
+    try:
+        for op in Op:
+            for name in algorithms.names(op):
+                if op is not Op.BARRIER and algorithms.find(op, name).for_hosts:
+                    compare(crew, op, name, [1003] * 5, root=3)
+    finally:
+        crew.close()

@@ -16,11 +16,11 @@ from hypothesis import strategies as st
 
 from crew import Crew, compare
 from unisono import algorithms, native
+from unisono.algorithms.layout import Hosts
 from unisono.types import DType, Op, ReduceOp
 
 EVERY = [(op, name) for op in Op for name in algorithms.names(op) if op is not Op.BARRIER]
 DEPTH, AREA_BYTES = 4, 1 << 18
-Hosts = tuple[tuple[int, ...], ...]
 
 
 def connected() -> tuple[int, int]:
@@ -37,13 +37,14 @@ class SpanningCrew(Crew):
     """Ranks on several hosts, with `streams` connections between each two of different hosts."""
 
     def __init__(self, hosts: Hosts, streams: int = 1) -> None:
-        self.hosts, self.streams = hosts, streams
-        super().__init__(sum(len(here) for here in hosts), 0)
+        self.streams = streams
+        self.layout = hosts
+        super().__init__(sum(len(here) for here in hosts), 0, hosts)
 
     def make_groups(self, staging_bytes: int) -> list[native.Group]:
         found: dict[int, native.Group] = {}
-        host = {rank: here for here in self.hosts for rank in here}
-        for here in self.hosts:
+        host = {rank: here for here in self.layout for rank in here}
+        for here in self.layout:
             nonce = secrets.token_bytes(16)
             fd = native.create_segment_of(len(here), DEPTH, AREA_BYTES, nonce)
             for rank in here:

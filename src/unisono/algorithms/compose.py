@@ -53,7 +53,6 @@ class Composer:
         ranks at once, give both one more axis in front.
         """
         parts = part.collective.parts
-        assert part.scratch == 0, "our algorithms need no scratch"
         assert self.unit % parts == 0, "the unit is a multiple of the parts"
         width = self.unit // parts
         t = part.columns
@@ -63,6 +62,7 @@ class Composer:
         shared = shared.reshape(copies, -1, shared.shape[-1])
         cuts = np.arange(parts)[:, None] * width
         places = (shared[:, :, None] * self.unit + cuts).reshape(copies, -1, shared.shape[-1])
+        places = np.concatenate((places, self._scratch(part.scratch, places, width)), axis=1)
 
         row, src, dst, count = _placed(t, places, width)
         line, at = np.divmod(row, max(1, len(t)))
@@ -72,6 +72,14 @@ class Composer:
             Columns.of(round_, ends[0], src, ends[1], dst, count, t.reduce[at], channels)
         )
         return start + part.num_rounds
+
+    def _scratch(self, locations: int, places: Numbers, width: int) -> Numbers:
+        """Places for the locations of a part's scratch: each as large as a piece."""
+        lines, _, shares = places.shape
+        base = self.builder.collective.num_chunks + self.builder.scratch
+        self.builder.scratch += locations * shares * width
+        taken = base + np.arange(locations * shares).reshape(1, locations, shares) * width
+        return taken.repeat(lines, axis=0)
 
     def build(self) -> Schedule:
         """The composition."""

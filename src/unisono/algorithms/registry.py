@@ -157,7 +157,7 @@ def build(
     >>> unisono.algorithms.build("all_gather", "level0:mesh@4;level1:ring@2", ranks=8).num_rounds
     2
     >>> unisono.algorithms.build("broadcast", "leaders", ranks=3, hosts=((0, 2), (1,))).num_rounds
-    1
+    2
     """
     op = _operation(op)
     found, arguments = _resolve(op, name, ranks, levels, hosts)

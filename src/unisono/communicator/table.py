@@ -161,8 +161,9 @@ def modelled(op: Op, ranks: int, cores: int) -> Selection:
 def modelled_between(op: Op, hosts: Hosts, cores: int, demands: Demands = ANYTHING) -> Selection:
     """What the cost model would choose for ranks on several hosts, by size.
 
-    >>> print(modelled_between(Op.BROADCAST, ((0, 1), (2,)), 2).rules[0])
-    broadcast, up to 8000 bytes, 3 ranks, 2 hosts: leaders
+    >>> hosts = ((0,), (1,), (2,), (3,))
+    >>> [rule.algorithm for rule in modelled_between(Op.ALL_REDUCE, hosts, 2).rules]
+    ['leaders', 'by_host']
     """
     reason = "the least by what crosses between hosts, and what is done inside them"
     parts = fastest_between(op, hosts=hosts, cores=cores, demands=demands)
