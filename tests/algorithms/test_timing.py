@@ -47,7 +47,9 @@ def test_the_fastest_is_the_least_of_all_predictions(
     times = {
         other: predict(op, other, ranks, nbytes, cores=cores, constants=chosen)
         for other in served(op, ranks)
+        if not algorithms.find(op, other).for_hosts  # never chosen where all are on one
     }
+    assert name in times
     # One byte of rounding at the borders.
     assert times[name] <= min(times.values()) + chosen.byte_s * 100 * ranks
 
