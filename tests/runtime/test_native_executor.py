@@ -133,14 +133,3 @@ def test_nonsense_never_reaches_the_memory(crews: Callable[[int, int], Crew]) ->
     ):  # fmt: skip
         with pytest.raises(UnisonoError, match="plan"):
             native.Plan(**{**whole, **wrong})
-
-
-def test_plans_are_for_the_hosts_that_the_executor_is_told() -> None:
-    crew = Crew(5, 1 << 20, hosts=((0, 3), (1,), (2, 4)))
-    try:
-        for op in Op:
-            for name in algorithms.names(op):
-                if op is not Op.BARRIER and algorithms.find(op, name).for_hosts:
-                    compare(crew, op, name, [1003] * 5, root=3)
-    finally:
-        crew.close()

@@ -202,7 +202,7 @@ def detoured(data: st.DataObject, schedule: Schedule) -> Schedule:
             scratch += t.count
         transfers.append(later)
     transfers.sort(key=lambda t: t.round)
-    return replace(schedule, transfers=transfers, scratch=scratch - schedule.num_locations)
+    return replace(schedule, transfers=transfers, scratch=scratch - schedule.collective.num_chunks)
 
 
 @given(data=st.data())

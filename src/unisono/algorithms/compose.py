@@ -41,7 +41,7 @@ class Composer:
         self,
         part: Schedule,
         ranks: ArrayLike,
-        shares: ArrayLike,
+        shares: ArrayLike | Sequence[Sequence[int]],
         *,
         start: int = 0,
         channel: int = 0,
@@ -49,15 +49,15 @@ class Composer:
         """Put in `part` from round `start` on; returns the round after it.
 
         Its rank r is `ranks[r]`; its piece p (its whole vector, if it has no pieces) is the shares
-        `shares[p]`, on all ranks, as many for each piece. To put it in several times, on different
-        ranks at once, give both one more axis in front.
+        `shares[p]`, on all ranks. To put it in several times, on different ranks at once, give both
+        one more axis in front; then each piece has as many shares.
         """
         parts = part.collective.parts
         assert self.unit % parts == 0, "the unit is a multiple of the parts"
         width = self.unit // parts
         t = part.columns
         members = np.asarray(ranks, np.int64).reshape(-1, part.collective.ranks)
-        shared = np.asarray(shares, np.int64)
+        shared = _rectangle(shares)
         copies = len(members)
         shared = shared.reshape(copies, -1, shared.shape[-1])
         cuts = np.arange(parts)[:, None] * width
@@ -195,11 +195,21 @@ def _pieces(op: Op, order: Sequence[int]) -> list[int]:
     return list(order)
 
 
+def _rectangle(shares: ArrayLike | Sequence[Sequence[int]]) -> Numbers:
+    """The shares of each piece as an array: -1 where a piece has fewer than another."""
+    lengths = {len(piece) for piece in shares} if isinstance(shares, list) else set()
+    if len(lengths) < 2 and 0 not in lengths:
+        return np.asarray(shares, np.int64)
+    rows: Sequence[Sequence[int]] = shares  # type: ignore[assignment]
+    most = max(1, *lengths)
+    return np.array([[*row, *[-1] * (most - len(row))] for row in rows], np.int64)
+
+
 def _placed(t: Columns, places: Numbers, width: int) -> tuple[Numbers, Numbers, Numbers, Numbers]:
     """The moves of transfers between places of `width` chunks: of which transfer they are, counted
     on from line to line, from where, to where, and how many chunks; those that join up as one.
 
-    A chunk stands for `places[line, chunk]`, an array of places.
+    A chunk stands for `places[line, chunk]`, an array of places; those below 0 are none.
     """
     lines, _, shares = places.shape
     count = t.count.astype(np.int64)
@@ -208,6 +218,8 @@ def _placed(t: Columns, places: Numbers, width: int) -> tuple[Numbers, Numbers, 
     row = (np.arange(lines)[:, None] * len(t) + of).repeat(shares)
     src = places[:, t.src_chunk[of] + offset].ravel()
     dst = places[:, t.dst_chunk[of] + offset].ravel()
+    row, src, dst = row[src >= 0], src[src >= 0], dst[src >= 0]
+    assert len(src) == 0 or dst.min() >= 0, "what moves has as many shares where it goes"
     order = (row * (int(src.max(initial=0)) + 1) + src).argsort(kind="stable")
     row, src, dst = row[order], src[order], dst[order]
     new = np.ones(len(row), np.bool_)

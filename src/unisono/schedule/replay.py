@@ -116,8 +116,10 @@ class _Replay:
 
     def _advance(self, rank: _Rank) -> bool:
         if not rank.entered:
+            rank.block = rank.step
             if rank.step < self.blocks and not self._enter(rank):
                 return False
+            rank.memory[rank.block] = dict(rank.inputs)
             rank.entered = True
         row = rank.rows[rank.pc]
         rank.block = rank.step - self.lead + self.leads[row[5]]
@@ -142,13 +144,11 @@ class _Replay:
 
     def _enter(self, rank: _Rank) -> bool:
         """A block reuses the slots of `depth` blocks ago, which everyone must have finished."""
-        rank.block = rank.step
-        rank.memory[rank.block] = dict(rank.inputs)
-        if rank.plan.num_slots == 0:
+        if rank.plan.num_slots == 0 or rank.block < self.depth:
             return True
         need = (rank.block - self.depth + self.lead + 1) * self.stages
         others = [r.plan.rank for r in self.ranks if r is not rank]
-        return need <= 0 or all(self._join(rank, peer, need) for peer in others)
+        return all(self._join(rank, peer, need) for peer in others)
 
     def _join(self, rank: _Rank, peer: int, need: int) -> bool:
         """Learn what the peer knew at its first post of at least `need`."""
