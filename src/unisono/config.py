@@ -13,7 +13,7 @@ import re
 import socket
 import struct
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from unisono.errors import RendezvousError, UnsupportedError
@@ -21,6 +21,7 @@ from unisono.types import StorePolicy
 
 DEFAULT_TIMEOUT_S = 300.0
 DEFAULT_STAGING_BYTES = 16 << 20
+DEFAULT_PEER_TIMEOUT_S = 2.5
 
 _CREDENTIALS = struct.Struct("3i")  # pid, uid, gid
 
@@ -48,6 +49,14 @@ class Settings:
     """Algorithms by operation, such as all_reduce=ring;broadcast=chain."""
     tuned: str = ""
     """Where a selection tuned for this machine is, if there is one."""
+    job_secret: str | None = field(default=None, repr=False)
+    job_secret_file: str | None = None
+    ports: range | None = None
+    """Where to listen for other hosts. None: any port."""
+    peer_timeout_s: float = DEFAULT_PEER_TIMEOUT_S
+    """How long another host may be silent."""
+    streams: int = 1
+    """Connections to each peer of another host, over each rail."""
 
     def __post_init__(self) -> None:
         if not self.timeout_s > 0:
@@ -56,6 +65,12 @@ class Settings:
             raise ValueError(
                 f"UNISONO_STAGING_BYTES must be from 64 KiB to 16 GiB, not {self.staging_bytes}"
             )
+        if not 1 <= self.peer_timeout_s <= 3600:
+            raise ValueError(
+                f"UNISONO_PEER_TIMEOUT_S must be from 1 to 3600, not {self.peer_timeout_s}"
+            )
+        if not 1 <= self.streams <= 64:
+            raise ValueError(f"UNISONO_STREAMS must be from 1 to 64, not {self.streams}")
 
 
 def settings(environ: Mapping[str, str] = os.environ) -> Settings:
@@ -75,6 +90,11 @@ def settings(environ: Mapping[str, str] = os.environ) -> Settings:
         selection=environ.get("UNISONO_SELECTION", ""),
         algorithm=environ.get("UNISONO_ALGORITHM", ""),
         tuned=tuned_path(environ),
+        job_secret=environ.get("UNISONO_JOB_SECRET"),
+        job_secret_file=environ.get("UNISONO_JOB_SECRET_FILE"),
+        ports=_ports(environ),
+        peer_timeout_s=_seconds(environ, "UNISONO_PEER_TIMEOUT_S", DEFAULT_PEER_TIMEOUT_S),
+        streams=_number(environ, "UNISONO_STREAMS", 1),
     )
 
 
@@ -267,6 +287,19 @@ def _seconds(environ: Mapping[str, str], name: str, default: float) -> float:
         return float(environ[name])
     except ValueError:
         raise ValueError(f"{name} must be a number of seconds, not {environ[name]!r}") from None
+
+
+def _ports(environ: Mapping[str, str]) -> range | None:
+    """The ports of UNISONO_PORTS, such as 20000-20100, both ends included."""
+    if "UNISONO_PORTS" not in environ:
+        return None
+    given = environ["UNISONO_PORTS"]
+    found = re.fullmatch(r"\s*(\d{1,5})\s*(?:-\s*(\d{1,5})\s*)?", given)
+    if found is not None:
+        first, last = int(found[1]), int(found[2] or found[1])
+        if 1 <= first <= last <= 65535:
+            return range(first, last + 1)
+    raise ValueError(f"UNISONO_PORTS must be such as 20000-20100, not {given!r}")
 
 
 def _switch(environ: Mapping[str, str], name: str) -> bool:

@@ -1,0 +1,1 @@
+"""Who may connect, and the connections between hosts themselves."""
