@@ -70,6 +70,11 @@ class Handshake:
             raise AuthenticationError("the other end has not proved itself yet")
         return self._key
 
+    @property
+    def greeted(self) -> bool:
+        """Whether the other end has greeted as a rank does; a dialer has sent its proof then."""
+        return bool(self._peer_nonce)
+
     def take(self, message: bytes) -> bytes:
         """Takes the next message, of `wanted_bytes`; returns what to send, maybe nothing."""
         if self._key or len(message) != self.wanted_bytes:

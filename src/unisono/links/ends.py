@@ -1,0 +1,57 @@
+"""What the links need of those above: the native end of a group, and where the ranks are."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import IntEnum
+from typing import Protocol
+
+from unisono.links.sockets import Address
+
+FAILED_EVENT = 1
+ANXIOUS_EVENT = 2
+
+
+class Fault(IntEnum):
+    """Some of the faults of `csrc/error.h`."""
+
+    PEER_LOST = 1
+    SYSTEM = 6
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Contact:
+    """Where a rank is: the number of its host, and an address for each of its rails."""
+
+    rank: int
+    host: int
+    addresses: tuple[Address, ...]
+
+
+class GroupEnd(Protocol):
+    """This rank's end of a group. Called by the links' thread only; ranks are the group's."""
+
+    def attach(self, peer: int, kind: int, stream: int, streams: int, fd: int) -> None:
+        """Takes a proved, non-blocking connection, and owns the descriptor from here."""
+
+    def peer_left(self, peer: int) -> None:
+        """A peer closed the group in good order."""
+
+    def fail(self, fault: int, text: str) -> None:
+        """Records a failure, unless there is one already, and wakes everybody of this host."""
+
+    def failure(self) -> tuple[int, str] | None:
+        """The failure that is recorded."""
+
+    def called(self) -> bytes:
+        """What this rank called last: 40 bytes that mean something to its peers only."""
+
+    def heard(self, peer: int, called: bytes) -> None:
+        """What a peer called last."""
+
+    def events_fd(self) -> int:
+        """A descriptor that is readable when `take_events` has something to say."""
+
+    def take_events(self) -> int:
+        """Bits, each told once: `FAILED_EVENT`, the group failed here; `ANXIOUS_EVENT`, somebody
+        here waits for other hosts for a while already."""

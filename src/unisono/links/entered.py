@@ -1,0 +1,204 @@
+"""A group that this rank has entered: its connections, and what its ranks tell each other of it."""
+
+from __future__ import annotations
+
+import os
+import socket
+import time
+from collections.abc import Iterable, Sequence
+from functools import partial
+
+from unisono.links.dialing import Dial, Failed
+from unisono.links.ends import ANXIOUS_EVENT, FAILED_EVENT, Fault, GroupEnd
+from unisono.links.introduction import Introduction, Kind
+from unisono.links.looks import EACH_S
+from unisono.links.loop import READ, Alarm
+from unisono.links.messages import (
+    CALLED_BYTES,
+    Message,
+    Say,
+    failed_body,
+    looked_bodies,
+    read_failed,
+    read_looked,
+)
+from unisono.links.place import Place
+from unisono.links.sockets import prepare
+
+_BETTER_NEWS_S = 0.2  # a dial may fail before the star says what happened to the peer
+
+
+class Entered:
+    """One group. `members` are ranks of the world, in the group's order; `me` is this rank's
+    place among them. All methods are for the loop's thread."""
+
+    def __init__(
+        self, place: Place, tag: bytes, members: Sequence[int], me: int, group: GroupEnd
+    ) -> None:
+        self.tag = tag
+        self._place, self._me, self._group = place, me, group
+        self._members = tuple(members)
+        self._peers = {rank: peer for peer, rank in enumerate(members)}
+        self._reached: set[tuple[int, int]] = set()  # peer, kind
+        self._attached: dict[tuple[int, int], set[int]] = {}  # streams, by peer and kind
+        self._awaited: set[tuple[int, int]] = set()
+        self._dials: list[Dial] = []
+        self._left: set[int] = set()
+        self._failed = False
+        self._looked_at = float("-inf")
+        self._look_alarm: Alarm | None = None
+        self._events = group.events_fd()
+        place.loop.watch(self._events, READ, self._take_events)
+
+    def leave(self) -> None:
+        """Tells the others, and lets go of the native end."""
+        self._place.loop.unwatch(self._events)
+        for dial in self._dials:
+            dial.cancel()
+        if self._look_alarm is not None:
+            self._look_alarm.cancel()
+        self._failed = True  # nothing is told to the native end any more
+        self._tell(Say.LEFT, self._members)
+
+    # ---- connections
+
+    def reach(self, peers: Iterable[int], kind: int) -> None:
+        """Dials lower peers, awaits higher ones; each once for a kind of connection."""
+        for peer in peers:
+            if peer == self._me or (peer, kind) in self._reached:
+                continue
+            self._reached.add((peer, kind))
+            if peer > self._me:
+                if (peer, kind) not in self._attached:
+                    self._awaited.add((peer, kind))
+            elif peer not in self._left and not self._failed:
+                self._dial(peer, Kind(kind))
+
+    def take(self, sock: socket.socket, said: Introduction) -> str:
+        """Takes a connection of a higher peer; returns why not, or nothing."""
+        peer = self._peers.get(said.rank)
+        if peer is None or peer <= self._me:
+            return f"rank {said.rank} has no reason to dial for this group"
+        have = self._attached.setdefault((peer, said.kind), set())
+        if said.stream in have:
+            return f"rank {said.rank} dialed twice for stream {said.stream}"
+        self._awaited.discard((peer, said.kind))
+        have.add(said.stream)
+        self._attach(peer, said, sock)
+        return ""
+
+    def starved(self, why: str) -> None:
+        """Nobody can be accepted for long: fails if somebody is awaited."""
+        if self._awaited:
+            ranks = sorted({self._members[peer] for peer, _ in self._awaited})
+            self.fail(
+                Fault.SYSTEM, f"rank {self._place.terms.rank} cannot let in ranks {ranks}: {why}"
+            )
+
+    def _dial(self, peer: int, kind: Kind) -> None:
+        to = self._members[peer]
+        rails = self._place.rails(to)
+        streams = self._place.terms.streams * rails
+        for stream in range(streams):
+            said = Introduction(
+                kind=kind,
+                rank=self._place.terms.rank,
+                pid=os.getpid(),
+                tag=self.tag,
+                stream=stream,
+                streams=streams,
+            )
+            dial = self._place.dial(
+                to,
+                stream % rails,
+                said,
+                host_s=self._place.terms.peer_timeout_s,
+                opened=partial(self._attach, peer, said),
+                failed=partial(self._dial_failed, peer),
+            )
+            self._dials.append(dial)
+
+    def _attach(self, peer: int, said: Introduction, sock: socket.socket) -> None:
+        prepare(sock, self._place.terms.peer_timeout_s)
+        self._group.attach(peer, int(said.kind), said.stream, said.streams, sock.detach())
+
+    def _dial_failed(self, peer: int, failed: Failed) -> None:
+        def fail() -> None:
+            if peer not in self._left:
+                fault = Fault.SYSTEM if failed.here else Fault.PEER_LOST
+                self.fail(fault, f"no connection to {failed.text}")
+
+        self._place.loop.later(_BETTER_NEWS_S, fail)
+
+    # ---- news
+
+    def fail(self, fault: int, text: str) -> None:
+        """A failure that was found here: recorded, and told to all."""
+        if not self._failed:
+            self._group.fail(fault, text)
+            self._tell_failure()
+
+    def gone(self, rank: int, text: str) -> None:
+        """A rank of the world is lost. All hear of that from rank 0, so it is not told again."""
+        peer = self._peers.get(rank)
+        if peer is not None and peer not in self._left and not self._failed:
+            self._failed = True
+            self._group.fail(Fault.PEER_LOST, text)
+
+    def hear(self, message: Message) -> None:
+        """A message about this group. Raises `ValueError` for one that makes no sense."""
+        match message.say:
+            case Say.LEFT:
+                peer = self._peers.get(message.origin)
+                if peer is not None and peer not in self._left:
+                    self._left.add(peer)
+                    self._group.peer_left(peer)
+            case Say.FAILED:
+                fault, text = read_failed(message.body)
+                if not self._failed:
+                    self._failed = True
+                    self._group.fail(fault, text)
+            case Say.LOOK:
+                (body,) = looked_bodies([(self._place.terms.rank, self._called())])
+                self._tell(Say.LOOKED, (), body)
+            case Say.LOOKED:
+                for rank, called in read_looked(message.body):
+                    if rank in self._peers and self._place.is_remote(rank):
+                        self._group.heard(self._peers[rank], called)
+            case _:
+                raise ValueError(f"a message of kind {message.say} about a group")
+
+    def _take_events(self) -> None:
+        events = self._group.take_events()
+        if events & FAILED_EVENT and not self._failed:
+            self._tell_failure()
+        if events & ANXIOUS_EVENT:
+            self._look()
+
+    def _tell_failure(self) -> None:
+        failure = self._group.failure()
+        if failure is not None:
+            self._failed = True
+            self._tell(Say.FAILED, self._members, failed_body(*failure))
+
+    def _look(self) -> None:
+        """Asks all what they called, at most twice a second."""
+        wait_s = self._looked_at + EACH_S - time.monotonic()
+        if wait_s > 0:
+            if self._look_alarm is None or self._look_alarm.cancelled:
+                self._look_alarm = self._place.loop.later(wait_s, self._look)
+            return
+        if self._look_alarm is not None:
+            self._look_alarm.cancel()
+        self._looked_at = time.monotonic()
+        remote = tuple(rank for rank in self._members if self._place.is_remote(rank))
+        if remote:
+            self._tell(Say.LOOK, remote, self._called())
+
+    def _called(self) -> bytes:
+        return self._group.called()[:CALLED_BYTES].ljust(CALLED_BYTES, b"\0")
+
+    def _tell(self, say: Say, to: tuple[int, ...], body: bytes = b"") -> None:
+        self._place.tell(
+            Message(say=say, origin=self._place.terms.rank, tag=self.tag, to=to, body=body)
+        )

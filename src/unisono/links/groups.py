@@ -1,0 +1,111 @@
+"""All groups that a rank has entered, and what came for those that it has not entered yet."""
+
+from __future__ import annotations
+
+import socket
+from collections import deque
+from collections.abc import Callable, Iterable, Sequence
+
+from unisono.links.ends import GroupEnd
+from unisono.links.entered import Entered
+from unisono.links.introduction import Introduction
+from unisono.links.messages import Message, Say
+from unisono.links.place import Place
+
+_MOST_PARKED = 256  # connections of one rank
+_MOST_EARLY = 4096  # messages
+_MOST_DEPARTED = 4096
+
+
+class Groups:
+    """By tag. All methods are for the loop's thread. `refuse` closes a connection, saying why."""
+
+    def __init__(self, place: Place, refuse: Callable[[socket.socket, str], None]) -> None:
+        self._place, self._refuse = place, refuse
+        self._entered: dict[bytes, Entered] = {}
+        self._parked: list[tuple[socket.socket, Introduction]] = []
+        self._early: deque[Message] = deque(maxlen=_MOST_EARLY)
+        self._departed: dict[bytes, None] = {}
+        self._gone: dict[int, str] = {}
+
+    def enter(self, tag: bytes, members: Sequence[int], me: int, group: GroupEnd) -> None:
+        """Enters a group; brings it what came early."""
+        self._departed.pop(tag, None)
+        entered = self._entered[tag] = Entered(self._place, tag, members, me, group)
+        early = [message for message in self._early if message.tag == tag]
+        for message in early:
+            self._early.remove(message)
+            entered.hear(message)
+        for rank, text in self._gone.items():
+            entered.gone(rank, text)
+        for sock, said in self._unpark(lambda said: said.tag == tag):
+            self._bring(entered, sock, said)
+
+    def reach(self, tag: bytes, peers: Iterable[int], kind: int) -> None:
+        """Connects to peers of a group; nothing for one that was left."""
+        if tag in self._entered:
+            self._entered[tag].reach(peers, kind)
+
+    def leave(self, tag: bytes) -> None:
+        """Leaves a group, if it was entered."""
+        entered = self._entered.pop(tag, None)
+        if entered is not None:
+            entered.leave()
+            self._departed[tag] = None
+            if len(self._departed) > _MOST_DEPARTED:
+                del self._departed[next(iter(self._departed))]
+
+    def leave_all(self) -> None:
+        """Leaves all groups, and closes what was parked."""
+        for tag in list(self._entered):
+            self.leave(tag)
+        for sock, _ in self._unpark(lambda _: True):
+            sock.close()
+
+    def take(self, sock: socket.socket, said: Introduction) -> None:
+        """A proved connection has come."""
+        if said.tag in self._entered:
+            self._bring(self._entered[said.tag], sock, said)
+        elif said.tag in self._departed:
+            self._refuse(sock, f"rank {said.rank} dialed for a group that was left here")
+        elif sum(other.rank == said.rank for _, other in self._parked) >= _MOST_PARKED:
+            self._refuse(sock, f"rank {said.rank} dialed for too many groups not entered yet")
+        else:
+            self._parked.append((sock, said))
+
+    def parked(self) -> list[socket.socket]:
+        """The connections for groups that were not entered yet."""
+        return [sock for sock, _ in self._parked]
+
+    def hear(self, message: Message) -> None:
+        """A message of the star. Raises `ValueError` for one that makes no sense."""
+        if message.say is Say.GONE:
+            text = message.body.decode(errors="replace")
+            self._gone.setdefault(message.origin, text)
+            for entered in list(self._entered.values()):
+                entered.gone(message.origin, text)
+        elif message.tag in self._entered:
+            self._entered[message.tag].hear(message)
+        elif message.say is Say.LOOK:
+            # Not entered yet, or left: nothing was called. That there is an answer says enough.
+            answer = Message(say=Say.LOOKED, origin=self._place.terms.rank, tag=message.tag)
+            self._place.tell(answer)
+        elif message.say in (Say.LEFT, Say.FAILED) and message.tag not in self._departed:
+            self._early.append(message)
+
+    def starved(self, why: str) -> None:
+        """Nobody can be accepted for long."""
+        for entered in list(self._entered.values()):
+            entered.starved(why)
+
+    def _bring(self, entered: Entered, sock: socket.socket, said: Introduction) -> None:
+        why_not = entered.take(sock, said)
+        if why_not:
+            self._refuse(sock, why_not)
+
+    def _unpark(
+        self, wanted: Callable[[Introduction], bool]
+    ) -> list[tuple[socket.socket, Introduction]]:
+        found = [parked for parked in self._parked if wanted(parked[1])]
+        self._parked = [parked for parked in self._parked if not wanted(parked[1])]
+        return found

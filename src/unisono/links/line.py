@@ -1,0 +1,123 @@
+"""One connection of the star: messages both ways, and how it ends."""
+
+from __future__ import annotations
+
+import errno
+import socket
+from collections.abc import Callable
+
+from unisono.links.loop import READ, WRITE, Loop
+from unisono.links.messages import Frames, Message, Say
+from unisono.links.sockets import prepare, watch_idle, watch_waiting
+
+_READ_BYTES = 1 << 16
+_MOST_PENDING_BYTES = 8 << 20
+_MOST_PENDING_LOOKS_BYTES = 1 << 18  # to a peer that does not read, questions are not heaped up
+_SILENT = (errno.ETIMEDOUT, errno.EHOSTUNREACH, errno.ENETUNREACH)
+
+
+class Line:
+    """Messages to and from one rank. `ended` is called once: with what happened to the rank, or
+    with an empty text if it said goodbye."""
+
+    def __init__(
+        self,
+        loop: Loop,
+        sock: socket.socket,
+        peer_timeout_s: float,
+        *,
+        heard: Callable[[Message], None],
+        ended: Callable[[str], None],
+    ) -> None:
+        self._loop, self._sock, self._peer_timeout_s = loop, sock, peer_timeout_s
+        self._heard, self._ended = heard, ended
+        self._frames = Frames()
+        self._pending = bytearray()
+        self._flush_is_due = False
+        self._waiting = False
+        self._said_bye = False
+        self._over = False
+        prepare(sock, peer_timeout_s)
+        watch_idle(sock, peer_timeout_s)
+        loop.watch(sock, READ, self._ready)
+
+    def say(self, message: Message) -> None:
+        """Sends a message soon, with others of the moment in one system call."""
+        looks = message.say in (Say.LOOK, Say.LOOKED)
+        if self._over or (looks and len(self._pending) > _MOST_PENDING_LOOKS_BYTES):
+            return
+        self._pending += message.pack()
+        if len(self._pending) > _MOST_PENDING_BYTES:
+            self._end("has not read what it was told for long")
+        elif not self._flush_is_due:
+            self._flush_is_due = True
+            self._loop.later(0, self._flush)
+
+    def ask(self, message: Message) -> None:
+        """Sends a message that has to be answered: silence now means that the host is lost."""
+        if not self._over and not self._waiting:
+            self._waiting = True
+            watch_waiting(self._sock, self._peer_timeout_s)
+        self.say(message)
+
+    def close(self) -> None:
+        """Closes without a word; `ended` is not called."""
+        if not self._over:
+            self._over = True
+            self._loop.unwatch(self._sock)
+            self._sock.close()
+
+    def _ready(self) -> None:
+        self._read()
+        if self._pending and not self._over:
+            self._flush()
+
+    def _read(self) -> None:
+        try:
+            data = self._sock.recv(_READ_BYTES)
+        except BlockingIOError:
+            return
+        except OSError as error:
+            self._lost(error)
+            return
+        if not data:
+            self._end("is gone")
+            return
+        if self._waiting:
+            self._waiting = False
+            watch_idle(self._sock, self._peer_timeout_s)
+        try:
+            for message in self._frames.take(data):
+                self._said_bye = self._said_bye or message.say is Say.BYE
+                self._heard(message)
+                if self._over:
+                    return
+        except ValueError as error:
+            self._end(f"speaks garbage ({error})")
+
+    def _flush(self) -> None:
+        self._flush_is_due = False
+        if self._over:
+            return
+        try:
+            del self._pending[: self._sock.send(self._pending)]
+        except BlockingIOError:
+            self._loop.watch(self._sock, READ | WRITE, self._ready)
+            return
+        except OSError as error:
+            self._lost(error)
+            return
+        self._loop.watch(self._sock, READ | WRITE if self._pending else READ, self._ready)
+
+    def _lost(self, error: OSError) -> None:
+        if error.errno in _SILENT:
+            self._end(
+                f"has been silent for {self._peer_timeout_s:g} s: its host or the link is down"
+            )
+        else:
+            self._end("is gone")
+
+    def _end(self, why: str) -> None:
+        if not self._over:
+            self.close()
+            self._ended("" if self._said_bye else why)

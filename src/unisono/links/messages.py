@@ -1,0 +1,131 @@
+"""What ranks tell each other over the star: frames of a bounded length, as data.
+
+A frame is a head (length of what follows, kind, group, who says it, to how many), the ranks that it
+is for, and a body whose form depends on the kind. Only connections that proved themselves get here,
+yet no number is used before it is checked.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from enum import IntEnum
+
+from unisono.links.introduction import NO_GROUP, TAG_BYTES
+
+_HEAD = struct.Struct(f"<IB3xI{TAG_BYTES}sI")  # bytes that follow the head, kind, origin, tag, to
+_FAULT = struct.Struct("<I")
+CALLED_BYTES = 40
+_ENTRY = struct.Struct(f"<I{CALLED_BYTES}s")
+_PID = struct.Struct("<I")
+MOST_FRAME_BYTES = 1 << 20
+MOST_TEXT_BYTES = 4096
+_MOST_ENTRIES = 1024
+
+
+class Say(IntEnum):
+    """The kinds of message."""
+
+    WELCOME = 1  # rank 0 to a rank that has just connected: its process
+    LEFT = 2  # a rank closed a group in good order
+    FAILED = 3  # a group failed at a rank: fault and text
+    LOOK = 4  # what did everybody call last? With the asker's own last call
+    LOOKED = 5  # what some ranks called last
+    GONE = 6  # a rank is lost, and how
+    BYE = 7  # a rank leaves the world in good order
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Message:
+    """`origin`: the world rank that says it, or that it is about. `to`: world ranks."""
+
+    say: Say
+    origin: int
+    tag: bytes = NO_GROUP
+    to: tuple[int, ...] = ()
+    body: bytes = b""
+
+    def pack(self) -> bytes:
+        """The frame.
+
+        >>> frames = Frames()
+        >>> said = Message(say=Say.LEFT, origin=3, to=(0, 1))
+        >>> list(frames.take(said.pack())) == [said]
+        True
+        """
+        to = struct.pack(f"<{len(self.to)}I", *self.to)
+        length = len(to) + len(self.body)
+        return _HEAD.pack(length, self.say, self.origin, self.tag, len(self.to)) + to + self.body
+
+
+class Frames:
+    """Takes bytes as they come from a connection, and gives the messages that are complete."""
+
+    def __init__(self) -> None:
+        self._data = bytearray()
+
+    def take(self, data: bytes) -> Iterator[Message]:
+        """The messages that `data` completes. Raises `ValueError` for what is none."""
+        self._data += data
+        while len(self._data) >= _HEAD.size:
+            length, say, origin, tag, count = _HEAD.unpack_from(self._data)
+            if length > MOST_FRAME_BYTES or count * 4 > length or say not in list(Say):
+                raise ValueError(f"no message: {length} bytes of kind {say} to {count} ranks")
+            end = _HEAD.size + length
+            if len(self._data) < end:
+                return
+            to = struct.unpack_from(f"<{count}I", self._data, _HEAD.size)
+            body = bytes(self._data[_HEAD.size + 4 * count : end])
+            del self._data[:end]
+            yield Message(say=Say(say), origin=origin, tag=tag, to=to, body=body)
+
+
+# ---- bodies
+
+
+def failed_body(fault: int, text: str) -> bytes:
+    """A failure; a text that is too long loses its end."""
+    return _FAULT.pack(fault) + text.encode()[:MOST_TEXT_BYTES]
+
+
+def read_failed(body: bytes) -> tuple[int, str]:
+    """Fault and text. Raises `ValueError`.
+
+    >>> read_failed(failed_body(1, "rank 3 is gone"))
+    (1, 'rank 3 is gone')
+    """
+    if not _FAULT.size <= len(body) <= _FAULT.size + MOST_TEXT_BYTES:
+        raise ValueError(f"a failure of {len(body)} bytes")
+    return _FAULT.unpack_from(body)[0], body[_FAULT.size :].decode(errors="replace")
+
+
+def looked_bodies(called: Iterable[tuple[int, bytes]]) -> list[bytes]:
+    """What ranks called, in as many bodies as needed; at least one."""
+    entries = [_ENTRY.pack(rank, last) for rank, last in called]
+    starts = range(0, max(len(entries), 1), _MOST_ENTRIES)
+    return [b"".join(entries[start : start + _MOST_ENTRIES]) for start in starts]
+
+
+def read_looked(body: bytes) -> list[tuple[int, bytes]]:
+    """What ranks called, by world rank. Raises `ValueError`.
+
+    >>> (body,) = looked_bodies([(3, bytes(40))])
+    >>> read_looked(body) == [(3, bytes(40))]
+    True
+    """
+    if len(body) % _ENTRY.size:
+        raise ValueError(f"calls of ranks in {len(body)} bytes")
+    return [(rank, called) for rank, called in _ENTRY.iter_unpack(body)]
+
+
+def pid_body(pid: int) -> bytes:
+    """The number of a process."""
+    return _PID.pack(pid)
+
+
+def read_pid(body: bytes) -> int:
+    """The number of a process. Raises `ValueError`."""
+    if len(body) != _PID.size:
+        raise ValueError(f"a process number of {len(body)} bytes")
+    return int(_PID.unpack(body)[0])

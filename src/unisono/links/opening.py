@@ -1,0 +1,189 @@
+"""A connection on its way from a stranger to a peer: handshake, then introduction. Never blocks."""
+
+from __future__ import annotations
+
+import socket
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from unisono.errors import AuthenticationError
+from unisono.links.handshake import Handshake
+from unisono.links.introduction import INTRODUCTION_BYTES, Introduction, unpack
+from unisono.links.loop import READ, Loop
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Broken:
+    """How an opening ended: what went wrong, and whether the other end was found out to be false
+    rather than merely lost."""
+
+    text: str
+    false: bool
+
+
+class _Opening(ABC):
+    """Reads messages of known lengths, answers each; ends in exactly one of its two outcomes."""
+
+    def __init__(
+        self, loop: Loop, sock: socket.socket, handshake: Handshake, time_s: float
+    ) -> None:
+        self.sock = sock
+        self.handshake = handshake
+        self._loop = loop
+        self._data = b""
+        self._over = False
+        self._alarm = loop.later(time_s, lambda: self.give_up(f"said too little in {time_s:g} s"))
+        loop.watch(sock, READ, self._read)
+
+    def give_up(self, why: str, *, false: bool = False) -> None:
+        """Closes the connection."""
+        if not self._over:
+            self._end()
+            self.sock.close()
+            self.failed(Broken(text=why, false=false))
+
+    def cancel(self) -> None:
+        """Closes the connection and tells nobody."""
+        if not self._over:
+            self._end()
+            self.sock.close()
+
+    @abstractmethod
+    def wanted_bytes(self) -> int:
+        """How long the next message is. 0: all is said."""
+
+    @abstractmethod
+    def take(self, message: bytes) -> bytes:
+        """Takes it; returns what to send."""
+
+    @abstractmethod
+    def opened(self) -> None:
+        """The connection is proved; the socket is the receiver's."""
+
+    @abstractmethod
+    def failed(self, broken: Broken) -> None:
+        """It is not, and is closed."""
+
+    def lost(self) -> None:
+        """The other end closed the connection."""
+        self.give_up("closed the connection in the middle of the handshake")
+
+    def send(self, data: bytes) -> None:
+        """Sends some bytes; a new connection has room for all that are ever sent here."""
+        if self.sock.send(data) != len(data):
+            raise ConnectionResetError("takes no bytes")
+
+    def _read(self) -> None:
+        try:
+            while self.wanted_bytes():
+                more = self.sock.recv(self.wanted_bytes() - len(self._data))
+                if not more:
+                    raise ConnectionResetError
+                self._data += more
+                if len(self._data) < self.wanted_bytes():
+                    continue
+                message, self._data = self._data, b""
+                answer = self.take(message)
+                if answer:
+                    self.send(answer)
+        except BlockingIOError:
+            return
+        except AuthenticationError as error:
+            self.give_up(str(error), false=True)
+        except OSError:
+            self.lost()
+        else:
+            self._end()
+            self.opened()
+
+    def _end(self) -> None:
+        self._over = True
+        self._alarm.cancel()
+        self._loop.unwatch(self.sock)
+
+
+class Arriving(_Opening):
+    """The listener's side of it."""
+
+    def __init__(
+        self,
+        loop: Loop,
+        sock: socket.socket,
+        handshake: Handshake,
+        time_s: float,
+        *,
+        host: str,
+        opened: Callable[[Arriving, Introduction], None],
+        failed: Callable[[Arriving, Broken], None],
+    ) -> None:
+        self.host = host
+        self._introduction: Introduction | None = None
+        self._opened, self._failed = opened, failed
+        super().__init__(loop, sock, handshake, time_s)
+
+    def wanted_bytes(self) -> int:
+        if self._introduction is not None:
+            return 0
+        return self.handshake.wanted_bytes or INTRODUCTION_BYTES
+
+    def take(self, message: bytes) -> bytes:
+        if self.handshake.wanted_bytes:
+            return self.handshake.take(message)
+        self._introduction = unpack(message, self.handshake.key)
+        return b""
+
+    def opened(self) -> None:
+        assert self._introduction is not None
+        self._opened(self, self._introduction)
+
+    def failed(self, broken: Broken) -> None:
+        self._failed(self, broken)
+
+
+class Entering(_Opening):
+    """The dialer's side of it, on a socket that is connected."""
+
+    def __init__(
+        self,
+        loop: Loop,
+        sock: socket.socket,
+        handshake: Handshake,
+        time_s: float,
+        *,
+        introduction: Introduction,
+        opened: Callable[[socket.socket], None],
+        failed: Callable[[Broken], None],
+    ) -> None:
+        self._introduction = introduction
+        self._opened, self._failed = opened, failed
+        super().__init__(loop, sock, handshake, time_s)
+
+    def begin(self) -> None:
+        """Says the first word."""
+        try:
+            self.send(self.handshake.opening)
+        except OSError:
+            self.lost()
+
+    def wanted_bytes(self) -> int:
+        return self.handshake.wanted_bytes
+
+    def take(self, message: bytes) -> bytes:
+        answer = self.handshake.take(message)
+        if self.handshake.wanted_bytes:
+            return answer
+        return self._introduction.pack(self.handshake.key)
+
+    def lost(self) -> None:
+        if self.handshake.greeted:
+            why = "closed the connection on our proof (does every rank have the same job secret?)"
+            self.give_up(why, false=True)
+        else:
+            super().lost()
+
+    def opened(self) -> None:
+        self._opened(self.sock)
+
+    def failed(self, broken: Broken) -> None:
+        self._failed(broken)

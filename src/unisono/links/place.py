@@ -1,0 +1,70 @@
+"""A rank's place in its world: who and where all are, and how it dials them."""
+
+from __future__ import annotations
+
+import socket
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from unisono.links.dialing import Dial, Failed, Wanted
+from unisono.links.ends import Contact
+from unisono.links.introduction import Introduction, purpose_of
+from unisono.links.loop import Loop
+from unisono.links.messages import Message
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Terms:
+    """On what terms a rank joins: `sources` are its own addresses, one a rail."""
+
+    world: bytes
+    rank: int
+    contacts: tuple[Contact, ...]
+    sources: tuple[str, ...]
+    secret: bytes
+    streams: int
+    peer_timeout_s: float
+    timeout_s: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Place:
+    """What all groups of a rank share. `tell` brings a message to other ranks."""
+
+    loop: Loop
+    terms: Terms
+    tell: Callable[[Message], None]
+
+    def dial(
+        self,
+        to: int,
+        rail: int,
+        introduction: Introduction,
+        *,
+        host_s: float,
+        opened: Callable[[socket.socket], None],
+        failed: Callable[[Failed], None],
+    ) -> Dial:
+        """Dials a rank of the world over a rail; its host may take `host_s` to answer."""
+        terms = self.terms
+        wanted = Wanted(
+            rank=to,
+            address=terms.contacts[to].addresses[rail],
+            # With one rail the kernel knows best; with several, each connection keeps to its own.
+            source=None if self.rails(to) == 1 else terms.sources[rail],
+            secret=terms.secret,
+            purpose=purpose_of(terms.world, to),
+            introduction=introduction,
+            host_s=host_s,
+            process_s=terms.timeout_s,
+        )
+        return Dial(self.loop, wanted, opened=opened, failed=failed)
+
+    def rails(self, to: int) -> int:
+        """How many rails lead to a rank."""
+        return min(len(self.terms.sources), len(self.terms.contacts[to].addresses))
+
+    def is_remote(self, rank: int) -> bool:
+        """Whether a rank is on another host."""
+        contacts = self.terms.contacts
+        return contacts[rank].host != contacts[self.terms.rank].host

@@ -1,0 +1,150 @@
+"""Who may connect to this rank, and whom it connects to: one porter a rank and world.
+
+A porter listens from its making, so that others can be told where; its one thread starts when it
+joins the world, sleeps unless something happens, and ends with `close`. It opens connections and
+hands them over; the bytes of collectives and messages never pass through it.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+import weakref
+from collections.abc import Iterable, Sequence
+
+from unisono.errors import RendezvousError
+from unisono.links.ends import Contact, GroupEnd
+from unisono.links.groups import Groups
+from unisono.links.introduction import tag_of
+from unisono.links.joined import Joined
+from unisono.links.loop import Loop
+from unisono.links.place import Terms
+from unisono.links.sockets import Address, listen
+
+_STOP_S = 5.0
+
+
+class Porter:
+    """Listens on `addresses` (literals, one a rail) and on nothing else, on a port of `ports`.
+
+    `streams`: connections to a peer for each rail and kind. `peer_timeout_s`: how long another host
+    may be silent. Raises `RendezvousError` if it cannot listen. Methods may be called from any
+    thread; after `close`, and in a forked child, they raise `AbortedError`.
+
+    >>> porter = Porter(addresses=["127.0.0.1"], ports=None, secret=b"secret", streams=1,
+    ...                 peer_timeout_s=2.5)
+    >>> [(host, port > 0) for host, port in porter.bound]
+    [('127.0.0.1', True)]
+    >>> porter.close()
+    """
+
+    def __init__(
+        self,
+        *,
+        addresses: Sequence[str],
+        ports: range | None,
+        secret: bytes,
+        streams: int,
+        peer_timeout_s: float,
+    ) -> None:
+        if not secret:
+            raise ValueError("a porter needs the job's secret")
+        self._secret, self._streams, self._peer_timeout_s = secret, streams, peer_timeout_s
+        self._pid = os.getpid()
+        self._sources = tuple(addresses)
+        self._listeners = listen(addresses, ports)
+        self._bound: tuple[Address, ...] = tuple(one.getsockname()[:2] for one in self._listeners)
+        self._loop = Loop()
+        self._joined: Joined | None = None
+        self._close_lock = threading.Lock()
+        self._closed = False
+        this = weakref.ref(self)
+        os.register_at_fork(after_in_child=lambda: _abandon(this))
+
+    @property
+    def bound(self) -> tuple[Address, ...]:
+        """Where it listens, one address a rail."""
+        return self._bound
+
+    def join(
+        self, *, world: bytes, rank: int, contacts: Sequence[Contact], timeout_s: float
+    ) -> None:
+        """Joins the ranks at `contacts` (by rank, this one too); returns when rank 0 is connected,
+        on rank 0 when all are.
+
+        `world` is equal on all ranks and this world's own. Raises `RendezvousError` if ranks are
+        missing at the timeout or lost, `AuthenticationError` if rank 0 has another secret.
+        """
+        if not 0 <= rank < len(contacts):
+            raise ValueError(f"rank {rank} of {len(contacts)}: ranks are counted from 0")
+        terms = Terms(
+            world=world,
+            rank=rank,
+            contacts=tuple(contacts),
+            sources=self._sources,
+            secret=self._secret,
+            streams=self._streams,
+            peer_timeout_s=self._peer_timeout_s,
+            timeout_s=timeout_s,
+        )
+        joined = self._joined = Joined(self._loop, self._listeners, terms)
+        self._loop.start(f"unisono-porter-{rank}")
+        self._loop.call(joined.begin)
+        try:
+            joined.wait()
+        except BaseException:
+            self.close()
+            raise
+
+    def enter(self, group_id: bytes, members: Sequence[int], me: int, group: GroupEnd) -> None:
+        """This rank has entered a group: `members` are ranks of the world in the group's order,
+        `me` is its place among them. What came early for the group is brought to it now."""
+        groups = self._groups()
+        self._loop.call(lambda: groups.enter(tag_of(group_id), members, me, group))
+
+    def reach(self, group_id: bytes, peers: Iterable[int], kind: int) -> None:
+        """Connects to ranks of a group: dials the lower ones, awaits the higher ones. Returns at
+        once; what was reached already stays as it is."""
+        groups, wanted = self._groups(), tuple(peers)
+        self._loop.call(lambda: groups.reach(tag_of(group_id), wanted, kind))
+
+    def leave(self, group_id: bytes) -> None:
+        """Leaves a group in good order. When it returns, the native end is not called any more."""
+        groups = self._groups()
+        self._loop.run(lambda: groups.leave(tag_of(group_id)), _STOP_S)
+
+    def close(self) -> None:
+        """Leaves all groups and the world, and closes everything. Does nothing a second time."""
+        if os.getpid() != self._pid:
+            return
+        with self._close_lock:
+            if self._closed:
+                return
+            self._closed = True
+            if self._joined is not None:
+                self._joined.goodbye()
+            self._loop.stop(_STOP_S)
+            self._close_descriptors()
+
+    def _groups(self) -> Groups:
+        if self._joined is None:
+            raise RendezvousError("this porter has not joined a world")
+        return self._joined.groups
+
+    def _close_descriptors(self) -> None:
+        for listener in self._listeners:
+            listener.close()
+
+    def _in_child(self) -> None:
+        self._loop.abandon()
+        self._close_descriptors()
+        if self._joined is not None:
+            for sock in self._joined.groups.parked():
+                sock.close()
+
+
+def _abandon(porter: weakref.ref[Porter]) -> None:
+    """A forked child would keep its parent's connections open after the parent's death."""
+    found = porter()
+    if found is not None:
+        found._in_child()

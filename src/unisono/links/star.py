@@ -1,0 +1,192 @@
+"""The star: every rank speaks with rank 0 of the world, which passes on what is for others.
+
+So n ranks need n - 1 connections to hear of each other's failures, and the end of any of them is
+seen where it can be told to all.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+
+from unisono.links.introduction import Introduction
+from unisono.links.line import Line
+from unisono.links.looks import Looks
+from unisono.links.loop import Loop
+from unisono.links.messages import Message, Say, pid_body, read_failed, read_looked, read_pid
+
+Deliver = Callable[[Message], None]
+
+
+class Star(ABC):
+    """This rank's place in it. All methods are for the loop's thread."""
+
+    @abstractmethod
+    def tell(self, message: Message) -> None:
+        """Brings a message of this rank to `message.to`, as far as they can be reached."""
+
+    @abstractmethod
+    def bye(self) -> None:
+        """Says that this rank leaves in good order."""
+
+    @abstractmethod
+    def ended(self) -> bool:
+        """Whether all connections are closed."""
+
+    @abstractmethod
+    def close(self) -> None:
+        """Closes all connections at once."""
+
+
+def lost(rank: int, host: str, pid: int, why: str) -> Message:
+    """The news that a rank is lost."""
+    process = f", pid {pid}" if pid else ""
+    text = f"rank {rank} (host {host}{process}) {why}"
+    return Message(say=Say.GONE, origin=rank, body=text.encode())
+
+
+class Hub(Star):
+    """Rank 0's place: a line to each other rank."""
+
+    def __init__(
+        self, loop: Loop, size: int, peer_timeout_s: float, hosts: list[str], deliver: Deliver
+    ) -> None:
+        self._loop, self._size, self._peer_timeout_s = loop, size, peer_timeout_s
+        self._hosts, self._deliver = hosts, deliver
+        self._lines: dict[int, Line] = {}
+        self._seen: set[int] = set()
+        self._looks = Looks(loop, self._tell_one)
+        self._leaving = False
+
+    @property
+    def missing(self) -> list[int]:
+        """The ranks that have not come yet."""
+        return sorted(set(range(1, self._size)) - self._seen)
+
+    def has_seen(self, rank: int) -> bool:
+        """Whether a rank has come, be it gone again."""
+        return rank in self._seen
+
+    def take(self, sock: socket.socket, introduction: Introduction) -> None:
+        """A rank has come."""
+        rank, pid = introduction.rank, introduction.pid
+        self._seen.add(rank)
+        self._lines[rank] = Line(
+            self._loop,
+            sock,
+            self._peer_timeout_s,
+            heard=lambda message: self._heard(rank, message),
+            ended=lambda why: self._ended(rank, pid, why),
+        )
+        welcome = Message(say=Say.WELCOME, origin=0, body=pid_body(os.getpid()))
+        self._lines[rank].say(welcome)
+
+    def tell(self, message: Message) -> None:
+        self._heard(0, message)
+
+    def bye(self) -> None:
+        self._leaving = True
+        for line in self._lines.values():
+            line.say(Message(say=Say.BYE, origin=0))
+
+    def ended(self) -> bool:
+        return not self._lines
+
+    def close(self) -> None:
+        for line in self._lines.values():
+            line.close()
+        self._lines.clear()
+
+    def _heard(self, rank: int, message: Message) -> None:
+        """Passes a message on. Raises `ValueError` for one that makes no sense."""
+        if message.origin != rank or any(to >= self._size for to in message.to):
+            raise ValueError(f"a message of rank {message.origin} from rank {rank}")
+        match message.say:
+            case Say.LEFT | Say.FAILED:
+                if message.say is Say.FAILED:
+                    read_failed(message.body)  # garbage ends here
+                onward = Message(say=message.say, origin=rank, tag=message.tag, body=message.body)
+                for to in message.to:
+                    if to != rank:
+                        self._tell_one(to, onward)
+            case Say.LOOK:
+                self._looks.ask(message)
+            case Say.LOOKED:
+                self._looks.answer(message, read_looked(message.body))
+            case Say.BYE:
+                self._lines[rank].close()
+                del self._lines[rank]
+            case _:
+                raise ValueError(f"a message of kind {message.say} from rank {rank}")
+
+    def _tell_one(self, rank: int, message: Message) -> None:
+        if rank == 0:
+            self._deliver(message)
+        elif rank in self._lines:
+            line = self._lines[rank]
+            (line.ask if message.say is Say.LOOK else line.say)(message)
+
+    def _ended(self, rank: int, pid: int, why: str) -> None:
+        self._lines.pop(rank, None)
+        if why and not self._leaving:
+            news = lost(rank, self._hosts[rank], pid, why)
+            for line in list(self._lines.values()):
+                line.say(news)
+            self._deliver(news)
+
+
+class Spoke(Star):
+    """Every other rank's place: the line to rank 0."""
+
+    def __init__(
+        self,
+        loop: Loop,
+        sock: socket.socket,
+        peer_timeout_s: float,
+        *,
+        rank: int,
+        hub_host: str,
+        deliver: Deliver,
+        welcome: Callable[[], None],
+    ) -> None:
+        self._rank, self._hub_host = rank, hub_host
+        self._deliver, self._welcome = deliver, welcome
+        self._pid = 0
+        self._leaving = False
+        self._line: Line | None = Line(
+            loop, sock, peer_timeout_s, heard=self._heard, ended=self._ended
+        )
+
+    def tell(self, message: Message) -> None:
+        if self._line is not None:
+            (self._line.ask if message.say is Say.LOOK else self._line.say)(message)
+
+    def bye(self) -> None:
+        self._leaving = True
+        if self._line is not None:
+            self._line.say(Message(say=Say.BYE, origin=self._rank))
+
+    def ended(self) -> bool:
+        return self._line is None
+
+    def close(self) -> None:
+        if self._line is not None:
+            self._line.close()
+            self._line = None
+
+    def _heard(self, message: Message) -> None:
+        match message.say:
+            case Say.WELCOME:
+                self._pid = read_pid(message.body)
+                self._welcome()
+            case Say.BYE:
+                self.close()
+            case _:
+                self._deliver(message)
+
+    def _ended(self, why: str) -> None:
+        self._line = None
+        if why and not self._leaving:
+            self._deliver(lost(0, self._hub_host, self._pid, why))
