@@ -2,15 +2,14 @@
 
 Two kinds of silence. While nobody waits for a peer, the kernel probes once a second, and gives up
 late. While somebody waits, what was sent has to be acknowledged within `peer_timeout_s`; that is
-the kernel's word for the host, whatever its process is busy with. Both at once is not possible:
-with TCP_USER_TIMEOUT set, probes that are lost in a short cut of the link end the connection.
+the kernel's word for the host, whatever its process is busy with. Not both at once: under such a
+short TCP_USER_TIMEOUT, a probe or two that are lost in a short cut would end the connection.
 """
 
 from __future__ import annotations
 
 import contextlib
 import errno
-import math
 import socket
 from collections.abc import Iterable, Sequence
 
@@ -26,7 +25,7 @@ _TCP_RTO_MAX_MS = 44  # Linux 6.15
 
 _BACKLOG = 4096
 _PROBE_S = 1
-_FIRST_RETRY_S = 0.2  # the kernel's shortest: it counts TCP_USER_TIMEOUT from there
+_UNSEEN_S = 0.5  # of a silence: questions are sent twice a second only
 _LONGEST_RETRY_MS = 1000  # the shortest that the kernel allows
 
 
@@ -122,10 +121,10 @@ def dial(to: Address, source: str | None) -> socket.socket:
 
 
 def prepare(sock: socket.socket, peer_timeout_s: float) -> None:
-    """For every connection between ranks: no delay, and silence of the peer ends it.
+    """For every connection between ranks: no delay; what is sent has to be acknowledged in time.
 
-    What is sent has to be acknowledged within about `peer_timeout_s`. To survive shorter cuts, the
-    kernel must retry shortly before: by itself it would double its pauses (0.2, 0.6, 1.4, 3.0 s).
+    To survive shorter cuts, the kernel must retry shortly before it gives up: by itself it would
+    double its pauses, and send again 0.2, 0.6, 1.4 and 3.0 s after the first time.
     """
     sock.setblocking(False)
     sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
@@ -137,20 +136,19 @@ def prepare(sock: socket.socket, peer_timeout_s: float) -> None:
 
 def watch_idle(sock: socket.socket, peer_timeout_s: float) -> None:
     """Nobody waits: probe each second. No cut shorter than `peer_timeout_s` ends the connection."""
-    probes = math.ceil(peer_timeout_s / _PROBE_S) + 1  # one may just have been answered
-    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, 0)
+    # The last answer may be a probe older than the cut, and the last probe before the verdict too.
+    _user_timeout(sock, peer_timeout_s + 2 * _PROBE_S)
     sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, _PROBE_S)
     sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, _PROBE_S)
-    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPCNT, probes)
     sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
 
 
 def watch_waiting(sock: socket.socket, peer_timeout_s: float) -> None:
-    """Somebody waits: what is sent from now on has to be acknowledged in time."""
+    """Somebody waits: what is sent has to be acknowledged within `peer_timeout_s`, less what
+    passes unseen."""
     sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 0)
-    _user_timeout(sock, peer_timeout_s)
+    _user_timeout(sock, peer_timeout_s - _UNSEEN_S)
 
 
-def _user_timeout(sock: socket.socket, peer_timeout_s: float) -> None:
-    allowed_ms = round((peer_timeout_s - _FIRST_RETRY_S) * 1000)
-    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, allowed_ms)
+def _user_timeout(sock: socket.socket, allowed_s: float) -> None:
+    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, round(allowed_s * 1000))
