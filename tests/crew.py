@@ -43,7 +43,9 @@ class Crew:
     def make_groups(self, staging_bytes: int) -> list[native.Group]:
         nonce = secrets.token_bytes(16)
         cores = native.usable_cores()
-        fd = native.create_segment(self.ranks, cores, staging_bytes, nonce)
+        fd = native.create_segment(
+            self.ranks, *native.segment_shape(self.ranks, cores, staging_bytes), nonce
+        )
         fds = [fd, *(os.dup(fd) for _ in range(self.ranks - 1))]
         return [native.Group(fds[rank], rank, nonce, cores) for rank in range(self.ranks)]
 

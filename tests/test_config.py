@@ -8,7 +8,9 @@ import os
 import pytest
 
 from unisono import config
-from unisono.errors import RendezvousError, UnsupportedError
+from unisono.errors import RendezvousError
+
+NOWHERE = r"started \d+ ranks on several hosts, .* set UNISONO_RENDEZVOUS=tcp://HOST:PORT"
 
 
 def test_the_variables_of_unisono() -> None:
@@ -31,8 +33,8 @@ def test_torchrun() -> None:
     for name in ("MASTER_PORT", "TORCHELASTIC_RUN_ID", "TORCHELASTIC_RESTART_COUNT"):
         assert config.world({**environ, name: "1"}).rendezvous != found.rendezvous
     assert config.world({**environ, "RANK": "2"}).rendezvous == found.rendezvous
-    with pytest.raises(UnsupportedError, match="torchrun started 8 ranks, of which 4"):
-        config.world({**environ, "WORLD_SIZE": "8"})
+    several = config.world({**environ, "WORLD_SIZE": "8"})
+    assert several.rendezvous == "torch-store:127.0.0.1:29500:none:0"
     with pytest.raises(RendezvousError, match="no rank given"):
         config.world({"RANK": "1"})
 
@@ -44,18 +46,28 @@ def test_open_mpi() -> None:
     }  # fmt: skip
     found = config.world(environ)
     assert found == config.World(rank=2, size=3, rendezvous="openmpi:prterun-host-123@1")
-    del environ["PMIX_NAMESPACE"]
+    # Of several hosts, the name of the job has that of mpiexec, where rank 0 usually is.
+    several = environ | {"OMPI_COMM_WORLD_SIZE": "6"}
+    at = "tcp://host:61563/prterun-host-123@1"
+    assert config.world(several).rendezvous == at
+    in_slurm = {"SLURM_JOB_NODELIST": "n[1-2]", "SLURM_JOB_ID": "9"}
+    assert config.world(several | in_slurm).rendezvous == at.replace("host:", "n1:")
+    for job in (environ, several):
+        del job["PMIX_NAMESPACE"]
     assert config.world(environ).rendezvous == f"openmpi:parent-{os.getppid()}"
-    with pytest.raises(UnsupportedError, match="mpiexec started 6 ranks, of which 3"):
-        config.world({**environ, "OMPI_COMM_WORLD_SIZE": "6"})
+    with pytest.raises(RendezvousError, match=NOWHERE):
+        config.world(several)
 
 
 def test_mpich() -> None:
     environ = {"PMI_RANK": "0", "PMI_SIZE": "2", "MPI_LOCALNRANKS": "2"}
     found = config.world(environ)
     assert found == config.World(rank=0, size=2, rendezvous=f"mpich:{os.getppid()}")
-    with pytest.raises(UnsupportedError, match="mpiexec started 2 ranks, of which 1"):
-        config.world({**environ, "MPI_LOCALNRANKS": "1"})
+    several = environ | {"MPI_LOCALNRANKS": "1"}
+    with pytest.raises(RendezvousError, match=NOWHERE):
+        config.world(several)
+    in_slurm = {"SLURM_JOB_NODELIST": "n[1-2]", "SLURM_JOB_ID": "9"}
+    assert config.world(several | in_slurm).rendezvous.startswith("tcp://n1:6")
     # In a Slurm job, whose variables are the job's and not the rank's.
     assert config.world({**environ, "PMI_RANK": "1", "SLURM_PROCID": "0"}).rank == 1
     # A descriptor that is closed, or something else, is no reason to fail.
@@ -74,8 +86,45 @@ def test_slurm() -> None:
     assert config.world({**environ, "SLURM_STEP_ID": "3"}).rendezvous == "slurm:77.3"
     del environ["SLURM_STEP_NUM_TASKS"]
     assert config.world(environ).size == 12
-    with pytest.raises(UnsupportedError, match="srun started 12 ranks"):
-        config.world({**environ, "SLURM_STEP_NUM_NODES": "2"})
+
+
+def test_slurm_of_several_hosts() -> None:
+    environ = {
+        "SLURM_PROCID": "5", "SLURM_NTASKS": "6", "SLURM_STEP_NUM_NODES": "2",
+        "SLURM_JOB_ID": "77", "SLURM_STEP_ID": "2", "SLURM_STEP_NODELIST": "gpu[07-08]",
+    }  # fmt: skip
+    place = config.world(environ).rendezvous
+    assert place == "tcp://gpu07:62535/slurm.2.77"
+    ports = {
+        config.world(environ | {"SLURM_JOB_ID": str(job), "SLURM_STEP_ID": str(step)}).rendezvous
+        for job in range(100, 120)
+        for step in (0, 1, 2, 4294967291)
+    }
+    assert len({text.split("/")[2] for text in ports}) == len(ports)  # jobs beside each other
+    assert all(61440 <= int(text.split("/")[2].rpartition(":")[2]) <= 65535 for text in ports)
+    job_alone = environ | {"SLURM_STEP_NODELIST": "", "SLURM_JOB_NODELIST": "a1,b2"}
+    assert config.world(job_alone).rendezvous.startswith("tcp://a1:")
+    with pytest.raises(ValueError, match=r"SLURM_STEP_NODELIST: 'n\[' is no list of hosts"):
+        config.world(environ | {"SLURM_STEP_NODELIST": "n["})
+    del environ["SLURM_STEP_NODELIST"]
+    with pytest.raises(RendezvousError, match=NOWHERE):
+        config.world(environ)
+
+
+@pytest.mark.parametrize(
+    "environ",
+    [
+        {"RANK": "1", "WORLD_SIZE": "4"},
+        {"RANK": "1", "WORLD_SIZE": "4", "LOCAL_WORLD_SIZE": "2"},
+        {"PMI_RANK": "1", "PMI_SIZE": "4", "MPI_LOCALNRANKS": "2"},
+        {"OMPI_COMM_WORLD_RANK": "1", "OMPI_COMM_WORLD_SIZE": "4", "PMIX_NAMESPACE": "x"},
+        {"SLURM_PROCID": "1", "SLURM_NTASKS": "4", "SLURM_STEP_NUM_NODES": "2"},
+    ],
+)
+def test_a_meeting_point_that_is_given_wins(environ: dict[str, str]) -> None:
+    point = "tcp://10.77.0.1:29400"
+    found = config.world(environ | {"UNISONO_RENDEZVOUS": point})
+    assert found == config.World(rank=1, size=4, rendezvous=point)
 
 
 def test_the_nearest_launcher_counts() -> None:
@@ -127,7 +176,7 @@ def test_settings() -> None:
         ("UNISONO_TIMEOUT_S", "0"), ("UNISONO_TIMEOUT_S", "-1"), ("UNISONO_TIMEOUT_S", "nan"),
         ("UNISONO_TIMEOUT_S", "soon"), ("UNISONO_STAGING_BYTES", "1"),
         ("UNISONO_STAGING_BYTES", "16M"), ("UNISONO_STAGING_BYTES", str(1 << 40)),
-        ("UNISONO_STORES", "magic"), ("UNISONO_REPRODUCIBLE", "yes"),
+        ("UNISONO_RAILS", "0"), ("UNISONO_RAILS", "two"), ("UNISONO_STORES", "magic"), ("UNISONO_REPRODUCIBLE", "yes"),
     ],
 )  # fmt: skip
 def test_settings_that_make_no_sense_are_named(name: str, value: str) -> None:

@@ -9,6 +9,7 @@
 #include <nanobind/stl/vector.h>
 
 #include <cstring>
+#include <utility>
 
 #include "buffer.h"
 #include "nonce.h"
@@ -187,14 +188,14 @@ void bind_mail(nb::class_<Group>& group) {
 
 void register_group(nb::module_& m) {
     m.def(
-        "create_segment",
-        [](uint32_t ranks, uint32_t cores, uint64_t staging_bytes, const nb::bytes& nonce) {
-            return create_segment(shape_for(ranks, cores, staging_bytes), nonce_of(nonce))
-                .release();
+        "segment_shape",
+        [](uint32_t ranks, uint32_t cores, uint64_t staging_bytes) {
+            const SegmentShape shape = shape_for(ranks, cores, staging_bytes);
+            return std::make_pair(shape.depth, shape.area_bytes);
         },
-        "ranks"_a, "cores"_a, "staging_bytes"_a, "nonce"_a);
+        "ranks"_a, "cores"_a, "staging_bytes"_a);
     m.def(
-        "create_segment_of",
+        "create_segment",
         [](uint32_t ranks, uint32_t depth, uint64_t area_bytes, const nb::bytes& nonce) {
             SegmentShape shape = shape_for(ranks, ranks, 0);
             shape.depth = depth;

@@ -5,34 +5,22 @@
 
 from __future__ import annotations
 
-import contextlib
 import functools
 import os
 import platform
 import re
-import socket
-import struct
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from unisono.errors import RendezvousError, UnsupportedError
+from unisono import launchers, variables
 from unisono.types import StorePolicy
+
+World = launchers.World
 
 DEFAULT_TIMEOUT_S = 300.0
 DEFAULT_STAGING_BYTES = 16 << 20
 DEFAULT_PEER_TIMEOUT_S = 2.5
-
-_CREDENTIALS = struct.Struct("3i")  # pid, uid, gid
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class World:
-    """This process among its peers: `rendezvous` is a text that only this job has."""
-
-    rank: int
-    size: int
-    rendezvous: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -55,6 +43,12 @@ class Settings:
     """Where to listen for other hosts. None: any port."""
     peer_timeout_s: float = DEFAULT_PEER_TIMEOUT_S
     """How long another host may be silent."""
+    interface: str = ""
+    """The interfaces to speak to other hosts by, in NCCL's syntax; empty: all that lead out."""
+    rails: int | None = None
+    """How many of them at most. None: all."""
+    host_id: str = ""
+    """Ranks that give different texts are on different hosts, wherever they are."""
     streams: int = 1
     """Connections to each peer of another host, over each rail."""
 
@@ -71,6 +65,8 @@ class Settings:
             )
         if not 1 <= self.streams <= 64:
             raise ValueError(f"UNISONO_STREAMS must be from 1 to 64, not {self.streams}")
+        if self.rails is not None and not 1 <= self.rails <= 16:
+            raise ValueError(f"UNISONO_RAILS must be from 1 to 16, not {self.rails}")
 
 
 def settings(environ: Mapping[str, str] = os.environ) -> Settings:
@@ -83,18 +79,21 @@ def settings(environ: Mapping[str, str] = os.environ) -> Settings:
     if stores.upper() not in StorePolicy.__members__:
         raise ValueError(f"UNISONO_STORES must be cached, streaming or adaptive, not {stores!r}")
     return Settings(
-        timeout_s=_seconds(environ, "UNISONO_TIMEOUT_S", DEFAULT_TIMEOUT_S),
-        staging_bytes=_number(environ, "UNISONO_STAGING_BYTES", DEFAULT_STAGING_BYTES),
+        timeout_s=variables.seconds(environ, "UNISONO_TIMEOUT_S", DEFAULT_TIMEOUT_S),
+        staging_bytes=variables.number(environ, "UNISONO_STAGING_BYTES", DEFAULT_STAGING_BYTES),
         stores=StorePolicy[stores.upper()],
-        reproducible=_switch(environ, "UNISONO_REPRODUCIBLE"),
+        reproducible=variables.switch(environ, "UNISONO_REPRODUCIBLE"),
         selection=environ.get("UNISONO_SELECTION", ""),
         algorithm=environ.get("UNISONO_ALGORITHM", ""),
         tuned=tuned_path(environ),
         job_secret=environ.get("UNISONO_JOB_SECRET"),
         job_secret_file=environ.get("UNISONO_JOB_SECRET_FILE"),
         ports=_ports(environ),
-        peer_timeout_s=_seconds(environ, "UNISONO_PEER_TIMEOUT_S", DEFAULT_PEER_TIMEOUT_S),
-        streams=_number(environ, "UNISONO_STREAMS", 1),
+        peer_timeout_s=variables.seconds(environ, "UNISONO_PEER_TIMEOUT_S", DEFAULT_PEER_TIMEOUT_S),
+        streams=variables.number(environ, "UNISONO_STREAMS", 1),
+        interface=environ.get("UNISONO_INTERFACE", ""),
+        rails=variables.number(environ, "UNISONO_RAILS") if "UNISONO_RAILS" in environ else None,
+        host_id=environ.get("UNISONO_HOST_ID", ""),
     )
 
 
@@ -130,7 +129,7 @@ def flight_recorder(environ: Mapping[str, str] = os.environ) -> FlightRecorder:
     """
     cache = _cache_home(environ) or "/tmp/.cache"
     return FlightRecorder(
-        calls=_number(environ, "TORCH_FR_BUFFER_SIZE", 0),
+        calls=variables.number(environ, "TORCH_FR_BUFFER_SIZE", 0),
         dump_prefix=environ.get(
             "TORCH_FR_DUMP_TEMP_FILE", os.path.join(cache, "torch", "comm_lib_trace_rank_")
         ),
@@ -170,21 +169,13 @@ def cpu_model() -> str:
 def world(environ: Mapping[str, str] = os.environ) -> World:
     """Rank, size and rendezvous as the launcher gave them.
 
-    Raises `RendezvousError` if no launcher is recognised, `UnsupportedError` if the ranks are on
-    several hosts.
+    Raises `RendezvousError` if no launcher is recognised, or if it does not say where the ranks of
+    several hosts can meet.
 
     >>> world({"UNISONO_RANK": "1", "UNISONO_SIZE": "2", "UNISONO_RENDEZVOUS": "doc"})
     World(rank=1, size=2, rendezvous='doc')
     """
-    for launcher in (_own, _torchrun, _open_mpi, _mpich, _slurm):
-        found = launcher(environ)
-        if found is not None:
-            return found
-    raise RendezvousError(
-        "no rank given: call init(rank=, size=, rendezvous=), use unisono.run, or start the "
-        "program with torchrun, mpiexec or srun (or set UNISONO_RANK, UNISONO_SIZE and "
-        "UNISONO_RENDEZVOUS)"
-    )
+    return launchers.world(environ)
 
 
 def export(found: World, environ: os._Environ[str] = os.environ) -> None:
@@ -192,101 +183,6 @@ def export(found: World, environ: os._Environ[str] = os.environ) -> None:
     environ["UNISONO_RANK"] = str(found.rank)
     environ["UNISONO_SIZE"] = str(found.size)
     environ["UNISONO_RENDEZVOUS"] = found.rendezvous
-
-
-def _own(environ: Mapping[str, str]) -> World | None:
-    if "UNISONO_RANK" not in environ:
-        return None
-    return World(
-        rank=_number(environ, "UNISONO_RANK"),
-        size=_number(environ, "UNISONO_SIZE"),
-        rendezvous=_text(environ, "UNISONO_RENDEZVOUS"),
-    )
-
-
-def _torchrun(environ: Mapping[str, str]) -> World | None:
-    if "RANK" not in environ or "WORLD_SIZE" not in environ:
-        return None
-    size = _number(environ, "WORLD_SIZE")
-    _require_one_host(_number(environ, "LOCAL_WORLD_SIZE", size), size, "torchrun")
-    parts = ("MASTER_ADDR", "MASTER_PORT", "TORCHELASTIC_RUN_ID", "TORCHELASTIC_RESTART_COUNT")
-    key = ":".join(environ.get(part, "") for part in parts)
-    return World(rank=_number(environ, "RANK"), size=size, rendezvous=f"torchrun:{key}")
-
-
-def _open_mpi(environ: Mapping[str, str]) -> World | None:
-    if "OMPI_COMM_WORLD_RANK" not in environ:
-        return None
-    size = _number(environ, "OMPI_COMM_WORLD_SIZE")
-    _require_one_host(_number(environ, "OMPI_COMM_WORLD_LOCAL_SIZE", size), size, "mpiexec")
-    job = environ.get("PMIX_NAMESPACE") or f"parent-{os.getppid()}"
-    rank = _number(environ, "OMPI_COMM_WORLD_RANK")
-    return World(rank=rank, size=size, rendezvous=f"openmpi:{job}")
-
-
-def _mpich(environ: Mapping[str, str]) -> World | None:
-    if "PMI_RANK" not in environ or "PMI_SIZE" not in environ:
-        return None
-    if "SLURM_PROCID" in environ and "MPI_LOCALNRANKS" not in environ:
-        return None  # from srun; but mpiexec inside a Slurm job is the nearer launcher
-    size = _number(environ, "PMI_SIZE")
-    _require_one_host(_number(environ, "MPI_LOCALNRANKS", size), size, "mpiexec")
-    rank = _number(environ, "PMI_RANK")
-    return World(rank=rank, size=size, rendezvous=f"mpich:{_hydra_proxy(environ)}")
-
-
-def _hydra_proxy(environ: Mapping[str, str]) -> int:
-    """Hydra names no job, but one process of its own starts all ranks of a host.
-
-    That is the parent, unless a shell script is between. It also made the socket that each rank
-    talks to it by, and the kernel remembers who made a socket.
-    """
-    with contextlib.suppress(KeyError, ValueError, OSError):
-        connection = socket.socket(fileno=int(environ["PMI_FD"]))
-        try:
-            raw = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
-        finally:
-            connection.detach()  # it stays MPI's
-        pid = int(_CREDENTIALS.unpack(raw)[0])
-        if pid > 0:
-            return pid
-    return os.getppid()
-
-
-def _slurm(environ: Mapping[str, str]) -> World | None:
-    if "SLURM_PROCID" not in environ:
-        return None
-    size = _number(environ, "SLURM_STEP_NUM_TASKS", _number(environ, "SLURM_NTASKS", 1))
-    if _number(environ, "SLURM_STEP_NUM_NODES", 1) > 1:
-        _require_one_host(0, size, "srun")
-    job = f"{environ.get('SLURM_JOB_ID', '')}.{environ.get('SLURM_STEP_ID', '')}"
-    return World(rank=_number(environ, "SLURM_PROCID"), size=size, rendezvous=f"slurm:{job}")
-
-
-def _require_one_host(local: int, size: int, launcher: str) -> None:
-    if local != size:
-        raise UnsupportedError(
-            f"{launcher} started {size} ranks, of which {local} on this host: "
-            "this version of unisono joins the ranks of one host only"
-        )
-
-
-def _number(environ: Mapping[str, str], name: str, default: int | None = None) -> int:
-    if name not in environ and default is not None:
-        return default
-    try:
-        return int(_text(environ, name))
-    except ValueError:
-        raise ValueError(f"{name} must be a whole number, not {environ[name]!r}") from None
-
-
-def _seconds(environ: Mapping[str, str], name: str, default: float) -> float:
-    if name not in environ:
-        return default
-    try:
-        return float(environ[name])
-    except ValueError:
-        raise ValueError(f"{name} must be a number of seconds, not {environ[name]!r}") from None
 
 
 def _ports(environ: Mapping[str, str]) -> range | None:
@@ -300,16 +196,3 @@ def _ports(environ: Mapping[str, str]) -> range | None:
         if 1 <= first <= last <= 65535:
             return range(first, last + 1)
     raise ValueError(f"UNISONO_PORTS must be such as 20000-20100, not {given!r}")
-
-
-def _switch(environ: Mapping[str, str], name: str) -> bool:
-    given = environ.get(name, "0")
-    if given not in ("0", "1"):
-        raise ValueError(f"{name} must be 0 or 1, not {given!r}")
-    return given == "1"
-
-
-def _text(environ: Mapping[str, str], name: str) -> str:
-    if name not in environ:
-        raise RendezvousError(f"{name} is not set")
-    return environ[name]

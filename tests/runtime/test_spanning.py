@@ -47,7 +47,7 @@ class SpanningCrew(Crew):
         host = {rank: here for here in self.layout for rank in here}
         for here in self.layout:
             nonce = secrets.token_bytes(16)
-            fd = native.create_segment_of(len(here), DEPTH, AREA_BYTES, nonce)
+            fd = native.create_segment(len(here), DEPTH, AREA_BYTES, nonce)
             for rank in here:
                 found[rank] = native.Group.of_hosts(
                     os.dup(fd), rank, self.ranks, list(here), nonce, native.usable_cores()

@@ -17,11 +17,11 @@ import secrets
 import socket
 import struct
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 from unisono.errors import AuthenticationError, RendezvousError, UnisonoError
-from unisono.native import Group, create_segment, usable_cores
+from unisono.native import Group, create_segment, segment_shape, usable_cores
 
 _log = logging.getLogger("unisono")
 
@@ -37,6 +37,20 @@ _CREDENTIALS = struct.Struct("3i")  # pid, uid, gid
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Shape:
+    """Of the staging of each rank: blocks in flight, and bytes of each."""
+
+    depth: int
+    area_bytes: int
+
+
+def shape_for(ranks: int, cores: int, staging_bytes: int) -> Shape:
+    """What suits so many ranks of one host, which share `staging_bytes`."""
+    depth, area_bytes = segment_shape(ranks, cores, staging_bytes)
+    return Shape(depth=depth, area_bytes=area_bytes)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Meeting:
     """Who meets where: `rendezvous` is equal on all ranks and the group's own."""
 
@@ -47,10 +61,20 @@ class Meeting:
     staging_bytes: int
     word: bytes = b""
     """What rank 0 tells the others."""
+    shape: Shape | None = None
+    """Of the segment. None: what suits these ranks, this host and `staging_bytes`."""
+    names: Sequence[int] = ()
+    """What the ranks are called in errors, if they are part of a larger group."""
 
     def __post_init__(self) -> None:
         if self.size < 1 or not 0 <= self.rank < self.size:
             raise ValueError(f"rank {self.rank} of {self.size}: ranks are counted from 0 to size-1")
+        if self.names and len(self.names) != self.size:
+            raise ValueError(f"{len(self.names)} names for {self.size} ranks")
+
+    def name(self, rank: int) -> int:
+        """What a rank is called in errors."""
+        return self.names[rank] if self.names and 0 <= rank < self.size else rank
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -62,13 +86,22 @@ class Met:
     word: bytes
 
 
-def meet(meeting: Meeting) -> Met:
+OpenGroup = Callable[[int, int, bytes], Group]
+"""Makes the group of a rank: (descriptor of the segment, which the group closes; rank; nonce)."""
+
+
+def open_group(fd: int, rank: int, nonce: bytes) -> Group:
+    """The group of a rank whose peers are all on this host."""
+    return Group(fd, rank, nonce, usable_cores())
+
+
+def meet(meeting: Meeting, open_group: OpenGroup = open_group) -> Met:
     """Joins the group of `meeting.size` ranks; returns when all are there.
 
     Raises `RendezvousError` if they are not within the timeout or disagree about who they are,
     `AuthenticationError` if the listener belongs to another user.
     """
-    return _lead(meeting) if meeting.rank == 0 else _follow(meeting)
+    return (_lead if meeting.rank == 0 else _follow)(meeting, open_group)
 
 
 def _address(meeting: Meeting) -> str:
@@ -94,10 +127,10 @@ def _receive(connection: socket.socket, length: int) -> bytes:
 # ---- rank 0
 
 
-def _lead(meeting: Meeting) -> Met:
+def _lead(meeting: Meeting, open_group: OpenGroup) -> Met:
     followers: dict[int, socket.socket] = {}
     try:
-        return _form(meeting, followers)
+        return _form(meeting, followers, open_group)
     except RendezvousError as error:
         for peer in followers.values():
             _refuse(peer, str(error))
@@ -107,29 +140,35 @@ def _lead(meeting: Meeting) -> Met:
             peer.close()
 
 
-def _form(meeting: Meeting, followers: dict[int, socket.socket]) -> Met:
+def _form(meeting: Meeting, followers: dict[int, socket.socket], open_group: OpenGroup) -> Met:
     deadline = time.monotonic() + meeting.timeout_s
     nonce = secrets.token_bytes(_NONCE_BYTES)
-    cores = usable_cores()
-    fd = create_segment(meeting.size, cores, meeting.staging_bytes, nonce)
+    fd = _create_segment(meeting, nonce)
     try:
         with _listen(meeting, deadline) as listener:
             while len(followers) < meeting.size - 1:
                 _admit(listener, meeting, followers, deadline)
         for rank, peer in followers.items():
-            with _naming(rank):
+            with _naming(meeting.name(rank)):
                 socket.send_fds(peer, [_WELCOME + nonce], [fd])
     except BaseException:
         os.close(fd)
         raise
-    group = Group(fd, 0, nonce, cores)
+    group = open_group(fd, 0, nonce)
     for rank, peer in sorted(followers.items()):
-        with _naming(rank):
-            _expect_joined(peer, rank, deadline)
+        with _naming(meeting.name(rank)):
+            _expect_joined(peer, meeting.name(rank), deadline)
     for rank, peer in followers.items():
-        with _naming(rank):
+        with _naming(meeting.name(rank)):
             peer.sendall(_WELCOME + _LENGTH.pack(len(meeting.word)) + meeting.word)
     return Met(group=group, nonce=nonce, word=meeting.word)
+
+
+def _create_segment(meeting: Meeting, nonce: bytes) -> int:
+    shape = meeting.shape
+    if shape is None:
+        shape = shape_for(meeting.size, usable_cores(), meeting.staging_bytes)
+    return create_segment(meeting.size, shape.depth, shape.area_bytes, nonce)
 
 
 def _refuse(peer: socket.socket, why: str) -> None:
@@ -172,12 +211,13 @@ def _admit(
     """Lets one more rank in; a stranger is turned away, logged, and does no harm."""
     left_s = deadline - time.monotonic()
     missing = sorted(set(range(1, meeting.size)) - set(followers))
+    names = [meeting.name(rank) for rank in missing]
     listener.settimeout(max(left_s, 0.001))
     try:
         peer, _ = listener.accept()
     except TimeoutError:
         raise RendezvousError(
-            f"after {meeting.timeout_s:g} s these ranks of {meeting.size} had not come: {missing}"
+            f"after {meeting.timeout_s:g} s these ranks of {meeting.size} had not come: {names}"
         ) from None
     try:
         if _uid_of_peer(peer) not in (os.getuid(), 0):
@@ -192,9 +232,9 @@ def _admit(
         return
     problem = None
     if size != meeting.size:
-        problem = f"rank {rank} expects {size} ranks, rank 0 expects {meeting.size}"
+        problem = f"rank {meeting.name(rank)} expects {size} ranks, rank 0 expects {meeting.size}"
     elif rank not in missing:
-        problem = f"two processes claim to be rank {rank} of {size}"
+        problem = f"two processes claim to be rank {meeting.name(rank)} of {size}"
     if problem is None:
         followers[rank] = peer
         return
@@ -215,25 +255,29 @@ def _expect_joined(peer: socket.socket, rank: int, deadline: float) -> None:
 # ---- the others
 
 
-def _follow(meeting: Meeting) -> Met:
+def _follow(meeting: Meeting, open_group: OpenGroup) -> Met:
     deadline = time.monotonic() + meeting.timeout_s
     with _connect(meeting, deadline) as leader:
         try:
             leader.sendall(_HELLO.pack(_MAGIC, meeting.rank, meeting.size))
-            group, nonce = _take_segment(leader, meeting)
+            group, nonce = _take_segment(leader, meeting, open_group)
             leader.sendall(_WELCOME)
             word = _hear(leader)
         except TimeoutError:
             raise RendezvousError(
-                f"rank {meeting.rank}: not all {meeting.size} ranks came within "
+                f"rank {meeting.name(meeting.rank)}: not all {meeting.size} ranks came within "
                 f"{meeting.timeout_s:g} s"
             ) from None
         except OSError as error:
             raise RendezvousError(
-                f"rank {meeting.rank} of {meeting.size}: rank 0 closed the connection while the "
+                f"{_who(meeting)}: rank {meeting.name(0)} closed the connection while the "
                 "group was being formed (were too many ranks started?)"
             ) from error
     return Met(group=group, nonce=nonce, word=word)
+
+
+def _who(meeting: Meeting) -> str:
+    return f"rank {meeting.name(meeting.rank)} of {meeting.size}"
 
 
 def _connect(meeting: Meeting, deadline: float) -> socket.socket:
@@ -247,7 +291,7 @@ def _connect(meeting: Meeting, deadline: float) -> socket.socket:
             leader.close()
             if time.monotonic() > deadline:
                 raise RendezvousError(
-                    f"rank {meeting.rank} of {meeting.size}: rank 0 did not listen within "
+                    f"{_who(meeting)}: rank {meeting.name(0)} did not listen within "
                     f"{meeting.timeout_s:g} s (rendezvous {meeting.rendezvous!r}; are all ranks "
                     "on one host?)"
                 ) from None
@@ -261,7 +305,9 @@ def _connect(meeting: Meeting, deadline: float) -> socket.socket:
     return leader
 
 
-def _take_segment(leader: socket.socket, meeting: Meeting) -> tuple[Group, bytes]:
+def _take_segment(
+    leader: socket.socket, meeting: Meeting, open_group: OpenGroup
+) -> tuple[Group, bytes]:
     data, fds, _, _ = socket.recv_fds(leader, 1 + _MOST_TEXT_BYTES, 1)
     if data[:1] == _REFUSAL:
         raise RendezvousError(data[1:].decode(errors="replace"))
@@ -271,7 +317,7 @@ def _take_segment(leader: socket.socket, meeting: Meeting) -> tuple[Group, bytes
         raise RendezvousError("rank 0 gave up while the group was being formed")
     nonce = data[1:]
     # From here the descriptor is the group's, which closes it.
-    return Group(fds[0], meeting.rank, nonce, usable_cores()), nonce
+    return open_group(fds[0], meeting.rank, nonce), nonce
 
 
 def _hear(leader: socket.socket) -> bytes:

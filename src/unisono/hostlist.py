@@ -1,0 +1,65 @@
+"""Slurm's way to write many host names in few characters: `rack[1-2]n[01-16],login`."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+_ENTRY = re.compile(r"(?:[^\[\],\s]+|\[[\d,-]+\])+")
+_PIECE = re.compile(r"([^\[\],\s]+)|\[([\d,-]+)\]")
+_RANGE = re.compile(r"(\d+)(?:-(\d+))?")
+
+
+@dataclass(frozen=True, slots=True)
+class _Numbers:
+    """The numbers from `first` to `last`, written with at least `width` digits."""
+
+    first: int
+    last: int
+    width: int
+
+    def __iter__(self) -> Iterator[str]:
+        return (f"{n:0{self.width}}" for n in range(self.first, self.last + 1))
+
+
+_Piece = Sequence[str | _Numbers]  # one of the alternatives
+
+
+def hosts(text: str) -> Iterator[str]:
+    """The host names that `text` stands for, in its order, each made when it is asked for.
+
+    Numbers keep the leading zeros of the first of their range. Raises `ValueError`, before the
+    first name, if `text` is no host list.
+
+    >>> list(hosts("n[08-10,12],login")), next(hosts("rack[1-2]n[1-9]"))
+    (['n08', 'n09', 'n10', 'n12', 'login'], 'rack1n1')
+    """
+    entries = re.split(r",(?![^\[]*\])", text)  # at the commas outside of brackets
+    if not all(_ENTRY.fullmatch(entry) for entry in entries):
+        raise ValueError(f"{text!r} is no list of hosts such as n[01-16],login")
+    patterns = [[_piece(match) for match in _PIECE.finditer(entry)] for entry in entries]
+    return (name for pattern in patterns for name in _names(pattern))
+
+
+def _piece(match: re.Match[str]) -> _Piece:
+    name, ranges = match.groups()
+    return [name] if name else [_numbers(part) for part in ranges.split(",")]
+
+
+def _numbers(text: str) -> _Numbers:
+    match = _RANGE.fullmatch(text)
+    if match is None or int(match[2] or match[1]) < int(match[1]):
+        raise ValueError(f"[{text}] is no range of hosts such as 01-16")
+    return _Numbers(int(match[1]), int(match[2] or match[1]), len(match[1]))
+
+
+def _names(pattern: Sequence[_Piece]) -> Iterator[str]:
+    """All names with one alternative for each piece, the last changing fastest."""
+    if not pattern:
+        yield ""
+        return
+    for alternative in pattern[0]:
+        for text in [alternative] if isinstance(alternative, str) else alternative:
+            for rest in _names(pattern[1:]):
+                yield text + rest

@@ -1,0 +1,42 @@
+"""How every rank of a job learns a text of every other, before any of them can communicate."""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+from unisono.launchers import TCP, TORCH_STORE
+from unisono.runtime.meeting_point import MeetingPoint
+
+
+class Board(Protocol):
+    """Where ranks that know nothing of each other leave their texts; used once, by one thread."""
+
+    @property
+    def secret(self) -> bytes | None:
+        """What a rank must prove to know to read or write here; None: nothing."""
+
+    def exchange(self, rank: int, size: int, mine: bytes, timeout_s: float) -> list[bytes]:
+        """The texts of all ranks, in their order; returns when all have left theirs.
+
+        Raises `RendezvousError` if a rank is missing after `timeout_s`, or they disagree about
+        who they are; `AuthenticationError` if this rank is not let in.
+        """
+
+
+def board_of(rendezvous: str, secret: bytes | None) -> Board | None:
+    """The board that a rendezvous means; None if it means that all ranks are on this host.
+
+    Raises `ValueError` for a meeting point that cannot be.
+
+    >>> board_of("a text of this job", None) is None
+    True
+    >>> board_of("tcp://192.0.2.1:29400", b"secret").secret
+    b'secret'
+    """
+    if rendezvous.startswith(TCP):
+        return MeetingPoint(rendezvous, secret)
+    if rendezvous.startswith(TORCH_STORE):
+        from unisono.runtime.torch_store import board_of_torch
+
+        return board_of_torch(rendezvous, secret)
+    return None

@@ -1,0 +1,78 @@
+"""What ranks and rank 0 say to each other at a meeting point, as bytes."""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from unisono.errors import AuthenticationError, RendezvousError
+
+PURPOSE = b"meeting point"
+"""What the handshake of these connections is bound to."""
+ADMITTED, ALL, REFUSED = b"A", b"T", b"R"
+MOST_TEXT_BYTES = 1 << 20
+"""Of one rank."""
+MOST_FRAME_BYTES = 1 << 30
+FRAME = struct.Struct("<cQ")
+"""Kind, and length of what follows."""
+
+_MAGIC = b"unimeet1"
+_HELLO = struct.Struct("<8s16sIII")
+HELLO_BYTES = _HELLO.size
+_COUNT = struct.Struct("<I")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Hello:
+    """Who comes, and the length of the text that it brings."""
+
+    job: bytes
+    rank: int
+    size: int
+    text_bytes: int
+
+    def pack(self) -> bytes:
+        """40 bytes."""
+        return _HELLO.pack(_MAGIC, self.job, self.rank, self.size, self.text_bytes)
+
+    @classmethod
+    def unpack(cls, data: bytes) -> Hello:
+        """Raises `AuthenticationError` for what no rank would say."""
+        magic, job, rank, size, text_bytes = _HELLO.unpack(data)
+        if magic != _MAGIC:
+            raise AuthenticationError("it is no unisono rank of this version, or has a job secret")
+        if text_bytes > MOST_TEXT_BYTES:
+            raise AuthenticationError(f"it wants to say {text_bytes} bytes, too many")
+        return cls(job=job, rank=rank, size=size, text_bytes=text_bytes)
+
+
+def frame(kind: bytes, payload: bytes = b"") -> bytes:
+    """A message of rank 0."""
+    return FRAME.pack(kind, len(payload)) + payload
+
+
+def pack_texts(texts: Sequence[bytes]) -> bytes:
+    """Several texts as one.
+
+    >>> unpack_texts(pack_texts([b"a", b"", b"bc"]))
+    [b'a', b'', b'bc']
+    """
+    lengths = struct.pack(f"<{len(texts) + 1}I", len(texts), *map(len, texts))
+    return lengths + b"".join(texts)
+
+
+def unpack_texts(data: bytes) -> list[bytes]:
+    """Takes them apart. Raises `RendezvousError` if the lengths do not fit."""
+    count = _COUNT.unpack_from(data)[0] if len(data) >= _COUNT.size else -1
+    start = _COUNT.size * (count + 1)
+    if not 0 < start <= len(data):
+        raise RendezvousError("rank 0 sent texts that make no sense")
+    lengths = struct.unpack_from(f"<{count}I", data, _COUNT.size)
+    if start + sum(lengths) != len(data):
+        raise RendezvousError("rank 0 sent texts that make no sense")
+    texts = []
+    for length in lengths:
+        texts.append(data[start : start + length])
+        start += length
+    return texts

@@ -1,0 +1,155 @@
+"""A meeting point of our own: rank 0 listens at `tcp://host:port`, the others come to it.
+
+With a secret both ends of every connection prove first that they know it (`links.handshake`). Then
+
+    rank   -> rank 0   hello: magic, digest of the rendezvous, rank, size; its text
+    rank 0 -> rank     ADMITTED, at once
+    rank 0 -> rank     ALL with the texts of all ranks, or REFUSED with what is wrong
+    rank   -> rank 0   ADMITTED: it has them
+
+Until a rank is admitted it tries again whatever happens, because rank 0 may come last and the port
+may be another's until then. From there on, a connection that ends is a rank that is lost.
+"""
+
+from __future__ import annotations
+
+import random
+import socket
+import time
+
+from unisono.errors import AuthenticationError, RendezvousError
+from unisono.links.handshake import authenticate
+from unisono.runtime import frames
+from unisono.runtime.frames import FRAME, Hello
+from unisono.runtime.place import PATIENCE_S, dial, keep_alive, listen, parse, resolve
+from unisono.runtime.reception import Reception
+
+_ATTEMPT_S = 10.0
+_VERDICT_S = 1.0
+_LONGEST_PAUSE_S = 0.1
+
+
+class MeetingPoint:
+    """A `Board` at `tcp://host:port`, for those who know the secret if there is one.
+
+    Raises `ValueError` if `rendezvous` is no such place.
+    """
+
+    def __init__(self, rendezvous: str, secret: bytes | None) -> None:
+        self._place = parse(rendezvous)
+        self._secret = secret
+
+    @property
+    def secret(self) -> bytes | None:
+        """What both ends of each connection prove to know; None: nothing is asked."""
+        return self._secret
+
+    def exchange(self, rank: int, size: int, mine: bytes, timeout_s: float) -> list[bytes]:
+        """The texts of all ranks, in their order.
+
+        >>> MeetingPoint("tcp://127.0.0.1:29400", None).exchange(0, 1, b"alone", 1.0)
+        [b'alone']
+        """
+        if not 0 <= rank < size:
+            raise ValueError(f"rank {rank} of {size}: ranks are counted from 0 to size-1")
+        if len(mine) > frames.MOST_TEXT_BYTES:
+            raise ValueError(f"{len(mine)} bytes: at most {frames.MOST_TEXT_BYTES} for a rank")
+        deadline = time.monotonic() + timeout_s
+        if size == 1:
+            return [mine]
+        if rank == 0:
+            return self._lead(size, mine, deadline, timeout_s)
+        hello = Hello(job=self._place.digest(), rank=rank, size=size, text_bytes=len(mine))
+        return self._follow(hello, mine, deadline, timeout_s)
+
+    def _lead(self, size: int, mine: bytes, deadline: float, timeout_s: float) -> list[bytes]:
+        listeners = listen(self._place, size + 64, deadline)
+        reception = Reception(listeners, self._place, self._secret, size=size, deadline=deadline)
+        try:
+            return reception.exchange(mine, timeout_s)
+        finally:
+            reception.close()
+
+    def _follow(self, hello: Hello, mine: bytes, deadline: float, timeout_s: float) -> list[bytes]:
+        """Tries until it is admitted or the time is over, then waits for what rank 0 says."""
+        who = f"{self._place.text}: rank {hello.rank} of {hello.size}"
+        refused_since: float | None = None
+        pause_s = 0.005
+        while True:
+            connected = False
+            try:
+                with self._dial(deadline) as leader:
+                    connected = True
+                    self._introduce(leader, hello, mine, deadline)
+                    return self._listen_to(leader, who, hello.size, deadline, timeout_s)
+            except (OSError, AuthenticationError) as error:
+                now = time.monotonic()
+                refused_since = (refused_since or now) if connected else None
+                if refused_since is not None and now > min(refused_since + PATIENCE_S, deadline):
+                    raise AuthenticationError(
+                        f"{who} was not let in: {error} (is something else listening there? has "
+                        "every rank the same rendezvous and the same job secret?)"
+                    ) from error
+                if now > deadline:
+                    raise RendezvousError(
+                        f"{who}: rank 0 did not listen within {timeout_s:g} s ({error}); is its "
+                        "host's address right, and does a firewall let the port through?"
+                    ) from error
+            time.sleep(pause_s * random.uniform(0.5, 1.0))
+            pause_s = min(pause_s * 2, _LONGEST_PAUSE_S)
+
+    def _dial(self, deadline: float) -> socket.socket:
+        left_s = max(deadline - time.monotonic(), 0.05)
+        leader = dial(resolve(self._place), min(left_s, _ATTEMPT_S))
+        keep_alive(leader)
+        return leader
+
+    def _introduce(self, leader: socket.socket, hello: Hello, mine: bytes, deadline: float) -> None:
+        """Returns when rank 0 has admitted this rank. Raises `OSError`, `AuthenticationError`."""
+        until = max(min(deadline, time.monotonic() + _ATTEMPT_S), time.monotonic() + _VERDICT_S)
+        if self._secret is not None:
+            authenticate(leader, self._secret, dialing=True, purpose=frames.PURPOSE, deadline=until)
+        leader.settimeout(max(until - time.monotonic(), 1e-3))
+        leader.sendall(hello.pack() + mine)
+        kind, payload = _receive_frame(leader, until)
+        if kind == frames.REFUSED:
+            raise RendezvousError(payload.decode(errors="replace"))
+        if kind != frames.ADMITTED:
+            raise AuthenticationError("what listens there is no rank 0")
+
+    def _listen_to(
+        self, leader: socket.socket, who: str, size: int, deadline: float, timeout_s: float
+    ) -> list[bytes]:
+        """What rank 0 says in the end. It may have come later, and then gives up later."""
+        try:
+            kind, payload = _receive_frame(leader, deadline + _VERDICT_S)
+            if kind == frames.ALL:
+                leader.sendall(frames.ADMITTED)
+        except TimeoutError:
+            raise RendezvousError(f"{who}: not all ranks came within {timeout_s:g} s") from None
+        except OSError as error:
+            raise RendezvousError(f"{who}: rank 0 was lost while the ranks were meeting") from error
+        if kind == frames.REFUSED:
+            raise RendezvousError(payload.decode(errors="replace"))
+        texts = frames.unpack_texts(payload) if kind == frames.ALL else []
+        if len(texts) != size:
+            raise RendezvousError(f"{who}: rank 0 sent {len(texts)} texts")
+        return texts
+
+
+def _receive_frame(leader: socket.socket, deadline: float) -> tuple[bytes, bytes]:
+    kind, length = FRAME.unpack(_receive(leader, FRAME.size, deadline))
+    if length > frames.MOST_FRAME_BYTES:
+        raise AuthenticationError("what listens there is no rank 0")
+    return kind, _receive(leader, length, deadline)
+
+
+def _receive(leader: socket.socket, length: int, deadline: float) -> bytes:
+    data = bytearray()
+    while len(data) < length:
+        leader.settimeout(max(deadline - time.monotonic(), 1e-3))
+        more = leader.recv(min(length - len(data), 1 << 20))
+        if not more:
+            raise ConnectionResetError("the connection was closed")
+        data += more
+    return bytes(data)

@@ -1,0 +1,266 @@
+"""Rank 0 at a meeting point: lets the ranks in, hears their texts, and tells each those of all.
+
+One thread, which waits for nobody in particular: a guest that says nothing, or a byte a second, is
+turned away when its time is up, and delays nobody. A stranger is logged once and does no harm.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import selectors
+import socket
+import time
+
+from unisono.errors import AuthenticationError, RendezvousError
+from unisono.links.handshake import Handshake
+from unisono.runtime import frames
+from unisono.runtime.frames import Hello
+from unisono.runtime.place import Place, keep_alive
+
+_log = logging.getLogger("unisono")
+
+_GUEST_S = 10.0
+"""How long a connection may take to say who it is."""
+_MOST_STRANGERS = 256
+"""Connections that have not said who they are; the oldest goes when there are more."""
+
+
+class Guest:
+    """A connection to rank 0, and how far it has come."""
+
+    def __init__(self, connection: socket.socket, secret: bytes | None) -> None:
+        connection.setblocking(False)
+        self.connection = connection
+        self.until = time.monotonic() + _GUEST_S
+        self.hello: Hello | None = None
+        self.text: bytes | None = None
+        self.content = False
+        """It has said that it has the texts of all."""
+        self._handshake: Handshake | None = None
+        self._wanted = frames.HELLO_BYTES
+        if secret is not None:
+            self._handshake = Handshake(secret, dialing=False, purpose=frames.PURPOSE)
+            self._wanted = self._handshake.wanted_bytes
+        self._incoming = bytearray()
+        self._outgoing = bytearray()
+
+    @property
+    def rank(self) -> int:
+        """Which rank it says it is; -1: it has not said so."""
+        return -1 if self.hello is None else self.hello.rank
+
+    @property
+    def events(self) -> int:
+        """What to wait for."""
+        return selectors.EVENT_READ | (selectors.EVENT_WRITE if self._outgoing else 0)
+
+    def send(self, data: bytes) -> None:
+        """Sends what can be sent at once, and keeps the rest. Raises `OSError`."""
+        self._outgoing += data
+        with contextlib.suppress(BlockingIOError):
+            while self._outgoing:
+                del self._outgoing[: self.connection.send(self._outgoing)]
+
+    def receive(self) -> None:
+        """Takes what has come, and never more than the next message.
+
+        Raises `AuthenticationError` for what no rank would say, `OSError` when the connection ends.
+        """
+        with contextlib.suppress(BlockingIOError):
+            while True:
+                more = self.connection.recv(max(self._wanted - len(self._incoming), 1))
+                if not more:
+                    raise ConnectionResetError("it closed the connection")
+                self._incoming += more
+                if len(self._incoming) == self._wanted:
+                    message = bytes(self._incoming)
+                    self._incoming.clear()
+                    self._take(message)
+
+    def _take(self, message: bytes) -> None:
+        if self._handshake is not None:
+            self.send(self._handshake.take(message))
+            self._wanted = self._handshake.wanted_bytes
+            if not self._wanted:
+                self._handshake, self._wanted = None, frames.HELLO_BYTES
+        elif self.hello is None:
+            self.hello = Hello.unpack(message)
+            self._wanted = self.hello.text_bytes
+            if not self._wanted:
+                self.text, self._wanted = b"", 1
+        elif self.text is None:
+            self.text, self._wanted = message, 1
+        elif message == frames.ADMITTED and not self.content:
+            self.content = True
+        else:
+            raise ConnectionResetError("it said what no rank would")
+
+
+class Reception:
+    """Rank 0's side of one exchange, for `size` ranks until `deadline`. Close it after use."""
+
+    def __init__(
+        self,
+        listeners: list[socket.socket],
+        place: Place,
+        secret: bytes | None,
+        *,
+        size: int,
+        deadline: float,
+    ) -> None:
+        self._place = place
+        self._secret = secret
+        self._size = size
+        self._deadline = deadline
+        self._listeners = listeners
+        self._strangers: dict[Guest, None] = {}
+        """In the order in which they came."""
+        self._guests: dict[int, Guest] = {}
+        self._logged: set[str] = set()
+        self._selector = selectors.DefaultSelector()
+        for listener in listeners:
+            listener.setblocking(False)
+            self._selector.register(listener, selectors.EVENT_READ)
+
+    def exchange(self, mine: bytes, timeout_s: float) -> list[bytes]:
+        """The texts of all ranks; when it returns, all have them. Raises `RendezvousError`."""
+        try:
+            while len(self._guests) < self._size - 1:
+                self._require_time(
+                    f"{self._place.text}: after {timeout_s:g} s these ranks of {self._size} had "
+                    f"not come: {sorted(set(range(1, self._size)) - set(self._guests))}"
+                )
+                self._turn()
+            self._close_door()
+            texts = [mine, *(self._guests[rank].text or b"" for rank in range(1, self._size))]
+            self._tell(frames.frame(frames.ALL, frames.pack_texts(texts)))
+            while not all(guest.content for guest in self._guests.values()):
+                late = sorted(rank for rank, guest in self._guests.items() if not guest.content)
+                self._require_time(f"{self._place.text}: ranks {late} stopped while meeting")
+                self._turn()
+            return texts
+        except RendezvousError as error:
+            with contextlib.suppress(RendezvousError):
+                self._tell(frames.frame(frames.REFUSED, str(error).encode()))
+            raise
+
+    def close(self) -> None:
+        """Ends all connections."""
+        self._close_door()
+        for guest in self._guests.values():
+            guest.connection.close()
+        self._selector.close()
+
+    def _close_door(self) -> None:
+        """Nobody else is let in, so that the next meeting at this port starts with new guests."""
+        for listener in self._listeners:
+            self._selector.unregister(listener)
+            listener.close()
+        self._listeners = []
+        for guest in list(self._strangers):
+            self._drop(guest)
+
+    def _require_time(self, problem: str) -> None:
+        if time.monotonic() > self._deadline:
+            raise RendezvousError(problem)
+
+    def _turn(self) -> None:
+        """Waits for something to happen, and does what follows from it."""
+        next_s = min([self._deadline, *(guest.until for guest in self._strangers)])
+        for key, events in self._selector.select(max(next_s - time.monotonic(), 0) + 1e-3):
+            if isinstance(key.data, Guest):
+                self._serve(key.data, events)
+            elif isinstance(key.fileobj, socket.socket):
+                self._accept(key.fileobj)
+        now = time.monotonic()
+        for guest in [guest for guest in self._strangers if guest.until < now]:
+            self._turn_away(guest, f"it did not say who it is within {_GUEST_S:g} s")
+
+    def _accept(self, listener: socket.socket) -> None:
+        try:
+            connection, _ = listener.accept()
+        except OSError:  # it has gone again, or descriptors are short: others wait in the queue
+            time.sleep(1e-3)
+            return
+        keep_alive(connection)
+        guest = Guest(connection, self._secret)
+        self._strangers[guest] = None
+        self._selector.register(connection, selectors.EVENT_READ, guest)
+        if len(self._strangers) > _MOST_STRANGERS + self._size:
+            self._turn_away(next(iter(self._strangers)), "too many others wait behind it")
+
+    def _serve(self, guest: Guest, events: int) -> None:
+        if guest.connection.fileno() < 0:
+            return  # turned away in this very turn
+        try:
+            if events & selectors.EVENT_WRITE:
+                guest.send(b"")
+            if events & selectors.EVENT_READ:
+                guest.receive()
+            if guest in self._strangers and guest.text is not None:
+                self._admit(guest)
+            self._selector.modify(guest.connection, guest.events, guest)
+        except (OSError, AuthenticationError) as error:
+            if guest in self._strangers:
+                self._turn_away(guest, str(error))
+            elif not guest.content:
+                raise RendezvousError(
+                    f"{self._place.text}: rank {guest.rank} ({_name(guest)}) was lost while the "
+                    f"ranks were meeting: {error}"
+                ) from error
+            else:  # it has the texts and went on
+                self._selector.unregister(guest.connection)
+
+    def _admit(self, guest: Guest) -> None:
+        hello = guest.hello
+        assert hello is not None
+        if hello.job != self._place.digest():
+            raise AuthenticationError("it looks for another job's meeting point")
+        problem = None
+        if hello.size != self._size:
+            problem = f"rank {hello.rank} expects {hello.size} ranks, rank 0 expects {self._size}"
+        elif not 0 < hello.rank < self._size or hello.rank in self._guests:
+            problem = f"two processes claim to be rank {hello.rank} of {self._size}"
+        if problem is not None:
+            problem = f"{self._place.text}: {problem} ({_name(guest)})"
+            guest.send(frames.frame(frames.REFUSED, problem.encode()))
+            raise RendezvousError(problem)
+        del self._strangers[guest]
+        self._guests[hello.rank] = guest
+        guest.send(frames.frame(frames.ADMITTED))
+
+    def _tell(self, message: bytes) -> None:
+        for rank, guest in self._guests.items():
+            try:
+                guest.send(message)
+                self._selector.modify(guest.connection, guest.events, guest)
+            except OSError as error:
+                lost = f"{self._place.text}: rank {rank} was lost while the ranks were meeting"
+                raise RendezvousError(lost) from error
+
+    def _turn_away(self, guest: Guest, why: str) -> None:
+        name = _name(guest)
+        address = name.rpartition(" port ")[0]
+        self._drop(guest)
+        if address not in self._logged:
+            self._logged.add(address)
+            _log.warning(
+                "%s: turned a connection from %s away, and will not log others from there: %s",
+                self._place.text,
+                name,
+                why,
+            )
+
+    def _drop(self, guest: Guest) -> None:
+        self._strangers.pop(guest)
+        self._selector.unregister(guest.connection)
+        guest.connection.close()
+
+
+def _name(guest: Guest) -> str:
+    try:
+        address = guest.connection.getpeername()
+    except OSError:
+        return "unknown port -"
+    return f"{address[0]} port {address[1]}"
