@@ -34,7 +34,10 @@ def test_torchrun() -> None:
         assert config.world({**environ, name: "1"}).rendezvous != found.rendezvous
     assert config.world({**environ, "RANK": "2"}).rendezvous == found.rendezvous
     several = config.world({**environ, "WORLD_SIZE": "8"})
-    assert several.rendezvous == "torch-store:127.0.0.1:29500:none:0"
+    assert several.rendezvous == "torch-store:127.0.0.1:29500:none"
+    # Agents whose own ranks did not fail do not count a restart.
+    restarted = {**environ, "WORLD_SIZE": "8", "TORCHELASTIC_RESTART_COUNT": "1"}
+    assert config.world(restarted).rendezvous == several.rendezvous
     with pytest.raises(RendezvousError, match="no rank given"):
         config.world({"RANK": "1"})
 
@@ -176,7 +179,8 @@ def test_settings() -> None:
         ("UNISONO_TIMEOUT_S", "0"), ("UNISONO_TIMEOUT_S", "-1"), ("UNISONO_TIMEOUT_S", "nan"),
         ("UNISONO_TIMEOUT_S", "soon"), ("UNISONO_STAGING_BYTES", "1"),
         ("UNISONO_STAGING_BYTES", "16M"), ("UNISONO_STAGING_BYTES", str(1 << 40)),
-        ("UNISONO_RAILS", "0"), ("UNISONO_RAILS", "two"), ("UNISONO_STORES", "magic"), ("UNISONO_REPRODUCIBLE", "yes"),
+        ("UNISONO_RAILS", "0"), ("UNISONO_RAILS", "two"),
+        ("UNISONO_STORES", "magic"), ("UNISONO_REPRODUCIBLE", "yes"),
     ],
 )  # fmt: skip
 def test_settings_that_make_no_sense_are_named(name: str, value: str) -> None:

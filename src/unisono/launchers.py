@@ -96,15 +96,18 @@ def _torchrun(environ: Mapping[str, str]) -> _Launch | None:
     if "RANK" not in environ or "WORLD_SIZE" not in environ:
         return None
     size = number(environ, "WORLD_SIZE")
-    parts = ("MASTER_ADDR", "MASTER_PORT", "TORCHELASTIC_RUN_ID", "TORCHELASTIC_RESTART_COUNT")
-    key = ":".join(environ.get(part, "") for part in parts)
+    store = ":".join(
+        environ.get(name, "") for name in ("MASTER_ADDR", "MASTER_PORT", "TORCHELASTIC_RUN_ID")
+    )
     return _Launch(
         launcher="torchrun",
         rank=number(environ, "RANK"),
         size=size,
         local=number(environ, "LOCAL_WORLD_SIZE", size),
-        job=f"torchrun:{key}",
-        place=lambda: f"{TORCH_STORE}{key}",
+        job=f"torchrun:{store}:{environ.get('TORCHELASTIC_RESTART_COUNT', '')}",
+        # Agents of several hosts do not agree about the number of restarts: those whose own ranks
+        # did not fail do not count.
+        place=lambda: f"{TORCH_STORE}{store}",
     )
 
 

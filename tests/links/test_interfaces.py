@@ -64,7 +64,9 @@ def test_nothing_left_is_an_error_that_names_what_there_is(spec: str) -> None:
         choose(spec, HOST)
     with pytest.raises(RendezvousError, match="none that is up"):
         choose("", [])
-    with pytest.raises(RendezvousError, match=r"leaves no interface of this host, which has docker0"):
+    with pytest.raises(
+        RendezvousError, match=r"leaves no interface of this host, which has docker0"
+    ):
         choose("", host("docker0"))
 
 

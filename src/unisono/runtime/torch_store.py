@@ -18,7 +18,7 @@ from unisono.runtime.store_board import Store, StoreBoard
 def board_of_torch(rendezvous: str, secret: bytes | None) -> StoreBoard:
     """The board at the store that torch's environment variables lead to.
 
-    `rendezvous` has the numbers of the job and of its restart, which keep attempts apart.
+    `rendezvous` keeps jobs apart; `StoreBoard` itself the attempts of one.
     """
     name = f"unisono/{hashlib.sha256(rendezvous.encode()).hexdigest()[:16]}"
     return StoreBoard(_open, name, secret)

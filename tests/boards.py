@@ -1,0 +1,59 @@
+"""Ranks as threads that meet at boards, for the tests of these."""
+
+from __future__ import annotations
+
+import concurrent.futures
+import socket
+import threading
+from collections.abc import Callable, Sequence
+from datetime import timedelta
+from typing import Any
+
+
+def at_once(*calls: Callable[[], Any]) -> list[Any]:
+    """What each call returned or raised; they run at once."""
+
+    def outcome(call: Callable[[], Any]) -> Any:
+        try:
+            return call()
+        except Exception as error:
+            return error
+
+    with concurrent.futures.ThreadPoolExecutor(len(calls)) as pool:
+        return [future.result(60) for future in [pool.submit(outcome, call) for call in calls]]
+
+
+def free_port(address: str = "127.0.0.1") -> int:
+    """A port that nobody has."""
+    with socket.socket(socket.AF_INET6 if ":" in address else socket.AF_INET) as listener:
+        listener.bind((address, 0))
+        return int(listener.getsockname()[1])
+
+
+def all_are(outcomes: Sequence[Any], error: type[Exception], text: str) -> None:
+    """Every outcome is this error, with this text in it."""
+    for outcome in outcomes:
+        assert isinstance(outcome, error), outcomes
+        assert text in str(outcome), outcomes
+
+
+class Dictionary:
+    """A store in the memory of this process."""
+
+    def __init__(self) -> None:
+        self.values: dict[str, bytes] = {}
+        self._changed = threading.Condition()
+
+    def set(self, key: str, value: str | bytes, /) -> None:
+        with self._changed:
+            self.values[key] = value.encode() if isinstance(value, str) else value
+            self._changed.notify_all()
+
+    def get(self, key: str, /) -> bytes:
+        return self.values[key]
+
+    def wait(self, keys: list[str], timeout: timedelta, /) -> None:
+        with self._changed:
+            there = lambda: all(key in self.values for key in keys)  # noqa: E731
+            if not self._changed.wait_for(there, timeout.total_seconds()):
+                raise RuntimeError("wait timeout")
