@@ -29,7 +29,7 @@ class Liar(Peer):
     def bind(self, case, x, out):
         return lambda: x.__setitem__(0, 5)
 
-worker.connect_peer = lambda contestant, rank, ranks, folder: Liar(rank)
+worker.connect_peer = lambda contestant, rank, ranks, meeting: Liar(rank)
 worker.main()
 """
 

@@ -20,6 +20,17 @@ class Api(StrEnum):
 JsonOption = Annotated[
     str | None, typer.Option("--json", metavar="PATH", help="Write JSON here; - is stdout.")
 ]
+LabHosts = Annotated[
+    int | None, typer.Option("--hosts", min=2, help="Hosts of a lab on this machine (root).")
+]
+PerHostOption = Annotated[int, typer.Option(min=1, help="Ranks on each of these hosts.")]
+RateOption = Annotated[
+    str | None, typer.Option(help="Limit of each link, such as 1gbit; by default none.")
+]
+RailsOption = Annotated[int, typer.Option(min=1, help="Links of each host.")]
+DelayOption = Annotated[
+    str | None, typer.Option(help="Added on the way from host to host, such as 1ms.")
+]
 RanksOption = Annotated[int, typer.Option("--ranks", "-n", min=1, help="Ranks (processes).")]
 
 
@@ -27,6 +38,11 @@ def bench(
     *,
     op: Annotated[str, typer.Argument(help="Operation, or several separated by commas.")],
     ranks: RanksOption = 4,
+    hosts: LabHosts = None,
+    per_host: PerHostOption = 1,
+    rate: RateOption = None,
+    rails: RailsOption = 1,
+    delay: DelayOption = None,
     sizes: Annotated[str, typer.Option(help="8,64K,1.5M, or a range: 8:64M:x8.")] = "8:64M:x8",
     dtype: Annotated[str, typer.Option(help="Element type.")] = "float32",
     redop: Annotated[str, typer.Option(help="Reduction, such as sum.")] = "sum",
@@ -50,13 +66,14 @@ def bench(
         Path | None, typer.Option("--plot", help="Write a PNG (needs the plot extra).")
     ] = None,
 ) -> None:
-    """Measure operations beside other libraries and the memory's limit.
+    """Measure operations beside other libraries and the limit of the memory or the network.
 
     All contestants take turns in one run, and every rank checks every element of every result: a
-    wrong one ends with exit code 1.
+    wrong one ends with exit code 1. With --hosts, ranks run on hosts of a lab: network namespaces
+    of this machine, with links as fast as --rate says.
     """
     from unisono.bench.contestants import OURS
-    from unisono.bench.execute import Request, execute, split_names
+    from unisono.bench.execute import Hosts, Request, execute, split_names
     from unisono.bench.runner import Pace
     from unisono.bench.sizes import parse_sizes
     from unisono.errors import UnsupportedError
@@ -64,10 +81,16 @@ def bench(
     try:
         ops, all_sizes = split_names(op), parse_sizes(sizes)
         rows = max(1, len(ops) * len(all_sizes))
+        lab = None
+        if hosts is not None:
+            lab = Hosts(hosts=hosts, per_host=per_host, rate=rate, rails=rails, delay=delay)
+        elif rate is not None or delay is not None or (per_host, rails) != (1, 1):
+            raise ValueError("--per-host, --rate, --rails and --delay go with --hosts")
         budget_s = None if time_budget is None else time_budget / rows
         request = Request(
             ops=ops,
-            ranks=ranks,
+            ranks=ranks if lab is None else lab.ranks,
+            hosts=lab,
             sizes=all_sizes,
             dtype=dtype,
             redop=redop,

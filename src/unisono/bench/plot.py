@@ -5,7 +5,7 @@ from __future__ import annotations
 from importlib import util
 from pathlib import Path
 
-from unisono.bench.contestants import LIMIT
+from unisono.bench.contestants import LIMITS
 from unisono.bench.results import Report, Row
 from unisono.bench.sizes import format_size
 from unisono.errors import UnsupportedError
@@ -33,9 +33,9 @@ def save_plot(report: Report, path: Path) -> None:
             sizes, times_us, rates_GBps = _series(rows, name)
             if not sizes:
                 continue
-            style = {"linestyle": "--", "color": "grey"} if name == LIMIT else {"marker": "."}
+            style = {"linestyle": "--", "color": "grey"} if name in LIMITS else {"marker": "."}
             time_panel.plot(sizes, times_us, label=name, **style)
-            if name != LIMIT:
+            if name not in LIMITS:
                 rate_panel.plot(sizes, rates_GBps, label=name, **style)
         ticks = sorted({row.case.size_bytes for row in rows})
         for panel in (time_panel, rate_panel):

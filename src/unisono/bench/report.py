@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from itertools import groupby
+from statistics import median
 
 from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from unisono.bench.contestants import LIMIT
+from unisono.bench.contestants import LIMITS, NETWORK
 from unisono.bench.probe import describe_latency
 from unisono.bench.results import Measurement, Report, Row
 from unisono.bench.sizes import format_size
@@ -23,8 +24,13 @@ _NONE = "-"
 _FOOTNOTE = (
     "size: larger buffer of a rank. time: median over rounds of the slowest rank's mean call. "
     "algbw: size / time; busbw: algbw x nccl-tests' factor. x ours: its time over ours (above 1: "
-    "ours is faster). x limit: its time over one memory pass of all ranks. core ns: one-way "
+    "ours is faster). x limit: its time over {limit}. core ns: one-way "
     "latency between cores during the row."
+)
+_MEMORY_PASS = "one memory pass of all ranks"
+_WIRE_TIME = (
+    "that in which the links, at the rate that iperf3 reached just after the row, carry what any "
+    "schedule has to move between hosts"
 )
 
 
@@ -33,7 +39,8 @@ def render_report(report: Report) -> RenderableType:
     parts: list[RenderableType] = []
     for op, rows in groupby(report.rows, key=lambda row: row.case.op):
         parts.append(_render_operation(report, op, list(rows)))
-    parts.append(Text(_FOOTNOTE, style="dim"))
+    limit = _WIRE_TIME if report.limit == NETWORK else _MEMORY_PASS
+    parts.append(Text(_FOOTNOTE.format(limit=limit), style="dim"))
     if (busy := report.machine.get("busy_cores", 0.0)) > BUSY_CORES:
         warning = f"other processes were using {busy:.1f} cores: these times are not reliable"
         parts.append(Text(warning, style="yellow"))
@@ -47,7 +54,8 @@ def render_report(report: Report) -> RenderableType:
 def _render_operation(report: Report, op: str, rows: list[Row]) -> Table:
     machine = report.machine
     where = f"{machine['cpu']}, {machine['cores']} cores" if machine else ""
-    table = Table(title=f"{op}, {rows[0].case.ranks} ranks ({where})", title_justify="left")
+    ranks = f"{rows[0].case.ranks} ranks{_hosts(report)}"
+    table = Table(title=f"{op}, {ranks} ({where})", title_justify="left")
     for column in ("size", "count"):
         table.add_column(column, justify="right", no_wrap=True)
     for column in ("type", "redop", "contestant"):
@@ -72,6 +80,17 @@ def _render_operation(report: Report, op: str, rows: list[Row]) -> Table:
     return table
 
 
+def _hosts(report: Report) -> str:
+    """Where the ranks of a run over hosts are, and what their links carried."""
+    cluster = report.settings.get("cluster")
+    if cluster is None:
+        return ""
+    payloads_Bps = [row.payload_Bps for row in report.rows if row.payload_Bps is not None]
+    rate = f", payload {median(payloads_Bps) * 8 / _GIGA:.3f} Gbit/s" if payloads_Bps else ""
+    rails = f", {cluster['rails']} rails" if cluster["rails"] > 1 else ""
+    return f" on {cluster['hosts']} hosts{rails}, links {cluster['rate'] or 'uncapped'}{rate}"
+
+
 def _case_cells(row: Row) -> tuple[str, str, str, str]:
     case = row.case
     redop = case.redop if case.operation.reduces else "none"
@@ -90,9 +109,9 @@ def _measurement_cells(report: Report, row: Row, measurement: Measurement) -> tu
         _time(measurement.median_s),
         spread,
         _rate(row.algbw_Bps(measurement)),
-        _rate(None if name == LIMIT else row.busbw_Bps(measurement)),
+        _rate(None if name in LIMITS else row.busbw_Bps(measurement)),
         ours,
-        _ratio(row.ratio(name, LIMIT)),
+        _ratio(row.ratio(name, report.limit)),
     )
 
 
@@ -100,7 +119,7 @@ def _render_means(report: Report) -> list[RenderableType]:
     lines: list[RenderableType] = []
     for name in report.contestants:
         ours, limit = report.mean_ratio(name), report.mean_limit_ratio(name)
-        if name == LIMIT:
+        if name in LIMITS:
             continue
         if ours is not None and name != report.ours:
             text = f"geometric mean: {name} takes {ours:.2f} x the time of {report.ours}"
@@ -139,7 +158,9 @@ def _time(time_s: float | None) -> str:
 
 
 def _rate(rate_Bps: float | None) -> str:
-    return _NONE if rate_Bps is None else f"{rate_Bps / _GIGA:.2f}"
+    if rate_Bps is None:
+        return _NONE
+    return f"{rate_Bps / _GIGA:.{2 if rate_Bps >= _GIGA else 3}f}"
 
 
 def _ratio(ratio: float | None) -> str:

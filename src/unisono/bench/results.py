@@ -8,7 +8,7 @@ from statistics import geometric_mean, median, quantiles
 from typing import Any
 
 from unisono.bench.cases import Case
-from unisono.bench.contestants import LIMIT
+from unisono.bench.contestants import LIMITS, MEMORY
 
 SCHEMA = 1
 
@@ -44,6 +44,8 @@ class Row:
     case: Case
     measurements: tuple[Measurement, ...]
     probes_s: tuple[float, ...] = ()
+    payload_Bps: float | None = None
+    """Across hosts: what a link carried when it was measured, just after."""
 
     def of(self, contestant: str) -> Measurement | None:
         return next((m for m in self.measurements if m.contestant == contestant), None)
@@ -80,6 +82,11 @@ class Report:
     command: tuple[str, ...] = ()
 
     @property
+    def limit(self) -> str:
+        """Which limit the contestants are compared with."""
+        return next((name for name in self.contestants if name in LIMITS), MEMORY)
+
+    @property
     def wrong(self) -> int:
         return sum(m.wrong for row in self.rows for m in row.measurements)
 
@@ -95,8 +102,8 @@ class Report:
         return mean_of_ratios(row.ratio(contestant, self.ours) for row in self.rows)
 
     def mean_limit_ratio(self, contestant: str) -> float | None:
-        """Geometric mean over all rows of the contestant's time over the memory limit's."""
-        return mean_of_ratios(row.ratio(contestant, LIMIT) for row in self.rows)
+        """Geometric mean over all rows of the contestant's time over the limit's."""
+        return mean_of_ratios(row.ratio(contestant, self.limit) for row in self.rows)
 
     def to_dict(self) -> dict[str, Any]:
         """For JSON: everything, raw rounds included; seconds and bytes throughout."""
@@ -106,8 +113,9 @@ class Report:
             "machine": self.machine,
             "settings": self.settings,
             "ours": self.ours,
+            "limit": self.limit,
             "skipped": self.skipped,
-            "rows": [_row_to_dict(row, self.ours) for row in self.rows],
+            "rows": [_row_to_dict(row, self.ours, self.limit) for row in self.rows],
             "geometric_mean": {
                 name: {
                     "time_over_ours": self.mean_ratio(name),
@@ -125,24 +133,29 @@ def mean_of_ratios(ratios: Iterable[float | None]) -> float | None:
     return geometric_mean(known) if known else None
 
 
-def _row_to_dict(row: Row, ours: str) -> dict[str, Any]:
+def _row_to_dict(row: Row, ours: str, limit: str) -> dict[str, Any]:
     return {
         **row.case.to_dict(),
         "size_bytes": row.case.size_bytes,
         "count": row.case.count,
         "probes_s": list(row.probes_s),
-        "results": {m.contestant: _measurement_to_dict(row, m, ours) for m in row.measurements},
+        "payload_Bps": row.payload_Bps,
+        "results": {
+            m.contestant: _measurement_to_dict(row, m, ours, limit) for m in row.measurements
+        },
     }
 
 
-def _measurement_to_dict(row: Row, measurement: Measurement, ours: str) -> dict[str, Any]:
+def _measurement_to_dict(
+    row: Row, measurement: Measurement, ours: str, limit: str
+) -> dict[str, Any]:
     return {
         "time_s": measurement.median_s,
         "spread_s": measurement.spread_s,
         "algbw_Bps": row.algbw_Bps(measurement),
         "busbw_Bps": row.busbw_Bps(measurement),
         "time_over_ours": row.ratio(measurement.contestant, ours),
-        "time_over_limit": row.ratio(measurement.contestant, LIMIT),
+        "time_over_limit": row.ratio(measurement.contestant, limit),
         "wrong": measurement.wrong,
         "error": measurement.error,
         "iterations": measurement.iterations,

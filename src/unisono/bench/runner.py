@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from functools import partial
 from math import ceil
 
 from unisono.bench.cases import Case
-from unisono.bench.contestants import Contestant, reason_missing
+from unisono.bench.cluster import Cluster, probe_payload_Bps, wire_bytes
+from unisono.bench.contestants import NETWORK, Contestant, reason_missing
 from unisono.bench.machine import busy_cores, describe_machine
 from unisono.bench.probe import probe_core_latency_s
 from unisono.bench.results import Measurement, Report, Row
@@ -56,21 +57,27 @@ def run_benchmark(
     ours: str,
     pace: Pace | None = None,
     bind: bool = False,
+    cluster: Cluster | None = None,
     command: Sequence[str] = (),
     observe: Observer = lambda step, share: None,
 ) -> Report:
     """Measure all cases (of one rank count). What cannot run is skipped with its reason.
 
-    With `bind`, rank r of every contestant stays on core r mod cores.
+    With `bind`, rank r of every contestant stays on core r mod cores. With a `cluster`, ranks run
+    on its hosts, and what its links carry is measured after every case.
     """
     pace = pace or Pace()
     skipped: dict[str, str] = {}
     machine = {**describe_machine(), "busy_cores": busy_cores()}
     with ExitStack() as stack:
         worlds: list[World] = []
-        for name in dict.fromkeys(contestants):
+        for number, name in enumerate(dict.fromkeys(contestants)):
+            if name == NETWORK:
+                continue  # it needs no processes
             observe(f"starting {name}", 0.0)
-            world = stack.enter_context(World(Contestant(name=name), cases[0].ranks, bind=bind))
+            place = None if cluster is None else replace(cluster, port=cluster.port + number)
+            world = World(Contestant(name=name), cases[0].ranks, bind=bind, cluster=place)
+            stack.enter_context(world)
             if reason := _start(world):
                 skipped[name] = reason
             else:
@@ -82,16 +89,29 @@ def run_benchmark(
                 share = (index + turn / (pace.rounds + 1)) / len(cases)
                 observe(f"{case.op} {format_size(case.size_bytes)}", share)
 
-            rows.append(_measure(case, worlds, skipped, pace, observe_turn))
+            row = _measure(case, worlds, skipped, pace, observe_turn)
+            rows.append(row if cluster is None else _with_limit(row, cluster))
     return Report(
         ours=ours,
         contestants=tuple(dict.fromkeys(contestants)),
         rows=tuple(rows),
         skipped=skipped,
-        settings={**asdict(pace), "bind": bind},
+        settings={
+            **asdict(pace),
+            "bind": bind,
+            **({} if cluster is None else {"cluster": cluster.to_dict()}),
+        },
         machine=machine,
         command=tuple(command),
     )
+
+
+def _with_limit(row: Row, cluster: Cluster) -> Row:
+    """The row with what the links allow at the rate that they have now; all ranks are asleep."""
+    payload_Bps = probe_payload_Bps(cluster.lab)
+    limit_s = wire_bytes(row.case, cluster.lab.hosts) / payload_Bps
+    limit = Measurement(contestant=NETWORK, times_s=(limit_s,))
+    return replace(row, measurements=(*row.measurements, limit), payload_Bps=payload_Bps)
 
 
 def _start(world: World) -> str | None:

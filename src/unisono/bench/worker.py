@@ -14,7 +14,7 @@ import numpy as np
 from unisono.bench.barrier import StartLine
 from unisono.bench.cases import Case
 from unisono.bench.channel import Channel, Message
-from unisono.bench.contestants import LIMIT, OURS, Contestant
+from unisono.bench.contestants import MEMORY, OURS, Contestant
 from unisono.bench.patterns import allocate, count_wrong
 from unisono.bench.peers.base import Array, Call, Peer
 from unisono.errors import UnsupportedError
@@ -77,18 +77,21 @@ class Worker:
         return {"elapsed_s": time.perf_counter() - start_s}
 
 
-def connect_peer(contestant: Contestant, *, rank: int, ranks: int, folder: Path) -> Peer:
-    """The contestant's driver. Imports its library, and no other."""
+def connect_peer(contestant: Contestant, *, rank: int, ranks: int, meeting: str) -> Peer:
+    """The contestant's driver; its ranks find each other at `meeting`, a URL.
+
+    Imports its library, and no other.
+    """
     options: dict[str, Any] = {"rank": rank, "ranks": ranks}
-    if contestant.base == LIMIT:
+    if contestant.base == MEMORY:
         module, name, options = "memory", "MemoryPeer", {"rank": rank}
     elif contestant.base == OURS["native"]:
         module, name = "native", "NativePeer"
-        options |= {"rendezvous": str(folder), "algorithm": contestant.algorithm}
+        options |= {"rendezvous": meeting, "algorithm": contestant.algorithm}
     elif contestant.base in ("gloo", OURS["torch"]):
         module, name = "torch_distributed", "TorchPeer"
         backend = "gloo" if contestant.base == "gloo" else "unisono"
-        options |= {"backend": backend, "store": folder / "store"}
+        options |= {"backend": backend, "meeting": meeting}
     else:
         module, name, options = "mpi", "MpiPeer", {}
     driver = importlib.import_module(f"unisono.bench.peers.{module}")
@@ -120,13 +123,14 @@ def main() -> None:
     parser.add_argument("folder", type=Path)
     parser.add_argument("--ranks", type=int, required=True)
     parser.add_argument("--rank", type=int, default=-1, help="by default, the library's own")
+    parser.add_argument("--meeting", help="where ranks find each other; by default, a file")
     parser.add_argument("--bind", action="store_true", help="stay on core rank mod cores")
     arguments = parser.parse_args()
     folder, ranks = arguments.folder, arguments.ranks
     channel = Channel.connect(folder / "socket")
-    peer = connect_peer(
-        Contestant(name=arguments.contestant), rank=arguments.rank, ranks=ranks, folder=folder
-    )
+    meeting = arguments.meeting or f"file://{folder / 'store'}"
+    contestant = Contestant(name=arguments.contestant)
+    peer = connect_peer(contestant, rank=arguments.rank, ranks=ranks, meeting=meeting)
     if arguments.bind:
         bind_to_core(peer.rank)
     start_line = StartLine(folder / "start_line", rank=peer.rank, ranks=ranks)

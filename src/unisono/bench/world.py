@@ -16,6 +16,7 @@ from types import TracebackType
 from unisono.bench.barrier import StartLine
 from unisono.bench.cases import Case
 from unisono.bench.channel import Channel, Message
+from unisono.bench.cluster import Cluster
 from unisono.bench.contestants import Contestant, plan_launch
 from unisono.errors import UnisonoError
 
@@ -34,12 +35,20 @@ class CaseError(UnisonoError):
 
 
 class World:
-    """The ranks of one contestant, asleep unless asked."""
+    """The ranks of one contestant, asleep unless asked: here, or on the hosts of a cluster."""
 
-    def __init__(self, contestant: Contestant, ranks: int, *, bind: bool = False) -> None:
+    def __init__(
+        self,
+        contestant: Contestant,
+        ranks: int,
+        *,
+        bind: bool = False,
+        cluster: Cluster | None = None,
+    ) -> None:
         self.contestant = contestant
         self.ranks = ranks
         self._bind_ranks = bind
+        self._cluster = cluster
         self._folder = Path(tempfile.mkdtemp(prefix="unisono-bench-"))
         self._processes: list[subprocess.Popen[bytes]] = []
         self._channels: list[Channel] = []
@@ -111,8 +120,14 @@ class World:
         shutil.rmtree(self._folder, ignore_errors=True)
 
     def _spawn(self) -> None:
+        if self._cluster is not None:
+            self._cluster.lab.write_agent(self._folder / "agent")
         launch = plan_launch(
-            self.contestant, ranks=self.ranks, folder=self._folder, bind=self._bind_ranks
+            self.contestant,
+            ranks=self.ranks,
+            folder=self._folder,
+            bind=self._bind_ranks,
+            cluster=self._cluster,
         )
         with (self._folder / "log").open("wb") as log:
             for command in launch.commands:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -26,10 +25,10 @@ _REDUCE_OPS: dict[str, Any] = {
 
 
 class TorchPeer(Peer):
-    def __init__(self, *, backend: str, rank: int, ranks: int, store: Path) -> None:
+    def __init__(self, *, backend: str, rank: int, ranks: int, meeting: str) -> None:
         self.rank = rank
         torch.set_num_threads(1)
-        dist.init_process_group(backend, init_method=f"file://{store}", rank=rank, world_size=ranks)
+        dist.init_process_group(backend, init_method=meeting, rank=rank, world_size=ranks)
 
     def bind(self, case: Case, x: Array, out: Array) -> Call:
         return _bind(case, self.rank, _tensor(case, x), _tensor(case, out))

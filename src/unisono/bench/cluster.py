@@ -1,0 +1,122 @@
+"""Hosts of a lab as the place of a run, and what their links let through at best."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import time
+from contextlib import ExitStack
+from dataclasses import dataclass
+from typing import Any
+
+from unisono.bench.cases import Case
+from unisono.bench.lab import Lab, LabError
+
+PORT = 29_400
+_WARM_UP_S = 1
+_PROBE_S = 1
+_LISTEN_S = 10.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Cluster:
+    """The same number of ranks on every host of a lab, in blocks: 0 and 1 on host 0, ..."""
+
+    lab: Lab
+    per_host: int = 1
+    port: int = PORT
+    """Where on host 0 the ranks of one contestant meet."""
+
+    @property
+    def ranks(self) -> int:
+        return self.lab.hosts * self.per_host
+
+    @property
+    def meeting(self) -> str:
+        """As an address that torch and Unisono understand."""
+        return f"tcp://{self.lab.address(0)}:{self.port}"
+
+    @property
+    def interfaces(self) -> str:
+        """All rails, as Gloo and Open MPI want them."""
+        return ",".join(f"eth{rail}" for rail in range(self.lab.rails))
+
+    def host(self, rank: int) -> int:
+        """Where a rank runs."""
+        return rank // self.per_host
+
+    def to_dict(self) -> dict[str, Any]:
+        """For JSON."""
+        lab = self.lab
+        shape = {"hosts": lab.hosts, "per_host": self.per_host, "rails": lab.rails}
+        return {**shape, "rate": lab.rate, "delay": lab.delay}
+
+
+def wire_bytes(case: Case, hosts: int) -> float:
+    """Bytes that the busiest host must send or receive, whatever the schedule; hosts are equal.
+
+    A host counts as one rank: what its ranks have for others it can reduce or copy before it
+    sends, except in an all_to_all, where no two ranks want the same.
+
+    >>> wire_bytes(Case(op="all_reduce", ranks=4, nbytes=1000), hosts=2)
+    1000.0
+    """
+    alike = case.ranks / hosts if case.op == "all_to_all" else 1
+    return case.operation.bus_factor(hosts) * case.size_bytes * alike
+
+
+def probe_payload_Bps(lab: Lab) -> float:
+    """Bytes a second that iperf3 carries from host 0 to host 1: one TCP stream a rail, all at once.
+
+    Takes two seconds, of which the first is not counted. Raises LabError.
+    """
+    if lab.hosts < 2:
+        raise LabError("the rate of a link needs two hosts")
+    with ExitStack() as stack:
+        for rail in range(lab.rails):
+            server = ["iperf3", "--server", "--one-off", "--bind", lab.address(1, rail)]
+            stack.enter_context(_ended(lab.start(1, server, stdout=subprocess.DEVNULL)))
+        _await_listeners(lab, 1, lab.rails)
+        clients = [
+            stack.enter_context(_ended(lab.start(0, _client(lab, rail), stdout=subprocess.PIPE)))
+            for rail in range(lab.rails)
+        ]
+        answers = [client.communicate(timeout=30)[0] for client in clients]
+    return sum(_received_Bps(answer) for answer in answers)
+
+
+def _client(lab: Lab, rail: int) -> list[str]:
+    addresses = ["--client", lab.address(1, rail), "--bind", lab.address(0, rail)]
+    return ["iperf3", *addresses, "--time", str(_PROBE_S), "--omit", str(_WARM_UP_S), "--json"]
+
+
+def _received_Bps(answer: bytes) -> float:
+    found = json.loads(answer)
+    if "error" in found:
+        raise LabError(f"iperf3: {found['error']}")
+    return float(found["end"]["sum_received"]["bits_per_second"]) / 8
+
+
+class _ended:
+    """A process that is over when the block is."""
+
+    def __init__(self, process: subprocess.Popen[Any]) -> None:
+        self._process = process
+
+    def __enter__(self) -> subprocess.Popen[Any]:
+        return self._process
+
+    def __exit__(self, *reason: object) -> None:
+        self._process.kill()
+        self._process.wait()
+        if self._process.stdout is not None:
+            self._process.stdout.close()
+
+
+def _await_listeners(lab: Lab, host: int, count: int) -> None:
+    """Wait until so many sockets listen on the host."""
+    deadline_s = time.monotonic() + _LISTEN_S
+    while len(lab.run(host, ["ss", "-Hltn", "sport = :5201"]).splitlines()) < count:
+        if time.monotonic() > deadline_s:
+            raise LabError("iperf3 did not start: is it installed? (Debian: apt install iperf3)")
+        time.sleep(0.01)
