@@ -29,6 +29,16 @@ def clean_environment(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", "/nowhere")  # nor what was tuned for this machine
 
 
+@pytest.fixture(autouse=True)
+def needs_lab(request: pytest.FixtureRequest) -> None:
+    """Skips what is marked `lab` where there can be no lab, and says why."""
+    if request.node.get_closest_marker("lab") is not None:
+        from unisono.bench.lab import reason_unavailable
+
+        if reason := reason_unavailable():
+            pytest.skip(reason)
+
+
 @pytest.fixture(scope="session")
 def threads() -> Iterator[Callable[[int], Threads]]:
     """`threads(n)`: n ranks with a healthy communicator, shared by the tests of a session."""

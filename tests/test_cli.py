@@ -8,7 +8,7 @@ from typer.testing import CliRunner
 
 from unisono.cli import app
 
-COMMANDS = ("check", "bench", "explain", "tune", "prove", "show", "train")
+COMMANDS = ("check", "bench", "explain", "tune", "prove", "show", "lab", "train")
 
 
 def run(*arguments: str) -> tuple[int, str]:
@@ -49,6 +49,8 @@ def test_help_loads_nothing_heavy() -> None:
         ("all_reduce", "--dtype", "float31"),
         ("broadcast", "-n", "2", "--root", "2"),
         ("all_reduce", "--round-s", "0"),
+        ("all_reduce", "--rate", "1gbit"),
+        ("all_reduce", "--hosts", "1"),
     ],
 )
 def test_mistakes_are_refused_before_anything_starts(wrong: tuple[str, ...]) -> None:

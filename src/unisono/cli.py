@@ -7,6 +7,7 @@ import sys
 import typer
 
 from unisono.bench.commands import bench, check, explain, prove
+from unisono.bench.lab.command import lab
 from unisono.bench.tune_command import tune
 from unisono.errors import UnisonoError
 from unisono.show_command import show
@@ -23,6 +24,10 @@ app.command(
     epilog="Example: unisono bench all_reduce -n 4 --sizes 8,64K,16M --against gloo,openmpi "
     "--json out.json"
 )(bench)
+app.command(
+    epilog="Example: unisono lab --hosts 4 --rate 1gbit -- torchrun --nnodes 4 --node-rank {I} "
+    "--master-addr host0 train.py"
+)(lab)
 app.command(epilog="Example: unisono explain all_reduce 64K -n 4")(explain)
 app.command(epilog="Example: unisono tune -n 2,4 --out selection.json")(tune)
 app.command(epilog="Example: unisono prove algorithm.xml --run 16")(prove)

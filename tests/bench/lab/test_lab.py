@@ -1,0 +1,151 @@
+"""Hosts that are really there: what they are, what can happen to them, and what is left."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from unisono.bench.lab import Lab, LabError
+from unisono.bench.lab import lab as lab_module
+
+pytestmark = pytest.mark.lab
+
+LISTEN = "import socket\nlistener = socket.create_server(('', 5000))\nwhile True: listener.accept()"
+CONNECT = """
+import socket, sys
+socket.create_connection((sys.argv[1], 5000), float(sys.argv[2])).close()
+"""
+OWNER = """
+import sys, time
+from unisono.bench.lab import Lab
+lab = Lab(hosts=2)
+lab.up()
+lab.start(1, ["sleep", "1000"])
+print(*lab.processes(1), flush=True)
+time.sleep(1000)
+"""
+
+
+def wait_until(holds: Callable[[], object], timeout_s: float = 10.0) -> bool:
+    deadline_s = time.monotonic() + timeout_s
+    while not holds() and time.monotonic() < deadline_s:
+        time.sleep(0.01)
+    return bool(holds())
+
+
+def connect(lab: Lab, timeout_s: float) -> None:
+    """From host 0 to host 1. Raises LabError."""
+    lab.run(0, [sys.executable, "-c", CONNECT, lab.address(1), str(timeout_s)])
+
+
+@pytest.fixture
+def pair() -> Iterator[Lab]:
+    """Two hosts, of which host 1 listens."""
+    with Lab(hosts=2) as lab, lab.start(1, [sys.executable, "-c", LISTEN]) as server:
+        assert wait_until(lambda: lab.run(1, ["ss", "-Hltn", "sport = :5000"]))
+        yield lab
+        server.kill()
+
+
+def test_a_host_has_its_own_name_addresses_and_network() -> None:
+    with Lab(hosts=3, rails=2, subnet="10.9") as lab:
+        assert lab.run(2, ["hostname"]) == "host2\n"
+        assert lab.run(2, ["ls", "/sys/class/net"]).split() == ["eth0", "eth1", "lo"]
+        assert "10.9.1.3/24" in lab.run(2, ["ip", "-br", "addr", "show", "eth1"])
+        assert lab.run(0, ["getent", "hosts", "host2"]).split() == ["10.9.0.3", "host2"]
+        assert lab.run(1, ["pwd"]) == f"{Path.cwd()}\n"
+
+
+def test_labs_do_not_see_each_other(pair: Lab) -> None:
+    connect(pair, 2.0)
+    with Lab(hosts=2) as other, pytest.raises(LabError, match="refused"):
+        connect(other, 2.0)
+
+
+def test_a_cut_link_is_silent_until_it_is_mended(pair: Lab) -> None:
+    pair.cut(1)
+    with pytest.raises(LabError, match="timed out"):
+        connect(pair, 0.3)
+    assert "LOWER_UP" in pair.run(1, ["ip", "link", "show", "eth0"])
+    pair.mend(1)
+    connect(pair, 2.0)
+
+
+def test_a_pulled_cable_is_seen(pair: Lab) -> None:
+    pair.cut(1, carrier=False)
+    assert "NO-CARRIER" in pair.run(1, ["ip", "link", "show", "eth0"])
+    pair.mend(1)
+    connect(pair, 2.0)
+
+
+def test_all_processes_of_a_host_die_and_the_host_stays(pair: Lab) -> None:
+    assert len(pair.processes(1)) == 1
+    pair.kill(1)
+    assert pair.processes(1) == []
+    with pytest.raises(LabError, match="refused"):
+        connect(pair, 2.0)
+
+
+def test_a_host_without_power_is_silent(pair: Lab) -> None:
+    pair.power_off(1)
+    assert pair.processes(1) == []
+    with pytest.raises(LabError, match="timed out"):
+        connect(pair, 0.3)
+
+
+@pytest.mark.parametrize("end", [signal.SIGKILL, signal.SIGINT, signal.SIGTERM])
+def test_nothing_is_left_however_the_owner_ends(end: signal.Signals) -> None:
+    with subprocess.Popen(
+        [sys.executable, "-c", OWNER], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    ) as owner:
+        assert owner.stdout is not None
+        sleeper = int(owner.stdout.readline())
+        network = os.readlink(f"/proc/{sleeper}/ns/net")
+        owner.send_signal(end)
+        owner.wait()
+        assert wait_until(lambda: network not in networks())
+
+
+def networks() -> set[str]:
+    """Networks of this machine in which a process is."""
+    found = set()
+    for process in Path("/proc").iterdir():
+        if process.name.isdigit():
+            try:
+                found.add(os.readlink(process / "ns/net"))
+            except OSError:
+                continue
+    return found
+
+
+def test_an_agent_does_what_ssh_would(tmp_path: Path) -> None:
+    agent = tmp_path / "agent"
+    with Lab(hosts=2) as lab:
+        lab.write_agent(agent)
+        for words in (["10.77.0.2", "hostname"], ["-x", "host1", "hostname; true"]):
+            answer = subprocess.run([agent, *words], capture_output=True, text=True, check=True)
+            assert answer.stdout == "host1\n"
+        unknown = subprocess.run([agent, "elsewhere", "true"], capture_output=True, check=False)
+        assert b"no host elsewhere" in unknown.stderr
+
+
+def test_what_is_missing_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PATH", "/nowhere")
+    with pytest.raises(LabError, match="apt install iproute2"):
+        Lab(hosts=2).up()
+    monkeypatch.setattr(os, "geteuid", lambda: 1000)
+    assert "root" in str(lab_module.reason_unavailable())
+
+
+def test_a_wrong_rate_is_told_and_leaves_nothing() -> None:
+    before = networks()
+    with pytest.raises(LabError, match="fast"), Lab(hosts=2, rate="fast"):
+        pass
+    assert wait_until(lambda: networks() <= before)

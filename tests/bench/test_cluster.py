@@ -1,0 +1,86 @@
+"""Runs over hosts of a lab: the limit, and contestants that reach each other."""
+
+from __future__ import annotations
+
+import shutil
+
+import pytest
+
+from unisono import algorithms
+from unisono.bench.cases import Case
+from unisono.bench.cluster import Cluster, probe_payload_Bps, wire_bytes
+from unisono.bench.contestants import Contestant, reason_missing
+from unisono.bench.lab import Lab
+from unisono.bench.runner import Pace, run_benchmark
+from unisono.errors import UnsupportedError
+from unisono.schedule import Schedule
+from unisono.types import Op
+
+MEGABIT_Bps = 1e6 / 8
+OPS = ("all_reduce", "reduce_scatter", "all_gather", "all_to_all", "broadcast", "gather")
+
+
+def busiest_host_bytes(schedule: Schedule, case: Case, hosts: int) -> float:
+    """What the busiest host sends or receives of it."""
+    per_host = case.ranks // hosts
+    whole = schedule.collective.num_chunks
+    if case.op == "all_to_all":
+        whole //= case.ranks  # its chunks are pairs of ranks: a rank's vector is one row
+    sent, received = [0] * hosts, [0] * hosts
+    columns = schedule.columns
+    for src, dst, count in zip(columns.src, columns.dst, columns.count, strict=True):
+        if src // per_host != dst // per_host:
+            sent[src // per_host] += int(count)
+            received[dst // per_host] += int(count)
+    return max(*sent, *received) / whole * case.size_bytes
+
+
+@pytest.mark.parametrize("op", OPS)
+@pytest.mark.parametrize(("hosts", "per_host"), [(2, 1), (4, 1), (2, 2), (2, 4), (4, 2)])
+def test_no_schedule_moves_less_than_the_limit(op: str, hosts: int, per_host: int) -> None:
+    ranks = hosts * per_host
+    case = Case(op=op, ranks=ranks, nbytes=ranks * 4096)
+    least = []
+    for name in algorithms.names(Op(op)):
+        try:
+            schedule = algorithms.build(Op(op), name, ranks=ranks)
+        except UnsupportedError:
+            continue
+        least.append(busiest_host_bytes(schedule, case, hosts))
+    assert min(least) >= wire_bytes(case, hosts) - 1e-6
+    if per_host == 1:
+        assert min(least) == pytest.approx(wire_bytes(case, hosts))  # and one reaches it
+
+
+@pytest.mark.lab
+@pytest.mark.skipif(shutil.which("iperf3") is None, reason="needs iperf3")
+def test_the_payload_of_two_rails_is_that_of_both() -> None:
+    with Lab(hosts=2, rate="100mbit", rails=2) as lab:
+        assert 180 <= probe_payload_Bps(lab) / MEGABIT_Bps <= 200
+
+
+@pytest.mark.lab
+@pytest.mark.torch
+@pytest.mark.skipif(shutil.which("iperf3") is None, reason="needs iperf3")
+def test_contestants_over_hosts_beside_the_limit() -> None:
+    names = [n for n in ("gloo", "openmpi", "mpich") if not reason_missing(Contestant(name=n))]
+    if not names:
+        pytest.skip("no peer is installed")
+    case = Case(op="all_reduce", ranks=4, nbytes=65_536)
+    with Lab(hosts=2, rate="1gbit") as lab:
+        report = run_benchmark(
+            [case],
+            [*names, "network"],
+            ours=names[0],
+            pace=Pace(rounds=2, round_s=0.001, min_iterations=1),
+            cluster=Cluster(lab=lab, per_host=2),
+        )
+    assert report.skipped == {}
+    assert not report.failed
+    assert report.limit == "network"
+    document = report.to_dict()
+    assert document["settings"]["cluster"]["hosts"] == 2
+    results = document["rows"][0]["results"]
+    payload_Bps = document["rows"][0]["payload_Bps"]
+    assert results["network"]["time_s"] == pytest.approx(65_536 / payload_Bps)
+    assert all(results[name]["time_over_limit"] > 0.9 for name in names)
