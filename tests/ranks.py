@@ -144,22 +144,31 @@ class Me:
 
 
 class Processes:
-    """Ranks as processes: `function(me)` of the file that defines it. Kills what is left."""
+    """Ranks as processes: `function(me)` of the file that defines it. Kills what is left.
 
-    def __init__(self, function: Callable[[Me], Any], ranks: int) -> None:
+    `place(rank, words)` is what starts a rank: the words themselves, or with others before them.
+    """
+
+    def __init__(
+        self,
+        function: Callable[[Me], Any],
+        ranks: int,
+        *,
+        name: str | None = None,
+        place: Callable[[int, list[str]], list[str]] = lambda rank, words: words,
+    ) -> None:
         self.ranks = ranks
         self.events: list[list[dict[str, Any]]] = [[] for _ in range(ranks)]
         self._pipes: list[int] = []
         self._unread = [b""] * ranks
         self.processes: list[subprocess.Popen[bytes]] = []
-        name = unique_name()
+        name = name or unique_name()
         file = function.__code__.co_filename
         for rank in range(ranks):
             ours, theirs = os.pipe()
             words = [__file__, file, function.__name__, rank, ranks, name, theirs]
-            self.processes.append(
-                subprocess.Popen([sys.executable, *map(str, words)], pass_fds=[theirs])
-            )
+            command = place(rank, [sys.executable, *map(str, words)])
+            self.processes.append(subprocess.Popen(command, pass_fds=[theirs]))
             os.close(theirs)
             self._pipes.append(ours)
 
@@ -175,12 +184,22 @@ class Processes:
                     return said
             left_s = deadline - time.monotonic()
             readable, _, _ = select.select([self._pipes[rank]], [], [], max(left_s, 0))
-            data = os.read(self._pipes[rank], 65536) if readable else b""
-            if not data:
+            if not readable or not self._read(rank):
                 why = "ended" if readable else "is late"
                 raise AssertionError(f"rank {rank} {why} before {event!r}: {self.events[rank]}")
-            *lines, self._unread[rank] = (self._unread[rank] + data).split(b"\n")
-            self.events[rank] += [json.loads(line) for line in lines]
+
+    def _read(self, rank: int) -> bool:
+        """Waits for more events of the rank; False when it has ended."""
+        data = os.read(self._pipes[rank], 65536)
+        *lines, self._unread[rank] = (self._unread[rank] + data).split(b"\n")
+        self.events[rank] += [json.loads(line) for line in lines]
+        return bool(data)
+
+    def everything(self, rank: int) -> list[dict[str, Any]]:
+        """All events of a rank, up to its end."""
+        while self._read(rank):
+            pass
+        return self.events[rank]
 
     def signal(self, rank: int, number: int) -> float:
         """Sends a signal; returns when."""

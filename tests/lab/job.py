@@ -1,0 +1,190 @@
+"""A job over the hosts of a lab: what can happen to it, what its ranks saw of it, what is left."""
+
+from __future__ import annotations
+
+import itertools
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from ranks import Me, Processes
+from unisono.bench.lab import Lab
+
+PORT = 29_500
+_ROOM = "4m"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Outcome:
+    """What one rank ended with, and how long after the fault."""
+
+    rank: int
+    error: str | None
+    text: str
+    after_s: float
+
+    def names(self, ranks: Sequence[int]) -> bool:
+        """Whether the error's text names one of these ranks."""
+        return any(re.search(rf"\brank {rank}\b", self.text) for rank in ranks)
+
+
+class Job(Processes):
+    """Ranks as processes on the hosts of a lab; `layout[h]` of them on host h, in blocks.
+
+    `env` is added to every rank's environment; `descriptors` is how many each rank may have open;
+    `meeting` is where they find each other (by default on host 0).
+    """
+
+    def __init__(
+        self,
+        lab: Lab,
+        function: Callable[[Me], Any],
+        layout: Sequence[int],
+        *,
+        env: Mapping[str, str] | None = None,
+        env_of: Callable[[int], Mapping[str, str]] = lambda rank: {},
+        descriptors: Mapping[int, int] | None = None,
+        meeting: str | None = None,
+    ) -> None:
+        self.lab = lab
+        self.host_of = [host for host, count in enumerate(layout) for _ in range(count)]
+
+        def place(rank: int, words: list[str]) -> list[str]:
+            settings = {**(env or {}), **env_of(rank)}
+            prefix = ["env", *(f"{name}={value}" for name, value in settings.items())]
+            if descriptors and rank in descriptors:
+                prefix += ["prlimit", f"--nofile={descriptors[rank]}:{descriptors[rank]}", "--"]
+            return lab.command(self.host_of[rank], [*prefix, *words])
+
+        name = meeting or f"tcp://{lab.address(0)}:{PORT}"
+        super().__init__(function, sum(layout), name=name, place=place)
+
+    def ranks_on(self, *hosts: int) -> list[int]:
+        """Ranks of these hosts."""
+        return [rank for rank, host in enumerate(self.host_of) if host in hosts]
+
+    def others(self, ranks: Sequence[int]) -> list[int]:
+        """All ranks but these."""
+        return [rank for rank in range(self.ranks) if rank not in ranks]
+
+    # ---- faults: each returns when it happened
+
+    def kill(self, rank: int) -> float:
+        """End a rank; the kernel closes its connections."""
+        return self.signal(rank, signal.SIGKILL)
+
+    def stop(self, rank: int) -> float:
+        """Stop a rank; the kernel goes on acknowledging what is sent to it."""
+        return self.signal(rank, signal.SIGSTOP)
+
+    def kill_host(self, host: int) -> float:
+        """End all processes of a host at once."""
+        happened = time.monotonic()
+        self.lab.kill(host)
+        return happened
+
+    def power_off(self, host: int) -> float:
+        """Silence: no reset, no end of stream."""
+        happened = time.monotonic()
+        self.lab.power_off(host)
+        return happened
+
+    def cut(self, host: int) -> float:
+        """Cut all links of a host; its ranks live on."""
+        happened = time.monotonic()
+        for rail in range(self.lab.rails):
+            self.lab.cut(host, rail)
+        return happened
+
+    def mend(self, host: int) -> None:
+        for rail in range(self.lab.rails):
+            self.lab.mend(host, rail)
+
+    # ---- what the ranks saw
+
+    def outcomes(
+        self, event: str, ranks: Sequence[int], *, since: float, timeout_s: float = 40.0
+    ) -> list[Outcome]:
+        """What each of these ranks said its attempt `event` (`Me.attempt`) ended with."""
+        said = self.wait_for(event, ranks, timeout_s)
+        return [
+            Outcome(rank=rank, error=s["error"], text=s["text"] or "", after_s=s["at"] - since)
+            for rank, s in zip(ranks, said, strict=True)
+        ]
+
+
+# ---- a host's state
+
+
+def census() -> dict[str, int]:
+    """Of this process: what a call or a communicator must give back."""
+    return {
+        "descriptors": len(os.listdir("/proc/self/fd")),
+        "threads": len(os.listdir("/proc/self/task")),
+    }
+
+
+def give_disks(lab: Lab, size: str = _ROOM) -> None:
+    """Give every host an empty /tmp and /dev/shm of its own, of this size."""
+    for host, path in itertools.product(range(lab.hosts), ("/tmp", "/dev/shm")):
+        lab.run(host, ["mount", "-t", "tmpfs", "-o", f"size={size}", "tmpfs", path])
+
+
+def fill_disks(lab: Lab, host: int) -> None:
+    """Leave no byte free on the host's own disks."""
+    for path in ("/tmp", "/dev/shm"):
+        lab.run(host, ["sh", "-c", f"cat /dev/zero > {path}/full 2>/dev/null || true"])
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Remains:
+    """What is left on a host: pids, sockets that live or listen, files on its own disks."""
+
+    processes: tuple[int, ...]
+    sockets: tuple[str, ...]
+    files: tuple[str, ...]
+
+    def __bool__(self) -> bool:
+        return bool(self.processes or self.sockets or self.files)
+
+
+def remains(lab: Lab, host: int) -> Remains:
+    """What a job left on a host with disks of its own."""
+    sockets = lab.run(host, ["ss", "-Hna", "-A", "tcp,udp,unix"]).splitlines()
+    files = lab.run(host, ["find", "/tmp", "/dev/shm", "-mindepth", "1"]).splitlines()
+    alive = ("ESTAB", "LISTEN", "UNCONN")
+    return Remains(
+        processes=tuple(lab.processes(host)),
+        sockets=tuple(s for s in sockets if any(state in s for state in alive)),
+        files=tuple(files),
+    )
+
+
+def await_no_remains(lab: Lab, hosts: Sequence[int], timeout_s: float = 5.0) -> list[Remains]:
+    """Empty if nothing is left on these hosts within the time; otherwise what is."""
+    deadline = time.monotonic() + timeout_s
+    while left := [found for host in hosts if (found := remains(lab, host))]:
+        if time.monotonic() > deadline:
+            return left
+        time.sleep(0.02)
+    return []
+
+
+def listening(lab: Lab, host: int) -> list[tuple[str, int]]:
+    """Addresses and ports of the host at which somebody listens for TCP."""
+    lines = lab.run(host, ["ss", "-Hltn"]).splitlines()
+    ends = [line.split()[3].rpartition(":") for line in lines]
+    return [(address.strip("[]"), int(port)) for address, _, port in ends]
+
+
+def stranger(lab: Lab, host: int, manner: str, address: str, port: int) -> subprocess.Popen[bytes]:
+    """A program on this host that is no rank, and behaves in this manner (see `stranger.py`)."""
+    program = str(Path(__file__).with_name("stranger.py"))
+    return lab.start(host, [sys.executable, "-I", "-S", program, manner, address, str(port)])

@@ -1,0 +1,92 @@
+"""One who is no rank, and talks to a port: `stranger.py MANNER ADDRESS PORT`.
+
+Ends with code 0 when the other side hung up, with 3 when it was still connected after 20 s. What
+was received comes out at standard output.
+"""
+
+from __future__ import annotations
+
+import os
+import random
+import socket
+import struct
+import sys
+import time
+
+PATIENCE_S = 20.0
+
+
+def hold(connection: socket.socket) -> None:
+    """Says nothing."""
+
+
+def garbage(connection: socket.socket) -> None:
+    """Random bytes, a megabyte."""
+    connection.sendall(random.Random(7).randbytes(1 << 20))
+
+
+def http(connection: socket.socket) -> None:
+    """What a scanner sends."""
+    connection.sendall(b"GET / HTTP/1.1\r\nHost: x\r\n\r\n")
+
+
+def zeros(connection: socket.socket) -> None:
+    connection.sendall(bytes(4096))
+
+
+def oversized(connection: socket.socket) -> None:
+    """Lengths that nobody has memory for, in all usual forms."""
+    for form in ("<I", ">I", "<Q", ">Q"):
+        connection.sendall(struct.pack(form, (1 << 8 * struct.calcsize(form)) - 1))
+    connection.sendall(b"\xff" * 4096)
+
+
+def truncated(connection: socket.socket) -> None:
+    """A few bytes, then the end."""
+    connection.sendall(os.urandom(5))
+    connection.shutdown(socket.SHUT_WR)
+
+
+def reset(connection: socket.socket) -> None:
+    """A few bytes, then a reset."""
+    connection.sendall(os.urandom(5))
+    connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+    connection.close()
+
+
+def slow(connection: socket.socket) -> None:
+    """A byte now and then."""
+    deadline_s = time.monotonic() + PATIENCE_S
+    while time.monotonic() < deadline_s:
+        connection.sendall(b"\0")
+        time.sleep(0.2)
+
+
+def echo(connection: socket.socket) -> None:
+    """Sends back whatever it is sent: reflection."""
+    while data := connection.recv(4096):
+        connection.sendall(data)
+
+
+MANNERS = (hold, garbage, http, zeros, oversized, truncated, reset, slow, echo)
+
+
+def main(manner: str, address: str, port: str) -> int:
+    behave = {function.__name__: function for function in MANNERS}[manner]
+    with socket.create_connection((address, int(port)), 5.0) as connection:
+        connection.settimeout(PATIENCE_S)
+        try:
+            behave(connection)
+            if connection.fileno() < 0:
+                return 0
+            while data := connection.recv(4096):
+                sys.stdout.buffer.write(data)
+        except TimeoutError:
+            return 3
+        except ConnectionError:
+            return 0
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(*sys.argv[1:]))

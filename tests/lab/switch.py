@@ -1,0 +1,9 @@
+"""Whether ranks can meet across hosts yet: what the scenarios of this folder wait for."""
+
+from __future__ import annotations
+
+import pytest
+
+ACROSS_HOSTS = False
+
+needs_hosts = pytest.mark.skipif(not ACROSS_HOSTS, reason="ranks do not meet across hosts yet")

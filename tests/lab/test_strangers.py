@@ -1,0 +1,117 @@
+"""Those who are no ranks: refused, and the job unharmed."""
+
+from __future__ import annotations
+
+import subprocess
+import time
+from collections.abc import Iterator
+
+import numpy as np
+import pytest
+
+from lab.job import Job, await_no_remains, give_disks, listening, stranger
+from lab.stranger import MANNERS
+from lab.switch import needs_hosts
+from ranks import Me
+from unisono.bench.lab import Lab
+
+pytestmark = [pytest.mark.lab, needs_hosts]
+
+WORK_S = 4.0
+HANG_UP_S = 15.0
+SECRET = {"UNISONO_JOB_SECRET": "between us"}
+
+
+def working(me: Me) -> None:
+    """Adds up for some seconds; meanwhile others knock."""
+    with me.join(30.0) as comm:
+        me.say("joined")
+        going = np.ones(1, dtype=np.int32)
+        deadline_s = time.monotonic() + WORK_S
+        while going[0]:
+            x = np.full(10_000, float(comm.rank))
+            comm.all_reduce(x)
+            assert (x == comm.size * (comm.size - 1) / 2).all()
+            going[0] = time.monotonic() < deadline_s
+            comm.all_reduce(going, "min")
+    me.say("done")
+
+
+def joining(me: Me) -> None:
+    me.attempt("joined", me.join, 8.0)
+
+
+@pytest.fixture
+def lab() -> Iterator[Lab]:
+    with Lab(hosts=3) as made:
+        give_disks(made)
+        yield made
+
+
+@pytest.mark.parametrize("manner", [function.__name__ for function in MANNERS])
+def test_a_stranger_at_every_port_is_hung_up_on(lab: Lab, manner: str) -> None:
+    """From a host without ranks, at each port that the job listens on."""
+    with Job(lab, working, (2, 2), env=SECRET) as job:
+        job.wait_for("joined", range(4))
+        doors = [(lab.address(h), port) for h in (0, 1) for _, port in listening(lab, h)]
+        assert doors
+        strangers = [stranger(lab, 2, manner, *door) for door in doors for _ in range(3)]
+        job.wait_for("done", range(4))
+        assert job.exit_codes() == [0] * 4
+        assert {program.wait(HANG_UP_S) for program in strangers} == {0}
+    assert await_no_remains(lab, range(3)) == []
+
+
+def test_strangers_while_ranks_still_meet(lab: Lab) -> None:
+    with Job(lab, working, (2, 2), env=SECRET) as job:
+        deadline_s = time.monotonic() + 20
+        while not (doors := listening(lab, 0)) and time.monotonic() < deadline_s:
+            time.sleep(0.005)
+        manners = [function.__name__ for function in MANNERS]
+        strangers = [stranger(lab, 2, manner, lab.address(0), doors[0][1]) for manner in manners]
+        assert job.exit_codes() == [0] * 4
+        for program in strangers:
+            program.kill()
+            program.wait()
+
+
+def test_a_port_scan_changes_nothing(lab: Lab) -> None:
+    scan = (
+        "import socket, sys\n"
+        "for port in range(20000, 40000):\n"
+        "    s = socket.socket(); s.settimeout(0.2); s.connect_ex((sys.argv[1], port)); s.close()\n"
+    )
+    with Job(lab, working, (2, 2), env={**SECRET, "UNISONO_PORTS": "30000-30100"}) as job:
+        job.wait_for("joined", range(4))
+        assert all(
+            30000 <= port <= 30100
+            for host in (0, 1)
+            for _, port in listening(lab, host)
+            if port != 29_500
+        )
+        words = ["python3", "-c", scan, lab.address(1)]
+        with lab.start(2, words, stderr=subprocess.DEVNULL) as scanner:
+            assert job.exit_codes() == [0] * 4
+            scanner.kill()
+
+
+def test_another_secret_does_not_join(lab: Lab) -> None:
+    def secret(rank: int) -> dict[str, str]:
+        return {"UNISONO_JOB_SECRET": "wrong" if rank == 1 else "right"}
+
+    began = time.monotonic()
+    with Job(lab, joining, (1, 1), env_of=secret) as job:
+        outcomes = job.outcomes("joined", [0, 1], since=began)
+    assert outcomes[1].error == "AuthenticationError"
+    assert outcomes[0].error in ("AuthenticationError", "RendezvousError")
+    assert "right" not in outcomes[1].text
+
+
+def test_nobody_listens_where_it_was_not_told_to(lab: Lab) -> None:
+    """On the chosen interfaces only, never on all."""
+    with Job(lab, working, (2, 2)) as job:
+        job.wait_for("joined", range(4))
+        for host in (0, 1):
+            for address, _ in listening(lab, host):
+                assert address == lab.address(host)
+        assert job.exit_codes() == [0] * 4
