@@ -41,3 +41,13 @@ def test_ours_comes_first_and_the_limit_last(monkeypatch: pytest.MonkeyPatch) ->
     arguments = ["bench", "broadcast,barrier", "--api", "torch", "--against", "gloo,unisono:ring"]
     assert CliRunner().invoke(app, arguments).exit_code == 0
     assert seen == [("unisono-torch", "gloo", "unisono:ring", "memory")]
+
+
+def test_over_hosts_the_limit_is_the_network(monkeypatch: pytest.MonkeyPatch) -> None:
+    seen: list[execute.Request] = []
+    monkeypatch.setattr(execute, "execute", lambda request: seen.append(request) or 0)
+    words = ["bench", "all_reduce", "--hosts", "3", "--per-host", "2", "--rate", "1gbit"]
+    assert CliRunner().invoke(app, [*words, "--against", "gloo"]).exit_code == 0
+    (request,) = seen
+    assert request.contestants == ("unisono", "gloo", "network")
+    assert {case.ranks for case in request.cases} == {6}

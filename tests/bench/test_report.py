@@ -62,3 +62,10 @@ def test_a_busy_machine_is_warned_about(report: Report) -> None:
     assert "not reliable" not in rendered(report)
     busy = replace(report, machine={**report.machine, "busy_cores": 1.7})
     assert "using 1.7 cores: these times are not reliable" in rendered(busy)
+
+
+def test_a_run_over_hosts_says_where_and_how_fast_the_links_were(report: Report) -> None:
+    row = replace(report.rows[0], payload_Bps=0.95e9 / 8)
+    cluster = {"hosts": 2, "per_host": 2, "rails": 2, "rate": "1gbit", "delay": None}
+    text = rendered(replace(report, rows=(row,), settings={"cluster": cluster}))
+    assert "4 ranks on 2 hosts, 2 rails, links 1gbit, payload 0.950 Gbit/s" in text

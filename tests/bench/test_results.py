@@ -54,7 +54,7 @@ def test_json_holds_every_round_and_what_follows_from_it(report: Report) -> None
     document = json.loads(json.dumps(report.to_dict()))
     assert document["schema"] == SCHEMA
     assert set(document) == {
-        *("schema", "command", "machine", "settings", "ours", "skipped", "rows"),
+        *("schema", "command", "machine", "settings", "limit", "ours", "skipped", "rows"),
         *("geometric_mean", "wrong"),
     }
     row = document["rows"][0]

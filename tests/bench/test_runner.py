@@ -80,7 +80,9 @@ def test_a_wrong_result_is_found_and_fails_the_run(
     script = tmp_path / "liar.py"
     script.write_text(LIAR)
 
-    def plan_liar(contestant: Contestant, *, ranks: int, folder: Path, bind: bool) -> Launch:
+    def plan_liar(
+        contestant: Contestant, *, ranks: int, folder: Path, bind: bool, cluster: object
+    ) -> Launch:
         command = [sys.executable, str(script), contestant.name, str(folder), "--ranks", str(ranks)]
         commands = tuple((*command, "--rank", str(rank)) for rank in range(ranks))
         return Launch(commands=commands)
@@ -92,7 +94,9 @@ def test_a_wrong_result_is_found_and_fails_the_run(
 
 
 def test_ranks_that_end_are_reported_and_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
-    def plan_end(contestant: Contestant, *, ranks: int, folder: Path, bind: bool) -> Launch:
+    def plan_end(
+        contestant: Contestant, *, ranks: int, folder: Path, bind: bool, cluster: object
+    ) -> Launch:
         command = (sys.executable, "-c", "print('no such library'); raise SystemExit(3)")
         return Launch(commands=(command,) * ranks)
 
