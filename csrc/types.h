@@ -65,6 +65,11 @@ constexpr bool is_complex(DType type) {
     return type == DType::complex64 || type == DType::complex128;
 }
 
+constexpr bool is_narrow_float(DType type) {
+    return type == DType::float16 || type == DType::bfloat16 || type == DType::float8_e4m3fn ||
+           type == DType::float8_e5m2;
+}
+
 constexpr bool is_pair(DType type) {
     return type >= DType::float32_int32 && type <= DType::int64_int64;
 }

@@ -8,6 +8,7 @@ NB_MODULE(_native, m) {
     // Communicators may be alive when the interpreter ends; that is no leak worth a warning.
     nanobind::set_leak_warnings(false);
     unisono::bind::register_errors(m);
+    unisono::bind::register_convert(m);
     unisono::bind::register_group(m);
     unisono::bind::register_machine(m);
     unisono::bind::register_memory(m);

@@ -2,6 +2,7 @@
 #pragma once
 
 #include "codecs.h"
+#include "convert.h"
 #include "float8.h"
 #include "operators.h"
 #include "table.h"
@@ -189,7 +190,8 @@ constexpr void add_bool(Table& table, DType type) {
 
 // Every supported reduction of every type.
 constexpr Table full_table(const char* name) {
-    Table table{name, nullptr, stream_copy, {}};
+    Table table{name, nullptr, stream_copy, {}, {}, {}};
+    add_conversions(table);
     add_float<float>(table, DType::float32);
     add_float<double>(table, DType::float64);
     add_narrow_sums<Float16>(table, DType::float16);

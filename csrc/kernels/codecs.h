@@ -1,7 +1,8 @@
 // How elements in memory become accumulators and back.
 //
 // A codec moves one vector's worth of memory. `elem_bytes` is the size of an element, `load` and
-// `store` convert, `apply` and `finish` run an operator on accumulators.
+// `store` convert, `apply` and `finish` run an operator on accumulators. A codec whose `store`
+// knows one NaN only spares `finish` the look for them.
 #pragma once
 
 #include "vectors.h"
@@ -64,6 +65,11 @@ struct PairCodec {
 };
 
 struct Bfloat16 : PairCodec {
+    template <class O>
+    UNISONO_INLINE static Acc finish(Acc a, uint32_t divisor) {
+        return {O::scaled(a.even, divisor), O::scaled(a.odd, divisor)};
+    }
+
     UNISONO_INLINE static Acc load(const uint8_t* from) {
         const Words w = load_vector<Words>(from);
         return {(Floats)(w << 16), (Floats)(w & 0xFFFF0000u)};
@@ -140,42 +146,59 @@ struct PortableFloat16 : PairCodec {
     }
 };
 
+// One 16-bit element for each float of a vector.
+using Shorts = Vector<uint16_t>;
+typedef uint16_t Halves __attribute__((vector_size(vector_bytes / 2)));
+
 #if defined(__F16C__) || defined(__ARM_NEON)
 // float16 by the CPU's conversions; `even` and `odd` hold the lower and upper half of the vector.
 struct NativeFloat16 : PairCodec {
-    static constexpr size_t half_bytes = vector_bytes / 2;
-
     UNISONO_INLINE static Acc load(const uint8_t* from) {
-        return {widened(from), widened(from + half_bytes)};
+        return {widened(load_vector<Halves>(from)),
+                widened(load_vector<Halves>(from + sizeof(Halves)))};
     }
 
     UNISONO_INLINE static void store(uint8_t* to, Acc a) {
-        narrowed(to, a.even);
-        narrowed(to + half_bytes, a.odd);
+        store_vector(to, narrowed(a.even));
+        store_vector(to + sizeof(Halves), narrowed(a.odd));
     }
 
 #if defined(__AVX512F__)
-    UNISONO_INLINE static Floats widened(const uint8_t* from) {
-        return _mm512_cvtph_ps(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(from)));
+    UNISONO_INLINE static Floats widened(Halves h) { return _mm512_cvtph_ps((__m256i)h); }
+    UNISONO_INLINE static Halves narrowed(Floats f) {
+        return (Halves)_mm512_cvtps_ph(f, _MM_FROUND_TO_NEAREST_INT);
     }
-    UNISONO_INLINE static void narrowed(uint8_t* to, Floats f) {
-        _mm256_storeu_si256(reinterpret_cast<__m256i*>(to),
-                            _mm512_cvtps_ph(f, _MM_FROUND_TO_NEAREST_INT));
+    UNISONO_INLINE static Halves lower(Shorts v) {
+        return (Halves)_mm512_castsi512_si256((__m512i)v);
+    }
+    UNISONO_INLINE static Halves upper(Shorts v) {
+        return (Halves)_mm512_extracti64x4_epi64((__m512i)v, 1);
+    }
+    UNISONO_INLINE static Shorts joined(Halves low, Halves high) {
+        const __m512i wide = _mm512_castsi256_si512((__m256i)low);
+        return (Shorts)_mm512_inserti64x4(wide, (__m256i)high, 1);
     }
 #elif defined(__F16C__)
-    UNISONO_INLINE static Floats widened(const uint8_t* from) {
-        return _mm256_cvtph_ps(_mm_loadu_si128(reinterpret_cast<const __m128i*>(from)));
+    UNISONO_INLINE static Floats widened(Halves h) { return _mm256_cvtph_ps((__m128i)h); }
+    UNISONO_INLINE static Halves narrowed(Floats f) {
+        return (Halves)_mm256_cvtps_ph(f, _MM_FROUND_TO_NEAREST_INT);
     }
-    UNISONO_INLINE static void narrowed(uint8_t* to, Floats f) {
-        _mm_storeu_si128(reinterpret_cast<__m128i*>(to),
-                         _mm256_cvtps_ph(f, _MM_FROUND_TO_NEAREST_INT));
+    UNISONO_INLINE static Halves lower(Shorts v) {
+        return (Halves)_mm256_castsi256_si128((__m256i)v);
+    }
+    UNISONO_INLINE static Halves upper(Shorts v) {
+        return (Halves)_mm256_extracti128_si256((__m256i)v, 1);
+    }
+    UNISONO_INLINE static Shorts joined(Halves low, Halves high) {
+        return (Shorts)_mm256_set_m128i((__m128i)high, (__m128i)low);
     }
 #else
-    UNISONO_INLINE static Floats widened(const uint8_t* from) {
-        return (Floats)vcvt_f32_f16(load_vector<float16x4_t>(from));
-    }
-    UNISONO_INLINE static void narrowed(uint8_t* to, Floats f) {
-        store_vector(to, vcvt_f16_f32((float32x4_t)f));
+    UNISONO_INLINE static Floats widened(Halves h) { return (Floats)vcvt_f32_f16((float16x4_t)h); }
+    UNISONO_INLINE static Halves narrowed(Floats f) { return (Halves)vcvt_f16_f32((float32x4_t)f); }
+    UNISONO_INLINE static Halves lower(Shorts v) { return (Halves)vget_low_u16((uint16x8_t)v); }
+    UNISONO_INLINE static Halves upper(Shorts v) { return (Halves)vget_high_u16((uint16x8_t)v); }
+    UNISONO_INLINE static Shorts joined(Halves low, Halves high) {
+        return (Shorts)vcombine_u16((uint16x4_t)low, (uint16x4_t)high);
     }
 #endif
 };

@@ -108,6 +108,27 @@ void reduce_with(const Table& table, DType type, ReduceOp op, void* dst, void* d
     if (dst2 != nullptr) fence(dst2_store);
 }
 
+void widen_with(const Table& table, DType type, float* dst, const void* src, size_t count,
+                const float* factor) {
+    const DefaultFloatMode mode;
+    table.find_conversion(type).widen(dst, as_bytes(src), count, factor);
+}
+
+void narrow_with(const Table& table, DType type, void* dst, const float* src, size_t count) {
+    const DefaultFloatMode mode;
+    table.find_conversion(type).narrow(as_bytes(dst), src, count);
+}
+
+void scale_with(const Table& table, DType type, void* dst, const void* src, size_t count,
+                const void* factor) {
+    const DefaultFloatMode mode;
+    const size_t factor_bytes = is_narrow_float(type) ? sizeof(float) : size_of(type);
+    alignas(widest_vector_bytes) uint8_t repeated[widest_vector_bytes];
+    for (size_t at = 0; at < sizeof repeated; at += factor_bytes)
+        std::memcpy(repeated + at, factor, factor_bytes);
+    table.find_scale(type)(as_bytes(dst), as_bytes(src), count * size_of(type), repeated);
+}
+
 void copy_with(const Table& table, void* dst, const void* src, size_t bytes, Store store) {
     if (dst == src || bytes == 0) return;
     write(table, as_bytes(dst), as_bytes(src), bytes, store);
@@ -156,6 +177,18 @@ void reduce(DType type, ReduceOp op, void* dst, void* dst2, const void* const* s
             size_t count, uint32_t divisor, Store dst_store, Store dst2_store) {
     reduce_with(best_table(), type, op, dst, dst2, srcs, nsrc, count, divisor, dst_store,
                 dst2_store);
+}
+
+void widen(DType type, float* dst, const void* src, size_t count, const float* factor) {
+    widen_with(best_table(), type, dst, src, count, factor);
+}
+
+void narrow(DType type, void* dst, const float* src, size_t count) {
+    narrow_with(best_table(), type, dst, src, count);
+}
+
+void scale(DType type, void* dst, const void* src, size_t count, const void* factor) {
+    scale_with(best_table(), type, dst, src, count, factor);
 }
 
 void copy(void* dst, const void* src, size_t bytes, Store store) {

@@ -14,7 +14,7 @@ struct FloatQuad {
 // `fraction` is the number of stored fraction bits. With infinities the largest exponent is as in
 // IEEE 754; without, only the largest magnitude is a NaN, and what is too large saturates.
 template <int fraction, bool has_infinity>
-struct Float8 {
+struct PortableFloat8 {
     static constexpr size_t elem_bytes = 1;
     static constexpr size_t unroll = 1;  // needs many registers
     using Acc = FloatQuad;
@@ -36,11 +36,10 @@ struct Float8 {
     }
     template <class O>
     UNISONO_INLINE static Acc finish(Acc a, uint32_t divisor) {
-        for (size_t k = 0; k < 4; ++k) a.part[k] = O::finish(a.part[k], divisor);
+        for (size_t k = 0; k < 4; ++k) a.part[k] = O::scaled(a.part[k], divisor);
         return a;
     }
 
-  private:
     static constexpr int bias = (1 << (6 - fraction)) - 1;
     static constexpr int dropped = 23 - fraction;  // fraction bits that float32 has more
     static constexpr uint32_t largest = has_infinity ? 0x7Fu >> fraction << fraction : 0x7Eu;
@@ -80,6 +79,98 @@ struct Float8 {
         return m > (255 << 23) ? Words{} + 0x7Fu : bounded | ((w >> 24) & 0x80u);
     }
 };
+
+#if defined(__F16C__) || defined(__ARM_NEON)
+// By way of float16, which the CPU converts and which holds every 8-bit float: e5m2 is its upper
+// half, and e4m3fn, whose exponents are moved by 8, lies one bit lower.
+template <int fraction, bool has_infinity>
+struct NativeFloat8 : PortableFloat8<fraction, has_infinity> {
+    using Base = PortableFloat8<fraction, has_infinity>;
+    using Acc = FloatQuad;
+    static constexpr size_t unroll = 1;  // makes four parts of each vector
+
+    UNISONO_INLINE static Acc load(const uint8_t* from) {
+        const Shorts w = load_vector<Shorts>(from);
+        const Shorts even = to_half(w << 8), odd = to_half(w);
+        return {{widened(NativeFloat16::lower(even)), widened(NativeFloat16::upper(even)),
+                 widened(NativeFloat16::lower(odd)), widened(NativeFloat16::upper(odd))}};
+    }
+
+    UNISONO_INLINE static void store(uint8_t* to, Acc a) {
+        const Shorts even = NativeFloat16::joined(narrowed(a.part[0]), narrowed(a.part[1]));
+        const Shorts odd = NativeFloat16::joined(narrowed(a.part[2]), narrowed(a.part[3]));
+        store_vector(to, (from_half(even) >> 8) | from_half(odd));
+    }
+
+    // The element in the upper byte of each lane, whatever the lower one holds, as float16.
+    template <class V>
+    UNISONO_INLINE static V to_half(V w) {
+        if constexpr (is_moved) {
+            // The sign twice, the magnitude after it; and the largest is a NaN.
+            const V h = (V)((Signed<V>)w >> 1) & 0xBF80;
+            return h | ((V)((h & 0x3F80) == 0x3F80) & 0x7C00);
+        }
+        return w & 0xFF00;
+    }
+
+    // The element that float16 holds, in the upper byte of each lane; the lower one is 0.
+    template <class V>
+    UNISONO_INLINE static V from_half(V h) {
+        if constexpr (is_moved) return ((h << 1) & 0x7F00) | (h & 0x8000);
+        return h & 0xFF00;
+    }
+
+    // What to_half made as float32.
+    UNISONO_INLINE static Floats widened(Halves h) {
+        const Floats f = NativeFloat16::widened(h);
+        return is_moved ? f * 0x1p8F : f;
+    }
+
+    // The nearest element, ties to even, for from_half.
+    UNISONO_INLINE static Halves narrowed(Floats f) {
+        const Words w = (Words)f;
+        const Floats bounded = at_most(f);
+        const SignedWords least = SignedWords{} + static_cast<int32_t>(Base::least_normal);
+        const SignedWords exponent = (SignedWords)bounded & 0x7F800000;
+        // Adding this makes the adder drop (and round) exactly the bits that an element lacks. One
+        // and a half times a power of two, so that numbers of both signs find the same bits.
+        const auto aligner =
+            (Floats)((exponent > least ? exponent : least) + ((Base::dropped << 23) | 0x400000));
+        Floats rounded = (bounded + aligner) - aligner;
+        if constexpr (is_moved) rounded *= 0x1p-8F;
+        const auto number = (Floats)((Words)rounded | (w & 0x80000000u));
+        return NativeFloat16::narrowed(f != f ? (Floats)(Words{} + nan) : number);
+    }
+
+  private:
+    template <class V>
+    using Signed = decltype((V{} < V{}));
+
+    // Numbers with their magnitude bounded.
+    UNISONO_INLINE static Floats at_most(Floats f) {
+#if defined(__AVX512DQ__)
+        constexpr int lesser_magnitude = 2;  // with the sign of the first
+        return _mm512_range_ps(f, Floats{} + most, lesser_magnitude);
+#elif defined(__AVX__)
+        const Floats bound = Floats{} + most;
+        return _mm256_max_ps(_mm256_min_ps(f, bound), -bound);
+#else
+        const Floats low = f < most ? f : Floats{} + most;
+        return low > -most ? low : Floats{} - most;
+#endif
+    }
+
+    static constexpr bool is_moved = !has_infinity;
+    static constexpr float most = is_moved ? 448 : 65536;  // the latter becomes infinity
+    // As bits: what becomes 0x7F.
+    static constexpr uint32_t nan = is_moved ? 0x3FF00000u : 0x7FE00000u;
+};
+template <int fraction, bool has_infinity>
+using Float8 = NativeFloat8<fraction, has_infinity>;
+#else
+template <int fraction, bool has_infinity>
+using Float8 = PortableFloat8<fraction, has_infinity>;
+#endif
 
 using Float8E4m3fn = Float8<3, false>;
 using Float8E5m2 = Float8<2, true>;

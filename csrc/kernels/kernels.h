@@ -1,4 +1,5 @@
-// Reductions and copies of untyped memory, in the widest vector instructions this CPU has.
+// Reductions, conversions and copies of untyped memory, in the widest vector instructions this CPU
+// has.
 //
 // All functions are thread-safe, allocate nothing, and accept any alignment. Results are the same
 // bits on every instruction set, for any alignment and length, and whatever rounding the calling
@@ -39,6 +40,20 @@ enum class Store : uint8_t { cached, streaming };
 void reduce(DType type, ReduceOp op, void* dst, void* dst2, const void* const* srcs, size_t nsrc,
             size_t count, uint32_t divisor, Store dst_store = Store::cached,
             Store dst2_store = Store::cached);
+
+// The values of 16- or 8-bit floats, which float32 holds exactly; times `factor`, rounded to
+// float32, if it is not null. is_narrow_float(type); dst and src do not overlap.
+//
+// A NaN stays one of its sign: that of float16 quiet with its payload, that of bfloat16 with all
+// its bits, of 8 bits quiet without payload. A product that is a NaN is the quiet one without sign.
+void widen(DType type, float* dst, const void* src, size_t count, const float* factor = nullptr);
+
+// The nearest 16- or 8-bit floats, as reduce() rounds.
+void narrow(DType type, void* dst, const float* src, size_t count);
+
+// dst[i] = src[i] * factor, as in reduce(), rounded once. `factor` is an element, of narrow floats
+// a float32. supports(type, premul_sum); dst may be src.
+void scale(DType type, void* dst, const void* src, size_t count, const void* factor);
 
 void copy(void* dst, const void* src, size_t bytes, Store store);
 

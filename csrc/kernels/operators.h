@@ -1,4 +1,5 @@
-// The reductions on vectors. `apply` folds b into the accumulator a; `finish` ends the fold.
+// The reductions on vectors. `apply` folds b into the accumulator a; `finish` ends the fold. Of
+// sums and products `scaled` is `finish` that leaves NaNs as they are.
 #pragma once
 
 #include "vectors.h"
@@ -31,6 +32,7 @@ UNISONO_INLINE Vector<T> with_one_nan(Vector<T> a) {
 
 template <class T>
 struct Arithmetic {
+    UNISONO_INLINE static Vector<T> scaled(Vector<T> a, uint32_t) { return a; }
     UNISONO_INLINE static Vector<T> finish(Vector<T> a, uint32_t) { return with_one_nan<T>(a); }
 };
 
@@ -89,8 +91,12 @@ struct Avg {
     UNISONO_INLINE static Vector<T> apply(Vector<T> a, Vector<T> b) { return Sum<T>::apply(a, b); }
 
     UNISONO_INLINE static Vector<T> finish(Vector<T> a, uint32_t divisor) {
+        return with_one_nan<T>(scaled(a, divisor));
+    }
+
+    UNISONO_INLINE static Vector<T> scaled(Vector<T> a, uint32_t divisor) {
         if constexpr (is_float<T>) {
-            return with_one_nan<T>(a / (Vector<T>{} + static_cast<T>(divisor)));
+            return a / (Vector<T>{} + static_cast<T>(divisor));
         } else {
             using Quotient = typename QuotientOf<T>::type;
             Vector<T> out;

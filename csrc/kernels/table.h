@@ -16,11 +16,24 @@ using Fold = void (*)(uint8_t* dst, const uint8_t* const* srcs, size_t nsrc, siz
 // Copies past the caches; the caller fences.
 using StreamCopy = void (*)(uint8_t* dst, const uint8_t* src, size_t bytes);
 
+// `factor` may be null.
+using Widen = void (*)(float* dst, const uint8_t* src, size_t count, const float* factor);
+using Narrow = void (*)(uint8_t* dst, const float* src, size_t count);
+struct Conversion {
+    Widen widen;
+    Narrow narrow;
+};
+// `factor` is repeated over widest_vector_bytes.
+using Scale = void (*)(uint8_t* dst, const uint8_t* src, size_t bytes, const uint8_t* factor);
+inline constexpr size_t widest_vector_bytes = 64;
+
 struct Table {
     const char* name;
-    const Table* base;  // consulted for folds that are null here; may be null
+    const Table* base;  // consulted for what is null here; may be null
     StreamCopy stream_copy;
     Fold folds[num_dtypes][num_reduce_ops];
+    Conversion conversions[num_dtypes];
+    Scale scales[num_dtypes];
 
     constexpr Fold& at(DType type, ReduceOp op) {
         return folds[static_cast<size_t>(type)][static_cast<size_t>(op)];
@@ -30,6 +43,22 @@ struct Table {
         for (const Table* table = this; table != nullptr; table = table->base) {
             const Fold fold = table->folds[static_cast<size_t>(type)][static_cast<size_t>(op)];
             if (fold != nullptr) return fold;
+        }
+        return nullptr;
+    }
+
+    Conversion find_conversion(DType type) const {
+        for (const Table* table = this; table != nullptr; table = table->base) {
+            const Conversion found = table->conversions[static_cast<size_t>(type)];
+            if (found.widen != nullptr) return found;
+        }
+        return {};
+    }
+
+    Scale find_scale(DType type) const {
+        for (const Table* table = this; table != nullptr; table = table->base) {
+            const Scale found = table->scales[static_cast<size_t>(type)];
+            if (found != nullptr) return found;
         }
         return nullptr;
     }
@@ -50,6 +79,11 @@ size_t runnable_tables(const Table* out[max_tables]);
 void reduce_with(const Table& table, DType type, ReduceOp op, void* dst, void* dst2,
                  const void* const* srcs, size_t nsrc, size_t count, uint32_t divisor,
                  Store dst_store, Store dst2_store);
+void widen_with(const Table& table, DType type, float* dst, const void* src, size_t count,
+                const float* factor);
+void narrow_with(const Table& table, DType type, void* dst, const float* src, size_t count);
+void scale_with(const Table& table, DType type, void* dst, const void* src, size_t count,
+                const void* factor);
 void copy_with(const Table& table, void* dst, const void* src, size_t bytes, Store store);
 void copy2_with(const Table& table, void* dst, void* dst2, const void* src, size_t bytes,
                 Store dst_store, Store dst2_store);

@@ -96,6 +96,43 @@ constexpr Row rows[] = {
     {"copy2 both nt", DType::uint8, ReduceOp::sum, 1, 0, true, streaming, streaming},
 };
 
+constexpr struct {
+    const char* name;
+    DType type;
+} narrow_types[] = {{"f16", DType::float16},
+                    {"bf16", DType::bfloat16},
+                    {"e4m3fn", DType::float8_e4m3fn},
+                    {"e5m2", DType::float8_e5m2}};
+
+// `call(bytes)` moves as many bytes, counted on both sides, as a copy of half of them.
+template <class F>
+void print_row(const char* name, const char* what, F call) {
+    std::printf("%-8s%-16s", name, what);
+    for (size_t bytes : sizes) std::printf("%9.1f", rate_Bps(bytes, [&] { call(bytes); }) / 1e9);
+    std::printf("\n");
+}
+
+// GB/s of what is read and written, to be compared with twice the rate of a copy.
+void bench_conversions(const Table& table, Memory& memory) {
+    uint8_t *a = memory.operand(0), *b = memory.operand(2);
+    const float factor = 0.5F;
+    for (const auto& [name, type] : narrow_types) {
+        const size_t pair = size_of(type) + sizeof(float);
+        float* wide = reinterpret_cast<float*>(a);
+        print_row(name, "widen r+w",
+                  [&](size_t n) { widen_with(table, type, wide, b, n / pair, nullptr); });
+        print_row(name, "widen*f r+w",
+                  [&](size_t n) { widen_with(table, type, wide, b, n / pair, &factor); });
+        print_row(name, "narrow r+w",
+                  [&](size_t n) { narrow_with(table, type, b, wide, n / pair); });
+        print_row(name, "scale r+w",
+                  [&](size_t n) { scale_with(table, type, b, b, n / 2 / size_of(type), &factor); });
+    }
+    print_row("f32", "scale r+w",
+              [&](size_t n) { scale_with(table, DType::float32, b, b, n / 8, &factor); });
+    print_row("any", "memcpy r+w", [&](size_t n) { std::memcpy(a, b, n / 2); });
+}
+
 void bench(const Table& table, Memory& memory) {
     std::printf("%-24s", table.name);
     for (size_t bytes : sizes) std::printf("%8zuK", bytes >> 10);
@@ -115,6 +152,7 @@ void bench(const Table& table, Memory& memory) {
         }
         std::printf("\n");
     }
+    bench_conversions(table, memory);
 }
 
 }  // namespace

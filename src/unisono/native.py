@@ -15,11 +15,14 @@ try:
         isa,
         last_level_cache_bytes,
         locate,
+        narrow,
         probe_core_latency,
+        scale,
         segment_shape,
         settle_on_core,
         share_memory,
         usable_cores,
+        widen,
     )
 except ImportError as error:
     raise ImportError(
@@ -39,9 +42,12 @@ __all__ = [
     "isa",
     "last_level_cache_bytes",
     "locate",
+    "narrow",
     "probe_core_latency",
+    "scale",
     "segment_shape",
     "settle_on_core",
     "share_memory",
     "usable_cores",
+    "widen",
 ]

@@ -14,7 +14,6 @@ import numpy as np
 
 from unisono import native
 from unisono.errors import UnsupportedError
-from unisono.runtime.narrow import bits_of, narrowed
 from unisono.types import DType
 
 Array: TypeAlias = Any
@@ -177,25 +176,31 @@ def empty(like: Array, shape: tuple[int, ...]) -> Array:
     return like.new_empty(shape)
 
 
-def widened(array: Array) -> Array:
-    """A contiguous float32 copy, whatever the strides."""
+def widened(array: Array, factor: float | None = None) -> Array:
+    """A contiguous float32 copy of 16- or 8-bit floats, whatever the strides; each times `factor`,
+    a float32, if there is one."""
+    source = stage(array, writable=False)
+    shape = tuple(array.shape)
     if isinstance(array, np.ndarray):
-        return array.astype(np.float32, order="C")
-    return array.detach().float().contiguous()
+        wide = np.empty(shape, np.float32)
+    else:
+        wide = array.detach().new_empty(shape).float()
+    address = stage(wide, writable=True).located[0]
+    native.widen(source.dtype, address, source.located[0], source.count, factor)
+    return wide
 
 
 def assign(target: Array, value: Array) -> None:
     """Converts `value` into `target`, with the roundings of the kernels."""
-    if isinstance(target, np.ndarray):
-        narrow = _ML_DTYPES.get(target.dtype.name)
-        if narrow is None or value.dtype != np.float32:
-            target[...] = value
-        else:
-            bits_of(target, narrow)[...] = narrowed(value, narrow)
-        return
-    if "float8" in str(target.dtype):  # torch would keep the sign of a NaN
-        value = value.masked_fill(value.isnan(), np.nan)
-    target.detach().copy_(value)
+    places = stage(target, writable=True)
+    if places.dtype.is_narrow_float and str(value.dtype).endswith("float32"):
+        values = stage(value, writable=False)
+        native.narrow(places.dtype, places.located[0], values.located[0], places.count)
+        places.restore()
+    elif isinstance(target, np.ndarray):
+        target[...] = value
+    else:
+        target.detach().copy_(value)
 
 
 def duplicate(array: Array) -> Array:

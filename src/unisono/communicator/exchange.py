@@ -22,7 +22,7 @@ from unisono.communicator.arrays import (
 )
 from unisono.communicator.calls import Request, parse_reduction
 from unisono.communicator.engine import Call, Engine, Memory
-from unisono.communicator.premul import PremulSum, scale
+from unisono.communicator.premul import PremulSum, float_factor, scale
 from unisono.schedule import Schedule
 from unisono.types import DType, Op, ReduceOp
 
@@ -54,7 +54,9 @@ def in_place(
     own = None  # what takes the place of x
     if engine.book.widens(request):
         # In float32, so that the result is rounded once whatever the algorithm.
-        own = widened(x)
+        factor = float_factor(reduction)
+        own = widened(x, factor)
+        change = change if factor is None else None  # it is done
         request = _wide(request)
     elif change is not None and (engine.recording or not receives):
         own = duplicate(x)  # x stays as it is until the end of a batch, which may be given up
@@ -156,7 +158,10 @@ def scattering(
     engine.book.check(request)
     change = _change_of(engine, reduction, request)
     if engine.book.widens(request):
-        return _scattering_wide(engine, request, sources, target, out, change)
+        factor = float_factor(reduction)
+        change = change if factor is None else None
+        wide = [_changed(widened(source.array, factor), change) for source in sources]
+        return _scattering_wide(engine, request, wide, target, out)
     call = engine.book.call(request)
     if change is not None:
         sources = [_changed(duplicate(source.array), change) for source in sources]
@@ -195,13 +200,11 @@ def _scattered(
 def _scattering_wide(
     engine: Engine,
     request: Request,
-    sources: list[Staged],
+    wide_sources: list[Staged],
     target: Staged,
     out: Array,
-    change: Change | None,
 ) -> Call:
     """In float32, so that the result is rounded once whatever the algorithm."""
-    wide_sources = [_changed(widened(source.array), change) for source in sources]
     wide_out = empty(wide_sources[0].array, (target.count,))
     wide_target = stage(wide_out, writable=True)
     request = _wide(request)

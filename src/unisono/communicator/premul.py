@@ -8,6 +8,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from unisono import native
+from unisono.communicator.arrays import stage
 from unisono.errors import UnsupportedError
 
 _KINDS = "biufc"  # booleans, integers (of either sign), real, complex
@@ -51,10 +53,25 @@ def scale(array: Any, factor: Any) -> None:
         raise UnsupportedError(f"premul_sum of {x.dtype} elements cannot take a {by.dtype} factor")
     with np.errstate(all="ignore"):
         converted = by.astype(x.dtype)
-        if x.dtype.kind == "c":
+        if by.size == 1 and by.ndim <= x.ndim:
+            staged = stage(x, writable=True)
+            address = staged.located[0]
+            native.scale(staged.dtype, address, address, staged.count, converted.tobytes())
+        elif x.dtype.kind == "c":
             _scale_complex(x, converted)
         else:
             np.multiply(x, converted, out=x)
+
+
+def float_factor(reduction: object) -> float | None:
+    """The factor of float32 elements, if it is one number."""
+    if not isinstance(reduction, PremulSum):
+        return None
+    factor = reduction.factor
+    if not isinstance(factor, (int, float, np.integer, np.floating)):
+        return None
+    with np.errstate(over="ignore"):
+        return float(np.float32(factor))
 
 
 def _scale_complex(x: NDArray[Any], by: NDArray[Any]) -> None:

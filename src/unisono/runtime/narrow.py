@@ -33,13 +33,15 @@ def bits_of(data: NDArray[Any], dtype: DType) -> NDArray[Any]:
 
 
 def widened(bits: NDArray[Any], dtype: DType) -> Floats:
-    """The values of a narrow float's bits; exact.
+    """The values of a narrow float's bits; exact. A NaN keeps its sign.
 
     >>> widened(np.array([0x38, 0x7E, 0xFF], np.uint8), DType.FLOAT8_E4M3FN).tolist()
     [1.0, 448.0, nan]
     """
     if dtype is DType.FLOAT16:
-        return bits.view(np.float16).astype(np.float32)
+        values = bits.view(np.float16).astype(np.float32)
+        quiet = np.isnan(values) * np.uint32(1 << 22)  # as the conversions of CPUs do
+        return np.asarray((values.view(np.uint32) | quiet).view(np.float32))
     if dtype is DType.BFLOAT16:
         return bfloat16_to_float32(bits)
     return np.asarray(_values(dtype)[bits])
@@ -48,14 +50,16 @@ def widened(bits: NDArray[Any], dtype: DType) -> Floats:
 def narrowed(values: Floats, dtype: DType) -> NDArray[Any]:
     """The bits of the nearest narrow floats, ties to even.
 
-    What is too large becomes infinity; in float8_e4m3fn, which has none, 448 (as torch casts). A
-    NaN stays one: in bfloat16 and in 8 bits always the same, quiet and without sign.
+    What is too large becomes infinity; in float8_e4m3fn, which has none, 448 (as torch casts).
+    Every NaN becomes the same one, without sign: quiet without payload, in 8 bits 0x7F.
 
     >>> narrowed(np.array([1, 500, np.nan], np.float32), DType.FLOAT8_E4M3FN).tolist()
     [56, 126, 127]
     """
     if dtype is DType.FLOAT16:
-        return values.astype(np.float16).view(np.uint16)
+        with np.errstate(over="ignore", invalid="ignore"):
+            halves = values.astype(np.float16).view(np.uint16)
+        return np.where(np.isnan(values), np.uint16(0x7E00), halves)
     if dtype is DType.BFLOAT16:
         return float32_to_bfloat16(values)
     # The upper half tells all but whether something follows, which only ties ask for.
