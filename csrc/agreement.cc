@@ -59,10 +59,10 @@ void Agreement::mismatch(uint64_t seq) {
     std::string text = "the ranks disagree about call #" + std::to_string(seq) + " of their group:";
     bool alike = true;
     for (uint32_t r = 0; r < members_.ranks(); ++r) {
-        const std::string called = entered(r, seq) ? recall(view_.control(r), seq) : "";
-        alike = alike && (called.empty() || called == recall(own_, seq));
-        text += (r ? ", rank " : " rank ") + std::to_string(r) +
-                (called.empty() ? " has not called anything" : " called " + called);
+        const std::string done = entered(r, seq) ? deed(view_.control(r), seq) : "";
+        alike = alike && (done.empty() || done == deed(own_, seq));
+        text += (r ? ", rank " : " rank ") + std::to_string(r) + " " +
+                (done.empty() ? "has not called anything" : done);
     }
     if (alike)
         text += "; they differ in the algorithm, in the lengths of the pieces, or in reproducible=";

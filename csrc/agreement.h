@@ -22,6 +22,10 @@ class Agreement {
     void enter(uint64_t seq, const CallArgs& args, uint64_t hash) noexcept {
         remember(own_, seq, args, hash);
     }
+    // The same for a call that this rank will not take part in.
+    void refuse(uint64_t seq, const std::string& reason) noexcept {
+        remember_refusal(own_, seq, reason);
+    }
     // Lets the others see it.
     void announce(uint64_t seq, uint64_t hash) noexcept {
         own_.header.store(header_of(seq, hash), std::memory_order_release);

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <array>
+#include <cstring>
 
 namespace unisono {
 namespace {
@@ -36,6 +37,19 @@ uint64_t mix(uint64_t h, uint64_t value) {  // splitmix64's finaliser
     h = (h ^ (h >> 30)) * 0xbf58476d1ce4e5b9ULL;
     h = (h ^ (h >> 27)) * 0x94d049bb133111ebULL;
     return h ^ (h >> 31);
+}
+
+// Why the rank refused, if a later refusal has not taken the place of the reason.
+std::string recall_refusal(const Refusal& refusal, uint64_t seq) {
+    std::array<char, kRefusalWords * sizeof(uint64_t)> text;
+    const bool found = refusal.seq.load(std::memory_order_acquire) == seq;
+    for (size_t i = 0; i < kRefusalWords; ++i) {
+        const uint64_t word = refusal.words[i].load(std::memory_order_relaxed);
+        std::memcpy(text.data() + i * sizeof word, &word, sizeof word);
+    }
+    std::atomic_thread_fence(std::memory_order_acquire);
+    if (!found || refusal.seq.load(std::memory_order_relaxed) != seq) return "its arguments";
+    return {text.data(), ::strnlen(text.data(), text.size())};
 }
 
 template <size_t N>
@@ -92,6 +106,24 @@ void hear(RankControl& mirror, const Called& called) noexcept {
     }
 }
 
+void remember_refusal(RankControl& control, uint64_t seq, const std::string& reason) noexcept {
+    Refusal& refusal = control.refusal;
+    refusal.seq.store(0, std::memory_order_relaxed);
+    std::atomic_thread_fence(std::memory_order_release);
+    for (size_t i = 0; i < kRefusalWords; ++i) {
+        uint64_t word = 0;
+        const size_t at = i * sizeof word;
+        if (at < reason.size())
+            std::memcpy(&word, reason.data() + at, std::min(sizeof word, reason.size() - at));
+        refusal.words[i].store(word, std::memory_order_relaxed);
+    }
+    refusal.seq.store(seq, std::memory_order_release);
+    CallRecord& record = control.calls[seq % kCallHistory];
+    record.kind.store(kRefusedKind, std::memory_order_relaxed);
+    record.hash.store(kRefusedHash, std::memory_order_relaxed);
+    record.seq.store(seq, std::memory_order_relaxed);
+}
+
 std::string recall(const RankControl& control, uint64_t seq) {
     if (seq == 0) {
         for (const CallRecord& r : control.calls)
@@ -101,6 +133,7 @@ std::string recall(const RankControl& control, uint64_t seq) {
     const CallRecord& record = control.calls[seq % kCallHistory];
     if (record.seq.load(std::memory_order_relaxed) != seq) return "a call no longer remembered";
     const uint32_t kind = record.kind.load(std::memory_order_relaxed);
+    if (kind == kRefusedKind) return "one that it refused: " + recall_refusal(control.refusal, seq);
     const auto op = static_cast<OpKind>(kind & 0xff);
     std::string text = name_of(kOps, kind & 0xff);
     if (op == OpKind::barrier) return text + "()";
@@ -112,6 +145,14 @@ std::string recall(const RankControl& control, uint64_t seq) {
     const int32_t root = record.root.load(std::memory_order_relaxed);
     if (root >= 0) text += ", root=" + std::to_string(root);
     return text + ")";
+}
+
+std::string deed(const RankControl& control, uint64_t seq) {
+    const CallRecord& record = control.calls[seq % kCallHistory];
+    const bool refused = record.seq.load(std::memory_order_relaxed) == seq &&
+                         record.kind.load(std::memory_order_relaxed) == kRefusedKind;
+    return refused ? "refused " + recall_refusal(control.refusal, seq)
+                   : "called " + recall(control, seq);
 }
 
 }  // namespace unisono

@@ -26,6 +26,11 @@ enum class OpKind : uint8_t {
 };
 inline constexpr uint32_t kOpKinds = 11;
 
+// What stands in the history for a call whose arguments a rank refused. It has a fingerprint of its
+// own: ranks that refuse alike agree, and one that refuses alone disagrees with the others.
+inline constexpr uint32_t kRefusedKind = 0xff;
+inline constexpr uint64_t kRefusedHash = 0x5e'f0'5e'd0'00ULL;
+
 // The count of a call in which the ranks tell each other how much they have.
 inline constexpr uint64_t kUntold = ~0ULL;
 
@@ -65,10 +70,13 @@ static_assert(sizeof(Called) == 40);
 [[nodiscard]] const char* name_of(DType type) noexcept;
 
 void remember(RankControl& control, uint64_t seq, const CallArgs& args, uint64_t hash) noexcept;
+void remember_refusal(RankControl& control, uint64_t seq, const std::string& reason) noexcept;
 [[nodiscard]] Called called_by(const RankControl& control) noexcept;
 // Writes it down in a mirror, unless that has heard of a later call.
 void hear(RankControl& mirror, const Called& called) noexcept;
 // "all_reduce(sum, float32[1000])", or "nothing yet"; `seq` 0 asks for the latest.
 [[nodiscard]] std::string recall(const RankControl& control, uint64_t seq);
+// "called all_reduce(sum, float32[1000])", or "refused all_reduce: " with the reason.
+[[nodiscard]] std::string deed(const RankControl& control, uint64_t seq);
 
 }  // namespace unisono

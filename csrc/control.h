@@ -15,6 +15,7 @@ inline constexpr uint64_t kMagic = 0x554e49534f4e4f31;  // "UNISONO1"
 // Calls a rank remembers: more than ranks can be apart, which the staging areas bound.
 inline constexpr size_t kCallHistory = 256;
 inline constexpr size_t kFaultText = 1536;
+inline constexpr size_t kRefusalWords = 48;  // of 8 characters
 
 static_assert(std::atomic<uint64_t>::is_always_lock_free);
 static_assert(std::atomic<uint32_t>::is_always_lock_free);
@@ -27,6 +28,13 @@ struct CallRecord {
     std::atomic<uint64_t> hash{0};
     std::atomic<uint32_t> kind{0};  // op | reduction << 8 | type << 16
     std::atomic<int32_t> root{-1};
+};
+
+// Why a rank refused its arguments, of the latest such call. Words, since a peer may read while the
+// next reason is written; it looks at `seq` before and after.
+struct Refusal {
+    std::atomic<uint64_t> seq{0};
+    std::atomic<uint64_t> words[kRefusalWords]{};
 };
 
 // A futex that is rung only when somebody sleeps on it.
@@ -53,6 +61,7 @@ struct alignas(2 * kLine) RankControl {
     alignas(2 * kLine) std::atomic<uint64_t> beacon{0};
 
     alignas(2 * kLine) CallRecord calls[kCallHistory];
+    Refusal refusal;
 };
 
 // The first failure of the group; everybody who looks raises the same cause.

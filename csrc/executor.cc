@@ -64,10 +64,26 @@ void Executor::begin(Execution& call) {
     if (courier_ && call.lead > 0) courier_->answer_all(call.lane->place(0).strip);
     scratch_.resize(std::max<size_t>(scratch_.size(),
                                      plan.scratch * (call.lead + 1) * call.block_bytes));
-    call.seq = calls_.load(std::memory_order_relaxed) + 1;
-    calls_.store(call.seq, std::memory_order_relaxed);
+    call.seq = next_number();
     agreement_.enter(call.seq, call.args, call.hash);
     call.traffic = {bytes, plan.copies_only, plan.one_writer};
+}
+
+uint64_t Executor::next_number() noexcept {
+    const uint64_t number = calls_.load(std::memory_order_relaxed) + 1;
+    calls_.store(number, std::memory_order_relaxed);
+    return number;
+}
+
+// Those who wait for this rank in the call of this number find that it refused, and why. Where all
+// ranks refuse, none waits: their numbers stay in step, and no harm was done.
+void Executor::refuse(Execution& call) {
+    members_.require_healthy();
+    call.seq = next_number();
+    agreement_.refuse(call.seq, *call.refusal);
+    agreement_.announce(call.seq, kRefusedHash);
+    last_hash_ = kRefusedHash;
+    ring(own_.bell, fence());
 }
 
 Lane* Executor::lane_for(uint64_t bytes) {
@@ -87,6 +103,10 @@ void Executor::announce(Execution& call) noexcept {
 
 bool Executor::advance(Execution& call, Deadline& deadline, const Interrupted& interrupted,
                        double limit_s) {
+    if (call.refusal != nullptr) {
+        refuse(call);
+        return true;
+    }
     if (call.seq == 0) begin(call);
     try {
         return carry_on({call, deadline, interrupted, limit_s});

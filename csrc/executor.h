@@ -102,6 +102,9 @@ struct Execution {
     // the early rounds of later blocks before the late rounds of an earlier one, so that a network
     // has something to carry while a rank waits. All ranks have the same.
     uint32_t lead = 0;
+    // Why this rank refuses its arguments, if it does: it takes no part in the call, but its
+    // number.
+    std::shared_ptr<const std::string> refusal;
 
     Traffic traffic{};
     Stores stores;  // of the current block
@@ -148,6 +151,8 @@ class Executor {
     };
 
     void begin(Execution& call);
+    void refuse(Execution& call);
+    [[nodiscard]] uint64_t next_number() noexcept;
     bool carry_on(Wait wait);
     void announce(Execution& call) noexcept;
     bool reuse_slots(Wait& wait);

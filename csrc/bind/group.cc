@@ -218,6 +218,7 @@ void register_group(nb::module_& m) {
         .def_prop_ro("area_bytes", [](Group& self) { return self.segment().shape().area_bytes; })
         .def_prop_ro("calls", &Group::calls)
         .def("require_healthy", [](Group& self) { self.members().require_healthy(); })
+        .def("refuse", &Group::refuse, "reason"_a, nb::call_guard<nb::gil_scoped_release>())
         .def("fail_mismatch", &Group::fail_mismatch, "text"_a)
         .def("abort", &Group::abort, "reason"_a)
         .def("close", &Group::close, nb::call_guard<nb::gil_scoped_release>());

@@ -158,20 +158,24 @@ class Batch(JoinedWork):
     ) -> None:
         self._engine.stop_recording()
         if error is not None:
+            if self._calls and isinstance(error, Exception):
+                self._engine.refuse("batch", error)  # others may begin the collectives in it
             self._cancel(error)
             return
         try:
-            self._begin()
+            with self._engine.telling_refusals("batch"):
+                self._require_apart()
+                # What is wrong is found before anything begins.
+                calls = [entry.ready(self._engine) for entry in self._calls]
+            self._begin(calls)
         except BaseException as failure:
             self._cancel(failure)
             raise
         if not self._async_op:
             self.wait()
 
-    def _begin(self) -> None:
-        self._require_apart()
+    def _begin(self, calls: Sequence[Call]) -> None:
         engine = self._engine
-        calls = [entry.ready(engine) for entry in self._calls]  # what is wrong is found before
         works = engine.post([m for delivery in self._deliveries for m in delivery.messages])
         if self._async_op or self._calls:
             engine.carry_on(works)

@@ -41,7 +41,9 @@ class Communicator:
 
     Arrays are NumPy arrays or CPU torch tensors of any strides. Every collective must be called
     by all ranks of the group, in one order and with matching arguments; a call that does not
-    match raises `MismatchError` on all ranks. After any `CommunicationError` the communicator
+    match raises `MismatchError` on all ranks. A rank whose arguments are wrong raises `ValueError`,
+    `TypeError` or `UnsupportedError`; ranks whose arguments are right raise `MismatchError` with
+    its reason, and if there are none, no harm was done. After any `CommunicationError` the communicator
     refuses further work with the same cause. Methods may be called from several threads, but then
     the program has to see to the common order.
 
@@ -125,8 +127,8 @@ class Communicator:
         """
         if (done := self._quick(_ALL_REDUCE, x, x, op, -1, algorithm, async_op)) is not None:
             return done
-        return self._engine.run(
-            custom.in_place(self._engine, Op.ALL_REDUCE, x, op, -1, algorithm), async_op
+        return self._engine.collective(
+            "all_reduce", async_op, custom.in_place, Op.ALL_REDUCE, x, op, -1, algorithm
         )
 
     def reduce(
@@ -141,8 +143,8 @@ class Communicator:
         """Reduces `x` over all ranks, in place on `root`; the others' `x` stays as it is."""
         if (done := self._quick(_REDUCE, x, x, op, root, algorithm, async_op)) is not None:
             return done
-        return self._engine.run(
-            custom.in_place(self._engine, Op.REDUCE, x, op, root, algorithm), async_op
+        return self._engine.collective(
+            "reduce", async_op, custom.in_place, Op.REDUCE, x, op, root, algorithm
         )
 
     def broadcast(
@@ -156,8 +158,9 @@ class Communicator:
         """Copies `x` of `root` into `x` of all ranks; returns `x`."""
         if (done := self._quick(_BROADCAST, x, x, "sum", root, algorithm, async_op)) is not None:
             return done
-        call = exchange.in_place(self._engine, Op.BROADCAST, x, "sum", root, algorithm)
-        return self._engine.run(call, async_op)
+        return self._engine.collective(
+            "broadcast", async_op, exchange.in_place, Op.BROADCAST, x, "sum", root, algorithm
+        )
 
     def scan(
         self,
@@ -173,8 +176,8 @@ class Communicator:
         """
         if (done := self._quick(_SCAN, x, x, op, -1, algorithm, async_op)) is not None:
             return done
-        return self._engine.run(
-            exchange.in_place(self._engine, Op.SCAN, x, op, -1, algorithm), async_op
+        return self._engine.collective(
+            "scan", async_op, exchange.in_place, Op.SCAN, x, op, -1, algorithm
         )
 
     def exscan(
@@ -191,13 +194,13 @@ class Communicator:
         """
         if (done := self._quick(_EXSCAN, x, x, op, -1, algorithm, async_op)) is not None:
             return done
-        return self._engine.run(
-            exchange.in_place(self._engine, Op.EXSCAN, x, op, -1, algorithm), async_op
+        return self._engine.collective(
+            "exscan", async_op, exchange.in_place, Op.EXSCAN, x, op, -1, algorithm
         )
 
     def barrier(self, *, async_op: bool = False) -> Any:
         """Returns when all ranks have called it."""
-        return self._engine.run(exchange.barrier(self._engine), async_op)
+        return self._engine.collective("barrier", async_op, exchange.barrier)
 
     # ---- collectives from one array to another
 
@@ -217,8 +220,9 @@ class Communicator:
         """
         if (done := self._quick(_ALL_GATHER, x, out, "sum", -1, algorithm, async_op)) is not None:
             return done
-        call = exchange.gathering(self._engine, Op.ALL_GATHER, x, out, -1, algorithm)
-        return self._engine.run(call, async_op)
+        return self._engine.collective(
+            "all_gather", async_op, exchange.gathering, Op.ALL_GATHER, x, out, -1, algorithm
+        )
 
     def reduce_scatter(
         self,
@@ -236,8 +240,8 @@ class Communicator:
         """
         if (done := self._quick(_REDUCE_SCATTER, x, out, op, -1, algorithm, async_op)) is not None:
             return done
-        return self._engine.run(
-            custom.reduce_scatter(self._engine, x, out, op, algorithm), async_op
+        return self._engine.collective(
+            "reduce_scatter", async_op, custom.reduce_scatter, x, out, op, algorithm
         )
 
     def all_to_all(
@@ -258,7 +262,7 @@ class Communicator:
             return done
         listed = isinstance(x, (list, tuple)) or isinstance(out, (list, tuple))
         of = uneven.all_to_all_of_lists if listed else exchange.all_to_all
-        return self._engine.run(of(self._engine, x, out, algorithm), async_op)
+        return self._engine.collective("all_to_all", async_op, of, x, out, algorithm)
 
     def gather(
         self,
@@ -273,8 +277,9 @@ class Communicator:
 
         All `x` have one length; for others there is `gather_v`.
         """
-        call = exchange.gathering(self._engine, Op.GATHER, x, out, root, algorithm)
-        return self._engine.run(call, async_op)
+        return self._engine.collective(
+            "gather", async_op, exchange.gathering, Op.GATHER, x, out, root, algorithm
+        )
 
     def scatter(
         self,
@@ -287,8 +292,9 @@ class Communicator:
     ) -> Any:
         """Share r of `x` of `root` goes to `out` of rank r; `x` is None on the other ranks,
         where `out` is required. All shares have one length; for others there is `scatter_v`."""
-        call = exchange.scattering(self._engine, Op.SCATTER, x, out, root, "sum", algorithm)
-        return self._engine.run(call, async_op)
+        return self._engine.collective(
+            "scatter", async_op, exchange.scattering, Op.SCATTER, x, out, root, "sum", algorithm
+        )
 
     # ---- the same for pieces of different lengths
 
@@ -340,10 +346,11 @@ class Communicator:
         Collective over all ranks; those with color None get None. `selection` (a `Selection` or a
         file) comes before what this communicator chooses by; that of the new rank 0 counts.
         """
-        self._engine.refuse_in_batch("split")
-        token = np.frombuffer(secrets.token_bytes(_TOKEN_BYTES), np.int64)
-        member = [0 if color is None else 1, 0 if color is None else color, key]
-        mine = np.concatenate([np.array(member, np.int64), token])
+        with self._engine.telling_refusals("split"):
+            self._engine.refuse_in_batch("split")
+            token = np.frombuffer(secrets.token_bytes(_TOKEN_BYTES), np.int64)
+            member = [0 if color is None else 1, 0 if color is None else color, key]
+            mine = np.concatenate([np.array(member, np.int64), token])
         table = self.all_gather(mine).reshape(self.size, -1)
         if color is None:
             return None
@@ -386,6 +393,15 @@ class Communicator:
         return child
 
     # ---- life
+
+    def refuse(self, name: str, error: Exception) -> None:
+        """Tells the other ranks that this one does not make its next collective call, `name`,
+        because of `error`, which is about to be raised. Ranks that refuse too stay in step with it;
+        those that make the call raise `MismatchError` with this reason.
+
+        The collectives do this by themselves. This is for programs that check arguments before.
+        """
+        self._engine.refuse(name, error)
 
     def abort(self, reason: str = "aborted by the program") -> None:
         """Ends all calls under way, on all ranks, with `AbortedError`."""

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from typing import Any, NamedTuple, NoReturn, Protocol, TypeAlias
 
 from unisono import config, native
@@ -11,7 +12,7 @@ from unisono.communicator.arrays import Array, Staged
 from unisono.communicator.calls import CallBook, Request
 from unisono.communicator.table import Table
 from unisono.communicator.work import CollectiveWork, JoinedWork, MessageWork, UnderWay
-from unisono.errors import MismatchError, UnsupportedError
+from unisono.errors import CommunicationError, MismatchError, UnsupportedError
 from unisono.runtime.native_executor import OP_CODES, NativeExecutor
 from unisono.schedule import Schedule
 from unisono.types import Op
@@ -149,14 +150,46 @@ class Engine:
         """Lets `quick` record calls such as this one."""
         self._quick.pack_into(request.dtype, request.reduction, most_bytes, pack)
 
-    def run(self, call: Call, async_op: bool) -> Any:
-        """Runs the call and returns its result, or begins it and returns a `Work`."""
-        if self.recorder is not None and self.recorder.takes():
-            return self.recorder.add_call(call, async_op)
+    def collective(self, name: str, async_op: bool, make: Callable[..., Call], *args: Any) -> Any:
+        """Runs the call that `make(engine, *args)` returns, or begins it and returns a `Work`.
+
+        Where it raises instead, the other ranks are told: see `refuse`.
+        """
+        with self.telling_refusals(name):
+            call = make(self, *args)
+            if self.recorder is not None and self.recorder.takes():
+                return self.recorder.add_call(call, async_op)
         if async_op:
             return self.begin(call)
         self.group.run_pieces(call.prepared, call.inputs, call.outputs, self.timeout_s, call.then)
         return call.finish()
+
+    @contextmanager
+    def telling_refusals(self, name: str) -> Iterator[None]:
+        """What goes wrong inside, before this rank makes its part of the collective `name`, is told
+        to the other ranks."""
+        try:
+            yield
+        except CommunicationError:
+            raise  # which all ranks get anyway
+        except Exception as error:
+            self.refuse(name, error)
+            raise
+
+    def refuse(self, name: str, error: Exception) -> None:
+        """Tells the ranks that make a call which this rank refused with `error`.
+
+        Wrong arguments are often seen by one rank alone: its last batch is smaller, or it is the
+        root. The others would wait for it until the timeout. The refused call takes its place among
+        the calls of this rank. So ranks that refuse it alike stay in step, and no harm was done; a
+        rank that makes it raises `MismatchError` with this reason. Told once for each error.
+        """
+        if getattr(error, "was_told", False):
+            return
+        error.was_told = True  # type: ignore[attr-defined]
+        with suppress(CommunicationError):
+            reason = str(error).removeprefix(f"{name}: ")
+            self.group.refuse(f"{name}: {type(error).__name__}: {reason}")
 
     def begin(self, call: Call) -> CollectiveWork:
         """Begins the call."""

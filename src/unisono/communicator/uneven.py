@@ -65,8 +65,17 @@ def all_gather_v(
     ...     comm.all_gather_v(np.arange(3), pieces=True)
     [array([0, 1, 2])]
     """
-    call = _gathering(self._engine, Op.ALL_GATHER, x, counts, -1, Place(out, pieces), algorithm)
-    return self._engine.run(call, async_op)
+    return self._engine.collective(
+        "all_gather_v",
+        async_op,
+        _gathering,
+        Op.ALL_GATHER,
+        x,
+        counts,
+        -1,
+        Place(out, pieces),
+        algorithm,
+    )
 
 
 def gather_v(
@@ -81,8 +90,9 @@ def gather_v(
     async_op: bool = False,
 ) -> Any:
     """Like `all_gather_v`, on `root` alone. `out` matters there only; None on the other ranks."""
-    call = _gathering(self._engine, Op.GATHER, x, counts, root, Place(out, pieces), algorithm)
-    return self._engine.run(call, async_op)
+    return self._engine.collective(
+        "gather_v", async_op, _gathering, Op.GATHER, x, counts, root, Place(out, pieces), algorithm
+    )
 
 
 def scatter_v(
@@ -102,13 +112,7 @@ def scatter_v(
     takes as many as its `out` has, or as the root's list has for it, which must agree. Returns
     `out`.
     """
-    engine = self._engine
-    engine.book.check_root(Op.SCATTER, root)
-    if engine.rank == root:
-        call = _scattering(engine, x, counts, root, out, algorithm)
-    else:
-        call = _scattered(engine, counts, root, out, algorithm)
-    return engine.run(call, async_op)
+    return self._engine.collective("scatter_v", async_op, _scatter, x, counts, root, out, algorithm)
 
 
 def reduce_scatter_v(
@@ -126,11 +130,9 @@ def reduce_scatter_v(
     `counts` is the same on all ranks and adds up to the rows of `x`. Returns `out`; None allocates
     it.
     """
-    engine, have = self._engine, rows(x, "x")
-    shares = checked(counts, engine.size, "counts")
-    require_sum(shares, have, "counts")
-    sources = split(x, shares)
-    return engine.run(custom.reduce_scatter(engine, sources, out, op, algorithm), async_op)
+    return self._engine.collective(
+        "reduce_scatter_v", async_op, _reduce_scatter, x, counts, out, op, algorithm
+    )
 
 
 def all_to_all_v(
@@ -152,30 +154,16 @@ def all_to_all_v(
     rows that come, or is a list of one array per rank; None allocates it. Returns `out`: the rows
     in the order of ranks; with `pieces=True` a list of one array per rank, views of it.
     """
-    engine, have, place = self._engine, rows(x, "x"), Place(out, pieces)
-    table = table_of(send_counts, engine.size)
-    gives = (
-        checked(send_counts, engine.size, "send_counts")
-        if table is None
-        else table[engine.rank].tolist()
+    return self._engine.collective(
+        "all_to_all_v",
+        async_op,
+        _all_to_all,
+        x,
+        send_counts,
+        recv_counts,
+        Place(out, pieces),
+        algorithm,
     )
-    require_sum(gives, have, "send_counts")
-    takes = None if recv_counts is None else checked(recv_counts, engine.size, "recv_counts")
-
-    def proceed(sent: Table) -> Call:
-        comes = sent[:, engine.rank].tolist()
-        if takes not in (None, comes):
-            raise ValueError(f"recv_counts are {takes}, but by send_counts they are {comes}")
-        targets, result = place.arrays(x, have, comes)
-        lengths = tuple((sent * have.nbytes).ravel().tolist())
-        call = exchange.all_to_all(engine, split(x, gives), targets, algorithm, lengths)
-        return call._replace(result=result)
-
-    if table is not None:
-        return engine.run(proceed(table), async_op)
-    told = Told(gives, takes or place.takes(have, engine.size), room=place.room(have))
-    call = negotiated(engine, Op.ALL_TO_ALL, have, -1, algorithm, told, proceed, place.promise())
-    return engine.run(call, async_op)
 
 
 def all_to_all_of_lists(
@@ -203,6 +191,66 @@ def all_to_all_of_lists(
 
 
 # ---- the same, prepared
+
+
+def _all_to_all(
+    engine: Engine,
+    x: Array,
+    send_counts: Counts | Sequence[Counts],
+    recv_counts: Counts | None,
+    place: Place,
+    algorithm: str | Schedule | None,
+) -> Call:
+    have = rows(x, "x")
+    table = table_of(send_counts, engine.size)
+    gives = (
+        checked(send_counts, engine.size, "send_counts")
+        if table is None
+        else table[engine.rank].tolist()
+    )
+    require_sum(gives, have, "send_counts")
+    takes = None if recv_counts is None else checked(recv_counts, engine.size, "recv_counts")
+
+    def proceed(sent: Table) -> Call:
+        comes = sent[:, engine.rank].tolist()
+        if takes not in (None, comes):
+            raise ValueError(f"recv_counts are {takes}, but by send_counts they are {comes}")
+        targets, result = place.arrays(x, have, comes)
+        lengths = tuple((sent * have.nbytes).ravel().tolist())
+        call = exchange.all_to_all(engine, split(x, gives), targets, algorithm, lengths)
+        return call._replace(result=result)
+
+    if table is not None:
+        return proceed(table)
+    told = Told(gives, takes or place.takes(have, engine.size), room=place.room(have))
+    return negotiated(engine, Op.ALL_TO_ALL, have, -1, algorithm, told, proceed, place.promise())
+
+
+def _reduce_scatter(
+    engine: Engine,
+    x: Array,
+    counts: Counts,
+    out: Array | None,
+    op: AnyReduction,
+    algorithm: str | Schedule | None,
+) -> Call:
+    shares = checked(counts, engine.size, "counts")
+    require_sum(shares, rows(x, "x"), "counts")
+    return custom.reduce_scatter(engine, split(x, shares), out, op, algorithm)
+
+
+def _scatter(
+    engine: Engine,
+    x: Array | Sequence[Array] | None,
+    counts: Counts | None,
+    root: int,
+    out: Array | None,
+    algorithm: str | Schedule | None,
+) -> Call:
+    engine.book.check_root(Op.SCATTER, root)
+    if engine.rank == root:
+        return _scattering(engine, x, counts, root, out, algorithm)
+    return _scattered(engine, counts, root, out, algorithm)
 
 
 def _gathering(

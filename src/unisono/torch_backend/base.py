@@ -40,7 +40,6 @@ class GroupBase(ProcessGroupBase):  # type: ignore[misc]
         self.communicator = comm
         self.store = store
         self.global_ranks = global_ranks or list(range(comm.size))
-        self.refusals = 0
         recorded = config.flight_recorder().calls
         self.history = History(recorded) if recorded else None
         self._sequence = 0

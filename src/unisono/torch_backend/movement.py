@@ -12,7 +12,7 @@ from unisono.errors import UnsupportedError
 from unisono.torch_backend.base import GroupBase
 from unisono.torch_backend.convert import CallOptions, movable, movable_list, split_rows
 from unisono.torch_backend.private import WorkBase, hide_from_dynamo
-from unisono.torch_backend.refusal import tell_refusal, tells_refusals
+from unisono.torch_backend.refusal import tells_refusals
 from unisono.torch_backend.work import DONE
 
 
@@ -41,13 +41,9 @@ class Movement(GroupBase):
         """Collect every rank's tensor, in rank order, in one tensor."""
         self._begin()
         source, target = movable(input), movable(output)
-        try:
-            if opts is None or opts.asyncOp:
-                return self._pending(self._comm.all_gather(source, target, async_op=True), [output])
-            self._comm.all_gather(source, target)
-        except ValueError as error:
-            tell_refusal(self, "all_gather_single", error)
-            raise
+        if opts is None or opts.asyncOp:
+            return self._pending(self._comm.all_gather(source, target, async_op=True), [output])
+        self._comm.all_gather(source, target)
         return DONE
 
     @tells_refusals

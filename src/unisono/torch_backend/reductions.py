@@ -6,17 +6,20 @@ from datetime import timedelta
 from functools import partial
 from typing import Any
 
+import numpy as np
 import torch
 from torch import distributed as dist
 
+from unisono import native
+from unisono.communicator.arrays import dtype_of
 from unisono.errors import UnsupportedError
 from unisono.torch_backend.base import GroupBase
 from unisono.torch_backend.convert import REDUCE_OPS, CallOptions, reduce_op
 from unisono.torch_backend.private import WorkBase, hide_from_dynamo, is_profiling
-from unisono.torch_backend.refusal import tell_refusal, tells_refusals
+from unisono.torch_backend.refusal import tells_refusals
 from unisono.torch_backend.sparse import all_reduce_sparse
 from unisono.torch_backend.work import DONE, FinishedWork, Together
-from unisono.types import ReduceOp
+from unisono.types import DType, ReduceOp
 
 _SUM = dist.ReduceOp.SUM
 
@@ -125,14 +128,10 @@ class Reductions(GroupBase):
             source = _scaled(source, factor)
             later = getattr(opts, "asyncOp", True)
         self._begin()
-        try:
-            if later:
-                handle = self._comm.reduce_scatter(source, output, reduction, async_op=True)
-                return self._pending(handle, [output])
-            self._comm.reduce_scatter(source, output, reduction)
-        except ValueError as error:
-            tell_refusal(self, "reduce_scatter", error)
-            raise
+        if later:
+            handle = self._comm.reduce_scatter(source, output, reduction, async_op=True)
+            return self._pending(handle, [output])
+        self._comm.reduce_scatter(source, output, reduction)
         return DONE
 
     def _allreduce_any(self, tensors: Any, opts: Any) -> WorkBase:
@@ -163,9 +162,8 @@ class Reductions(GroupBase):
 
 def _scale_in_place(tensors: list[torch.Tensor], factor: Any) -> None:
     if factor is not None:
-        with torch.no_grad():
-            for tensor in tensors:
-                tensor.mul_(factor)
+        for tensor in tensors:
+            _multiply(tensor.detach(), factor, tensor.detach())
 
 
 def _scaled(source: Any, factor: Any) -> Any:
@@ -173,8 +171,23 @@ def _scaled(source: Any, factor: Any) -> Any:
     if factor is None:
         return source
     if isinstance(source, torch.Tensor):
-        return source.detach() * factor
-    return [piece.detach() * factor for piece in source]
+        x = source.detach()
+        return _multiply(x, factor, torch.empty_like(x))
+    return [_scaled(piece, factor) for piece in source]
+
+
+def _multiply(x: torch.Tensor, factor: Any, out: torch.Tensor) -> torch.Tensor:
+    """x * factor in `out`, rounded to the elements' type as `Tensor.mul_` rounds; of 8-bit floats,
+    which torch does not multiply, as the other narrow ones."""
+    number = x.is_floating_point() and isinstance(factor, (int, float))
+    if number and not x.is_sparse and x.is_contiguous() and out.is_contiguous():
+        dtype = dtype_of(x)
+        kind = np.float64 if dtype is DType.FLOAT64 else np.float32
+        with np.errstate(over="ignore"):
+            by = kind(factor).tobytes()
+        native.scale(dtype, out.data_ptr(), x.data_ptr(), x.numel(), by)
+        return out
+    return out.copy_(x * factor) if out is not x else out.mul_(factor)
 
 
 hide_from_dynamo(Reductions)

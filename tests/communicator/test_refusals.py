@@ -1,0 +1,169 @@
+"""Wrong arguments on one rank: the others are told; on all ranks: no harm is done.
+
+What is promised within one second is measured; the assertions allow three, for machines with other
+work to do.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+
+from ranks import Me, Processes, Threads
+from unisono import Communicator, MismatchError
+
+MOST_S = 3.0
+
+
+def _one_is_wrong(me: Me, right: Callable[[Communicator], Any], wrong: Any) -> None:
+    world = me.join()
+    world.barrier()
+    me.say("ready")
+    if me.rank == 2:
+        time.sleep(0.3)  # the others wait
+    if me.rank == 1:
+        time.sleep(0.2)
+        me.attempt("raised", wrong, world)
+    else:
+        me.attempt("raised", right, world)
+    me.attempt("again", world.barrier)
+    time.sleep(0.3)  # who has left is another story
+
+
+def wrong_root(me: Me) -> None:
+    _one_is_wrong(me, lambda w: w.broadcast(np.ones(3)), lambda w: w.broadcast(np.ones(3), 9))
+
+
+def wrong_length(me: Me) -> None:
+    _one_is_wrong(
+        me,
+        lambda w: w.all_gather(np.ones(3), np.ones(9)),
+        lambda w: w.all_gather(np.ones(3), np.ones(8)),
+    )
+
+
+def wrong_type(me: Me) -> None:
+    _one_is_wrong(me, lambda w: w.all_reduce(np.ones(3)), lambda w: w.all_reduce([1, 2, 3]))
+
+
+def wrong_algorithm(me: Me) -> None:
+    def call(world: Communicator, algorithm: str | None) -> Any:
+        return world.all_reduce(np.ones(3), algorithm=algorithm, async_op=True).wait()
+
+    _one_is_wrong(me, lambda w: call(w, None), lambda w: call(w, "no_such"))
+
+
+def wrong_counts(me: Me) -> None:
+    _one_is_wrong(
+        me, lambda w: w.all_gather_v(np.ones(2)), lambda w: w.all_gather_v(np.ones(2), [1, 1, 2])
+    )
+
+
+def wrong_in_a_batch(me: Me) -> None:
+    def call(world: Communicator, root: int) -> None:
+        with world.batch():
+            world.all_reduce(np.ones(3))
+            world.broadcast(np.ones(3), root)
+
+    _one_is_wrong(me, lambda w: call(w, 0), lambda w: call(w, 3))
+
+
+def wrong_behind_others(me: Me) -> None:
+    """The refused call is the third; two that are begun come before it."""
+
+    def call(world: Communicator, algorithm: str | None) -> None:
+        works = [world.all_reduce(np.ones(1 << 18), async_op=True) for _ in range(2)]
+        try:
+            world.all_reduce(np.ones(3), algorithm=algorithm)
+        finally:
+            for work in works:
+                assert work.wait()[0] == 3
+
+    _one_is_wrong(me, lambda w: call(w, None), lambda w: call(w, "no_such"))
+
+
+@pytest.mark.parametrize(
+    ("body", "error", "says"),
+    [
+        (wrong_root, "ValueError", "broadcast: ValueError: root 9 is not one of the 3 ranks"),
+        (wrong_length, "ValueError", "all_gather: ValueError: out has 8 elements"),
+        (wrong_type, "TypeError", "all_reduce: TypeError: expected a NumPy array"),
+        (wrong_algorithm, "UnsupportedError", "all_reduce: UnsupportedError: "),
+        (wrong_counts, "ValueError", "all_gather_v: ValueError: x has 2 rows"),
+        (wrong_in_a_batch, "ValueError", "broadcast: ValueError: root 3 is not one of"),
+        (wrong_behind_others, "UnsupportedError", "all_reduce: UnsupportedError: "),
+    ],
+)
+def test_the_others_name_the_rank_and_its_reason(
+    body: Callable[[Me], None], error: str, says: str
+) -> None:
+    with Processes(body, 3) as ranks:
+        ranks.wait_for("ready", range(3))
+        raised = ranks.wait_for("raised", range(3))
+        assert raised[1]["error"] == error
+        for rank in (0, 2):
+            assert raised[rank]["error"] == "MismatchError"
+            assert f"rank 1 refused {says}" in raised[rank]["text"]
+        later = max(raised[rank]["at"] for rank in (0, 2)) - raised[1]["at"]
+        print(f"{body.__name__}: raised {later:.3f} s after the refusal")
+        assert later < MOST_S
+        for entry in ranks.wait_for("again", range(3)):
+            assert entry["error"] == "MismatchError"
+
+
+def test_who_refuses_alike_stays_in_step() -> None:
+    def check(comm: Communicator) -> None:
+        x, total = np.ones(4), np.full(4, 2.0)
+        for i in range(300):  # more than the history holds
+            with pytest.raises(ValueError, match="root"):
+                comm.broadcast(x, root=2 + i)
+            with pytest.raises(TypeError):
+                comm.all_reduce([i])
+            if i % 100 == 0:
+                assert (comm.all_reduce(x.copy()) == total).all()
+                works = [comm.all_reduce(x.copy(), async_op=True) for _ in range(3)]
+                with pytest.raises(ValueError, match="no equal shares"):
+                    comm.all_to_all(np.ones(3), async_op=True)
+                assert all((work.wait() == total).all() for work in works)
+        with comm.batch():
+            comm.all_reduce(x)
+            with pytest.raises(ValueError, match="root"):
+                comm.broadcast(x, root=7)
+        assert (x == total).all()
+
+    with Threads(2) as world:
+        world.run(check)
+
+
+def test_reasons_may_differ_and_programs_may_refuse_too() -> None:
+    def check(comm: Communicator) -> None:
+        if comm.rank:
+            comm.refuse("my_step", ValueError("no data left"))
+        else:
+            with pytest.raises(ValueError, match="root"):
+                comm.reduce(np.ones(2), root=5)
+        assert comm.all_reduce(np.ones(1)).tolist() == [2]
+
+    with Threads(2) as world:
+        world.run(check)
+
+
+def test_an_error_is_told_once_and_long_reasons_are_cut() -> None:
+    def check(comm: Communicator) -> None:
+        if comm.rank == 0:
+            comm.barrier()
+            return
+        error = ValueError("ä" * 1000)
+        comm.refuse("step", error)
+        comm.refuse("step", error)
+        comm.barrier()
+
+    with Threads(2) as world:
+        for outcome in world.outcomes(check):
+            assert isinstance(outcome, MismatchError)
+            assert "rank 1 refused step: ValueError: ää" in str(outcome)
+            assert "rank 0 called barrier()" in str(outcome)
