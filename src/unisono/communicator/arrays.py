@@ -184,7 +184,8 @@ def widened(array: Array, factor: float | None = None) -> Array:
     if isinstance(array, np.ndarray):
         wide = np.empty(shape, np.float32)
     else:
-        wide = array.detach().new_empty(shape).float()
+        float32 = array.new_empty(()).float().dtype  # of one element: torch converts with threads
+        wide = array.detach().new_empty(shape, dtype=float32)
     address = stage(wide, writable=True).located[0]
     native.widen(source.dtype, address, source.located[0], source.count, factor)
     return wide

@@ -43,9 +43,9 @@ class Communicator:
     by all ranks of the group, in one order and with matching arguments; a call that does not
     match raises `MismatchError` on all ranks. A rank whose arguments are wrong raises `ValueError`,
     `TypeError` or `UnsupportedError`; ranks whose arguments are right raise `MismatchError` with
-    its reason, and if there are none, no harm was done. After any `CommunicationError` the communicator
-    refuses further work with the same cause. Methods may be called from several threads, but then
-    the program has to see to the common order.
+    its reason, and if there are none, no harm was done. After any `CommunicationError` the
+    communicator refuses further work with the same cause. Methods may be called from several
+    threads, but then the program has to see to the common order.
 
     With `async_op=True` a method returns a `Work` at once; the arrays belong to the call until
     `Work.wait` has returned.
