@@ -81,6 +81,9 @@ struct alignas(2 * kLine) GroupControl {
     uint64_t mail_slot_bytes;
     uint8_t nonce[16];                    // read back to the owner: proof that the memory is shared
     std::atomic<uint32_t> fences_needed;  // a rank could not register for heavy barriers
+    // What the ranks have agreed on about the group that succeeds this one. It is moved by compare
+    // and exchange alone, so that of two ranks that decide at once one learns that it was second.
+    std::atomic<uint64_t> successor;
     alignas(2 * kLine) FaultRecord failure;
 };
 

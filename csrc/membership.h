@@ -61,6 +61,11 @@ class Membership {
     // The same without raising.
     void record(Fault fault, const std::string& text) noexcept;
     void leave() noexcept;
+    // Whether `peer` still is of this group: it has not left, and its process lives. Works in a
+    // group that has failed.
+    [[nodiscard]] bool present(uint32_t peer) const;
+    // Moves the group's successor from `expected` to `desired`; what it was before.
+    uint64_t exchange_successor(uint64_t expected, uint64_t desired);
 
   private:
     [[nodiscard]] Segment& segment() const noexcept { return view_.segment(); }

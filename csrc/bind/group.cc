@@ -221,6 +221,15 @@ void register_group(nb::module_& m) {
         .def("refuse", &Group::refuse, "reason"_a, nb::call_guard<nb::gil_scoped_release>())
         .def("fail_mismatch", &Group::fail_mismatch, "text"_a)
         .def("abort", &Group::abort, "reason"_a)
+        .def(
+            "present", [](Group& self, uint32_t peer) { return self.members().present(peer); },
+            "peer"_a)
+        .def(
+            "exchange_successor",
+            [](Group& self, uint64_t expected, uint64_t desired) {
+                return self.members().exchange_successor(expected, desired);
+            },
+            "expected"_a, "desired"_a)
         .def("close", &Group::close, nb::call_guard<nb::gil_scoped_release>());
     bind_calls(group);
     bind_mail(group);

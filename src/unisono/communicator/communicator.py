@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from unisono import config
-from unisono.communicator import custom, exchange, messages, uneven
+from unisono.communicator import custom, exchange, messages, shrinking, uneven
 from unisono.communicator.arrays import Array
 from unisono.communicator.batch import Batch
 from unisono.communicator.custom import AnyReduction
@@ -20,7 +20,7 @@ from unisono.communicator.engine import Engine
 from unisono.communicator.explain import Explanation
 from unisono.communicator.table import Selectable, Table
 from unisono.runtime.native_executor import OP_CODES
-from unisono.runtime.rendezvous import Meeting, meet
+from unisono.runtime.rendezvous import Meeting, Met, meet
 from unisono.schedule import Schedule
 from unisono.types import Op, ReduceOp
 
@@ -59,10 +59,14 @@ class Communicator:
     the ranks; an `algorithm` that folds in another way raises `UnsupportedError`.
     """
 
-    def __init__(self, meeting: Meeting, settings: config.Settings) -> None:
-        met = meet(meeting)
+    def __init__(
+        self, meeting: Meeting, settings: config.Settings, *, met: Met | None = None
+    ) -> None:
+        met = met or meet(meeting)
         self.rank = meeting.rank
         self.size = meeting.size
+        self.former_ranks: tuple[int, ...] = ()
+        """Which ranks these were in the communicator that this one was shrunk from, if it was."""
         self._settings = settings
         self._group = met.group
         table = Table.unpack(met.word)
@@ -376,6 +380,8 @@ class Communicator:
         self._forks[members] += 1
         name = f"group-{self._name}-{members}-{self._forks[members]}"
         return self._child(ordered, name, selection)
+
+    shrink = shrinking.shrink
 
     def _child(
         self, ranks: Sequence[int], rendezvous: str, selection: Selectable | None

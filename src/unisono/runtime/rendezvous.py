@@ -33,6 +33,7 @@ _NONCE_BYTES = 16
 _MOST_TEXT_BYTES = 1024
 _VERDICT_S = 1.0
 _HELLO_TIMEOUT_S = 5.0
+_WATCH_S = 0.02
 _CREDENTIALS = struct.Struct("3i")  # pid, uid, gid
 
 
@@ -65,6 +66,9 @@ class Meeting:
     """Of the segment. None: what suits these ranks, this host and `staging_bytes`."""
     names: Sequence[int] = ()
     """What the ranks are called in errors, if they are part of a larger group."""
+    watch: Callable[[], None] | None = None
+    """Called every 20 ms while this rank waits for others to come; raises `RendezvousError` when
+    there is no use in it."""
 
     def __post_init__(self) -> None:
         if self.size < 1 or not 0 <= self.rank < self.size:
@@ -209,16 +213,14 @@ def _admit(
     deadline: float,
 ) -> None:
     """Lets one more rank in; a stranger is turned away, logged, and does no harm."""
-    left_s = deadline - time.monotonic()
     missing = sorted(set(range(1, meeting.size)) - set(followers))
     names = [meeting.name(rank) for rank in missing]
-    listener.settimeout(max(left_s, 0.001))
-    try:
-        peer, _ = listener.accept()
-    except TimeoutError:
+    peer = _accept(listener, meeting, deadline)
+    if peer is None:
         raise RendezvousError(
             f"after {meeting.timeout_s:g} s these ranks of {meeting.size} had not come: {names}"
-        ) from None
+        )
+    left_s = deadline - time.monotonic()
     try:
         if _uid_of_peer(peer) not in (os.getuid(), 0):
             raise AuthenticationError(f"user {_uid_of_peer(peer)} tried to join")
@@ -241,6 +243,19 @@ def _admit(
     _refuse(peer, problem)
     peer.close()
     raise RendezvousError(problem)
+
+
+def _accept(listener: socket.socket, meeting: Meeting, deadline: float) -> socket.socket | None:
+    """The next connection; None if none came in time."""
+    while True:
+        left_s = max(deadline - time.monotonic(), 0.001)
+        listener.settimeout(left_s if meeting.watch is None else min(left_s, _WATCH_S))
+        with contextlib.suppress(TimeoutError):
+            return listener.accept()[0]
+        if time.monotonic() >= deadline:
+            return None
+        if meeting.watch is not None:
+            meeting.watch()
 
 
 def _expect_joined(peer: socket.socket, rank: int, deadline: float) -> None:
@@ -296,7 +311,9 @@ def _connect(meeting: Meeting, deadline: float) -> socket.socket:
                     "on one host?)"
                 ) from None
             time.sleep(pause_s)
-            pause_s = min(pause_s * 2, 0.05)
+            pause_s = min(pause_s * 2, 0.05 if meeting.watch is None else _WATCH_S)
+            if meeting.watch is not None:
+                meeting.watch()
     if _uid_of_peer(leader) not in (os.getuid(), 0):
         leader.close()
         raise AuthenticationError("the listener at the rendezvous belongs to another user")

@@ -1,0 +1,86 @@
+"""Going on without the ranks that were lost."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from unisono.communicator.table import Selectable
+from unisono.runtime.rendezvous import Meeting
+from unisono.runtime.succession import Succession, succeed
+
+if TYPE_CHECKING:
+    from unisono.communicator.communicator import Communicator
+
+
+def shrink(
+    self: Communicator,
+    exclude: Sequence[int] = (),
+    *,
+    timeout_s: float | None = None,
+    selection: Selectable | None = None,
+) -> Communicator:
+    """A communicator of the ranks that are left, in the order of their ranks here.
+
+    Collective over those ranks alone, which all get the same members, and possible in any state:
+    after `PeerLostError` and every other `CommunicationError`, after another rank's mistake, and
+    when nothing has happened. Afterwards this communicator is refused (a healthy one ends with
+    `AbortedError`); the new one has its settings, timeout and selection, `selection` as for
+    `split`, and says in `former_ranks` who its ranks were.
+
+    - Who dies before the new group stands is left out too; who dies later is found by the next call
+      on it, and can be shrunk away in turn.
+    - Whoever is alive is waited for, `timeout_s` (default: that of this communicator). Who has not
+      come by then is treated as lost, and logged; when it comes later it gets `AbortedError`.
+      With ranks stopped in the middle it can take a few times as long.
+    - `exclude`: ranks to be left out though they live; they do not call this, and are told by the
+      next call that they make here.
+
+    A rank whose call raises has left the group: the others go on without it. One that has not
+    seen the failure comes when its own call fails: after a loss within a second; where one rank
+    alone wants to shrink it calls `abort` first.
+
+    Raises `AbortedError` if the others go on without this rank, `UnsupportedError` in a batch,
+    `ValueError` for ranks that cannot be excluded.
+
+    >>> import unisono
+    >>> old = unisono.init(rank=0, size=1, rendezvous="example of shrink")
+    >>> with old.shrink() as comm:
+    ...     comm.size, comm.former_ranks
+    (1, (0,))
+    """
+    self._engine.refuse_in_batch("shrink")
+    limit_s = self.timeout_s if timeout_s is None else timeout_s
+    if not limit_s > 0:
+        raise ValueError(f"a timeout must be positive, not {limit_s}")
+    asked = Succession(
+        name=self._name,
+        rank=self.rank,
+        ranks=self.size,
+        exclude=_excluded(self, exclude),
+        timeout_s=limit_s,
+        staging_bytes=self._settings.staging_bytes,
+        word=self._engine.book.table.under(selection).pack(),
+    )
+    found = succeed(self._group, asked)
+    meeting = Meeting(
+        rank=found.members.index(self.rank),
+        size=len(found.members),
+        rendezvous="",  # they have met
+        timeout_s=self.timeout_s,
+        staging_bytes=self._settings.staging_bytes,
+    )
+    shrunk = type(self)(meeting, self._settings, met=found.met)
+    shrunk.timeout_s = self.timeout_s
+    shrunk.former_ranks = found.members
+    return shrunk
+
+
+def _excluded(comm: Communicator, exclude: Sequence[int]) -> frozenset[int]:
+    ranks = frozenset(int(rank) for rank in exclude)
+    wrong = sorted(rank for rank in ranks if not 0 <= rank < comm.size)
+    if wrong:
+        raise ValueError(f"cannot exclude {wrong}: the ranks are 0..{comm.size - 1}")
+    if comm.rank in ranks:
+        raise ValueError(f"rank {comm.rank} is to be excluded: it must not call shrink")
+    return ranks

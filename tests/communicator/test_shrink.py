@@ -1,0 +1,320 @@
+"""Going on without the ranks that were lost: with real processes, killed and stopped."""
+
+from __future__ import annotations
+
+import os
+import random
+import signal
+import time
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+
+from ranks import Me, Processes, Threads
+from unisono import (
+    AbortedError,
+    CollectiveTimeoutError,
+    CommunicationError,
+    Communicator,
+    PeerLostError,
+    UnsupportedError,
+)
+from unisono.communicator import Rule, Selection
+
+MOST_S = 3.0
+
+
+def says(me: Me, comm: Communicator, event: str = "shrunk") -> None:
+    """Tells the test who is in the group, as all of its ranks find when they ask each other."""
+    former = comm.all_gather(np.array([me.rank])).tolist()
+    total = comm.all_reduce(np.full(3, 10.0**me.rank)).tolist()
+    assert total == [sum(10.0**rank for rank in former)] * 3
+    assert comm.hosts == (tuple(range(comm.size)),)
+    me.say(event, former=former, rank=comm.rank, ranks=comm.former_ranks)
+
+
+def until_lost(comm: Communicator) -> None:
+    with pytest.raises(PeerLostError):
+        while True:
+            comm.all_reduce(np.ones(1000))
+
+
+# ---- threads: nothing has happened, or nobody died
+
+
+def test_a_healthy_group_shrinks_to_all_of_it() -> None:
+    def check(comm: Communicator) -> None:
+        with comm.shrink() as shrunk:
+            assert (shrunk.rank, shrunk.size) == (comm.rank, 3)
+            assert shrunk.former_ranks == (0, 1, 2)
+            assert shrunk.all_reduce(np.ones(2)).tolist() == [3, 3]
+            with pytest.raises(AbortedError, match="was shrunk to its ranks 0, 1, 2"):
+                comm.barrier()
+        with pytest.raises(AbortedError, match="go on without this rank"):
+            comm.shrink()  # again
+
+    with Threads(3) as world:
+        assert world.outcomes(check) == [None] * 3
+
+
+def test_after_any_other_failure() -> None:
+    def disagree(comm: Communicator) -> Any:
+        return comm.all_reduce(np.ones(1 + comm.rank))
+
+    def abort(comm: Communicator) -> Any:
+        if comm.rank == 1:
+            comm.abort("enough")
+        return comm.barrier()
+
+    def be_late(comm: Communicator) -> Any:
+        comm.timeout_s = 0.1
+        if comm.rank == 1:
+            time.sleep(0.3)
+        return comm.barrier()
+
+    def check(comm: Communicator, fail: Callable[[Communicator], Any]) -> None:
+        with pytest.raises(CommunicationError) as caught:
+            fail(comm)
+        comm.timeout_s = 20
+        with comm.shrink() as shrunk:
+            assert shrunk.former_ranks == (0, 1, 2)
+            assert shrunk.timeout_s == 20
+            shrunk.barrier()
+        with pytest.raises(type(caught.value)) as again:
+            comm.barrier()  # the old one keeps its cause
+        assert str(again.value) == str(caught.value)
+
+    for fail in (disagree, abort, be_late):
+        with Threads(3) as world:
+            assert world.outcomes(check, fail) == [None] * 3
+
+
+def test_excluded_ranks_are_told_by_their_next_call() -> None:
+    def check(comm: Communicator) -> Any:
+        if comm.rank in (0, 3):
+            with pytest.raises(AbortedError, match="was shrunk to its ranks 1, 2, 4"):
+                comm.barrier()
+            return None
+        with comm.shrink([3, 0]) as shrunk:
+            return shrunk.all_gather(np.array([comm.rank])).tolist()
+
+    with Threads(5) as world:
+        assert world.outcomes(check) == [None, [1, 2, 4], [1, 2, 4], None, [1, 2, 4]]
+
+
+def test_arguments_that_make_no_sense() -> None:
+    def check(comm: Communicator) -> None:
+        with pytest.raises(ValueError, match=r"cannot exclude \[-1, 2\]: the ranks are 0..1"):
+            comm.shrink([2, -1])
+        with pytest.raises(ValueError, match="is to be excluded: it must not call shrink"):
+            comm.shrink([comm.rank])
+        with pytest.raises(ValueError, match="must be positive"):
+            comm.shrink(timeout_s=0)
+        with pytest.raises(UnsupportedError, match="inside a batch"), comm.batch():
+            comm.shrink()
+        comm.barrier()
+
+    with Threads(2) as world:
+        world.run(check)
+
+
+def test_settings_and_selection_are_kept() -> None:
+    rule = Rule(op="all_reduce", algorithm="ring")
+    own = Rule(op="all_reduce", algorithm="direct")
+
+    def check(comm: Communicator) -> list[str]:
+        ringed = comm.split(0, selection=Selection(rules=(rule,)))
+        assert ringed is not None
+        once = ringed.shrink()
+        twice = once.shrink(selection=Selection(rules=(own,)))
+        return [str(c.explain("all_reduce", 4096).algorithm) for c in (ringed, once, twice)]
+
+    with Threads(3) as world:
+        assert world.run(check) == [["ring", "ring", "direct"]] * 3
+    with Threads(2, reproducible=True) as world:
+        assert world.outcomes(lambda comm: comm.shrink().reproducible) == [True] * 2
+
+
+# ---- a rank is killed
+
+
+def two_generations(me: Me) -> None:
+    comm = me.join()
+    comm.barrier()
+    if me.rank == 1:
+        os.kill(os.getpid(), signal.SIGKILL)
+    until_lost(comm)
+    first = comm.shrink()
+    says(me, first, "first")
+    if first.rank == 0:
+        os.kill(os.getpid(), signal.SIGKILL)
+    until_lost(first)
+    second = first.shrink()
+    says(me, second, "second")
+    me.attempt("old", comm.barrier)
+    second.close()
+
+
+def test_two_generations() -> None:
+    with Processes(two_generations, 4) as ranks:
+        for said in ranks.wait_for("first", [0, 2, 3]):
+            assert said["former"] == said["ranks"] == [0, 2, 3]
+        for new, said in enumerate(ranks.wait_for("second", [2, 3])):
+            assert said["former"] == [2, 3]
+            assert (said["rank"], said["ranks"]) == (new, [1, 2])
+        for said in ranks.wait_for("old", [2, 3]):
+            assert (said["error"], said["text"][:12]) == ("PeerLostError", "rank 1 (pid ")
+        assert ranks.exit_codes() == [-9, -9, 0, 0]
+
+
+def some_saw_it(me: Me) -> None:
+    """Rank 0 comes at once, 1 when it sees a death, 2 late, 3 dies, 4 when it is told."""
+    comm = me.join()
+    comm.barrier()
+    me.say("ready")
+    if me.rank == 3:
+        time.sleep(60)
+    if me.rank == 1:
+        until_lost(comm)
+    if me.rank == 2:
+        time.sleep(1.0)
+    if me.rank == 4:
+        with pytest.raises(PeerLostError):
+            comm.recv(np.ones(1), 0)
+    says(me, comm.shrink())
+
+
+def test_whoever_saw_a_death_and_whoever_did_not_agree() -> None:
+    with Processes(some_saw_it, 5) as ranks:
+        ranks.wait_for("ready", range(5))
+        ranks.signal(3, signal.SIGKILL)
+        for said in ranks.wait_for("shrunk", [0, 1, 2, 4]):
+            assert said["former"] == said["ranks"] == [0, 1, 2, 4]
+
+
+def dies_while_shrinking(me: Me) -> None:
+    comm = me.join()
+    comm.barrier()
+    me.say("ready")
+    if me.rank == 3:
+        os.kill(os.getpid(), signal.SIGKILL)
+    until_lost(comm)
+    if me.rank == 2:  # the others are in shrink already
+        time.sleep(0.5)
+        os.kill(os.getpid(), signal.SIGKILL)
+    says(me, comm.shrink())
+
+
+def test_one_more_dies_while_the_others_shrink() -> None:
+    with Processes(dies_while_shrinking, 5) as ranks:
+        for said in ranks.wait_for("shrunk", [0, 1, 4]):
+            assert said["former"] == [0, 1, 4]
+
+
+# ---- a rank does not come
+
+
+def late(me: Me) -> None:
+    comm = me.join()
+    comm.barrier()
+    me.say("ready")
+    if me.rank == 0:
+        time.sleep(0.5)  # is stopped meanwhile
+        me.attempt("late", comm.shrink)
+        return
+    comm.timeout_s = 1.0
+    with pytest.raises(CollectiveTimeoutError):
+        comm.barrier()
+    started = time.monotonic()
+    shrunk = comm.shrink()
+    me.say("took", seconds=time.monotonic() - started)
+    shrunk.timeout_s = 30
+    says(me, shrunk)
+
+
+def test_a_stopped_rank_is_left_out_and_told_when_it_comes() -> None:
+    with Processes(late, 3) as ranks:
+        ranks.wait_for("ready", range(3))
+        ranks.signal(0, signal.SIGSTOP)
+        for said in ranks.wait_for("shrunk", [1, 2]):
+            assert said["ranks"] == [1, 2]
+        for said in ranks.wait_for("took", [1, 2]):
+            assert 0.9 < said["seconds"] < 1.0 + MOST_S
+        ranks.signal(0, signal.SIGCONT)
+        (said,) = ranks.wait_for("late", [0])
+        assert said["error"] == "AbortedError"
+        assert said["text"].startswith("rank 0: the others go on without this rank")
+
+
+def interrupted(me: Me) -> None:
+    comm = me.join()
+    comm.barrier()
+    if me.rank == 2:
+
+        def stop(*_: object) -> None:
+            raise KeyboardInterrupt
+
+        signal.signal(signal.SIGALRM, stop)
+        signal.setitimer(signal.ITIMER_REAL, 0.3)
+        me.attempt("stopped", comm.shrink)
+        me.attempt("again", comm.shrink)
+        return
+    time.sleep(1.0)
+    says(me, comm.shrink())
+
+
+def test_a_rank_that_is_interrupted_has_left() -> None:
+    with Processes(interrupted, 3) as ranks:
+        assert ranks.wait_for("stopped", [2])[0]["error"] == "KeyboardInterrupt"
+        assert ranks.wait_for("again", [2])[0]["error"] == "AbortedError"
+        for said in ranks.wait_for("shrunk", [0, 1]):
+            assert said["ranks"] == [0, 1]
+
+
+# ---- kills at random points
+
+RANKS = 5
+
+
+def survives(me: Me) -> None:
+    """Works, and shrinks when others die, until nobody has died for a while."""
+    comm = me.join()
+    comm.barrier()
+    me.say("ready")
+    x, done = np.ones(3000), 0
+    while done < 300:
+        try:
+            comm.all_reduce(x, "max")
+            done += 1
+            time.sleep(0.001)
+        except PeerLostError:
+            comm, done = comm.shrink(timeout_s=30), 0
+    says(me, comm, "end")
+
+
+def kill_at_random(seed: int) -> None:
+    chance = random.Random(seed)
+    victims = chance.sample(range(RANKS), chance.randrange(1, RANKS))
+    with Processes(survives, RANKS) as ranks:
+        ranks.wait_for("ready", range(RANKS))
+        for victim in victims:
+            # Together with the one before, while that is being shrunk away, or afterwards.
+            time.sleep(chance.choice([0, 0, 0.0005, 0.002, 0.005, 0.02, 0.1]) * chance.random())
+            ranks.signal(victim, signal.SIGKILL)
+        left = sorted(set(range(RANKS)) - set(victims))
+        said = ranks.wait_for("end", left)
+        assert [entry["former"] for entry in said] == [left] * len(left), seed
+        assert [entry["rank"] for entry in said] == list(range(len(left)))
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_kills_at_random_points(seed: int) -> None:
+    kill_at_random(seed)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", range(100, 150))
+def test_kills_at_random_points_fifty_times(seed: int) -> None:
+    kill_at_random(seed)
