@@ -19,7 +19,7 @@ pytestmark = pytest.mark.torch
 # Public functions of torch.distributed that no CPU group can serve, or that concern none.
 NOT_OURS = {
     "record_comm": "a context manager: test_visible",
-    "shrink_group": "for NCCL: torch refuses every other backend",
+    "shrink_group": "for C++ backends: test_shrink has its equivalent",
     "split_group": "for accelerators: test_groups has its equivalent",
     "monitored_barrier": "for gloo: test_groups has its equivalent",
     "get_node_local_rank": "reads the launcher's environment",

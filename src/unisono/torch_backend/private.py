@@ -52,6 +52,7 @@ PRIVATE_NAMES: Final = (
     "torch._C._profiler.gather_traceback",
     "torch._C._profiler.symbolize_tracebacks",
     "torch.distributed.distributed_c10d._register_pg_in_world",
+    "torch.distributed.distributed_c10d._update_default_pg",
     "torch.distributed.distributed_c10d._world.pg_map",
     "torch._C._dynamo.eval_frame._FrameAction.SKIP",
     "torch._C._dynamo.eval_frame._FrameExecStrategy",
@@ -110,6 +111,11 @@ def register_group(group: Any, backend: str, global_ranks: list[int]) -> None:
         backend_config=str(dist.BackendConfig(dist.Backend(f"cpu:{backend}"))),
         rank_mapping={global_rank: rank for rank, global_rank in enumerate(global_ranks)},
     )
+
+
+def make_default(group: Any) -> None:
+    """Make a registered group the default one, where there is none."""
+    dist.distributed_c10d._update_default_pg(group)
 
 
 def groups_of_torch() -> list[Any]:

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from datetime import timedelta
 from typing import Any
 
 import torch
+from torch import distributed as dist
 
 from unisono.torch_backend.coalesce import Recorder
 from unisono.torch_backend.convert import seconds
@@ -101,6 +103,19 @@ class ProcessGroup(Reductions, Movement):
         self._parts += 1
         name = f"{self.group_name}:split{self._parts}:{'-'.join(map(str, new_ranks))}"
         name_group(group, group_name or name, group_desc or "split")
+        return group
+
+    def shrink_group(
+        self, exclude: Sequence[int] = (), timeout: timedelta | None = None
+    ) -> ProcessGroup:
+        """A group of the ranks that live, but for those excluded; this one is refused then."""
+        comm = self.communicator.shrink(exclude, timeout_s=seconds(timeout))
+        members = comm.former_ranks
+        name = f"{self.group_name}:shrunk:{'-'.join(map(str, members))}"
+        # Ranks count by number in a store, and these have new numbers.
+        store = dist.PrefixStore(name, self.store)
+        group = ProcessGroup(comm, store, [self.global_ranks[rank] for rank in members])
+        name_group(group, name, "shrunk")
         return group
 
     def abort(self) -> None:

@@ -1,7 +1,8 @@
 """What torch.distributed keeps for its own backends, for groups of this one.
 
 `dist.monitored_barrier` serves the backend named gloo, and `dist.split_group` groups bound to an
-accelerator; torch decides so before it asks a group. These do the same for groups on CPUs.
+accelerator; torch decides so before it asks a group. `dist.shrink_group` takes a group apart down to
+its C++ backend, which a group in Python has not. These do the same for groups on CPUs.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from torch import distributed as dist
 
 from unisono.errors import UnsupportedError
 from unisono.torch_backend import BACKEND_NAME
-from unisono.torch_backend.private import register_group
+from unisono.torch_backend.private import make_default, register_group
 from unisono.torch_backend.process_group import ProcessGroup
 
 if TYPE_CHECKING:
@@ -55,6 +56,32 @@ def split_group(
             register_group(group, BACKEND_NAME, group.global_ranks)
             return group
     return None
+
+
+def shrink_group(
+    ranks_to_exclude: Sequence[int] = (), group: Any = None, timeout: timedelta | None = None
+) -> Any:
+    """`dist.shrink_group`: the group of the ranks that live, in the old order.
+
+    Unlike torch's it need not be told who is lost: every rank that died or does not come within
+    `timeout` (default: the group's) is left out, as are `ranks_to_exclude`. It works after any
+    failure, and is collective over the ranks that are left. See `Communicator.shrink`.
+
+    As in torch, shrinking the default group (None) makes the result the default group, renumbers
+    the global ranks, and destroys all other groups. Models wrapped by DDP or FSDP and device
+    meshes belong to the old groups: make them anew. New groups by `dist.new_group` need the store
+    to live, which torchrun's does; without it, the one of rank 0 does not outlive that rank.
+    """
+    parent = _ours(group, "shrink_group")
+    shrunk = parent.shrink_group(ranks_to_exclude, timeout)
+    if parent is not dist.group.WORLD:
+        register_group(shrunk, BACKEND_NAME, shrunk.global_ranks)
+        return shrunk
+    dist.destroy_process_group()
+    shrunk.global_ranks = list(range(shrunk.size()))
+    register_group(shrunk, BACKEND_NAME, shrunk.global_ranks)
+    make_default(shrunk)
+    return shrunk
 
 
 def _ours(group: Any, what: str) -> ProcessGroup:

@@ -1,0 +1,136 @@
+"""Going on after a loss as a torch user does: by shrinking the group, or by torchrun's restarts."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from torch import distributed as dist
+
+from unisono.errors import AbortedError, UnsupportedError
+from unisono.torch_backend import reserved
+
+pytestmark = pytest.mark.torch
+RANKS = 3
+
+
+def test_shrink(outcome):
+    outcome.require_success()
+
+
+def own_a_part_shrinks_to_itself(world):
+    part = dist.new_group([2, 0])
+    if world.rank == 1:
+        return
+    shrunk = reserved.shrink_group(group=part)
+    assert dist.get_process_group_ranks(shrunk) == dist.get_process_group_ranks(part)
+    assert dist.get_world_size(shrunk) == 2
+    x = torch.full((3,), float(world.rank))
+    dist.broadcast(x, src=2, group=shrunk)
+    assert x.tolist() == [2.0] * 3
+    with pytest.raises(AbortedError, match="was shrunk to its ranks 0, 1"):
+        dist.barrier(part)
+    dist.destroy_process_group(shrunk)
+    dist.destroy_process_group(part)
+
+
+def own_excluded_ranks_need_not_come(world):
+    group = dist.new_group()
+    if world.rank != 1:
+        shrunk = reserved.shrink_group([1], group)
+        assert dist.get_process_group_ranks(shrunk) == [0, 2]
+        dist.barrier(shrunk)
+    else:
+        with pytest.raises(AbortedError, match="was shrunk to its ranks 0, 2"):
+            dist.barrier(group)
+
+
+def own_other_backends_are_refused(world):
+    with pytest.raises(UnsupportedError, match=r"call dist.shrink_group"):
+        reserved.shrink_group(group=dist.new_group(backend="gloo"))
+
+
+LOSES_ONE = """
+import json, os, signal, sys
+import torch, torch.distributed as dist
+import unisono.torch_backend
+from unisono.errors import PeerLostError
+from unisono.torch_backend import reserved
+rank, folder = int(sys.argv[1]), sys.argv[2]
+dist.init_process_group("unisono", store=dist.FileStore(folder + "/store", 3), rank=rank,
+                        world_size=3)
+part = dist.new_group()
+if rank == 1:
+    os.kill(os.getpid(), signal.SIGKILL)
+try:
+    dist.all_reduce(torch.ones(4))
+except PeerLostError:
+    world = reserved.shrink_group()
+assert world is dist.group.WORLD
+gathered = [None] * dist.get_world_size()
+dist.all_gather_object(gathered, rank)
+x = torch.ones(2)
+dist.all_reduce(x)
+pair = dist.new_group([1, 0])
+dist.broadcast(x, src=1, group=pair)
+model = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(2, 2))
+model(torch.ones(1, 2)).sum().backward()
+with open(f"{folder}/{rank}.json", "w") as file:
+    json.dump([dist.get_rank(), gathered, x.tolist()], file)
+dist.destroy_process_group()
+"""
+
+
+def test_the_default_group_is_replaced_after_a_loss(tmp_path):
+    ranks = [
+        subprocess.Popen([sys.executable, "-c", LOSES_ONE, str(rank), str(tmp_path)])
+        for rank in range(3)
+    ]
+    assert [process.wait(90) for process in ranks] == [0, -signal.SIGKILL, 0]
+    said = [json.loads((tmp_path / f"{rank}.json").read_text()) for rank in (0, 2)]
+    assert said == [[new, [0, 2], [2.0, 2.0]] for new in range(2)]
+
+
+RESTARTED = """
+import os, signal, sys
+import torch, torch.distributed as dist
+dist.init_process_group("unisono")
+rank, round = dist.get_rank(), os.environ["TORCHELASTIC_RESTART_COUNT"]
+dist.barrier()
+if round == "0" and rank == 1:
+    os.kill(os.getpid(), signal.SIGKILL)
+x = torch.ones(1000)
+for _ in range(20):
+    dist.all_reduce(x, op=dist.ReduceOp.MAX)
+dist.all_reduce(x)
+assert x.tolist() == [3.0] * 1000
+dist.destroy_process_group()
+open(f"{sys.argv[1]}/{rank} in round {round}", "w").close()
+"""
+
+
+def test_torchrun_restarts_after_a_loss(tmp_path: Path):
+    program = tmp_path / "program.py"
+    program.write_text(RESTARTED)
+    done = tmp_path / "done"
+    done.mkdir()
+    launcher = ["torch.distributed.run", "--standalone", "--local-addr", "127.0.0.1"]
+    options = ["--nproc-per-node", "3", "--max-restarts", "1", "--monitor-interval", "0.1"]
+    run = subprocess.run(
+        [sys.executable, "-m", *launcher, *options, str(program), str(done)],
+        env={**os.environ, "OMP_NUM_THREADS": "1"},
+        capture_output=True,
+        text=True,
+        timeout=110,
+        check=False,
+    )
+    assert run.returncode == 0, run.stderr
+    assert sorted(path.name for path in done.iterdir()) == [
+        f"{rank} in round 1" for rank in range(3)
+    ]
