@@ -116,12 +116,12 @@ bool Membership::present(uint32_t peer) const {
     if (closed_.load(std::memory_order_relaxed) || guard_.in_child()) raise();
     if (peer >= ranks()) throw Error(Fault::invalid, "rank is out of the group's range");
     const auto left = static_cast<uint32_t>(Presence::left);
-    return segment_.rank(peer).presence.load(std::memory_order_acquire) != left && alive(peer);
+    return view_.control(peer).presence.load(std::memory_order_acquire) != left && alive(peer);
 }
 
 uint64_t Membership::exchange_successor(uint64_t expected, uint64_t desired) {
     if (closed_.load(std::memory_order_relaxed) || guard_.in_child()) raise();
-    segment_.group().successor.compare_exchange_strong(expected, desired,
+    segment().group().successor.compare_exchange_strong(expected, desired,
                                                        std::memory_order_acq_rel);
     return expected;
 }

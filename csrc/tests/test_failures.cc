@@ -285,6 +285,38 @@ void check_neighbour_closed(Report& report) {
     }
 }
 
+// The group has failed and a rank is gone: the others can still look, and agree on what follows.
+void check_what_a_failed_group_is_good_for(Report& report) {
+    const Descriptor fd(create_segment(shape_of(3, 2), World::nonce));
+    const auto join = [&](uint32_t rank) {
+        return rank_of(std::make_shared<Group>(Descriptor(::dup(fd.get())), rank, World::nonce, 1),
+                       rank);
+    };
+    const pid_t child = ::fork();
+    if (child == 0) {
+        Rank rank = join(2);
+        pause(60);
+    }
+    Rank second = join(1);
+    Rank first = join(0);
+    while (first.segment->rank(2).process.load() == 0) pause(0.001);
+    report.check(first.members->present(2), "a living rank is present");
+    ::kill(child, SIGKILL);
+    int status = 0;
+    ::waitpid(child, &status, 0);
+    first.members->record(Fault::timeout, "late");
+    report.check(!first.members->present(2), "a killed rank is not present");
+    report.check(first.members->present(1) && second.members->present(0), "the others are");
+    report.check(first.members->exchange_successor(0, 6) == 0, "the first moves the successor");
+    report.check(second.members->exchange_successor(0, 10) == 6, "the second is told by whom");
+    report.check(second.members->exchange_successor(6, 7) == 6, "and can move it from there");
+    report.check(first.members->exchange_successor(0, 0) == 7, "which all can read");
+    second.close();
+    report.check(!first.members->present(1), "a rank that left is not present");
+    expect(report, outcome_of([&] { second.members->present(0); }), Fault::aborted, "closed",
+           "looking from a closed group");
+}
+
 // Some emulators of the kernel accept this advice and ignore it.
 bool forks_wipe_memory() {
     void* page = ::mmap(nullptr, 4096, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
@@ -339,6 +371,7 @@ int main() {
 #if !defined(__SANITIZE_THREAD__)
     check_killed(report);  // first, while this process has one thread
     check_neighbour_closed(report);
+    check_what_a_failed_group_is_good_for(report);
     if (forks_wipe_memory()) check_forked(report);
 #endif
     check_refusals(report);

@@ -113,6 +113,11 @@ def register_group(group: Any, backend: str, global_ranks: list[int]) -> None:
     )
 
 
+def prefixed(store: Any, prefix: str) -> Any:
+    """A view of a store whose keys begin with `prefix` (public, but not in torch's stubs)."""
+    return _c10d.PrefixStore(prefix, store)
+
+
 def make_default(group: Any) -> None:
     """Make a registered group the default one, where there is none."""
     dist.distributed_c10d._update_default_pg(group)

@@ -7,12 +7,16 @@ from datetime import timedelta
 from typing import Any
 
 import torch
-from torch import distributed as dist
 
 from unisono.torch_backend.coalesce import Recorder
 from unisono.torch_backend.convert import seconds
 from unisono.torch_backend.movement import Movement
-from unisono.torch_backend.private import WorkBase, hide_from_dynamo, name_group
+from unisono.torch_backend.private import (
+    WorkBase,
+    hide_from_dynamo,
+    name_group,
+    prefixed,
+)
 from unisono.torch_backend.reductions import Reductions
 from unisono.torch_backend.work import DONE, Together
 
@@ -113,7 +117,7 @@ class ProcessGroup(Reductions, Movement):
         members = comm.former_ranks
         name = f"{self.group_name}:shrunk:{'-'.join(map(str, members))}"
         # Ranks count by number in a store, and these have new numbers.
-        store = dist.PrefixStore(name, self.store)
+        store = prefixed(self.store, name)
         group = ProcessGroup(comm, store, [self.global_ranks[rank] for rank in members])
         name_group(group, name, "shrunk")
         return group
