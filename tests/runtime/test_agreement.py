@@ -288,6 +288,23 @@ def test_a_leader_that_waits_for_others_keeps_those_who_came_early() -> None:
     assert world.check() == [0, 1, 2]
 
 
+def test_who_takes_over_too_late_keeps_the_group_that_was_decided() -> None:
+    lost, state = frozenset({0}), agreement.begin(rank=2, ranks=3, timeout_s=TIMEOUT_S, now=0)
+    state, _ = agreement.step(state, Look(gone=lost, entry=0), 0)
+    order = Order(out=lost, ballot=4, members=(1, 2))
+    state, todo = agreement.step(state, Heard(source=1, message=order), 0)
+    assert todo == (Form(ballot=4, members=(1, 2)),)
+    state, _ = agreement.step(state, Formed(ballot=4, good=True), 0)
+    for now in (1, 50):  # at last it takes rank 1 for lost
+        state, todo = agreement.step(state, Look(gone=lost, entry=undecided(4)), now)
+    advance = todo[-1]
+    assert isinstance(advance, Advance) and advance.expected == undecided(4)
+    decision = Advanced(expected=advance.expected, desired=advance.desired, seen=undecided(4) + 1)
+    state, todo = agreement.step(state, decision, 50)
+    assert todo == (Finish(),)
+    assert (state.ready, state.members) == (4, (1, 2))
+
+
 @pytest.mark.parametrize("text", [
     b"", b"{}", b"[]", b"7", b"null", b'{"kind": "boast", "out": []}', b"\xff\xfe", b"[" * 5000,
     b'{"kind": "go", "out": [9], "ballot": 2}', b'{"kind": "go", "out": [1, 1], "ballot": 2}',

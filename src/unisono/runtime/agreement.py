@@ -149,7 +149,9 @@ class State:
     yields_until: float = 0.0
     """As leader: until then it leaves the ledger to a lower rank that leads too."""
     members: tuple[int, ...] = ()
-    """Of the last order."""
+    """Of the last order: those of the group that is ready, where one is."""
+    proposed: tuple[int, ...] = ()
+    """As leader: of the order that is given if the ledger can be moved."""
     ready: int = 0
     is_busy: bool = False
     """An `Advance` or a `Form` is under way."""
@@ -269,15 +271,15 @@ def _read(state: State, entry: int, now: float) -> State:
 def _advanced(state: State, advanced: Advanced, now: float) -> tuple[State, Actions]:
     if advanced.seen != advanced.expected:
         return _read(replace(state, is_busy=False), advanced.seen, now), ()
-    others = [rank for rank in state.members if rank != state.rank]
+    others = [rank for rank in state.proposed if rank != state.rank]
     if decided(advanced.desired):
         go = Go(out=state.out, ballot=state.ready)
         sends = tuple(Send(to=rank, message=go) for rank in others)
         return replace(state, entry=advanced.desired, has_ended=True), (*sends, Finish())
     ballot = advanced.desired // 2
-    order = Order(out=state.out, ballot=ballot, members=state.members)
+    order = Order(out=state.out, ballot=ballot, members=state.proposed)
     sends = tuple(Send(to=rank, message=order) for rank in others)
-    state = replace(state, entry=advanced.desired, reports={}, ready=0)
+    state = replace(state, entry=advanced.desired, reports={}, ready=0, members=state.proposed)
     return state, (*sends, Form(ballot=ballot, members=state.members))
 
 
@@ -329,7 +331,7 @@ def _lead(state: State, now: float) -> tuple[State, Actions]:
         # Greater than any before, and no other rank's.
         latest = state.entry // 2
         desired = undecided((latest // state.ranks + 1) * state.ranks + state.rank)
-    state = replace(state, members=state.live, is_busy=True)
+    state = replace(state, proposed=state.live, is_busy=True)
     return state, (Advance(expected=state.entry, desired=desired),)
 
 

@@ -1,8 +1,8 @@
 """What torch.distributed keeps for its own backends, for groups of this one.
 
 `dist.monitored_barrier` serves the backend named gloo, and `dist.split_group` groups bound to an
-accelerator; torch decides so before it asks a group. `dist.shrink_group` takes a group apart down to
-its C++ backend, which a group in Python has not. These do the same for groups on CPUs.
+accelerator; torch decides so before it asks a group. `dist.shrink_group` takes a group apart down
+to its C++ backend, which a group in Python has not. These do the same for groups on CPUs.
 """
 
 from __future__ import annotations
