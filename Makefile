@@ -6,7 +6,8 @@ VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 JOBS ?= 2
-CPP_BUILD := build/cpp
+# Made by pip with the extension, so that the C++ tests need not compile the core once more.
+CPP_BUILD := build/dev
 
 .PHONY: demo test quick check format lint types imports unit cpp sanitize aarch64 bench soak clean help
 
@@ -38,29 +39,29 @@ imports: $(READY)  ## does every import go down the layers?
 	$(BIN)/lint-imports
 
 unit: $(READY)  ## unit, property, multi-process and example tests
-	$(BIN)/pytest -q -m "not slow"
+	$(BIN)/pytest -q -m "not slow" --numprocesses $(JOBS) --dist loadfile
 
 soak: $(READY)  ## the slow tests
 	$(BIN)/pytest -q -m slow --timeout 1200
 
 cpp: $(READY)  ## the C++ tests
-	$(BIN)/cmake -S . -B $(CPP_BUILD) -G Ninja -DUNISONO_TESTS=ON -DUNISONO_PYTHON=OFF \
-	  -DCMAKE_MAKE_PROGRAM=$(CURDIR)/$(BIN)/ninja >/dev/null
-	$(BIN)/cmake --build $(CPP_BUILD) -j $(JOBS)
+	test -f $(CPP_BUILD)/CMakeCache.txt || $(BIN)/cmake -S . -B $(CPP_BUILD) -G Ninja -DUNISONO_TESTS=ON \
+	  -DUNISONO_PYTHON=OFF -DCMAKE_MAKE_PROGRAM=$(CURDIR)/$(BIN)/ninja >/dev/null
+	$(BIN)/cmake --build $(CPP_BUILD) --target cpp_tests -j $(JOBS)
 	$(BIN)/ctest --test-dir $(CPP_BUILD) --output-on-failure
 
 sanitize: $(READY)  ## the C++ tests under ThreadSanitizer, then Address- and UBSan
 	for kind in thread address,undefined; do \
 	  $(BIN)/cmake -S . -B build/sanitize-$$kind -G Ninja -DUNISONO_TESTS=ON -DUNISONO_PYTHON=OFF \
 	    -DUNISONO_SANITIZE=$$kind -DCMAKE_MAKE_PROGRAM=$(CURDIR)/$(BIN)/ninja >/dev/null && \
-	  $(BIN)/cmake --build build/sanitize-$$kind -j $(JOBS) && \
+	  $(BIN)/cmake --build build/sanitize-$$kind --target cpp_tests -j $(JOBS) && \
 	  $(BIN)/ctest --test-dir build/sanitize-$$kind --output-on-failure || exit 1; done
 
 aarch64: $(READY)  ## compile for aarch64 (Debian: g++-aarch64-linux-gnu; qemu-user runs the tests)
 	$(BIN)/cmake -S . -B build/aarch64 -G Ninja -DUNISONO_TESTS=ON -DUNISONO_PYTHON=OFF \
 	  -DCMAKE_SYSTEM_NAME=Linux -DCMAKE_SYSTEM_PROCESSOR=aarch64 \
 	  -DCMAKE_CXX_COMPILER=aarch64-linux-gnu-g++ -DCMAKE_MAKE_PROGRAM=$(CURDIR)/$(BIN)/ninja >/dev/null
-	$(BIN)/cmake --build build/aarch64 -j $(JOBS)
+	$(BIN)/cmake --build build/aarch64 --target cpp_tests -j $(JOBS)
 	qemu-aarch64 -L /usr/aarch64-linux-gnu build/aarch64/csrc/tests/test_kernels
 
 bench: $(READY)  ## the whole table of benchmarks/RESULTS.md (about an hour)
@@ -74,7 +75,8 @@ $(BIN)/python:
 $(READY): pyproject.toml CMakeLists.txt | $(BIN)/python
 	$(BIN)/python -m pip install --quiet --upgrade "pip>=24"
 	$(BIN)/python -m pip install --quiet "scikit-build-core>=0.10" "nanobind>=2.4" "ninja>=1.11" "cmake>=3.25"
-	$(BIN)/python -m pip install --quiet --no-build-isolation -e '.[train,plot,peers,dev]'
+	$(BIN)/python -m pip install --quiet --no-build-isolation -C build-dir=$(CPP_BUILD) \
+	  -C cmake.define.UNISONO_TESTS=ON -e '.[train,plot,peers,dev]'
 	touch $@
 
 clean:  ## remove what was built

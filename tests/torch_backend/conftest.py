@@ -8,9 +8,6 @@ a module share one world per backend, since starting ranks costs seconds.
 from __future__ import annotations
 
 import json
-import os
-import subprocess
-import sys
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -20,7 +17,9 @@ import pytest
 
 pytest.importorskip("torch")
 
-_RANK_SCRIPT = Path(__file__).parent / "world_rank.py"
+from torch_backend.forked import start
+
+_RANK_FILE = str(Path(__file__).parent / "world_rank.py")
 _WORLD_TIMEOUT_S = 240.0
 
 
@@ -82,25 +81,18 @@ def outcome(request: pytest.FixtureRequest, worlds: Worlds) -> Outcome:
 
 def _run_world(module: ModuleType, backend: str, folder: Path) -> dict[str, Outcome]:
     ranks: int = module.RANKS
-    environment = {**os.environ, "OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo"}
-    processes = []
-    for rank in range(ranks):
-        with (folder / f"{rank}.log").open("w") as log:
-            command = [sys.executable, _RANK_SCRIPT, module.__file__, backend, rank, ranks, folder]
-            processes.append(
-                subprocess.Popen(
-                    [str(word) for word in command],
-                    stdout=log,
-                    stderr=subprocess.STDOUT,
-                    env=environment,
-                )
-            )
+    processes = [
+        start(
+            _RANK_FILE, "main", str(module.__file__), backend, rank, ranks, folder,
+            log=folder / f"{rank}.log",
+        )
+        for rank in range(ranks)
+    ]  # fmt: skip
     for process in processes:
-        try:
-            process.wait(_WORLD_TIMEOUT_S)
-        except subprocess.TimeoutExpired:
+        process.join(_WORLD_TIMEOUT_S)
+        if process.is_alive():
             process.kill()
-            process.wait()
+            process.join()
     errors = [_errors_of_rank(folder, rank) for rank in range(ranks)]
     unfinished = [(folder / f"{rank}.log").read_text()[-3000:] for rank in range(ranks)]
     outcomes = {}

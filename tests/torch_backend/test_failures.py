@@ -3,10 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
-import signal
-import subprocess
-import sys
 import threading
 import time
 from datetime import timedelta
@@ -17,6 +13,7 @@ import torch
 from torch import distributed as dist
 from torch.distributed import _functional_collectives as functional
 
+from torch_backend.forked import start
 from unisono.errors import AbortedError, CollectiveTimeoutError, MismatchError, PeerLostError
 
 pytestmark = pytest.mark.torch
@@ -163,16 +160,8 @@ def own_leaving_ends_pending_futures(world):
     dist.barrier()
 
 
-KILLED = """
-import json, os, sys, time
-from datetime import timedelta
-import torch, torch.distributed as dist
-import unisono.torch_backend
-rank, size, folder = int(sys.argv[1]), int(sys.argv[2]), sys.argv[3]
-dist.init_process_group("unisono", store=dist.FileStore(folder + "/store", size), rank=rank,
-                        world_size=size, timeout=timedelta(seconds=60))
-
-def report(calls):
+def report(rank, folder, calls):
+    """Leaves what each call ended with, and when."""
     said = []
     for call in calls:
         try:
@@ -180,52 +169,55 @@ def report(calls):
             said.append([None, "", time.time()])
         except Exception as error:
             said.append([type(error).__name__, str(error), time.time()])
-    with open(f"{folder}/{rank}.json", "w") as file:
-        json.dump(said, file)
+    (folder / f"{rank}.json").write_text(json.dumps(said))
 
-def be_killed():
-    open(folder + "/ready", "w").close()
+
+def be_killed(folder):
+    (folder / "ready").touch()
     time.sleep(60)
-"""
 
 
-def kill_last_rank(body: str, ranks: int, folder: Path) -> tuple[float, dict[int, list]]:
-    """Run KILLED and `body` on all ranks and kill the last when it is ready: when, and reports."""
-    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
-    arguments = [str(ranks), str(folder)]
+def join(rank, size, folder):
+    store = dist.FileStore(str(folder / "store"), size)
+    dist.init_process_group(
+        "unisono", store=store, rank=rank, world_size=size, timeout=timedelta(seconds=60)
+    )
+
+
+def kill_last_rank(function: str, ranks: int, folder: Path) -> tuple[float, dict[int, list]]:
+    """Runs `function` on all ranks and kills the last when it is ready: when, and reports."""
     processes = [
-        subprocess.Popen(
-            [sys.executable, "-c", KILLED + body, str(rank), *arguments], env=environment
-        )
+        start(__file__, function, rank, ranks, folder, log=folder / f"{rank}.log")
         for rank in range(ranks)
     ]
     deadline = time.monotonic() + 60
     while not (folder / "ready").exists() and time.monotonic() < deadline:
         time.sleep(0.01)
     time.sleep(0.5)
-    processes[-1].send_signal(signal.SIGKILL)
+    processes[-1].kill()
     killed = time.time()
     for process in processes:
-        try:
-            process.wait(30)
-        except subprocess.TimeoutExpired:
-            process.kill()
-            process.wait()
+        process.join(30)
+        process.kill()
+        process.join()
     paths = {rank: folder / f"{rank}.json" for rank in range(ranks)}
     return killed, {r: json.loads(path.read_text()) for r, path in paths.items() if path.exists()}
 
 
+def survive_in_three_calls(rank, size, folder):
+    join(rank, size, folder)
+    groups = [dist.new_group() for _ in range(3)]
+    dist.barrier()
+    if rank == 2:
+        be_killed(folder)
+    reducing = dist.all_reduce(torch.ones(4), group=groups[0], async_op=True)
+    receiving = dist.irecv(torch.ones(4), 2, group=groups[1])
+    calls = [lambda: dist.all_reduce(torch.ones(4)), reducing.wait, receiving.wait]
+    report(rank, folder, calls)
+
+
 def test_killed_rank_is_named_by_every_survivor(tmp_path):
-    body = """
-groups = [dist.new_group() for _ in range(3)]
-dist.barrier()
-if rank == 2:
-    be_killed()
-reducing = dist.all_reduce(torch.ones(4), group=groups[0], async_op=True)
-receiving = dist.irecv(torch.ones(4), 2, group=groups[1])
-report([lambda: dist.all_reduce(torch.ones(4)), reducing.wait, receiving.wait])
-"""
-    killed, said = kill_last_rank(body, 3, tmp_path)
+    killed, said = kill_last_rank("survive_in_three_calls", 3, tmp_path)
     assert set(said) == {0, 1}
     for entries in said.values():
         for kind, text, ended in entries:
@@ -234,14 +226,16 @@ report([lambda: dist.all_reduce(torch.ones(4)), reducing.wait, receiving.wait])
             assert ended - killed < DETECTION_S
 
 
+def survive_in_ddp(rank, size, folder):
+    join(rank, size, folder)
+    model = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(4, 4))
+    if rank == 1:
+        be_killed(folder)
+    report(rank, folder, [lambda: model(torch.ones(2, 4)).sum().backward()])
+
+
 def test_killed_rank_is_named_through_ddp(tmp_path):
-    body = """
-model = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(4, 4))
-if rank == 1:
-    be_killed()
-report([lambda: model(torch.ones(2, 4)).sum().backward()])
-"""
-    killed, said = kill_last_rank(body, 2, tmp_path)
+    killed, said = kill_last_rank("survive_in_ddp", 2, tmp_path)
     ((kind, text, ended),) = said[0]
     assert "PeerLostError: rank 1" in f"{kind}: {text}"
     assert ended - killed < DETECTION_S

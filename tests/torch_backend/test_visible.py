@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import multiprocessing
 import os
 import pickle
 import subprocess
@@ -22,7 +23,7 @@ pytestmark = pytest.mark.torch
 RANKS = 2
 
 # Before the groups of this module's world are made; pytest's own process makes none.
-if "world_rank" in sys.argv[0]:
+if multiprocessing.parent_process() is not None:
     os.environ["TORCH_FR_BUFFER_SIZE"] = "40"
 
 

@@ -1,26 +1,20 @@
-"""One rank of a world that runs the checks of a test module; started by conftest.py.
-
-python world_rank.py MODULE_FILE BACKEND RANK RANKS FOLDER
-"""
+"""One rank of a world that runs the checks of a test module; forked by conftest.py."""
 
 from __future__ import annotations
 
-import importlib.util
 import json
-import os
-import sys
 import time
 import traceback
 from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
-from types import ModuleType
 
 import pytest
 import torch
 from torch import distributed as dist
 
 import unisono.torch_backend  # noqa: F401 - where the entry point is not installed
+from torch_backend.forked import load
 
 _TIMEOUT = timedelta(seconds=30)
 
@@ -36,7 +30,7 @@ class World:
 
 
 def main(module_file: str, backend: str, rank: int, ranks: int, folder: Path) -> None:
-    module = _load(module_file)
+    module = load(module_file)
     prefixes = ("check_", "own_") if backend == "unisono" else ("check_",)
     checks = [name for name in vars(module) if name.startswith(prefixes)]
     world = World(rank=rank, size=ranks, backend=backend, folder=folder)
@@ -58,16 +52,6 @@ def main(module_file: str, backend: str, rank: int, ranks: int, folder: Path) ->
     store.set(f"gone/{rank}", "")
     if rank == 0:
         store.wait([f"gone/{r}" for r in range(ranks)], _TIMEOUT)
-
-
-def _load(module_file: str) -> ModuleType:
-    sys.path.insert(0, str(Path(__file__).parents[1]))  # as pytest does
-    spec = importlib.util.spec_from_file_location(Path(module_file).stem, module_file)
-    assert spec is not None and spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[spec.name] = module
-    spec.loader.exec_module(module)
-    return module
 
 
 def _store(world: World) -> dist.Store:
@@ -113,11 +97,3 @@ def _any_failed(store: dist.Store, check: str, world: World, error: str) -> bool
     keys = [f"{check}/{rank}" for rank in range(world.size)]
     store.wait(keys, 3 * _TIMEOUT)
     return any(store.get(key) == b"failed" for key in keys)
-
-
-if __name__ == "__main__":
-    main(sys.argv[1], sys.argv[2], int(sys.argv[3]), int(sys.argv[4]), Path(sys.argv[5]))
-    sys.stdout.flush()
-    sys.stderr.flush()
-    if "coverage" not in sys.modules:
-        os._exit(0)  # a rank has nothing to tidy up, and gloo's threads may abort at exit

@@ -1,0 +1,61 @@
+"""Ranks that use torch, forked from a process that has imported it: each import takes seconds.
+
+That process has done nothing but import, so a rank begins as a new interpreter would. A rank is a
+function of a file, as files of tests are no modules that a new process could import by name.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import multiprocessing
+import os
+import sys
+from multiprocessing.process import BaseProcess
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+
+_IMPORTED = (
+    "numpy", "pytest", "torch", "torch._dynamo", "torch.distributed.checkpoint",
+    "torch.distributed.device_mesh", "torch.distributed.fsdp", "torch.distributed.pipelining",
+    "torch.distributed.tensor.parallel", "torch.testing", "unisono.torch_backend.process_group",
+)  # fmt: skip
+_ENVIRONMENT = {"OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo"}
+
+_context = multiprocessing.get_context("forkserver")
+_context.set_forkserver_preload(list(_IMPORTED))
+
+
+def start(
+    file: str, function: str, *words: object, log: Path, environment: dict[str, str] | None = None
+) -> BaseProcess:
+    """Starts `function(*words)` of a file as a process; what it prints goes to `log`."""
+    with pytest.MonkeyPatch.context() as patch:  # OpenMP reads it when torch is imported
+        for name, value in _ENVIRONMENT.items():
+            patch.setenv(name, value)
+        here = {**os.environ, **(environment or {})}
+        process = _context.Process(target=_rank, args=(file, function, words, log, here))
+        process.start()
+    return process
+
+
+def load(file: str) -> ModuleType:
+    """The module that a file of tests is, in a rank."""
+    spec = importlib.util.spec_from_file_location(Path(file).stem, file)
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[spec.name] = module
+    spec.loader.exec_module(module)
+    return module
+
+
+def _rank(
+    file: str, function: str, words: tuple[object, ...], log: Path, environment: dict[str, str]
+) -> None:
+    with log.open("w") as out:
+        for standard in (sys.stdout, sys.stderr):
+            os.dup2(out.fileno(), standard.fileno())
+    os.environ.clear()
+    os.environ.update(environment)
+    getattr(load(file), function)(*words)
