@@ -278,6 +278,7 @@ def test_truth_values(op: str, ranks: int, threads: World) -> None:
 @pytest.mark.parametrize("kind", ["float32", "float64", "int32", "int64"])
 @pytest.mark.parametrize("ranks", RANKS)
 def test_the_rank_of_an_extreme(kind: str, ranks: int, threads: World) -> None:
+    tried = (None, *ALGORITHMS[1 + ranks % 3 :: 3])  # all, on three rank counts each
     rng = np.random.default_rng(ranks)
     tables = [rng.integers(-3, 3, (ranks, count)).astype(kind) for count in LENGTHS]
     if np.dtype(kind).kind == "f":
@@ -289,7 +290,7 @@ def test_the_rank_of_an_extreme(kind: str, ranks: int, threads: World) -> None:
             for op, best in (("minloc", np.argmin), ("maxloc", np.argmax)):
                 place = np.array([best(column) for column in rows.T], int)
                 value = rows[place, np.arange(rows.shape[1])]
-                for algorithm in ALGORITHMS:
+                for algorithm in tried:
                     x = pairs(rows[comm.rank], comm.rank)
                     assert comm.all_reduce(x, op, algorithm=algorithm) is x
                     assert x["index"].tolist() == place.tolist()

@@ -62,7 +62,7 @@ def test_anything(data: st.DataObject, crews: Callable[[int, int], Crew]) -> Non
 def test_every_algorithm_over_many_blocks(
     op: Op, name: str, crews: Callable[[int, int], Crew]
 ) -> None:
-    for ranks in (2, 3, 5, 8):
+    for ranks in (2, 5, 8) if EVERY.index((op, name)) % 2 else (2, 3):
         counts = [4001] * ranks
         crew = crews(ranks, 1 << 20)
         compare(crew, op, name, counts, root=ranks - 1, block_bytes=4096)
