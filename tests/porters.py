@@ -132,9 +132,7 @@ def world(
 ) -> Iterator[list[Place]]:
     """`ranks` porters that have joined, all in this process."""
     porters = [make_porter(address, streams=streams) for _ in range(ranks)]
-    terms = {
-        "world": WORLD, "secret": SECRET, "contacts": contacts_of(porters), "timeout_s": 20
-    }  # fmt: skip
+    contacts = contacts_of(porters)
     places = [Place(porter, rank) for rank, porter in enumerate(porters)]
     try:
         with ThreadPoolExecutor(ranks) as pool:

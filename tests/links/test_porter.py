@@ -158,7 +158,7 @@ def test_sixty_four_ranks_join_at_once() -> None:
 
 
 def test_a_wrong_secret_is_named_at_once() -> None:
-    porters = [make_porter(), make_porter(secret=b"another")]
+    porters, secrets = [make_porter(), make_porter()], [SECRET, b"another"]
     begun = time.monotonic()
 
     def join(rank: int) -> None:
