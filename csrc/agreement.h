@@ -13,10 +13,7 @@ namespace unisono {
 class Agreement {
   public:
     Agreement(View& view, Membership& members)
-        : view_(view),
-          members_(members),
-          own_(view.own()),
-          verified_(members.ranks(), 0) {}
+        : view_(view), members_(members), own_(view.own()), verified_(members.ranks(), 0) {}
 
     // Writes down what this rank calls; nobody sees it yet.
     void enter(uint64_t seq, const CallArgs& args, uint64_t hash) noexcept {

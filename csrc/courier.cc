@@ -63,13 +63,15 @@ std::optional<uint32_t> Courier::debtor(const Place& place) noexcept {
 
 bool Courier::answered(uint32_t peer, const Place& place) const noexcept {
     const auto& debts = debts_[place.strip][place.position];
-    return std::none_of(debts.begin(), debts.end(), [&](const Debt& debt) {
-        return debt.peer == peer && !paid(debt);
-    });
+    return std::none_of(debts.begin(), debts.end(),
+                        [&](const Debt& debt) { return debt.peer == peer && !paid(debt); });
 }
 
 // Straight into the mirror of the slot it was sent from.
 std::byte* Courier::place(uint32_t peer, const Frame& frame) {
+    if (frame.kind == FrameKind::failed) {
+        if (std::byte* text = news_.place(peer, frame)) return text;
+    }
     const bool known = frame.kind == FrameKind::load || frame.kind == FrameKind::post;
     if (known && frame.strip < kStrips) {
         const uint64_t room = view_.segment().strip(frame.strip).bytes(1);
@@ -88,9 +90,12 @@ void Courier::deliver(uint32_t peer, const Frame& frame) {
             mirror.progress.store(frame.progress, std::memory_order_release);
             return;
         case FrameKind::left:
-            mirror.presence.store(static_cast<uint32_t>(Presence::left),
-                                  std::memory_order_release);
+            mirror.presence.store(static_cast<uint32_t>(Presence::left), std::memory_order_release);
             return;
+        case FrameKind::failed: {
+            const Error error = news_.read(peer, frame);
+            members_.fail(error.fault(), error.what());
+        }
         default:
             members_.fail(Fault::system,
                           "rank " + std::to_string(peer) + " sent a frame of an unknown kind");

@@ -11,6 +11,7 @@
 #include <string>
 #include <vector>
 
+#include "fault_news.h"
 #include "membership.h"
 #include "plan.h"
 #include "view.h"
@@ -66,6 +67,7 @@ class Courier final : public Receiver {
     Wire* wire_ = nullptr;
     std::array<std::vector<std::vector<Debt>>, kStrips> debts_;  // by area
     std::vector<Owed> owed_;
+    FaultNews news_;
 };
 
 }  // namespace unisono

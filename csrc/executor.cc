@@ -62,8 +62,8 @@ void Executor::begin(Execution& call) {
     call.lead = static_cast<uint32_t>(std::min(
         {uint64_t{call.lead}, call.lane->depth() - 1, call.blocks - 1, uint64_t{plan.rounds} - 1}));
     if (courier_ && call.lead > 0) courier_->answer_all(call.lane->place(0).strip);
-    scratch_.resize(std::max<size_t>(scratch_.size(),
-                                     plan.scratch * (call.lead + 1) * call.block_bytes));
+    scratch_.resize(
+        std::max<size_t>(scratch_.size(), plan.scratch * (call.lead + 1) * call.block_bytes));
     call.seq = next_number();
     agreement_.enter(call.seq, call.args, call.hash);
     call.traffic = {bytes, plan.copies_only, plan.one_writer};
@@ -208,7 +208,8 @@ void Executor::show(const Execution& call, uint32_t value) {
         loads_.clear();
         for (; it != readers.end() && it->rank == peer; ++it) {
             const uint64_t bytes = length_of(call, call.plan->slot_lengths[it->slot]);
-            const std::byte* slot = call.lane->area(members_.rank(), call.ahead()) + it->slot * call.slot_bytes;
+            const std::byte* slot =
+                call.lane->area(members_.rank(), call.ahead()) + it->slot * call.slot_bytes;
             if (bytes) loads_.push_back({static_cast<uint64_t>(slot - areas), slot, bytes});
         }
         if (!view_.local(peer)) courier_->show(peer, place, loads_);
@@ -248,10 +249,10 @@ bool Executor::wait_progress(Wait& wait, const Record& record) {
     return true;
 }
 
-// No rank returns before it has seen every peer of its host enter this very call: there a barrier is
-// nothing else. Of the other hosts it has seen those whose slots it read.
-// One exception: a call equal to the one before, which this rank could finish alone, need not hold
-// it up (a root that broadcasts in a loop); what is owed is verified with a later call.
+// No rank returns before it has seen every peer of its host enter this very call: there a barrier
+// is nothing else. Of the other hosts it has seen those whose slots it read. One exception: a call
+// equal to the one before, which this rank could finish alone, need not hold it up (a root that
+// broadcasts in a loop); what is owed is verified with a later call.
 bool Executor::verify_all(Wait& wait) {
     Execution& call = wait.call;
     if (!call.announced) {
@@ -333,9 +334,7 @@ bool Executor::hand_over(Wait& wait) {
     };
     return away_.wait(
         rest, gone, [&] { members_.require_healthy(); },
-        [&] {
-            return agreement_.late(wait.call.seq) + "; not all take what this rank sends";
-        },
+        [&] { return agreement_.late(wait.call.seq) + "; not all take what this rank sends"; },
         wait.deadline, wait.interrupted, wait.limit_s);
 }
 

@@ -187,7 +187,8 @@ class Executor {
     }
     [[nodiscard]] Lane* lane_for(uint64_t bytes);
     [[nodiscard]] Fence fence() const noexcept {
-        const bool full = view_.segment().group().fences_needed.load(std::memory_order_relaxed) != 0;
+        const bool full =
+            view_.segment().group().fences_needed.load(std::memory_order_relaxed) != 0;
         return full ? Fence::full : Fence::light;
     }
 

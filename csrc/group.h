@@ -77,11 +77,10 @@ class Group {
     void fail_mismatch(const std::string& text) noexcept { fail(Fault::mismatch, text); }
     // Leaves in good order: the others may finish what does not need this rank.
     void close() noexcept {
-        const bool in_order = !members_.in_child() && !members_.failed();
         members_.leave();
         dispatcher_.stop();
         mail_.stop();
-        if (wire_ && !members_.in_child()) std::exchange(wire_, nullptr)->close(in_order);
+        if (wire_ && !members_.in_child()) std::exchange(wire_, nullptr)->close(members_.failure());
     }
 
   private:

@@ -213,9 +213,12 @@ void PostOffice::match(uint32_t peer, Lane& lane, uint64_t tag, uint64_t kind, u
     lane.storing = &lane.early.back();
 }
 
-// A letter from another host goes straight to where it is wanted; if nobody asks for anything, it is
-// left in the network, which holds the sender back.
+// A letter from another host goes straight to where it is wanted; if nobody asks for anything, it
+// is left in the network, which holds the sender back.
 std::byte* PostOffice::place(uint32_t peer, const Frame& frame) {
+    if (frame.kind == FrameKind::failed) {
+        if (std::byte* text = news_.place(peer, frame)) return text;
+    }
     if (frame.kind != FrameKind::letter || frame.called.kind >= num_dtypes)
         members_.fail(Fault::system,
                       "rank " + std::to_string(peer) + " sent a letter that makes no sense");
@@ -230,6 +233,9 @@ void PostOffice::deliver(uint32_t peer, const Frame& frame) {
     Lane& lane = lanes_[peer];
     if (frame.kind == FrameKind::left) {
         lane.departed = true;
+    } else if (frame.kind == FrameKind::failed) {
+        const Error error = news_.read(peer, frame);
+        members_.fail(error.fault(), error.what());
     } else if (lane.receiving) {
         finish(*std::exchange(lane.receiving, nullptr));
     } else if (Early* stored = std::exchange(lane.storing, nullptr)) {
@@ -328,7 +334,8 @@ void PostOffice::fail_all(const Error& error) noexcept {
 
 bool PostOffice::idle() const noexcept {
     return receives_.empty() && std::all_of(lanes_.begin(), lanes_.end(), [](const Lane& lane) {
-               return lane.sends.empty() && !lane.receiving && !(lane.storing && lane.storing->claimant);
+               return lane.sends.empty() && !lane.receiving &&
+                      !(lane.storing && lane.storing->claimant);
            });
 }
 
@@ -483,10 +490,13 @@ void PostOffice::stop() noexcept {
     if (wire_) wire_->wake();
     if (thread_.joinable()) thread_.join();
     const std::lock_guard lock(mutex_);
-    // What is still under way reads the callers' memory.
-    if (wire_ && !wire_closed_) wire_->close(wire_->idle() && !members_.failed());
+    const Error unfinished(Fault::aborted,
+                           "the communicator was closed with this message under way");
+    // What is still under way must not read the callers' memory any more.
+    if (wire_ && !wire_closed_)
+        wire_->close(wire_->idle() ? members_.failure() : std::optional(unfinished));
     wire_closed_ = true;
-    fail_all(Error(Fault::aborted, "the communicator was closed with this message under way"));
+    fail_all(unfinished);
 }
 
 }  // namespace unisono

@@ -13,6 +13,7 @@
 #include <thread>
 #include <vector>
 
+#include "fault_news.h"
 #include "types.h"
 #include "view.h"
 #include "waiter.h"
@@ -129,6 +130,7 @@ class PostOffice final : private Receiver {
     std::unique_ptr<std::condition_variable> changed_ = std::make_unique<std::condition_variable>();
     bool stopping_ = false;
     bool wire_closed_ = false;
+    FaultNews news_;
     std::byte nowhere_{};  // where letters without content go
     std::thread thread_;
 };

@@ -62,9 +62,9 @@ Membership::Membership(View& view, const std::array<uint8_t, 16>& nonce) : view_
     own.process.store(process_identity(), std::memory_order_release);
 }
 
-// A POSIX record lock on the byte of the rank's place in the segment lives exactly as long as the process: the
-// kernel drops it however the process ends, children do not inherit it, and pids of other
-// containers do not matter. Its one trap: closing any descriptor of the file drops all the
+// A POSIX record lock on the byte of the rank's place in the segment lives exactly as long as the
+// process: the kernel drops it however the process ends, children do not inherit it, and pids of
+// other containers do not matter. Its one trap: closing any descriptor of the file drops all the
 // process's locks on it; see guards_neighbours().
 void Membership::lock_own_byte() {
     struct flock lock{};
@@ -122,7 +122,7 @@ bool Membership::present(uint32_t peer) const {
 uint64_t Membership::exchange_successor(uint64_t expected, uint64_t desired) {
     if (closed_.load(std::memory_order_relaxed) || guard_.in_child()) raise();
     segment().group().successor.compare_exchange_strong(expected, desired,
-                                                       std::memory_order_acq_rel);
+                                                        std::memory_order_acq_rel);
     return expected;
 }
 
@@ -193,7 +193,7 @@ std::optional<Error> Membership::failure() const {
     if (failure.state.load(std::memory_order_acquire) != 2)
         return Error(Fault::aborted, "the group has failed");
     return Error(static_cast<Fault>(failure.fault.load(std::memory_order_relaxed)),
-                std::string(failure.text, ::strnlen(failure.text, kFaultText)));
+                 std::string(failure.text, ::strnlen(failure.text, kFaultText)));
 }
 
 void Membership::leave() noexcept {

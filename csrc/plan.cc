@@ -39,8 +39,7 @@ Plan::Plan(std::span<const std::byte> packed, std::span<const std::byte> packed_
     uint32_t posted = 0, round = 0;
     for (size_t i = 0; i < records.size(); ++i) {
         check_record(i);
-        if (records[i].round < round || records[i].round >= rounds)
-            refuse(i, "rounds do not rise");
+        if (records[i].round < round || records[i].round >= rounds) refuse(i, "rounds do not rise");
         round = records[i].round;
         if (records[i].action != Action::post) continue;
         if (records[i].value <= posted) refuse(i, "progress does not rise");

@@ -37,8 +37,8 @@ struct Record {
     uint16_t sources;  // reduce: that many arg records follow
     uint16_t peer;     // wait: on whom
     uint16_t flags;
-    uint32_t value;  // wait, post: progress within the block
-    uint16_t round;  // of the schedule
+    uint32_t value;   // wait, post: progress within the block
+    uint16_t round;   // of the schedule
     uint16_t posted;  // wait: the round in which the peer posts that
     Ref dst, dst2, src;
     Ref length;  // an in or out part that is as long as what this record moves

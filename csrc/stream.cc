@@ -85,6 +85,10 @@ bool Stream::acknowledged() const noexcept {
     return ::ioctl(fd_.get(), SIOCOUTQ, &bytes) != 0 || bytes == 0;
 }
 
+void Stream::cut_short() noexcept {
+    if (!queue_.empty()) queue_.resize(front_sent_ > 0 ? 1 : 0);
+}
+
 uint64_t Stream::abandon() noexcept {
     broken_ = true;
     queue_.clear();

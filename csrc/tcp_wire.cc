@@ -8,6 +8,7 @@
 #include <cerrno>
 #include <chrono>
 #include <cmath>
+#include <string_view>
 #include <system_error>
 #include <thread>
 #include <utility>
@@ -19,11 +20,12 @@ namespace {
 
 constexpr uint64_t kBell = ~0ULL;  // in place of peer << 32 | stream
 constexpr int kMostEvents = 64;
-constexpr int kMostReads = 64;             // of one stream, before the others have their turn
+constexpr int kMostReads = 64;              // of one stream, before the others have their turn
 constexpr uint64_t kMostPartial = 1 << 16;  // posts that may come before an earlier one
 constexpr uint64_t kPiece = 128 << 10;      // of a load, where streams share it
 constexpr uint64_t kUncut = 32 << 10;       // shares of less are not worth a frame
 constexpr double kLinger_s = 2;
+constexpr double kLingerFailed_s = 0.1;
 
 }  // namespace
 
@@ -75,8 +77,8 @@ void TcpWire::admit() {
 void TcpWire::watch(uint32_t peer, size_t index, int operation) noexcept {
     const Stream& stream = *peers_[peer].streams[index];
     epoll_event event{};
-    event.events = (stream.watched_for_input ? EPOLLIN : 0U) |
-                   (stream.watched_for_room ? EPOLLOUT : 0U);
+    event.events =
+        (stream.watched_for_input ? EPOLLIN : 0U) | (stream.watched_for_room ? EPOLLOUT : 0U);
     event.data.u64 = uint64_t{peer} << 32 | index;
     ::epoll_ctl(epoll_.get(), operation, stream.fd(), &event);
 }
@@ -211,7 +213,8 @@ bool TcpWire::read(uint32_t peer, size_t index) {
 }
 
 void TcpWire::arrived(uint32_t peer, const Frame& frame) {
-    if (frame.kind == FrameKind::letter) return receiver_.deliver(peer, frame);
+    if (frame.kind == FrameKind::letter || frame.kind == FrameKind::failed)
+        return receiver_.deliver(peer, frame);
     Peer& from = peers_[peer];
     const uint64_t ahead = frame.number - from.delivered - 1;  // wraps if it is behind
     if (ahead >= kMostPartial)
@@ -249,9 +252,8 @@ void TcpWire::end(uint32_t peer, size_t index) {
     } else if (from.open > 0) {
         return;
     }
-    receiver_.lost(peer, stream.error() == 0
-                             ? "its connection ended"
-                             : std::generic_category().message(stream.error()));
+    receiver_.lost(peer, stream.error() == 0 ? "its connection ended"
+                                             : std::generic_category().message(stream.error()));
 }
 
 Woken TcpWire::sleep(double seconds) {
@@ -275,8 +277,7 @@ bool TcpWire::idle() const noexcept {
 // The kernel throws away what it has not yet sent if something comes for a socket that is closed,
 // and something does: the peers' last progress. So this waits until all of it has arrived.
 bool TcpWire::linger(double seconds) noexcept {
-    const auto enough =
-        std::chrono::steady_clock::now() + std::chrono::duration<double>(seconds);
+    const auto enough = std::chrono::steady_clock::now() + std::chrono::duration<double>(seconds);
     const auto arrived = [&](Stream& stream) {
         stream.flush();
         if (!stream.discard()) return true;  // the peer has closed: it needs nothing more
@@ -296,13 +297,25 @@ bool TcpWire::reached(uint32_t peer) const noexcept {
     return peers_[peer].connected;
 }
 
-void TcpWire::close(bool in_order) noexcept {
-    if (in_order) {
-        say_left();
-        static_cast<void>(linger(kLinger_s));
-    }
+void TcpWire::close(const std::optional<Error>& failure) noexcept {
+    failure ? say_failed(*failure) : say_left();
+    static_cast<void>(linger(failure ? kLingerFailed_s : kLinger_s));
     for (Peer& peer : peers_) peer = {};
     unsent_bytes_ = 0;
+}
+
+// Else a peer that has not heard of the failure yet would take this rank for the one that is gone.
+void TcpWire::say_failed(const Error& failure) noexcept {
+    const std::string_view text = failure.what();
+    Frame frame{};
+    frame.kind = FrameKind::failed;
+    frame.bytes = std::min(text.size(), kFaultText);
+    frame.called.kind = static_cast<uint32_t>(failure.fault());
+    for (Peer& peer : peers_) {
+        if (!peer.connected || peer.open == 0) continue;
+        for (const auto& stream : peer.streams) stream->cut_short();
+        peer.streams.front()->push({frame, reinterpret_cast<const std::byte*>(text.data())});
+    }
 }
 
 void TcpWire::say_left() noexcept {

@@ -30,7 +30,7 @@ class TcpWire final : public Wire {
     void wake() noexcept override;
     [[nodiscard]] bool idle() const noexcept override;
     [[nodiscard]] bool reached(uint32_t peer) const noexcept override;
-    void close(bool in_order) noexcept override;
+    void close(const std::optional<Error>& failure) noexcept override;
 
   private:
     // A post of which not everything has come, or one before which another is missing.
@@ -41,8 +41,8 @@ class TcpWire final : public Wire {
     };
     struct Peer {
         std::vector<std::unique_ptr<Stream>> streams;
-        size_t open = 0;         // streams that have not ended
-        bool connected = false;  // all streams are there
+        size_t open = 0;             // streams that have not ended
+        bool connected = false;      // all streams are there
         std::deque<Outgoing> early;  // before it was connected
         uint64_t sent = 0;           // posts
         uint64_t delivered = 0;      // posts
@@ -63,14 +63,15 @@ class TcpWire final : public Wire {
     void watch(uint32_t peer, size_t index, int operation) noexcept;
     void retry_stalled();
     void say_left() noexcept;
+    void say_failed(const Error& failure) noexcept;
     [[nodiscard]] bool linger(double seconds) noexcept;
 
     Receiver& receiver_;
     Descriptor epoll_, bell_;
     std::vector<Peer> peers_;
-    uint64_t unsent_bytes_ = 0;  // of all streams and early queues
+    uint64_t unsent_bytes_ = 0;                         // of all streams and early queues
     std::vector<std::pair<uint32_t, size_t>> stalled_;  // streams whose receiver had no place
-    std::mutex mutex_;     // guards the arrivals
+    std::mutex mutex_;                                  // guards the arrivals
     std::vector<Arrival> arrivals_;
     std::atomic<bool> any_arrivals_{false};
 };

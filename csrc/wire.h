@@ -3,10 +3,12 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <optional>
 #include <span>
 #include <string>
 
 #include "call.h"
+#include "error.h"
 #include "futex.h"
 
 namespace unisono {
@@ -16,6 +18,8 @@ enum class FrameKind : uint8_t {
     post = 2,    // progress, after everything that it shows
     left = 3,    // the sender closes the group in good order: the last frame
     letter = 4,  // a message
+    failed =
+        5,  // the sender's group has failed: its fault, and the text as payload; the last frame
 };
 
 // The head of a frame; `bytes` of payload follow it. Little endian.
@@ -28,7 +32,7 @@ struct Frame {
     uint64_t place;     // load, post: offset in the areas of the strip; letter: the tag
     uint64_t bytes;     // of the payload
     uint64_t progress;  // post: the sender's
-    Called called;      // post: the sender's call; letter: only the element type, as kind
+    Called called;      // post: the sender's call; letter, failed: only the type, or fault, as kind
 };
 static_assert(sizeof(Frame) == 80);
 
@@ -71,8 +75,9 @@ class Wire {
     [[nodiscard]] virtual bool idle() const noexcept = 0;
     // Whether there is, or was, a connection to the peer.
     [[nodiscard]] virtual bool reached(uint32_t peer) const noexcept = 0;
-    // Closes; `in_order`: sees to it that all was sent, and says that it leaves.
-    virtual void close(bool in_order) noexcept = 0;
+    // Closes in good order: sees to it that all was sent, and says that it leaves; or after
+    // `failure`, and says that.
+    virtual void close(const std::optional<Error>& failure) noexcept = 0;
 };
 
 }  // namespace unisono

@@ -12,10 +12,10 @@
 #include <utility>
 
 #include "buffer.h"
-#include "nonce.h"
 #include "errors.h"
-#include "prepared.h"
 #include "hosts.h"
+#include "nonce.h"
+#include "prepared.h"
 #include "register.h"
 
 namespace nb = nanobind;
@@ -70,8 +70,8 @@ void bind_plan(nb::module_& m) {
             new (self) Plan(bytes_of(packed), bytes_of(readers), rank, ranks, pieces_in, pieces_out,
                             parts, stages, rounds, std::move(slots), scratch);
         },
-        "packed"_a, "readers"_a, "rank"_a, "ranks"_a, "pieces_in"_a, "pieces_out"_a, "parts"_a, "stages"_a,
-        "rounds"_a, "slots"_a, "scratch"_a);
+        "packed"_a, "readers"_a, "rank"_a, "ranks"_a, "pieces_in"_a, "pieces_out"_a, "parts"_a,
+        "stages"_a, "rounds"_a, "slots"_a, "scratch"_a);
     nb::class_<Prepared>(m, "Prepared")
         .def(
             "__init__",

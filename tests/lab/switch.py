@@ -4,6 +4,6 @@ from __future__ import annotations
 
 import pytest
 
-ACROSS_HOSTS = False
+ACROSS_HOSTS = True
 
 needs_hosts = pytest.mark.skipif(not ACROSS_HOSTS, reason="ranks do not meet across hosts yet")

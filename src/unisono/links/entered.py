@@ -55,6 +55,7 @@ class Entered:
         self._place.loop.unwatch(self._events)
         for dial in self._dials:
             dial.cancel()
+        self._dials.clear()  # each holds this group, and it each of them
         if self._look_alarm is not None:
             self._look_alarm.cancel()
         self._failed = True  # nothing is told to the native end any more

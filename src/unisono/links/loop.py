@@ -177,5 +177,7 @@ class Loop:
     def _close(self) -> None:
         if not self._closed:
             self._closed = True
+            self._calls.clear()  # they hold on to groups
+            self._alarms.clear()
             self._selector.close()
             os.close(self._wake)
