@@ -2,10 +2,16 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 from unisono import config, native
 from unisono.communicator.communicator import Communicator
 from unisono.communicator.table import Selectable, own_table
+from unisono.runtime.gathering import gather
 from unisono.runtime.rendezvous import Meeting
+
+if TYPE_CHECKING:
+    from unisono.runtime.boards import Board
 
 
 def init(
@@ -20,15 +26,16 @@ def init(
     """Joins the job's group of all ranks.
 
     Without arguments rank, size and rendezvous are those of `unisono.run`, torchrun, mpiexec or
-    srun. `rendezvous` is any text equal on all ranks and the job's own. `timeout_s` (default 300)
+    srun. `rendezvous` is any text equal on all ranks and the job's own, if they are on one host;
+    else `tcp://host:port`, where rank 0 listens on its host. `timeout_s` (default 300)
     holds for joining and for each call. `reproducible` (default: `UNISONO_REPRODUCIBLE`, else
     False) makes the bits of every reduction independent of message size, algorithm and hosts; it
     must be the same on all ranks, and `split` and `group` pass it on. `selection` (a
     `communicator.Selection` or a file) says which algorithm serves which call, before the
     environment and what is built in; rank 0's is what the whole group uses.
 
-    Raises `RendezvousError` if the ranks do not find each other, `UnsupportedError` for a wrong
-    selection.
+    Raises `RendezvousError` if the ranks do not find each other, `AuthenticationError` if this one
+    has another job secret, `UnsupportedError` for a wrong selection.
 
     >>> with init(rank=0, size=1, rendezvous="doc of init", reproducible=True) as comm:
     ...     comm.reproducible
@@ -41,6 +48,18 @@ def init(
         raise ValueError("give rank, size and rendezvous together, or none of them")
     else:
         world = config.World(rank=rank, size=size, rendezvous=rendezvous)
+    return join(world, settings, selection=selection)
+
+
+def join(
+    world: config.World,
+    settings: config.Settings,
+    *,
+    board: Board | None = None,
+    selection: Selectable | None = None,
+) -> Communicator:
+    """The same for a rank that knows its world. `board`: where the ranks find each other, whatever
+    the world's rendezvous says. Raises as `init` does."""
     meeting = Meeting(
         rank=world.rank,
         size=world.size,
@@ -50,4 +69,4 @@ def init(
         word=own_table(settings, selection, native.usable_cores()).pack(),
     )
     native.settle_on_core(world.rank)
-    return Communicator(meeting, settings)
+    return Communicator(meeting, settings, met=gather(meeting, settings, board))

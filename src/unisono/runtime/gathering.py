@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 from unisono.config import Settings
 from unisono.launchers import TCP, TORCH_STORE
 from unisono.runtime.rendezvous import Meeting, Met, meet
 
+if TYPE_CHECKING:
+    from unisono.runtime.boards import Board
 
-def gather(meeting: Meeting, settings: Settings) -> Met:
-    """Joins the group; returns when all are there.
+
+def gather(meeting: Meeting, settings: Settings, board: Board | None = None) -> Met:
+    """Joins the group; returns when all are there. They find each other at `board`, if there is
+    one, else by the rendezvous.
 
     Where the rendezvous is a text of this job alone, all ranks are on this host, and nothing of the
     network is touched, nor even imported.
@@ -16,12 +22,12 @@ def gather(meeting: Meeting, settings: Settings) -> Met:
     Raises `RendezvousError` if they are not there within the timeout or disagree about who they
     are, `AuthenticationError` if this rank is not let in.
     """
-    if not meeting.rendezvous.startswith((TCP, TORCH_STORE)):
+    if board is None and not meeting.rendezvous.startswith((TCP, TORCH_STORE)):
         return meet(meeting)
     from unisono.links.secret import job_secret
     from unisono.runtime.boards import board_of
     from unisono.runtime.network import meet_at
 
-    board = board_of(meeting.rendezvous, job_secret(settings))
+    board = board or board_of(meeting.rendezvous, job_secret(settings))
     assert board is not None, "the rendezvous is a place"
     return meet_at(board, meeting, settings)

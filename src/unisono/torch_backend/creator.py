@@ -2,15 +2,24 @@
 
 from __future__ import annotations
 
+import hashlib
 import secrets
-from datetime import timedelta
 from typing import Any
 
-from unisono.communicator import init
+from torch import distributed as dist
+
+from unisono import config
+from unisono.communicator import Communicator
+from unisono.communicator.joining import join
 from unisono.errors import UnsupportedError
+from unisono.links.secret import job_secret
+from unisono.runtime.finding import this_host
+from unisono.runtime.store_board import StoreBoard
 from unisono.torch_backend import Options
 from unisono.torch_backend.convert import seconds
 from unisono.torch_backend.process_group import ProcessGroup
+
+_TOKEN_BYTES = 16
 
 
 def create(options: Any, pg_options: Any) -> ProcessGroup:
@@ -23,29 +32,39 @@ def create(options: Any, pg_options: Any) -> ProcessGroup:
         raise UnsupportedError(
             f"unisono takes unisono.torch_backend.Options as pg_options, but got {pg_options!r}"
         )
-    rank: int = options.group_rank
-    timeout: timedelta = options.timeout
-    rendezvous = _agree(options.store, rank, timeout)
-    comm = init(
-        rank=rank,
-        size=options.group_size,
-        rendezvous=rendezvous,
-        timeout_s=seconds(timeout) or 300.0,
+    ranks = list(options.global_ranks_in_group)
+    settings = config.override(
+        config.settings(),
+        timeout_s=seconds(options.timeout) or 300.0,
         reproducible=ours.reproducible,
     )
-    return ProcessGroup(comm, options.store, list(options.global_ranks_in_group))
+    comm = _within_world(ranks, settings) or _meet(options, settings)
+    comm.timeout_s = settings.timeout_s
+    return ProcessGroup(comm, options.store, ranks)
 
 
-def _agree(store: Any, rank: int, timeout: timedelta) -> str:
-    """A string that rank 0 drew and every rank of this group knows.
+def _within_world(ranks: list[int], settings: config.Settings) -> Communicator | None:
+    """Of some ranks of the default group, if that spans hosts: they share its connections."""
+    world = dist.group.WORLD if dist.is_initialized() else None
+    if not isinstance(world, ProcessGroup):
+        return None
+    comm: Communicator = world.communicator
+    if len(comm.hosts) == 1 or comm.reproducible != settings.reproducible or not ranks:
+        return None
+    return comm.group(ranks)
 
-    A store can outlive a group and see a second one of the same name (destroy, then init again
-    under torchrun); each rank counts its visits, so that none reads the earlier group's string.
-    """
-    visit = store.add(f"unisono/visits/{rank}", 1)
-    key = f"unisono/rendezvous/{visit}"
-    if rank == 0:
-        store.set(key, secrets.token_hex(16))
-    store.wait([key], timeout)
-    agreed: bytes = store.get(key)
-    return agreed.decode()
+
+def _meet(options: Any, settings: config.Settings) -> Communicator:
+    """Of ranks that know nothing of each other but torch's store."""
+    rank, size = options.group_rank, options.group_size
+    host = this_host(settings.host_id)
+    mine = secrets.token_bytes(_TOKEN_BYTES) + hashlib.sha256(repr(host).encode()).digest()
+    board = StoreBoard(lambda _: options.store, "unisono/ranks")
+    texts = board.exchange(rank, size, mine, settings.timeout_s)
+    rendezvous = texts[0][:_TOKEN_BYTES].hex()
+    world = config.World(rank=rank, size=size, rendezvous=rendezvous)
+    if len({text[_TOKEN_BYTES:] for text in texts}) == 1:
+        return join(world, settings)
+    secret = job_secret(settings)
+    board = StoreBoard(lambda _: options.store, f"unisono/{rendezvous}", secret)
+    return join(world, settings, board=board)
