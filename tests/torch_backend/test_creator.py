@@ -6,7 +6,6 @@ import os
 import subprocess
 import sys
 from concurrent.futures import ThreadPoolExecutor
-from datetime import timedelta
 from importlib.metadata import entry_points
 
 import pytest
@@ -15,16 +14,23 @@ torch = pytest.importorskip("torch")
 
 from torch import distributed as dist  # noqa: E402
 
-from unisono.torch_backend.creator import _agree  # noqa: E402
+from unisono import config  # noqa: E402
+from unisono.torch_backend.creator import introduce  # noqa: E402
 
 pytestmark = pytest.mark.torch
 
-TIMEOUT = timedelta(seconds=10)
+
+def introduced(ranks, store, hosts=1):
+    def settings(rank):
+        return config.Settings(timeout_s=10.0, host_id=str(rank % hosts))
+
+    with ThreadPoolExecutor(ranks) as pool:
+        tries = [pool.submit(introduce, store, r, ranks, settings(r)) for r in range(ranks)]
+        return [one.result() for one in tries]
 
 
 def agreed_by(ranks, store):
-    with ThreadPoolExecutor(ranks) as pool:
-        return list(pool.map(lambda rank: _agree(store, rank, TIMEOUT), range(ranks)))
+    return [text for text, _ in introduced(ranks, store)]
 
 
 def test_all_ranks_get_one_string():
@@ -43,6 +49,11 @@ def test_second_group_on_a_used_store_gets_a_new_string():
     first, second = agreed_by(3, store), agreed_by(3, store)
     assert len(set(first)) == len(set(second)) == 1
     assert first[0] != second[0]
+
+
+def test_ranks_learn_whether_they_are_on_one_host():
+    assert {alone for _, alone in introduced(3, dist.HashStore())} == {True}
+    assert {alone for _, alone in introduced(3, dist.HashStore(), hosts=2)} == {False}
 
 
 @pytest.mark.slow
@@ -67,15 +78,55 @@ dist.destroy_process_group()
 print("rank done")
 """
     )
+    assert torchrun(program, 3, TORCH_DISTRIBUTED_DEBUG="DETAIL").count("rank done") == 3
+
+
+def test_program_over_hosts(tmp_path):
+    """Four ranks of two pretended hosts: sub-groups within, across and of all."""
+    program = tmp_path / "program.py"
+    program.write_text(
+        """
+import os
+import torch, torch.distributed as dist
+from torch.distributed.device_mesh import init_device_mesh
+from torch.nn.parallel import DistributedDataParallel
+os.environ["UNISONO_HOST_ID"] = str(int(os.environ["RANK"]) // 2)
+dist.init_process_group("unisono")
+rank = dist.get_rank()
+assert dist.group.WORLD.communicator.hosts == ((0, 1), (2, 3))
+mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("data", "tensor"))
+tensor = torch.ones(1000) * (1 + rank)
+dist.all_reduce(tensor, group=mesh.get_group("tensor"))
+dist.all_reduce(tensor, group=mesh.get_group("data"))
+assert tensor.unique().tolist() == [10.0]
+if rank in (0, 3):
+    dist.all_reduce(tensor, group=dist.new_group([0, 3], use_local_synchronization=True))
+    assert tensor.unique().tolist() == [20.0]
+seen = [None] * 4
+dist.all_gather_object(seen, {"rank": rank})
+assert [one["rank"] for one in seen] == [0, 1, 2, 3]
+torch.manual_seed(rank)
+model = DistributedDataParallel(torch.nn.Linear(300, 200))
+model(torch.ones(4, 300) * rank).sum().backward()
+assert (model.module.weight.grad == 6.0).all()  # the mean of 4 * rank
+dist.barrier()
+dist.destroy_process_group()
+print("rank done")
+"""
+    )
+    assert torchrun(program, 4, UNISONO_INTERFACE="=lo").count("rank done") == 4
+
+
+def torchrun(program, ranks, **environ):
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
-    options = ["--local-addr", "127.0.0.1", "--nproc-per-node", "3"]
+    options = ["--local-addr", "127.0.0.1", "--nproc-per-node", str(ranks)]
     result = subprocess.run(
         [*command, *options, str(program)],
         capture_output=True,
         text=True,
         timeout=100,
-        env={**os.environ, "OMP_NUM_THREADS": "1", "TORCH_DISTRIBUTED_DEBUG": "DETAIL"},
+        env={**os.environ, "OMP_NUM_THREADS": "1", **environ},
         check=False,
     )
     assert result.returncode == 0, result.stderr
-    assert result.stdout.count("rank done") == 3
+    return result.stdout

@@ -56,15 +56,20 @@ def _within_world(ranks: list[int], settings: config.Settings) -> Communicator |
 
 def _meet(options: Any, settings: config.Settings) -> Communicator:
     """Of ranks that know nothing of each other but torch's store."""
-    rank, size = options.group_rank, options.group_size
+    rank, size, store = options.group_rank, options.group_size, options.store
+    rendezvous, on_one_host = introduce(store, rank, size, settings)
+    world = config.World(rank=rank, size=size, rendezvous=rendezvous)
+    if on_one_host:
+        return join(world, settings)
+    board = StoreBoard(lambda _: store, f"unisono/{rendezvous}", job_secret(settings))
+    return join(world, settings, board=board)
+
+
+def introduce(store: Any, rank: int, size: int, settings: config.Settings) -> tuple[str, bool]:
+    """A text that rank 0 drew and every rank of the group now knows, and whether all are on hosts
+    that look the same."""
     host = this_host(settings.host_id)
     mine = secrets.token_bytes(_TOKEN_BYTES) + hashlib.sha256(repr(host).encode()).digest()
-    board = StoreBoard(lambda _: options.store, "unisono/ranks")
+    board = StoreBoard(lambda _: store, "unisono/ranks")
     texts = board.exchange(rank, size, mine, settings.timeout_s)
-    rendezvous = texts[0][:_TOKEN_BYTES].hex()
-    world = config.World(rank=rank, size=size, rendezvous=rendezvous)
-    if len({text[_TOKEN_BYTES:] for text in texts}) == 1:
-        return join(world, settings)
-    secret = job_secret(settings)
-    board = StoreBoard(lambda _: options.store, f"unisono/{rendezvous}", secret)
-    return join(world, settings, board=board)
+    return texts[0][:_TOKEN_BYTES].hex(), len({text[_TOKEN_BYTES:] for text in texts}) == 1
