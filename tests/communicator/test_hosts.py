@@ -136,8 +136,8 @@ def test_explain_says_what_the_hosts_decided(threads: World) -> None:
             return str(found)
 
     text = threads(4).run(body)[0]
-    assert text.startswith("all_reduce of 1048576 bytes on 4 ranks of 4 hosts: by_host (the least")
-    assert MODEL_SOURCE in text and "runner-up: rank_order" in text
+    assert text.startswith("all_reduce of 1048576 bytes on 4 ranks of 4 hosts: by_host:ring (the")
+    assert MODEL_SOURCE in text and "runner-up: by_host:" in text
 
 
 @given(st.sampled_from(Op), st.integers(0, 1 << 30), st.sampled_from(LAYOUTS), st.booleans())

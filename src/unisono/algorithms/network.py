@@ -26,18 +26,21 @@ from unisono.types import Op
 class Network:
     """What lies between hosts, in seconds: for each round that crosses; for each message of a rank
     in it, sent or received, and for each of its host; for each byte that a host sends or receives,
-    which go both ways at the same time. The defaults are TCP on 1 Gbit/s."""
+    which go both ways at the same time. Connections that share a link get shares that are not
+    quite equal, so each beyond the first leaves `uneven` of the link idle in the end. The defaults
+    are TCP on 1 Gbit/s."""
 
     latency_s: float = 30e-6
     message_s: float = 5e-6
     host_message_s: float = 1e-6
     byte_s: float = 1 / 117e6
+    uneven: float = 0.06
 
 
 GIGABIT = Network()
 
 _CANDIDATES: dict[Op, tuple[str, ...]] = {
-    Op.ALL_REDUCE: ("leaders", "by_host", "by_host:one_shot", "rank_order"),
+    Op.ALL_REDUCE: ("leaders", "by_host", "by_host:one_shot", "by_host:ring", "rank_order"),
     Op.REDUCE_SCATTER: ("by_host", "leaders", "by_host:ring"),
     Op.ALL_GATHER: ("by_host", "leaders", "by_host:ring"),
     Op.ALL_TO_ALL: ("direct", "by_host", "leaders"),
@@ -109,6 +112,8 @@ def line_between(
         ranks=most,
         cores=cores,
     ).line(constants)
+    at_once = crossing.messages / (2 * crossing.rounds) if crossing.rounds else 1
+    sharing = 1 + network.uneven * max(0, at_once - 1)
     columns = schedule.columns
     nested = len(set(columns.round[columns.reduce].tolist())) > 1
     return Line(
@@ -116,7 +121,7 @@ def line_between(
         + crossing.rounds * network.latency_s
         + crossing.messages * network.message_s
         + crossing.host_messages * network.host_message_s,
-        (inside.byte_s + float(crossing.busiest) * network.byte_s)
+        (inside.byte_s + float(crossing.busiest) * network.byte_s * sharing)
         * (demands.widening if nested else 1),
     )
 
@@ -135,7 +140,7 @@ def fastest_between(
 
     >>> four = ((0,), (1,), (2,), (3,))
     >>> [part.algorithm for part in fastest_between(Op.ALL_REDUCE, hosts=four, cores=2)]
-    ['leaders', 'by_host']
+    ['leaders', 'by_host', 'by_host:ring']
     """
     lines = {}
     for name in candidates(op, demands):

@@ -27,6 +27,8 @@ from unisono.runtime.rendezvous import Shape, shape_for
 _VERSION = 1
 """Of the texts; ranks of other versions are refused."""
 _WORLD_BYTES = 16
+_SPANNING_DEPTH = 4
+_PAGE_BYTES = 4096
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -137,8 +139,17 @@ def find(board: Board, arrival: Arrival) -> Found:
         world=first.world,
         word=first.word,
         secret=board.secret or first.secret,
-        shape=shape_for(fullest, fewest_cores, first.staging_bytes),
+        shape=_shape(len(hosts), fullest, fewest_cores, first.staging_bytes),
     )
+
+
+def _shape(hosts: int, fullest: int, cores: int, staging_bytes: int) -> Shape:
+    """Across hosts more blocks are in flight, for a network is to carry some while others wait."""
+    shape = shape_for(fullest, cores, staging_bytes)
+    if hosts == 1:
+        return shape
+    area_bytes = shape.area_bytes * shape.depth // _SPANNING_DEPTH
+    return Shape(depth=_SPANNING_DEPTH, area_bytes=area_bytes // _PAGE_BYTES * _PAGE_BYTES)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

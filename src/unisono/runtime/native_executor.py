@@ -15,7 +15,7 @@ from unisono.types import DType, Op, ReduceOp, StorePolicy
 
 OP_CODES = {op: code for code, op in enumerate(Op)}
 _LEAST_BLOCK_BYTES, _MOST_BLOCK_BYTES = 32 << 10, 256 << 10
-_SPANNING_BLOCK_BYTES = 256 << 10
+_LEAST_SPANNING_BYTES, _MOST_SPANNING_BYTES = 64 << 10, 512 << 10
 _MOST_ADOPTED = 256
 UNTOLD = (1 << 64) - 1
 """The count of a call in which the ranks tell each other how much they have."""
@@ -43,7 +43,7 @@ def block_bytes_for(
     power = 1 << (max(int(target), 1).bit_length() - 1)
     block = min(max(power, _LEAST_BLOCK_BYTES), _MOST_BLOCK_BYTES)
     if spans:
-        block = _SPANNING_BLOCK_BYTES
+        block = _MOST_SPANNING_BYTES
     most = area_bytes // max(1, *slots)
     if most < _BLOCK_UNIT_BYTES:
         raise UnsupportedError(
@@ -74,8 +74,20 @@ class LoadedPlan:
     in_rank_order: bool
     uniform: bool
     in_place: bool
+    parts: int = 1
     lead: int = 0
     """By how many blocks the first round of the schedule runs ahead of the last."""
+    least_block_bytes: int | None = None
+    """Between this and `block_bytes` the block is so small that rounds can run ahead; None: it is
+    `block_bytes`."""
+
+    def block_for(self, longest_bytes: int) -> int:
+        """The block of a call, given the longest piece of all ranks."""
+        if self.least_block_bytes is None:
+            return self.block_bytes
+        part_bytes = longest_bytes // self.parts
+        several = -(-part_bytes // (2 * self.lead + 2) // _BLOCK_UNIT_BYTES) * _BLOCK_UNIT_BYTES
+        return min(max(several, self.least_block_bytes), self.block_bytes)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -165,19 +177,20 @@ class NativeExecutor:
             self._reach(partners(lowered.plan))
         slots = list(lowered.slots)
         pieces_in, pieces_out = piece_counts(op, ranks, self._rank, root)
+        spans = self._hosts is not None
+        most_bytes = block_bytes_for(
+            slots, self._group.depth, self._group.area_bytes, wanted=block_bytes, spans=spans
+        )
+        adapts = spans and block_bytes is None
         return LoadedPlan(
             native=_to_native(lowered.plan, slots, pieces_in, pieces_out),
             name=algorithm,
             pieces_in=pieces_in,
             pieces_out=pieces_out,
-            block_bytes=block_bytes_for(
-                slots,
-                self._group.depth,
-                self._group.area_bytes,
-                wanted=block_bytes,
-                spans=self._hosts is not None,
-            ),
-            lead=self._group.depth - 2 if self._hosts is not None else 0,
+            block_bytes=most_bytes,
+            parts=lowered.plan.parts,
+            lead=self._group.depth - 2 if spans else 0,
+            least_block_bytes=min(_LEAST_SPANNING_BYTES, most_bytes) if adapts else None,
             reduce_depth=lowered.plan.reduce_depth,
             in_rank_order=lowered.in_rank_order,
             uniform=lowered.uniform,
@@ -189,7 +202,9 @@ class NativeExecutor:
     ) -> native.Prepared:
         """A call that lacks nothing but memory; `piece_bytes` is the length of equal pieces."""
         rest = f"{args.lengths}/{args.others}/{args.reproducible}"
-        agreed = f"{plan.name}/{plan.block_bytes}/{rest}".encode()
+        longest_bytes = max(piece_bytes, *args.lengths, 0)
+        block_bytes = plan.block_for(longest_bytes)
+        agreed = f"{plan.name}/{block_bytes}/{rest}".encode()
         return native.Prepared(
             plan=plan.native,
             op=OP_CODES[args.op],
@@ -198,9 +213,9 @@ class NativeExecutor:
             root=args.root,
             count=args.count,
             extra=zlib.crc32(agreed),
-            block_bytes=plan.block_bytes,
+            block_bytes=block_bytes,
             piece_bytes=piece_bytes,
-            longest_bytes=max(piece_bytes, *args.lengths, 0),
+            longest_bytes=longest_bytes,
             policy=self._stores,
             caller_dtype=args.caller_dtype,
             lead=plan.lead,
