@@ -23,7 +23,7 @@ from unisono.errors import (
 )
 
 if TYPE_CHECKING:
-    from unisono import algorithms, schedule, show
+    from unisono import algorithms, schedule, show, topology
     from unisono.communicator import Communicator, Work, init, pairs, premul_sum, run
 
 # Loaded when first asked for: importing torch imports this package through its plug-in entry
@@ -36,7 +36,7 @@ _LAZY = {
     "premul_sum": "unisono.communicator",
     "run": "unisono.communicator",
 }
-_LAZY_MODULES = ("algorithms", "schedule", "show")
+_LAZY_MODULES = ("algorithms", "schedule", "show", "topology")
 
 __version__ = "0.1.0"
 
@@ -72,4 +72,5 @@ __all__ = [
     "run",
     "schedule",
     "show",
+    "topology",
 ]

@@ -1,0 +1,50 @@
+"""Breadth-first search from many nodes at once."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+from numpy.typing import NDArray
+
+from unisono.topology.ragged import Ints, Ragged, starts_of, take
+
+if TYPE_CHECKING:
+    from unisono.topology.graph import Topology
+
+FAR = -1
+"""The distance of what cannot be reached."""
+
+
+def hops_from(topology: Topology, sources: Ints) -> NDArray[np.int32]:
+    """Links on the shortest path from each source to each node: [sources, nodes]."""
+    links = topology.links
+    return _search(topology, topology.out, links.dst, sources)
+
+
+def hops_to(topology: Topology, goals: Ints) -> NDArray[np.int32]:
+    """Links on the shortest path from each node to each goal: [goals, nodes]."""
+    links = topology.links
+    order = np.argsort(links.dst, kind="stable")
+    into = order, starts_of(np.bincount(links.dst, minlength=topology.num_nodes))
+    return _search(topology, into, links.src, goals)
+
+
+def _search(topology: Topology, edges: Ragged, ends: Ints, sources: Ints) -> NDArray[np.int32]:
+    n = topology.num_nodes
+    hops = np.full((len(sources), n), FAR, dtype=np.int32)
+    flat = hops.reshape(-1)
+    front = np.arange(len(sources)) * n + sources
+    flat[front] = 0
+    depth = 0
+    while len(front):
+        depth += 1
+        links, starts = take(edges, front % n)
+        cells = np.repeat(front // n * n, np.diff(starts)) + ends[links]
+        cells = cells[flat[cells] == FAR]
+        flat[cells] = depth
+        # Each cell once: the last of those that write their own number into it.
+        front = np.unique(cells)
+        if not topology.relays:
+            front = front[front % n >= topology.num_ranks]
+    return hops

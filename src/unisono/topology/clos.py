@@ -1,0 +1,201 @@
+"""Networks of switches in levels: star, leaf-spine, fat-trees, rails.
+
+Sources: Al-Fares, Loukissas, Vahdat, "A scalable, commodity data center network architecture"
+(SIGCOMM 2008), section 3 (k-ary fat-tree); Wang et al., "Rail-only: A low-cost high-performance
+network for training LLMs with trillion parameters" (2023), section 2 (rails).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from unisono.topology.graph import Topology
+from unisono.topology.ragged import Floats, Ints, Ragged, ints, pick
+from unisono.topology.routing import Routing, along
+from unisono.topology.wiring import NETWORK, Cable, Wiring
+
+
+@dataclass(frozen=True, slots=True)
+class Clos(Routing):
+    """Up to the lowest level that both ends share, and down; the hash picks the switches above.
+
+    `pods`, each of `leaves` switches with `hosts` ranks each, joined by `spines`; spine s of every
+    pod has a link to each of the `cores` switches of its plane. Switches are numbered leaves,
+    spines, cores, each pod by pod or plane by plane. With `rails` the ranks of a host go to
+    so many leaves in turn, else the ranks of a leaf follow each other.
+    """
+
+    pods: int
+    leaves: int
+    hosts: int
+    spines: int
+    cores: int
+    rails: int = 1
+
+    @property
+    def num_ranks(self) -> int:
+        """All ranks."""
+        return self.pods * self.leaves * self.hosts
+
+    def leaf_of(self, rank: Ints) -> Ints:
+        """Which leaf each rank is at, counted from 0."""
+        unit = rank // (self.hosts * self.rails)
+        return ints(unit * self.rails + rank % self.rails)
+
+    def routes(self, topology: Topology, src: Ints, dst: Ints, seed: int) -> Ragged:
+        """As `Topology.routes`."""
+        first_leaf = self.num_ranks
+        first_spine = first_leaf + self.pods * self.leaves
+        first_core = first_spine + self.pods * self.spines
+        up, down = self.leaf_of(src), self.leaf_of(dst)
+        pod_up, pod_down = up // self.leaves, down // self.leaves
+        spine = pick(max(self.spines, 1), src, dst, seed)
+        core = spine * self.cores + pick(max(self.cores, 1), src, dst, seed, 1)
+        stay, low, mid = src == dst, up == down, pod_up == pod_down
+        leaf_up = np.where(stay, src, first_leaf + up)
+        leaf_down = np.where(stay, src, first_leaf + down)
+        spine_up = np.where(low, leaf_up, first_spine + pod_up * self.spines + spine)
+        spine_down = np.where(low, leaf_down, first_spine + pod_down * self.spines + spine)
+        top = np.where(mid, spine_up, first_core + core)
+        stops = [src, leaf_up, spine_up, top, spine_down, leaf_down, dst]
+        return along(topology, np.stack(stops, axis=1), src, dst, seed)
+
+    def alike(self, topology: Topology) -> tuple[Ints, Floats]:
+        """Every rank sees the same."""
+        return np.zeros(1, dtype=np.int64), np.full(1, float(topology.num_ranks))
+
+    def halves(self, topology: Topology) -> Ints:
+        """Half of the pods, of the leaves of one pod, or of the ranks of each leaf."""
+        leaves = self.pods * self.leaves
+        side = np.full(topology.num_nodes, -1, dtype=np.int64)
+        rank = np.arange(self.num_ranks)
+        if leaves == self.rails:
+            # Each leaf has ranks on both sides, and the way over another is no shorter.
+            side[:] = 0
+            side[rank] = rank // self.rails >= self.hosts // 2
+            return side
+        whole = self.leaves if self.pods > 1 else self.rails
+        cut = leaves // whole // 2 * whole
+        high = np.arange(leaves) >= cut
+        side[rank] = high[self.leaf_of(rank)]
+        side[self.num_ranks : self.num_ranks + leaves] = high
+        if self.pods > 1:
+            first = self.num_ranks + leaves
+            pod = np.arange(self.pods * self.spines) // self.spines
+            side[first : first + len(pod)] = pod >= self.pods // 2
+        return side
+
+
+def star(ranks: int, *, cable: Cable = NETWORK, reduces: bool = False) -> Topology:
+    """All ranks at one switch.
+
+    >>> star(8).num_links, star(8).diameter()
+    (8, 2)
+    """
+    _check("star", ranks=ranks)
+    return _build(f"star:{ranks}", Clos(1, 1, ranks, 0, 0), cable, cable, reduces)
+
+
+def leaf_spine(
+    *,
+    leaves: int,
+    spines: int,
+    hosts: int,
+    oversubscription: float | None = None,
+    cable: Cable = NETWORK,
+    reduces: bool = False,
+) -> Topology:
+    """`leaves` switches with `hosts` ranks each, every leaf joined to every spine.
+
+    Links to spines are as fast as others, unless `oversubscription` says by how much the ranks of
+    a leaf together are faster than its way up.
+
+    >>> leaf_spine(leaves=4, spines=2, hosts=2).diameter()
+    4
+    """
+    _check("leaf_spine", leaves=leaves, spines=spines, hosts=hosts)
+    above = cable
+    if oversubscription is not None:
+        _check_ratio("leaf_spine", oversubscription)
+        above = cable.times(hosts / (spines * oversubscription))
+    name = f"leaf_spine:leaves={leaves},spines={spines},hosts={hosts}"
+    if oversubscription is not None:
+        name += f",oversubscription={oversubscription:g}"
+    return _build(name, Clos(1, leaves, hosts, spines, 0), cable, above, reduces)
+
+
+def fat_tree(
+    k: int,
+    *,
+    levels: int = 3,
+    oversubscription: float = 1,
+    cable: Cable = NETWORK,
+    reduces: bool = False,
+) -> Topology:
+    """A fat-tree of switches with k ports: k^3/4 ranks on 3 levels, k^2/2 on 2.
+
+    `oversubscription` r leaves out switches above the leaves: a leaf has k/2 ranks and k/(2 r)
+    links up. Raises `ValueError` if k is odd or r does not divide k/2.
+
+    >>> fat_tree(4).num_ranks, fat_tree(4).diameter(), fat_tree(4, levels=2).num_ranks
+    (16, 6, 8)
+    """
+    _check("fat_tree", k=k)
+    _check_ratio("fat_tree", oversubscription)
+    half = k // 2
+    up = round(half / oversubscription)
+    if k % 2:
+        raise ValueError(f"fat_tree: k is even, not {k}")
+    if levels not in (2, 3):
+        raise ValueError(f"fat_tree: 2 or 3 levels, not {levels}")
+    if up < 1 or abs(up * oversubscription - half) > 1e-9:
+        raise ValueError(f"fat_tree: k/2 = {half} links are not {oversubscription:g} times so many")
+    name = f"fat_tree:k={k}" + (f",levels={levels}" if levels != 3 else "")
+    name += f",oversubscription={oversubscription:g}" if oversubscription != 1 else ""
+    shape = Clos(1, k, half, up, 0) if levels == 2 else Clos(k, half, half, up, half)
+    return _build(name, shape, cable, cable, reduces)
+
+
+def rails(
+    *, hosts: int, rails: int, spines: int = 0, unit: int = 0, cable: Cable = NETWORK
+) -> Topology:
+    """A network for hosts with several cards: card i of each host goes to the leaf of rail i.
+
+    Endpoint h * rails + i is card i of host h. `unit` hosts share their leaves (0: all); spines
+    join all leaves (0: as many as give full bisection).
+    """
+    unit = unit or hosts
+    _check("rails", hosts=hosts, rails=rails, unit=unit)
+    if hosts % unit:
+        raise ValueError(f"rails: {hosts} hosts are not whole units of {unit}")
+    name = f"rails:hosts={hosts},rails={rails}" + (f",unit={unit}" if unit != hosts else "")
+    shape = Clos(1, hosts // unit * rails, unit, spines or unit, 0, rails)
+    return _build(name, shape, cable, cable, False)
+
+
+def _build(name: str, shape: Clos, below: Cable, above: Cable, reduces: bool) -> Topology:
+    wiring = Wiring(num_ranks=shape.num_ranks)
+    ranks = np.arange(shape.num_ranks)
+    leaf = wiring.add(shape.pods * shape.leaves, reduces=reduces)
+    spine = wiring.add(shape.pods * shape.spines, reduces=reduces)
+    core = wiring.add(shape.spines * shape.cores, reduces=reduces)
+    wiring.join(ranks, leaf[shape.leaf_of(ranks)], below)
+    by_pod = leaf.reshape(shape.pods, shape.leaves, 1)
+    spines = spine.reshape(shape.pods, 1, shape.spines)
+    wiring.join(by_pod, spines, above)
+    planes = core.reshape(1, shape.spines, shape.cores)
+    wiring.join(spine.reshape(shape.pods, shape.spines, 1), planes, above)
+    return wiring.build(name, shape)
+
+
+def _check(name: str, **counts: int) -> None:
+    for what, count in counts.items():
+        if count < 1:
+            raise ValueError(f"{name}: {what} is at least 1, not {count}")
+
+
+def _check_ratio(name: str, ratio: float) -> None:
+    if not ratio > 0:
+        raise ValueError(f"{name}: oversubscription is positive, not {ratio:g}")

@@ -1,0 +1,7 @@
+"""This machine as a network: read from sysfs (`sysfs`) and NVML (`gpus`), built in `machine`."""
+
+from unisono.topology.discovery.gpus import nvlinks
+from unisono.topology.discovery.machine import Device, Machine, discover
+from unisono.topology.discovery.sysfs import survey
+
+__all__ = ["Device", "Machine", "discover", "nvlinks", "survey"]

@@ -1,0 +1,226 @@
+"""Groups of switches, each group joined to each other: dragonfly and dragonfly+.
+
+Sources: Kim, Dally, Scott, Abts, "Technology-driven, highly-scalable dragonfly topology" (ISCA
+2008), sections 3 and 4; Shpiner et al., "Dragonfly+: Low cost topology for scaling datacenters"
+(HiPINEB 2017). Links between groups turn round the circle of groups, so all groups look alike
+(the palmtree arrangement of Camarero, Vallejo, Beivide, 2014).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from unisono.topology.graph import Topology
+from unisono.topology.ragged import Floats, Ints, Ragged, pick
+from unisono.topology.routing import Routing, along
+from unisono.topology.wiring import NETWORK, Cable, Wiring
+
+MINIMAL, VALIANT = "minimal", "valiant"
+
+
+@dataclass(frozen=True, slots=True)
+class Groups(Routing):
+    """`groups` of `switches` with `hosts` ranks each and `ports` out of the group each.
+
+    Plain: the switches of a group are joined to each other. `plus`: each to all of as many spines,
+    and the ports are those of the spines. Minimal paths take one link between groups. Valiant ones
+    go by way of a group that the hash picks, and spread any pattern of messages.
+    """
+
+    groups: int
+    switches: int
+    hosts: int
+    ports: int
+    plus: bool = False
+    valiant: bool = False
+
+    @property
+    def num_ranks(self) -> int:
+        """All ranks."""
+        return self.groups * self.switches * self.hosts
+
+    def doors(self) -> Ints:
+        """[offset, copy]: which port of a group leads so many groups on; -1 where there is none.
+
+        Port p belongs to switch (or spine) p // ports.
+        """
+        ports = self.switches * self.ports
+        others = self.groups - 1
+        counts = np.zeros(self.groups, dtype=np.int64)
+        if others:
+            counts[1:] = ports // others
+            left = ports % others
+            # A link back is one of the other end, so offsets get their ports in pairs.
+            for offset in range(1, (self.groups + 1) // 2):
+                if left >= 2:
+                    counts[[offset, self.groups - offset]] += 1
+                    left -= 2
+            if left and self.groups % 2 == 0:
+                counts[self.groups // 2] += 1
+        table = np.full((self.groups, int(counts.max(initial=1))), -1, dtype=np.int64)
+        port = 0
+        for copy in range(table.shape[1]):
+            for offset in range(1, self.groups):
+                if copy < counts[offset]:
+                    table[offset, copy] = port
+                    port += 1
+        return table
+
+    def routes(self, topology: Topology, src: Ints, dst: Ints, seed: int) -> Ragged:
+        """As `Topology.routes`."""
+        up, down = src // self.hosts, dst // self.hosts
+        here, goal = up // self.switches, down // self.switches
+        stops = [src, np.where(src == dst, src, self.num_ranks + up)]
+        via = goal
+        if self.valiant and self.groups > 2:
+            two = np.sort(np.stack([here, goal]), axis=0)
+            via = pick(self.groups - 2, src, dst, seed)
+            via = via + (via >= two[0])
+            via = np.where(here == goal, goal, via + (via >= two[1]))
+        stops += self._hop(here, via, src, dst, seed, stops[-1], 1)
+        stops += self._hop(via, goal, src, dst, seed, stops[-1], 2)
+        last = np.where(src == dst, src, self.num_ranks + down)
+        if self.plus:
+            # Between two leaves of a group, and from spine to leaf.
+            low = (stops[-1] < self._first_spine) & (stops[-1] != last)
+            spine = self._spine(goal, pick(self.switches, src, dst, seed, 3))
+            stops.append(np.where(low, spine, stops[-1]))
+        stops += [last, dst]
+        return along(topology, np.stack(stops, axis=1), src, dst, seed)
+
+    @property
+    def _first_spine(self) -> int:
+        return self.num_ranks + self.groups * self.switches
+
+    def _spine(self, group: Ints, number: Ints) -> Ints:
+        return self._first_spine + group * self.switches + number
+
+    def _hop(
+        self, here: Ints, there: Ints, src: Ints, dst: Ints, seed: int, at: Ints, turn: int
+    ) -> list[Ints]:
+        """Stops on the way from a node in group `here` over to group `there`."""
+        table = self.doors()
+        go = here != there
+        offset = np.where(go, (there - here) % self.groups, 1 % self.groups)
+        copies = np.maximum((table[offset] >= 0).sum(axis=1), 1)
+        copy = pick(copies, src, dst, seed, turn)
+        out = table[offset, copy] // self.ports
+        into = table[-offset % self.groups, copy] // self.ports
+        first = self._first_spine if self.plus else self.num_ranks
+        leave, enter = (first + g * self.switches + d for g, d in ((here, out), (there, into)))
+        stops = []
+        if self.plus:
+            # From one spine to another of its group, by way of a leaf.
+            turned = go & (at >= self._first_spine) & (at != leave)
+            leaf = here * self.switches + pick(self.switches, src, dst, seed, turn + 8)
+            stops.append(np.where(turned, self.num_ranks + leaf, at))
+        return [*stops, np.where(go, leave, at), np.where(go, enter, at)]
+
+    def alike(self, topology: Topology) -> tuple[Ints, Floats]:
+        """The first rank of each switch of group 0 sees what the others see."""
+        first = np.arange(self.switches) * self.hosts
+        return first, np.full(len(first), float(self.groups * self.hosts))
+
+    def halves(self, topology: Topology) -> Ints:
+        """Half of the groups; of an odd number, the one in the middle is cut too."""
+        first = self.num_ranks
+        side = np.full(topology.num_nodes, -1, dtype=np.int64)
+        switches = self.groups * self.switches
+        high = (np.arange(switches) >= switches // 2).astype(np.int64)
+        side[:first] = np.repeat(high, self.hosts)
+        side[first : first + switches] = high
+        if self.plus:
+            side[first + switches :] = high
+        return side
+
+
+def dragonfly(
+    a: int,
+    p: int,
+    h: int,
+    *,
+    groups: int | None = None,
+    routing: str = MINIMAL,
+    cable: Cable = NETWORK,
+    far: Cable | None = None,
+) -> Topology:
+    """Groups of `a` switches with `p` ranks and `h` links to other groups each.
+
+    There are a h + 1 groups unless told; `far` are the links between groups; `routing` is minimal
+    or valiant. Raises `ValueError` for more groups than links reach.
+
+    >>> small = dragonfly(4, 2, 2)
+    >>> small.num_ranks, small.num_links, small.diameter()
+    (72, 162, 5)
+    """
+    groups = a * h + 1 if groups is None else groups
+    _check("dragonfly", {"a": a, "p": p, "h": h, "groups": groups}, most=a * h + 1)
+    full = "" if groups == a * h + 1 else f",groups={groups}"
+    name = f"dragonfly:a={a},p={p},h={h}{full}{_suffix(routing)}"
+    return _build(name, Groups(groups, a, p, h, False, routing == VALIANT), cable, far)
+
+
+def dragonfly_plus(
+    k: int,
+    *,
+    groups: int | None = None,
+    routing: str = MINIMAL,
+    cable: Cable = NETWORK,
+    far: Cable | None = None,
+) -> Topology:
+    """Groups of k/2 leaves and k/2 spines of k ports: half of a leaf's are ranks, half of a spine's
+    go to other groups. There are k^2/4 + 1 groups unless told.
+
+    >>> small = dragonfly_plus(4)
+    >>> small.num_ranks, small.num_links, small.diameter()
+    (20, 50, 5)
+    """
+    half = k // 2
+    if k % 2:
+        raise ValueError(f"dragonfly_plus: k is even, not {k}")
+    groups = half * half + 1 if groups is None else groups
+    _check("dragonfly_plus", {"k": k, "groups": groups}, most=half * half + 1)
+    full = "" if groups == half * half + 1 else f",groups={groups}"
+    name = f"dragonfly_plus:k={k}{full}{_suffix(routing)}"
+    return _build(name, Groups(groups, half, half, half, True, routing == VALIANT), cable, far)
+
+
+def _suffix(routing: str) -> str:
+    if routing not in (MINIMAL, VALIANT):
+        raise ValueError(f"routing {routing} is none of {MINIMAL}, {VALIANT}")
+    return "" if routing == MINIMAL else f",routing={routing}"
+
+
+def _build(name: str, shape: Groups, near: Cable, far: Cable | None) -> Topology:
+    wiring = Wiring(num_ranks=shape.num_ranks)
+    ranks = np.arange(shape.num_ranks)
+    leaves = wiring.add(shape.groups * shape.switches).reshape(shape.groups, shape.switches)
+    doors = leaves
+    wiring.join(ranks, leaves.ravel()[ranks // shape.hosts], near)
+    if shape.plus:
+        doors = wiring.add(leaves.size).reshape(leaves.shape)
+        wiring.join(leaves[:, :, None], doors[:, None, :], near)
+    else:
+        one, other = np.triu_indices(shape.switches, 1)
+        wiring.join(leaves[:, one], leaves[:, other], near)
+    table = shape.doors()
+    group = np.arange(shape.groups)
+    for offset in range(1, shape.groups // 2 + 1):
+        # Half way round the circle a link is that of both ends.
+        start = group[: shape.groups // 2] if 2 * offset == shape.groups else group
+        there = (start + offset) % shape.groups
+        for out, into in zip(table[offset], table[-offset], strict=True):
+            if out >= 0:
+                one, other = doors[start, out // shape.ports], doors[there, into // shape.ports]
+                wiring.join(one, other, far or near)
+    return wiring.build(name, shape)
+
+
+def _check(name: str, counts: dict[str, int], *, most: int) -> None:
+    for what, count in counts.items():
+        if count < 1:
+            raise ValueError(f"{name}: {what} is at least 1, not {count}")
+    if counts["groups"] > most:
+        raise ValueError(f"{name}: links reach {most} groups, not {counts['groups']}")

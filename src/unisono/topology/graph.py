@@ -1,0 +1,282 @@
+"""A network: ranks, switches, and directed links between them, as columns.
+
+Nodes are numbered, the ranks first: node r < num_ranks is rank r. Everything else passes messages
+on: switches of any kind, network cards, the sockets of a server.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, fields, replace
+from enum import IntEnum
+from functools import cached_property
+from typing import TYPE_CHECKING
+
+import numpy as np
+from numpy.typing import NDArray
+
+from unisono.topology.ragged import Floats, Ints, Ragged, ints, pick, starts_of
+
+if TYPE_CHECKING:
+    from unisono.topology.routing import Routing
+
+
+class LinkKind(IntEnum):
+    """What a link is made of."""
+
+    OTHER = 0
+    SHARED_MEMORY = 1
+    NVLINK = 2
+    PCIE = 3
+    CXL = 4
+    INTER_SOCKET = 5
+    """UPI, Infinity Fabric, ...: between the sockets of a server."""
+    ETHERNET = 6
+    ROCE = 7
+    INFINIBAND = 8
+
+
+class NodeKind(IntEnum):
+    """What a node is."""
+
+    RANK = 0
+    SWITCH = 1
+    NVSWITCH = 2
+    PCIE_SWITCH = 3
+    SOCKET = 4
+    NIC = 5
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Nodes:
+    """A row a node: `kind` (values of `NodeKind`); `reduces`: whether it can combine what passes
+    (SHARP, NVLS); `names`: empty, or what each is called."""
+
+    kind: NDArray[np.int8]
+    reduces: NDArray[np.bool_]
+    names: tuple[str, ...] = ()
+
+    def __len__(self) -> int:
+        return len(self.kind)
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Nodes) and _same(self, other)
+
+    def __hash__(self) -> int:
+        return hash((len(self), self.names[:1]))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Links:
+    """A row a directed link: from node `src` to node `dst`, `bandwidth_Bps` bytes a second,
+    `latency_s` seconds, `kind` (values of `LinkKind`). A cable is two links, one each way."""
+
+    src: Ints
+    dst: Ints
+    bandwidth_Bps: Floats
+    latency_s: Floats
+    kind: NDArray[np.int8]
+
+    def __len__(self) -> int:
+        return len(self.src)
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Links) and _same(self, other)
+
+    def __hash__(self) -> int:
+        return hash((len(self), self.src[:8].tobytes(), self.dst[:8].tobytes()))
+
+
+@dataclass(frozen=True, kw_only=True)
+class Topology:
+    """An immutable network with its way of routing. Arrays inside cannot be written to.
+
+    `relays`: whether messages of others may pass through ranks, as in a ring or a torus.
+    Raises `ValueError` if links do not join nodes, or rates are not positive.
+
+    >>> from unisono import topology
+    >>> torus = topology.torus([4, 4])
+    >>> torus.num_ranks, torus.num_links, torus.diameter(), round(torus.mean_distance(), 3)
+    (16, 32, 4, 2.133)
+    """
+
+    name: str
+    num_ranks: int
+    nodes: Nodes
+    links: Links
+    routing: Routing
+    relays: bool = True
+
+    def __post_init__(self) -> None:
+        for table in (self.nodes, self.links):
+            for field in fields(table):
+                column = getattr(table, field.name)
+                if isinstance(column, np.ndarray):
+                    column.flags.writeable = False
+        _check(self)
+
+    def __repr__(self) -> str:
+        return f"<Topology {self.name}: {self.num_ranks} ranks, {self.num_links} links>"
+
+    @property
+    def num_nodes(self) -> int:
+        """Ranks and switches."""
+        return len(self.nodes)
+
+    @cached_property
+    def num_links(self) -> int:
+        """Cables: a link and the one that goes back count once. `len(topology.links)` counts
+        directed links."""
+        n = self.num_nodes
+        keys, counts = np.unique(self.links.src * n + self.links.dst, return_counts=True)
+        back = keys % n * n + keys // n
+        place = np.minimum(np.searchsorted(keys, back), max(len(keys) - 1, 0))
+        counts_back = np.where(keys[place] == back, counts[place], 0) if len(keys) else counts
+        # A pair is seen from both sides, or from one if nothing goes back.
+        share = np.where(counts_back > 0, 0.5, 1.0)
+        return round(float((np.maximum(counts, counts_back) * share).sum()))
+
+    def routes(self, src: Ints, dst: Ints, *, seed: int = 0) -> Ragged:
+        """The paths from ranks `src` to ranks `dst` (both of shape [pairs]).
+
+        Returns (links, starts): path i is links[starts[i]:starts[i + 1]], ids of links in the
+        order they are taken, none where a rank sends to itself. Where there are several good
+        paths, a hash of source, destination and seed picks one. Raises `ValueError` for ranks
+        that do not exist or cannot be reached.
+
+        >>> from unisono import topology
+        >>> ring = topology.ring(6)
+        >>> links, starts = ring.routes([0, 4], [2, 4])
+        >>> ring.links.dst[links].tolist(), starts.tolist()
+        ([1, 2], [0, 2, 2])
+        """
+        src, dst = np.atleast_1d(ints(src)), np.atleast_1d(ints(dst))
+        if src.shape != dst.shape or src.ndim != 1:
+            raise ValueError(f"routes: {src.shape} sources and {dst.shape} destinations")
+        for ranks in (src, dst):
+            if len(ranks) and not 0 <= ranks.min() <= ranks.max() < self.num_ranks:
+                wrong = ranks[(ranks < 0) | (ranks >= self.num_ranks)][0]
+                raise ValueError(f"routes: there is no rank {wrong} among {self.num_ranks}")
+        return self.routing.routes(self, src, dst, seed)
+
+    def route(self, src: int, dst: int, *, seed: int = 0) -> list[int]:
+        """The links of one path, as `routes` gives them."""
+        links, _ = self.routes(ints([src]), ints([dst]), seed=seed)
+        return [int(link) for link in links]
+
+    def link_ids(self, src: Ints, dst: Ints, *words: Ints | int) -> Ints:
+        """The ids of the links from nodes `src` to nodes `dst`; among parallel ones the hash of
+        the words picks. Raises `ValueError` if there is none."""
+        keys, order, starts = self._pairs
+        wanted = src * self.num_nodes + dst
+        place = np.searchsorted(keys, wanted)
+        found = place < len(keys)
+        found[found] = keys[place[found]] == wanted[found]
+        if not found.all():
+            bad = int(np.argmin(found))
+            raise ValueError(f"{self.name}: no link from node {src[bad]} to node {dst[bad]}")
+        first = starts[place]
+        if len(keys) < len(order):
+            first = first + pick(starts[place + 1] - first, *words)
+        return ints(order[first])
+
+    @cached_property
+    def _pairs(self) -> tuple[Ints, Ints, Ints]:
+        """Pairs of nodes that have links, ascending; ids of links in that order; their starts."""
+        keys = self.links.src * self.num_nodes + self.links.dst
+        order = np.argsort(keys, kind="stable")
+        found, counts = np.unique(keys, return_counts=True)
+        return found, order, starts_of(counts)
+
+    @cached_property
+    def out(self) -> Ragged:
+        """The links that leave each node."""
+        order = np.argsort(self.links.src, kind="stable")
+        return order, starts_of(np.bincount(self.links.src, minlength=self.num_nodes))
+
+    def diameter(self) -> int:
+        """The most links on a shortest path between two ranks."""
+        from unisono.topology.measure import distance_counts
+
+        counts = distance_counts(self)
+        return len(counts) - 1
+
+    def mean_distance(self) -> float:
+        """Links on a shortest path between two different ranks, in the mean over all pairs."""
+        from unisono.topology.measure import distance_counts
+
+        counts = distance_counts(self)
+        pairs = float(counts[1:].sum())
+        return float(counts @ np.arange(len(counts))) / pairs if pairs else 0.0
+
+    def bisection_Bps(self) -> float:
+        """Bytes a second that can go from one half of the ranks to the other, one way.
+
+        Of a named network, the cut through its middle that its textbook gives; of another with up
+        to 12 ranks, the least of all cuts; above, the least of some (see `measure`).
+        """
+        from unisono.topology.measure import bisection
+
+        return bisection(self)
+
+    def with_links(
+        self,
+        *,
+        bandwidth_Bps: Floats | float | None = None,
+        latency_s: Floats | float | None = None,
+    ) -> Topology:
+        """The same network with other rates or latencies: one for all links, or one for each."""
+        links = self.links
+        rate = links.bandwidth_Bps if bandwidth_Bps is None else _column(bandwidth_Bps, len(links))
+        wait = links.latency_s if latency_s is None else _column(latency_s, len(links))
+        return replace(self, links=replace(links, bandwidth_Bps=rate, latency_s=wait))
+
+    def without(self, failed: Sequence[int]) -> Topology:
+        """The network without these links, which then have new ids; paths are found anew."""
+        from unisono.topology.routing import Shortest
+
+        keep = np.ones(len(self.links), dtype=bool)
+        keep[ints(list(failed))] = False
+        links = Links(**{f.name: getattr(self.links, f.name)[keep] for f in fields(Links)})
+        return replace(self, name=f"{self.name} degraded", links=links, routing=Shortest())
+
+    def with_routes(
+        self, routes: Mapping[tuple[int, int], Sequence[int] | Sequence[Sequence[int]]]
+    ) -> Topology:
+        """The network with explicit paths between some ranks: link ids, or several such lists, of
+        which the hash picks one. Raises `ValueError` for what is no path between the two."""
+        from unisono.topology.routing import explicit
+
+        return replace(self, routing=explicit(self, routes))
+
+
+def _column(values: Floats | float, rows: int) -> Floats:
+    return np.broadcast_to(np.asarray(values, dtype=np.float64), rows).copy()
+
+
+def _same(one: object, other: object) -> bool:
+    pairs = ((getattr(one, f.name), getattr(other, f.name)) for f in fields(one))  # type: ignore[arg-type]
+    return all(np.array_equal(a, b) if isinstance(a, np.ndarray) else a == b for a, b in pairs)
+
+
+def _check(topology: Topology) -> None:
+    links, nodes = topology.links, topology.nodes
+    lengths = {len(getattr(links, field.name)) for field in fields(links)}
+    if len(lengths) > 1 or len(nodes.reduces) != len(nodes):
+        raise ValueError(f"{topology.name}: columns of different lengths")
+    if topology.num_ranks < 1:
+        raise ValueError(f"{topology.name}: a network has at least 1 rank")
+    is_rank = nodes.kind == NodeKind.RANK
+    if is_rank.sum() != topology.num_ranks or not is_rank[: topology.num_ranks].all():
+        raise ValueError(f"{topology.name}: ranks are the first {topology.num_ranks} nodes")
+    if nodes.names and len(nodes.names) != len(nodes):
+        raise ValueError(f"{topology.name}: {len(nodes.names)} names for {len(nodes)} nodes")
+    if not len(links):
+        return
+    ends = np.concatenate([links.src, links.dst])
+    if ends.min() < 0 or ends.max() >= len(nodes):
+        raise ValueError(f"{topology.name}: a link ends at a node that is not there")
+    if (links.src == links.dst).any():
+        raise ValueError(f"{topology.name}: a link from a node to itself")
+    if not (links.bandwidth_Bps > 0).all() or not (links.latency_s >= 0).all():
+        raise ValueError(f"{topology.name}: bandwidths are positive, latencies not negative")

@@ -1,0 +1,189 @@
+"""Networks whose ranks are the points of a box: rings, lines, grids, tori, hypercubes; and those in
+which everyone has a link to everyone. Ranks next to each other differ along axis 0.
+
+Source: Dally and Towles, "Principles and Practices of Interconnection Networks" (2004), chapters
+3, 5 and 8 (dimension-order routing).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from math import prod
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from unisono.topology.graph import Topology
+from unisono.topology.ragged import Floats, Ints, Ragged, counting, ints, join, starts_of
+from unisono.topology.routing import Routing
+from unisono.topology.wiring import NETWORK, NVLINK, Cable, Wiring
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+
+@dataclass(frozen=True, slots=True)
+class Lattice(Routing):
+    """A box of `sizes`, along axis a closed to rings if `wraps[a]`. Messages go along axis 0
+    first, the shorter way round; half way round, up from even and down from odd coordinates."""
+
+    sizes: tuple[int, ...]
+    wraps: tuple[bool, ...]
+
+    def routes(self, topology: Topology, src: Ints, dst: Ints, seed: int) -> Ragged:
+        """As `Topology.routes`."""
+        parts = []
+        here = src
+        for stride, size, wrap in self._axes():
+            at, goal = here // stride % size, dst // stride % size
+            offset = goal - at
+            if wrap:
+                up = offset % size
+                way = np.where(2 * up == size, 1 - 2 * (at % 2), np.where(2 * up < size, 1, -1))
+                count = np.where(way > 0, up, (size - up) % size)
+            else:
+                way, count = np.sign(offset), np.abs(offset)
+            row = np.repeat(np.arange(len(src)), count)
+            place = at[row] + counting(count) * way[row]
+            base = (here - at * stride)[row]
+            one = base + place % size * stride
+            two = base + (place + way[row]) % size * stride
+            parts.append((topology.link_ids(one, two), starts_of(count)))
+            here = here + offset * stride
+        return join(parts)
+
+    def distance_counts(self, topology: Topology) -> Floats:
+        """Distances along the axes add up, so their counts are convolved."""
+        counts = np.ones(1)
+        for _, size, wrap in self._axes():
+            one, two = np.meshgrid(np.arange(size), np.arange(size))
+            far = np.abs(one - two)
+            counts = np.convolve(
+                counts, np.bincount((np.minimum(far, size - far) if wrap else far).ravel())
+            )
+        return counts.astype(np.float64)
+
+    def alike(self, topology: Topology) -> tuple[Ints, Floats] | None:
+        """Every rank of a torus sees the same."""
+        if not all(closed or size <= 2 for _, size, closed in self._axes()):
+            return None
+        return np.zeros(1, dtype=np.int64), np.full(1, float(topology.num_ranks))
+
+    def halves(self, topology: Topology) -> Ints:
+        """Across the longest axis; among equals one of even length."""
+        stride, size, _ = max(self._axes(), key=lambda axis: (axis[1], axis[1] % 2 == 0))
+        return (np.arange(topology.num_ranks) // stride % size >= size // 2).astype(np.int64)
+
+    def _axes(self) -> Iterator[tuple[int, int, bool]]:
+        """(stride, size, whether closed) of each axis."""
+        stride = 1
+        for size, wrap in zip(self.sizes, self.wraps, strict=True):
+            yield stride, size, wrap and size > 2
+            stride *= size
+
+
+@dataclass(frozen=True, slots=True)
+class Complete(Routing):
+    """Everyone has a link to everyone."""
+
+    def routes(self, topology: Topology, src: Ints, dst: Ints, seed: int) -> Ragged:
+        """As `Topology.routes`."""
+        go = src != dst
+        return topology.link_ids(src[go], dst[go]), starts_of(go.astype(np.int64))
+
+    def distance_counts(self, topology: Topology) -> Floats:
+        """All are one link apart."""
+        n = topology.num_ranks
+        return np.array([n, n * (n - 1)] if n > 1 else [n], dtype=np.float64)
+
+    def alike(self, topology: Topology) -> tuple[Ints, Floats]:
+        """Every rank sees the same."""
+        return np.zeros(1, dtype=np.int64), np.full(1, float(topology.num_ranks))
+
+    def halves(self, topology: Topology) -> Ints:
+        """Lower and upper ranks."""
+        return (np.arange(topology.num_ranks) >= topology.num_ranks // 2).astype(np.int64)
+
+
+def torus(sizes: Sequence[int], *, cable: Cable = NETWORK) -> Topology:
+    """A torus of any number of dimensions; along an axis of 2 there is one link, not two.
+
+    >>> torus([4, 4, 4]).diameter()
+    6
+    """
+    return _lattice("torus", sizes, True, cable)
+
+
+def grid(sizes: Sequence[int], *, cable: Cable = NETWORK) -> Topology:
+    """A torus without the links that close its rings.
+
+    >>> grid([4, 4]).diameter()
+    6
+    """
+    return _lattice("grid", sizes, False, cable)
+
+
+def ring(ranks: int, *, cable: Cable = NETWORK) -> Topology:
+    """A cycle.
+
+    >>> ring(8).num_links, ring(8).diameter()
+    (8, 4)
+    """
+    return _lattice("ring", [ranks], True, cable)
+
+
+def line(ranks: int, *, cable: Cable = NETWORK) -> Topology:
+    """A ring that is open.
+
+    >>> line(8).diameter()
+    7
+    """
+    return _lattice("line", [ranks], False, cable)
+
+
+def hypercube(dims: int, *, cable: Cable = NETWORK) -> Topology:
+    """2 ** dims ranks; those whose numbers differ in one bit have a link.
+
+    >>> hypercube(3).num_ranks, hypercube(3).num_links
+    (8, 12)
+    """
+    if not 0 <= dims <= 24:
+        raise ValueError(f"hypercube: {dims} dimensions; 0 to 24 are possible")
+    return _lattice("hypercube", [2] * dims, False, cable, label=str(dims))
+
+
+def mesh(ranks: int, *, cable: Cable = NVLINK) -> Topology:
+    """Everyone has a link to everyone.
+
+    >>> mesh(8).num_links, mesh(8).diameter()
+    (28, 1)
+    """
+    _check_sizes("mesh", [ranks])
+    wiring = Wiring(num_ranks=ranks)
+    one, other = np.triu_indices(ranks, 1)
+    wiring.join(ints(one), ints(other), cable)
+    return wiring.build(f"mesh:{ranks}", Complete(), relays=True)
+
+
+def _lattice(
+    name: str, sizes: Sequence[int], wrap: bool, cable: Cable, label: str = ""
+) -> Topology:
+    _check_sizes(name, sizes)
+    wiring = Wiring(num_ranks=prod(sizes))
+    rank = np.arange(wiring.num_ranks)
+    stride = 1
+    for size in sizes:
+        at = rank // stride % size
+        # On a ring of two, the way round is the way back.
+        start = rank[at < (size if wrap and size > 2 else size - 1)]
+        at = start // stride % size
+        wiring.join(start, start + ((at + 1) % size - at) * stride, cable)
+        stride *= size
+    shape = Lattice(tuple(sizes), (wrap,) * len(sizes)) if sizes else Lattice((1,), (False,))
+    return wiring.build(f"{name}:{label or 'x'.join(map(str, sizes))}", shape, relays=True)
+
+
+def _check_sizes(name: str, sizes: Sequence[int]) -> None:
+    if any(size < 1 for size in sizes):
+        raise ValueError(f"{name}: sizes are at least 1, not {'x'.join(map(str, sizes))}")

@@ -1,0 +1,157 @@
+"""Distances and bisections, from the structure of a network where it tells, else by search."""
+
+from __future__ import annotations
+
+from collections import deque
+from itertools import combinations
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from unisono.topology.breadth import hops_from
+from unisono.topology.ragged import Floats, Ints, ints
+
+if TYPE_CHECKING:
+    from unisono.topology.graph import Topology
+
+_CELLS = 1 << 24
+_EVERY_CUT = 12
+"""Of so many ranks all cuts are tried."""
+_SOME_CUTS = 512
+"""Of a graph of so many nodes the eigenvector's cut is tried."""
+
+
+def distance_counts(topology: Topology) -> Floats:
+    """How many ordered pairs of ranks are d links apart, for d from 0.
+
+    Raises `ValueError` if some cannot reach others.
+    """
+    known = topology.routing.distance_counts(topology)
+    if known is not None:
+        return known
+    ranks, weights = topology.routing.alike(topology) or _by_switch(topology)
+    counts = np.zeros(1)
+    step = max(1, _CELLS // topology.num_nodes)
+    for first in range(0, len(ranks), step):
+        hops = hops_from(topology, ranks[first : first + step])[:, : topology.num_ranks]
+        if (hops < 0).any():
+            row, rank = np.argwhere(hops < 0)[0]
+            raise ValueError(f"{topology.name}: no path from rank {ranks[first + row]} to {rank}")
+        for row, weight in zip(hops, weights[first:], strict=False):
+            found = np.bincount(row) * weight
+            size = max(len(counts), len(found))
+            counts = np.pad(counts, (0, size - len(counts))) + np.pad(found, (0, size - len(found)))
+    return counts
+
+
+def _by_switch(topology: Topology) -> tuple[Ints, Floats]:
+    """Ranks whose only link goes to the same switch see the same."""
+    links, n = topology.links, topology.num_ranks
+    out = np.bincount(links.src, minlength=topology.num_nodes)[:n]
+    into = np.bincount(links.dst, minlength=topology.num_nodes)[:n]
+    place = -1 - np.arange(n)
+    leaf = (links.src < n) & (links.dst >= n)
+    alone = (
+        leaf & (out[np.minimum(links.src, n - 1)] == 1) & (into[np.minimum(links.src, n - 1)] == 1)
+    )
+    place[links.src[alone]] = links.dst[alone]
+    _, first, counts = np.unique(place, return_index=True, return_counts=True)
+    return ints(first), counts.astype(np.float64)
+
+
+def bisection(topology: Topology) -> float:
+    """As `Topology.bisection_Bps`.
+
+    Of a network without a textbook's cut, up to 12 ranks: every way to halve the ranks, with the
+    switches where they serve best (maximum flow). Above: lower against upper ranks, and along the
+    second eigenvector of the Laplacian (Fiedler, 1973), which is near the least, never below it.
+    """
+    if topology.num_ranks < 2:
+        return 0.0
+    side = topology.routing.halves(topology)
+    if side is not None:
+        return _across(topology, side)
+    return min(_flow(topology, low) for low in _cuts(topology))
+
+
+def _across(topology: Topology, side: Ints) -> float:
+    """Bytes a second from side 0 to side 1; switches of side -1, which have links to others only,
+    go where it is less."""
+    links, rate = topology.links, topology.links.bandwidth_Bps
+    one, two = side[links.src], side[links.dst]
+    total = float(rate[(one == 0) & (two == 1)].sum())
+    free = np.flatnonzero(side < 0)
+    if len(free):
+        n = topology.num_nodes
+        fed = np.bincount(links.dst, np.where((one == 0) & (two < 0), rate, 0), minlength=n)
+        drained = np.bincount(links.src, np.where((one < 0) & (two == 1), rate, 0), minlength=n)
+        total += float(np.minimum(fed, drained)[free].sum())
+    return total
+
+
+def _cuts(topology: Topology) -> list[Ints]:
+    """Halves of the ranks to try."""
+    n = topology.num_ranks
+    if n <= _EVERY_CUT:
+        return [ints(half) for half in combinations(range(n), n // 2) if n % 2 or 0 in half]
+    cuts = [np.arange(n // 2)]
+    if topology.num_nodes <= _SOME_CUTS:
+        weights = np.zeros((topology.num_nodes, topology.num_nodes))
+        np.add.at(weights, (topology.links.src, topology.links.dst), topology.links.bandwidth_Bps)
+        weights = weights + weights.T
+        _, vectors = np.linalg.eigh(np.diag(weights.sum(axis=0)) - weights)
+        cuts.append(np.argsort(vectors[:n, 1], kind="stable")[: n // 2])
+    return cuts
+
+
+def _flow(topology: Topology, low: Ints) -> float:
+    """The most that can go from these ranks to the others: Dinic's algorithm (1970)."""
+    n = topology.num_nodes
+    side = np.zeros(topology.num_ranks, dtype=bool)
+    side[low] = True
+    # The ranks of a side are one node each: 0 and 1; the others follow.
+    name = np.concatenate([np.where(side, 0, 1), np.arange(n - topology.num_ranks) + 2])
+    room: dict[int, dict[int, float]] = {int(node): {} for node in name}
+    links = topology.links
+    ends = zip(name[links.src].tolist(), name[links.dst].tolist(), links.bandwidth_Bps, strict=True)
+    for one, two, rate in ends:
+        if one != two:
+            room[one][two] = room[one].get(two, 0.0) + float(rate)
+            room[two].setdefault(one, 0.0)
+    total, least = 0.0, 1e-9 * float(links.bandwidth_Bps.max(initial=0))
+    while (level := _levels(room, least)).get(1) is not None:
+        while (amount := _augment(room, level, least)) > least:
+            total += amount
+    return total
+
+
+def _levels(room: dict[int, dict[int, float]], least: float) -> dict[int, int]:
+    level, queue = {0: 0}, deque([0])
+    while queue:
+        node = queue.popleft()
+        for after, left in room[node].items():
+            if left > least and after not in level:
+                level[after] = level[node] + 1
+                queue.append(after)
+    return level
+
+
+def _augment(room: dict[int, dict[int, float]], level: dict[int, int], least: float) -> float:
+    """Send along one path from 0 to 1 that gets further with each step."""
+    path, dead = [0], set[int]()
+    while path and path[-1] != 1:
+        node = path[-1]
+        for after, left in room[node].items():
+            if left > least and after not in dead and level.get(after) == level[node] + 1:
+                path.append(after)
+                break
+        else:
+            dead.add(path.pop())
+    steps = list(zip(path, path[1:], strict=False))
+    if not steps:
+        return 0.0
+    amount = min(room[one][two] for one, two in steps)
+    for one, two in steps:
+        room[one][two] -= amount
+        room[two][one] += amount
+    return amount

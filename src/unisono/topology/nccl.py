@@ -1,0 +1,272 @@
+"""NCCL's topology files: `<system><cpu><pci><gpu><nvlink/>...`, as NCCL_TOPO_DUMP_FILE writes them.
+
+Rates are those that NCCL reckons with, which are below those of the data sheets. Source: NCCL 2.28,
+`src/graph/topo.h` and `topo.cc` (rates), `xml.cc` (names of attributes).
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from xml.etree import ElementTree as Xml
+
+import numpy as np
+
+from unisono.topology.graph import LinkKind, Links, NodeKind, Nodes, Topology
+from unisono.topology.ragged import ints
+from unisono.topology.routing import Shortest
+
+NVSWITCH_CLASS = "0x068000"
+_LANE = {"2.5": 15, "5": 30, "5.0": 30, "8": 60, "8.0": 60, "16": 120, "16.0": 120}
+_LANE |= {"32": 240, "32.0": 240, "64": 480, "64.0": 480}
+"""100 Mbit/s of a lane, by GT/s; times lanes, over 80, they are GB/s."""
+_SPEEDS = ("2.5", "5.0", "8.0", "16.0", "32.0", "64.0")
+_NVLINK_GBPS = ((100, 40.1), (90, 20.6), (87, 20.0), (86, 12.0), (70, 20.0), (60, 18.0))
+_LATENCY_S = {LinkKind.NVLINK: 200e-9, LinkKind.PCIE: 150e-9, LinkKind.INTER_SOCKET: 100e-9}
+
+
+@dataclass(slots=True)
+class _Node:
+    kind: NodeKind
+    name: str
+    order: tuple[int, int] = (0, 0)
+    """For ranks: rank or device, and place in the file."""
+
+
+@dataclass(slots=True)
+class _Found:
+    nodes: list[_Node] = field(default_factory=list)
+    links: dict[tuple[int, int, LinkKind], float] = field(default_factory=dict)
+    gpus: dict[str, int] = field(default_factory=dict)
+
+    def add(self, kind: NodeKind, name: str, order: tuple[int, int] = (0, 0)) -> int:
+        self.nodes.append(_Node(kind, name, order))
+        return len(self.nodes) - 1
+
+    def join(self, one: int, other: int, kind: LinkKind, rate: float) -> None:
+        self.links[one, other, kind] = self.links[other, one, kind] = rate
+
+
+def from_nccl_xml(text: str, *, name: str = "nccl") -> Topology:
+    """The server of a file: GPUs are ranks, by `rank` or `dev`; cards are nodes of kind NIC, called
+    by their name and rate. Raises `ValueError` for what is not such a file.
+
+    >>> gpu = '<gpu dev="0" sm="80"/>'
+    >>> pci = f'<pci busid="0000:01:00.0" link_speed="16.0 GT/s PCIe" link_width="16">{gpu}</pci>'
+    >>> from_nccl_xml(f'<system version="1"><cpu numaid="0">{pci}</cpu></system>').links.bandwidth_Bps[0] / 1e9
+    24.0
+    """
+    try:
+        root = Xml.fromstring(text)
+    except Xml.ParseError as error:
+        raise ValueError(f"not XML: {error}") from error
+    if root.tag != "system":
+        raise ValueError(f"NCCL's topology begins with <system>, not <{root.tag}>")
+    found = _Found()
+    sockets: list[int] = []
+    for cpu in root.iter("cpu"):
+        socket = found.add(NodeKind.SOCKET, f"cpu{cpu.get('numaid', len(sockets))}")
+        for other in sockets:
+            found.join(socket, other, LinkKind.INTER_SOCKET, _between(cpu) * 1e9)
+        sockets.append(socket)
+        _read_below(found, cpu, socket)
+    if not found.gpus:
+        raise ValueError("this topology has no <gpu>, so it has no ranks")
+    _read_nvlinks(found, root)
+    return _topology(found, name)
+
+
+def _read_below(found: _Found, element: Xml.Element, above: int) -> None:
+    for child in element:
+        if child.tag == "nic":
+            for net in child.iter("net"):
+                title = f"{net.get('name', 'net')} {net.get('speed', '10000')} Mbit/s"
+                card = found.add(NodeKind.NIC, title)
+                found.join(
+                    card, above, LinkKind.PCIE, _pcie(element) if element.tag == "pci" else 12e9
+                )
+        if child.tag != "pci":
+            continue
+        gpus = child.findall("gpu")
+        for gpu in gpus:
+            place = int(gpu.get("rank", gpu.get("dev", "0")))
+            bus = child.get("busid", "")
+            rank = found.add(NodeKind.RANK, bus, (place, len(found.nodes)))
+            found.gpus[bus.lower()] = rank
+            found.join(rank, above, LinkKind.PCIE, _pcie(child))
+        if gpus:
+            continue
+        if child.find("pci") is None:
+            _read_below(found, child, above)
+            continue
+        bridge = found.add(NodeKind.PCIE_SWITCH, child.get("busid", ""))
+        found.join(bridge, above, LinkKind.PCIE, _pcie(child))
+        _read_below(found, child, bridge)
+
+
+def _read_nvlinks(found: _Found, root: Xml.Element) -> None:
+    hub = -1
+    for pci in root.iter("pci"):
+        gpu = pci.find("gpu")
+        if gpu is None:
+            continue
+        rank = found.gpus[pci.get("busid", "").lower()]
+        for link in gpu.iter("nvlink"):
+            rate = int(link.get("count", "1")) * _nvlink(int(gpu.get("sm", "80"))) * 1e9
+            peer = found.gpus.get(link.get("target", "").lower())
+            if peer is None:
+                hub = found.add(NodeKind.NVSWITCH, "nvswitch") if hub < 0 else hub
+                # All NVSwitches are one, with the links to all of them.
+                rate += found.links.get((rank, hub, LinkKind.NVLINK), 0.0)
+                found.join(rank, hub, LinkKind.NVLINK, rate)
+            else:
+                found.join(rank, peer, LinkKind.NVLINK, rate)
+
+
+def _pcie(pci: Xml.Element) -> float:
+    """Bytes a second of a device's PCIe link; generation 3 and 16 lanes where it does not say."""
+    speed = pci.get("link_speed", "").split(" ")[0]
+    width = int(pci.get("link_width") or 0) or 16
+    return width * _LANE.get(speed, 60) / 80 * 1e9
+
+
+def _nvlink(capability: int) -> float:
+    return next((rate for first, rate in _NVLINK_GBPS if capability >= first), 20.0)
+
+
+def _between(cpu: Xml.Element) -> float:
+    """GB/s between the sockets of such processors."""
+    arch, vendor = cpu.get("arch", ""), cpu.get("vendor", "")
+    family, model = int(cpu.get("familyid") or 0), int(cpu.get("modelid") or 0)
+    if arch == "ppc64":
+        return 32.0
+    if arch == "x86_64" and vendor == "GenuineIntel":
+        return next(
+            g for m, g in ((0xCF, 40.0), (0x8F, 22.0), (0x55, 10.0), (0, 6.0)) if model >= m
+        )
+    if arch == "x86_64" and vendor == "AuthenticAMD":
+        return next(g for f, g in ((0xBF, 32.0), (0xAF, 24.0), (0, 16.0)) if family >= f)
+    return 6.0
+
+
+def _topology(found: _Found, name: str) -> Topology:
+    ranks = sorted(found.gpus.values(), key=lambda node: found.nodes[node].order)
+    order = ranks + [i for i, node in enumerate(found.nodes) if node.kind != NodeKind.RANK]
+    number = {node: i for i, node in enumerate(order)}
+    nodes = [found.nodes[node] for node in order]
+    kinds = [kind for _, _, kind in found.links]
+    return Topology(
+        name=name,
+        num_ranks=len(ranks),
+        nodes=Nodes(
+            kind=np.array([node.kind for node in nodes], dtype=np.int8),
+            reduces=np.array([node.kind == NodeKind.NVSWITCH for node in nodes], dtype=bool),
+            names=tuple(node.name for node in nodes),
+        ),
+        links=Links(
+            src=ints([number[one] for one, _, _ in found.links]),
+            dst=ints([number[other] for _, other, _ in found.links]),
+            bandwidth_Bps=np.array(list(found.links.values()), dtype=np.float64),
+            latency_s=np.array([_LATENCY_S[kind] for kind in kinds], dtype=np.float64),
+            kind=np.array(kinds, dtype=np.int8),
+        ),
+        routing=Shortest(),
+        relays=False,
+    )
+
+
+def to_nccl_xml(topology: Topology, *, capability: int = 90) -> str:
+    """A server as NCCL's file; its GPUs have this compute capability, which tells what an NVLink
+    carries. Raises `ValueError` for a network that is not a server: with switches of other kinds.
+
+    >>> from unisono import topology
+    >>> again = from_nccl_xml(to_nccl_xml(topology.dgx(8)))
+    >>> again.num_ranks, again.num_links == topology.dgx(8).num_links
+    (8, True)
+    """
+    return _Writer(topology, capability).write()
+
+
+class _Writer:
+    def __init__(self, topology: Topology, capability: int) -> None:
+        if (topology.nodes.kind == NodeKind.SWITCH).any():
+            raise ValueError(f"{topology.name} is no server: NCCL's file has no network switches")
+        self.topology = topology
+        self.capability = capability
+        self.written: set[int] = set()
+
+    def write(self) -> str:
+        """The text of the file."""
+        root = Xml.Element("system", version="1")
+        kinds = self.topology.nodes.kind
+        sockets = np.flatnonzero(kinds == NodeKind.SOCKET).tolist()
+        for numa, socket in enumerate(sockets or [-1]):
+            cpu = Xml.SubElement(
+                root, "cpu", numaid=str(numa), arch="x86_64", vendor="GenuineIntel",
+                familyid="6", modelid="143",
+            )  # fmt: skip
+            self._below(cpu, socket)
+            if socket < 0:
+                for rank in range(self.topology.num_ranks):
+                    self._device(cpu, rank, 12e9)
+        Xml.indent(root)
+        return Xml.tostring(root, encoding="unicode") + "\n"
+
+    def _links(self, node: int, kind: LinkKind) -> Iterator[tuple[int, float]]:
+        links = self.topology.links
+        for link in np.flatnonzero((links.src == node) & (links.kind == kind)).tolist():
+            yield int(links.dst[link]), float(links.bandwidth_Bps[link])
+
+    def _below(self, element: Xml.Element, node: int) -> None:
+        self.written.add(node)
+        for child, rate in self._links(node, LinkKind.PCIE):
+            if child not in self.written:
+                self._device(element, child, rate)
+
+    def _device(self, parent: Xml.Element, node: int, rate: float) -> None:
+        speed, width = _lanes(rate)
+        kind = NodeKind(self.topology.nodes.kind[node])
+        code = {NodeKind.RANK: "0x030200", NodeKind.NIC: "0x020000"}.get(kind, "0x060400")
+        pci = Xml.SubElement(
+            parent, "pci", {"busid": _bus(node), "class": code},
+            link_speed=f"{speed} GT/s PCIe", link_width=str(width),
+        )  # fmt: skip
+        self.written.add(node)
+        if kind is NodeKind.RANK:
+            self._gpu(pci, node)
+        elif kind is NodeKind.NIC:
+            name, mbps = self._card(node)
+            card = int((self.topology.nodes.kind[:node] == NodeKind.NIC).sum())
+            nic = Xml.SubElement(pci, "nic")
+            Xml.SubElement(nic, "net", name=name, dev=str(card), speed=mbps, port="1", gdr="1")
+        else:
+            self._below(pci, node)
+
+    def _gpu(self, pci: Xml.Element, rank: int) -> None:
+        gpu = Xml.SubElement(
+            pci, "gpu", dev=str(rank), sm=str(self.capability), rank=str(rank), gdr="1"
+        )
+        for peer, rate in self._links(rank, LinkKind.NVLINK):
+            hub = peer >= self.topology.num_ranks
+            count = max(1, round(rate / 1e9 / _nvlink(self.capability)))
+            code = NVSWITCH_CLASS if hub else "0x030200"
+            Xml.SubElement(gpu, "nvlink", target=_bus(peer), count=str(count), tclass=code)
+
+    def _card(self, node: int) -> tuple[str, str]:
+        names = self.topology.nodes.names
+        match = re.fullmatch(r"(\S+) (\d+) Mbit/s", names[node]) if names else None
+        first = int(np.argmax(self.topology.nodes.kind == NodeKind.NIC))
+        return (match[1], match[2]) if match else (f"nic{node - first}", "400000")
+
+
+def _bus(node: int) -> str:
+    """A made-up address: each node is alone on its bus."""
+    domain, bus = divmod(node + 1, 256)
+    return f"{domain:04x}:{bus:02x}:00.0"
+
+
+def _lanes(rate: float) -> tuple[str, int]:
+    """GT/s and lanes that come nearest to a rate; of equals the most lanes."""
+    choices = [(speed, width) for width in (16, 8, 4, 2, 1) for speed in _SPEEDS]
+    return min(choices, key=lambda c: abs(c[1] * _LANE[c[0]] / 80 * 1e9 - rate))

@@ -1,0 +1,96 @@
+"""Lists of different lengths as two arrays: `values`, and `starts`, with one entry more than lists."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, TypeAlias
+
+import numpy as np
+from numpy.typing import NDArray
+
+Ints: TypeAlias = NDArray[np.int64]
+Floats: TypeAlias = NDArray[np.float64]
+Ragged: TypeAlias = tuple[Ints, Ints]
+"""(values, starts): list i is values[starts[i]:starts[i + 1]]."""
+
+
+def ints(values: Any) -> Ints:
+    """Values as an array of int64."""
+    return np.asarray(values, dtype=np.int64)
+
+
+def starts_of(counts: Ints) -> Ints:
+    """Where each list starts, and where the last one ends.
+
+    >>> starts_of(ints([2, 0, 1])).tolist()
+    [0, 2, 2, 3]
+    """
+    starts = np.zeros(len(counts) + 1, dtype=np.int64)
+    np.cumsum(counts, out=starts[1:])
+    return starts
+
+
+def counting(counts: Ints) -> Ints:
+    """0, 1, ... for each list in turn.
+
+    >>> counting(ints([2, 0, 3])).tolist()
+    [0, 1, 0, 1, 2]
+    """
+    starts = starts_of(counts)
+    return np.arange(starts[-1]) - np.repeat(starts[:-1], counts)
+
+
+def take(lists: Ragged, which: Ints) -> Ragged:
+    """Some of the lists, in the order asked for.
+
+    >>> values, starts = take((ints([5, 6, 7]), ints([0, 2, 3])), ints([1, 0, 1]))
+    >>> values.tolist(), starts.tolist()
+    ([7, 5, 6, 7], [0, 1, 3, 4])
+    """
+    values, starts = lists
+    counts = starts[which + 1] - starts[which]
+    return values[np.repeat(starts[which], counts) + counting(counts)], starts_of(counts)
+
+
+def join(parts: Sequence[Ragged]) -> Ragged:
+    """The lists of all parts one after the other, list by list.
+
+    >>> one, two = (ints([1, 2]), ints([0, 1, 2])), (ints([8, 9]), ints([0, 2, 2]))
+    >>> [array.tolist() for array in join([one, two])]
+    [[1, 8, 9, 2], [0, 3, 4]]
+    """
+    counts = [np.diff(starts) for _, starts in parts]
+    starts = starts_of(np.sum(counts, axis=0))
+    values = np.empty(starts[-1], dtype=np.int64)
+    begin = starts[:-1].copy()
+    for (found, _), count in zip(parts, counts, strict=True):
+        values[np.repeat(begin, count) + counting(count)] = found
+        begin += count
+    return values, starts
+
+
+def spread(lists: Ragged, which: Ints, total: int) -> Ragged:
+    """`total` lists, empty but for those in `which`, which are these lists in turn."""
+    counts = np.zeros(total, dtype=np.int64)
+    counts[which] = np.diff(lists[1])
+    return lists[0], starts_of(counts)
+
+
+def mix(*words: Ints | int) -> NDArray[np.uint64]:
+    """A hash of each row of words, the same on every machine.
+
+    Source: the finaliser of splitmix64 (Steele, Lea, Flood, "Fast splittable pseudorandom number
+    generators", OOPSLA 2014).
+    """
+    state = np.zeros(1, dtype=np.uint64)
+    for word in words:
+        state = state + np.asarray(word).astype(np.uint64) + np.uint64(0x9E3779B97F4A7C15)
+        state = (state ^ (state >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+        state = (state ^ (state >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+        state = state ^ (state >> np.uint64(31))
+    return state
+
+
+def pick(count: Ints | int, *words: Ints | int) -> Ints:
+    """One of `count` numbers from 0, by the hash of the words."""
+    return (mix(*words) % np.asarray(count).astype(np.uint64)).astype(np.int64)

@@ -1,0 +1,118 @@
+"""What is inside a server: GPUs round an NVSwitch, on PCIe trees, or both, with network cards.
+
+Sources: NVIDIA, "DGX A100 System Architecture" (2020) and "NVIDIA Hopper Architecture In-Depth"
+(2022), for what hangs on what and the rates of the links.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from unisono.topology.graph import NodeKind, Topology
+from unisono.topology.ragged import Ints
+from unisono.topology.routing import Shortest
+from unisono.topology.wiring import NVLINK, PCIE, SOCKETS, Cable, Wiring
+
+
+def nvswitch(
+    gpus: int = 8,
+    *,
+    switches: int = 1,
+    links: int = 1,
+    cable: Cable = NVLINK,
+    reduces: bool = True,
+) -> Topology:
+    """GPUs with `links` links each, dealt to the NVSwitches in turn.
+
+    `cable` is all that a GPU has, so each of its links has a share of that. A message takes one.
+    With `reduces`, switches can add up what passes (NVLS).
+
+    >>> nvswitch(8).diameter(), nvswitch(8).bisection_Bps() / 1e9
+    (2, 1800.0)
+    >>> nvswitch(8, switches=4, links=18).num_links
+    144
+    """
+    _check("nvswitch", gpus=gpus, switches=switches, links=links)
+    if links < switches:
+        raise ValueError(f"nvswitch: {links} links of a GPU do not reach {switches} switches")
+    wiring = Wiring(num_ranks=gpus)
+    hubs = wiring.add(switches, NodeKind.NVSWITCH, reduces=reduces)
+    _join_hubs(wiring, np.arange(gpus), hubs, links, cable)
+    name = f"nvswitch:{gpus}"
+    if links > 1 or switches > 1:
+        name = f"nvswitch:gpus={gpus},switches={switches},links={links}"
+    return wiring.build(name, Shortest())
+
+
+def pcie_server(
+    *,
+    sockets: int = 2,
+    switches: int = 2,
+    gpus: int = 2,
+    nics: int = 1,
+    cable: Cable = PCIE,
+) -> Topology:
+    """Sockets joined to each other, each with PCIe switches, each with GPUs and network cards.
+
+    `switches` of a socket, `gpus` and `nics` of a switch.
+
+    >>> server = pcie_server()
+    >>> server.num_ranks, server.diameter()
+    (8, 5)
+    """
+    _check("pcie_server", sockets=sockets, switches=switches, gpus=gpus)
+    wiring = Wiring(num_ranks=sockets * switches * gpus)
+    _tree(wiring, sockets, switches, gpus, nics, cable)
+    name = f"pcie_server:sockets={sockets},switches={switches},gpus={gpus},nics={nics}"
+    return wiring.build(name, Shortest())
+
+
+def dgx(
+    gpus: int = 8,
+    *,
+    sockets: int = 2,
+    per_switch: int = 2,
+    cable: Cable = NVLINK,
+    pcie: Cable = PCIE,
+    reduces: bool = True,
+) -> Topology:
+    """GPUs round an NVSwitch, each also with a network card below the same PCIe switch.
+
+    `per_switch` GPUs share a PCIe switch; these are shared out to the sockets.
+
+    >>> dgx(8).num_ranks, dgx(8).diameter()
+    (8, 2)
+    """
+    _check("dgx", gpus=gpus, sockets=sockets, per_switch=per_switch)
+    if gpus % (sockets * per_switch):
+        raise ValueError(f"dgx: {gpus} GPUs are not {sockets} sockets of {per_switch} a switch")
+    wiring = Wiring(num_ranks=gpus)
+    hub = wiring.add(1, NodeKind.NVSWITCH, reduces=reduces)
+    _join_hubs(wiring, np.arange(gpus), hub, 1, cable)
+    _tree(wiring, sockets, gpus // (sockets * per_switch), per_switch, per_switch, pcie)
+    shape = "" if (sockets, per_switch) == (2, 2) else f",sockets={sockets},per_switch={per_switch}"
+    return wiring.build(f"dgx:gpus={gpus}{shape}", Shortest())
+
+
+def _join_hubs(wiring: Wiring, gpus: Ints, hubs: Ints, links: int, cable: Cable) -> None:
+    share = cable.times(1 / links)
+    for link in range(links):
+        wiring.join(gpus, np.full(len(gpus), hubs[link % len(hubs)]), share)
+
+
+def _tree(wiring: Wiring, sockets: int, switches: int, gpus: int, nics: int, cable: Cable) -> None:
+    """The PCIe side of a server: sockets, switches below them, ranks and cards below these."""
+    roots = wiring.add(sockets, NodeKind.SOCKET)
+    bridges = wiring.add(sockets * switches, NodeKind.PCIE_SWITCH)
+    cards = wiring.add(len(bridges) * nics, NodeKind.NIC)
+    one, other = np.triu_indices(sockets, 1)
+    wiring.join(roots[one], roots[other], SOCKETS)
+    wiring.join(bridges, np.repeat(roots, switches), cable)
+    wiring.join(np.arange(wiring.num_ranks), np.repeat(bridges, gpus), cable)
+    wiring.join(cards, np.repeat(bridges, nics), cable)
+
+
+def _check(name: str, **counts: int) -> None:
+    for what, count in counts.items():
+        if count < 1:
+            raise ValueError(f"{name}: {what} is at least 1, not {count}")

@@ -1,0 +1,166 @@
+"""Networks in one word: `torus:8x8`, `fat_tree:k=4,oversubscription=2`, `dgx/fat_tree:k=8`."""
+
+from __future__ import annotations
+
+import inspect
+import re
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+from unisono.topology import clos, dragonflies, joined, lattice, servers
+from unisono.topology.graph import LinkKind, Topology
+from unisono.topology.wiring import Cable
+
+_BOXES: dict[str, Callable[..., Topology]] = {"torus": lattice.torus, "grid": lattice.grid}
+_BUILDERS: dict[str, Callable[..., Topology]] = {
+    "ring": lattice.ring,
+    "line": lattice.line,
+    "mesh": lattice.mesh,
+    "star": clos.star,
+    **_BOXES,
+    "hypercube": lattice.hypercube,
+    "fat_tree": clos.fat_tree,
+    "leaf_spine": clos.leaf_spine,
+    "rails": clos.rails,
+    "rail_optimised": joined.rail_optimised,
+    "dragonfly": dragonflies.dragonfly,
+    "dragonfly_plus": dragonflies.dragonfly_plus,
+    "nvswitch": servers.nvswitch,
+    "pcie_server": servers.pcie_server,
+    "dgx": servers.dgx,
+}
+EXAMPLES = (
+    "ring:8", "line:8", "mesh:8", "star:8", "torus:4x4", "grid:4x4", "hypercube:3", "fat_tree:k=4",
+    "leaf_spine:leaves=4,spines=2,hosts=4", "rail_optimised:hosts=4,gpus=8",
+    "dragonfly:a=4,p=2,h=2", "dragonfly_plus:k=4", "nvswitch:8", "pcie_server", "dgx:8",
+    "dgx:8/fat_tree:k=4",
+)  # fmt: skip
+"""A spec of each kind of network."""
+
+_RATE = re.compile(r"(\d+(?:\.\d+)?)(K|M|G|T)?(bit|B)", re.IGNORECASE)
+_TIME = re.compile(r"(\d+(?:\.\d+)?)(ns|us|ms|s)")
+_UNITS = {"": 1.0, "K": 1e3, "M": 1e6, "G": 1e9, "T": 1e12}
+_SECONDS = {"ns": 1e-9, "us": 1e-6, "ms": 1e-3, "s": 1.0}
+
+
+def parse(text: str) -> Topology:
+    """The network of a spec: a name, `:`, and sizes `4x4`, a number, or `option=value,...`.
+
+    Options are those of the function of that name in `unisono.topology`, and for the links
+    `bandwidth=400Gbit` or `bandwidth=50GB` (a second, one way), `latency=500ns`, `kind=ethernet`.
+    `server/network` puts a server at each endpoint. Raises `ValueError`, saying what can be.
+
+    >>> parse("torus:4x4"), parse("dgx:8/fat_tree:k=8").num_ranks
+    (<Topology torus:4x4: 16 ranks, 32 links>, 128)
+    >>> parse("fat_tree:k=4,bandwidth=100Gbit").bisection_Bps()
+    100000000000.0
+    """
+    server, slash, fabric = text.strip().partition("/")
+    if slash:
+        return joined.cluster(_one(server), _one(fabric))
+    return _one(server)
+
+
+def names() -> tuple[str, ...]:
+    """The names that a spec may begin with.
+
+    >>> names()[:3]
+    ('dgx', 'dragonfly', 'dragonfly_plus')
+    """
+    return tuple(sorted(_BUILDERS))
+
+
+def _one(text: str) -> Topology:
+    name, _, rest = text.strip().partition(":")
+    builder = _BUILDERS.get(name)
+    if builder is None:
+        raise ValueError(f"{name!r} is no topology; there are {', '.join(names())}")
+    words = [word for word in rest.split(",") if word]
+    options = dict(word.split("=", 1) for word in words if "=" in word)
+    plain = [word for word in words if "=" not in word]
+    known = inspect.signature(builder).parameters
+    arguments: list[Any] = [_size(name, word) for word in plain]
+    if len(arguments) > 1:
+        raise ValueError(f"{text}: at most one size without a name, such as {_example(name)}")
+    values = _options(name, options, known)
+    try:
+        inspect.signature(builder).bind(*arguments, **values)
+    except TypeError as error:
+        raise ValueError(f"{text}: {error}; an example: {_example(name)}") from error
+    return builder(*arguments, **values)
+
+
+def _size(name: str, word: str) -> int | list[int]:
+    if not re.fullmatch(r"\d+(x\d+)*", word):
+        raise ValueError(f"{name}: {word!r} is no size; an example: {_example(name)}")
+    sizes = [int(size) for size in word.split("x")]
+    if name in _BOXES:
+        return sizes
+    if len(sizes) > 1:
+        raise ValueError(f"{name}: one size, not {word}; an example: {_example(name)}")
+    return sizes[0]
+
+
+def _options(name: str, options: dict[str, str], known: Any) -> dict[str, Any]:
+    values: dict[str, Any] = {}
+    cable: dict[str, Any] = {}
+    for key, text in options.items():
+        if key == "bandwidth":
+            cable["bandwidth_Bps"] = rate(text)
+        elif key == "latency":
+            cable["latency_s"] = _seconds(text)
+        elif key == "kind":
+            cable["kind"] = _kind(text)
+        elif key in known and key not in ("cable", "far", "pcie", "server", "sizes"):
+            values[key] = _value(name, key, text)
+        else:
+            raise ValueError(f"{name} has no option {key}; an example: {_example(name)}")
+    if cable:
+        default = known["cable"].default
+        assert isinstance(default, Cable), "every builder has a default cable"
+        values["cable"] = replace(default, **cable)
+    return values
+
+
+def _value(name: str, key: str, text: str) -> int | float | bool | str:
+    if key == "routing":
+        return text
+    if text in ("true", "false"):
+        return text == "true"
+    try:
+        return float(text) if key == "oversubscription" else int(text)
+    except ValueError:
+        raise ValueError(f"{name}: {key}={text} is no number") from None
+
+
+def rate(text: str) -> float:
+    """Bytes a second of `400Gbit`, `50GB` and the like (powers of ten).
+
+    >>> rate("400Gbit"), rate("50GB")
+    (50000000000.0, 50000000000.0)
+    """
+    match = _RATE.fullmatch(text.removesuffix("/s"))
+    if match is None:
+        raise ValueError(f"not a rate: {text!r} (examples: 400Gbit, 50GB)")
+    number, unit, what = match.groups()
+    return float(number) * _UNITS[(unit or "").upper()] / (1 if what == "B" else 8)
+
+
+def _seconds(text: str) -> float:
+    match = _TIME.fullmatch(text)
+    if match is None:
+        raise ValueError(f"not a time: {text!r} (examples: 500ns, 1.5us)")
+    return float(match[1]) * _SECONDS[match[2]]
+
+
+def _kind(text: str) -> LinkKind:
+    try:
+        return LinkKind[text.upper()]
+    except KeyError:
+        kinds = ", ".join(kind.name.lower() for kind in LinkKind)
+        raise ValueError(f"no kind of link: {text}; there are {kinds}") from None
+
+
+def _example(name: str) -> str:
+    return next((spec for spec in EXAMPLES if spec.split(":")[0] == name), name)
