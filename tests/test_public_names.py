@@ -40,7 +40,7 @@ def test_every_error_is_public_and_drawn_in_the_tree() -> None:
 
 @pytest.mark.parametrize(
     "module",
-    ["communicator", "algorithms", "schedule"],
+    ["communicator", "algorithms", "schedule", "topology"],
 )
 def test_what_a_package_exports_it_has(module: str) -> None:
     package: Any = __import__(f"unisono.{module}", fromlist=["*"])

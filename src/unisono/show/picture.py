@@ -23,7 +23,7 @@ PANELS = 16
 _GAP = 26.0
 _LETTER = 0.53
 """Width of a letter as a share of its size; a bit more than the usual fonts need."""
-_FONTS = "Inter, system-ui, 'Segoe UI', 'DejaVu Sans', sans-serif"
+FONTS = "Inter, system-ui, 'Segoe UI', 'DejaVu Sans', sans-serif"
 
 
 def svg(story: Story, *, shape: Shape = Shape.AUTO) -> str:
@@ -82,7 +82,7 @@ class _Picture:
             [
                 f'<svg xmlns="http://www.w3.org/2000/svg" role="img" '
                 f'viewBox="0 0 {number(width)} {number(height)}" width="{number(width)}" '
-                f'height="{number(height)}" font-family="{_FONTS}" fill="{INK}">',
+                f'height="{number(height)}" font-family="{FONTS}" fill="{INK}">',
                 f"<title>{escape(self.story.title)}</title>",
                 f"<desc>{escape(self.story.summary)}</desc>",
                 f'<rect width="100%" height="100%" fill="{PAPER}"/>',

@@ -1,4 +1,4 @@
-"""A network from a file or a spec: the one place of this layer, beside discovery, that reads files."""
+"""A network from a file or a spec. Beside discovery, only this part of the layer reads files."""
 
 from __future__ import annotations
 

@@ -91,8 +91,8 @@ class Joined(Routing):
 def cluster(server: Topology, fabric: Topology) -> Topology:
     """As many copies of a server as the fabric has endpoints for its network cards.
 
-    The cards are the server's nodes of kind NIC; card i of server h is endpoint h * cards + i of the
-    fabric. Raises `ValueError` if there are none, or the endpoints are no whole servers.
+    The cards are the server's nodes of kind NIC; card i of server h is endpoint h * cards + i of
+    the fabric. Raises `ValueError` if there are none, or the endpoints are no whole servers.
 
     >>> from unisono import topology
     >>> pod = cluster(topology.dgx(8), topology.fat_tree(8))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from itertools import combinations
+from itertools import combinations, pairwise
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -147,7 +147,7 @@ def _augment(room: dict[int, dict[int, float]], level: dict[int, int], least: fl
                 break
         else:
             dead.add(path.pop())
-    steps = list(zip(path, path[1:], strict=False))
+    steps = list(pairwise(path))
     if not steps:
         return 0.0
     amount = min(room[one][two] for one, two in steps)

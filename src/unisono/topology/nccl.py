@@ -54,7 +54,8 @@ def from_nccl_xml(text: str, *, name: str = "nccl") -> Topology:
 
     >>> gpu = '<gpu dev="0" sm="80"/>'
     >>> pci = f'<pci busid="0000:01:00.0" link_speed="16.0 GT/s PCIe" link_width="16">{gpu}</pci>'
-    >>> from_nccl_xml(f'<system version="1"><cpu numaid="0">{pci}</cpu></system>').links.bandwidth_Bps[0] / 1e9
+    >>> node = from_nccl_xml(f'<system version="1"><cpu numaid="0">{pci}</cpu></system>')
+    >>> float(node.links.bandwidth_Bps[0]) / 1e9
     24.0
     """
     try:

@@ -1,4 +1,4 @@
-"""Lists of different lengths as two arrays: `values`, and `starts`, with one entry more than lists."""
+"""Lists of different lengths as two arrays: `values`, and `starts`, one entry longer than lists."""
 
 from __future__ import annotations
 

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import defaultdict
 from collections.abc import Mapping
 from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import Path
 
 from unisono.topology.discovery.gpus import NvLinks, nvlinks
@@ -65,7 +66,7 @@ class Machine:
     def topology(self, links: NvLinks | None = None) -> Topology:
         """The machine as a network: its GPUs are the ranks, or its cores if it has none.
 
-        `links`: NVLinks, as `gpus.nvlinks` tells them. Bridges with one device below are no
+        `links`: NVLinks, as `gpus.nvlinks` tells them. Bridges that do not branch are no
         switches. Raises `ValueError` for a machine without cores and GPUs.
         """
         if not self.cores and not self.gpus:
@@ -96,7 +97,10 @@ class Machine:
 
     def _add_devices(self, wiring: Wiring, sockets: dict[int, int]) -> list[str]:
         """The PCIe trees; returns the names of the nodes that it added."""
-        below = Counter(address for device in self.devices for address, _ in device.path[:-1])
+        below: dict[str, set[str]] = defaultdict(set)
+        for device in self.devices:
+            for (address, _), (child, _) in pairwise(device.path):
+                below[address].add(child)
         bridges: dict[str, int] = {}
         names = []
         for rank_or_card, device in enumerate((*self.gpus, *self.cards)):
@@ -104,7 +108,7 @@ class Machine:
             for address, rate in device.path:
                 slowest = min(slowest, rate or _UNKNOWN_LANES_BPS)
                 last = address == device.path[-1][0]
-                if not last and below[address] < 2:
+                if not last and len(below[address]) < 2:
                     continue
                 node = bridges.get(address)
                 if node is None:

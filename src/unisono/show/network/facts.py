@@ -1,0 +1,91 @@
+"""What is told of a network in words and numbers."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import numpy as np
+from rich.table import Table
+
+from unisono.topology import LinkKind, NodeKind, Topology
+
+Fact = tuple[str, str]
+
+KIND_NAMES = {
+    LinkKind.OTHER: "other",
+    LinkKind.SHARED_MEMORY: "shared memory",
+    LinkKind.NVLINK: "NVLink",
+    LinkKind.PCIE: "PCIe",
+    LinkKind.CXL: "CXL",
+    LinkKind.INTER_SOCKET: "between sockets",
+    LinkKind.ETHERNET: "Ethernet",
+    LinkKind.ROCE: "RoCE",
+    LinkKind.INFINIBAND: "InfiniBand",
+}
+_NODE_NAMES = {
+    NodeKind.SWITCH: ("switch", "switches"),
+    NodeKind.NVSWITCH: ("NVSwitch", "NVSwitches"),
+    NodeKind.PCIE_SWITCH: ("PCIe switch", "PCIe switches"),
+    NodeKind.SOCKET: ("socket", "sockets"),
+    NodeKind.NIC: ("network card", "network cards"),
+}
+
+
+def facts(topology: Topology) -> list[Fact]:
+    """Name and value of each fact. Raises `ValueError` for a network that is not connected."""
+    found = [("ranks", f"{topology.num_ranks:,}"), ("links", f"{topology.num_links:,}")]
+    found += [("other nodes", text) for text in [", ".join(_others(topology))] if text]
+    found += [
+        ("diameter", f"{topology.diameter()} links"),
+        ("mean distance", f"{topology.mean_distance():.4g} links"),
+        ("bisection", rate_text(topology.bisection_Bps())),
+    ]
+    reducing = int(topology.nodes.reduces.sum())
+    if reducing:
+        found.append(("switches that reduce", f"{reducing:,}"))
+    return found
+
+
+def table(topology: Topology) -> Table:
+    """The facts, and a row for each sort of link, for the terminal."""
+    grid = Table(title=topology.name, title_justify="left", show_header=False, show_edge=False)
+    grid.add_column(style="dim", no_wrap=True)
+    grid.add_column()
+    for name, value in facts(topology):
+        grid.add_row(name, value)
+    for name, value in sorts(topology):
+        grid.add_row(name, value)
+    return grid
+
+
+def sorts(topology: Topology) -> list[Fact]:
+    """The sorts of links: kind, then how many directed ones, their rate and latency."""
+    links = topology.links
+    rows = np.stack([links.kind, links.bandwidth_Bps, links.latency_s], axis=1)
+    found, counts = np.unique(rows, axis=0, return_counts=True)
+    return [
+        (
+            KIND_NAMES[LinkKind(int(kind))],
+            f"{count:,} directed links of {rate_text(rate)}, {wait * 1e9:.4g} ns",
+        )
+        for (kind, rate, wait), count in zip(found, counts, strict=True)
+    ]
+
+
+def rate_text(rate: float) -> str:
+    """A rate as people read it.
+
+    >>> rate_text(50e9), rate_text(1.25e6)
+    ('50 GB/s', '1.25 MB/s')
+    """
+    for factor, unit in ((1e12, "TB/s"), (1e9, "GB/s"), (1e6, "MB/s"), (1e3, "kB/s")):
+        if rate >= factor:
+            return f"{rate / factor:.4g} {unit}"
+    return f"{rate:.4g} B/s"
+
+
+def _others(topology: Topology) -> Iterator[str]:
+    for kind, (one, many) in _NODE_NAMES.items():
+        count = int((topology.nodes.kind == kind).sum())
+        if count:
+            yield f"{count:,} {one if count == 1 else many}"

@@ -1,0 +1,57 @@
+"""A network as one HTML file, without any library: point at a node to see its links, choose two
+ranks to see the way between them."""
+
+from __future__ import annotations
+
+import json
+from html import escape
+from importlib.resources import files
+
+import numpy as np
+
+from unisono.show.network.facts import facts, sorts
+from unisono.show.network.picture import svg
+from unisono.topology import Topology
+
+_ROUTES = 72
+"""Of so many ranks all paths are in the page."""
+
+
+def html(topology: Topology) -> str:
+    """The page of a network, as HTML text. Raises `UnsupportedError` as `svg` does.
+
+    >>> from unisono import topology
+    >>> html(topology.ring(8))[:15]
+    '<!doctype html>'
+    """
+    told = [*facts(topology), *sorts(topology)]
+    rows = "".join(f"<div><dt>{escape(n)}</dt><dd>{escape(v)}</dd></div>" for n, v in told)
+    data = json.dumps(
+        {"ranks": topology.num_ranks, "routes": _routes(topology)}, separators=(",", ":")
+    )
+    page = _file("network", "page.html")
+    for mark, text in (
+        ("{{title}}", escape(topology.name)),
+        ("{{style}}", _file("page.css") + _file("network", "page.css")),
+        ("{{facts}}", rows),
+        ("{{picture}}", svg(topology)),
+        ("{{data}}", data.replace("<", "\\u003c")),
+        ("{{script}}", _file("network", "page.js")),
+    ):
+        page = page.replace(mark, text, 1)
+    return page
+
+
+def _routes(topology: Topology) -> list[list[int]]:
+    """The nodes on the way from each rank to each other, row by row; none of many ranks."""
+    n = topology.num_ranks
+    if n > _ROUTES:
+        return []
+    src, dst = np.divmod(np.arange(n * n), n)
+    links, starts = topology.routes(src, dst)
+    after = topology.links.dst[links].tolist()
+    return [[int(src[i]), *after[starts[i] : starts[i + 1]]] for i in range(n * n)]
+
+
+def _file(*name: str) -> str:
+    return files("unisono.show").joinpath(*name).read_text(encoding="utf-8")
