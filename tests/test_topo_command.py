@@ -89,6 +89,7 @@ def test_a_ring_is_a_circle_and_a_tree_has_levels() -> None:
 def test_the_page_knows_the_ways() -> None:
     page = network.html(topology.line(4))
     data = json.loads(re.search(r'id="data">(.*?)</script>', page)[1])
+    assert "{{" not in page and page.count("line:4") >= 3
     assert data["routes"][0 * 4 + 3] == [0, 1, 2, 3]
     assert "http://" not in page.replace("http://www.w3.org/2000/svg", "")
 

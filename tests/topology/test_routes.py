@@ -234,3 +234,11 @@ def test_65536_ranks(spec: str) -> None:
     links, starts = network.routes(src, dst)
     assert (network.links.dst[links[starts[1:] - 1]] == dst).all()
     assert network.diameter() in (6, 256, 8)
+
+
+def test_a_slow_link_counts_in_the_bisection() -> None:
+    ring = topology.ring(8)
+    rates = ring.links.bandwidth_Bps.copy()
+    rates[ring.route(3, 4)] /= 5
+    assert ring.with_links(bandwidth_Bps=rates).bisection_Bps() == pytest.approx(60e9)
+    assert ring.with_links(latency_s=1.0).links.latency_s.tolist() == [1.0] * 16

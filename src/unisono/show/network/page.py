@@ -34,11 +34,11 @@ def html(topology: Topology) -> str:
         ("{{title}}", escape(topology.name)),
         ("{{style}}", _file("page.css") + _file("network", "page.css")),
         ("{{facts}}", rows),
-        ("{{picture}}", svg(topology)),
+        ("{{picture}}", svg(topology, heading=False)),
         ("{{data}}", data.replace("<", "\\u003c")),
         ("{{script}}", _file("network", "page.js")),
     ):
-        page = page.replace(mark, text, 1)
+        page = page.replace(mark, text)
     return page
 
 

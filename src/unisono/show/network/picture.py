@@ -30,8 +30,8 @@ _LETTERS = {
 }
 
 
-def svg(topology: Topology) -> str:
-    """The picture of a network, as SVG text.
+def svg(topology: Topology, *, heading: bool = True) -> str:
+    """The picture of a network, as SVG text; with its name and facts on top, unless told.
 
     Raises `UnsupportedError` for more than 4,096 nodes.
 
@@ -40,7 +40,7 @@ def svg(topology: Topology) -> str:
     '<svg'
     """
     drawing = Drawing.of(topology)
-    head = 62.0
+    head = 62.0 if heading else 0.0
     short = [fact for fact in facts(topology) if fact[0] != "other nodes"]
     told = " · ".join(f"{name} {value}" for name, value in short)
     high = head + drawing.high + 34
@@ -52,8 +52,7 @@ def svg(topology: Topology) -> str:
             f"<title>{escape(topology.name)}</title>",
             f"<desc>{escape(told)}</desc>",
             f'<rect width="100%" height="100%" fill="{PAPER}"/>',
-            draw_text(26, 34, topology.name, size=20, weight=650),
-            draw_text(26, 54, told, size=12, fill=SOFT),
+            *(_heading(topology.name, told) if heading else ()),
             f'<g transform="translate(0 {number(head)})">',
             *drawing.marks(),
             f'</g><g transform="translate(26 {number(high - 14)})">',
@@ -61,6 +60,11 @@ def svg(topology: Topology) -> str:
             "</g></svg>\n",
         ]
     )
+
+
+def _heading(name: str, told: str) -> Iterator[str]:
+    yield draw_text(26, 34, name, size=20, weight=650)
+    yield draw_text(26, 54, told, size=12, fill=SOFT)
 
 
 def colors_of(topology: Topology) -> dict[LinkKind, str]:
@@ -149,7 +153,7 @@ class Drawing:
         length = math.hypot(x2 - x1, y2 - y1)
         if not self.arcs or length < 1.5 * self.step:
             return f"{start}L{end}"
-        bend = min(0.16, 26 / length)
+        bend = min(0.2, 0.6 * self.step / length)
         cx, cy = (x1 + x2) / 2 + bend * (y2 - y1), (y1 + y2) / 2 - bend * (x2 - x1)
         return f"{start}Q{number(cx)} {number(cy)} {end}"
 
