@@ -163,7 +163,7 @@ def modelled_between(op: Op, hosts: Hosts, cores: int, demands: Demands = ANYTHI
 
     >>> hosts = ((0,), (1,), (2,), (3,))
     >>> [rule.algorithm for rule in modelled_between(Op.ALL_REDUCE, hosts, 2).rules]
-    ['leaders', 'by_host']
+    ['leaders', 'by_host', 'by_host:ring']
     """
     reason = "the least by what crosses between hosts, and what is done inside them"
     parts = fastest_between(op, hosts=hosts, cores=cores, demands=demands)
