@@ -18,7 +18,7 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from porters import Recorder, make_porter
+from porters import SECRET, Recorder, make_porter
 from unisono.links.ends import ANXIOUS_EVENT, Contact
 
 _ASK_S = 0.1
@@ -81,7 +81,7 @@ def main(rank: int, size: int, address: str) -> None:
         Contact(rank=number, host=number, addresses=((host, port),))
         for number, (host, port) in enumerate(json.loads(sys.stdin.readline()))
     ]
-    porter.join(world=b"processes", rank=rank, contacts=contacts, timeout_s=20)
+    porter.join(world=b"processes", secret=SECRET, rank=rank, contacts=contacts, timeout_s=20)
     end = Telling()
     porter.enter(b"all", range(size), rank, end)
     tell("joined")

@@ -110,7 +110,6 @@ class Place:
 def make_porter(
     address: str | Sequence[str] = "127.0.0.1",
     *,
-    secret: bytes = SECRET,
     streams: int = 1,
     peer_timeout_s: float = 2.5,
 ) -> Porter:
@@ -118,7 +117,6 @@ def make_porter(
     return Porter(
         addresses=addresses,
         ports=None,
-        secret=secret,
         streams=streams,
         peer_timeout_s=peer_timeout_s,
     )
@@ -139,7 +137,9 @@ def world(
     try:
         with ThreadPoolExecutor(ranks) as pool:
             joining = [
-                pool.submit(p.join, world=WORLD, rank=r, contacts=contacts, timeout_s=20)
+                pool.submit(
+                    p.join, world=WORLD, secret=SECRET, rank=r, contacts=contacts, timeout_s=20
+                )
                 for r, p in enumerate(porters)
             ]
             for one in joining:

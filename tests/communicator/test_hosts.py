@@ -6,7 +6,7 @@ Here all ranks are on one host in truth; what they exchange and in which order i
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Sequence
 
 import numpy as np
 import pytest
@@ -20,6 +20,8 @@ from unisono.algorithms.network import Demands, candidates
 from unisono.communicator.engine import Engine
 from unisono.communicator.selection import BUILT_IN
 from unisono.communicator.table import BUILT_IN_SOURCE, MODEL_SOURCE, Table
+from unisono.runtime.rendezvous import Meeting, Met
+from unisono.runtime.span import Span, Wire
 from unisono.types import Op
 
 World = Callable[[int], Threads]
@@ -27,12 +29,26 @@ World = Callable[[int], Threads]
 LAYOUTS: tuple[Hosts, ...] = (((0,), (1,), (2,), (3,)), ((0, 2), (1, 3)), ((0, 1, 3), (2,)))
 
 
+class Nowhere:
+    """A network that has no need to reach anybody: all ranks are on one host after all."""
+
+    def form(self, meeting: Meeting, members: Sequence[int]) -> Met:
+        raise NotImplementedError
+
+    def reach(self, name: bytes, peers: Iterable[int], wire: Wire) -> None:
+        pass
+
+    def leave(self, name: bytes) -> None:
+        pass
+
+
 def told(comm: Communicator, hosts: Hosts, *, reproducible: bool = False) -> Communicator:
     """A communicator of the same ranks that takes them to be on these hosts."""
     child = comm.split(0)
     assert child is not None
     settings = config.settings({"UNISONO_REPRODUCIBLE": "1"} if reproducible else {})
-    child._engine = Engine(child._group, child.rank, child.size, settings, Table(cores=2), hosts)
+    span = Span(Nowhere(), b"", child.rank, tuple(range(child.size)), hosts)
+    child._engine = Engine(child._group, child.rank, child.size, settings, Table(cores=2), span)
     child._quick = child._engine.quick
     return child
 

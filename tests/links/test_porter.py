@@ -158,11 +158,13 @@ def test_sixty_four_ranks_join_at_once() -> None:
 
 
 def test_a_wrong_secret_is_named_at_once() -> None:
-    porters = [make_porter(), make_porter(secret=b"another")]
+    porters, secrets = [make_porter(), make_porter()], [SECRET, b"another"]
     begun = time.monotonic()
 
     def join(rank: int) -> None:
-        porters[rank].join(world=WORLD, rank=rank, contacts=contacts_of(porters), timeout_s=1)
+        porters[rank].join(
+            world=WORLD, secret=secrets[rank], rank=rank, contacts=contacts_of(porters), timeout_s=1
+        )
 
     with ThreadPoolExecutor(2) as pool:
         joining = [pool.submit(join, rank) for rank in range(2)]
@@ -178,7 +180,9 @@ def test_another_world_is_another_job() -> None:
 
     def join(rank: int) -> None:
         contacts = contacts_of(porters)
-        porters[rank].join(world=b"%d" % rank, rank=rank, contacts=contacts, timeout_s=1)
+        porters[rank].join(
+            world=b"%d" % rank, secret=SECRET, rank=rank, contacts=contacts, timeout_s=1
+        )
 
     with ThreadPoolExecutor(2) as pool:
         joining = [pool.submit(join, rank) for rank in range(2)]
@@ -195,14 +199,16 @@ def test_rank_0_is_not_there() -> None:
     with pytest.raises(
         RendezvousError, match=r"rank 1 cannot .* rank 0 at 127.0.0.1:\d+: .*refused"
     ):
-        porters[1].join(world=WORLD, rank=1, contacts=contacts, timeout_s=5)
+        porters[1].join(world=WORLD, secret=SECRET, rank=1, contacts=contacts, timeout_s=5)
 
 
 def test_rank_0_does_not_answer() -> None:
     porters = [make_porter(), make_porter()]
     begun = time.monotonic()
     with pytest.raises(RendezvousError, match="rank 0"):
-        porters[1].join(world=WORLD, rank=1, contacts=contacts_of(porters), timeout_s=0.5)
+        porters[1].join(
+            world=WORLD, secret=SECRET, rank=1, contacts=contacts_of(porters), timeout_s=0.5
+        )
     assert time.monotonic() - begun < 1.5
     porters[0].close()
 
@@ -257,7 +263,7 @@ def test_ports_of_a_range() -> None:
         port = busy.getsockname()[1]
         if port > 65000:
             pytest.skip("the kernel chose a port at the very end")
-        terms = {"addresses": ["127.0.0.1"], "secret": SECRET, "streams": 1, "peer_timeout_s": 2.5}
+        terms = {"addresses": ["127.0.0.1"], "streams": 1, "peer_timeout_s": 2.5}
         found = Porter(ports=range(port, port + 20), **terms)
         assert found.bound[0][1] in range(port + 1, port + 20)
         found.close()
@@ -292,7 +298,7 @@ def test_the_thread_lives_from_join_to_close() -> None:
     assert threading.active_count() == before
     with pytest.raises(RendezvousError, match="not joined"):
         porter.leave(GROUP)
-    porter.join(world=WORLD, rank=0, contacts=contacts_of([porter]), timeout_s=5)
+    porter.join(world=WORLD, secret=SECRET, rank=0, contacts=contacts_of([porter]), timeout_s=5)
     assert threading.active_count() == before + 1
     porter.close()
     porter.close()
@@ -352,7 +358,7 @@ def _open_descriptors() -> list[int]:
 
 def test_signals_are_left_to_the_main_thread() -> None:
     porter = make_porter()
-    porter.join(world=WORLD, rank=0, contacts=contacts_of([porter]), timeout_s=5)
+    porter.join(world=WORLD, secret=SECRET, rank=0, contacts=contacts_of([porter]), timeout_s=5)
     masks = []
     porter._loop.run(lambda: masks.append(signal.pthread_sigmask(signal.SIG_BLOCK, [])), 1)
     porter.close()

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from boards import Dictionary, all_are, at_once, free_port
 from unisono.errors import RendezvousError
-from unisono.links.contact import Contact
+from unisono.links.ends import Contact
 from unisono.runtime import finding
 from unisono.runtime.finding import Arrival, Found, HostKey, find, this_host
 from unisono.runtime.forming import form

@@ -6,12 +6,13 @@ import secrets
 import weakref
 from collections import Counter
 from collections.abc import Sequence
+from dataclasses import replace
 from types import TracebackType
 from typing import Any
 
 import numpy as np
 
-from unisono import config
+from unisono import config, native
 from unisono.communicator import custom, exchange, messages, shrinking, uneven
 from unisono.communicator.arrays import Array
 from unisono.communicator.batch import Batch
@@ -19,8 +20,10 @@ from unisono.communicator.custom import AnyReduction
 from unisono.communicator.engine import Engine
 from unisono.communicator.explain import Explanation
 from unisono.communicator.table import Selectable, Table
+from unisono.runtime.gathering import gather
 from unisono.runtime.native_executor import OP_CODES
-from unisono.runtime.rendezvous import Meeting, Met, meet
+from unisono.runtime.rendezvous import Meeting, Met
+from unisono.runtime.span import Span
 from unisono.schedule import Schedule
 from unisono.types import Op, ReduceOp
 
@@ -62,20 +65,22 @@ class Communicator:
     def __init__(
         self, meeting: Meeting, settings: config.Settings, *, met: Met | None = None
     ) -> None:
-        met = met or meet(meeting)
+        met = met or gather(meeting, settings)
         self.rank = meeting.rank
         self.size = meeting.size
         self.former_ranks: tuple[int, ...] = ()
         """Which ranks these were in the communicator that this one was shrunk from, if it was."""
         self._settings = settings
         self._group = met.group
-        table = Table.unpack(met.word)
-        self._engine = Engine(met.group, self.rank, self.size, settings, table)
+        self._span = met.span
+        self._engine = Engine(
+            met.group, self.rank, self.size, settings, Table.unpack(met.word), met.span
+        )
         self._quick = self._engine.quick
         self._name = met.nonce.hex()
         self._forks: Counter[tuple[int, ...]] = Counter()
         # Also at the end of the interpreter: a rank that ends well has left, not died.
-        self._finalizer = weakref.finalize(self, met.group.close)
+        self._finalizer = weakref.finalize(self, _leave, met.group, met.span)
 
     def __repr__(self) -> str:
         return f"Communicator(rank={self.rank}, size={self.size})"
@@ -394,9 +399,25 @@ class Communicator:
             staging_bytes=self._settings.staging_bytes,
             word=self._engine.book.table.under(selection).pack(),
         )
-        child = Communicator(meeting, self._settings)
+        if self._span is None:
+            child = Communicator(meeting, self._settings)
+        else:
+            members = [self._span.members[rank] for rank in ranks]
+            own = replace(meeting, word=self._engine.book.table.pack())
+            met = self._span.roads.form(own, members)
+            child = Communicator(meeting, self._settings, met=met)
+            if met.span is not None:
+                child._adopt_table(meeting.word)
         child.timeout_s = self.timeout_s
         return child
+
+    def _adopt_table(self, word: bytes) -> None:
+        """Rank 0's table for all: on one host it is handed over when the ranks meet."""
+        length = self.broadcast(np.array([len(word)]))
+        packed = np.zeros(length[0], np.uint8)
+        if self.rank == 0:
+            packed[:] = np.frombuffer(word, np.uint8)
+        self._engine.adopt_table(Table.unpack(self.broadcast(packed).tobytes()))
 
     # ---- life
 
@@ -442,3 +463,9 @@ class Communicator:
         book = self._engine.book
         choice = book.choose(op, nbytes, root if op.rooted else -1, dtype_bytes=dtype_bytes)
         return Explanation.of(op, nbytes, book.hosts, choice, book.table)
+
+
+def _leave(group: native.Group, span: Span | None) -> None:
+    group.close()
+    if span is not None:
+        span.leave()

@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from typing import Any, NamedTuple, NoReturn, Protocol, TypeAlias
 
 from unisono import config, native
-from unisono.algorithms.layout import Hosts
 from unisono.communicator.arrays import Array, Staged
 from unisono.communicator.calls import CallBook, Request
 from unisono.communicator.table import Table
 from unisono.communicator.work import CollectiveWork, JoinedWork, MessageWork, UnderWay
 from unisono.errors import CommunicationError, MismatchError, UnsupportedError
 from unisono.runtime.native_executor import OP_CODES, NativeExecutor
+from unisono.runtime.span import Span, Wire
 from unisono.schedule import Schedule
 from unisono.types import Op
 
@@ -102,14 +103,20 @@ class Engine:
         size: int,
         settings: config.Settings,
         table: Table,
-        hosts: Hosts | None = None,
+        span: Span | None = None,
     ) -> None:
-        """`hosts` are the ranks of each host (None: all are on one)."""
+        """`span`: what the group has of the network, where its ranks are on several hosts."""
         self.group = group
+        self.span = span
+        hosts = span.hosts if span else None
+        reach = functools.partial(span.reach, wire=Wire.COLLECTIVES) if span else None
         self.rank = rank
         self.size = size
-        executor = NativeExecutor(group, rank, settings.stores, hosts)
-        self.book = CallBook(executor, size, table, hosts=hosts, reproducible=settings.reproducible)
+        executor = NativeExecutor(group, rank, settings.stores, hosts, reach)
+        self._new_book = functools.partial(
+            CallBook, executor, size, hosts=hosts, reproducible=settings.reproducible
+        )
+        self.book = self._new_book(table)
         self._inline_s = _INLINE_S if size <= native.usable_cores() else _INLINE_CROWDED_S
         self._under_way = UnderWay(group)
         # Without a reference to this engine: C++ holds it, where no collector finds a cycle.
@@ -210,6 +217,11 @@ class Engine:
         work.wait()
         return result
 
+    def adopt_table(self, table: Table) -> None:
+        """Chooses by another table from here."""
+        if table != self.book.table:
+            self.book = self._new_book(table)
+
     def post(self, messages: Sequence[Message]) -> list[MessageWork]:
         """Begins messages, the receives first, so that what comes need not be stored."""
         order = sorted(range(len(messages)), key=lambda i: messages[i].sends)
@@ -217,9 +229,17 @@ class Engine:
         return [works[i] for i in range(len(messages))]
 
     def _post(self, message: Message) -> MessageWork:
+        if self.span is not None:
+            self._reach_partner(self.span, message)
         begin = self.group.send if message.sends else self.group.receive
         parcel = begin(*message.staged.located, message.peer, message.tag)
         return MessageWork(self.group, parcel, message, self.timeout_s, message.finish)
+
+    def _reach_partner(self, span: Span, message: Message) -> None:
+        if message.peer < 0:
+            span.reach_all(Wire.MAIL)
+        else:
+            span.reach([message.peer], Wire.MAIL)
 
     def carry_on(self, works: Sequence[MessageWork]) -> None:
         """Lets messages go on while the program does something else."""

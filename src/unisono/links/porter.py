@@ -31,8 +31,7 @@ class Porter:
     may be silent. Raises `RendezvousError` if it cannot listen. Methods may be called from any
     thread; after `close`, and in a forked child, they raise `AbortedError`.
 
-    >>> porter = Porter(addresses=["127.0.0.1"], ports=None, secret=b"secret", streams=1,
-    ...                 peer_timeout_s=2.5)
+    >>> porter = Porter(addresses=["127.0.0.1"], ports=None, streams=1, peer_timeout_s=2.5)
     >>> [(host, port > 0) for host, port in porter.bound]
     [('127.0.0.1', True)]
     >>> porter.close()
@@ -43,13 +42,10 @@ class Porter:
         *,
         addresses: Sequence[str],
         ports: range | None,
-        secret: bytes,
         streams: int,
         peer_timeout_s: float,
     ) -> None:
-        if not secret:
-            raise ValueError("a porter needs the job's secret")
-        self._secret, self._streams, self._peer_timeout_s = secret, streams, peer_timeout_s
+        self._streams, self._peer_timeout_s = streams, peer_timeout_s
         self._pid = os.getpid()
         self._sources = tuple(addresses)
         self._listeners = listen(addresses, ports)
@@ -67,14 +63,23 @@ class Porter:
         return self._bound
 
     def join(
-        self, *, world: bytes, rank: int, contacts: Sequence[Contact], timeout_s: float
+        self,
+        *,
+        world: bytes,
+        secret: bytes,
+        rank: int,
+        contacts: Sequence[Contact],
+        timeout_s: float,
     ) -> None:
         """Joins the ranks at `contacts` (by rank, this one too); returns when rank 0 is connected,
         on rank 0 when all are.
 
-        `world` is equal on all ranks and this world's own. Raises `RendezvousError` if ranks are
-        missing at the timeout or lost, `AuthenticationError` if rank 0 has another secret.
+        `world` is equal on all ranks and this world's own, `secret` the job's. Raises
+        `RendezvousError` if ranks are missing at the timeout or lost, `AuthenticationError` if rank
+        0 has another secret.
         """
+        if not secret:
+            raise ValueError("a porter needs the job's secret")
         if not 0 <= rank < len(contacts):
             raise ValueError(f"rank {rank} of {len(contacts)}: ranks are counted from 0")
         terms = Terms(
@@ -82,7 +87,7 @@ class Porter:
             rank=rank,
             contacts=tuple(contacts),
             sources=self._sources,
-            secret=self._secret,
+            secret=secret,
             streams=self._streams,
             peer_timeout_s=self._peer_timeout_s,
             timeout_s=timeout_s,

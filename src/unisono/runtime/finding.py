@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from unisono.errors import RendezvousError
-from unisono.links.contact import Contact
+from unisono.links.ends import Contact
 from unisono.links.secret import random_secret
 from unisono.native import usable_cores
 from unisono.runtime.boards import Board

@@ -4,17 +4,18 @@ from __future__ import annotations
 
 import hashlib
 import zlib
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from unisono import algorithms, native
 from unisono.algorithms.layout import Hosts
 from unisono.errors import UnsupportedError
-from unisono.schedule import Plan, Schedule, check, coarsen, lower_rank, to_json
+from unisono.schedule import Code, Plan, Schedule, check, coarsen, lower_rank, to_json
 from unisono.types import DType, Op, ReduceOp, StorePolicy
 
 OP_CODES = {op: code for code, op in enumerate(Op)}
 _LEAST_BLOCK_BYTES, _MOST_BLOCK_BYTES = 32 << 10, 256 << 10
+_SPANNING_BLOCK_BYTES = 256 << 10
 _MOST_ADOPTED = 256
 UNTOLD = (1 << 64) - 1
 """The count of a call in which the ranks tell each other how much they have."""
@@ -22,10 +23,15 @@ _BLOCK_UNIT_BYTES = 4096  # a whole number of elements of every type, and of cac
 
 
 def block_bytes_for(
-    slots: Sequence[int], depth: int, area_bytes: int, *, wanted: int | None = None
+    slots: Sequence[int],
+    depth: int,
+    area_bytes: int,
+    *,
+    wanted: int | None = None,
+    spans: bool = False,
 ) -> int:
     """The block that is wanted, or one that keeps all ranks' staging in a third of the cache,
-    within bounds.
+    within bounds. Where the ranks span hosts, one that outlasts a look at the network.
 
     `slots` are the staging slots of each rank, `depth` the blocks in flight, `area_bytes` what a
     rank has for one block. Raises `UnsupportedError` where a block is too large for that.
@@ -36,6 +42,8 @@ def block_bytes_for(
     target = 0.3 * native.last_level_cache_bytes() / ((sum(slots) + len(slots)) * depth)
     power = 1 << (max(int(target), 1).bit_length() - 1)
     block = min(max(power, _LEAST_BLOCK_BYTES), _MOST_BLOCK_BYTES)
+    if spans:
+        block = _SPANNING_BLOCK_BYTES
     most = area_bytes // max(1, *slots)
     if most < _BLOCK_UNIT_BYTES:
         raise UnsupportedError(
@@ -96,10 +104,13 @@ class NativeExecutor:
         rank: int,
         stores: StorePolicy,
         hosts: Hosts | None = None,
+        reach: Callable[[set[int]], None] | None = None,
     ) -> None:
-        """`hosts` are the ranks of each host (None: all are on one)."""
+        """`hosts` are the ranks of each host (None: all are on one). `reach` is told, for each plan
+        on several hosts, with whom this rank exchanges anything."""
         self._group = group
         self._hosts = hosts
+        self._reach = reach
         self._rank = rank
         self._stores = stores
         self._plans: dict[tuple[Op, str, int, int | None], LoadedPlan] = {}
@@ -150,6 +161,8 @@ class NativeExecutor:
         else:
             _check_fit(schedule, op, ranks, root)
         lowered = lower_rank(schedule, self._rank)
+        if self._reach is not None:
+            self._reach(partners(lowered.plan))
         slots = list(lowered.slots)
         pieces_in, pieces_out = piece_counts(op, ranks, self._rank, root)
         return LoadedPlan(
@@ -158,8 +171,13 @@ class NativeExecutor:
             pieces_in=pieces_in,
             pieces_out=pieces_out,
             block_bytes=block_bytes_for(
-                slots, self._group.depth, self._group.area_bytes, wanted=block_bytes
+                slots,
+                self._group.depth,
+                self._group.area_bytes,
+                wanted=block_bytes,
+                spans=self._hosts is not None,
             ),
+            lead=self._group.depth - 2 if self._hosts is not None else 0,
             reduce_depth=lowered.plan.reduce_depth,
             in_rank_order=lowered.in_rank_order,
             uniform=lowered.uniform,
@@ -187,6 +205,13 @@ class NativeExecutor:
             caller_dtype=args.caller_dtype,
             lead=plan.lead,
         )
+
+
+def partners(plan: Plan) -> set[int]:
+    """The ranks whose slots a rank reads, and those that read its own."""
+    table = plan.table
+    sources = table["peer"][table["code"] == Code.WAIT].tolist()
+    return {*sources, *(reader.rank for reader in plan.readers)}
 
 
 def _check_fit(schedule: Schedule, op: Op, ranks: int, root: int) -> None:

@@ -22,6 +22,7 @@ from dataclasses import dataclass
 
 from unisono.errors import AuthenticationError, RendezvousError, UnisonoError
 from unisono.native import Group, create_segment, segment_shape, usable_cores
+from unisono.runtime.span import Span
 
 _log = logging.getLogger("unisono")
 
@@ -83,11 +84,13 @@ class Meeting:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Met:
-    """The group, its nonce (a name that no other group has), and the word of rank 0."""
+    """The group, its nonce (a name that no other group has), and the word of rank 0; and what it
+    has of the network, if it spans hosts."""
 
     group: Group
     nonce: bytes
     word: bytes
+    span: Span | None = None
 
 
 OpenGroup = Callable[[int, int, bytes], Group]

@@ -1,0 +1,27 @@
+"""A group of ranks that know only where to meet: on one host or on several."""
+
+from __future__ import annotations
+
+from unisono.config import Settings
+from unisono.launchers import TCP, TORCH_STORE
+from unisono.runtime.rendezvous import Meeting, Met, meet
+
+
+def gather(meeting: Meeting, settings: Settings) -> Met:
+    """Joins the group; returns when all are there.
+
+    Where the rendezvous is a text of this job alone, all ranks are on this host, and nothing of the
+    network is touched, nor even imported.
+
+    Raises `RendezvousError` if they are not there within the timeout or disagree about who they
+    are, `AuthenticationError` if this rank is not let in.
+    """
+    if not meeting.rendezvous.startswith((TCP, TORCH_STORE)):
+        return meet(meeting)
+    from unisono.links.secret import job_secret
+    from unisono.runtime.boards import board_of
+    from unisono.runtime.network import meet_at
+
+    board = board_of(meeting.rendezvous, job_secret(settings))
+    assert board is not None, "the rendezvous is a place"
+    return meet_at(board, meeting, settings)

@@ -1,0 +1,62 @@
+"""What a group that spans hosts has of the network that it lives in."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from enum import IntEnum
+from typing import TYPE_CHECKING, Protocol, TypeAlias
+
+if TYPE_CHECKING:
+    from unisono.runtime.rendezvous import Meeting, Met
+
+Hosts: TypeAlias = tuple[tuple[int, ...], ...]
+"""The ranks of each host."""
+
+
+class Wire(IntEnum):
+    """What ranks of different hosts have between them; as in `csrc/group.h`."""
+
+    COLLECTIVES = 0
+    MAIL = 1
+
+
+class Roads(Protocol):
+    """The network, as a group needs it."""
+
+    def form(self, meeting: Meeting, members: Sequence[int]) -> Met:
+        """A group of these ranks of the world."""
+
+    def reach(self, name: bytes, peers: Iterable[int], wire: Wire) -> None:
+        """Connects to ranks of the group of this name. Returns at once."""
+
+    def leave(self, name: bytes) -> None:
+        """After the group was closed here."""
+
+
+class Span:
+    """The hosts of a group, and its connections. `members` are its ranks in the world."""
+
+    def __init__(
+        self, roads: Roads, name: bytes, rank: int, members: tuple[int, ...], hosts: Hosts
+    ) -> None:
+        self.roads = roads
+        self.members = members
+        self.hosts = hosts
+        self._name = name
+        here = next(host for host in hosts if rank in host)
+        self._reached = {wire: set(here) for wire in Wire}
+
+    def reach(self, peers: Iterable[int], wire: Wire) -> None:
+        """Sees to it that this rank is, or soon will be, connected to these of its peers."""
+        new = set(peers) - self._reached[wire]
+        if new:
+            self._reached[wire] |= new
+            self.roads.reach(self._name, sorted(new), wire)
+
+    def reach_all(self, wire: Wire) -> None:
+        """The same for all of the group."""
+        self.reach(range(len(self.members)), wire)
+
+    def leave(self) -> None:
+        """After the group was closed."""
+        self.roads.leave(self._name)
