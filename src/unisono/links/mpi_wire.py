@@ -161,24 +161,21 @@ class Carrier:
 
 
 class MpiLink:
-    """A communicator of MPI that is a group's own: rank r of the one is rank r of the other."""
+    """A communicator of MPI: that of the world, or one that is a group's own, where rank r of the
+    one is rank r of the other."""
 
     def __init__(self, mpi: ModuleType, comm: Any) -> None:
         self.mpi = mpi
         self.comm = comm
-        comm.Set_errhandler(mpi.ERRORS_RETURN)
-
-    @classmethod
-    def over(cls, comm: Any) -> MpiLink:
-        """All ranks of an mpi4py communicator; all of them call it. Raises `UnsupportedError`."""
-        return cls(load_mpi(), comm.Dup())
 
     def part(self, members: Sequence[int]) -> MpiLink:
         """The link of a group of some ranks, in this order; only they call it."""
         group = self.comm.Get_group()
         chosen = group.Incl(list(members))
         try:
-            return MpiLink(self.mpi, self.comm.Create_group(chosen))
+            comm = self.comm.Create_group(chosen)
+            comm.Set_errhandler(self.mpi.ERRORS_RETURN)
+            return MpiLink(self.mpi, comm)
         finally:
             chosen.Free()
             group.Free()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from unisono.config import Settings
-from unisono.launchers import TCP, TORCH_STORE
+from unisono.launchers import MPI, TCP, TORCH_STORE
 from unisono.runtime.rendezvous import Meeting, Met, meet
 
 
@@ -16,6 +16,10 @@ def gather(meeting: Meeting, settings: Settings) -> Met:
     Raises `RendezvousError` if they are not there within the timeout or disagree about who they
     are, `AuthenticationError` if this rank is not let in.
     """
+    if meeting.rendezvous.startswith(MPI):
+        from unisono.runtime.mpi_network import meet_by_mpi
+
+        return meet_by_mpi(meeting, settings)
     if not meeting.rendezvous.startswith((TCP, TORCH_STORE)):
         return meet(meeting)
     from unisono.links.secret import job_secret

@@ -20,8 +20,8 @@ class MpiBoard:
     """
 
     def __init__(self, comm: Any = None) -> None:
-        self._mpi = load_mpi()
-        self._comm = self._mpi.COMM_WORLD if comm is None else comm
+        self.mpi = load_mpi()
+        self.comm = self.mpi.COMM_WORLD if comm is None else comm
 
     @property
     def secret(self) -> bytes | None:
@@ -30,17 +30,17 @@ class MpiBoard:
 
     def exchange(self, rank: int, size: int, mine: bytes, timeout_s: float) -> list[bytes]:
         """The texts of all ranks, in their order. Raises `RendezvousError`."""
-        if (rank, size) != (self._comm.rank, self._comm.size):
+        if (rank, size) != (self.comm.rank, self.comm.size):
             raise RendezvousError(
-                f"rank {rank} of {size} is rank {self._comm.rank} of {self._comm.size} in MPI: "
+                f"rank {rank} of {size} is rank {self.comm.rank} of {self.comm.size} in MPI: "
                 "start the program with mpiexec, and give no other rank and size"
             )
         deadline = time.monotonic() + timeout_s
         lengths = np.zeros(size, np.int64)
-        self._finish(self._comm.Iallgather(np.array([len(mine)]), lengths), deadline, timeout_s)
+        self._finish(self.comm.Iallgather(np.array([len(mine)]), lengths), deadline, timeout_s)
         texts = bytearray(int(lengths.sum()))
-        all_of_them = [texts, list(map(int, lengths)), self._mpi.BYTE]
-        request = self._comm.Iallgatherv([mine, self._mpi.BYTE], all_of_them)
+        all_of_them = [texts, list(map(int, lengths)), self.mpi.BYTE]
+        request = self.comm.Iallgatherv([mine, self.mpi.BYTE], all_of_them)
         self._finish(request, deadline, timeout_s)
         ends = np.cumsum(lengths)
         return [
@@ -53,10 +53,10 @@ class MpiBoard:
             while not request.Test():
                 if time.monotonic() > deadline:
                     raise RendezvousError(
-                        f"rank {self._comm.rank} of {self._comm.size}: not all ranks that mpiexec "
+                        f"rank {self.comm.rank} of {self.comm.size}: not all ranks that mpiexec "
                         f"started came within {timeout_s:g} s"
                     )
                 time.sleep(nap_s)
                 nap_s = min(2 * nap_s, _LAST_NAP_S)
-        except self._mpi.Exception as error:
+        except self.mpi.Exception as error:
             raise RendezvousError(f"the ranks could not meet by MPI: {error}") from error
