@@ -95,7 +95,8 @@ void MessageWire::pack(uint32_t peer, const Frame& frame, std::span<const Load> 
     uint64_t payload = 0;
     for (const Load& load : loads) payload += load.bytes;
     const uint64_t spans = sizeof(Head) + loads.size() * sizeof(Span);
-    Head head{frame, view_.rank(), static_cast<uint16_t>(loads.size()), spans + payload <= kHeadBytes};
+    Head head{frame, view_.rank(), static_cast<uint16_t>(loads.size()),
+              spans + payload <= kHeadBytes};
     head.frame.bytes = payload;
     std::memcpy(begin, &head, sizeof(head));
     std::byte* at = begin + sizeof(head);
@@ -118,9 +119,8 @@ void MessageWire::pack(uint32_t peer, const Frame& frame, std::span<const Load> 
         return;
     }
     for (const Load& load : loads) {
-        carry({what, peer, number}, [&](uint64_t ticket) {
-            return carrier_->send(peer, load.data, load.bytes, ticket);
-        });
+        carry({what, peer, number},
+              [&](uint64_t ticket) { return carrier_->send(peer, load.data, load.bytes, ticket); });
     }
 }
 
@@ -297,9 +297,8 @@ bool MessageWire::place(uint32_t peer, Incoming& in) {
             continue;
         }
         ++in.missing;
-        carry({What::arrival, peer, in.number}, [&](uint64_t ticket) {
-            return carrier_->receive(peer, to, span.bytes, ticket);
-        });
+        carry({What::arrival, peer, in.number},
+              [&](uint64_t ticket) { return carrier_->receive(peer, to, span.bytes, ticket); });
     }
     in.placed = true;
     return true;
@@ -309,7 +308,8 @@ void MessageWire::deliver(uint32_t peer, const Frame& frame) {
     if (frame.kind == FrameKind::load) return;
     if (frame.kind == FrameKind::left) peers_[peer].left = true;
     receiver_.deliver(peer, frame);
-    if (frame.kind == FrameKind::letter && ++peers_[peer].taken >= kMostLetters / 2) say_taken(peer);
+    if (frame.kind == FrameKind::letter && ++peers_[peer].taken >= kMostLetters / 2)
+        say_taken(peer);
 }
 
 void MessageWire::say_taken(uint32_t peer) {

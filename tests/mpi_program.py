@@ -1,5 +1,7 @@
-"""What a rank does that `mpiexec` started for tests/runtime/test_mpi_network.py: a scenario, and the
-pretended host of each rank, such as 0,0,1,1."""
+"""What a rank does that mpiexec started for tests/runtime/test_mpi_network.py.
+
+Arguments: a scenario, and the pretended host of each rank, such as 0,0,1,1.
+"""
 
 from __future__ import annotations
 
@@ -9,9 +11,12 @@ import sys
 import time
 from collections.abc import Callable
 
-from unisono import config
+import numpy as np
 
-Body = Callable[["unisono.Communicator"], None]
+import unisono
+from unisono import Communicator, config
+
+Body = Callable[[Communicator], None]
 
 
 def main() -> None:
@@ -34,7 +39,7 @@ def layout(hosts: str) -> tuple[tuple[int, ...], ...]:
     )
 
 
-def everything(comm: unisono.Communicator) -> None:
+def everything(comm: Communicator) -> None:
     for dtype in ("float32", "float64", "float16", "int32", "uint8", "complex64"):
         for length in (0, 1, 7, 1000):
             collectives(comm, np.dtype(dtype), length)
@@ -43,7 +48,7 @@ def everything(comm: unisono.Communicator) -> None:
     parts(comm)
 
 
-def collectives(comm: unisono.Communicator, dtype: np.dtype, length: int) -> None:
+def collectives(comm: Communicator, dtype: np.dtype, length: int) -> None:
     n, rank = comm.size, comm.rank
     rng = np.random.default_rng(length)
     rows = rng.integers(0, 7, (n, n, length)).astype(dtype)
@@ -75,7 +80,7 @@ def collectives(comm: unisono.Communicator, dtype: np.dtype, length: int) -> Non
     comm.barrier()
 
 
-def messages(comm: unisono.Communicator) -> None:
+def messages(comm: Communicator) -> None:
     n, rank = comm.size, comm.rank
     right, left = (rank + 1) % n, (rank - 1) % n
     for length in (0, 1, 1000, 1_000_000):
@@ -96,36 +101,32 @@ def messages(comm: unisono.Communicator) -> None:
         work.wait()
 
 
-def parts(comm: unisono.Communicator) -> None:
+def parts(comm: Communicator) -> None:
     for color in (comm.rank % 2, comm.rank // 2):
+        colors = comm.all_gather(np.array([color]))
         part = comm.split(color, key=-comm.rank)
         assert part is not None
         with part:
             x = np.full(10_000, comm.rank)
             part.all_reduce(x)
-            colors = [color if r == comm.rank else c for r, c in enumerate(comm_colors(comm, color))]
-            assert (x == sum(r for r, c in enumerate(colors) if c == color)).all()
+            assert (x == np.flatnonzero(colors == color).sum()).all()
             part.barrier()
 
 
-def comm_colors(comm: unisono.Communicator, color: int) -> list[int]:
-    return list(comm.all_gather(np.array([color])))
-
-
-def mismatch(comm: unisono.Communicator) -> None:
+def mismatch(comm: Communicator) -> None:
     comm.barrier()
     x = np.ones(100 + comm.rank // 2)
     expect(unisono.MismatchError, lambda: comm.all_reduce(x), "all_reduce")
 
 
-def abort(comm: unisono.Communicator) -> None:
+def abort(comm: Communicator) -> None:
     comm.barrier()
     if comm.rank == 0:
         comm.abort("enough")
     expect(unisono.AbortedError, lambda: comm.all_reduce(np.ones(10)), "enough")
 
 
-def late(comm: unisono.Communicator) -> None:
+def late(comm: Communicator) -> None:
     comm.barrier()
     if comm.rank == 0:
         time.sleep(2.5)
@@ -135,7 +136,7 @@ def late(comm: unisono.Communicator) -> None:
     expect(unisono.CollectiveTimeoutError, lambda: comm.all_reduce(np.ones(10)), "rank 0")
 
 
-def leave(comm: unisono.Communicator) -> None:
+def leave(comm: Communicator) -> None:
     """Who has done its part may leave; who still needs it learns that it has left."""
     comm.all_reduce(np.ones(1000))
     last = comm.size - 1
@@ -152,7 +153,7 @@ def leave(comm: unisono.Communicator) -> None:
         expect(unisono.PeerLostError, lambda: comm.recv(np.empty(10), 0), "rank 0")
 
 
-def killed(comm: unisono.Communicator) -> None:
+def killed(comm: Communicator) -> None:
     comm.barrier()
     if comm.rank == 1:
         os.kill(os.getpid(), signal.SIGKILL)
@@ -175,8 +176,4 @@ SCENARIOS: dict[str, Body] = {
 }
 
 if __name__ == "__main__":
-    import numpy as np
-
-    import unisono
-
     main()

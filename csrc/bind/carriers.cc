@@ -81,8 +81,8 @@ class PythonCarrier final : public Carrier {
     static uintptr_t address_of(const std::byte* data) noexcept {
         return reinterpret_cast<uintptr_t>(data);
     }
-    static bool move(const nb::object& method, uint32_t peer, const std::byte* data,
-                     uint64_t bytes, uint64_t ticket) {
+    static bool move(const nb::object& method, uint32_t peer, const std::byte* data, uint64_t bytes,
+                     uint64_t ticket) {
         return in_python(
             [&] { return nb::cast<bool>(method(peer, address_of(data), bytes, ticket)); });
     }

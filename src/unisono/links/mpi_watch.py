@@ -6,9 +6,12 @@ for what others say.
 
 from __future__ import annotations
 
+import contextlib
+import os
 import select
 import struct
 import threading
+import time
 from collections.abc import Sequence
 from typing import Any
 
@@ -16,6 +19,7 @@ from unisono.links.ends import ANXIOUS_EVENT, FAILED_EVENT, GroupEnd
 from unisono.links.mpi_wire import WATCH_TAG, MpiLink
 
 _LOOK_S = 0.05
+_LAST_WORDS_S = 1.0
 _MOST_TEXT_BYTES = 4096
 _FAILED, _LOOK, _LOOKED = 1, 2, 3
 _HEAD = struct.Struct("<BI")  # what, fault; then a text, or what the rank called
@@ -30,24 +34,35 @@ class MpiWatch:
         self._away = away
         self._told = False  # that the group has failed
         self._sends: list[tuple[Any, bytes]] = []
-        self._closing = threading.Event()
+        self._closing = False
+        self._bell = os.eventfd(0, os.EFD_CLOEXEC)
         self._thread = threading.Thread(target=self._run, name="unisono-mpi-watch", daemon=True)
         self._thread.start()
 
     def close(self) -> None:
         """Ends the thread, after it has told what there is to tell."""
-        self._closing.set()
+        self._closing = True
+        os.eventfd_write(self._bell, 1)
         self._thread.join()
+        os.close(self._bell)
 
     def _run(self) -> None:
         try:
-            while not self._closing.is_set():
-                select.select([self._group.events_fd()], [], [], _LOOK_S)
+            while not self._closing:
+                select.select([self._group.events_fd(), self._bell], [], [], _LOOK_S)
                 self._tell()
                 self._listen()
             self._tell()
+            self._wait_for_sends()
         except self._link.mpi.Exception:
             pass  # who waits for the lost rank finds it out by its own messages
+
+    def _wait_for_sends(self) -> None:
+        deadline = time.monotonic() + _LAST_WORDS_S
+        while not all(request.Test() for request, _ in self._sends):
+            if time.monotonic() > deadline:
+                return
+            time.sleep(1e-3)
 
     def _tell(self) -> None:
         events = self._group.take_events()
@@ -61,6 +76,8 @@ class MpiWatch:
 
     def _listen(self) -> None:
         mpi, comm = self._link.mpi, self._link.comm
+        if self._sends:
+            self._sends = [(request, kept) for request, kept in self._sends if not request.Test()]
         status = mpi.Status()
         while comm.Iprobe(mpi.ANY_SOURCE, WATCH_TAG, status):
             data = bytearray(status.Get_count(mpi.BYTE))
@@ -85,5 +102,5 @@ class MpiWatch:
 
     def _send(self, peer: int, data: bytes) -> None:
         mpi = self._link.mpi
-        self._sends = [(request, kept) for request, kept in self._sends if not request.Test()]
-        self._sends.append((self._link.comm.Isend([data, mpi.BYTE], peer, WATCH_TAG), data))
+        with contextlib.suppress(mpi.Exception):  # a peer that is gone; the others must know
+            self._sends.append((self._link.comm.Isend([data, mpi.BYTE], peer, WATCH_TAG), data))

@@ -34,7 +34,7 @@ def load_mpi() -> ModuleType:
             "MPI as wire needs MPI_THREAD_MULTIPLE, but MPI was initialised with less: leave "
             "mpi4py.rc.threads (MPI4PY_RC_THREADS) and mpi4py.rc.thread_level as they are"
         )
-    return MPI  # type: ignore[no-any-return]
+    return MPI
 
 
 class Carrier:
@@ -105,6 +105,8 @@ class Carrier:
 
     def close(self, in_order: bool) -> None:
         """Gives up what has not ended. What MPI is just moving, it may still finish."""
+        if self._mpi.Is_finalized():
+            return
         for request in self._ring[self._first :] + self._ring[: self._first]:
             if self._posted:
                 request.Cancel()

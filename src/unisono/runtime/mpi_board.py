@@ -43,9 +43,7 @@ class MpiBoard:
         request = self.comm.Iallgatherv([mine, self.mpi.BYTE], all_of_them)
         self._finish(request, deadline, timeout_s)
         ends = np.cumsum(lengths)
-        return [
-            bytes(texts[end - length : end]) for end, length in zip(ends, lengths, strict=True)
-        ]
+        return [bytes(texts[end - length : end]) for end, length in zip(ends, lengths, strict=True)]
 
     def _finish(self, request: Any, deadline: float, timeout_s: float) -> None:
         nap_s = _FIRST_NAP_S

@@ -79,9 +79,7 @@ class MpiNetwork:
 
         def open_group(fd: int, _: int, nonce: bytes) -> Group:
             cores = usable_cores()
-            return Group.of_hosts(
-                fd, meeting.rank, len(members), here, nonce, cores, link.carrier
-            )
+            return Group.of_hosts(fd, meeting.rank, len(members), here, nonce, cores, link.carrier)
 
         group, watch = open_mpi_group(link, local, here, open_group)
         self._groups[name] = _Entered(link=link, watch=watch)
@@ -129,12 +127,18 @@ def meet_by_mpi(meeting: Meeting, settings: Settings, comm: Any = None) -> Met:
 def _part(link: MpiLink, members: Sequence[int], timeout_s: float) -> MpiLink:
     """The link of some ranks, which come together in this. In a thread of its own, for MPI waits
     for all of them without end."""
-    made: list[MpiLink] = []
-    maker = threading.Thread(target=lambda: made.append(link.part(members)), daemon=True)
+    made: list[MpiLink | Exception] = []
+
+    def make() -> None:
+        try:
+            made.append(link.part(members))
+        except link.mpi.Exception as error:
+            made.append(error)
+
+    maker = threading.Thread(target=make, daemon=True)
     maker.start()
     maker.join(timeout_s)
-    if not made:
-        raise RendezvousError(
-            f"not all of the world's ranks {list(members)} came within {timeout_s:g} s"
-        )
-    return made[0]
+    if made and isinstance(made[0], MpiLink):
+        return made[0]
+    reason = f"MPI: {made[0]}" if made else f"not all came within {timeout_s:g} s"
+    raise RendezvousError(f"a group of the world's ranks {list(members)} was not formed: {reason}")
