@@ -32,9 +32,8 @@ def main() -> None:
 
     with unisono.init() as comm:
         if comm.rank == 0:
-            print(
-                f"{comm.size} ranks, hosts {comm.hosts}, {MPI.Get_library_version().split(',')[0].splitlines()[0]}"
-            )
+            library = MPI.Get_library_version().split(",")[0].splitlines()[0]
+            print(f"{comm.size} ranks, hosts {comm.hosts}, {library}")
         for nbytes, calls in SIZES.items():
             x, y = (np.ones(nbytes // 4, np.float32) for _ in range(2))
             times = race(
