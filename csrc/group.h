@@ -3,6 +3,7 @@
 
 #include <array>
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <optional>
 #include <string>
@@ -19,16 +20,21 @@ namespace unisono {
 // The two wires of a group: mail never waits behind a collective.
 enum class WireKind : uint32_t { collectives = 0, mail = 1 };
 
+// Makes the wires of a group to ranks of other hosts.
+using MakeWire = std::function<std::unique_ptr<Wire>(WireKind, const View&, Receiver&)>;
+
 class Group {
   public:
     // A group on one host.
     Group(Descriptor segment, uint32_t rank, const std::array<uint8_t, 16>& nonce, uint32_t cores)
-        : Group(std::make_unique<Segment>(std::move(segment)), rank, std::nullopt, nonce, cores) {}
-    // Of several hosts: ranks elsewhere are reached by the connections that `attach` brings.
+        : Group(std::make_unique<Segment>(std::move(segment)), rank, std::nullopt, nonce, cores,
+                {}) {}
+    // Of several hosts: ranks elsewhere are reached by what `make_wire` makes, if it is given, else
+    // by the connections that `attach` brings.
     Group(Descriptor segment, uint32_t rank, Seats seats, const std::array<uint8_t, 16>& nonce,
-          uint32_t cores)
+          uint32_t cores, MakeWire make_wire = {})
         : Group(std::make_unique<Segment>(std::move(segment)), rank,
-                std::optional(std::move(seats)), nonce, cores) {}
+                std::optional(std::move(seats)), nonce, cores, std::move(make_wire)) {}
     Group(const Group&) = delete;
     Group& operator=(const Group&) = delete;
     ~Group() { close(); }  // first of all: nothing below waits for peers any more
@@ -49,10 +55,10 @@ class Group {
     }
     // A connection whose other end was proved to be `peer`; from any thread.
     void attach(uint32_t peer, WireKind kind, uint32_t stream, uint32_t streams, Descriptor fd) {
-        if (!wire_ || peer >= view_.ranks() || view_.local(peer))
+        TcpWire* const wire = tcp_[static_cast<size_t>(kind)];
+        if (!wire || peer >= view_.ranks() || view_.local(peer))
             throw Error(Fault::invalid, "a connection of no rank of another host");
-        auto& wire = kind == WireKind::mail ? *mail_wire_ : *wire_;
-        wire.attach(peer, stream, streams, std::move(fd));
+        wire->attach(peer, stream, streams, std::move(fd));
     }
     // What the other hosts tell of a peer: it has left in good order; what it called last.
     void peer_left(uint32_t peer) noexcept {
@@ -87,8 +93,9 @@ class Group {
     static constexpr double kRefusal_s = 1;  // positive: here and now, if no call is before it
 
     Group(std::unique_ptr<Segment> segment, uint32_t rank, std::optional<Seats> seats,
-          const std::array<uint8_t, 16>& nonce, uint32_t cores)
-        : segment_(std::move(segment)),
+          const std::array<uint8_t, 16>& nonce, uint32_t cores, MakeWire make_wire)
+        : make_(std::move(make_wire)),
+          segment_(std::move(segment)),
           view_(*segment_, rank,
                 seats ? std::move(*seats) : Seats::one_host(segment_->shape().ranks)),
           members_(view_, nonce),
@@ -105,30 +112,38 @@ class Group {
     Courier* make_courier() {
         if (view_.away().empty()) return nullptr;
         courier_.emplace(view_, members_);
-        wire_ = std::make_unique<TcpWire>(view_.ranks(), *courier_);
+        wire_ = make_wire(WireKind::collectives, *courier_);
         courier_->use(*wire_);
         return &*courier_;
     }
     PostOffice::MakeWire make_mail_wire() {
         if (view_.away().empty()) return {};
         return [this](Receiver& receiver) {
-            auto wire = std::make_unique<TcpWire>(view_.ranks(), receiver);
+            auto wire = make_wire(WireKind::mail, receiver);
             mail_wire_ = wire.get();
             return wire;
         };
+    }
+    std::unique_ptr<Wire> make_wire(WireKind kind, Receiver& receiver) {
+        if (make_) return make_(kind, view_, receiver);
+        auto wire = std::make_unique<TcpWire>(view_.ranks(), receiver);
+        tcp_[static_cast<size_t>(kind)] = wire.get();
+        return wire;
     }
     void wake() noexcept {
         if (wire_) wire_->wake();
         if (mail_wire_) mail_wire_->wake();
     }
 
+    const MakeWire make_;
+    std::array<TcpWire*, 2> tcp_{};  // by kind, if that is what they are
     std::unique_ptr<Segment> segment_;
     View view_;
     Membership members_;
     Waiter waiter_;
     std::optional<Courier> courier_;
-    std::unique_ptr<TcpWire> wire_;
-    TcpWire* mail_wire_ = nullptr;
+    std::unique_ptr<Wire> wire_;
+    Wire* mail_wire_ = nullptr;
     Executor executor_;
     Dispatcher dispatcher_;
     PostOffice mail_;

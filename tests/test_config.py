@@ -186,3 +186,15 @@ def test_settings() -> None:
 def test_settings_that_make_no_sense_are_named(name: str, value: str) -> None:
     with pytest.raises(ValueError, match=name):
         config.settings({name: value})
+
+
+def test_wire() -> None:
+    assert config.settings({}).wire == "tcp"
+    assert config.settings({"UNISONO_WIRE": "mpi"}).wire == "mpi"
+    with pytest.raises(ValueError, match="UNISONO_WIRE must be tcp or mpi, not 'udp'"):
+        config.settings({"UNISONO_WIRE": "udp"})
+
+
+def test_with_mpi_as_wire_ranks_meet_by_mpi() -> None:
+    environ = {"UNISONO_WIRE": "mpi", "OMPI_COMM_WORLD_RANK": "1", "OMPI_COMM_WORLD_SIZE": "2"}
+    assert config.world(environ).rendezvous == "mpi:"

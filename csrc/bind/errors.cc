@@ -1,5 +1,9 @@
 #include "errors.h"
 
+#include <nanobind/stl/string.h>
+
+#include <string>
+
 namespace nb = nanobind;
 
 namespace unisono::bind {
@@ -40,6 +44,16 @@ void register_errors(nb::module_&) {
             set_python_error(error);
         }
     });
+}
+
+Error error_from(const nb::python_error& raised) {
+    const std::string text = nb::cast<std::string>(nb::str(raised.value()));
+    for (const Fault fault : {Fault::peer_lost, Fault::timeout, Fault::mismatch, Fault::aborted}) {
+        const nb::object type = nb::module_::import_("unisono.errors").attr(class_of(fault));
+        if (raised.matches(type)) return {fault, text};
+    }
+    const std::string kind = nb::cast<std::string>(nb::handle(raised.type()).attr("__name__"));
+    return {Fault::system, kind + ": " + text};
 }
 
 Interrupted python_signals() {

@@ -3,11 +3,15 @@
 
 #include <nanobind/nanobind.h>
 
+#include "error.h"
 #include "waiter.h"
 
 namespace unisono::bind {
 
 void register_errors(nanobind::module_& module);
+
+// What a Python callback raised, as the core's error.
+[[nodiscard]] Error error_from(const nanobind::python_error& raised);
 
 // Asks Python whether a signal handler has raised; takes the GIL for as long.
 [[nodiscard]] Interrupted python_signals();

@@ -5,6 +5,7 @@
 #include <nanobind/stl/unique_ptr.h>
 #include <nanobind/stl/vector.h>
 
+#include "carriers.h"
 #include "nonce.h"
 
 namespace nb = nanobind;
@@ -17,11 +18,12 @@ void bind_hosts(nb::class_<Group>& group) {
         .def_static(
             "of_hosts",
             [](int fd, uint32_t rank, uint32_t ranks, std::vector<uint32_t> here,
-               const nb::bytes& nonce, uint32_t cores) {
+               const nb::bytes& nonce, uint32_t cores, const nb::object& make_carrier) {
                 return std::make_unique<Group>(Descriptor(fd), rank, Seats{ranks, std::move(here)},
-                                               nonce_of(nonce), cores);
+                                               nonce_of(nonce), cores, wires_of(make_carrier));
             },
-            "fd"_a, "rank"_a, "ranks"_a, "here"_a, "nonce"_a, "cores"_a)
+            "fd"_a, "rank"_a, "ranks"_a, "here"_a, "nonce"_a, "cores"_a,
+            "make_carrier"_a = nb::none())
         .def(
             "attach",
             [](Group& self, uint32_t peer, uint32_t kind, uint32_t stream, uint32_t streams,

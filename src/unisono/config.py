@@ -49,6 +49,8 @@ class Settings:
     """How many of them at most. None: all."""
     host_id: str = ""
     """Ranks that give different texts are on different hosts, wherever they are."""
+    wire: str = "tcp"
+    """What carries messages between hosts: tcp, or mpi."""
     streams: int = 1
     """Connections to each peer of another host, over each rail."""
 
@@ -65,6 +67,8 @@ class Settings:
             )
         if not 1 <= self.streams <= 64:
             raise ValueError(f"UNISONO_STREAMS must be from 1 to 64, not {self.streams}")
+        if self.wire not in ("tcp", "mpi"):
+            raise ValueError(f"UNISONO_WIRE must be tcp or mpi, not {self.wire!r}")
         if self.rails is not None and not 1 <= self.rails <= 16:
             raise ValueError(f"UNISONO_RAILS must be from 1 to 16, not {self.rails}")
 
@@ -90,6 +94,7 @@ def settings(environ: Mapping[str, str] = os.environ) -> Settings:
         job_secret_file=environ.get("UNISONO_JOB_SECRET_FILE"),
         ports=_ports(environ),
         peer_timeout_s=variables.seconds(environ, "UNISONO_PEER_TIMEOUT_S", DEFAULT_PEER_TIMEOUT_S),
+        wire=environ.get("UNISONO_WIRE", "tcp"),
         streams=variables.number(environ, "UNISONO_STREAMS", 1),
         interface=environ.get("UNISONO_INTERFACE", ""),
         rails=variables.number(environ, "UNISONO_RAILS") if "UNISONO_RAILS" in environ else None,

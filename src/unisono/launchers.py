@@ -18,6 +18,8 @@ TCP = "tcp://"
 """How a rendezvous begins that is a meeting point of our own: tcp://host:port."""
 TORCH_STORE = "torch-store:"
 """How a rendezvous begins that is the store which torch's variables lead to."""
+MPI = "mpi:"
+"""How a rendezvous begins that is MPI itself, which then is the wire between hosts, too."""
 DERIVED_PORTS = range(61440, 65536)
 """The ports of meeting points whose host alone the launcher names."""
 
@@ -30,7 +32,7 @@ class World:
     """This process among its peers.
 
     `rendezvous` is equal on all ranks: `tcp://host:port` at which rank 0 listens, `torch-store:`
-    and a text, else any text that only this job has, whose ranks are then on one host.
+    and a text, `mpi:`, else any text that only this job has, whose ranks are then on one host.
     """
 
     rank: int
@@ -56,7 +58,8 @@ class _Launch:
 def world(environ: Mapping[str, str]) -> World:
     """Rank, size and rendezvous as the nearest launcher gave them.
 
-    `UNISONO_RENDEZVOUS`, if it is `tcp://host:port`, says where they meet, whoever started them.
+    `UNISONO_RENDEZVOUS`, if it is `tcp://host:port`, says where they meet, whoever started them;
+    with `UNISONO_WIRE=mpi` they meet by MPI.
     Raises `RendezvousError` if no launcher is recognised, or it does not say where to meet.
     """
     if "UNISONO_RANK" in environ:
@@ -77,6 +80,8 @@ def world(environ: Mapping[str, str]) -> World:
 
 
 def _rendezvous(found: _Launch, environ: Mapping[str, str]) -> str:
+    if environ.get("UNISONO_WIRE") == "mpi":
+        return MPI
     given = environ.get("UNISONO_RENDEZVOUS", "")
     if given.startswith(TCP):
         return given

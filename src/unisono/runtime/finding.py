@@ -109,8 +109,9 @@ class Found:
         return self.hosts[self.contacts[rank].host]
 
 
-def find(board: Board, arrival: Arrival) -> Found:
-    """Meets the other ranks at the board; all get the same.
+def find(board: Board, arrival: Arrival, *, by_address: bool = True) -> Found:
+    """Meets the other ranks at the board; all get the same. `by_address`: ranks of different hosts
+    will connect to the addresses that they have; not so where MPI is the wire.
 
     Raises `RendezvousError` if they do not come, or cannot reach each other by the addresses that
     they have, `AuthenticationError` if this rank is not let in or some have no job secret.
@@ -126,7 +127,8 @@ def find(board: Board, arrival: Arrival) -> Found:
     first = cards[0]
     _require_alike(cards)
     hosts = _hosts(cards)
-    _require_reachable(cards, hosts)
+    if by_address:
+        _require_reachable(cards, hosts)
     rails = min(len(card.addresses) for card in cards)
     places = {rank: place for place, ranks in enumerate(hosts) for rank in ranks}
     fullest, fewest_cores = max(map(len, hosts)), min(card.cores for card in cards)

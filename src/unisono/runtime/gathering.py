@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from unisono.config import Settings
-from unisono.launchers import TCP, TORCH_STORE
+from unisono.launchers import MPI, TCP, TORCH_STORE
 from unisono.runtime.rendezvous import Meeting, Met, meet
 
 if TYPE_CHECKING:
@@ -22,6 +22,10 @@ def gather(meeting: Meeting, settings: Settings, board: Board | None = None) -> 
     Raises `RendezvousError` if they are not there within the timeout or disagree about who they
     are, `AuthenticationError` if this rank is not let in.
     """
+    if meeting.rendezvous.startswith(MPI):
+        from unisono.runtime.mpi_network import meet_by_mpi
+
+        return meet_by_mpi(meeting, settings)
     if board is None and not meeting.rendezvous.startswith((TCP, TORCH_STORE)):
         return meet(meeting)
     from unisono.links.secret import job_secret

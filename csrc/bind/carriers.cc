@@ -1,0 +1,112 @@
+// A carrier that is a Python object. Whoever moves a wire needs the GIL for as long as it asks it.
+#include "carriers.h"
+
+#include <nanobind/stl/pair.h>
+#include <nanobind/stl/string.h>
+
+#include "carrier.h"
+#include "errors.h"
+#include "message_wire.h"
+
+namespace nb = nanobind;
+
+namespace unisono::bind {
+namespace {
+
+// Calls into Python with what it raises made the core's.
+template <class Call>
+auto in_python(Call&& call) {
+    const nb::gil_scoped_acquire gil;
+    try {
+        return call();
+    } catch (const nb::python_error& raised) {
+        throw error_from(raised);
+    } catch (const nb::cast_error&) {
+        throw Error(Fault::system, "a carrier returned something else than it should");
+    }
+}
+
+class PythonCarrier final : public Carrier {
+  public:
+    explicit PythonCarrier(const nb::object& carrier)
+        : carrier_(carrier),
+          reuse_(carrier.attr("reuse")),
+          send_head_(carrier.attr("send_head")),
+          send_(carrier.attr("send")),
+          receive_(carrier.attr("receive")),
+          poll_(carrier.attr("poll")) {}
+    PythonCarrier(const PythonCarrier&) = delete;
+    PythonCarrier& operator=(const PythonCarrier&) = delete;
+    ~PythonCarrier() override {
+        const nb::gil_scoped_acquire gil;
+        for (nb::object* object : {&poll_, &receive_, &send_, &send_head_, &reuse_, &carrier_})
+            object->reset();
+    }
+
+    void listen(std::byte* memory, uint64_t slot_bytes, uint32_t slots) override {
+        in_python([&] { carrier_.attr("listen")(address_of(memory), slot_bytes, slots); });
+    }
+    void reuse() override {
+        in_python([&] { reuse_(); });
+    }
+    bool send_head(uint32_t peer, const std::byte* data, uint64_t bytes, uint64_t ticket) override {
+        return move(send_head_, peer, data, bytes, ticket);
+    }
+    bool send(uint32_t peer, const std::byte* data, uint64_t bytes, uint64_t ticket) override {
+        return move(send_, peer, data, bytes, ticket);
+    }
+    bool receive(uint32_t peer, std::byte* data, uint64_t bytes, uint64_t ticket) override {
+        return move(receive_, peer, data, bytes, ticket);
+    }
+    uint32_t poll(std::vector<Ended>& ended) override {
+        return in_python([&] {
+            const nb::object found = poll_();
+            if (PyLong_CheckExact(found.ptr())) return nb::cast<uint32_t>(found);
+            const auto [filled, over] = nb::cast<std::pair<uint32_t, nb::list>>(found);
+            for (const nb::handle one : over) {
+                const auto [ticket, why] = nb::cast<std::pair<uint64_t, std::string>>(one);
+                ended.push_back({ticket, why});
+            }
+            return filled;
+        });
+    }
+    void close(bool in_order) noexcept override {
+        try {
+            in_python([&] { carrier_.attr("close")(in_order); });
+        } catch (const std::exception&) {  // it is given up anyway
+        }
+    }
+
+  private:
+    static uintptr_t address_of(const std::byte* data) noexcept {
+        return reinterpret_cast<uintptr_t>(data);
+    }
+    static bool move(const nb::object& method, uint32_t peer, const std::byte* data, uint64_t bytes,
+                     uint64_t ticket) {
+        return in_python(
+            [&] { return nb::cast<bool>(method(peer, address_of(data), bytes, ticket)); });
+    }
+
+    nb::object carrier_, reuse_, send_head_, send_, receive_, poll_;
+};
+
+}  // namespace
+
+MakeWire wires_of(const nb::object& make_carrier) {
+    if (make_carrier.is_none()) return {};
+    // Lives as long as the group, which may end in any thread.
+    const std::shared_ptr<PyObject> held(nb::object(make_carrier).release().ptr(),
+                                         [](PyObject* object) {
+                                             const nb::gil_scoped_acquire gil;
+                                             Py_DECREF(object);
+                                         });
+    return [held](WireKind kind, const View& view, Receiver& receiver) {
+        return in_python([&] {
+            const nb::object carrier = nb::handle(held.get())(static_cast<uint32_t>(kind));
+            return std::make_unique<MessageWire>(view, receiver,
+                                                 std::make_unique<PythonCarrier>(carrier));
+        });
+    };
+}
+
+}  // namespace unisono::bind

@@ -1,0 +1,131 @@
+// A wire of messages: each frame is a head, which brings small payloads along, and for larger ones
+// payloads that go from where they are to where they belong.
+#pragma once
+
+#include <array>
+#include <atomic>
+#include <condition_variable>
+#include <deque>
+#include <memory>
+#include <mutex>
+#include <span>
+#include <vector>
+
+#include "carrier.h"
+#include "view.h"
+#include "wire.h"
+
+namespace unisono {
+
+class MessageWire final : public Wire {
+  public:
+    MessageWire(const View& view, Receiver& receiver, std::unique_ptr<Carrier> carrier);
+    MessageWire(const MessageWire&) = delete;
+    MessageWire& operator=(const MessageWire&) = delete;
+    ~MessageWire() override = default;
+
+    void send(uint32_t peer, const Frame& frame, std::span<const Load> loads) override;
+    [[nodiscard]] uint64_t handed(uint32_t peer) const noexcept override;
+    bool poll() override;
+    // Nothing wakes a thread for a message: this looks again and again, with naps between.
+    Woken sleep(double seconds) override;
+    void wake() noexcept override;
+    [[nodiscard]] bool idle() const noexcept override;
+    [[nodiscard]] bool reached(uint32_t peer) const noexcept override;
+    void close(bool in_order) noexcept override;
+
+  private:
+    // Small enough for what libraries send at once, without asking the receiver.
+    static constexpr uint64_t kHeadBytes = 4032;
+    static constexpr uint32_t kSlots = 32;
+    using Buffer = std::array<std::byte, kHeadBytes>;
+
+    // Where a payload belongs, and how long it is.
+    struct Span {
+        uint64_t place, bytes;
+    };
+    // Begins each head; `spans` of them follow, then the payloads if they are `inside`.
+    struct Head {
+        Frame frame;
+        uint32_t from;
+        uint16_t spans;
+        uint16_t inside;
+    };
+    static_assert(sizeof(Head) == 88);
+
+    struct Incoming {
+        uint64_t number = 0;  // among those of its rank
+        Frame frame{};
+        std::vector<Span> spans;
+        const std::byte* inside = nullptr;  // payloads that came with the head
+        std::vector<std::byte> aside;       // those of a head that has to wait
+        bool placed = false;
+        uint32_t missing = 0;  // payloads that are on their way
+    };
+    struct Letter {
+        Frame frame;
+        Load load;
+    };
+    struct Peer {
+        std::deque<Letter> waiting;  // until the peer has taken others
+        std::deque<bool> leaving;    // letters under way, from `handed` on: has it left?
+        uint64_t handed = 0;         // letters
+        uint32_t untaken = 0;        // letters that the peer has not said it has taken
+        uint32_t taken = 0;          // letters from the peer, since it was told
+        std::deque<Incoming> incoming;
+        uint64_t came = 0;  // frames
+        bool left = false;
+    };
+    enum class What : uint8_t { head, payload, letter, arrival };
+    struct Ticket {
+        What what;
+        uint32_t peer;
+        uint64_t of;  // head: its buffer; letter: its number; arrival: of which incoming frame
+    };
+
+    void post(uint32_t peer, const Frame& frame, std::span<const Load> loads);
+    void post_letters(uint32_t peer);
+    void pack(uint32_t peer, const Frame& frame, std::span<const Load> loads, What what,
+              uint64_t number);
+    void take(const std::byte* slot);
+    void advance(uint32_t peer);
+    bool place(uint32_t peer, Incoming& in);
+    void deliver(uint32_t peer, const Frame& frame);
+    void say_taken(uint32_t peer);
+    void end(const Carrier::Ended& ended);
+    void settle(const Ticket& ticket);
+    void settle_letter(Peer& to, uint64_t number);
+    uint64_t issue(const Ticket& ticket);
+    void retire(uint64_t ticket);
+    template <class Call>
+    void carry(const Ticket& ticket, Call&& call);
+    bool look();
+    bool handle();
+    void linger(double seconds);
+
+    const View& view_;
+    Receiver& receiver_;
+    std::unique_ptr<Carrier> carrier_;
+    std::vector<Peer> peers_;
+    std::vector<Load> merged_;
+    std::unique_ptr<std::array<Buffer, kSlots>> slots_ =
+        std::make_unique<std::array<Buffer, kSlots>>();
+    uint32_t next_slot_ = 0;
+    std::deque<Buffer> buffers_;  // of heads to be sent; they stay where they are
+    std::vector<uint64_t> free_buffers_;
+    std::vector<Ticket> tickets_;
+    std::vector<uint64_t> free_tickets_;
+    std::vector<uint32_t> stalled_;  // peers whose letters nobody asks for yet
+    std::atomic<uint64_t> unsent_{0};
+    std::atomic<uint64_t> coming_{0};  // payloads
+
+    std::mutex carrying_;  // guards the carrier, and what it has found:
+    std::vector<Carrier::Ended> ended_;
+    uint32_t filled_ = 0;
+
+    std::mutex mutex_;  // of the bell
+    std::condition_variable bell_;
+    std::atomic<bool> rung_{false};
+};
+
+}  // namespace unisono

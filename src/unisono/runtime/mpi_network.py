@@ -1,0 +1,144 @@
+"""The ranks of several hosts, with MPI as the wire between them."""
+
+from __future__ import annotations
+
+import hashlib
+import threading
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from unisono.config import Settings
+from unisono.errors import RendezvousError
+from unisono.links.mpi_watch import MpiWatch
+from unisono.links.mpi_wire import MpiLink
+from unisono.native import Group, usable_cores
+from unisono.runtime.finding import Arrival, Found, find, this_host
+from unisono.runtime.forming import form
+from unisono.runtime.mpi_board import MpiBoard
+from unisono.runtime.rendezvous import Meeting, Met, OpenGroup, meet
+from unisono.runtime.span import Hosts, Span, Wire
+
+_NAME_BYTES = 16
+
+
+def open_mpi_group(
+    link: MpiLink, meeting: Meeting, here: Sequence[int], open_group: OpenGroup
+) -> tuple[Group, MpiWatch]:
+    """The group of the ranks of `link`, of which `here` are on this host, and share a segment.
+
+    `meeting` is that of the ranks on this host; `open_group` makes the group. Returns it, and who
+    watches its peers on other hosts. Raises `RendezvousError`.
+    """
+    group = meet(meeting, open_group).group
+    away = [rank for rank in range(link.comm.size) if rank not in here]
+    return group, MpiWatch(link, group, away)
+
+
+@dataclass(slots=True, kw_only=True)
+class _Entered:
+    """What a group has of MPI, as long as it lives."""
+
+    link: MpiLink
+    watch: MpiWatch
+
+
+class MpiNetwork:
+    """A rank's way to all others of its world, by MPI: `Roads`.
+
+    What MPI has made for a group it keeps until it is finalised: a communicator of MPI can be given
+    back only by all its ranks together, which a rank that leaves must not wait for.
+    """
+
+    def __init__(self, link: MpiLink, found: Found) -> None:
+        self._link = link
+        self._found = found
+        self._groups: dict[bytes, _Entered] = {}
+
+    def form(self, meeting: Meeting, members: Sequence[int]) -> Met:
+        """A group of these ranks of the world, in this order; all of them call this.
+
+        On one host it is as if there were no others. Raises `RendezvousError` if not all come.
+        """
+        hosts = self._hosts(members)
+        if len(hosts) == 1:
+            return meet(meeting)
+        name = hashlib.sha256(self._found.world + meeting.rendezvous.encode()).digest()
+        name = name[:_NAME_BYTES]
+        here = next(host for host in hosts if meeting.rank in host)
+        local = replace(
+            meeting,
+            rank=here.index(meeting.rank),
+            size=len(here),
+            rendezvous=f"{name.hex()} by MPI of host {hosts.index(here)}",
+            word=b"",
+            shape=self._found.shape,
+            names=here,
+        )
+        link = _part(self._link, members, meeting.timeout_s)
+
+        def open_group(fd: int, _: int, nonce: bytes) -> Group:
+            cores = usable_cores()
+            return Group.of_hosts(fd, meeting.rank, len(members), here, nonce, cores, link.carrier)
+
+        group, watch = open_mpi_group(link, local, here, open_group)
+        self._groups[name] = _Entered(link=link, watch=watch)
+        span = Span(self, name, meeting.rank, tuple(members), hosts)
+        return Met(group=group, nonce=name, word=meeting.word, span=span)
+
+    def reach(self, name: bytes, peers: Iterable[int], wire: Wire) -> None:
+        """Nothing is to be done: MPI connects by itself."""
+
+    def leave(self, name: bytes) -> None:
+        """Leaves a group that was closed."""
+        self._groups.pop(name).watch.close()
+
+    def _hosts(self, members: Sequence[int]) -> Hosts:
+        ranks: dict[int, list[int]] = {}
+        for rank, member in enumerate(members):
+            ranks.setdefault(self._found.contacts[member].host, []).append(rank)
+        return tuple(map(tuple, ranks.values()))
+
+
+def meet_by_mpi(meeting: Meeting, settings: Settings, comm: Any = None) -> Met:
+    """Joins the world of the ranks of an mpi4py communicator (None: all that mpiexec started).
+
+    Raises `RendezvousError` if they are not there within the timeout, `UnsupportedError` if there
+    is no MPI that can be the wire.
+    """
+    board = MpiBoard(comm)
+    arrival = Arrival(
+        rank=meeting.rank,
+        size=meeting.size,
+        timeout_s=meeting.timeout_s,
+        addresses=(),
+        staging_bytes=meeting.staging_bytes,
+        host=this_host(settings.host_id),
+        word=meeting.word,
+    )
+    found = find(board, arrival, by_address=False)
+    if len(found.hosts) == 1:
+        return form(found, meeting.rank, timeout_s=meeting.timeout_s)
+    network = MpiNetwork(MpiLink(board.mpi, board.comm), found)
+    whole = replace(meeting, rendezvous="world", word=found.word)
+    return network.form(whole, range(meeting.size))
+
+
+def _part(link: MpiLink, members: Sequence[int], timeout_s: float) -> MpiLink:
+    """The link of some ranks, which come together in this. In a thread of its own, for MPI waits
+    for all of them without end."""
+    made: list[MpiLink | Exception] = []
+
+    def make() -> None:
+        try:
+            made.append(link.part(members))
+        except link.mpi.Exception as error:
+            made.append(error)
+
+    maker = threading.Thread(target=make, daemon=True)
+    maker.start()
+    maker.join(timeout_s)
+    if made and isinstance(made[0], MpiLink):
+        return made[0]
+    reason = f"MPI: {made[0]}" if made else f"not all came within {timeout_s:g} s"
+    raise RendezvousError(f"a group of the world's ranks {list(members)} was not formed: {reason}")

@@ -1,0 +1,179 @@
+"""What a rank does that mpiexec started for tests/runtime/test_mpi_network.py.
+
+Arguments: a scenario, and the pretended host of each rank, such as 0,0,1,1.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+import time
+from collections.abc import Callable
+
+import numpy as np
+
+import unisono
+from unisono import Communicator, config
+
+Body = Callable[[Communicator], None]
+
+
+def main() -> None:
+    scenario, hosts = sys.argv[1:]
+    os.environ["UNISONO_WIRE"] = "mpi"
+    world = config.world()
+    os.environ["UNISONO_HOST_ID"] = hosts.split(",")[world.rank]
+    comm = unisono.init(timeout_s=20)
+    assert comm.hosts == layout(hosts), comm.hosts
+    SCENARIOS[scenario](comm)
+    comm.close()
+    os.write(1, f"rank {comm.rank} is done\n".encode())  # in one piece
+
+
+def layout(hosts: str) -> tuple[tuple[int, ...], ...]:
+    names = hosts.split(",")
+    return tuple(
+        tuple(rank for rank, name in enumerate(names) if name == host)
+        for host in dict.fromkeys(names)
+    )
+
+
+def everything(comm: Communicator) -> None:
+    for dtype in ("float32", "float64", "float16", "int32", "uint8", "complex64"):
+        for length in (0, 1, 7, 1000):
+            collectives(comm, np.dtype(dtype), length)
+    collectives(comm, np.dtype("int64"), 300_001)
+    messages(comm)
+    parts(comm)
+
+
+def collectives(comm: Communicator, dtype: np.dtype, length: int) -> None:
+    n, rank = comm.size, comm.rank
+    rng = np.random.default_rng(length)
+    rows = rng.integers(0, 7, (n, n, length)).astype(dtype)
+    own = rows[rank]
+
+    def check(what: str, got: np.ndarray, wanted: np.ndarray) -> None:
+        assert np.array_equal(got, wanted), (what, dtype, length, rank)
+
+    total = rows.sum(axis=0, dtype=dtype)
+    check("all_reduce", comm.all_reduce(own.copy()), total)
+    begun = comm.all_reduce(own.copy(), async_op=True)
+    if dtype.kind != "c":
+        check("max", comm.all_reduce(own.copy(), "max"), rows.max(axis=0))
+    check("begun", begun.wait(), total)
+    for root in (0, n - 1):
+        check("broadcast", comm.broadcast(own.copy(), root=root), rows[root])
+        reduced = comm.reduce(own.copy(), root=root)
+        gathered = comm.gather(own.ravel(), root=root)
+        if rank == root:
+            check("reduce", reduced, total)
+            check("gather", gathered, rows.ravel())
+        out = np.empty(length, dtype)
+        comm.scatter(own.ravel() if rank == root else None, out=out, root=root)
+        check("scatter", out, rows[root, rank])
+    check("all_gather", comm.all_gather(own.ravel()), rows.ravel())
+    check("reduce_scatter", comm.reduce_scatter(own.ravel()), total[rank])
+    check("all_to_all", comm.all_to_all(own.ravel()), rows[:, rank].ravel())
+    check("scan", comm.scan(own.copy()), rows[: rank + 1].sum(axis=0, dtype=dtype))
+    comm.barrier()
+
+
+def messages(comm: Communicator) -> None:
+    n, rank = comm.size, comm.rank
+    right, left = (rank + 1) % n, (rank - 1) % n
+    for length in (0, 1, 1000, 1_000_000):
+        x = np.full(length, rank, np.int64)
+        out = np.empty_like(x)
+        with comm.batch():
+            comm.send(x, right)
+            comm.recv(out, left)
+        assert (out == left).all()
+    # More than a peer is sent at once that does not ask; then in another order.
+    many = [np.full(100, 1000 * rank + i) for i in range(200)]
+    sent = [comm.send(x, right, tag=i, async_op=True) for i, x in enumerate(many)]
+    for i in reversed(range(200)):
+        out = np.empty(100, np.int64)
+        comm.recv(out, left, tag=i)
+        assert (out == 1000 * left + i).all()
+    for work in sent:
+        work.wait()
+
+
+def parts(comm: Communicator) -> None:
+    for color in (comm.rank % 2, comm.rank // 2):
+        colors = comm.all_gather(np.array([color]))
+        part = comm.split(color, key=-comm.rank)
+        assert part is not None
+        with part:
+            x = np.full(10_000, comm.rank)
+            part.all_reduce(x)
+            assert (x == np.flatnonzero(colors == color).sum()).all()
+            part.barrier()
+
+
+def mismatch(comm: Communicator) -> None:
+    comm.barrier()
+    x = np.ones(100 + comm.rank // 2)
+    expect(unisono.MismatchError, lambda: comm.all_reduce(x), "all_reduce")
+
+
+def abort(comm: Communicator) -> None:
+    comm.barrier()
+    if comm.rank == 0:
+        comm.abort("enough")
+    expect(unisono.AbortedError, lambda: comm.all_reduce(np.ones(10)), "enough")
+
+
+def late(comm: Communicator) -> None:
+    comm.barrier()
+    if comm.rank == 0:
+        time.sleep(2.5)
+        expect(unisono.CollectiveTimeoutError, lambda: comm.all_reduce(np.ones(10)), "rank 0")
+        return
+    comm.timeout_s = 1
+    expect(unisono.CollectiveTimeoutError, lambda: comm.all_reduce(np.ones(10)), "rank 0")
+
+
+def leave(comm: Communicator) -> None:
+    """Who has done its part may leave; who still needs it learns that it has left."""
+    comm.all_reduce(np.ones(1000))
+    last = comm.size - 1
+    if comm.rank == 0:
+        for length in (10, 100_000):
+            comm.send(np.arange(length), last)
+        return
+    if comm.rank == last:
+        time.sleep(0.3)
+        for length in (10, 100_000):
+            out = np.empty(length, np.int64)
+            comm.recv(out, 0)
+            assert (out == np.arange(length)).all()
+        expect(unisono.PeerLostError, lambda: comm.recv(np.empty(10), 0), "rank 0")
+
+
+def killed(comm: Communicator) -> None:
+    comm.barrier()
+    if comm.rank == 1:
+        os.kill(os.getpid(), signal.SIGKILL)
+    comm.all_reduce(np.ones(1000))
+
+
+def expect(kind: type[Exception], call: Callable[[], object], part: str) -> None:
+    began = time.monotonic()
+    try:
+        call()
+    except kind as error:
+        assert part in str(error), error
+        assert time.monotonic() - began < 5, "it took long"
+    else:
+        raise AssertionError(f"no {kind.__name__}")
+
+
+SCENARIOS: dict[str, Body] = {
+    body.__name__: body for body in (everything, mismatch, abort, late, leave, killed)
+}
+
+if __name__ == "__main__":
+    main()
