@@ -360,7 +360,9 @@ bool MessageWire::reached(uint32_t peer) const noexcept {
     return !view_.local(peer);
 }
 
-void MessageWire::close(bool in_order) noexcept {
+// Of a failure the others hear by whoever speaks with them besides.
+void MessageWire::close(const std::optional<Error>& failure) noexcept {
+    bool in_order = !failure;
     try {
         if (in_order) {
             Frame frame{};

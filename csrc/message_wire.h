@@ -32,7 +32,7 @@ class MessageWire final : public Wire {
     void wake() noexcept override;
     [[nodiscard]] bool idle() const noexcept override;
     [[nodiscard]] bool reached(uint32_t peer) const noexcept override;
-    void close(bool in_order) noexcept override;
+    void close(const std::optional<Error>& failure) noexcept override;
 
   private:
     // Small enough for what libraries send at once, without asking the receiver.
