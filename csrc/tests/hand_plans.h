@@ -47,15 +47,14 @@ class Writer {
     std::shared_ptr<const Plan> plan(uint32_t rank, uint32_t ranks, uint32_t pieces_in,
                                      uint32_t pieces_out, uint32_t parts, uint32_t stages,
                                      std::vector<uint32_t> slots, uint32_t scratch = 0) const {
-        return std::make_shared<const Plan>(std::as_bytes(std::span(records_)),
-                                            std::as_bytes(std::span(readers_)), rank, ranks, pieces_in, pieces_out, parts, stages, 1, std::move(slots),
-                                            scratch);
+        return std::make_shared<const Plan>(
+            std::as_bytes(std::span(records_)), std::as_bytes(std::span(readers_)), rank, ranks,
+            pieces_in, pieces_out, parts, stages, 1, std::move(slots), scratch);
     }
 
     // Rank `rank` reads `slot`, which the own post `value` shows.
     Writer& read_by(uint32_t rank, uint32_t slot, uint32_t value) {
-        readers_.push_back(
-            {value, static_cast<uint16_t>(slot), static_cast<uint16_t>(rank)});
+        readers_.push_back({value, static_cast<uint16_t>(slot), static_cast<uint16_t>(rank)});
         return *this;
     }
 
