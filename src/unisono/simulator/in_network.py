@@ -23,8 +23,8 @@ from unisono.topology.ragged import Floats, Ints, Ragged, ints, starts_of
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Trees:
     """Messages of several transfers. `group` is the message of each transfer, numbered in the order
-    of first use. Of each message: `chunks`, and whether it is a tree (`joined`). Of each tree:
-    the resources that it takes, of each as many `streams`, a source, the latency of its longest way.
+    of first use. Of each message: `chunks`, and whether it is a tree (`joined`). Of each tree: the
+    resources that it takes, of each as many `streams`, a source, the latency of its longest way.
     """
 
     group: NDArray[np.int32]
@@ -114,7 +114,8 @@ def _ways(network: Network, src: Ints, dst: Ints, channel: Ints) -> tuple[Ints, 
         done += len(starts) - 1
     link, owner = np.concatenate(links), np.concatenate(owners)
     wait = network.topology.links.latency_s[link]
-    return link, owner, np.bincount(owner, wait, minlength=len(src))
+    total: Floats = np.bincount(owner, wait, minlength=len(src)).astype(np.float64)
+    return link, owner, total
 
 
 def _streams(
@@ -128,7 +129,8 @@ def _streams(
     found, of = np.divmod(keys, width)
     sources[reduces[links.src[of]]] = 1
     goals[reduces[links.dst[of]]] = 1
-    trees, resources, streams = [found], [of], [np.minimum(sources * goals, counts).astype(float)]
+    taken = np.minimum(sources * goals, counts).astype(np.float64)
+    trees, resources, streams = [found], [of], [taken]
     for number, ends, name in ((0, src, "send_Bps"), (1, dst, "receive_Bps")):
         limited = np.isfinite(network.of_endpoints(name)[ends])
         n = network.topology.num_ranks

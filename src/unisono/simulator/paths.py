@@ -244,7 +244,8 @@ class PathBook:
 def _sums(values: Floats, starts: Ints) -> Floats:
     """Of each list; equal lists have equal sums, to the last bit."""
     count = len(starts) - 1
-    return np.bincount(np.repeat(np.arange(count), np.diff(starts)), values, minlength=count)
+    owner = np.repeat(np.arange(count), np.diff(starts))
+    return np.bincount(owner, values, minlength=count).astype(np.float64)
 
 
 def _with(

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from unisono.native import Simulation
 from unisono.schedule import Schedule
@@ -49,8 +51,8 @@ def simulate(
     `bins`: intervals of time for which the result tells what each link carried (from half as many
     on). `progress` is called now and then; if it raises, the simulation ends.
 
-    Raises `UnsupportedError` if there are too few ranks, or no way between two of them; `ValueError`
-    for what makes no sense.
+    Raises `UnsupportedError` if there are too few ranks, or no way between two of them;
+    `ValueError` for what makes no sense.
 
     >>> import unisono
     >>> from unisono import algorithms, topology
@@ -155,7 +157,7 @@ def _run(
     )
 
 
-def _by_link(network: Network, values: Floats) -> Floats:
+def _by_link(network: Network, values: NDArray[Any]) -> NDArray[Any]:
     """Rows of resources as rows of the links of the network as it was built."""
     found = np.zeros((len(network.original.links), *values.shape[1:]), values.dtype)
     found[network.links] = values[: network.num_links]

@@ -18,7 +18,7 @@ from unisono.simulator.paths import Network, PathBook
 from unisono.simulator.result import Kind
 from unisono.topology.ragged import Floats, Ints, ints, starts_of
 
-_NO_CHANNELS = np.empty(0, np.int32)
+_NO_GROUPS = np.empty(0, np.int32)
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -153,10 +153,15 @@ class TaskBook:
         ports = np.isfinite(network.of_endpoints("reduce_Bps"))
         members = ints(list(job.members))
         kind, round_, src, dst, channel, chunks, needs, starts, after = simulator_messages(
-            *(getattr(columns, name) for name in _COLUMNS),
+            columns.round,
+            columns.src,
+            columns.src_chunk,
+            columns.dst,
+            columns.dst_chunk,
+            columns.count,
             columns.reduce.view(np.uint8),
             columns.channel,
-            _NO_CHANNELS if trees is None else trees.group,
+            _NO_GROUPS if trees is None else trees.group,
             ranks=collective.ranks,
             locations=max(1, schedule.num_locations),
             reductions=bool(ports[members].any()),
@@ -314,6 +319,3 @@ class TaskBook:
             for name in names
         }
         return Tasks(needs_starts=starts_of(lengths), **columns)
-
-
-_COLUMNS = ("round", "src", "src_chunk", "dst", "dst_chunk", "count")
