@@ -8,15 +8,19 @@
 True
 """
 
+from unisono.simulator.bound import bound_s
+from unisono.simulator.compare import Entry, compare
 from unisono.simulator.conditions import Conditions, Endpoint, Order, Traffic
 from unisono.simulator.job import Compute, Job
 from unisono.simulator.result import JobTimes, Kind, Result, Step, Steps, Usage
-from unisono.simulator.simulate import Progress, simulate
+from unisono.simulator.simulation import Progress, simulate
+from unisono.simulator.trace import to_chrome_trace
 
 __all__ = [
     "Compute",
     "Conditions",
     "Endpoint",
+    "Entry",
     "Job",
     "JobTimes",
     "Kind",
@@ -27,5 +31,8 @@ __all__ = [
     "Steps",
     "Traffic",
     "Usage",
+    "bound_s",
+    "compare",
     "simulate",
+    "to_chrome_trace",
 ]
