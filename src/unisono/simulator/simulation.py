@@ -59,7 +59,7 @@ def simulate(
     >>> ring = algorithms.build("all_reduce", "ring", ranks=8)
     >>> result = unisono.simulate(ring, topology.ring(8), 64e6)
     >>> f"{result.time_s * 1e3:.2f} ms"
-    '2.24 ms'
+    '2.25 ms'
     """
     jobs = _jobs(what, nbytes)
     network = Network.of(topology, conditions or Conditions())

@@ -184,9 +184,8 @@ class TaskBook:
             path[of[trees.joined[(np.cumsum(kind == Kind.MESSAGE) - 1)[done]]]] = self.paths.nowhere
         if gates is not None:
             gate = np.array([gates[rank] for rank in job.members], np.int32)
-            needs = np.where(
-                needs < 0, gate[np.minimum(-1 - needs, len(gate) - 1)], needs + self.size
-            )
+            own = gate[np.where(needs < 0, -1 - needs, 0)]
+            needs = np.where(needs < 0, own, needs + self.size)
         elif self.size:
             needs += np.int32(self.size)
         if self.size and len(after):
