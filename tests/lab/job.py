@@ -131,6 +131,15 @@ def census() -> dict[str, int]:
     }
 
 
+def settled(before: dict[str, int], timeout_s: float = 2.0) -> dict[str, int]:
+    """The census, once it is what it was `before`, or after this time. A thread that was joined is
+    counted until the kernel has buried it."""
+    deadline = time.monotonic() + timeout_s
+    while (now := census()) != before and time.monotonic() < deadline:
+        time.sleep(0.01)
+    return now
+
+
 def give_disks(lab: Lab, size: str = _ROOM) -> None:
     """Give every host an empty /tmp and /dev/shm of its own, of this size."""
     for host, path in itertools.product(range(lab.hosts), ("/tmp", "/dev/shm")):

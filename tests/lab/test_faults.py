@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from lab.job import Job, Outcome, await_no_remains, census, fill_disks, give_disks
+from lab.job import Job, Outcome, await_no_remains, census, fill_disks, give_disks, settled
 from lab.switch import needs_hosts
 from ranks import Me
 from unisono import Communicator
@@ -48,7 +48,7 @@ def impatient(me: Me) -> None:
 def _until_it_fails(me: Me, timeout_s: float) -> None:
     before = census()
     _one_communicator(me, timeout_s)
-    me.say("closed", before=before, after=census())
+    me.say("closed", before=before, after=settled(before))
 
 
 def _one_communicator(me: Me, timeout_s: float) -> None:
