@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import os
 import re
 import signal
 import subprocess
@@ -103,6 +102,10 @@ class Job(Processes):
             self.lab.cut(host, rail)
         return happened
 
+    def ask(self, rank: int) -> float:
+        """Have a rank do what its body does when it is asked."""
+        return self.signal(rank, signal.SIGUSR1)
+
     def mend(self, host: int) -> None:
         for rail in range(self.lab.rails):
             self.lab.mend(host, rail)
@@ -121,23 +124,6 @@ class Job(Processes):
 
 
 # ---- a host's state
-
-
-def census() -> dict[str, int]:
-    """Of this process: what a call or a communicator must give back."""
-    return {
-        "descriptors": len(os.listdir("/proc/self/fd")),
-        "threads": len(os.listdir("/proc/self/task")),
-    }
-
-
-def settled(before: dict[str, int], timeout_s: float = 2.0) -> dict[str, int]:
-    """The census, once it is what it was `before`, or after this time. A thread that was joined is
-    counted until the kernel has buried it."""
-    deadline = time.monotonic() + timeout_s
-    while (now := census()) != before and time.monotonic() < deadline:
-        time.sleep(0.01)
-    return now
 
 
 def give_disks(lab: Lab, size: str = _ROOM) -> None:
