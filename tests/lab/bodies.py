@@ -86,7 +86,7 @@ def idle(me: Me) -> None:
 
 def patient(me: Me) -> None:
     """Works for some seconds, and checks each sum."""
-    comm = me.join(20.0)
+    comm = me.join(CALL_TIMEOUT_S * 3)
     me.say("joined")
     me.attempt("ended", _work_for, comm, WORK_S)
     comm.close()
