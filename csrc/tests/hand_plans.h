@@ -73,7 +73,8 @@ std::shared_ptr<const Plan> with_readers(uint32_t rank, uint32_t ranks, Make&& m
     for (uint32_t q = 0; q < ranks; ++q) {
         if (q == rank) continue;
         uint32_t shown = 0;
-        for (const Record& r : make(q)->records) {
+        const std::shared_ptr<const Plan> theirs = make(q);
+        for (const Record& r : theirs->records) {
             if (r.action == Action::wait && r.peer == rank) shown = r.value;
             const bool reads = r.action == Action::copy || r.action == Action::arg;
             if (reads && r.src.space == Space::slot && r.src.rank == rank)
