@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from unisono.communicator.table import Selectable
 from unisono.runtime.rendezvous import Meeting
-from unisono.runtime.succession import Succession, succeed
+from unisono.runtime.succession import HostTies, Succession, succeed
 
 if TYPE_CHECKING:
     from unisono.communicator.communicator import Communicator
@@ -62,7 +62,8 @@ def shrink(
         staging_bytes=self._settings.staging_bytes,
         word=self._engine.book.table.under(selection).pack(),
     )
-    found = succeed(self._group, asked)
+    open_ties = HostTies if self._span is None else self._span.ties
+    found = succeed(self._group, asked, open_ties(self._group, asked))
     meeting = Meeting(
         rank=found.members.index(self.rank),
         size=len(found.members),

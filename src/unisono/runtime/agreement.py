@@ -229,8 +229,6 @@ def _hear(state: State, source: int, message: Message, now: float) -> tuple[Stat
         case Order() if state.leader == source and state.rank in message.members:
             ordered = replace(state, members=message.members, ready=0, is_busy=True)
             return ordered, (*first, Form(ballot=message.ballot, members=message.members))
-        case Go() if state.leader == source and message.ballot == state.ready:
-            return replace(state, has_ended=True), (*first, Finish())
     return state, first
 
 
