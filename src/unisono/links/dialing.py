@@ -42,8 +42,8 @@ class Wanted:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Failed:
-    """Why there is no connection. `here`: because of this process, not the peer. `refused`: its host
-    says that nobody listens there (any more). `answered`: its host did answer."""
+    """Why there is no connection. `here`: because of this process, not the peer. `refused`: its
+    host says that nobody listens there (any more). `answered`: its host did answer."""
 
     text: str
     here: bool = False
