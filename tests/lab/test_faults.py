@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import itertools
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -13,7 +15,7 @@ import pytest
 from lab.job import Job, Outcome, await_no_remains, census, fill_disks, give_disks
 from lab.switch import needs_hosts
 from ranks import Me
-from unisono import Communicator
+from unisono import AbortedError, Communicator, PeerLostError
 from unisono.bench.lab import Lab
 
 pytestmark = [pytest.mark.lab, needs_hosts]
@@ -79,14 +81,28 @@ def patient(me: Me) -> None:
 
 
 def shrinking(me: Me) -> None:
-    """Goes on with the survivors."""
+    """Goes on with the survivors, again and again, until it is told that it cannot."""
     comm = me.join(30.0)
     _add_up(comm, 10)
     me.say("joined")
-    me.attempt("ended", _endless, comm)
-    with comm.shrink() as rest:
-        _add_up(rest, 1000)
-        me.say("shrunk", rank=rest.rank, size=rest.size)
+    for generation in itertools.count(1):
+        with contextlib.suppress(PeerLostError):
+            _endless(comm)
+        try:
+            comm = comm.shrink()
+        except AbortedError as error:
+            me.say("cannot", text=str(error))
+            return
+        _add_up(comm, 1000)
+        _add_up_in_halves(comm)
+        me.say(f"shrunk {generation}", rank=comm.rank, ranks=comm.former_ranks)
+
+
+def _add_up_in_halves(comm: Communicator) -> None:
+    half = comm.split(comm.rank % 2)
+    assert half is not None
+    with half:
+        _add_up(half, 1000)
 
 
 def _endless(comm: Communicator) -> None:
@@ -248,14 +264,73 @@ def test_a_short_cut_is_survived(lab: Lab, layout: Sequence[int]) -> None:
     assert await_no_remains(lab, range(lab.hosts)) == []
 
 
+# ---- shrinking
+
+
+def shrunk(job: Job, generation: int, left: Sequence[int], former: Sequence[int]) -> None:
+    """`left` went on, numbered `former` in the group before."""
+    for new, said in enumerate(job.wait_for(f"shrunk {generation}", left)):
+        assert (said["rank"], said["ranks"]) == (new, list(former))
+
+
+LOSSES: dict[str, tuple[Callable[[Job], float], Callable[[Job], list[int]]]] = {
+    "last": (lambda job: job.kill(job.ranks - 1), lambda job: [job.ranks - 1]),
+    "first": (lambda job: job.kill(0), lambda job: [0]),
+    "last-host": (lambda job: job.kill_host(last_host(job)), last_ranks),
+    "first-host": (lambda job: job.kill_host(0), lambda job: job.ranks_on(0)),
+}
+
+
 @pytest.mark.parametrize("layout", LAYOUTS, ids=layout_name)
-def test_the_survivors_go_on(lab: Lab, layout: Sequence[int]) -> None:
+@pytest.mark.parametrize("loss", LOSSES)
+def test_the_survivors_go_on(lab: Lab, loss: str, layout: Sequence[int]) -> None:
+    do, who = LOSSES[loss]
     with Job(lab, shrinking, layout) as job:
         job.wait_for("joined", range(job.ranks))
-        job.kill(job.ranks - 1)
-        shrunk = job.wait_for("shrunk", range(job.ranks - 1))
-        assert [said["rank"] for said in shrunk] == list(range(job.ranks - 1))
-        assert {said["size"] for said in shrunk} == {job.ranks - 1}
+        lost = who(job)
+        do(job)
+        shrunk(job, 1, job.others(lost), job.others(lost))
+
+
+@pytest.mark.parametrize("layout", LAYOUTS, ids=layout_name)
+@pytest.mark.parametrize("victims", [(3, 2), (0, 1), (0, 3)], ids=str)
+def test_and_go_on_again(lab: Lab, victims: tuple[int, int], layout: Sequence[int]) -> None:
+    with Job(lab, shrinking, layout) as job:
+        job.wait_for("joined", range(job.ranks))
+        job.kill(victims[0])
+        first = job.others(victims[:1])
+        shrunk(job, 1, first, first)
+        job.kill(victims[1])
+        left = job.others(victims)
+        shrunk(job, 2, left, [first.index(rank) for rank in left])
+
+
+@pytest.mark.parametrize("layout", LAYOUTS, ids=layout_name)
+@pytest.mark.parametrize("host", ["first", "last"])
+def test_one_side_of_a_cut_goes_on(lab: Lab, host: str, layout: Sequence[int]) -> None:
+    """The one with more ranks, or with rank 0 of equally many; the other is told why not."""
+    with Job(lab, shrinking, layout) as job:
+        job.wait_for("joined", range(job.ranks))
+        cut_off = 0 if host == "first" else last_host(job)
+        job.cut(cut_off)
+        one, other = job.ranks_on(cut_off), job.others(job.ranks_on(cut_off))
+        goes_on = max(one, other, key=lambda side: (len(side), 0 in side))
+        shrunk(job, 1, goes_on, goes_on)
+        for said in job.wait_for("cannot", job.others(goes_on)):
+            assert "cannot go on" in said["text"] and "beyond a cut" in said["text"]
+
+
+@pytest.mark.parametrize("layout", LAYOUTS, ids=layout_name)
+def test_a_host_without_power_may_live_for_all_one_knows(lab: Lab, layout: Sequence[int]) -> None:
+    """It is silent, as beyond a cut: what is left goes on only if it is enough."""
+    with Job(lab, shrinking, layout) as job:
+        job.wait_for("joined", range(job.ranks))
+        job.power_off(0)
+        left = job.others(job.ranks_on(0))
+        if 2 * len(left) > job.ranks:
+            shrunk(job, 1, left, left)
+        else:
+            job.wait_for("cannot", left)
 
 
 def test_a_full_disk_does_not_matter(lab: Lab) -> None:
