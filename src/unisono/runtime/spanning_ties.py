@@ -14,14 +14,16 @@ from unisono import native
 from unisono.errors import AbortedError, RendezvousError
 from unisono.links.porter import Porter
 from unisono.links.post import Answered, Quit, Text, Unreached, Voted
-from unisono.links.vote import Ask, Step, Vote
+from unisono.links.vote import Answer, Vote
 from unisono.runtime import agreement
-from unisono.runtime.quorum import suffices
+from unisono.runtime.quorum import Poll
 from unisono.runtime.rendezvous import Meeting, Met
 from unisono.runtime.succession import Succession
 
 _VOTE_S = 10.0
 """Porters answer at once, unless their processes are stopped."""
+
+_LOOK_S = 0.05
 
 _TOO_FEW = (
     "rank {rank} cannot go on: of ranks {voters} it reaches {yes}, and {silent} may live on beyond "
@@ -52,7 +54,7 @@ class SpanningTies:
         self._vote = Vote()
         self._highest = 0  # ballot that was heard of
         self._texts: list[tuple[int, bytes]] = []
-        self._answers: list[tuple[int, Answered]] = []
+        self._answers: list[tuple[int, Answer]] = []
         self._ended: set[int] = set()
         self._unreached: set[int] = set()
         self._quit: set[int] = set()
@@ -86,8 +88,8 @@ class SpanningTies:
             match news:
                 case Text(source=source, data=data) if source in self._places:
                     self._texts.append((self._places[source], data))
-                case Answered(source=source) if source in self._places:
-                    self._answers.append((self._places[source], news))
+                case Answered(source=source, answer=answer) if source in self._places:
+                    self._answers.append((self._places[source], answer))
                 case Voted(vote=vote):
                     self._vote = vote
                 case Unreached(rank=member, ended=ended) if member in self._places:
@@ -105,62 +107,37 @@ class SpanningTies:
         self._read(0)
         if expected == desired:
             return self._entry()
-        ballot = desired // 2
-        if agreement.decided(desired):
-            return expected if self._choose(ballot, ballot) else self._entry()
-        votes = self._ask_all(Ask(step=Step.PROMISE, ballot=ballot))
-        if votes is None:
-            return self._entry()
-        latest = max(votes, key=lambda vote: vote.ballot)
-        if not latest.choice:
-            return expected
-        # That may be decided already, and must be what is decided.
-        chosen = self._choose(ballot, latest.choice)
-        return agreement.undecided(latest.choice) + 1 if chosen else self._entry()
+        poll = Poll(self._rank, self._voters, expected, desired)
+        deadline = time.monotonic() + _VOTE_S
+        while True:
+            for rank, ask in poll.asks:
+                self._porter.ask(self._name, self._members[rank], ask)
+            poll.asks.clear()
+            for rank, answer in self._answers:
+                poll.hear(rank, answer)
+            self._answers.clear()
+            poll.settle(self._ended)
+            if poll.seen is not None:
+                return self._settled(poll, poll.seen)
+            if poll.asks:
+                continue
+            silent = self._voters - poll.votes - self._ended
+            if silent <= self._unreached or time.monotonic() > deadline:
+                raise AbortedError(self._too_few(sorted(poll.votes), sorted(silent)))
+            self._read(_LOOK_S)
+
+    def _settled(self, poll: Poll, seen: int) -> int:
+        if poll.decision is not None:
+            for member in self._members:
+                self._porter.ask(self._name, member, poll.decision)
+        elif not agreement.decided(seen):
+            self._highest = max(self._highest, seen // 2)
+        return seen
 
     def _entry(self) -> int:
         if self._vote.decided:
             return agreement.undecided(self._vote.choice) + 1
         return agreement.undecided(max(self._vote.promised, self._highest))
-
-    def _choose(self, ballot: int, choice: int) -> bool:
-        if self._ask_all(Ask(step=Step.CHOOSE, ballot=ballot, choice=choice)) is None:
-            return False
-        for rank in [self._rank, *self._others]:
-            known = Ask(step=Step.KNOW, ballot=ballot, choice=choice)
-            self._porter.ask(self._name, self._members[rank], known)
-        return True
-
-    def _ask_all(self, ask: Ask) -> list[Vote] | None:
-        """The votes of enough ranks, this one's first; None if one is promised to a later ballot.
-
-        Its own first: who asks all that live later on finds there what others were asked for.
-        """
-        votes: dict[int, Vote] = {}
-        deadline = time.monotonic() + _VOTE_S
-        asked = [self._rank]
-        self._porter.ask(self._name, self._members[self._rank], ask)
-        while True:
-            for rank, news in self._answers:
-                answer = news.answer
-                if (answer.step, answer.asked) != (ask.step, ask.ballot):
-                    continue  # to an earlier question
-                if not answer.yes:
-                    self._highest = max(self._highest, answer.vote.promised)
-                    self._answers.clear()
-                    return None
-                votes[rank] = answer.vote
-            self._answers.clear()
-            if self._rank in votes and len(asked) == 1:
-                asked += self._others
-                for rank in sorted(self._voters - {self._rank}):
-                    self._porter.ask(self._name, self._members[rank], ask)
-            if self._rank in votes and suffices(votes.keys(), self._ended, self._voters):
-                return list(votes.values())
-            silent = self._voters - votes.keys() - self._ended
-            if silent <= self._unreached or time.monotonic() > deadline:
-                raise AbortedError(self._too_few(sorted(votes), sorted(silent)))
-            self._read(0.05)
 
     def _too_few(self, yes: list[int], silent: list[int]) -> str:
         voters = sorted(self._voters)
