@@ -192,9 +192,8 @@ class SpanningWorld(World):
         self.highest: dict[int, int] = defaultdict(int)
         self.polls: dict[int, tuple[Poll, Advance]] = {}
         self.questions: dict[tuple[int, int], deque[Ask | Answer]] = defaultdict(deque)
-        self.side: dict[int, int] = defaultdict(int)
-        """Ranks of different sides do not reach each other; once cut, never again."""
         self.apart: set[tuple[int, int]] = set()
+        """Who does not reach whom; once cut, never again."""
 
     def cut(self, side: frozenset[int]) -> None:
         """Nothing passes any more between these ranks and the others."""
@@ -235,6 +234,16 @@ class SpanningWorld(World):
             self.poll(rank)
         else:
             super().act(rank)
+            self.check()
+
+    def check(self) -> list[int]:
+        """Of those who live now: when all that went on have ended, others may."""
+        everything, living = self.outcomes, self.outcomes.items()
+        self.outcomes = {rank: found for rank, found in living if rank not in self.dead}
+        try:
+            return super().check()
+        finally:
+            self.outcomes = everything
 
     def poll(self, rank: int) -> None:
         """One look of a rank that asks for votes."""

@@ -43,7 +43,7 @@ def never_two_groups(ranks: int, data: st.DataObject) -> None:
     assert set(world.outcomes) | world.dead == set(range(ranks))
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=60, deadline=None)
 @given(ranks=st.integers(2, 5), data=st.data())
 def test_never_two_groups(ranks: int, data: st.DataObject) -> None:
     never_two_groups(ranks, data)
@@ -51,13 +51,13 @@ def test_never_two_groups(ranks: int, data: st.DataObject) -> None:
 
 @pytest.mark.slow
 @pytest.mark.timeout(600)
-@settings(max_examples=3000, deadline=None)
+@settings(max_examples=1000, deadline=None)
 @given(ranks=st.integers(2, 5), data=st.data())
 def test_at_length_never_two_groups(ranks: int, data: st.DataObject) -> None:
     never_two_groups(ranks, data)
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=50, deadline=None)
 @given(ranks=st.integers(1, 6), data=st.data())
 def test_of_two_sides_the_right_one_goes_on(ranks: int, data: st.DataObject) -> None:
     side = data.draw(st.frozensets(st.integers(0, ranks - 1)))
@@ -68,7 +68,7 @@ def test_of_two_sides_the_right_one_goes_on(ranks: int, data: st.DataObject) -> 
     assert world.check() == max(sides, key=lambda one: (len(one), 0 in one))
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=50, deadline=None)
 @given(ranks=st.integers(1, 6), data=st.data())
 def test_all_who_live_go_on_if_the_others_have_ended(ranks: int, data: st.DataObject) -> None:
     world = SpanningWorld(ranks)

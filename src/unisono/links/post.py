@@ -24,6 +24,8 @@ from unisono.links.vote import Answer, Ask, Step, Vote, cast, read_answer, read_
 _MOST_WAITING = 4096  # texts for a group that nobody shrinks here yet
 _PROCESS_S = 5.0  # a host that answers, and a process that does not: dialed again
 
+_NOBODY = (1 << 32) - 1  # whose ballot it was does not matter any more
+
 # ---- news for the rank that shrinks; ranks are the world's
 
 
@@ -194,7 +196,7 @@ class Post:
         if box is not None:
             box.put(text)
         elif vote.decided:  # it comes when all is over
-            known = Ask(step=Step.KNOW, ballot=vote.ballot, choice=vote.choice)
+            known = Ask(step=Step.KNOW, rank=_NOBODY, ballot=vote.ballot, choice=vote.choice)
             line.say(self._message(message.tag, Say.ASK, known.pack()))
         else:
             self._waiting.append((message.tag, text))

@@ -8,6 +8,7 @@ so a ballot finds what an earlier one may have decided, and then can only decide
 from __future__ import annotations
 
 from collections.abc import Set
+from dataclasses import replace
 
 from unisono.links.vote import Answer, Ask, Step, Vote
 from unisono.runtime.agreement import decided, undecided
@@ -45,9 +46,9 @@ class Poll:
         self.decision: Ask | None = None
         """What all are to be told, if it brought a decision."""
         if decided(desired):
-            self._begin(Ask(step=Step.CHOOSE, ballot=self._ballot, choice=self._ballot))
+            self._begin(Ask(step=Step.CHOOSE, rank=rank, ballot=self._ballot, choice=self._ballot))
         else:
-            self._begin(Ask(step=Step.PROMISE, ballot=self._ballot))
+            self._begin(Ask(step=Step.PROMISE, rank=rank, ballot=self._ballot))
 
     @property
     def votes(self) -> frozenset[int]:
@@ -56,7 +57,7 @@ class Poll:
 
     def hear(self, rank: int, answer: Answer) -> None:
         """An answer has come; one to an earlier question does nothing."""
-        if self.seen is not None or (answer.step, answer.asked) != (self._ask.step, self._ballot):
+        if self.seen is not None or answer.to != self._ask:
             return
         if not answer.yes:  # another has asked for more
             self.seen = undecided(answer.vote.promised)
@@ -67,17 +68,23 @@ class Poll:
 
     def settle(self, ended: Set[int]) -> None:
         """Takes the next step if there are enough answers; `ended` have ended for certain."""
-        has_own = self._rank in self._votes
-        if self.seen is not None or not has_own or not suffices(self.votes, ended, self._voters):
+        if self.seen is not None or self._rank not in self._votes:
             return
-        if self._ask.step is Step.CHOOSE:
-            choice = self._ask.choice
-            self.decision = Ask(step=Step.KNOW, ballot=self._ballot, choice=choice)
-            self.seen = self._expected if choice == self._ballot else undecided(choice) + 1
+        if suffices(self.votes, self._ask.ended, self._voters):
+            self._take()
+        elif suffices(self.votes, ended, self._voters):
+            # Those votes must know it too, or take what the ended said for later than this.
+            self._begin(replace(self._ask, ended=frozenset(ended)))
+
+    def _take(self) -> None:
+        ask = self._ask
+        if ask.step is Step.CHOOSE:
+            self.decision = replace(ask, step=Step.KNOW)
+            self.seen = self._expected if ask.choice == self._ballot else undecided(ask.choice) + 1
             return
         latest = max(self._votes.values(), key=lambda vote: vote.ballot)
         if latest.choice:  # may be decided already, so nothing else can be
-            self._begin(Ask(step=Step.CHOOSE, ballot=self._ballot, choice=latest.choice))
+            self._begin(replace(ask, step=Step.CHOOSE, choice=latest.choice))
         else:
             self.seen = self._expected
 
