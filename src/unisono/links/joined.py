@@ -88,9 +88,11 @@ class Joined:
             gone.wait(2 * _GOODBYE_S)
             self._loop.run(self._close, _GOODBYE_S)
 
-    def parked(self) -> list[socket.socket]:
-        """Connections that nobody has taken yet."""
-        return [*self.groups.parked(), *(sock for sock, _ in self._early)]
+    def abandon(self) -> None:
+        """In a forked child: closes its copies of the connections that the loop does not watch."""
+        self.groups.abandon()
+        for sock, _ in self._early:
+            sock.close()
 
     def _leave(self) -> None:
         if self._door is not None:

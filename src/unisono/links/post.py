@@ -21,7 +21,7 @@ from unisono.links.messages import Message, Say
 from unisono.links.place import Place
 from unisono.links.vote import Answer, Ask, Step, Vote, cast, read_answer, read_ask
 
-_MOST_WAITING = 4096  # texts for a group that nobody shrinks here yet
+_MOST_WAITING = 4096  # news for a group that nobody shrinks here yet
 _PROCESS_S = 5.0  # a host that answers, and a process that does not: dialed again
 
 _NOBODY = (1 << 32) - 1  # whose ballot it was does not matter any more
@@ -104,7 +104,7 @@ class Post:
         self._lines: set[Line] = set()
         self._boxes: dict[bytes, Box] = {}
         self._votes: dict[bytes, Vote] = {}
-        self._waiting: deque[tuple[bytes, Text]] = deque(maxlen=_MOST_WAITING)
+        self._waiting: deque[tuple[bytes, News]] = deque(maxlen=_MOST_WAITING)
 
     def open(self, tag: bytes, peers: tuple[int, ...], box: Box) -> None:
         """This rank begins to shrink a group; `peers` are its other ranks."""
@@ -174,12 +174,12 @@ class Post:
             case Say.ASK:
                 self._asked(message, line)
             case Say.POST:
-                self._deliver(message, box, line)
+                self._deliver(message, line)
             case Say.ANSWER if box is not None:
                 box.put(Answered(source=rank, answer=read_answer(message.body)))
-            case Say.LEFT if box is not None:
-                box.put(Quit(rank=rank))
-            case Say.ANSWER | Say.LEFT:
+            case Say.LEFT:
+                self._put(message.tag, Quit(rank=rank))
+            case Say.ANSWER:
                 pass  # came late
             case _:
                 raise ValueError(f"a message of kind {message.say} by post")
@@ -190,16 +190,19 @@ class Post:
         if ask.step is not Step.KNOW:
             line.say(self._message(message.tag, Say.ANSWER, answer.pack()))
 
-    def _deliver(self, message: Message, box: Box | None, line: Line) -> None:
+    def _deliver(self, message: Message, line: Line) -> None:
         vote = self._vote(message.tag)
-        text = Text(source=message.origin, data=message.body)
-        if box is not None:
-            box.put(text)
-        elif vote.decided:  # it comes when all is over
+        if vote.decided and message.tag not in self._boxes:  # it comes when all is over
             known = Ask(step=Step.KNOW, rank=_NOBODY, ballot=vote.ballot, choice=vote.choice)
             line.say(self._message(message.tag, Say.ASK, known.pack()))
         else:
-            self._waiting.append((message.tag, text))
+            self._put(message.tag, Text(source=message.origin, data=message.body))
+
+    def _put(self, tag: bytes, news: News) -> None:
+        if tag in self._boxes:
+            self._boxes[tag].put(news)
+        else:
+            self._waiting.append((tag, news))
 
     def _vote(self, tag: bytes) -> Vote:
         return self._votes.get(tag, Vote())

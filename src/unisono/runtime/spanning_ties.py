@@ -20,7 +20,7 @@ from unisono.runtime.quorum import Poll
 from unisono.runtime.rendezvous import Meeting, Met
 from unisono.runtime.succession import Succession
 
-_VOTE_S = 10.0
+_VOTE_S = 5.0
 """Porters answer at once, unless their processes are stopped."""
 
 _LOOK_S = 0.05
