@@ -15,7 +15,7 @@ constexpr int kMostParts = 32;  // of one system call: heads and payloads
 
 }  // namespace
 
-Stream::Stream(Descriptor fd) : fd_(std::move(fd)), buffer_(kBuffer) {}
+Stream::Stream(Descriptor fd) : fd_(std::move(fd)), silence_(fd_.get()), buffer_(kBuffer) {}
 
 void Stream::push(const Outgoing& outgoing) {
     queue_.push_back(outgoing);

@@ -62,6 +62,7 @@ class TcpWire final : public Wire {
     void end(uint32_t peer, size_t index);
     void watch(uint32_t peer, size_t index, int operation) noexcept;
     void retry_stalled();
+    void listen_for_silence();
     void say_left() noexcept;
     void say_failed(const Error& failure) noexcept;
     [[nodiscard]] bool linger(double seconds) noexcept;
@@ -71,6 +72,7 @@ class TcpWire final : public Wire {
     std::vector<Peer> peers_;
     uint64_t unsent_bytes_ = 0;                         // of all streams and early queues
     std::vector<std::pair<uint32_t, size_t>> stalled_;  // streams whose receiver had no place
+    Silence::Clock::time_point listened_{};             // for silence
     std::mutex mutex_;                                  // guards the arrivals
     std::vector<Arrival> arrivals_;
     std::atomic<bool> any_arrivals_{false};
