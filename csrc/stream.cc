@@ -6,20 +6,24 @@
 
 #include <array>
 #include <cerrno>
+#include <new>
 #include <utility>
 
 namespace unisono {
 namespace {
 
-constexpr int kMostParts = 32;  // of one system call: heads and payloads
+constexpr int kMostParts = 32;     // of one system call: heads and payloads
+constexpr int kMostDiscards = 64;  // at a time: there may be no end of what comes
 
 }  // namespace
 
 Stream::Stream(Descriptor fd) : fd_(std::move(fd)), silence_(fd_.get()), buffer_(kBuffer) {}
 
-void Stream::push(const Outgoing& outgoing) {
+bool Stream::push(const Outgoing& outgoing) {
+    if (broken_) return false;
     queue_.push_back(outgoing);
     waiting_bytes_ += sizeof(Frame) + outgoing.frame.bytes;
+    return true;
 }
 
 void Stream::flush() noexcept {
@@ -86,7 +90,23 @@ bool Stream::acknowledged() const noexcept {
 }
 
 void Stream::cut_short() noexcept {
-    if (!queue_.empty()) queue_.resize(front_sent_ > 0 ? 1 : 0);
+    if (front_sent_ == 0) queue_.clear();
+    while (queue_.size() > 1) queue_.pop_back();
+    waiting_bytes_ = 0;
+    if (queue_.empty()) return;
+    Outgoing& begun = queue_.front();
+    const uint64_t bytes = begun.frame.bytes;
+    waiting_bytes_ = sizeof(Frame) + bytes - front_sent_;
+    if (begun.frame.kind != FrameKind::letter || bytes == 0) return;
+    if (begun.payload == kept_.get()) return;
+    kept_.reset(new (std::nothrow) std::byte[bytes]);
+    if (!kept_) {
+        abandon();
+        return;
+    }
+    const uint64_t gone = front_sent_ > sizeof(Frame) ? front_sent_ - sizeof(Frame) : 0;
+    std::memcpy(kept_.get() + gone, begun.payload + gone, bytes - gone);
+    begun.payload = kept_.get();
 }
 
 uint64_t Stream::abandon() noexcept {
@@ -97,11 +117,12 @@ uint64_t Stream::abandon() noexcept {
 }
 
 bool Stream::discard() noexcept {
-    ssize_t got = 0;
-    do {
-        got = ::recv(fd_.get(), buffer_.data(), buffer_.size(), MSG_DONTWAIT);
-    } while (got > 0 || (got < 0 && errno == EINTR));
-    return got < 0 && errno == EAGAIN;
+    for (int i = 0; i < kMostDiscards; ++i) {
+        const ssize_t got = ::recv(fd_.get(), buffer_.data(), buffer_.size(), MSG_DONTWAIT);
+        if (got > 0 || (got < 0 && errno == EINTR)) continue;
+        return got < 0 && errno == EAGAIN;
+    }
+    return true;
 }
 
 }  // namespace unisono

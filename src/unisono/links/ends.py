@@ -34,6 +34,9 @@ class GroupEnd(Protocol):
     def attach(self, peer: int, kind: int, stream: int, streams: int, fd: int) -> None:
         """Takes a proved, non-blocking connection, and owns the descriptor from here."""
 
+    def abandon(self) -> None:
+        """In a forked child: closes its copies of the connections."""
+
     def peer_left(self, peer: int) -> None:
         """A peer closed the group in good order."""
 
