@@ -6,6 +6,7 @@
 
 #include <array>
 #include <cerrno>
+#include <system_error>
 #include <utility>
 
 namespace unisono {
@@ -15,7 +16,7 @@ constexpr int kMostParts = 32;  // of one system call: heads and payloads
 
 }  // namespace
 
-Stream::Stream(Descriptor fd) : fd_(std::move(fd)), buffer_(kBuffer) {}
+Stream::Stream(Channel channel) : channel_(std::move(channel)), buffer_(kBuffer) {}
 
 void Stream::push(const Outgoing& outgoing) {
     queue_.push_back(outgoing);
@@ -40,10 +41,7 @@ void Stream::flush() noexcept {
             add(&it->frame, sizeof(Frame));
             add(it->payload, it->frame.bytes);
         }
-        msghdr message{};
-        message.msg_iov = parts.data();
-        message.msg_iovlen = static_cast<size_t>(count);
-        const ssize_t bytes = ::sendmsg(fd_.get(), &message, MSG_NOSIGNAL | MSG_DONTWAIT);
+        const ssize_t bytes = channel_.write(parts.data(), count);
         if (bytes < 0) {
             if (errno == EINTR) continue;
             if (errno == EAGAIN || errno == ENOBUFS) return;
@@ -71,7 +69,7 @@ void Stream::sent(size_t bytes) noexcept {
 // Bytes; 0 if there are none; -1 at the end.
 ssize_t Stream::read_into(iovec* parts, int count) noexcept {
     for (;;) {
-        const ssize_t got = ::readv(fd_.get(), parts, count);
+        const ssize_t got = channel_.read(parts, count);
         if (got > 0) return got;
         if (got < 0 && errno == EINTR) continue;
         if (got < 0 && errno == EAGAIN) return 0;
@@ -80,13 +78,23 @@ ssize_t Stream::read_into(iovec* parts, int count) noexcept {
     }
 }
 
+std::string Stream::why_ended() const {
+    if (error_ == 0) return "its connection ended";
+    if (error_ == EBADMSG) return "what came was changed on its way (TLS)";
+    return std::generic_category().message(error_);
+}
+
 bool Stream::acknowledged() const noexcept {
     int bytes = 0;
-    return ::ioctl(fd_.get(), SIOCOUTQ, &bytes) != 0 || bytes == 0;
+    return ::ioctl(fd(), SIOCOUTQ, &bytes) != 0 || bytes == 0;
 }
 
 void Stream::cut_short() noexcept {
-    if (!queue_.empty()) queue_.resize(front_sent_ > 0 ? 1 : 0);
+    const size_t begun = front_sent_ + channel_.begun();
+    size_t frames = 0;
+    for (size_t bytes = 0; bytes < begun; ++frames)
+        bytes += sizeof(Frame) + queue_[frames].frame.bytes;
+    queue_.resize(frames);
 }
 
 uint64_t Stream::abandon() noexcept {
@@ -99,7 +107,7 @@ uint64_t Stream::abandon() noexcept {
 bool Stream::discard() noexcept {
     ssize_t got = 0;
     do {
-        got = ::recv(fd_.get(), buffer_.data(), buffer_.size(), MSG_DONTWAIT);
+        got = ::recv(fd(), buffer_.data(), buffer_.size(), MSG_DONTWAIT);
     } while (got > 0 || (got < 0 && errno == EINTR));
     return got < 0 && errno == EAGAIN;
 }

@@ -9,9 +9,10 @@
 #include <cstdint>
 #include <cstring>
 #include <deque>
+#include <string>
 #include <vector>
 
-#include "segment.h"
+#include "channel.h"
 #include "wire.h"
 
 namespace unisono {
@@ -24,9 +25,9 @@ struct Outgoing {
 
 class Stream {
   public:
-    explicit Stream(Descriptor fd);
+    explicit Stream(Channel channel);
 
-    [[nodiscard]] int fd() const noexcept { return fd_.get(); }
+    [[nodiscard]] int fd() const noexcept { return channel_.fd(); }
     [[nodiscard]] uint64_t waiting_bytes() const noexcept { return waiting_bytes_; }
     [[nodiscard]] bool drained() const noexcept { return queue_.empty(); }
     // Letters that were handed to the kernel as a whole.
@@ -42,8 +43,11 @@ class Stream {
     // `stalled`: `place` has to be asked again.
     template <class Place, class OnFrame>
     Input receive(Place&& place, OnFrame&& on_frame);
+    // Something may be there to receive of which the descriptor will not tell.
+    [[nodiscard]] bool pending() const noexcept { return channel_.pending(); }
     // What ended it.
     [[nodiscard]] int error() const noexcept { return error_; }
+    [[nodiscard]] std::string why_ended() const;
 
     // Whether what was sent has reached the peer's host.
     [[nodiscard]] bool acknowledged() const noexcept;
@@ -56,6 +60,7 @@ class Stream {
 
     bool watched_for_room = false;  // by its wire
     bool watched_for_input = true;
+    bool over = false;
 
   private:
     static constexpr size_t kBuffer = 32 << 10;  // heads, and payloads that fit
@@ -63,7 +68,7 @@ class Stream {
     ssize_t read_into(iovec* parts, int count) noexcept;
     void sent(size_t bytes) noexcept;
 
-    Descriptor fd_;
+    Channel channel_;
     std::deque<Outgoing> queue_;
     size_t front_sent_ = 0;  // bytes of the first frame, head included
     uint64_t waiting_bytes_ = 0;
@@ -127,12 +132,12 @@ Stream::Input Stream::receive(Place&& place, OnFrame&& on_frame) {
     if (in_payload_) {
         payload_ += placed;
         left_ -= placed;
-        if (left_ > 0) return Input::drained;
+        if (left_ > 0) return pending() ? Input::more : Input::drained;
         in_payload_ = false;
         on_frame(frame_);
     }
     if (!digest()) return Input::stalled;
-    return static_cast<size_t>(got) < direct + room ? Input::drained : Input::more;
+    return static_cast<size_t>(got) < direct + room && !pending() ? Input::drained : Input::more;
 }
 
 }  // namespace unisono

@@ -42,12 +42,12 @@ TcpWire::TcpWire(uint32_t ranks, Receiver& receiver)
         throw_errno("watching a wire's bell");
 }
 
-void TcpWire::attach(uint32_t peer, uint32_t stream, uint32_t streams, Descriptor fd) {
+void TcpWire::attach(uint32_t peer, uint32_t stream, uint32_t streams, Channel channel) {
     if (peer >= peers_.size() || stream >= streams)
         throw Error(Fault::invalid, "a connection of no rank of the group");
     {
         const std::lock_guard lock(mutex_);
-        arrivals_.push_back({peer, stream, streams, std::move(fd)});
+        arrivals_.push_back({peer, stream, streams, std::move(channel)});
         any_arrivals_.store(true, std::memory_order_release);
     }
     wake();
@@ -65,8 +65,9 @@ void TcpWire::admit() {
         peer.streams.resize(std::max<size_t>(peer.streams.size(), arrival.streams));
         auto& stream = peer.streams[arrival.stream];
         if (stream) continue;  // the first one counts
-        stream = std::make_unique<Stream>(std::move(arrival.fd));
+        stream = std::make_unique<Stream>(std::move(arrival.channel));
         watch(arrival.peer, arrival.stream, EPOLL_CTL_ADD);
+        if (stream->pending()) stall(arrival.peer, arrival.stream);
         if (++peer.open < peer.streams.size()) continue;
         peer.connected = true;
         for (const Outgoing& outgoing : std::exchange(peer.early, {})) push(peer, outgoing);
@@ -175,10 +176,19 @@ bool TcpWire::poll() {
     return came;
 }
 
+// Not until the next poll; meanwhile its data would wake every sleep.
+void TcpWire::stall(uint32_t peer, size_t index) {
+    Stream& stream = *peers_[peer].streams[index];
+    if (!std::exchange(stream.watched_for_input, false)) return;  // it is among them
+    watch(peer, index, EPOLL_CTL_MOD);
+    stalled_.emplace_back(peer, index);
+}
+
 // Somebody may have asked for what they carry; a receiver that still has no place lets them wait.
 void TcpWire::retry_stalled() {
     for (const auto& [peer, index] : std::exchange(stalled_, {})) {
         Stream& stream = *peers_[peer].streams[index];
+        if (stream.over) continue;
         stream.watched_for_input = true;
         watch(peer, index, EPOLL_CTL_MOD);
         read(peer, index);
@@ -199,15 +209,17 @@ bool TcpWire::read(uint32_t peer, size_t index) {
             case Stream::Input::more:
                 came = true;
                 break;
-            case Stream::Input::stalled:  // its data would wake every sleep
-                stream.watched_for_input = false;
-                watch(peer, index, EPOLL_CTL_MOD);
-                stalled_.emplace_back(peer, index);
+            case Stream::Input::stalled:
+                stall(peer, index);
                 return came;
             case Stream::Input::ended:
                 end(peer, index);
                 return true;
         }
+    }
+    if (stream.pending()) {
+        stall(peer, index);
+        wake();
     }
     return came;
 }
@@ -240,7 +252,7 @@ void TcpWire::arrived(uint32_t peer, const Frame& frame) {
 void TcpWire::end(uint32_t peer, size_t index) {
     Peer& from = peers_[peer];
     Stream& stream = *from.streams[index];
-    if (!stream.watched_for_input && !stream.watched_for_room) return;  // once is enough
+    if (std::exchange(stream.over, true)) return;  // once is enough
     stream.watched_for_input = stream.watched_for_room = false;
     ::epoll_ctl(epoll_.get(), EPOLL_CTL_DEL, stream.fd(), nullptr);
     unsent_bytes_ -= stream.abandon();
@@ -252,8 +264,7 @@ void TcpWire::end(uint32_t peer, size_t index) {
     } else if (from.open > 0) {
         return;
     }
-    receiver_.lost(peer, stream.error() == 0 ? "its connection ended"
-                                             : std::generic_category().message(stream.error()));
+    receiver_.lost(peer, stream.why_ended());
 }
 
 Woken TcpWire::sleep(double seconds) {

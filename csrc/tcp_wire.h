@@ -19,9 +19,9 @@ class TcpWire final : public Wire {
     TcpWire& operator=(const TcpWire&) = delete;
     ~TcpWire() override = default;
 
-    // A connected socket whose other end was proved to be the peer; from any thread. What was sent
+    // A connection whose other end was proved to be the peer; from any thread. What was sent
     // before waits until all `streams` of the peer are there.
-    void attach(uint32_t peer, uint32_t stream, uint32_t streams, Descriptor fd);
+    void attach(uint32_t peer, uint32_t stream, uint32_t streams, Channel channel);
 
     void send(uint32_t peer, const Frame& frame, std::span<const Load> loads) override;
     [[nodiscard]] uint64_t handed(uint32_t peer) const noexcept override;
@@ -50,7 +50,7 @@ class TcpWire final : public Wire {
     };
     struct Arrival {
         uint32_t peer, stream, streams;
-        Descriptor fd;
+        Channel channel;
     };
 
     void admit();
@@ -61,6 +61,7 @@ class TcpWire final : public Wire {
     void arrived(uint32_t peer, const Frame& frame);
     void end(uint32_t peer, size_t index);
     void watch(uint32_t peer, size_t index, int operation) noexcept;
+    void stall(uint32_t peer, size_t index);
     void retry_stalled();
     void say_left() noexcept;
     void say_failed(const Error& failure) noexcept;
@@ -70,7 +71,7 @@ class TcpWire final : public Wire {
     Descriptor epoll_, bell_;
     std::vector<Peer> peers_;
     uint64_t unsent_bytes_ = 0;                         // of all streams and early queues
-    std::vector<std::pair<uint32_t, size_t>> stalled_;  // streams whose receiver had no place
+    std::vector<std::pair<uint32_t, size_t>> stalled_;  // streams to be read without being told to
     std::mutex mutex_;                                  // guards the arrivals
     std::vector<Arrival> arrivals_;
     std::atomic<bool> any_arrivals_{false};

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import socket
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 
+from unisono.links.connection import Connection
 from unisono.links.ends import GroupEnd
 from unisono.links.entered import Entered
 from unisono.links.introduction import Introduction
@@ -20,10 +20,10 @@ _MOST_DEPARTED = 4096
 class Groups:
     """By tag. All methods are for the loop's thread. `refuse` closes a connection, saying why."""
 
-    def __init__(self, place: Place, refuse: Callable[[socket.socket, str], None]) -> None:
+    def __init__(self, place: Place, refuse: Callable[[Connection, str], None]) -> None:
         self._place, self._refuse = place, refuse
         self._entered: dict[bytes, Entered] = {}
-        self._parked: list[tuple[socket.socket, Introduction]] = []
+        self._parked: list[tuple[Connection, Introduction]] = []
         self._early: deque[Message] = deque(maxlen=_MOST_EARLY)
         self._departed: dict[bytes, None] = {}
         self._gone: dict[int, str] = {}
@@ -62,7 +62,7 @@ class Groups:
         for sock, _ in self._unpark(lambda _: True):
             sock.close()
 
-    def take(self, sock: socket.socket, said: Introduction) -> None:
+    def take(self, sock: Connection, said: Introduction) -> None:
         """A proved connection has come."""
         if said.tag in self._entered:
             self._bring(self._entered[said.tag], sock, said)
@@ -73,7 +73,7 @@ class Groups:
         else:
             self._parked.append((sock, said))
 
-    def parked(self) -> list[socket.socket]:
+    def parked(self) -> list[Connection]:
         """The connections for groups that were not entered yet."""
         return [sock for sock, _ in self._parked]
 
@@ -98,14 +98,14 @@ class Groups:
         for entered in list(self._entered.values()):
             entered.starved(why)
 
-    def _bring(self, entered: Entered, sock: socket.socket, said: Introduction) -> None:
+    def _bring(self, entered: Entered, sock: Connection, said: Introduction) -> None:
         why_not = entered.take(sock, said)
         if why_not:
             self._refuse(sock, why_not)
 
     def _unpark(
         self, wanted: Callable[[Introduction], bool]
-    ) -> list[tuple[socket.socket, Introduction]]:
+    ) -> list[tuple[Connection, Introduction]]:
         found = [parked for parked in self._parked if wanted(parked[1])]
         self._parked = [parked for parked in self._parked if not wanted(parked[1])]
         return found

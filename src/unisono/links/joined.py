@@ -11,6 +11,7 @@ from collections.abc import Sequence
 
 from unisono.errors import AbortedError, AuthenticationError, RendezvousError, UnisonoError
 from unisono.links.accepting import Door
+from unisono.links.connection import Connection
 from unisono.links.dialing import Dial, Failed
 from unisono.links.groups import Groups
 from unisono.links.introduction import Introduction, Kind, purpose_of
@@ -55,6 +56,7 @@ class Joined:
             self._listeners,
             secret=terms.secret,
             purpose=purpose_of(terms.world, terms.rank),
+            security=terms.security,
             arrived=self._arrived,
             starved=self._starved,
         )
@@ -101,7 +103,7 @@ class Joined:
 
     # ---- the star
 
-    def _connected(self, sock: socket.socket) -> None:
+    def _connected(self, sock: Connection) -> None:
         terms = self._terms
         self._star = Spoke(
             self._loop,
@@ -138,7 +140,7 @@ class Joined:
 
     # ---- the door
 
-    def _arrived(self, sock: socket.socket, said: Introduction) -> None:
+    def _arrived(self, sock: Connection, said: Introduction) -> None:
         size = len(self._terms.contacts)
         if said.rank >= size or said.rank == self._terms.rank:
             self._refuse(sock, f"no rank {said.rank} of {size} can dial here")
@@ -150,7 +152,7 @@ class Joined:
             self._hub.take(sock, said)
             self._check_complete()
 
-    def _refuse(self, sock: socket.socket, why: str) -> None:
+    def _refuse(self, sock: Connection, why: str) -> None:
         if self._door is None:
             sock.close()
         else:
