@@ -41,14 +41,14 @@ class Authority:
         self.file = folder / "ca.pem"
         self._key = folder / "ca.key"
         self._run("req", "-x509", *_NEW_KEY, "-keyout", self._key, "-out", self.file,
-                  "-subj", "/CN=test authority", "-days", "2")  # fmt: skip
+                  "-subj", f"/CN=authority of {folder.parent.name}", "-days", "2")  # fmt: skip
 
     def member(self, name: str, *, expired: bool = False) -> dict[str, str]:
         """A certificate; as the variables that a rank with it has."""
         key, request, made = (self._folder / f"{name}.{what}" for what in ("key", "csr", "pem"))
         self._run("req", *_NEW_KEY, "-keyout", key, "-out", request, "-subj", f"/CN={name}")
         if expired:
-            (self._folder / "index").touch()
+            (self._folder / "index").write_text("")  # forgets what it made before
             (self._folder / "serial").write_text("01")
             config = self._folder / "ca.conf"
             config.write_text(_EXPIRED.format(folder=self._folder))
@@ -105,8 +105,11 @@ class Tap:
         except OSError:
             near.close()
             return
-        for one, other in ((near, far), (far, near)):
-            threading.Thread(target=self._copy, args=(one, other), daemon=True).start()
+        with near, far:
+            back = threading.Thread(target=self._copy, args=(far, near), daemon=True)
+            back.start()
+            self._copy(near, far)
+            back.join()
 
     def _copy(self, one: socket.socket, other: socket.socket) -> None:
         with contextlib.suppress(OSError):

@@ -63,7 +63,11 @@ class Connection(socket.socket):
         if tls is None:
             return super().send(data, flags)
         some = bytes(data[:_MOST_SENT_BYTES])
-        return self._patiently(select.POLLOUT, lambda: tls.send(some)) if some else 0
+        try:
+            return self._patiently(select.POLLOUT, lambda: tls.send(some)) if some else 0
+        except (BrokenPipeError, ConnectionResetError):
+            tls.recv(1)  # raises what the other end said before it closed the connection
+            raise
 
     def sendall(self, data: bytes, flags: int = 0, /) -> None:  # type: ignore[override]
         if self.tls is None:
