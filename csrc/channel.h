@@ -16,7 +16,7 @@ namespace unisono {
 class Channel {
   public:
     // `tls`, if any: what was agreed on over this socket.
-    explicit Channel(Descriptor fd, std::unique_ptr<TlsSession> tls = nullptr)
+    Channel(Descriptor fd, std::unique_ptr<TlsSession> tls = nullptr)
         : fd_(std::move(fd)), tls_(std::move(tls)) {
         if (tls_) tls_->read_ahead();
     }

@@ -92,7 +92,7 @@ bool Stream::acknowledged() const noexcept {
 void Stream::cut_short() noexcept {
     const size_t begun = front_sent_ + channel_.begun();
     size_t frames = 0;
-    for (size_t bytes = 0; bytes < begun; ++frames)
+    for (size_t bytes = 0; bytes < begun && frames < queue_.size(); ++frames)
         bytes += sizeof(Frame) + queue_[frames].frame.bytes;
     queue_.resize(frames);
 }

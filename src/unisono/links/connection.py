@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import select
 import socket
 import time
@@ -66,7 +67,8 @@ class Connection(socket.socket):
         try:
             return self._patiently(select.POLLOUT, lambda: tls.send(some)) if some else 0
         except (BrokenPipeError, ConnectionResetError):
-            tls.recv(1)  # raises what the other end said before it closed the connection
+            with contextlib.suppress(BlockingIOError):
+                tls.recv(1)  # raises what the other end said before it closed the connection
             raise
 
     def sendall(self, data: bytes, flags: int = 0, /) -> None:  # type: ignore[override]
