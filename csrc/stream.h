@@ -60,7 +60,7 @@ class Stream {
 
     bool watched_for_room = false;  // by its wire
     bool watched_for_input = true;
-    bool over = false;
+    bool ended = false;
 
   private:
     static constexpr size_t kBuffer = 32 << 10;  // heads, and payloads that fit

@@ -67,7 +67,7 @@ void TcpWire::admit() {
         if (stream) continue;  // the first one counts
         stream = std::make_unique<Stream>(std::move(arrival.channel));
         watch(arrival.peer, arrival.stream, EPOLL_CTL_ADD);
-        if (stream->pending()) stall(arrival.peer, arrival.stream);
+        if (stream->pending()) here_.emplace_back(arrival.peer, arrival.stream);
         if (++peer.open < peer.streams.size()) continue;
         peer.connected = true;
         for (const Outgoing& outgoing : std::exchange(peer.early, {})) push(peer, outgoing);
@@ -158,9 +158,12 @@ uint64_t TcpWire::handed(uint32_t peer) const noexcept {
 bool TcpWire::poll() {
     if (any_arrivals_.load(std::memory_order_acquire)) admit();
     if (!stalled_.empty()) retry_stalled();
+    bool came = false;
+    for (const auto& [peer, index] : std::exchange(here_, {})) {
+        if (!peers_[peer].streams[index]->ended) came |= read(peer, index);
+    }
     std::array<epoll_event, kMostEvents> events;
     const int count = ::epoll_wait(epoll_.get(), events.data(), kMostEvents, 0);
-    bool came = false;
     for (int i = 0; i < count; ++i) {
         const epoll_event& event = events[static_cast<size_t>(i)];
         if (event.data.u64 == kBell) {
@@ -176,19 +179,11 @@ bool TcpWire::poll() {
     return came;
 }
 
-// Not until the next poll; meanwhile its data would wake every sleep.
-void TcpWire::stall(uint32_t peer, size_t index) {
-    Stream& stream = *peers_[peer].streams[index];
-    if (!std::exchange(stream.watched_for_input, false)) return;  // it is among them
-    watch(peer, index, EPOLL_CTL_MOD);
-    stalled_.emplace_back(peer, index);
-}
-
 // Somebody may have asked for what they carry; a receiver that still has no place lets them wait.
 void TcpWire::retry_stalled() {
     for (const auto& [peer, index] : std::exchange(stalled_, {})) {
         Stream& stream = *peers_[peer].streams[index];
-        if (stream.over) continue;
+        if (stream.ended) continue;
         stream.watched_for_input = true;
         watch(peer, index, EPOLL_CTL_MOD);
         read(peer, index);
@@ -209,8 +204,10 @@ bool TcpWire::read(uint32_t peer, size_t index) {
             case Stream::Input::more:
                 came = true;
                 break;
-            case Stream::Input::stalled:
-                stall(peer, index);
+            case Stream::Input::stalled:  // its data would wake every sleep
+                stream.watched_for_input = false;
+                watch(peer, index, EPOLL_CTL_MOD);
+                stalled_.emplace_back(peer, index);
                 return came;
             case Stream::Input::ended:
                 end(peer, index);
@@ -218,7 +215,7 @@ bool TcpWire::read(uint32_t peer, size_t index) {
         }
     }
     if (stream.pending()) {
-        stall(peer, index);
+        here_.emplace_back(peer, index);
         wake();
     }
     return came;
@@ -252,7 +249,7 @@ void TcpWire::arrived(uint32_t peer, const Frame& frame) {
 void TcpWire::end(uint32_t peer, size_t index) {
     Peer& from = peers_[peer];
     Stream& stream = *from.streams[index];
-    if (std::exchange(stream.over, true)) return;  // once is enough
+    if (std::exchange(stream.ended, true)) return;  // once is enough
     stream.watched_for_input = stream.watched_for_room = false;
     ::epoll_ctl(epoll_.get(), EPOLL_CTL_DEL, stream.fd(), nullptr);
     unsent_bytes_ -= stream.abandon();

@@ -61,7 +61,6 @@ class TcpWire final : public Wire {
     void arrived(uint32_t peer, const Frame& frame);
     void end(uint32_t peer, size_t index);
     void watch(uint32_t peer, size_t index, int operation) noexcept;
-    void stall(uint32_t peer, size_t index);
     void retry_stalled();
     void say_left() noexcept;
     void say_failed(const Error& failure) noexcept;
@@ -71,7 +70,8 @@ class TcpWire final : public Wire {
     Descriptor epoll_, bell_;
     std::vector<Peer> peers_;
     uint64_t unsent_bytes_ = 0;                         // of all streams and early queues
-    std::vector<std::pair<uint32_t, size_t>> stalled_;  // streams to be read without being told to
+    std::vector<std::pair<uint32_t, size_t>> stalled_;  // streams whose receiver had no place
+    std::vector<std::pair<uint32_t, size_t>> here_;     // whose bytes have left the socket already
     std::mutex mutex_;                                  // guards the arrivals
     std::vector<Arrival> arrivals_;
     std::atomic<bool> any_arrivals_{false};
