@@ -160,7 +160,7 @@ bool TcpWire::poll() {
     if (!stalled_.empty()) retry_stalled();
     bool came = false;
     for (const auto& [peer, index] : std::exchange(here_, {})) {
-        if (!peers_[peer].streams[index]->ended) came |= read(peer, index);
+        if (peers_[peer].streams[index]->watched_for_input) came |= read(peer, index);
     }
     std::array<epoll_event, kMostEvents> events;
     const int count = ::epoll_wait(epoll_.get(), events.data(), kMostEvents, 0);
