@@ -47,6 +47,9 @@ class Channel {
     // There may be more to read, of which the socket will not tell.
     [[nodiscard]] bool pending() const noexcept { return tls_ && tls_->pending(); }
 
+    // In a forked child, where all else is the parent's.
+    void close() noexcept { fd_ = Descriptor(); }
+
   private:
     Descriptor fd_;
     std::unique_ptr<TlsSession> tls_;

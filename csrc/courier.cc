@@ -78,14 +78,15 @@ std::byte* Courier::place(uint32_t peer, const Frame& frame) {
         if (frame.place <= room && frame.bytes <= room - frame.place)
             return view_.areas(peer, frame.strip) + frame.place;
     }
-    members_.fail(Fault::system,
-                  "rank " + std::to_string(peer) + " sent a frame that makes no sense");
+    nonsense(peer, "a frame that makes no sense");
 }
 
 void Courier::deliver(uint32_t peer, const Frame& frame) {
     RankControl& mirror = view_.control(peer);
     switch (frame.kind) {
         case FrameKind::post:
+            if (frame.progress < mirror.progress.load(std::memory_order_relaxed))
+                nonsense(peer, "progress that falls");
             hear(mirror, frame.called);
             mirror.progress.store(frame.progress, std::memory_order_release);
             return;
@@ -96,16 +97,22 @@ void Courier::deliver(uint32_t peer, const Frame& frame) {
             const Error error = news_.read(peer, frame);
             members_.fail(error.fault(), error.what());
         }
-        default:
-            members_.fail(Fault::system,
-                          "rank " + std::to_string(peer) + " sent a frame of an unknown kind");
+        case FrameKind::load:
+        case FrameKind::letter:
+        case FrameKind::taken:
+            break;
     }
+    nonsense(peer, "a frame of an unknown kind");
 }
 
 void Courier::lost(uint32_t peer, const std::string& why) {
     const auto presence = view_.control(peer).presence.load(std::memory_order_acquire);
     if (presence == static_cast<uint32_t>(Presence::left)) return;
     members_.fail(Fault::peer_lost, "rank " + std::to_string(peer) + " is gone: " + why);
+}
+
+void Courier::nonsense(uint32_t peer, const std::string& what) {
+    members_.fail(Fault::system, "rank " + std::to_string(peer) + " sent " + what);
 }
 
 }  // namespace unisono

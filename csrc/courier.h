@@ -47,6 +47,7 @@ class Courier final : public Receiver {
     std::byte* place(uint32_t peer, const Frame& frame) override;
     void deliver(uint32_t peer, const Frame& frame) override;
     void lost(uint32_t peer, const std::string& why) override;
+    [[noreturn]] void nonsense(uint32_t peer, const std::string& what) override;
 
   private:
     struct Debt {

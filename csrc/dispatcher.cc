@@ -208,7 +208,7 @@ void Dispatcher::progress_loop() {
 // A peer asks no more whether this rank lives, now that it has left; so the process must not end
 // before the call under way has.
 void Dispatcher::await_driver(std::unique_lock<std::mutex>& lock) noexcept {
-    changed_->wait_for(lock, kFarewell, [this] { return !driving() || driven_from_here(); });
+    changed_->wait_for(lock, kFarewell, [this] { return quiet(); });
 }
 
 void Dispatcher::stop() noexcept {

@@ -61,6 +61,8 @@ class Dispatcher {
     // Ends the progress thread, after the group was left. What is still queued fails as aborted;
     // what is under way has failed, and the others know, when this returns.
     void stop() noexcept;
+    // Nobody else drives a call.
+    [[nodiscard]] bool quiet() const noexcept { return !driving() || driven_from_here(); }
 
   private:
     // The right to drive the executor, if nobody else has it. No mutex: who cannot have it must be

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <array>
+#include <functional>
 #include <string>
 
 namespace unisono {
@@ -305,7 +306,7 @@ bool Executor::wait_away(Wait& wait, uint32_t peer, Ready ready) {
         return ready();
     };
     const auto rest = [&](auto&& awake, double seconds) {
-        return awake() ? Woken::rung : wire.sleep(seconds);
+        return wire.sleep(seconds, std::ref(awake));
     };
     return away_.wait(
         rest, brought, [&] { look_around(wait, peer); },
@@ -320,6 +321,15 @@ void Executor::look_around(Wait& wait, uint32_t peer) {
     if (courier_ && wait.deadline.elapsed_s() > kAnxious_s) members_.events().raise(Event::anxious);
 }
 
+// Who has left without ever having been connected takes nothing of what it should have read.
+void Executor::look_for_readers(const Execution& call) {
+    members_.require_healthy();
+    for (const uint32_t peer : call.plan->readers_of_any) {
+        if (!view_.local(peer) && !courier_->wire().reached(peer))
+            agreement_.inspect(peer, call.seq);
+    }
+}
+
 // What this rank has shown must have left it before it goes about other things: nobody moves the
 // wire then.
 bool Executor::hand_over(Wait& wait) {
@@ -330,10 +340,10 @@ bool Executor::hand_over(Wait& wait) {
         return wire.idle();
     };
     const auto rest = [&](auto&& awake, double seconds) {
-        return awake() ? Woken::rung : wire.sleep(seconds);
+        return wire.sleep(seconds, std::ref(awake));
     };
     return away_.wait(
-        rest, gone, [&] { members_.require_healthy(); },
+        rest, gone, [&] { look_for_readers(wait.call); },
         [&] { return agreement_.late(wait.call.seq) + "; not all take what this rank sends"; },
         wait.deadline, wait.interrupted, wait.limit_s);
 }

@@ -162,6 +162,7 @@ class Executor {
     void post(Execution& call, uint32_t value);
     void show(const Execution& call, uint32_t value);
     bool hand_over(Wait& wait);
+    void look_for_readers(const Execution& call);
     bool wait_progress(Wait& wait, const Record& record);
     bool verify_all(Wait& wait);
     template <class Ready>

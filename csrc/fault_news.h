@@ -22,7 +22,8 @@ class FaultNews {
     // The failure, once the text is there.
     [[nodiscard]] Error read(uint32_t peer, const Frame& frame) {
         const auto fault = static_cast<Fault>(frame.called.kind);
-        const bool known = fault > Fault::none && fault <= Fault::invalid;
+        const bool known =
+            fault > Fault::none && fault <= Fault::invalid && fault != Fault::interrupted;
         return {known ? fault : Fault::system, std::string(texts_[peer].data(), frame.bytes)};
     }
 

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <array>
+#include <atomic>
 #include <cstdint>
 #include <functional>
 #include <memory>
@@ -60,6 +61,13 @@ class Group {
             throw Error(Fault::invalid, "a connection of no rank of another host");
         wire->attach(peer, stream, streams, std::move(channel));
     }
+    // In a forked child: lets go of the parent's connections, which else would outlive the parent.
+    void abandon() noexcept {
+        if (!members_.in_child()) return;
+        for (TcpWire* const wire : tcp_) {
+            if (wire) wire->abandon();
+        }
+    }
     // What the other hosts tell of a peer: it has left in good order; what it called last.
     void peer_left(uint32_t peer) noexcept {
         if (peer >= view_.ranks() || view_.local(peer)) return;
@@ -86,7 +94,9 @@ class Group {
         members_.leave();
         dispatcher_.stop();
         mail_.stop();
-        if (wire_ && !members_.in_child()) std::exchange(wire_, nullptr)->close(members_.failure());
+        if (!wire_ || members_.in_child() || closed_.exchange(true)) return;
+        // Who drives the executor still, moves the wire: its connections end with this object then.
+        if (dispatcher_.quiet()) wire_->close(members_.failure());
     }
 
   private:
@@ -131,6 +141,7 @@ class Group {
         return wire;
     }
     void wake() noexcept {
+        if (members_.in_child()) return;  // the bells are the parent's
         if (wire_) wire_->wake();
         if (mail_wire_) mail_wire_->wake();
     }
@@ -144,6 +155,7 @@ class Group {
     std::optional<Courier> courier_;
     std::unique_ptr<Wire> wire_;
     Wire* mail_wire_ = nullptr;
+    std::atomic<bool> closed_{false};
     Executor executor_;
     Dispatcher dispatcher_;
     PostOffice mail_;

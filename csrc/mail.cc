@@ -1,7 +1,9 @@
 #include "mail.h"
 
 #include <algorithm>
+#include <cstdint>
 #include <cstring>
+#include <new>
 #include <string>
 #include <utility>
 
@@ -14,6 +16,11 @@ namespace {
 // Element type and bytes, as the receiver checks them.
 uint64_t kind_of(const Message& m) {
     return static_cast<uint64_t>(m.dtype);
+}
+
+std::unique_ptr<std::byte[]> room_for(uint64_t bytes) {
+    if (bytes > PTRDIFF_MAX) throw std::bad_alloc();
+    return std::make_unique_for_overwrite<std::byte[]>(bytes);
 }
 
 constexpr double kSlice_s = 0.05;
@@ -73,8 +80,9 @@ void PostOffice::send_here(Parcel& parcel) {
         if (m.bytes) std::memmove(lane.receiving->message_.data, m.data, m.bytes);
         finish(*std::exchange(lane.receiving, nullptr));
     } else {
-        lane.early.push_back(
-            {m.tag, kind_of(m), m.bytes, {m.data, m.data + m.bytes}, m.bytes, nullptr});
+        auto data = room_for(m.bytes);
+        if (m.bytes) std::memcpy(data.get(), m.data, m.bytes);
+        lane.early.push_back({m.tag, kind_of(m), m.bytes, std::move(data), m.bytes, nullptr});
     }
     finish(parcel);
 }
@@ -84,8 +92,14 @@ void PostOffice::send_here(Parcel& parcel) {
 bool PostOffice::poll() {
     try {
         members_.require_healthy();
-        return poll_lanes();
     } catch (const Error& error) {
+        fail_all(error);
+        throw;
+    }
+    try {
+        return poll_lanes();
+    } catch (const Error& error) {  // of the carrier's, perhaps: then nobody has heard of it
+        members_.record(error.fault(), error.what());
         fail_all(error);
         throw;
     } catch (const std::exception& error) {  // no memory for what nobody has asked for yet
@@ -183,7 +197,7 @@ bool PostOffice::poll_receives(uint32_t peer, Lane& lane) {
             into = lane.receiving->message_.data + lane.receiving->moved_;
             left = lane.receiving->message_.bytes - lane.receiving->moved_;
         } else {
-            into = lane.storing->data.data() + lane.storing->filled;
+            into = lane.storing->data.get() + lane.storing->filled;
             left = lane.storing->bytes - lane.storing->filled;
         }
         const uint64_t bytes = std::min(most, left);
@@ -209,7 +223,7 @@ void PostOffice::match(uint32_t peer, Lane& lane, uint64_t tag, uint64_t kind, u
         return accept(*lane.receiving, peer, kind, bytes);
     }
     // Another tag is asked for: this message must make way.
-    lane.early.push_back({tag, kind, bytes, std::vector<std::byte>(bytes), 0, nullptr});
+    lane.early.push_back({tag, kind, bytes, room_for(bytes), 0, nullptr});
     lane.storing = &lane.early.back();
 }
 
@@ -220,13 +234,12 @@ std::byte* PostOffice::place(uint32_t peer, const Frame& frame) {
         if (std::byte* text = news_.place(peer, frame)) return text;
     }
     if (frame.kind != FrameKind::letter || frame.called.kind >= num_dtypes)
-        members_.fail(Fault::system,
-                      "rank " + std::to_string(peer) + " sent a letter that makes no sense");
+        nonsense(peer, "a letter that makes no sense");
     if (receives_.empty()) return nullptr;
     Lane& lane = lanes_[peer];
     match(peer, lane, frame.place, frame.called.kind, frame.bytes);
     if (frame.bytes == 0) return &nowhere_;
-    return lane.receiving ? lane.receiving->message_.data : lane.storing->data.data();
+    return lane.receiving ? lane.receiving->message_.data : lane.storing->data.get();
 }
 
 void PostOffice::deliver(uint32_t peer, const Frame& frame) {
@@ -236,13 +249,15 @@ void PostOffice::deliver(uint32_t peer, const Frame& frame) {
     } else if (frame.kind == FrameKind::failed) {
         const Error error = news_.read(peer, frame);
         members_.fail(error.fault(), error.what());
+    } else if (frame.kind != FrameKind::letter) {
+        nonsense(peer, "a frame that is no letter");
     } else if (lane.receiving) {
         finish(*std::exchange(lane.receiving, nullptr));
     } else if (Early* stored = std::exchange(lane.storing, nullptr)) {
         stored->filled = stored->bytes;
         if (!stored->claimant) return;
         Parcel& parcel = *stored->claimant;
-        if (stored->filled) std::memcpy(parcel.message_.data, stored->data.data(), stored->filled);
+        if (stored->filled) std::memcpy(parcel.message_.data, stored->data.get(), stored->filled);
         finish(parcel);
         lane.early.remove_if([stored](const Early& early) { return &early == stored; });
     }
@@ -251,6 +266,10 @@ void PostOffice::deliver(uint32_t peer, const Frame& frame) {
 void PostOffice::lost(uint32_t peer, const std::string& why) {
     if (lanes_[peer].departed) return;
     members_.fail(Fault::peer_lost, "rank " + std::to_string(peer) + " is gone: " + why);
+}
+
+void PostOffice::nonsense(uint32_t peer, const std::string& what) {
+    members_.fail(Fault::system, "rank " + std::to_string(peer) + " sent " + what);
 }
 
 // The first posted receive that this message satisfies; it leaves the list.
@@ -278,7 +297,7 @@ bool PostOffice::take_early(const std::shared_ptr<Parcel>& parcel) {
                 it->claimant = parcel;
                 return true;
             }
-            if (it->filled) std::memcpy(m.data, it->data.data(), it->filled);
+            if (it->filled) std::memcpy(m.data, it->data.get(), it->filled);
             parcel->moved_ = it->filled;
             if (lane.storing == &*it) {  // its end is still to come, and goes where it belongs
                 lane.storing = nullptr;
@@ -316,6 +335,10 @@ void PostOffice::finish(Parcel& parcel) noexcept {
 }
 
 void PostOffice::fail_all(const Error& error) noexcept {
+    if (wire_ && !wire_closed_) {
+        unfinished_ = unfinished_ || !wire_->idle();
+        wire_->forget_letters();
+    }
     const auto fail = [&](const std::shared_ptr<Parcel>& parcel) {
         parcel->error_ = error;
         finish(*parcel);
@@ -401,8 +424,7 @@ Woken PostOffice::rest(bool here, bool away, Awake&& awake, double seconds) {
     if (!away && (!wire_ || !wire_->needs_looks())) return sleep_on(bell, awake, seconds);
     const double nap_s = here ? std::min(seconds, kNapBetween_s) : seconds;
     away_sleepers_.fetch_add(1, std::memory_order_seq_cst);
-    Woken woken = Woken::rung;
-    if (!awake()) woken = away ? wire_->sleep(nap_s) : sleep_on(bell, awake, nap_s);
+    const Woken woken = away ? wire_->sleep(nap_s, std::ref(awake)) : sleep_on(bell, awake, nap_s);
     away_sleepers_.fetch_sub(1, std::memory_order_relaxed);
     return woken == Woken::timed_out && nap_s < seconds ? Woken::rung : woken;
 }
@@ -493,8 +515,10 @@ void PostOffice::stop() noexcept {
     const Error unfinished(Fault::aborted,
                            "the communicator was closed with this message under way");
     // What is still under way must not read the callers' memory any more.
-    if (wire_ && !wire_closed_)
-        wire_->close(wire_->idle() ? members_.failure() : std::optional(unfinished));
+    if (wire_ && !wire_closed_) {
+        const bool idle = wire_->idle() && !unfinished_;
+        wire_->close(idle || members_.failed() ? members_.failure() : std::optional(unfinished));
+    }
     wire_closed_ = true;
     fail_all(unfinished);
 }

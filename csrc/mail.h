@@ -80,7 +80,7 @@ class PostOffice final : private Receiver {
     // A message that arrived before anyone asked for its tag.
     struct Early {
         uint64_t tag, kind, bytes;
-        std::vector<std::byte> data;
+        std::unique_ptr<std::byte[]> data;  // untouched: a length alone costs no memory
         uint64_t filled = 0;
         std::shared_ptr<Parcel> claimant;  // who gets it once all of it is there
     };
@@ -105,6 +105,7 @@ class PostOffice final : private Receiver {
     std::byte* place(uint32_t peer, const Frame& frame) override;
     void deliver(uint32_t peer, const Frame& frame) override;
     void lost(uint32_t peer, const std::string& why) override;
+    [[noreturn]] void nonsense(uint32_t peer, const std::string& what) override;
     std::shared_ptr<Parcel> wanted(uint32_t peer, uint64_t tag);
     void accept(Parcel& parcel, uint32_t peer, uint64_t kind, uint64_t bytes);
     void finish(Parcel& parcel) noexcept;
@@ -130,6 +131,7 @@ class PostOffice final : private Receiver {
     std::unique_ptr<std::condition_variable> changed_ = std::make_unique<std::condition_variable>();
     bool stopping_ = false;
     bool wire_closed_ = false;
+    bool unfinished_ = false;  // a letter was given up
     FaultNews news_;
     std::byte nowhere_{};  // where letters without content go
     std::thread thread_;

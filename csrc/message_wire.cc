@@ -15,9 +15,8 @@ namespace {
 
 using Clock = std::chrono::steady_clock;
 
-constexpr auto kTaken = static_cast<FrameKind>(5);  // `number` letters were taken; of this wire
-constexpr uint32_t kMostLetters = 64;               // that nobody has taken
-constexpr uint64_t kMostSpans = 128;                // of one head
+constexpr uint32_t kMostLetters = 64;  // that nobody has taken
+constexpr uint64_t kMostSpans = 128;   // of one head
 constexpr double kLinger_s = 2;
 // How long to look without a nap: payloads move only while somebody looks.
 constexpr std::chrono::microseconds kLooking{200}, kLookingWhileMoving{20000};
@@ -233,7 +232,7 @@ void MessageWire::take(const std::byte* slot) {
     if (head.from >= peers_.size() || view_.local(head.from) || head.spans > kMostSpans)
         throw Error(Fault::system, "a message of no rank of the group came");
     Peer& from = peers_[head.from];
-    if (head.frame.kind == kTaken) {
+    if (head.frame.kind == FrameKind::taken) {
         from.untaken -= static_cast<uint32_t>(std::min<uint64_t>(head.frame.number, from.untaken));
         return post_letters(head.from);
     }
@@ -243,10 +242,16 @@ void MessageWire::take(const std::byte* slot) {
     in.spans.resize(head.spans);
     std::memcpy(in.spans.data(), slot + sizeof(head), head.spans * sizeof(Span));
     const uint64_t before = sizeof(head) + head.spans * sizeof(Span);
+    const uint64_t most = head.inside ? kHeadBytes - before : head.frame.bytes;
     uint64_t payload = 0;
-    for (const Span& span : in.spans) payload += span.bytes;
-    if (payload != head.frame.bytes || (head.inside && payload > kHeadBytes - before))
-        throw Error(Fault::system, "a message that makes no sense came");
+    for (const Span& span : in.spans) {
+        if (span.bytes > most - payload)
+            receiver_.nonsense(head.from, "payloads that are longer than their message");
+        payload += span.bytes;
+    }
+    const bool letter = head.frame.kind == FrameKind::letter;
+    if (payload != head.frame.bytes || (letter && head.spans > 1))
+        receiver_.nonsense(head.from, "a message that makes no sense");
     if (head.inside) in.inside = slot + before;
     advance(head.from);
     if (!from.incoming.empty() && in.inside && !from.incoming.back().placed) {
@@ -314,12 +319,13 @@ void MessageWire::deliver(uint32_t peer, const Frame& frame) {
 
 void MessageWire::say_taken(uint32_t peer) {
     Frame frame{};
-    frame.kind = kTaken;
+    frame.kind = FrameKind::taken;
     frame.number = std::exchange(peers_[peer].taken, 0);
     pack(peer, frame, {}, What::payload, 0);
 }
 
-Woken MessageWire::sleep(double seconds) {
+Woken MessageWire::sleep(double seconds, const std::function<bool()>& awake) {
+    if (awake()) return Woken::rung;
     const auto began = Clock::now(), end = began + time_of(seconds);
     auto nap = kFirstNap;
     for (;;) {
@@ -350,6 +356,14 @@ void MessageWire::wake() noexcept {
         rung_.store(true, std::memory_order_release);
     }
     bell_.notify_all();
+}
+
+// What the carrier has begun cannot be taken back before it is closed.
+void MessageWire::forget_letters() noexcept {
+    for (Peer& peer : peers_) {
+        unsent_.fetch_sub(peer.waiting.size(), std::memory_order_relaxed);
+        peer.waiting.clear();
+    }
 }
 
 bool MessageWire::idle() const noexcept {

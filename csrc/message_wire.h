@@ -28,8 +28,9 @@ class MessageWire final : public Wire {
     [[nodiscard]] uint64_t handed(uint32_t peer) const noexcept override;
     bool poll() override;
     // Nothing wakes a thread for a message: this looks again and again, with naps between.
-    Woken sleep(double seconds) override;
+    Woken sleep(double seconds, const std::function<bool()>& awake) override;
     void wake() noexcept override;
+    void forget_letters() noexcept override;
     [[nodiscard]] bool idle() const noexcept override;
     [[nodiscard]] bool needs_looks() const noexcept override { return true; }
     [[nodiscard]] bool reached(uint32_t peer) const noexcept override;

@@ -6,21 +6,25 @@
 
 #include <array>
 #include <cerrno>
+#include <new>
 #include <system_error>
 #include <utility>
 
 namespace unisono {
 namespace {
 
-constexpr int kMostParts = 32;  // of one system call: heads and payloads
+constexpr int kMostParts = 32;     // of one system call: heads and payloads
+constexpr int kMostDiscards = 64;  // at a time: there may be no end of what comes
 
 }  // namespace
 
 Stream::Stream(Channel channel) : channel_(std::move(channel)), buffer_(kBuffer) {}
 
-void Stream::push(const Outgoing& outgoing) {
+bool Stream::push(const Outgoing& outgoing) {
+    if (broken_) return false;
     queue_.push_back(outgoing);
     waiting_bytes_ += sizeof(Frame) + outgoing.frame.bytes;
+    return true;
 }
 
 void Stream::flush() noexcept {
@@ -90,11 +94,26 @@ bool Stream::acknowledged() const noexcept {
 }
 
 void Stream::cut_short() noexcept {
-    const size_t begun = front_sent_ + channel_.begun();
+    const uint64_t begun = front_sent_ + channel_.begun();
+    uint64_t whole = 0;
     size_t frames = 0;
-    for (size_t bytes = 0; bytes < begun && frames < queue_.size(); ++frames)
-        bytes += sizeof(Frame) + queue_[frames].frame.bytes;
-    queue_.resize(frames);
+    for (; whole < begun && frames < queue_.size(); ++frames)
+        whole += sizeof(Frame) + queue_[frames].frame.bytes;
+    while (queue_.size() > frames) queue_.pop_back();
+    waiting_bytes_ = queue_.empty() ? 0 : whole - front_sent_;
+    if (queue_.empty() || whole == begun) return;
+    Outgoing& last = queue_.back();
+    const uint64_t bytes = last.frame.bytes;
+    if (last.frame.kind != FrameKind::letter || bytes == 0) return;
+    if (last.payload == kept_.get()) return;
+    kept_.reset(new (std::nothrow) std::byte[bytes]);
+    if (!kept_) {
+        abandon();
+        return;
+    }
+    const uint64_t gone = bytes - std::min(bytes, whole - begun);
+    std::memcpy(kept_.get() + gone, last.payload + gone, bytes - gone);
+    last.payload = kept_.get();
 }
 
 uint64_t Stream::abandon() noexcept {
@@ -105,11 +124,12 @@ uint64_t Stream::abandon() noexcept {
 }
 
 bool Stream::discard() noexcept {
-    ssize_t got = 0;
-    do {
-        got = ::recv(fd(), buffer_.data(), buffer_.size(), MSG_DONTWAIT);
-    } while (got > 0 || (got < 0 && errno == EINTR));
-    return got < 0 && errno == EAGAIN;
+    for (int i = 0; i < kMostDiscards; ++i) {
+        const ssize_t got = ::recv(fd(), buffer_.data(), buffer_.size(), MSG_DONTWAIT);
+        if (got > 0 || (got < 0 && errno == EINTR)) continue;
+        return got < 0 && errno == EAGAIN;
+    }
+    return true;
 }
 
 }  // namespace unisono

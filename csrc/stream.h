@@ -9,6 +9,7 @@
 #include <cstdint>
 #include <cstring>
 #include <deque>
+#include <memory>
 #include <string>
 #include <vector>
 
@@ -33,7 +34,8 @@ class Stream {
     // Letters that were handed to the kernel as a whole.
     [[nodiscard]] uint64_t letters() const noexcept { return letters_; }
 
-    void push(const Outgoing& outgoing);
+    // Nothing is taken any more after `abandon` or an error: false.
+    bool push(const Outgoing& outgoing);
     // Sends what the kernel takes. After an error nothing is sent any more.
     void flush() noexcept;
 
@@ -48,19 +50,25 @@ class Stream {
     // What ended it.
     [[nodiscard]] int error() const noexcept { return error_; }
     [[nodiscard]] std::string why_ended() const;
+    // Whether it stopped in the middle of a frame.
+    [[nodiscard]] bool torn() const noexcept { return in_payload_ || begin_ < end_; }
+    [[nodiscard]] bool broken() const noexcept { return broken_; }
 
     // Whether what was sent has reached the peer's host.
     [[nodiscard]] bool acknowledged() const noexcept;
-    // Throws away what comes; false if nothing will come any more.
+    // Throws away some of what comes; false if nothing will come any more.
     bool discard() noexcept;
-    // Gives up what is still to be sent, but for the rest of a frame that has begun.
+    // Gives up what is still to be sent, but for the rest of a frame that has begun. A letter's is
+    // kept here, for its memory is the caller's.
     void cut_short() noexcept;
     // Gives up what is still to be sent; returns how many bytes that was.
     uint64_t abandon() noexcept;
 
-    bool watched_for_room = false;  // by its wire
-    bool watched_for_input = true;
+    // For its wire: what it is watched for, and whether it has ended.
+    bool watched = false, watched_for_room = false, watched_for_input = true;
     bool ended = false;
+    // Only closed: in a forked child, where all else is the parent's.
+    void close() noexcept { channel_.close(); }
 
   private:
     static constexpr size_t kBuffer = 32 << 10;  // heads, and payloads that fit
@@ -73,6 +81,7 @@ class Stream {
     size_t front_sent_ = 0;  // bytes of the first frame, head included
     uint64_t waiting_bytes_ = 0;
     uint64_t letters_ = 0;
+    std::unique_ptr<std::byte[]> kept_;  // of a letter whose memory is not here any more
     int error_ = 0;
     bool broken_ = false;  // for sending
 

@@ -24,6 +24,7 @@ constexpr int kMostReads = 64;              // of one stream, before the others 
 constexpr uint64_t kMostPartial = 1 << 16;  // posts that may come before an earlier one
 constexpr uint64_t kPiece = 128 << 10;      // of a load, where streams share it
 constexpr uint64_t kUncut = 32 << 10;       // shares of less are not worth a frame
+constexpr uint32_t kMostStreams = 1024;     // of a peer
 constexpr double kLinger_s = 2;
 constexpr double kLingerFailed_s = 0.1;
 
@@ -43,10 +44,11 @@ TcpWire::TcpWire(uint32_t ranks, Receiver& receiver)
 }
 
 void TcpWire::attach(uint32_t peer, uint32_t stream, uint32_t streams, Channel channel) {
-    if (peer >= peers_.size() || stream >= streams)
+    if (peer >= peers_.size() || stream >= streams || streams > kMostStreams)
         throw Error(Fault::invalid, "a connection of no rank of the group");
     {
         const std::lock_guard lock(mutex_);
+        if (closed_) return;
         arrivals_.push_back({peer, stream, streams, std::move(channel)});
         any_arrivals_.store(true, std::memory_order_release);
     }
@@ -61,27 +63,48 @@ void TcpWire::admit() {
         any_arrivals_.store(false, std::memory_order_relaxed);
     }
     for (Arrival& arrival : arrivals) {
+        if (!take(arrival)) continue;
         Peer& peer = peers_[arrival.peer];
-        peer.streams.resize(std::max<size_t>(peer.streams.size(), arrival.streams));
-        auto& stream = peer.streams[arrival.stream];
-        if (stream) continue;  // the first one counts
-        stream = std::make_unique<Stream>(std::move(arrival.channel));
-        watch(arrival.peer, arrival.stream, EPOLL_CTL_ADD);
-        if (stream->pending()) here_.emplace_back(arrival.peer, arrival.stream);
+        watch(arrival.peer, arrival.stream);
+        if (peer.streams[arrival.stream]->pending())
+            here_.emplace_back(arrival.peer, arrival.stream);
         if (++peer.open < peer.streams.size()) continue;
         peer.connected = true;
-        for (const Outgoing& outgoing : std::exchange(peer.early, {})) push(peer, outgoing);
+        for (const Outgoing& outgoing : std::exchange(peer.early, {})) {
+            unsent_bytes_ -= sizeof(Frame) + outgoing.frame.bytes;
+            push(peer, outgoing);
+        }
         flush(arrival.peer);
     }
 }
 
-void TcpWire::watch(uint32_t peer, size_t index, int operation) noexcept {
-    const Stream& stream = *peers_[peer].streams[index];
+// The first connection for a place counts.
+bool TcpWire::take(Arrival& arrival) {
+    const std::lock_guard lock(mutex_);
+    auto& streams = peers_[arrival.peer].streams;
+    if (streams.empty()) streams.resize(arrival.streams);
+    if (streams.size() != arrival.streams)
+        receiver_.nonsense(arrival.peer, "different numbers of streams");
+    auto& stream = streams[arrival.stream];
+    if (stream) return false;
+    stream = std::make_unique<Stream>(std::move(arrival.channel));
+    return true;
+}
+
+// A stream that is watched for nothing is not watched at all: else the end of its connection would
+// wake every sleep.
+void TcpWire::watch(uint32_t peer, size_t index) {
+    Stream& stream = *peers_[peer].streams[index];
     epoll_event event{};
     event.events =
         (stream.watched_for_input ? EPOLLIN : 0U) | (stream.watched_for_room ? EPOLLOUT : 0U);
     event.data.u64 = uint64_t{peer} << 32 | index;
-    ::epoll_ctl(epoll_.get(), operation, stream.fd(), &event);
+    const bool wanted = event.events != 0;
+    if (!wanted && !stream.watched) return;
+    const int operation = !wanted ? EPOLL_CTL_DEL : stream.watched ? EPOLL_CTL_MOD : EPOLL_CTL_ADD;
+    if (::epoll_ctl(epoll_.get(), operation, stream.fd(), &event) != 0 && wanted)
+        throw_errno("watching a connection to another host");
+    stream.watched = wanted;
 }
 
 void TcpWire::send(uint32_t peer, const Frame& head, std::span<const Load> loads) {
@@ -90,8 +113,9 @@ void TcpWire::send(uint32_t peer, const Frame& head, std::span<const Load> loads
     Frame frame = head;
     if (frame.kind != FrameKind::letter) frame.number = ++to.sent;
     const auto enqueue = [&](const Frame& f, const std::byte* data) {
+        if (to.connected) return push(to, {f, data});
+        to.early.push_back({f, data});
         unsent_bytes_ += sizeof(Frame) + f.bytes;
-        to.connected ? push(to, {f, data}) : to.early.push_back({f, data});
     };
     uint64_t total = 0;
     for (const Load& load : loads) total += load.bytes;
@@ -128,10 +152,12 @@ void TcpWire::push(Peer& to, const Outgoing& outgoing) {
     Stream* chosen = to.streams.front().get();
     if (outgoing.frame.kind != FrameKind::letter) {
         for (const auto& stream : to.streams) {
-            if (stream->waiting_bytes() < chosen->waiting_bytes()) chosen = stream.get();
+            if (stream->broken()) continue;
+            if (chosen->broken() || stream->waiting_bytes() < chosen->waiting_bytes())
+                chosen = stream.get();
         }
     }
-    chosen->push(outgoing);
+    if (chosen->push(outgoing)) unsent_bytes_ += sizeof(Frame) + outgoing.frame.bytes;
 }
 
 void TcpWire::flush(uint32_t peer) {
@@ -146,7 +172,7 @@ void TcpWire::flush(uint32_t peer, size_t index) {
     unsent_bytes_ -= before - stream.waiting_bytes();
     if (stream.watched_for_room == stream.drained()) {
         stream.watched_for_room = !stream.drained();
-        watch(peer, index, EPOLL_CTL_MOD);
+        watch(peer, index);
     }
 }
 
@@ -160,15 +186,15 @@ bool TcpWire::poll() {
     if (!stalled_.empty()) retry_stalled();
     bool came = false;
     for (const auto& [peer, index] : std::exchange(here_, {})) {
-        if (peers_[peer].streams[index]->watched_for_input) came |= read(peer, index);
+        came |= read(peer, index);
     }
     std::array<epoll_event, kMostEvents> events;
     const int count = ::epoll_wait(epoll_.get(), events.data(), kMostEvents, 0);
     for (int i = 0; i < count; ++i) {
         const epoll_event& event = events[static_cast<size_t>(i)];
         if (event.data.u64 == kBell) {
-            uint64_t rings = 0;
-            static_cast<void>(!::read(bell_.get(), &rings, sizeof(rings)));
+            uint64_t rings = 0;  // it rings until all who sleep have heard it
+            if (asleep_.load() == 0) static_cast<void>(!::read(bell_.get(), &rings, sizeof(rings)));
             continue;
         }
         const auto peer = static_cast<uint32_t>(event.data.u64 >> 32);
@@ -185,14 +211,20 @@ void TcpWire::retry_stalled() {
         Stream& stream = *peers_[peer].streams[index];
         if (stream.ended) continue;
         stream.watched_for_input = true;
-        watch(peer, index, EPOLL_CTL_MOD);
         read(peer, index);
+        if (!stream.ended) watch(peer, index);
     }
 }
 
 bool TcpWire::read(uint32_t peer, size_t index) {
     Stream& stream = *peers_[peer].streams[index];
-    const auto place = [&](const Frame& frame) { return receiver_.place(peer, frame); };
+    if (!stream.watched_for_input) return false;
+    const auto place = [&](const Frame& frame) {
+        // Letters keep their order: two at once would have one place.
+        if (frame.kind == FrameKind::letter && index != 0)
+            receiver_.nonsense(peer, "a letter by the wrong connection");
+        return receiver_.place(peer, frame);
+    };
     const auto on_frame = [&](const Frame& frame) { arrived(peer, frame); };
     bool came = false;
     for (int i = 0; i < kMostReads; ++i) {
@@ -206,7 +238,7 @@ bool TcpWire::read(uint32_t peer, size_t index) {
                 break;
             case Stream::Input::stalled:  // its data would wake every sleep
                 stream.watched_for_input = false;
-                watch(peer, index, EPOLL_CTL_MOD);
+                watch(peer, index);
                 stalled_.emplace_back(peer, index);
                 return came;
             case Stream::Input::ended:
@@ -222,20 +254,41 @@ bool TcpWire::read(uint32_t peer, size_t index) {
 }
 
 void TcpWire::arrived(uint32_t peer, const Frame& frame) {
-    if (frame.kind == FrameKind::letter || frame.kind == FrameKind::failed)
-        return receiver_.deliver(peer, frame);
+    switch (frame.kind) {
+        case FrameKind::letter:
+        case FrameKind::failed:
+            return receiver_.deliver(peer, frame);
+        case FrameKind::load:
+        case FrameKind::post:
+        case FrameKind::left:
+            note(peer, frame);
+            return deliver_whole(peer);
+        case FrameKind::taken:
+            break;
+    }
+    receiver_.nonsense(peer, "a frame of an unknown kind");
+}
+
+// Writes down what has come of a post.
+void TcpWire::note(uint32_t peer, const Frame& frame) {
     Peer& from = peers_[peer];
     const uint64_t ahead = frame.number - from.delivered - 1;  // wraps if it is behind
-    if (ahead >= kMostPartial)
-        throw Error(Fault::system, "rank " + std::to_string(peer) + " sent a frame out of order");
+    if (ahead >= kMostPartial) receiver_.nonsense(peer, "a frame out of order");
     if (from.partial.size() <= ahead) from.partial.resize(ahead + 1);
     Partial& partial = from.partial[ahead];
     if (frame.kind == FrameKind::load) {
         ++partial.loads;
     } else {
+        if (partial.announced) receiver_.nonsense(peer, "a frame twice");
         partial.frame = frame;
         partial.announced = true;
     }
+    if (partial.announced && partial.loads > partial.frame.loads)
+        receiver_.nonsense(peer, "more than it announced");
+}
+
+void TcpWire::deliver_whole(uint32_t peer) {
+    Peer& from = peers_[peer];
     while (!from.partial.empty() && from.partial.front().announced &&
            from.partial.front().loads == from.partial.front().frame.loads) {
         const Frame whole = from.partial.front().frame;
@@ -251,12 +304,14 @@ void TcpWire::end(uint32_t peer, size_t index) {
     Stream& stream = *from.streams[index];
     if (std::exchange(stream.ended, true)) return;  // once is enough
     stream.watched_for_input = stream.watched_for_room = false;
-    ::epoll_ctl(epoll_.get(), EPOLL_CTL_DEL, stream.fd(), nullptr);
+    watch(peer, index);
     unsent_bytes_ -= stream.abandon();
     --from.open;
-    if (stream.error() != 0) {
+    if (stream.error() != 0 || stream.torn()) {
         for (size_t other = 0; other < from.streams.size(); ++other) {
-            if (from.streams[other] && from.streams[other]->watched_for_input) read(peer, other);
+            while (from.streams[other] && from.streams[other]->watched_for_input &&
+                   read(peer, other)) {
+            }
         }
     } else if (from.open > 0) {
         return;
@@ -264,8 +319,15 @@ void TcpWire::end(uint32_t peer, size_t index) {
     receiver_.lost(peer, stream.why_ended());
 }
 
-Woken TcpWire::sleep(double seconds) {
-    if (any_arrivals_.load(std::memory_order_acquire)) return Woken::rung;
+// Whoever polls meanwhile may take what would wake this thread, and wakes it by the bell: before
+// this looked, then `awake` tells, or after, then the bell still rings.
+Woken TcpWire::sleep(double seconds, const std::function<bool()>& awake) {
+    struct Asleep {
+        explicit Asleep(std::atomic<uint32_t>& threads) : count(threads) { ++count; }
+        ~Asleep() { --count; }
+        std::atomic<uint32_t>& count;
+    } const asleep(asleep_);
+    if (awake() || any_arrivals_.load(std::memory_order_acquire)) return Woken::rung;
     epoll_event event{};
     const int count =
         ::epoll_wait(epoll_.get(), &event, 1, static_cast<int>(std::ceil(seconds * 1e3)));
@@ -279,7 +341,21 @@ void TcpWire::wake() noexcept {
 }
 
 bool TcpWire::idle() const noexcept {
-    return unsent_bytes_ == 0;
+    return unsent_bytes_.load(std::memory_order_relaxed) == 0;
+}
+
+void TcpWire::forget_letters() noexcept {
+    for (Peer& peer : peers_) {
+        for (const Outgoing& outgoing : peer.early)
+            unsent_bytes_ -= sizeof(Frame) + outgoing.frame.bytes;
+        peer.early.clear();
+        for (const auto& stream : peer.streams) {
+            if (!stream) continue;
+            unsent_bytes_ -= stream->waiting_bytes();
+            stream->cut_short();
+            unsent_bytes_ += stream->waiting_bytes();
+        }
+    }
 }
 
 // The kernel throws away what it has not yet sent if something comes for a socket that is closed,
@@ -306,14 +382,36 @@ bool TcpWire::reached(uint32_t peer) const noexcept {
 }
 
 void TcpWire::close(const std::optional<Error>& failure) noexcept {
-    failure ? say_failed(*failure) : say_left();
-    static_cast<void>(linger(failure ? kLingerFailed_s : kLinger_s));
+    {
+        const std::lock_guard lock(mutex_);
+        closed_ = true;
+        arrivals_.clear();
+        any_arrivals_.store(false, std::memory_order_relaxed);
+    }
+    try {
+        failure ? say_failed(*failure) : say_left();
+        static_cast<void>(linger(failure ? kLingerFailed_s : kLinger_s));
+    } catch (const std::exception&) {  // no memory for the last words
+    }
+    stalled_.clear();
+    const std::lock_guard lock(mutex_);
     for (Peer& peer : peers_) peer = {};
-    unsent_bytes_ = 0;
+    unsent_bytes_.store(0, std::memory_order_relaxed);
+}
+
+void TcpWire::abandon() noexcept {
+    const std::unique_lock lock(mutex_, std::try_to_lock);
+    if (!lock.owns_lock()) return;  // nobody is there any more who would let it go
+    arrivals_.clear();
+    for (Peer& peer : peers_) {
+        for (const auto& stream : peer.streams) {
+            if (stream) stream->close();
+        }
+    }
 }
 
 // Else a peer that has not heard of the failure yet would take this rank for the one that is gone.
-void TcpWire::say_failed(const Error& failure) noexcept {
+void TcpWire::say_failed(const Error& failure) {
     const std::string_view text = failure.what();
     Frame frame{};
     frame.kind = FrameKind::failed;
@@ -326,7 +424,7 @@ void TcpWire::say_failed(const Error& failure) noexcept {
     }
 }
 
-void TcpWire::say_left() noexcept {
+void TcpWire::say_left() {
     for (Peer& peer : peers_) {
         if (!peer.connected || peer.open == 0) continue;
         Frame frame{};

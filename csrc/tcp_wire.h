@@ -20,14 +20,18 @@ class TcpWire final : public Wire {
     ~TcpWire() override = default;
 
     // A connection whose other end was proved to be the peer; from any thread. What was sent
-    // before waits until all `streams` of the peer are there.
+    // before waits until all `streams` of the peer are there. One that is of no use is closed.
     void attach(uint32_t peer, uint32_t stream, uint32_t streams, Channel channel);
+    // In a forked child: closes its copies of all connections, of which the parent's notice
+    // nothing.
+    void abandon() noexcept;
 
     void send(uint32_t peer, const Frame& frame, std::span<const Load> loads) override;
     [[nodiscard]] uint64_t handed(uint32_t peer) const noexcept override;
     bool poll() override;
-    Woken sleep(double seconds) override;
+    Woken sleep(double seconds, const std::function<bool()>& awake) override;
     void wake() noexcept override;
+    void forget_letters() noexcept override;
     [[nodiscard]] bool idle() const noexcept override;
     [[nodiscard]] bool reached(uint32_t peer) const noexcept override;
     void close(const std::optional<Error>& failure) noexcept override;
@@ -54,26 +58,31 @@ class TcpWire final : public Wire {
     };
 
     void admit();
+    bool take(Arrival& arrival);
     void push(Peer& to, const Outgoing& outgoing);
     void flush(uint32_t peer);
     void flush(uint32_t peer, size_t index);
     bool read(uint32_t peer, size_t index);
     void arrived(uint32_t peer, const Frame& frame);
+    void note(uint32_t peer, const Frame& frame);
+    void deliver_whole(uint32_t peer);
     void end(uint32_t peer, size_t index);
-    void watch(uint32_t peer, size_t index, int operation) noexcept;
+    void watch(uint32_t peer, size_t index);
     void retry_stalled();
-    void say_left() noexcept;
-    void say_failed(const Error& failure) noexcept;
+    void say_left();
+    void say_failed(const Error& failure);
     [[nodiscard]] bool linger(double seconds) noexcept;
 
     Receiver& receiver_;
     Descriptor epoll_, bell_;
     std::vector<Peer> peers_;
-    uint64_t unsent_bytes_ = 0;                         // of all streams and early queues
+    std::atomic<uint64_t> unsent_bytes_{0};             // of all streams and early queues
     std::vector<std::pair<uint32_t, size_t>> stalled_;  // streams whose receiver had no place
     std::vector<std::pair<uint32_t, size_t>> here_;     // whose bytes have left the socket already
-    std::mutex mutex_;                                  // guards the arrivals
+    std::atomic<uint32_t> asleep_{0};                   // threads, or about to be
+    std::mutex mutex_;  // guards the arrivals, and which streams there are
     std::vector<Arrival> arrivals_;
+    bool closed_ = false;
     std::atomic<bool> any_arrivals_{false};
 };
 

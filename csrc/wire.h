@@ -3,6 +3,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <functional>
 #include <optional>
 #include <span>
 #include <string>
@@ -18,8 +19,9 @@ enum class FrameKind : uint8_t {
     post = 2,    // progress, after everything that it shows
     left = 3,    // the sender closes the group in good order: the last frame
     letter = 4,  // a message
-    failed =
-        5,  // the sender's group has failed: its fault, and the text as payload; the last frame
+    // The sender's group has failed: its fault, and the text as payload; the last frame.
+    failed = 5,
+    taken = 6,  // `number` letters were taken; of a wire of messages only
 };
 
 // The head of a frame; `bytes` of payload follow it. Little endian.
@@ -54,6 +56,8 @@ class Receiver {
     virtual void deliver(uint32_t peer, const Frame& frame) = 0;
     // The connection has ended. Throws Error unless that was to be expected.
     virtual void lost(uint32_t peer, const std::string& why) = 0;
+    // The peer sent what no peer sends: "rank 3 sent " and `what`. Throws Error.
+    [[noreturn]] virtual void nonsense(uint32_t peer, const std::string& what) = 0;
 };
 
 // One thread at a time moves a wire.
@@ -67,11 +71,13 @@ class Wire {
     [[nodiscard]] virtual uint64_t handed(uint32_t peer) const noexcept = 0;
     // Moves what can be moved without waiting; true if anything came.
     virtual bool poll() = 0;
-    // Sleeps until something may move, or the time is over, or somebody wakes it. Several threads
-    // may sleep at once.
-    virtual Woken sleep(double seconds) = 0;
+    // Sleeps, unless `awake()`, until something may move, or the time is over, or somebody wakes
+    // it. Several threads may sleep at once: each of them wakes.
+    virtual Woken sleep(double seconds, const std::function<bool()>& awake) = 0;
     virtual void wake() noexcept = 0;
-    // Nothing is left to be sent.
+    // Gives up the letters that are not handed over: their memory is the callers' again.
+    virtual void forget_letters() noexcept = 0;
+    // Nothing is left to be sent. For any thread.
     [[nodiscard]] virtual bool idle() const noexcept = 0;
     // Whether what is under way needs this rank to look while it waits for something else. A
     // library may hold what it says it has sent until somebody looks.
@@ -79,7 +85,7 @@ class Wire {
     // Whether there is, or was, a connection to the peer.
     [[nodiscard]] virtual bool reached(uint32_t peer) const noexcept = 0;
     // Closes in good order: sees to it that all was sent, and says that it leaves; or after
-    // `failure`, and says that.
+    // `failure`, and says that. Any thread may still wake it then.
     virtual void close(const std::optional<Error>& failure) noexcept = 0;
 };
 

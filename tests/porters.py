@@ -43,6 +43,10 @@ class Recorder:
         self.streams.add(streams)
         self.sockets[peer, kind, stream] = socket.socket(fileno=fd)
 
+    def abandon(self) -> None:
+        for sock in self.sockets.values():
+            sock.close()
+
     def peer_left(self, peer: int) -> None:
         self.left.add(peer)
 

@@ -3,6 +3,7 @@
 #include <nanobind/stl/string.h>
 
 #include <string>
+#include <string_view>
 
 namespace nb = nanobind;
 
@@ -35,10 +36,16 @@ const char* class_of(Fault fault) {
 void set_python_error(const Error& error) {
     if (error.fault() == Fault::interrupted && PyErr_Occurred()) return;  // what the handler raised
     const nb::object type = nb::module_::import_("unisono.errors").attr(class_of(error.fault()));
-    PyErr_SetString(type.ptr(), error.what());
+    PyErr_SetObject(type.ptr(), text_of(error).ptr());
 }
 
 }  // namespace
+
+nb::object text_of(const Error& error) {
+    const std::string_view text = error.what();
+    return nb::steal(
+        PyUnicode_DecodeUTF8(text.data(), static_cast<Py_ssize_t>(text.size()), "replace"));
+}
 
 void register_errors(nb::module_&) {
     nb::register_exception_translator([](const std::exception_ptr& pointer, void*) {

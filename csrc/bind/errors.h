@@ -10,6 +10,9 @@ namespace unisono::bind {
 
 void register_errors(nanobind::module_& module);
 
+// What it says, whatever bytes a peer may have said it with.
+[[nodiscard]] nanobind::object text_of(const Error& error);
+
 // What a Python callback raised, as the core's error.
 [[nodiscard]] Error error_from(const nanobind::python_error& raised);
 

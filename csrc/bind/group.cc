@@ -58,7 +58,7 @@ Sequel sequel_of(Group& group, nb::object then) {
 template <class Ended>
 nb::object error_of(const Ended& ended) {
     if (!ended.done() || !ended.error()) return nb::none();
-    return nb::make_tuple(static_cast<uint32_t>(ended.error()->fault()), ended.error()->what());
+    return nb::make_tuple(static_cast<uint32_t>(ended.error()->fault()), text_of(*ended.error()));
 }
 
 void bind_plan(nb::module_& m) {

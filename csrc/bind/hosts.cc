@@ -6,6 +6,7 @@
 #include <nanobind/stl/vector.h>
 
 #include "carriers.h"
+#include "errors.h"
 #include "nonce.h"
 #include "tls_end.h"
 
@@ -35,6 +36,7 @@ void bind_hosts(nb::class_<Group>& group) {
                 self.attach(peer, static_cast<WireKind>(kind), stream, streams, std::move(channel));
             },
             "peer"_a, "kind"_a, "stream"_a, "streams"_a, "fd"_a, "tls"_a.none() = nb::none())
+        .def("abandon", &Group::abandon)
         .def("peer_left", &Group::peer_left, "peer"_a)
         .def(
             "fail",
@@ -48,7 +50,7 @@ void bind_hosts(nb::class_<Group>& group) {
              [](Group& self) -> nb::object {
                  const auto failure = self.members().failure();
                  if (!failure) return nb::none();
-                 return nb::make_tuple(static_cast<uint32_t>(failure->fault()), failure->what());
+                 return nb::make_tuple(static_cast<uint32_t>(failure->fault()), text_of(*failure));
              })
         .def("called",
              [](Group& self) {

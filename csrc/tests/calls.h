@@ -30,7 +30,7 @@ inline int32_t value_of(uint64_t seed, uint32_t rank, uint64_t i) {
     return static_cast<int32_t>((h ^ h >> 29) & 0xffffff);
 }
 
-inline std::shared_ptr<const Plan> plan_of(const Step& step, uint32_t rank, uint32_t ranks) {
+inline std::shared_ptr<const Plan> bare_plan_of(const Step& step, uint32_t rank, uint32_t ranks) {
     switch (step.kind) {
         case Kind::one_shot:
             return hand::one_shot(rank, ranks);
@@ -46,6 +46,11 @@ inline std::shared_ptr<const Plan> plan_of(const Step& step, uint32_t rank, uint
             break;
     }
     return hand::barrier(rank, ranks);
+}
+
+inline std::shared_ptr<const Plan> plan_of(const Step& step, uint32_t rank, uint32_t ranks) {
+    return hand::with_readers(rank, ranks,
+                              [&](uint32_t r) { return bare_plan_of(step, r, ranks); });
 }
 
 // One call of one rank with its memory.

@@ -65,6 +65,28 @@ class Writer {
 
 using Slots = std::vector<uint32_t>;
 
+// The plan of one rank with those who read its slots, as the plans of all ranks have it: `make(r)`
+// makes that of rank r. A slot is shown by the post for which its reader has waited last.
+template <class Make>
+std::shared_ptr<const Plan> with_readers(uint32_t rank, uint32_t ranks, Make&& make) {
+    std::vector<Reader> readers;
+    for (uint32_t q = 0; q < ranks; ++q) {
+        if (q == rank) continue;
+        uint32_t shown = 0;
+        const std::shared_ptr<const Plan> theirs = make(q);
+        for (const Record& r : theirs->records) {
+            if (r.action == Action::wait && r.peer == rank) shown = r.value;
+            const bool reads = r.action == Action::copy || r.action == Action::arg;
+            if (reads && r.src.space == Space::slot && r.src.rank == rank)
+                readers.push_back({shown, r.src.index, static_cast<uint16_t>(q)});
+        }
+    }
+    const auto p = make(rank);
+    return std::make_shared<const Plan>(
+        std::as_bytes(std::span(p->records)), std::as_bytes(std::span(readers)), rank, ranks,
+        p->pieces_in, p->pieces_out, p->parts, p->stages, p->rounds, p->slots, p->scratch);
+}
+
 // Everybody shows the whole input to everybody.
 inline std::shared_ptr<const Plan> one_shot(uint32_t rank, uint32_t ranks) {
     Writer w;

@@ -37,6 +37,9 @@ class GroupEnd(Protocol):
     ) -> None:
         """Takes a proved, non-blocking connection, and owns descriptor and session from here."""
 
+    def abandon(self) -> None:
+        """In a forked child: closes its copies of the connections."""
+
     def peer_left(self, peer: int) -> None:
         """A peer closed the group in good order."""
 

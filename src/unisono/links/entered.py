@@ -61,6 +61,10 @@ class Entered:
         self._failed = True  # nothing is told to the native end any more
         self._tell(Say.LEFT, self._members)
 
+    def abandon(self) -> None:
+        """In a forked child."""
+        self._group.abandon()
+
     # ---- connections
 
     def reach(self, peers: Iterable[int], kind: int) -> None:

@@ -73,9 +73,12 @@ class Groups:
         else:
             self._parked.append((sock, said))
 
-    def parked(self) -> list[Connection]:
-        """The connections for groups that were not entered yet."""
-        return [sock for sock, _ in self._parked]
+    def abandon(self) -> None:
+        """In a forked child: closes its copies of all connections of groups."""
+        for entered in self._entered.values():
+            entered.abandon()
+        for sock, _ in self._parked:
+            sock.close()
 
     def hear(self, message: Message) -> None:
         """A message of the star. Raises `ValueError` for one that makes no sense."""

@@ -149,8 +149,7 @@ class Porter:
         self._loop.abandon()
         self._close_descriptors()
         if self._joined is not None:
-            for sock in self._joined.groups.parked():
-                sock.close()
+            self._joined.groups.abandon()
 
 
 def _abandon(porter: weakref.ref[Porter]) -> None:

@@ -1,0 +1,82 @@
+// One end of a group of two hosts that is real, and at the other end the test, which says what it
+// likes: what a proved peer may do.
+#pragma once
+
+#include <cstring>
+#include <optional>
+
+#include "hosts.h"
+
+namespace unisono::test {
+
+inline Frame frame_of(FrameKind kind, uint64_t number = 0, uint64_t bytes = 0) {
+    Frame frame{};
+    frame.kind = kind;
+    frame.number = number;
+    frame.bytes = bytes;
+    return frame;
+}
+
+inline Frame letter_of(uint64_t tag, uint64_t bytes) {
+    Frame frame = frame_of(FrameKind::letter, 0, bytes);
+    frame.place = tag;
+    frame.called.kind = static_cast<uint32_t>(DType::uint8);
+    return frame;
+}
+
+inline Frame post_of(uint64_t number, uint64_t progress, uint32_t loads = 0) {
+    Frame frame = frame_of(FrameKind::post, number);
+    frame.progress = progress;
+    frame.loads = loads;
+    return frame;
+}
+
+// Rank 0 of two; its peer's connections are the test's.
+class Faced {
+  public:
+    explicit Faced(uint32_t streams = 1, bool connected = true)
+        : group_(std::make_shared<Group>(create_segment({1, 2, 1 << 16, 2, 256}, World::nonce), 0,
+                                         Seats{2, {0}}, World::nonce, 1)),
+          rank_(rank_of(group_, 0)) {
+        for (const WireKind kind : kWires) {
+            for (uint32_t s = 0; connected && s < streams; ++s) attach(kind, s, streams);
+        }
+    }
+    ~Faced() {
+        for (auto& ends : ends_) ends.clear();  // so that it need not linger
+        rank_.close();
+    }
+
+    Rank& rank() { return rank_; }
+    Group& group() { return *group_; }
+    Descriptor& end(WireKind kind, size_t stream = 0) {
+        return ends_[static_cast<size_t>(kind)][stream];
+    }
+    void attach(WireKind kind, uint32_t stream, uint32_t streams) {
+        auto [mine, theirs] = connection();
+        ends_[static_cast<size_t>(kind)].push_back(std::move(mine));
+        group_->attach(1, kind, stream, streams, std::move(theirs));
+    }
+    void say(WireKind kind, const Frame& frame, const std::string& payload = {},
+             size_t stream = 0) {
+        std::string bytes(reinterpret_cast<const char*>(&frame), sizeof(frame));
+        say_bytes(kind, bytes + payload, stream);
+    }
+    void say_bytes(WireKind kind, const std::string& bytes, size_t stream = 0) {
+        static_cast<void>(
+            !::send(end(kind, stream).get(), bytes.data(), bytes.size(), MSG_NOSIGNAL));
+    }
+    void hang_up(WireKind kind, size_t stream, bool reset) {
+        const linger hard{1, 0};
+        Descriptor& fd = end(kind, stream);
+        if (reset) ::setsockopt(fd.get(), SOL_SOCKET, SO_LINGER, &hard, sizeof(hard));
+        fd = Descriptor();
+    }
+
+  private:
+    std::shared_ptr<Group> group_;
+    Rank rank_;
+    std::array<std::vector<Descriptor>, 2> ends_;
+};
+
+}  // namespace unisono::test

@@ -1,0 +1,193 @@
+// Calls and letters between hosts that work: any length, any layout, several streams, several
+// threads, one call after the other without waiting.
+#include <algorithm>
+#include <atomic>
+#include <random>
+
+#include "calls.h"
+#include "hosts.h"
+#include "report.h"
+
+namespace {
+
+using namespace unisono;
+using namespace unisono::test;
+
+std::string text_of(const Layout& layout, uint32_t streams) {
+    std::string text = std::to_string(streams) + " streams,";
+    for (const auto& here : layout) text += " " + std::to_string(here.size());
+    return text;
+}
+
+Step random_step(std::mt19937_64& random, uint32_t ranks) {
+    constexpr uint64_t counts[] = {0, 1, 7, 333, 5000, 40000};
+    constexpr Kind kinds[] = {Kind::one_shot, Kind::direct, Kind::chain, Kind::broadcast,
+                              Kind::all_gather};
+    Step step{};
+    step.kind = kinds[random() % std::size(kinds)];
+    step.count = counts[random() % std::size(counts)];
+    step.root = static_cast<uint32_t>(random() % ranks);
+    step.block_bytes = step.count > 5000 ? 1 << 17 : 64ULL << random() % 7;
+    step.seed = random() % 1000;
+    step.in_place = random() % 2 != 0;
+    return step;
+}
+
+void check_calls(Report& report, const Layout& layout, uint32_t streams, uint64_t seed) {
+    Hosts world(layout, streams, 1 << 20);
+    std::atomic<int> wrong{0};
+    world.run([&](Rank& rank) {
+        const uint32_t ranks = rank.members->ranks();
+        std::mt19937_64 script(seed), own(seed * 100 + rank.rank);
+        std::vector<std::pair<std::unique_ptr<Call>, std::shared_ptr<Job>>> under_way;
+        const Outcome outcome = outcome_of([&] {
+            for (int i = 0; i < 40; ++i) {
+                auto call = std::make_unique<Call>(random_step(script, ranks), rank.rank, ranks);
+                auto execution = call->execution();
+                constexpr double inlines_s[] = {0, 20e-6, 200e-6};
+                auto job =
+                    rank.dispatcher->submit(std::move(execution), kLong_s, inlines_s[own() % 3]);
+                under_way.emplace_back(std::move(call), std::move(job));
+                while (under_way.size() > 3 || (!under_way.empty() && own() % 2 == 0)) {
+                    auto [oldest, its] = std::move(under_way.front());
+                    under_way.erase(under_way.begin());
+                    rank.dispatcher->wait(*its, -1, {});
+                    if (!oldest->right()) ++wrong;
+                }
+            }
+            for (auto& [call, job] : under_way) {
+                rank.dispatcher->wait(*job, -1, {});
+                if (!call->right()) ++wrong;
+            }
+        });
+        report.check(outcome.fault == Fault::none,
+                     "calls over " + text_of(layout, streams) + ": " + outcome.text);
+    });
+    report.check(wrong == 0, "results over " + text_of(layout, streams));
+}
+
+// ---- letters
+
+std::vector<uint8_t> letter(uint32_t from, uint32_t to, uint64_t tag, uint64_t number) {
+    constexpr size_t lengths[] = {0, 1, 77, 5000, 300'000};
+    const uint64_t seed = ((from * 8ULL + to) * 8 + tag) * 64 + number;
+    std::vector<uint8_t> data(lengths[seed * 7919 % std::size(lengths)]);
+    for (size_t i = 0; i < data.size(); ++i) data[i] = static_cast<uint8_t>(seed * 13 + i);
+    return data;
+}
+
+// Every thread of every rank writes to its like on all ranks, here and elsewhere; receives are
+// posted in another order than the letters come.
+void exchange(Rank& rank, uint32_t ranks, uint64_t tag, std::atomic<int>& wrong) {
+    constexpr uint64_t kLetters = 5;
+    PostOffice& mail = *rank.mail;
+    std::mt19937_64 random(rank.rank * 10 + tag);
+    std::vector<std::shared_ptr<Parcel>> parcels;
+    std::vector<std::pair<std::vector<uint8_t>, std::vector<uint8_t>>> arriving;  // is, should be
+    std::vector<std::vector<uint8_t>> leaving;
+    arriving.reserve(ranks * kLetters);
+    leaving.reserve(ranks * kLetters);
+    for (uint64_t k = 0; k < kLetters; ++k) {
+        for (uint32_t i = 1; i < ranks; ++i) {
+            const uint32_t to = (rank.rank + i) % ranks, from = (rank.rank + ranks - i) % ranks;
+            leaving.push_back(letter(rank.rank, to, tag, k));
+            parcels.push_back(mail.send(message(leaving.back(), static_cast<int32_t>(to), tag)));
+            auto expected = letter(from, rank.rank, tag, k);
+            arriving.emplace_back(std::vector<uint8_t>(expected.size()), expected);
+            parcels.push_back(
+                mail.receive(message(arriving.back().first, static_cast<int32_t>(from), tag)));
+        }
+        if (random() % 2) mail.carry_on();
+    }
+    std::shuffle(parcels.begin(), parcels.end(), random);
+    for (const auto& parcel : parcels) {
+        while (!mail.wait(*parcel, kLong_s, random() % 2 ? -1 : 0.001, {})) {
+        }
+    }
+    for (const auto& [got, expected] : arriving) wrong += got != expected;
+    for (const auto& parcel : parcels) wrong += !parcel->done() || parcel->error();
+}
+
+void check_letters(Report& report, const Layout& layout, uint32_t streams) {
+    Hosts world(layout, streams);
+    std::atomic<int> wrong{0};
+    world.run([&](Rank& rank) {
+        const uint32_t ranks = rank.members->ranks();
+        std::vector<std::thread> threads;
+        for (uint64_t tag = 0; tag < 2; ++tag) {
+            threads.emplace_back([&, tag] {
+                const auto outcome = outcome_of([&] { exchange(rank, ranks, tag, wrong); });
+                report.check(outcome.fault == Fault::none,
+                             "letters over " + text_of(layout, streams) + ": " + outcome.text);
+            });
+        }
+        for (auto& thread : threads) thread.join();
+    });
+    report.check(wrong == 0, "letters over " + text_of(layout, streams));
+}
+
+// ---- failures that cross hosts
+
+void check_left(Report& report) {
+    Hosts world({{0}, {1}, {2}}, 2);
+    world.run([&](Rank& rank) {
+        expect(report, run_step(rank, simple(Kind::direct, 100)), Fault::none, "",
+               "the last call of all");
+        if (rank.rank == 2) return rank.close();
+        const auto outcome = run_step(rank, simple(Kind::direct, 100));
+        report.check(outcome.fault == Fault::peer_lost, "left before: " + outcome.text);
+    });
+}
+
+void check_failed(Report& report) {
+    for (const uint32_t streams : {1U, 3U}) {
+        Hosts world({{0}, {1}}, streams);
+        world.run([&](Rank& rank) {
+            run_step(rank, simple(Kind::direct, 100));
+            if (rank.rank == 0) {
+                rank.members->record(Fault::aborted, "enough of this");
+                return rank.close();
+            }
+            expect(report, run_step(rank, simple(Kind::direct, 100)), Fault::aborted,
+                   "enough of this", "failed elsewhere");
+        });
+    }
+}
+
+void check_timeout(Report& report) {
+    Hosts world({{0}, {1}}, 2);
+    world.run([&](Rank& rank) {
+        if (rank.rank == 1) return pause(0.3);
+        expect(report, run_step(rank, simple(Kind::direct, 100), 0.1), Fault::timeout,
+               "rank 1 has not arrived", "a rank elsewhere that is late");
+    });
+}
+
+void check_mismatch(Report& report) {
+    Hosts world({{0}, {1}}, 1);
+    world.run([&](Rank& rank) {
+        const Step step = simple(Kind::direct, rank.rank == 0 ? 100 : 101);
+        const auto outcome = run_step(rank, step);
+        report.check(outcome.fault == Fault::mismatch, "mismatch: " + outcome.text);
+    });
+}
+
+}  // namespace
+
+int main() {
+    Report report;
+    const Layout layouts[] = {
+        {{0}, {1}}, {{0, 1}, {2}}, {{2, 0}, {1, 3}}, {{0}, {1}, {2}, {3}}, {{4, 0}, {1, 2, 3}}};
+    uint64_t seed = 0;
+    for (const Layout& layout : layouts) {
+        for (const uint32_t streams : {1U, 3U}) {
+            check_calls(report, layout, streams, ++seed);
+            check_letters(report, layout, streams);
+        }
+    }
+    check_left(report);
+    check_failed(report);
+    check_timeout(report);
+    check_mismatch(report);
+    return report.finish();
+}
