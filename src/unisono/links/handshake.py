@@ -43,6 +43,10 @@ _GREETING_BYTES = _MAGIC_BYTES + NONCE_BYTES
 _TLS_KEY = b"unisono tls 1.3 psk\0"
 
 
+class ProofRefusedError(AuthenticationError):
+    """The other end is a rank, and hung up on this end's proof: its secret is another one."""
+
+
 class Handshake:
     """The steps of one end, without a socket: bytes in, bytes out.
 
@@ -184,8 +188,9 @@ def authenticate(
 
     `purpose` must be equal at both ends; `deadline` is a time of `time.monotonic`. Reads not a byte
     beyond the handshake. Raises `AuthenticationError` if the other end does not know the secret,
-    is no rank, ends the connection, or has not proved itself at the deadline. The caller closes
-    the socket, which is a `Connection` if it is to be turned to TLS.
+    is no rank, ends the connection (`ProofRefusedError`: after a greeting), or has not proved
+    itself at the deadline. The caller closes the socket, which is a `Connection` if it is to be
+    turned to TLS.
 
     >>> from threading import Thread
     >>> here, there = socket.socketpair()
@@ -197,7 +202,7 @@ def authenticate(
     >>> peer.join(); here.close(); there.close()
     """
     handshake = Handshake(secret, dialing=dialing, purpose=purpose, tls=security.tls)
-    with _until(sock, deadline):
+    with _until(sock, handshake, deadline):
         sock.sendall(handshake.opening)
         while not handshake.done:
             if handshake.wants_channel:
@@ -231,7 +236,7 @@ def _receive(sock: socket.socket, length: int, deadline: float) -> bytes:
 
 
 @contextlib.contextmanager
-def _until(sock: socket.socket, deadline: float) -> Iterator[None]:
+def _until(sock: socket.socket, handshake: Handshake, deadline: float) -> Iterator[None]:
     """Sets the socket's timeout, puts it back, and says what the loss of a connection means."""
     before = sock.gettimeout()
     try:
@@ -243,7 +248,8 @@ def _until(sock: socket.socket, deadline: float) -> Iterator[None]:
     except OSError as error:
         if error.errno == errno.EBADMSG:
             raise AuthenticationError(f"TLS: {error.strerror}") from error
-        raise AuthenticationError(
+        proved = handshake.greeted and handshake.dialing
+        raise (ProofRefusedError if proved else AuthenticationError)(
             "the other end closed the connection in the middle of the handshake "
             "(does every rank have the same job secret?)"
         ) from error
