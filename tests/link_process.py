@@ -29,8 +29,10 @@ class Telling(Recorder):
 
     received_at = 0.0
 
-    def attach(self, peer: int, kind: int, stream: int, streams: int, fd: int) -> None:
-        super().attach(peer, kind, stream, streams, fd)
+    def attach(
+        self, peer: int, kind: int, stream: int, streams: int, fd: int, tls: object = None
+    ) -> None:
+        super().attach(peer, kind, stream, streams, fd, tls)
         tell("attached", peer=peer)
 
     def fail(self, fault: int, text: str) -> None:

@@ -114,7 +114,7 @@ class MeetingPoint:
                 if refused is not None and now > min(refused.until, deadline):
                     raise AuthenticationError(
                         f"{who} was not let in: {error} (is something else listening there? has "
-                        "every rank the same rendezvous, job secret and UNISONO_TLS?)"
+                        "every rank the same rendezvous, UNISONO_TLS and the same job secret?)"
                     ) from error
                 if now > deadline:
                     raise RendezvousError(
