@@ -78,7 +78,7 @@ class Settings:
             raise ValueError(f"UNISONO_TLS must be off, psk or certificates, not {self.tls!r}")
         if self.tls != "off" and self.wire == "mpi":
             raise ValueError(
-                f"UNISONO_TLS={self.tls} cannot protect what MPI carries (UNISONO_WIRE=mpi)"
+                f"what MPI carries (UNISONO_WIRE=mpi) cannot have UNISONO_TLS={self.tls}"
             )
         if self.rails is not None and not 1 <= self.rails <= 16:
             raise ValueError(f"UNISONO_RAILS must be from 1 to 16, not {self.rails}")
