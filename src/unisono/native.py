@@ -11,6 +11,7 @@ try:
         Plan,
         Prepared,
         QuickCalls,
+        Simulation,
         TlsContext,
         TlsSession,
         create_segment,
@@ -24,6 +25,7 @@ try:
         segment_shape,
         settle_on_core,
         share_memory,
+        simulator_messages,
         usable_cores,
         widen,
     )
@@ -41,6 +43,7 @@ __all__ = [
     "Plan",
     "Prepared",
     "QuickCalls",
+    "Simulation",
     "TlsContext",
     "TlsSession",
     "create_segment",
@@ -54,6 +57,7 @@ __all__ = [
     "segment_shape",
     "settle_on_core",
     "share_memory",
+    "simulator_messages",
     "usable_cores",
     "widen",
 ]
