@@ -5,8 +5,8 @@
 // is only asked when it last heard anything of what it waits for.
 #pragma once
 
-#include <linux/tcp.h>
 #include <netinet/in.h>
+#include <netinet/tcp.h>
 #include <sys/socket.h>
 
 #include <algorithm>

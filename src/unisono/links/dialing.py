@@ -14,10 +14,12 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from unisono.links.connection import Connection
 from unisono.links.handshake import Handshake
 from unisono.links.introduction import Introduction
 from unisono.links.loop import WRITE, Alarm, Loop
 from unisono.links.opening import Broken, Entering
+from unisono.links.security import Security
 from unisono.links.sockets import Address, dial, show
 
 _ATTEMPT_S = 0.7  # the kernel itself would try again after 1, 3 and 7 s only
@@ -35,6 +37,7 @@ class Wanted:
     source: str | None
     secret: bytes
     purpose: bytes
+    security: Security
     introduction: Introduction
     host_s: float
     process_s: float
@@ -60,7 +63,7 @@ class Dial:
         loop: Loop,
         wanted: Wanted,
         *,
-        opened: Callable[[socket.socket], None],
+        opened: Callable[[Connection], None],
         failed: Callable[[Failed], None],
     ) -> None:
         self._loop, self._wanted = loop, wanted
@@ -97,16 +100,17 @@ class Dial:
         wanted = self._wanted
         self._entering = Entering(
             self._loop,
-            sock,
-            Handshake(wanted.secret, dialing=True, purpose=wanted.purpose),
+            Connection.of(sock),
+            Handshake(wanted.secret, dialing=True, purpose=wanted.purpose, tls=wanted.security.tls),
             wanted.process_s,
+            security=wanted.security,
             introduction=wanted.introduction,
             opened=self._proved,
             failed=self._broken,
         )
         self._entering.begin()
 
-    def _proved(self, sock: socket.socket) -> None:
+    def _proved(self, sock: Connection) -> None:
         self._over = True
         self._opened(sock)
 

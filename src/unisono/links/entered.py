@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import os
-import socket
 import time
 from collections.abc import Iterable, Sequence
 from functools import partial
 
+from unisono.links.connection import Connection
 from unisono.links.dialing import Dial, Failed
 from unisono.links.ends import ANXIOUS_EVENT, FAILED_EVENT, Fault, GroupEnd
 from unisono.links.introduction import Introduction, Kind
@@ -79,7 +79,7 @@ class Entered:
             elif peer not in self._left and not self._failed:
                 self._dial(peer, Kind(kind))
 
-    def take(self, sock: socket.socket, said: Introduction) -> str:
+    def take(self, sock: Connection, said: Introduction) -> str:
         """Takes a connection of a higher peer; returns why not, or nothing."""
         peer = self._peers.get(said.rank)
         if peer is None or peer <= self._me:
@@ -123,17 +123,15 @@ class Entered:
             )
             self._dials.append(dial)
 
-    def _attach(self, peer: int, said: Introduction, sock: socket.socket) -> None:
+    def _attach(self, peer: int, said: Introduction, sock: Connection) -> None:
         prepare(sock, self.place.terms.peer_timeout_s)
-        self._group.attach(peer, int(said.kind), said.stream, said.streams, sock.detach())
+        self._group.attach(peer, int(said.kind), said.stream, said.streams, sock.detach(), sock.tls)
 
     def _dial_failed(self, peer: int, failed: Failed) -> None:
         def fail() -> None:
             if peer not in self._left:
                 fault = Fault.SYSTEM if failed.here else Fault.PEER_LOST
-                self.fail(
-                    fault, f"rank {self._place.terms.rank} has no connection to {failed.text}"
-                )
+                self.fail(fault, f"rank {self.place.terms.rank} has no connection to {failed.text}")
 
         self.place.loop.later(_BETTER_NEWS_S, fail)
 

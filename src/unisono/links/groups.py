@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import socket
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 
 from unisono.links.circle import Circle
+from unisono.links.connection import Connection
 from unisono.links.ends import GroupEnd
 from unisono.links.entered import Entered
 from unisono.links.introduction import Introduction
@@ -20,10 +20,10 @@ _MOST_DEPARTED = 4096
 class Groups:
     """By tag. All methods are for the loop's thread. `refuse` closes a connection, saying why."""
 
-    def __init__(self, refuse: Callable[[socket.socket, str], None]) -> None:
+    def __init__(self, refuse: Callable[[Connection, str], None]) -> None:
         self._refuse = refuse
         self._entered: dict[bytes, Entered] = {}
-        self._parked: list[tuple[socket.socket, Introduction]] = []
+        self._parked: list[tuple[Connection, Introduction]] = []
         self._early: deque[Message] = deque(maxlen=_MOST_EARLY)
         self._departed: dict[bytes, None] = {}
 
@@ -63,7 +63,7 @@ class Groups:
         for sock, _ in self._unpark(lambda _: True):
             sock.close()
 
-    def take(self, sock: socket.socket, said: Introduction) -> None:
+    def take(self, sock: Connection, said: Introduction) -> None:
         """A proved connection has come."""
         if said.tag in self._entered:
             self._bring(self._entered[said.tag], sock, said)
@@ -103,14 +103,14 @@ class Groups:
         for entered in list(self._entered.values()):
             entered.starved(why)
 
-    def _bring(self, entered: Entered, sock: socket.socket, said: Introduction) -> None:
+    def _bring(self, entered: Entered, sock: Connection, said: Introduction) -> None:
         why_not = entered.take(sock, said)
         if why_not:
             self._refuse(sock, why_not)
 
     def _unpark(
         self, wanted: Callable[[Introduction], bool]
-    ) -> list[tuple[socket.socket, Introduction]]:
+    ) -> list[tuple[Connection, Introduction]]:
         found = [parked for parked in self._parked if wanted(parked[1])]
         self._parked = [parked for parked in self._parked if not wanted(parked[1])]
         return found

@@ -12,6 +12,7 @@ from collections.abc import Callable, Sequence
 from unisono.errors import AbortedError, RendezvousError
 from unisono.links.accepting import Door
 from unisono.links.circle import Circle
+from unisono.links.connection import Connection
 from unisono.links.groups import Groups
 from unisono.links.introduction import NO_GROUP, Introduction, Kind, purpose_of
 from unisono.links.loop import Loop
@@ -34,7 +35,7 @@ class Joined:
             self._place, NO_GROUP, range(len(terms.contacts)), b"", self.groups.hear
         )
         self._circles = {NO_GROUP: self._world}
-        self._early: deque[tuple[socket.socket, Introduction]] = deque()
+        self._early: deque[tuple[Connection, Introduction]] = deque()
         self._door: Door | None = None
 
     def begin(self) -> None:
@@ -45,6 +46,7 @@ class Joined:
             self._listeners,
             secret=self._terms.secret,
             purpose=purpose_of(self._terms.world, self._terms.rank),
+            security=self._terms.security,
             arrived=self._arrived,
             starved=self._starved,
         )
@@ -131,7 +133,7 @@ class Joined:
 
     # ---- the door
 
-    def _arrived(self, sock: socket.socket, said: Introduction) -> None:
+    def _arrived(self, sock: Connection, said: Introduction) -> None:
         size = len(self._terms.contacts)
         if said.rank >= size or said.rank == self._terms.rank:
             self._refuse(sock, f"no rank {said.rank} of {size} can dial here")
@@ -144,12 +146,12 @@ class Joined:
         elif why_not := self._circles[said.tag].take(sock, said):
             self._refuse(sock, why_not)
 
-    def _park(self, sock: socket.socket, said: Introduction) -> None:
+    def _park(self, sock: Connection, said: Introduction) -> None:
         self._early.append((sock, said))
         if len(self._early) > _MOST_EARLY:
             self._refuse(self._early.popleft()[0], "dialed for a circle that was not made here")
 
-    def _refuse(self, sock: socket.socket, why: str) -> None:
+    def _refuse(self, sock: Connection, why: str) -> None:
         if self._door is None:
             sock.close()
         else:

@@ -19,6 +19,7 @@ from unisono.links.joined import Joined
 from unisono.links.loop import Loop
 from unisono.links.place import Terms
 from unisono.links.post import Box
+from unisono.links.security import CLEAR, Security
 from unisono.links.sockets import Address, listen
 from unisono.links.vote import Ask
 
@@ -28,9 +29,10 @@ _STOP_S = 5.0
 class Porter:
     """Listens on `addresses` (literals, one a rail) and on nothing else, on a port of `ports`.
 
-    `streams`: connections to a peer for each rail and kind. `peer_timeout_s`: how long another host
-    may be silent. Raises `RendezvousError` if it cannot listen. Methods may be called from any
-    thread; after `close`, and in a forked child, they raise `AbortedError`.
+    `streams`: connections to a peer for each rail and kind. `security`: what protects them.
+    `peer_timeout_s`: how long another host may be silent. Raises `RendezvousError` if it cannot
+    listen. Methods may be called from any thread; after `close`, and in a forked child, they raise
+    `AbortedError`.
 
     >>> porter = Porter(addresses=["127.0.0.1"], ports=None, streams=1, peer_timeout_s=2.5)
     >>> [(host, port > 0) for host, port in porter.bound]
@@ -45,7 +47,9 @@ class Porter:
         ports: range | None,
         streams: int,
         peer_timeout_s: float,
+        security: Security = CLEAR,
     ) -> None:
+        self._security = security
         self._streams, self._peer_timeout_s = streams, peer_timeout_s
         self._pid = os.getpid()
         self._sources = tuple(addresses)
@@ -89,6 +93,7 @@ class Porter:
             contacts=tuple(contacts),
             sources=self._sources,
             secret=secret,
+            security=self._security,
             streams=self._streams,
             peer_timeout_s=self._peer_timeout_s,
             timeout_s=timeout_s,

@@ -14,6 +14,7 @@ from dataclasses import replace
 from unisono.config import Settings
 from unisono.links.interfaces import available, choose
 from unisono.links.porter import Porter
+from unisono.links.security import Security
 from unisono.native import Group, usable_cores
 from unisono.runtime.boards import Board
 from unisono.runtime.finding import Arrival, Found, find, this_host
@@ -133,7 +134,7 @@ def _nothing() -> None:
     """Watches for nothing."""
 
 
-def meet_at(board: Board, meeting: Meeting, settings: Settings) -> Met:
+def meet_at(board: Board, meeting: Meeting, settings: Settings, security: Security) -> Met:
     """Joins the world whose ranks find each other at `board`; returns when all are there.
 
     Raises `RendezvousError` if they are not within the timeout, `AuthenticationError` if this rank
@@ -145,6 +146,7 @@ def meet_at(board: Board, meeting: Meeting, settings: Settings) -> Met:
         ports=settings.ports,
         streams=settings.streams,
         peer_timeout_s=settings.peer_timeout_s,
+        security=security,
     )
     try:
         arrival = Arrival(
@@ -155,6 +157,7 @@ def meet_at(board: Board, meeting: Meeting, settings: Settings) -> Met:
             staging_bytes=meeting.staging_bytes,
             host=this_host(settings.host_id),
             word=meeting.word,
+            tls=security.tls,
         )
         found = find(board, arrival)
         if len(found.hosts) == 1:
