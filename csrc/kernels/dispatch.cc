@@ -147,7 +147,7 @@ void copy2_with(const Table& table, void* dst, void* dst2, const void* src, size
 
 size_t runnable_tables(const Table* out[max_tables]) {
     size_t n = 0;
-#if defined(__x86_64__)
+#if defined(__x86_64__) && !defined(UNISONO_BASELINE_ONLY)
 #if defined(__clang__)  // older ones do not know the name; whatever has AVX2 has it
     const bool f16c = true;
 #else
