@@ -7,6 +7,8 @@ from dataclasses import dataclass
 from statistics import geometric_mean
 from typing import Any
 
+from hosts_page import render_hosts
+
 from unisono.bench.cases import OPERATIONS
 from unisono.bench.probe import describe_latency
 from unisono.bench.sizes import format_size
@@ -51,8 +53,11 @@ class Sample:
         return self.times_s[peer] / self.time_s
 
 
-def render_page(documents: list[Document], trainings: dict[str, Document]) -> str:
-    """`trainings`: documents of `unisono train --json`, by the name of the task."""
+def render_page(
+    documents: list[Document], trainings: dict[str, Document], hosts: dict[str, Document]
+) -> str:
+    """`trainings`: documents of `unisono train --json`, by the name of the task; `hosts`: those of
+    `hosts.py`, by the name of the part."""
     samples = [sample for document in documents for sample in _samples(document)]
     samples.sort(key=lambda sample: list(OPERATIONS).index(sample.op))  # stable: sizes stay
     lines = ["# Results", "", *_preface(documents), "", "## Bars", "", *_bars(samples)]
@@ -61,6 +66,8 @@ def render_page(documents: list[Document], trainings: dict[str, Document]) -> st
         lines += ["", f"## {api}, {ranks} ranks", "", *_table(chosen)]
     for task, training in trainings.items():
         lines += ["", f"## Training: {task}", "", *_training(task, training)]
+    if hosts:
+        lines += ["", "## Several hosts", "", *render_hosts(hosts)]
     return "\n".join(lines) + "\n"
 
 

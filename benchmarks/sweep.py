@@ -95,12 +95,17 @@ def main(
         for interface in AGAINST
         for path in sorted(folder.glob(f"{interface}-*.json"))
     ]
-    trainings = {
-        path.stem.removeprefix("train-"): json.loads(path.read_text())
-        for path in sorted(folder.glob("train-*.json"))  # unisono train TASK --json
-    }
-    page.write_text(render_page(documents, trainings))
+    trainings = _named(folder, "train-")  # of unisono train TASK --json
+    page.write_text(render_page(documents, trainings, _named(folder, "hosts-")))
     console.print(f"wrote {page}")
+
+
+def _named(folder: Path, prefix: str) -> dict[str, dict[str, object]]:
+    """Documents of files `prefixNAME.json`, by name."""
+    return {
+        path.stem.removeprefix(prefix): json.loads(path.read_text())
+        for path in sorted(folder.glob(f"{prefix}*.json"))
+    }
 
 
 if __name__ == "__main__":

@@ -285,7 +285,7 @@ template <class Ready>
 bool Executor::wait_here(Wait& wait, uint32_t peer, Ready ready) {
     Bell& bell = view_.control(peer).bell;
     const auto rest = [&](auto&& awake, double seconds) {
-        if (!courier_ || courier_->wire().idle()) return sleep_on(bell, awake, seconds);
+        if (!courier_ || !courier_->wire().needs_looks()) return sleep_on(bell, awake, seconds);
         courier_->wire().poll();  // what other hosts wait for must not wait for this
         const double nap_s = std::min(seconds, kNapWhileSending_s);
         const Woken woken = sleep_on(bell, awake, nap_s);

@@ -421,7 +421,7 @@ bool PostOffice::wait(Parcel& parcel, double timeout_s, double limit_s,
 template <class Awake>
 Woken PostOffice::rest(bool here, bool away, Awake&& awake, double seconds) {
     Bell& bell = view_.own().mail;
-    if (!away && (!wire_ || wire_->idle())) return sleep_on(bell, awake, seconds);
+    if (!away && (!wire_ || !wire_->needs_looks())) return sleep_on(bell, awake, seconds);
     const double nap_s = here ? std::min(seconds, kNapBetween_s) : seconds;
     away_sleepers_.fetch_add(1, std::memory_order_seq_cst);
     const Woken woken = away ? wire_->sleep(nap_s, std::ref(awake)) : sleep_on(bell, awake, nap_s);

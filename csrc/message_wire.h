@@ -32,6 +32,7 @@ class MessageWire final : public Wire {
     void wake() noexcept override;
     void forget_letters() noexcept override;
     [[nodiscard]] bool idle() const noexcept override;
+    [[nodiscard]] bool needs_looks() const noexcept override { return true; }
     [[nodiscard]] bool reached(uint32_t peer) const noexcept override;
     void close(const std::optional<Error>& failure) noexcept override;
 

@@ -79,6 +79,9 @@ class Wire {
     virtual void forget_letters() noexcept = 0;
     // Nothing is left to be sent. For any thread.
     [[nodiscard]] virtual bool idle() const noexcept = 0;
+    // Whether what is under way needs this rank to look while it waits for something else. A
+    // library may hold what it says it has sent until somebody looks.
+    [[nodiscard]] virtual bool needs_looks() const noexcept { return !idle(); }
     // Whether there is, or was, a connection to the peer.
     [[nodiscard]] virtual bool reached(uint32_t peer) const noexcept = 0;
     // Closes in good order: sees to it that all was sent, and says that it leaves; or after

@@ -11,10 +11,10 @@ from collections.abc import Iterator
 
 import pytest
 
+from lab.census import census
 from lab.job import (
     Job,
     await_no_remains,
-    census,
     fill_disks,
     give_disks,
     listening,

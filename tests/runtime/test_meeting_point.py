@@ -239,7 +239,7 @@ def test_strangers_do_no_harm(
             greeting()[:7], greeting() + bytes(32), hello("tcp://another:1"), hello(point)[:30],
             hello(point, text_bytes=(1 << 20) + 1), b"unimeet2" + hello(point)[8:],
         ):  # fmt: skip
-            with caller(point) as connection, contextlib.suppress(ConnectionError):
+            with caller(point) as connection, contextlib.suppress(OSError):
                 connection.sendall(data)
                 connection.shutdown(socket.SHUT_WR)
                 while connection.recv(1000):
@@ -303,6 +303,22 @@ def test_ranks_with_different_secrets(
     outcomes = at_once(meet(point, 0, 2, 1.5, first), meet(point, 1, 2, 1.5, second))
     all_are(outcomes[:1], RendezvousError, "these ranks of 2 had not come: [1]")
     all_are(outcomes[1:], AuthenticationError, "the same job secret?")
+
+
+def test_another_secret_is_told_soon_and_on_rank_0_in_the_end(point: str) -> None:
+    begun = time.monotonic()
+    told = []
+
+    def second() -> Any:
+        try:
+            return meet(point, 1, 2, 30, b"another")()
+        finally:
+            told.append(time.monotonic() - begun)
+
+    outcomes = at_once(meet(point, 0, 2, 4, SECRET), second)
+    all_are(outcomes[1:], AuthenticationError, "the same job secret?")
+    assert told[0] < 15
+    all_are(outcomes[:1], RendezvousError, "turned away came from 127.0.0.1 port")
 
 
 @pytest.mark.usefixtures("impatient")

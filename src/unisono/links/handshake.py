@@ -35,6 +35,10 @@ _MAGIC = b"unisono1"
 _GREETING_BYTES = len(_MAGIC) + NONCE_BYTES
 
 
+class ProofRefusedError(AuthenticationError):
+    """The other end is a rank, and hung up on this end's proof: its secret is another one."""
+
+
 class Handshake:
     """The steps of one end, without a socket: bytes in, bytes out.
 
@@ -116,8 +120,8 @@ def authenticate(
 
     `purpose` must be equal at both ends; `deadline` is a time of `time.monotonic`. Reads not a byte
     beyond the handshake. Raises `AuthenticationError` if the other end does not know the secret,
-    is no rank, ends the connection, or has not proved itself at the deadline. The caller closes
-    the socket.
+    is no rank, ends the connection (`ProofRefusedError`: after a greeting), or has not proved
+    itself at the deadline. The caller closes the socket.
 
     >>> from threading import Thread
     >>> here, there = socket.socketpair()
@@ -129,7 +133,7 @@ def authenticate(
     >>> peer.join(); here.close(); there.close()
     """
     handshake = Handshake(secret, dialing=dialing, purpose=purpose)
-    with _until(sock, deadline):
+    with _until(sock, handshake, deadline):
         sock.sendall(handshake.opening)
         while handshake.wanted_bytes:
             sock.sendall(handshake.take(_receive(sock, handshake.wanted_bytes, deadline)))
@@ -151,7 +155,7 @@ def _receive(sock: socket.socket, length: int, deadline: float) -> bytes:
 
 
 @contextlib.contextmanager
-def _until(sock: socket.socket, deadline: float) -> Iterator[None]:
+def _until(sock: socket.socket, handshake: Handshake, deadline: float) -> Iterator[None]:
     """Sets the socket's timeout, puts it back, and says what the loss of a connection means."""
     before = sock.gettimeout()
     try:
@@ -161,7 +165,8 @@ def _until(sock: socket.socket, deadline: float) -> Iterator[None]:
     except TimeoutError:
         raise AuthenticationError("the other end did not prove itself in time") from None
     except OSError as error:
-        raise AuthenticationError(
+        proved = handshake.greeted and handshake._dialing
+        raise (ProofRefusedError if proved else AuthenticationError)(
             "the other end closed the connection in the middle of the handshake "
             "(does every rank have the same job secret?)"
         ) from error

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import socket
 from collections.abc import Callable
@@ -17,8 +18,8 @@ _SILENT = (errno.ETIMEDOUT, errno.EHOSTUNREACH, errno.ENETUNREACH)
 
 
 class Line:
-    """Messages to and from one rank. `ended` is called once: with what happened to the rank, or
-    with an empty text if it said goodbye."""
+    """Messages to and from one rank. `ended` is called once, when nothing is heard any more: with
+    what happened to the rank, or with an empty text if it said goodbye. It may say a last word."""
 
     def __init__(
         self,
@@ -59,6 +60,11 @@ class Line:
             self._waiting = True
             watch_waiting(self._sock, self._peer_timeout_s)
         self.say(message)
+
+    def say_last(self, message: Message) -> None:
+        """Sends a message before the line is closed, if it still can be sent."""
+        with contextlib.suppress(OSError):
+            self._sock.send(self._pending + message.pack())
 
     def close(self) -> None:
         """Closes without a word; `ended` is not called."""
@@ -119,5 +125,9 @@ class Line:
 
     def _end(self, why: str) -> None:
         if not self._over:
-            self.close()
-            self._ended("" if self._said_bye else why)
+            self._over = True
+            self._loop.unwatch(self._sock)
+            try:
+                self._ended("" if self._said_bye else why)
+            finally:
+                self._sock.close()

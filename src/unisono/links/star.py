@@ -129,9 +129,11 @@ class Hub(Star):
             (line.ask if message.say is Say.LOOK else line.say)(message)
 
     def _ended(self, rank: int, pid: int, why: str) -> None:
-        self._lines.pop(rank, None)
+        line = self._lines.pop(rank, None)
         if why and not self._leaving:
             news = lost(rank, self._hosts[rank], pid, why)
+            if line is not None:  # or it would take this rank for the one that is gone
+                line.say_last(news)
             for line in list(self._lines.values()):
                 line.say(news)
             self._deliver(news)

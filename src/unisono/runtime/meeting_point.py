@@ -16,9 +16,10 @@ from __future__ import annotations
 import random
 import socket
 import time
+from dataclasses import dataclass
 
 from unisono.errors import AuthenticationError, RendezvousError
-from unisono.links.handshake import authenticate
+from unisono.links.handshake import ProofRefusedError, authenticate
 from unisono.runtime import frames
 from unisono.runtime.frames import FRAME, Hello
 from unisono.runtime.place import PATIENCE_S, dial, keep_alive, listen, parse, resolve
@@ -27,6 +28,24 @@ from unisono.runtime.reception import Reception
 _ATTEMPT_S = 10.0
 _VERDICT_S = 1.0
 _LONGEST_PAUSE_S = 0.1
+_REFUSED_S = 1.0
+"""For how long a proof may be refused: by another job that meets here at the moment, or because a
+crowd of strangers makes rank 0 turn guests away."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Refused:
+    """What listens there does not let this rank in, one attempt after the other."""
+
+    proof: bool
+    until: float
+
+    @classmethod
+    def after(cls, before: _Refused | None, error: Exception, now: float) -> _Refused:
+        proof = isinstance(error, ProofRefusedError)
+        if before is not None and before.proof == proof:
+            return before
+        return cls(proof=proof, until=now + (min(PATIENCE_S, _REFUSED_S) if proof else PATIENCE_S))
 
 
 class MeetingPoint:
@@ -73,7 +92,7 @@ class MeetingPoint:
     def _follow(self, hello: Hello, mine: bytes, deadline: float, timeout_s: float) -> list[bytes]:
         """Tries until it is admitted or the time is over, then waits for what rank 0 says."""
         who = f"{self._place.text}: rank {hello.rank} of {hello.size}"
-        refused_since: float | None = None
+        refused: _Refused | None = None
         pause_s = 0.005
         while True:
             connected = False
@@ -84,8 +103,8 @@ class MeetingPoint:
                     return self._listen_to(leader, who, hello.size, deadline, timeout_s)
             except (OSError, AuthenticationError) as error:
                 now = time.monotonic()
-                refused_since = (refused_since or now) if connected else None
-                if refused_since is not None and now > min(refused_since + PATIENCE_S, deadline):
+                refused = _Refused.after(refused, error, now) if connected else None
+                if refused is not None and now > min(refused.until, deadline):
                     raise AuthenticationError(
                         f"{who} was not let in: {error} (is something else listening there? has "
                         "every rank the same rendezvous and the same job secret?)"

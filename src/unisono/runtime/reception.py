@@ -118,6 +118,7 @@ class Reception:
         """In the order in which they came."""
         self._guests: dict[int, Guest] = {}
         self._logged: set[str] = set()
+        self._turned_away = ""
         self._selector = selectors.DefaultSelector()
         for listener in listeners:
             listener.setblocking(False)
@@ -130,6 +131,7 @@ class Reception:
                 self._require_time(
                     f"{self._place.text}: after {timeout_s:g} s these ranks of {self._size} had "
                     f"not come: {sorted(set(range(1, self._size)) - set(self._guests))}"
+                    + self._turned_away
                 )
                 self._turn()
             self._close_door()
@@ -243,6 +245,7 @@ class Reception:
         name = _name(guest)
         address = name.rpartition(" port ")[0]
         self._drop(guest)
+        self._turned_away = f" (the last that was turned away came from {name}: {why})"
         if address not in self._logged:
             self._logged.add(address)
             _log.warning(

@@ -28,6 +28,8 @@ from unisono.bench.lab import Lab
 lab = Lab(hosts=2)
 lab.up()
 lab.start(1, ["sleep", "1000"])
+while not lab.processes(1):  # it is on its way there
+    time.sleep(0.01)
 print(*lab.processes(1), flush=True)
 time.sleep(1000)
 """
@@ -106,10 +108,13 @@ def test_nothing_is_left_however_the_owner_ends(end: signal.Signals) -> None:
         [sys.executable, "-c", OWNER], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
     ) as owner:
         assert owner.stdout is not None
-        sleeper = int(owner.stdout.readline())
-        network = os.readlink(f"/proc/{sleeper}/ns/net")
-        owner.send_signal(end)
-        owner.wait()
+        try:
+            sleeper = int(owner.stdout.readline())
+            network = os.readlink(f"/proc/{sleeper}/ns/net")
+            owner.send_signal(end)
+            owner.wait()
+        finally:
+            owner.kill()
         assert wait_until(lambda: network not in networks())
 
 

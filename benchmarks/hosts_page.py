@@ -1,0 +1,102 @@
+"""The part of benchmarks/RESULTS.md about several hosts, from the JSON documents of `hosts.py`."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from unisono.bench.sizes import format_size
+
+Document = dict[str, Any]
+
+KIB, MIB = 1 << 10, 1 << 20
+OURS, LIMIT = "unisono", "network"
+# What a row must reach, by part and size: our time over the limit at most, a peer's over ours at
+# least.
+OVER_LIMIT = {
+    **{("flat", size * MIB): 1.03 for size in (1, 16, 32)},
+    **{(part, size * MIB): 1.06 for part in ("pairs", "wide") for size in (1, 16)},
+}
+OVER_OURS = {
+    ("flat", 8): ("gloo", 5.0),
+    ("flat", 64 * KIB): ("gloo", 5.0),
+    ("uncapped", 64 * MIB): ("gloo", 1.0),
+}
+RAILS_BAR = 1.9
+
+
+def render_hosts(documents: Mapping[str, Document]) -> list[str]:
+    """`documents`: by the name of the part."""
+    lines = [
+        "`python benchmarks/hosts.py`: hosts of the lab, 1 Gbit/s a link unless it says uncapped.",
+        "The limit is what any schedule must move between hosts, 2(H-1)/H of the vector out of",
+        "each of H hosts, at the payload rate that iperf3 reached just after the row; one that",
+        "iperf3 found too low makes a ratio below 1.",
+        "",
+        "| measure | bar | measured | reached |",
+        "|---|---|---|---|",
+        *_bars(documents),
+    ]
+    for name, document in documents.items():
+        lines += ["", f"### {_title(name, document)}", "", *_table(document)]
+    return lines
+
+
+def _bars(documents: Mapping[str, Document]) -> Iterator[str]:
+    for name, document in documents.items():
+        for row in document["rows"]:
+            where = f"{name}, {format_size(row['size_bytes'])}"
+            key = name, row["size_bytes"]
+            if key in OVER_LIMIT:
+                ratio = row["results"][OURS]["time_over_limit"]
+                yield _bar(f"{where}: ours over the limit", "<=", OVER_LIMIT[key], ratio)
+            if key in OVER_OURS:
+                peer, bar = OVER_OURS[key]
+                ratio = row["results"][peer]["time_over_ours"]
+                yield _bar(f"{where}: {peer}'s time over ours", ">=", bar, ratio)
+    if {"one-rail", "two-rails"} <= documents.keys():
+        pairs = zip(documents["one-rail"]["rows"], documents["two-rails"]["rows"], strict=True)
+        for one, two in pairs:
+            ratio = one["results"][OURS]["time_s"] / two["results"][OURS]["time_s"]
+            size = format_size(one["size_bytes"])
+            yield _bar(f"one rail's time over two rails', {size}", ">=", RAILS_BAR, ratio)
+
+
+def _bar(name: str, sign: str, bar: float, measured: float) -> str:
+    shown = round(measured, 2)
+    reached = shown <= bar if sign == "<=" else shown >= bar
+    return f"| {name} | {sign} {bar:g} | {measured:.2f} | {'yes' if reached else '**no**'} |"
+
+
+def _title(name: str, document: Document) -> str:
+    lab = document["settings"]["cluster"]
+    rate = lab["rate"] or "uncapped"
+    rails = f", {lab['rails']} rails" if lab["rails"] > 1 else ""
+    return f"{name}: {lab['hosts']} hosts x {lab['per_host']} ranks, {rate}{rails}"
+
+
+def _table(document: Document) -> Iterator[str]:
+    peers = [name for name in document["rows"][0]["results"] if name not in (OURS, LIMIT)]
+    head = ["all_reduce", "ours, us", "p25-p75", *(f"{peer}, us" for peer in peers), "limit, us"]
+    head += [f"{peer} / ours" for peer in peers]
+    head += ["ours / limit", *(f"{peer} / limit" for peer in peers), "payload Gbit/s", "wrong"]
+    yield "| " + " | ".join(head) + " |"
+    yield "|---" * len(head) + "|"
+    for row in document["rows"]:
+        results = row["results"]
+        ours = results[OURS]
+        shown = [_us(results[name]["time_s"]) for name in (*peers, LIMIT)]
+        spread = "-".join(_us(edge) for edge in ours["spread_s"])
+        cells = [format_size(row["size_bytes"]), _us(ours["time_s"]), spread, *shown]
+        cells += [f"{results[peer]['time_over_ours']:.2f}" for peer in peers]
+        if row["size_bytes"] >= MIB:
+            cells += [f"{results[name]['time_over_limit']:.2f}" for name in (OURS, *peers)]
+        else:  # a few bytes take no time by themselves
+            cells += ["-"] * (1 + len(peers))
+        cells += [f"{row['payload_Bps'] * 8e-9:.3f}"]
+        cells += [str(sum(result["wrong"] for result in results.values()))]
+        yield "| " + " | ".join(cells) + " |"
+
+
+def _us(seconds: float) -> str:
+    return f"{seconds * 1e6:.0f}"
