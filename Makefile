@@ -65,7 +65,7 @@ fuzz: $(READY)  ## let made-up bytes run through what peers and plans bring (cla
 	for what in frames plans; do mkdir -p build/fuzz/found/$$what && \
 	  ASAN_OPTIONS=allocator_may_return_null=1:max_allocation_size_mb=512:detect_leaks=1 \
 	  UBSAN_OPTIONS=halt_on_error=1:print_stacktrace=1 \
-	  build/fuzz/csrc/fuzz/fuzz_$$what -max_total_time=$(FUZZ_S) -malloc_limit_mb=100000 -timeout=10 -max_len=2048 \
+	  build/fuzz/csrc/fuzz/fuzz_$$what -max_total_time=$(FUZZ_S) -malloc_limit_mb=100000 -timeout=10 -max_len=2048 -len_control=0 \
 	    -artifact_prefix=build/fuzz/ build/fuzz/found/$$what csrc/fuzz/corpus/$$what || exit 1; done
 
 aarch64: $(READY)  ## compile for aarch64 (Debian: g++-aarch64-linux-gnu; qemu-user runs the tests)

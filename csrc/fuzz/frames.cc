@@ -17,6 +17,7 @@ namespace {
 
 constexpr std::array<uint8_t, 16> kNonce{1, 2, 3};
 constexpr uint64_t kAreaBytes = 4096;
+constexpr double kTimeout_s = 60;
 
 void require(bool ok) {
     if (!ok) std::abort();
@@ -65,6 +66,7 @@ class Script {
                 step();
                 const uint64_t before = view_.control(1).progress.load();
                 wire_.poll();
+                if (!parcels_.empty()) mail_.wait(*parcels_.back(), kTimeout_s, 0, {});
                 require(view_.control(1).progress.load() >= before);
             }
         } catch (const Error& error) {
