@@ -17,7 +17,7 @@ constexpr int kMostDiscards = 64;  // at a time: there may be no end of what com
 
 }  // namespace
 
-Stream::Stream(Descriptor fd) : fd_(std::move(fd)), buffer_(kBuffer) {}
+Stream::Stream(Descriptor fd) : fd_(std::move(fd)), silence_(fd_.get()), buffer_(kBuffer) {}
 
 bool Stream::push(const Outgoing& outgoing) {
     if (broken_) return false;

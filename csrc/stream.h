@@ -13,6 +13,7 @@
 #include <vector>
 
 #include "segment.h"
+#include "silence.h"
 #include "wire.h"
 
 namespace unisono {
@@ -28,6 +29,7 @@ class Stream {
     explicit Stream(Descriptor fd);
 
     [[nodiscard]] int fd() const noexcept { return fd_.get(); }
+    [[nodiscard]] Silence& silence() noexcept { return silence_; }
     [[nodiscard]] uint64_t waiting_bytes() const noexcept { return waiting_bytes_; }
     [[nodiscard]] bool drained() const noexcept { return queue_.empty(); }
     // Letters that were handed to the kernel as a whole.
@@ -73,6 +75,7 @@ class Stream {
     void sent(size_t bytes) noexcept;
 
     Descriptor fd_;
+    Silence silence_;
     std::deque<Outgoing> queue_;
     size_t front_sent_ = 0;  // bytes of the first frame, head included
     uint64_t waiting_bytes_ = 0;

@@ -182,6 +182,7 @@ uint64_t TcpWire::handed(uint32_t peer) const noexcept {
 bool TcpWire::poll() {
     if (any_arrivals_.load(std::memory_order_acquire)) admit();
     if (!stalled_.empty()) retry_stalled();
+    listen_for_silence();
     std::array<epoll_event, kMostEvents> events;
     const int count = ::epoll_wait(epoll_.get(), events.data(), kMostEvents, 0);
     bool came = false;
@@ -208,6 +209,20 @@ void TcpWire::retry_stalled() {
         stream.watched_for_input = true;
         read(peer, index);
         if (!stream.ended) watch(peer, index);
+    }
+}
+
+// Whoever waits for a peer polls, and hears so that the peer's host is lost.
+void TcpWire::listen_for_silence() {
+    const auto now = Silence::Clock::now();
+    if (now - listened_ < Silence::kLookEach) return;
+    listened_ = now;
+    for (uint32_t peer = 0; peer < peers_.size(); ++peer) {
+        for (const auto& stream : peers_[peer].streams) {
+            if (!stream || stream->ended || !stream->silence().too_long(now)) continue;
+            receiver_.lost(peer, "its host or the link has been silent for " +
+                                     std::to_string(stream->silence().borne().count()) + " ms");
+        }
     }
 }
 

@@ -69,6 +69,7 @@ class TcpWire final : public Wire {
     void end(uint32_t peer, size_t index);
     void watch(uint32_t peer, size_t index);
     void retry_stalled();
+    void listen_for_silence();
     void say_left();
     void say_failed(const Error& failure);
     [[nodiscard]] bool linger(double seconds) noexcept;
@@ -78,6 +79,7 @@ class TcpWire final : public Wire {
     std::vector<Peer> peers_;
     std::atomic<uint64_t> unsent_bytes_{0};             // of all streams and early queues
     std::vector<std::pair<uint32_t, size_t>> stalled_;  // streams whose receiver had no place
+    Silence::Clock::time_point listened_{};             // for silence
     std::atomic<uint32_t> asleep_{0};                   // threads, or about to be
     std::mutex mutex_;  // guards the arrivals, and which streams there are
     std::vector<Arrival> arrivals_;

@@ -13,4 +13,5 @@ NB_MODULE(_native, m) {
     unisono::bind::register_machine(m);
     unisono::bind::register_memory(m);
     unisono::bind::register_quick(m);
+    unisono::bind::register_simulator(m);
 }

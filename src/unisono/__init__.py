@@ -23,8 +23,9 @@ from unisono.errors import (
 )
 
 if TYPE_CHECKING:
-    from unisono import algorithms, schedule, show, topology
+    from unisono import algorithms, schedule, show, simulator, topology
     from unisono.communicator import Communicator, Work, init, pairs, premul_sum, run
+    from unisono.simulator import simulate
 
 # Loaded when first asked for: importing torch imports this package through its plug-in entry
 # point, and that must cost nothing and load no native code.
@@ -35,8 +36,9 @@ _LAZY = {
     "pairs": "unisono.communicator",
     "premul_sum": "unisono.communicator",
     "run": "unisono.communicator",
+    "simulate": "unisono.simulator",
 }
-_LAZY_MODULES = ("algorithms", "schedule", "show", "topology")
+_LAZY_MODULES = ("algorithms", "schedule", "show", "simulator", "topology")
 
 __version__ = "0.1.0"
 
@@ -72,5 +74,7 @@ __all__ = [
     "run",
     "schedule",
     "show",
+    "simulate",
+    "simulator",
     "topology",
 ]

@@ -165,3 +165,44 @@ def share_memory(packs: Sequence[Pack], spans: Sequence[tuple[int, int, bool, in
 def settle_on_core(index: int) -> None: ...
 def probe_core_latency(samples: int) -> float: ...
 def usable_cores() -> int: ...
+def simulator_messages(
+    round: Any,
+    src: Any,
+    src_chunk: Any,
+    dst: Any,
+    dst_chunk: Any,
+    count: Any,
+    reduce: Any,
+    channel: Any,
+    groups: Any,
+    *,
+    ranks: int,
+    locations: int,
+    reductions: bool,
+    gates: bool,
+    order: int,
+) -> tuple[Any, ...]: ...
+
+class Simulation:
+    def __init__(
+        self,
+        *,
+        capacity: Any,
+        path_values: Any,
+        path_starts: Any,
+        weights: Any,
+        server: Any,
+        busy_s: Any,
+        delay_s: Any,
+        tail_s: Any,
+        path: Any,
+        bytes: Any,
+        needs: Any,
+        needs_starts: Any,
+        after: Any,
+        bins: int,
+    ) -> None: ...
+    def advance(self, events: int) -> bool: ...
+    def to_come(self) -> int: ...
+    def now_s(self) -> float: ...
+    def take(self) -> tuple[Any, Any, Any, Any, Any, float]: ...

@@ -11,6 +11,7 @@ from unisono.bench.lab.command import lab
 from unisono.bench.tune_command import tune
 from unisono.errors import UnisonoError
 from unisono.show_command import show
+from unisono.simulate_command import simulate
 from unisono.topo_command import topo
 
 app = typer.Typer(
@@ -33,6 +34,10 @@ app.command(epilog="Example: unisono explain all_reduce 64K -n 4")(explain)
 app.command(epilog="Example: unisono tune -n 2,4 --out selection.json")(tune)
 app.command(epilog="Example: unisono prove algorithm.xml --run 16")(prove)
 app.command(epilog="Example: unisono show all_reduce ring -n 8 --size 64M --html ring.html")(show)
+app.command(
+    epilog="Example: unisono simulate all_reduce --topology torus:8x8 --size 64M --compare all "
+    "--svg times.svg"
+)(simulate)
 app.command(epilog="Example: unisono topo torus:4x4 --svg torus.svg --html torus.html")(topo)
 
 

@@ -11,6 +11,7 @@ try:
         Plan,
         Prepared,
         QuickCalls,
+        Simulation,
         create_segment,
         isa,
         last_level_cache_bytes,
@@ -21,6 +22,7 @@ try:
         segment_shape,
         settle_on_core,
         share_memory,
+        simulator_messages,
         usable_cores,
         widen,
     )
@@ -38,6 +40,7 @@ __all__ = [
     "Plan",
     "Prepared",
     "QuickCalls",
+    "Simulation",
     "create_segment",
     "isa",
     "last_level_cache_bytes",
@@ -48,6 +51,7 @@ __all__ = [
     "segment_shape",
     "settle_on_core",
     "share_memory",
+    "simulator_messages",
     "usable_cores",
     "widen",
 ]

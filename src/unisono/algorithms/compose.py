@@ -45,23 +45,26 @@ class Composer:
         *,
         start: int = 0,
         channel: int = 0,
+        run: int = 1,
     ) -> int:
         """Put in `part` from round `start` on; returns the round after it.
 
         Its rank r is `ranks[r]`; its piece p (its whole vector, if it has no pieces) is the shares
         `shares[p]`, on all ranks. To put it in several times, on different ranks at once, give both
-        one more axis in front; then each piece has as many shares.
+        one more axis in front; then each piece has as many shares. With `run`, a share is so many
+        that lie together.
         """
         parts = part.collective.parts
-        assert self.unit % parts == 0, "the unit is a multiple of the parts"
-        width = self.unit // parts
+        unit = self.unit * run
+        assert unit % parts == 0, "the unit is a multiple of the parts"
+        width = unit // parts
         t = part.columns
         members = np.asarray(ranks, np.int64).reshape(-1, part.collective.ranks)
         shared = _rectangle(shares)
         copies = len(members)
         shared = shared.reshape(copies, -1, shared.shape[-1])
         cuts = np.arange(parts)[:, None] * width
-        places = (shared[:, :, None] * self.unit + cuts).reshape(copies, -1, shared.shape[-1])
+        places = (shared[:, :, None] * unit + cuts).reshape(copies, -1, shared.shape[-1])
         places = np.concatenate((places, self._scratch(part.scratch, places, width)), axis=1)
 
         row, src, dst, count = _placed(t, places, width)
@@ -212,18 +215,33 @@ def _placed(t: Columns, places: Numbers, width: int) -> tuple[Numbers, Numbers, 
     A chunk stands for `places[line, chunk]`, an array of places; those below 0 are none.
     """
     lines, _, shares = places.shape
-    count = t.count.astype(np.int64)
-    of = np.arange(len(t)).repeat(count)
-    offset = np.arange(len(of)) - (count.cumsum() - count).repeat(count)
+    of, offset, each = _cut(t, places, width)
     row = (np.arange(lines)[:, None] * len(t) + of).repeat(shares)
+    size = np.broadcast_to(each, (lines, len(of))).repeat(shares)
     src = places[:, t.src_chunk[of] + offset].ravel()
     dst = places[:, t.dst_chunk[of] + offset].ravel()
-    row, src, dst = row[src >= 0], src[src >= 0], dst[src >= 0]
+    if len(src) and src.min() < 0:
+        row, size, dst, src = row[src >= 0], size[src >= 0], dst[src >= 0], src[src >= 0]
     assert len(src) == 0 or dst.min() >= 0, "what moves has as many shares where it goes"
-    order = (row * (int(src.max(initial=0)) + 1) + src).argsort(kind="stable")
-    row, src, dst = row[order], src[order], dst[order]
+    key = row * (int(src.max(initial=0)) + 1) + src
+    if (key[1:] < key[:-1]).any():
+        order = key.argsort(kind="stable")
+        row, size, src, dst = row[order], size[order], src[order], dst[order]
     new = np.ones(len(row), np.bool_)
     new[1:] = row[1:] != row[:-1]
-    new[1:] |= (src[1:] != src[:-1] + width) | (dst[1:] != dst[:-1] + width)
+    new[1:] |= (src[1:] != src[:-1] + size[:-1]) | (dst[1:] != dst[:-1] + size[:-1])
     at = np.flatnonzero(new)
-    return row[at], src[at], dst[at], np.diff(at, append=len(row)) * width
+    return row[at], src[at], dst[at], np.add.reduceat(size, at) if len(at) else size
+
+
+def _cut(t: Columns, places: Numbers, width: int) -> tuple[Numbers, Numbers, Numbers]:
+    """Transfers cut where their chunks do not lie together: of which each is, from which of its
+    chunks on, and how many chunks that makes in `places`. Cut into chunks, unless none is cut."""
+    count = t.count.astype(np.int64)
+    broken = (places[:, 1:] != places[:, :-1] + width).any(axis=(0, 2))
+    run = np.concatenate(([0], broken.cumsum()))
+    if all((run[at] == run[at + count - 1]).all() for at in (t.src_chunk, t.dst_chunk)):
+        return np.arange(len(t)), np.zeros(len(t), np.int64), count * width
+    of = np.arange(len(t)).repeat(count)
+    offset = np.arange(len(of)) - (count.cumsum() - count).repeat(count)
+    return of, offset, np.full(len(of), width)

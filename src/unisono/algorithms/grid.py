@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import product
+from itertools import product, takewhile
 from math import prod
 
 from unisono.algorithms.compose import Composer
@@ -105,7 +105,9 @@ class Lines:
     """Operations along the lines of a grid, as parts of one larger operation.
 
     `shares` is the grid of what the vector is cut in; along an axis where it is not cut, `shares`
-    has size 1. Share s of the grid is share `stride * s + offset` of the composer.
+    has size 1. Share s of the grid is share `stride * s + offset` of the composer. With
+    `outer_first`, `shares` has the last axis first: then what the axes outside a line's have in
+    common lies together, and travels as one.
     """
 
     composer: Composer
@@ -114,6 +116,7 @@ class Lines:
     stride: int = 1
     offset: int = 0
     channel: int = 0
+    outer_first: bool = False
 
     def add(
         self,
@@ -129,21 +132,28 @@ class Lines:
         A rank deals with the shares that have its own coordinates, but any along the `free` axes.
         """
         lines = list(self.grid.lines(axis, fixed))
+        places = range(len(self.shares.dims))
+        axis_at = [places[-1] - place if self.outer_first else place for place in places]
+        cuts = self.shares.dims
+        free_at = [cuts[place] == 1 or a in free for place, a in enumerate(axis_at)]
+        together = sum(1 for _ in takewhile(bool, free_at)) if self.stride == 1 else 0
+        run = prod(cuts[:together])
+        cut = Grid(dims=(1,) * together + cuts[together:])
+        whole = part.collective.op in BY_PART
         shares = []
         for line in lines:
             own = self.grid.coords(line[0])
             pattern: list[int | None] = [
-                None if a in free else coord if self.shares.dims[a] > 1 else 0
-                for a, coord in enumerate(own)
+                0 if cut.dims[place] == 1 else None if a in free else own[a]
+                for place, a in enumerate(axis_at)
             ]
             pieces = []
-            whole = part.collective.op in BY_PART
             for number in range(1 if whole else len(line)):
-                pattern[axis] = number
-                found = self.shares.points(pattern)
+                pattern[axis_at.index(axis)] = number
+                found = cut.points(pattern)
                 pieces.append([self.stride * share + self.offset for share in found])
             shares.append(pieces)
-        return self.composer.add(part, lines, shares, start=start, channel=self.channel)
+        return self.composer.add(part, lines, shares, start=start, channel=self.channel, run=run)
 
     def gather(self, order: Sequence[int], parts: Mapping[int, Schedule], *, start: int = 0) -> int:
         """All-gather along the axes in this order: each adds to what the ones before have got."""

@@ -103,9 +103,11 @@ def all_reduce(
         down[level] = tree.part(Op.ALL_GATHER if pieces else Op.BROADCAST, level)
     top = _top_all_reduce(tree)
     unit = lcm(*(part.collective.parts for part in (*up.values(), *down.values(), top)))
-    shares = Grid(dims=tuple(n if i in scattered else 1 for i, n in enumerate(tree.sizes)))
+    cuts = [n if i in scattered else 1 for i, n in enumerate(tree.sizes)]
+    shares = Grid(dims=tuple(reversed(cuts)))
     collective = Collective(op=Op.ALL_REDUCE, ranks=ranks, parts=shares.size * unit)
-    lines = Lines(composer=Composer(collective, unit), grid=tree.grid, shares=shares)
+    composer = Composer(collective, unit)
+    lines = Lines(composer=composer, grid=tree.grid, shares=shares, outer_first=True)
     start = 0
     for level, part in (*up.items(), (tree.top, top), *reversed(down.items())):
         leaders = {below: 0 for below in range(level) if below not in scattered}

@@ -8,15 +8,19 @@ busiest rank sends. On a torus (`dims`, powers of two) the steps take turns alon
 
 from __future__ import annotations
 
+from math import prod
+
+import numpy as np
+
 from unisono.algorithms import folding
-from unisono.algorithms.compose import backwards, in_sequence
+from unisono.algorithms.compose import backwards, in_channels
 from unisono.algorithms.cost import Cost, there_and_back
 from unisono.algorithms.cost import backwards as backwards_cost
 from unisono.algorithms.grid import Grid
 from unisono.algorithms.registry import algorithm
 from unisono.algorithms.spec import Dims, check_dims
 from unisono.errors import UnsupportedError
-from unisono.schedule import Schedule
+from unisono.schedule import Builder, Collective, Schedule
 from unisono.types import Op
 
 
@@ -29,7 +33,7 @@ def _scatter_cost(ranks: int, *, dims: Dims | None = None) -> Cost:
     return backwards_cost(_gather_cost(ranks, dims=dims), ranks)
 
 
-def _all_reduce_cost(ranks: int, *, dims: Dims | None = None) -> Cost:
+def _all_reduce_cost(ranks: int, *, dims: Dims | None = None, ports: int = 1) -> Cost:
     _torus(ranks, dims)
 
     def of_members(members: int) -> Cost:
@@ -62,8 +66,9 @@ def reduce_scatter(ranks: int, *, dims: Dims | None = None) -> Schedule:
 
 
 @algorithm(Op.ALL_REDUCE, "swing", cost=_all_reduce_cost)
-def all_reduce(ranks: int, *, dims: Dims | None = None) -> Schedule:
-    """Reduce-scatter from near to far, all-gather from far to near.
+def all_reduce(ranks: int, *, dims: Dims | None = None, ports: int = 1) -> Schedule:
+    """Reduce-scatter from near to far, all-gather from far to near; with as many `ports` as a
+    torus has, a share of the vector goes each way along each axis first.
 
     Rounds: 2 log2(m), and 2 more if e > 0. Bytes: 2(m-1)/m x N, and N more if e > 0.
     Reductions: (m-1)/m x N, and N more if e > 0. Source: De Sensi et al. (2024), the bandwidth
@@ -72,10 +77,51 @@ def all_reduce(ranks: int, *, dims: Dims | None = None) -> Schedule:
     shape = _torus(ranks, dims)
 
     def of_members(members: int) -> Schedule:
-        gather = folding.all_gather(members, lambda m: _partners(shape or (m,)))
-        return in_sequence(Op.ALL_REDUCE, [backwards(gather), gather])
+        dims = shape or (members,)
+        if ports == 1:
+            return _in_halves(dims)
+        return _on_all_ports(dims, ports)
 
     return folding.all_reduce(ranks, of_members)
+
+
+def _in_halves(dims: Dims) -> Schedule:
+    """The all-reduce of a power of two of ranks. Parts are numbered such that what is sent at a
+    time lies together: those of ranks that have exchanged in the last steps are neighbours."""
+    partners = [np.array(partner) for partner in _partners(dims)]
+    rank = np.arange(prod(dims))
+    first, lead = np.zeros_like(rank), rank
+    for step, partner in enumerate(partners):
+        first = first + (lead > lead[partner]) * (1 << step)
+        lead = np.minimum(lead, lead[partner])
+    b = Builder(Collective(op=Op.ALL_REDUCE, ranks=len(rank), parts=len(rank)), "swing")
+    for step, partner in reversed(list(enumerate(partners))):
+        b.reduce(rank, first[partner] >> step << step, partner, count=1 << step)
+        b.next_round()
+    for step, partner in enumerate(partners):
+        b.copy(rank, first >> step << step, partner, count=1 << step)
+        b.next_round()
+    return b.build()
+
+
+def _on_all_ports(dims: Dims, ports: int) -> Schedule:
+    """A share of the vector for each port, which begins along another axis or the other way."""
+    if ports != 2 * len(dims):
+        raise UnsupportedError(f"swing: a torus of {len(dims)} axes has {2 * len(dims)} ports")
+    grid = Grid(dims=dims)
+    parts, orders = [], []
+    for turn in range(len(dims)):
+        turned = Grid(dims=dims[turn:] + dims[:turn])
+        for way in (1, -1):
+            parts.append(_in_halves(turned.dims))
+            orders.append([_turned(grid, turned.coords(r), turn, way) for r in range(grid.size)])
+    return in_channels(parts, orders)
+
+
+def _turned(grid: Grid, coords: tuple[int, ...], turn: int, way: int) -> int:
+    """The rank whose coordinates these are when axis `turn` comes first, counted this way."""
+    back = coords[-turn:] + coords[:-turn] if turn else coords
+    return grid.number([way * at % size for at, size in zip(back, grid.dims, strict=True)])
 
 
 def _torus(ranks: int, dims: Dims | None) -> Dims | None:

@@ -1,0 +1,68 @@
+// What every rank holds where, as numbers of values.
+#pragma once
+
+#include <algorithm>
+#include <cstddef>
+#include <cstdint>
+#include <vector>
+
+namespace unisono::simulator {
+
+// A value is a number; kInitial is what is there before.
+constexpr int32_t kInitial = -1;
+
+// One value for each location of each rank, in units of several chunks.
+class DenseHoldings {
+  public:
+    DenseHoldings(uint32_t ranks, uint32_t locations, uint32_t unit)
+        : unit_(unit), width_(locations / unit), cells_(size_t{ranks} * width_, kInitial) {}
+
+    // Calls visit(value&) for the values of these chunks.
+    template <class Visit>
+    void each(int32_t rank, int32_t first, int32_t count, Visit visit) {
+        const size_t begin =
+            static_cast<size_t>(rank) * width_ + static_cast<uint32_t>(first) / unit_;
+        const size_t end = begin + static_cast<uint32_t>(count) / unit_;
+        for (size_t i = begin; i < end; ++i) visit(cells_[i]);
+    }
+
+  private:
+    uint32_t unit_;
+    size_t width_;
+    std::vector<int32_t> cells_;
+};
+
+// One value for each run of locations that have had the same fate: for many ranks and long runs.
+class RunHoldings {
+  public:
+    RunHoldings(uint32_t ranks, uint32_t, uint32_t) : runs_(ranks) {}
+
+    template <class Visit>
+    void each(int32_t rank, int32_t first, int32_t count, Visit visit) {
+        auto& runs = runs_[static_cast<size_t>(rank)];
+        const size_t begin = cut(runs, first);
+        const size_t end = cut(runs, first + count);
+        for (size_t i = begin; i < end; ++i) visit(runs[i].value);
+    }
+
+  private:
+    struct Run {
+        int32_t first;
+        int32_t value;
+    };
+
+    // The run that begins at a chunk, made if there is none.
+    static size_t cut(std::vector<Run>& runs, int32_t chunk) {
+        const auto at = std::lower_bound(runs.begin(), runs.end(), chunk,
+                                         [](const Run& run, int32_t c) { return run.first < c; });
+        const auto i = static_cast<size_t>(at - runs.begin());
+        if (at != runs.end() && at->first == chunk) return i;
+        const int32_t value = i == 0 ? kInitial : runs[i - 1].value;
+        runs.insert(at, {chunk, value});
+        return i;
+    }
+
+    std::vector<std::vector<Run>> runs_;
+};
+
+}  // namespace unisono::simulator

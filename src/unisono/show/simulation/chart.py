@@ -1,0 +1,102 @@
+"""Times over sizes, a line for each algorithm, both axes logarithmic."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from html import escape
+
+from unisono.show.marks import FAINT, INK, PAPER, SOFT, draw_text
+from unisono.show.palette import palette
+from unisono.show.picture import FONTS
+from unisono.show.simulation.words import bytes_text, time_text
+from unisono.show.stage import number
+
+_LEFT, _TOP, _WIDE, _HIGH, _NAMES = 78.0, 52.0, 720.0, 420.0, 240.0
+
+
+def chart(title: str, lines: Mapping[str, Sequence[tuple[float, float]]]) -> str:
+    """An SVG of lines of (bytes, seconds), all above 0, named at the right, the lowest end last.
+
+    >>> chart("all_reduce", {"ring": [(1e3, 1e-5), (1e6, 1e-3)]})[:4]
+    '<svg'
+    """
+    points = [point for line in lines.values() for point in line]
+    if not points:
+        raise ValueError("a chart of nothing")
+    xs, ys = [x for x, _ in points], [y for _, y in points]
+    across, up = _Axis(min(xs), max(xs), 2), _Axis(min(ys), max(ys), 10)
+    wide, high = _LEFT + _WIDE + _NAMES, _TOP + _HIGH + 56
+    return "\n".join(
+        [
+            f'<svg xmlns="http://www.w3.org/2000/svg" role="img" viewBox="0 0 {number(wide)} '
+            f'{number(high)}" width="{number(wide)}" height="{number(high)}" '
+            f'font-family="{FONTS}" fill="{INK}">',
+            f"<title>{escape(title)}</title>",
+            f'<rect width="100%" height="100%" fill="{PAPER}"/>',
+            draw_text(_LEFT, 30, title, size=17, weight=650),
+            *_grid(across, up, sorted(set(xs))),
+            *_lines(lines, across, up),
+            "</svg>\n",
+        ]
+    )
+
+
+class _Axis:
+    """From a value to a part of the axis's length, 0 to 1."""
+
+    def __init__(self, low: float, high: float, base: int) -> None:
+        self.base = base
+        self.low, self.high = math.log(low, base), math.log(high, base)
+        if base == 10:
+            self.low, self.high = math.floor(self.low + 1e-9), math.ceil(self.high - 1e-9)
+
+    def at(self, value: float) -> float:
+        span = self.high - self.low
+        return (math.log(value, self.base) - self.low) / span if span else 0.5
+
+    def decades(self) -> list[float]:
+        return [10.0**e for e in range(math.floor(self.low), math.ceil(self.high) + 1)]
+
+
+def _grid(across: _Axis, up: _Axis, sizes: Sequence[float]) -> list[str]:
+    found = []
+    for value in up.decades():
+        y = _TOP + _HIGH * (1 - up.at(value))
+        found.append(
+            f'<path d="M{number(_LEFT)} {number(y)}h{number(_WIDE)}" stroke="{FAINT}" fill="none"/>'
+        )
+        text = time_text(value)
+        found.append(draw_text(_LEFT - 8, y + 4, text, size=11, anchor="end", fill=SOFT))
+    step = max(1, math.ceil(len(sizes) / 12))
+    for value in sizes[::step]:
+        x = _LEFT + _WIDE * across.at(value)
+        text = bytes_text(value)
+        found.append(
+            f'<path d="M{number(x)} {number(_TOP)}v{number(_HIGH)}" stroke="{FAINT}" fill="none"/>'
+        )
+        found.append(draw_text(x, _TOP + _HIGH + 20, text, size=11, anchor="middle", fill=SOFT))
+    return found
+
+
+def _lines(
+    lines: Mapping[str, Sequence[tuple[float, float]]], across: _Axis, up: _Axis
+) -> list[str]:
+    found = []
+    # Names in the order of where the lines end, and apart from each other.
+    order = sorted((name for name in lines if lines[name]), key=lambda name: -lines[name][-1][1])
+    below = _TOP - 8.0
+    for name, color in zip(order, palette(len(order)), strict=True):
+        spots = [
+            (_LEFT + _WIDE * across.at(x), _TOP + _HIGH * (1 - up.at(y))) for x, y in lines[name]
+        ]
+        path = "L".join(f"{number(x)} {number(y)}" for x, y in spots)
+        found.append(
+            f'<path d="M{path}" stroke="{color}" stroke-width="1.8" fill="none" '
+            f'stroke-linejoin="round"><title>{escape(name)}</title></path>'
+        )
+        x, y = spots[-1]
+        found.append(f'<circle cx="{number(x)}" cy="{number(y)}" r="2.6" fill="{color}"/>')
+        below = max(below + 14, y + 4)
+        found.append(draw_text(_LEFT + _WIDE + 14, below, name, size=11.5, fill=color))
+    return found

@@ -1,0 +1,27 @@
+"""Amounts as people read them."""
+
+from __future__ import annotations
+
+
+def time_text(seconds: float) -> str:
+    """A time.
+
+    >>> time_text(0.00125), time_text(3.2e-6), time_text(12)
+    ('1.25 ms', '3.2 us', '12 s')
+    """
+    for factor, unit in ((1.0, "s"), (1e-3, "ms"), (1e-6, "us")):
+        if seconds >= factor * (1 - 1e-9):
+            return f"{seconds / factor:.4g} {unit}"
+    return f"{seconds / 1e-9:.4g} ns"
+
+
+def bytes_text(nbytes: float) -> str:
+    """An amount of bytes, in powers of 1024.
+
+    >>> bytes_text(64 << 20), bytes_text(1000)
+    ('64 MiB', '1000 B')
+    """
+    unit = 0
+    while nbytes >= 1024 and unit < 4:
+        nbytes, unit = nbytes / 1024, unit + 1
+    return f"{nbytes:.4g} {('B', 'KiB', 'MiB', 'GiB', 'TiB')[unit]}"

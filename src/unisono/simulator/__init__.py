@@ -1,0 +1,38 @@
+"""A simulator of networks that runs the very schedules: what will it take, and what limits it?
+
+>>> import unisono
+>>> from unisono import algorithms, topology
+>>> torus = topology.torus([4, 4])
+>>> swing = algorithms.build("all_reduce", "swing", ranks=16)
+>>> unisono.simulate(swing, torus, 1e6).time_s > 0
+True
+"""
+
+from unisono.simulator.bound import bound_s
+from unisono.simulator.compare import Entry, compare
+from unisono.simulator.conditions import Conditions, Endpoint, Order, Traffic
+from unisono.simulator.job import Compute, Job
+from unisono.simulator.result import JobTimes, Kind, Result, Step, Steps, Usage
+from unisono.simulator.simulation import Progress, simulate
+from unisono.simulator.trace import to_chrome_trace
+
+__all__ = [
+    "Compute",
+    "Conditions",
+    "Endpoint",
+    "Entry",
+    "Job",
+    "JobTimes",
+    "Kind",
+    "Order",
+    "Progress",
+    "Result",
+    "Step",
+    "Steps",
+    "Traffic",
+    "Usage",
+    "bound_s",
+    "compare",
+    "simulate",
+    "to_chrome_trace",
+]

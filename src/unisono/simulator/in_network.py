@@ -1,0 +1,152 @@
+"""Switches that add up what passes, and copy it: many messages as one tree.
+
+What several ranks send to be reduced in one place, and what one rank sends to several, go as one
+task over all links of their ways. It takes of each link as many streams as the switches leave:
+a switch that reduces (`Nodes.reduces`) sends on one stream for all that come to it for the same
+place, and takes one stream of what it then sends to many.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from unisono.schedule import Columns
+from unisono.simulator.job import Job
+from unisono.simulator.paths import Network, PathBook
+from unisono.topology.ragged import Floats, Ints, Ragged, ints, starts_of
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Trees:
+    """Messages of several transfers. `group` is the message of each transfer, numbered in the order
+    of first use. Of each message: `chunks`, and whether it is a tree (`joined`). Of each tree: the
+    resources that it takes, of each as many `streams`, a source, the latency of its longest way.
+    """
+
+    group: NDArray[np.int32]
+    chunks: Floats
+    joined: NDArray[np.bool_]
+    resources: Ragged
+    streams: Floats
+    src: Ints
+    latency_s: Floats
+
+    def add_to(self, paths: PathBook) -> Ints:
+        """The paths of the trees, by number of the message; 0 where it is none."""
+        first = paths.over(self.resources, self.streams, self.src, self.latency_s)
+        found = np.zeros(len(self.joined), np.int64)
+        found[self.joined] = first + np.arange(int(self.joined.sum()))
+        return found
+
+
+def trees_of(job: Job, network: Network) -> Trees | None:
+    """The trees of a schedule; None if no switch reduces."""
+    if not network.topology.nodes.reduces.any():
+        return None
+    t = job.schedule.columns
+    members = ints(list(job.members))
+    src, dst = members[t.src], members[t.dst]
+    group, joined = _groups(t, src != dst)
+    first = np.unique(group, return_index=True)[1]
+    chunks = np.where(joined, t.count[first], np.bincount(group, t.count))
+    rows = np.flatnonzero(joined[group])
+    link, owner, latency = _ways(network, src[rows], dst[rows], ints(t.channel[rows]))
+    owner = rows[owner]
+    number = np.cumsum(joined) - 1  # of the trees
+    longest = np.zeros(int(joined.sum()))
+    np.maximum.at(longest, number[group[rows]], latency)
+    tree, resource, streams = _streams(network, number[group[owner]], link, src[owner], dst[owner])
+    return Trees(
+        group=group.astype(np.int32),
+        chunks=chunks.astype(np.float64),
+        joined=joined,
+        resources=(resource, starts_of(ints(np.bincount(tree, minlength=len(longest))))),
+        streams=streams,
+        src=src[first[joined]],
+        latency_s=longest,
+    )
+
+
+def _groups(t: Columns, remote: NDArray[np.bool_]) -> tuple[Ints, NDArray[np.bool_]]:
+    """Of each transfer the message that it is part of; which messages are trees.
+
+    In a round, what one place sends to several is one, and what several reduce into one place; so
+    is all that hangs together so. Other transfers are one message if their ends are the same.
+    """
+    each = np.where(remote, -1, np.arange(len(t)))
+    sent = _alike(t.round, t.src, t.src_chunk, t.count, each)
+    reduced = _alike(
+        t.round, t.dst, t.dst_chunk, t.count, np.where(t.reduce, each, np.arange(len(t)))
+    )
+    label = np.arange(len(t))
+    while True:
+        before = label
+        for key in (sent, reduced):
+            least = np.full(len(t), len(t))
+            np.minimum.at(least, key, label)
+            label = least[key]
+        if np.array_equal(label, before):
+            break
+    tree = np.bincount(label, minlength=len(t))[label] > 1
+    pair = _alike(t.round, t.src, t.dst, t.channel, tree)
+    head = np.full(len(t), len(t))
+    np.minimum.at(head, pair, np.arange(len(t)))
+    label = np.where(tree, label, head[pair])
+    first, group = np.unique(label, return_inverse=True)
+    return ints(group), tree[first]
+
+
+def _alike(*columns: NDArray[Any]) -> Ints:
+    """A number for each row: the same for rows that are the same."""
+    return ints(np.unique(np.stack(columns), axis=1, return_inverse=True)[1].reshape(-1))
+
+
+def _ways(network: Network, src: Ints, dst: Ints, channel: Ints) -> tuple[Ints, Ints, Floats]:
+    """The links on the way of each transfer, whose they are, and each way's latency."""
+    links, owners, done = [ints([])], [ints([])], 0
+    for (values, starts), _ in network.routes(src, dst, channel):
+        links.append(values)
+        owners.append(np.repeat(np.arange(done, done + len(starts) - 1), np.diff(starts)))
+        done += len(starts) - 1
+    link, owner = np.concatenate(links), np.concatenate(owners)
+    wait = network.topology.links.latency_s[link]
+    total: Floats = np.bincount(owner, wait, minlength=len(src)).astype(np.float64)
+    return link, owner, total
+
+
+def _streams(
+    network: Network, tree: Ints, link: Ints, src: Ints, dst: Ints
+) -> tuple[Ints, Ints, Floats]:
+    """Trees, their resources, and how many streams each takes of each, by tree."""
+    reduces, links = network.topology.nodes.reduces, network.topology.links
+    width = len(links)
+    keys, which, counts = np.unique(tree * width + link, return_inverse=True, return_counts=True)
+    sources, goals = _distinct(which, src, len(keys)), _distinct(which, dst, len(keys))
+    found, of = np.divmod(keys, width)
+    sources[reduces[links.src[of]]] = 1
+    goals[reduces[links.dst[of]]] = 1
+    taken = np.minimum(sources * goals, counts).astype(np.float64)
+    trees, resources, streams = [found], [of], [taken]
+    for number, ends, name in ((0, src, "send_Bps"), (1, dst, "receive_Bps")):
+        limited = np.isfinite(network.of_endpoints(name)[ends])
+        n = network.topology.num_ranks
+        tree_at, rank = np.divmod(np.unique(tree[limited] * n + ends[limited]), n)
+        trees.append(tree_at)
+        resources.append(network.port(number, rank))
+        streams.append(np.ones(len(rank)))
+    order = np.argsort(np.concatenate(trees), kind="stable")
+    return (
+        np.concatenate(trees)[order],
+        np.concatenate(resources)[order],
+        np.concatenate(streams)[order],
+    )
+
+
+def _distinct(which: Ints, value: Ints, total: int) -> Ints:
+    """How many different values there are in each group."""
+    width = int(value.max(initial=0)) + 1
+    return np.bincount(np.unique(which * width + value) // width, minlength=total)

@@ -1,0 +1,67 @@
+"""What is simulated together: collectives of groups, and computing between them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from math import inf
+
+from unisono.schedule import Schedule
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Job:
+    """A collective of some ranks.
+
+    >>> from unisono import algorithms
+    >>> ring = algorithms.build("all_reduce", "ring", ranks=2)
+    >>> Job(name="gradients", schedule=ring, nbytes=1 << 20, ranks=(0, 4), after=("backward",)).name
+    'gradients'
+    """
+
+    schedule: Schedule
+    nbytes: float
+    """Of the whole vector of a rank, or all its pieces together: N of `algorithms.cost`."""
+    name: str = ""
+    ranks: tuple[int, ...] | None = None
+    """Which rank of the network each rank of the schedule is; None: the same."""
+    after: tuple[str, ...] = ()
+    """Names of what a rank must have done before it takes part; each rank for itself."""
+    start_s: float = 0.0
+    """No rank takes part earlier."""
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.nbytes < inf:
+            raise ValueError(f"job {self.name!r}: {self.nbytes} bytes")
+        if not 0 <= self.start_s < inf:
+            raise ValueError(f"job {self.name!r}: start_s is a time, not {self.start_s}")
+        count = self.schedule.collective.ranks
+        if self.ranks is not None and len(set(self.ranks)) != count:
+            raise ValueError(
+                f"job {self.name!r}: a schedule of {count} ranks on {len(set(self.ranks))} "
+                "different ranks"
+            )
+
+    @property
+    def members(self) -> tuple[int, ...]:
+        """The ranks of the network that take part."""
+        return tuple(range(self.schedule.collective.ranks)) if self.ranks is None else self.ranks
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Compute:
+    """Time that each of some ranks spends without sending, times its `slowdown`."""
+
+    seconds: float
+    ranks: tuple[int, ...]
+    name: str = ""
+    after: tuple[str, ...] = ()
+    start_s: float = 0.0
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.seconds < inf or not 0 <= self.start_s < inf:
+            raise ValueError(f"compute {self.name!r}: {self.seconds} s from {self.start_s} s on")
+
+    @property
+    def members(self) -> tuple[int, ...]:
+        """The ranks that compute."""
+        return self.ranks

@@ -1,0 +1,262 @@
+"""Which resources a message uses: links on its way, ports at its ends."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from unisono.errors import UnsupportedError
+from unisono.simulator.conditions import Conditions, Endpoint
+from unisono.topology import Topology
+from unisono.topology.ragged import Floats, Ints, Ragged, counting, ints, starts_of
+
+_AT_ONCE = 1 << 20
+"""Paths that are looked for at a time."""
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Network:
+    """A topology in its conditions: resources are its links, then the ports of ranks.
+
+    `links` are the ids that the links of `topology` have in `original`, as it was built.
+    """
+
+    original: Topology
+    topology: Topology
+    links: Ints
+    endpoints: tuple[Endpoint, ...]
+    conditions: Conditions
+
+    @classmethod
+    def of(cls, topology: Topology, conditions: Conditions) -> Network:
+        """Raises `ValueError` for links or ranks that do not exist."""
+        for link in (*conditions.failed, *conditions.degraded):
+            if not 0 <= link < len(topology.links):
+                raise ValueError(f"{topology.name}: no link {link} among {len(topology.links)}")
+        for rank in conditions.endpoints:
+            if not 0 <= rank < topology.num_ranks:
+                raise ValueError(f"{topology.name}: no rank {rank} among {topology.num_ranks}")
+        rate = topology.links.bandwidth_Bps.copy()
+        for link, part in conditions.degraded.items():
+            rate[link] *= part
+        links = np.arange(len(topology.links))
+        found = topology.with_links(bandwidth_Bps=rate) if conditions.degraded else topology
+        if conditions.failed:
+            links = np.delete(links, ints(list(conditions.failed)))
+            found = found.without(conditions.failed)
+        ranks = range(topology.num_ranks)
+        endpoints = tuple(conditions.endpoint_of(rank) for rank in ranks)
+        return cls(
+            original=topology,
+            topology=found,
+            links=links,
+            endpoints=endpoints,
+            conditions=conditions,
+        )
+
+    @property
+    def num_links(self) -> int:
+        """Directed links: the first resources."""
+        return len(self.topology.links)
+
+    def of_endpoints(self, name: str) -> Floats:
+        """A field of all endpoints."""
+        return np.array([getattr(endpoint, name) for endpoint in self.endpoints], np.float64)
+
+    def capacity(self) -> Floats:
+        """Of each resource: links, sending ports, receiving ports, what reduces."""
+        ports = [self.of_endpoints(name) for name in ("send_Bps", "receive_Bps", "reduce_Bps")]
+        return np.concatenate([self.topology.links.bandwidth_Bps, *ports])
+
+    def port(self, number: int, rank: Ints) -> Ints:
+        """The resource of a rank: 0 its sending port, 1 its receiving port, 2 what reduces."""
+        return ints(self.num_links + number * self.topology.num_ranks + rank)
+
+    def routes(self, src: Ints, dst: Ints, channel: Ints) -> Iterator[tuple[Ragged, Floats]]:
+        """Links of each message's way, some messages at a time, with the part that takes each.
+
+        A channel is a flow of its own, with its own choice among equal ways. Raises
+        `UnsupportedError` where there is no way.
+        """
+        paths = self.conditions.paths
+        for first in range(0, len(src), _AT_ONCE):
+            some = slice(first, first + _AT_ONCE)
+            if paths == 1:
+                found = self._one(src[some], dst[some], channel[some], 0)
+                yield found, np.ones(len(found[0]))
+            else:
+                each = [self._one(src[some], dst[some], channel[some], i) for i in range(paths)]
+                yield _spread(each)
+
+    def _one(self, src: Ints, dst: Ints, channel: Ints, choice: int) -> Ragged:
+        base = self.conditions.seed + (choice << 20)
+        try:
+            if not channel.any():
+                return self.topology.routes(src, dst, seed=base)
+            parts = []
+            for lane in np.unique(channel).tolist():
+                rows = np.flatnonzero(channel == lane)
+                parts.append((rows, self.topology.routes(src[rows], dst[rows], seed=base + lane)))
+        except ValueError as error:
+            raise UnsupportedError(str(error)) from error
+        return _in_order(parts, len(src))
+
+
+def _in_order(parts: list[tuple[Ints, Ragged]], total: int) -> Ragged:
+    """Lists from several parts, each with the rows that its lists are for."""
+    counts = np.zeros(total, np.int64)
+    for rows, (_, starts) in parts:
+        counts[rows] = np.diff(starts)
+    begin = starts_of(counts)
+    values = np.empty(begin[-1], np.int64)
+    for rows, (found, starts) in parts:
+        lengths = np.diff(starts)
+        values[np.repeat(begin[rows], lengths) + counting(lengths)] = found
+    return values, begin
+
+
+def _spread(each: list[Ragged]) -> tuple[Ragged, Floats]:
+    """Several ways of each message as one list of links, and the part of it that takes each."""
+    rows = np.concatenate([np.repeat(np.arange(len(s) - 1), np.diff(s)) for _, s in each])
+    values = np.concatenate([found for found, _ in each])
+    width = int(values.max(initial=0)) + 1
+    keys, counts = np.unique(rows * width + values, return_counts=True)
+    lengths = np.bincount(keys // width, minlength=len(each[0][1]) - 1)
+    return (ints(keys % width), starts_of(ints(lengths))), counts / len(each)
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Paths:
+    """Columns for the engine, a row each path; see `csrc/simulator/engine.h`."""
+
+    values: NDArray[np.int32]
+    starts: Ints
+    weights: Floats
+    server: NDArray[np.int32]
+    busy_s: Floats
+    delay_s: Floats
+    tail_s: Floats
+
+
+class PathBook:
+    """Paths as they are found: blocks of columns, numbered on from block to block."""
+
+    def __init__(self, network: Network) -> None:
+        self.network = network
+        self.size = 0
+        self._blocks: list[Paths] = []
+        self.nowhere = self.delays(np.zeros(1))
+        """The path that takes no time."""
+
+    def delays(self, seconds: Floats) -> int:
+        """Paths that only take time; returns the number of the first."""
+        count = len(seconds)
+        none = np.full(count, -1, np.int32)
+        return self._add((ints([]), np.zeros(count + 1, np.int64)), np.ones(0), none, seconds)
+
+    def through(self, resources: Ints) -> int:
+        """Paths through a single resource each; returns the number of the first."""
+        count = len(resources)
+        starts, none = np.arange(count + 1), np.full(count, -1, np.int32)
+        return self._add((resources, starts), np.ones(count), none, np.zeros(count))
+
+    def messages(self, src: Ints, dst: Ints, channel: Ints) -> int:
+        """Paths from ranks to others; returns the number of the first."""
+        first, done = self.size, 0
+        for links, weights in self.network.routes(src, dst, channel):
+            count = len(links[1]) - 1
+            rows = slice(done, done + count)
+            self.along(links, weights, src[rows], dst[rows])
+            done += count
+        return first
+
+    def along(
+        self, links: Ragged, weights: Floats, src: Ints, dst: Ints, *, cap: Ints | None = None
+    ) -> int:
+        """Paths over these links, each from a rank to a rank, and through a resource `cap`.
+
+        Returns the number of the first.
+        """
+        network = self.network
+        latency = _sums(weights * network.topology.links.latency_s[links[0]], links[1])
+        if cap is not None:
+            links, weights = _with(links, weights, cap, np.ones(len(cap), np.bool_), False)
+        for number, ends, front in ((0, src, True), (1, dst, False)):
+            rate = network.of_endpoints(("send_Bps", "receive_Bps")[number])
+            limited = np.isfinite(rate[ends])
+            links, weights = _with(links, weights, network.port(number, ends), limited, front)
+        return self.over(links, weights, src, latency)
+
+    def over(self, resources: Ragged, weights: Floats, src: Ints, latency_s: Floats) -> int:
+        """Paths of messages of ranks over these resources; returns the number of the first."""
+        busy = self.network.of_endpoints("busy_s")[src]
+        server = np.where(busy > 0, src, -1).astype(np.int32)
+        delay = self.network.of_endpoints("overhead_s")[src]
+        return self._add(resources, weights, server, delay, busy, latency_s)
+
+    def _add(
+        self,
+        links: Ragged,
+        weights: Floats,
+        server: NDArray[np.int32],
+        delay: Floats,
+        busy: Floats | None = None,
+        tail: Floats | None = None,
+    ) -> int:
+        first, zero = self.size, np.zeros(len(server))
+        self._blocks.append(
+            Paths(
+                values=links[0].astype(np.int32),
+                starts=links[1],
+                weights=weights,
+                server=server,
+                busy_s=zero if busy is None else busy,
+                delay_s=delay,
+                tail_s=zero if tail is None else tail,
+            )
+        )
+        self.size += len(server)
+        return first
+
+    def build(self) -> Paths:
+        """All of them. Weights are left out if all are 1."""
+        blocks = self._blocks
+        lengths = np.concatenate([np.diff(block.starts) for block in blocks])
+        even = all((block.weights == 1).all() for block in blocks)
+
+        def column(name: str) -> NDArray[np.float64]:
+            return np.concatenate([getattr(block, name) for block in blocks])
+
+        return Paths(
+            values=np.concatenate([block.values for block in blocks]),
+            starts=starts_of(lengths),
+            weights=np.empty(0) if even else column("weights"),
+            server=np.concatenate([block.server for block in blocks]),
+            busy_s=column("busy_s"),
+            delay_s=column("delay_s"),
+            tail_s=column("tail_s"),
+        )
+
+
+def _sums(values: Floats, starts: Ints) -> Floats:
+    """Of each list; equal lists have equal sums, to the last bit."""
+    count = len(starts) - 1
+    owner = np.repeat(np.arange(count), np.diff(starts))
+    return np.bincount(owner, values, minlength=count).astype(np.float64)
+
+
+def _with(
+    links: Ragged, weights: Floats, port: Ints, which: NDArray[np.bool_], front: bool
+) -> tuple[Ragged, Floats]:
+    """Each of `which` lists with its port in front or at the end."""
+    if not which.any():
+        return links, weights
+    values, starts = links
+    at = (starts[:-1] if front else starts[1:])[which]
+    lengths = np.diff(starts) + which
+    return (np.insert(values, at, port[which]), starts_of(ints(lengths))), np.insert(
+        weights, at, 1.0
+    )

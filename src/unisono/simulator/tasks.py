@@ -1,0 +1,320 @@
+"""From jobs to what the engine runs: messages, reductions, computing, and what waits for what."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from unisono.algorithms.cost import whole_chunks
+from unisono.errors import UnsupportedError
+from unisono.native import simulator_messages
+from unisono.simulator.conditions import Order, Traffic
+from unisono.simulator.in_network import Trees, trees_of
+from unisono.simulator.job import Compute, Job
+from unisono.simulator.paths import Network, PathBook
+from unisono.simulator.result import Kind
+from unisono.topology.ragged import Floats, Ints, ints, starts_of
+
+_NO_GROUPS = np.empty(0, np.int32)
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Tasks:
+    """Columns for the engine, a row each task; see `csrc/simulator/engine.h`. `job` and `kind`
+    and those after are for `Steps`."""
+
+    path: NDArray[np.int32]
+    bytes: Floats
+    needs: NDArray[np.int32]
+    needs_starts: Ints
+    after: NDArray[np.int32]
+    job: NDArray[np.int32]
+    kind: NDArray[np.uint8]
+    round: NDArray[np.int32]
+    src: NDArray[np.int32]
+    dst: NDArray[np.int32]
+    channel: NDArray[np.int32]
+
+    def __len__(self) -> int:
+        return len(self.path)
+
+
+class TaskBook:
+    """Tasks as jobs bring them. Tasks are numbered on from job to job."""
+
+    def __init__(self, network: Network, paths: PathBook, jobs: Sequence[Job | Compute]) -> None:
+        self.network = network
+        self.paths = paths
+        self.jobs = jobs
+        self.size = 0
+        self._blocks: list[Tasks] = []
+        self._wanted = {name for job in jobs for name in job.after}
+        self._done: dict[str, dict[int, int]] = {}  # by job and rank: the task that ends it
+        self._ordered = network.conditions.order is Order.PROGRAM
+
+    def add(self, number: int) -> None:
+        """The tasks of one of the jobs; those that it comes after must be there."""
+        job = self.jobs[number]
+        gates = self._gates(number, job)
+        if isinstance(job, Compute):
+            self._compute(number, job, gates)
+        else:
+            self._collective(number, job, gates)
+
+    def traffic(self, streams: Sequence[Traffic], first_port: int) -> None:
+        """Streams without end; each has a resource of its own for its rate."""
+        network = self.network
+        for number, stream in enumerate(streams):
+            src, dst = ints([stream.src]), ints([stream.dst])
+            if stream.src == stream.dst or not all(
+                0 <= rank < network.topology.num_ranks for rank in (stream.src, stream.dst)
+            ):
+                raise ValueError(f"traffic from rank {stream.src} to rank {stream.dst}")
+            ((links, weights),) = network.routes(src, dst, ints([0]))
+            path = self.paths.along(links, weights, src, dst, cap=ints([first_port + number]))
+            self._block(
+                len(self.jobs),
+                Kind.TRAFFIC,
+                path=ints([path]),
+                size=np.array([np.inf]),
+                src=src,
+                dst=dst,
+            )
+
+    # ---- what ranks wait for
+
+    def _gates(self, number: int, job: Job | Compute) -> dict[int, int] | None:
+        """For each rank the task after which it takes part; None if it need not wait."""
+        network = self.network
+        enters = network.of_endpoints("enters_s")
+        members = ints(list(job.members))
+        if len(members) and not 0 <= members.min() <= members.max() < network.topology.num_ranks:
+            raise UnsupportedError(
+                f"{job.name or 'the schedule'} is for ranks {members.min()} to {members.max()}, "
+                f"and {network.topology.name} has {network.topology.num_ranks}"
+            )
+        waits = np.maximum(enters[members], job.start_s)
+        if not job.after and not waits.any():
+            return None
+        needs: list[int] = []
+        counts = np.zeros(len(members), np.int64)
+        for i, rank in enumerate(job.members):
+            found = [self._done[name][rank] for name in job.after if rank in self._done[name]]
+            needs += found
+            counts[i] = len(found)
+        late = self._late(number, members, waits)
+        starts = starts_of(counts)
+        needed = np.insert(ints(needs), starts[1:], late)
+        first = self._block(
+            number,
+            Kind.JOIN,
+            path=np.full(len(members), self.paths.nowhere),
+            src=members,
+            dst=members,
+            needs=needed,
+            needs_starts=starts + np.arange(len(starts)),
+        )
+        return dict(zip(job.members, range(first, first + len(members)), strict=True))
+
+    def _late(self, number: int, members: Ints, waits: Floats) -> Ints:
+        first = self.paths.delays(waits)
+        path = first + np.arange(len(members))
+        task = self._block(number, Kind.JOIN, path=path, src=members, dst=members)
+        return task + np.arange(len(members))
+
+    def _compute(self, number: int, job: Compute, gates: dict[int, int] | None) -> None:
+        members = ints(list(job.members))
+        seconds = job.seconds * self.network.of_endpoints("slowdown")[members]
+        path = self.paths.delays(seconds) + np.arange(len(members))
+        needs = ints([] if gates is None else [gates[rank] for rank in job.members])
+        starts = np.arange(len(members) + 1) * (gates is not None)
+        first = self._block(
+            number,
+            Kind.COMPUTE,
+            path=path,
+            src=members,
+            dst=members,
+            needs=needs,
+            needs_starts=ints(starts),
+        )
+        self._done[job.name] = dict(
+            zip(job.members, range(first, first + len(members)), strict=True)
+        )
+
+    # ---- a collective
+
+    def _collective(self, number: int, job: Job, gates: dict[int, int] | None) -> None:
+        schedule, network = job.schedule, self.network
+        columns, collective = schedule.columns, schedule.collective
+        trees = trees_of(job, network) if network.conditions.in_network else None
+        ports = np.isfinite(network.of_endpoints("reduce_Bps"))
+        members = ints(list(job.members))
+        kind, round_, src, dst, channel, chunks, needs, starts, after = simulator_messages(
+            columns.round,
+            columns.src,
+            columns.src_chunk,
+            columns.dst,
+            columns.dst_chunk,
+            columns.count,
+            columns.reduce.view(np.uint8),
+            columns.channel,
+            _NO_GROUPS if trees is None else trees.group,
+            ranks=collective.ranks,
+            locations=max(1, schedule.num_locations),
+            reductions=bool(ports[members].any()),
+            gates=gates is not None,
+            order=int(network.conditions.order),
+        )
+        if trees is not None:
+            chunks[kind == Kind.MESSAGE] = trees.chunks
+        size = chunks
+        size *= job.nbytes / max(1, whole_chunks(collective))
+        if job.ranks is not None:
+            src, dst = (
+                np.where(side < 0, -1, members[side]).astype(np.int32) for side in (src, dst)
+            )
+        path = self._paths_of(kind, src, dst, channel, trees, ports)
+        if trees is not None:
+            # What switches add up costs the ranks nothing.
+            of = np.flatnonzero(kind == Kind.REDUCTION)
+            done = needs[starts[of]]
+            path[of[trees.joined[(np.cumsum(kind == Kind.MESSAGE) - 1)[done]]]] = self.paths.nowhere
+        if gates is not None:
+            gate = np.array([gates[rank] for rank in job.members], np.int32)
+            own = gate[np.where(needs < 0, -1 - needs, 0)]
+            needs = np.where(needs < 0, own, needs + self.size)
+        elif self.size:
+            needs += np.int32(self.size)
+        if self.size and len(after):
+            after = np.where(after < 0, -1, after + self.size).astype(np.int32)
+        first = self._append(
+            Tasks(
+                path=path,
+                bytes=size,
+                needs=needs.astype(np.int32, copy=False),
+                needs_starts=starts,
+                after=after,
+                job=np.full(len(kind), number, np.int32),
+                kind=kind,
+                round=round_,
+                src=src,
+                dst=dst,
+                channel=channel,
+            )
+        )
+        if job.name in self._wanted:
+            self._end(number, job, first, gates)
+
+    def _paths_of(
+        self,
+        kind: NDArray[np.uint8],
+        src: NDArray[np.int32],
+        dst: NDArray[np.int32],
+        channel: NDArray[np.int32],
+        trees: Trees | None,
+        ports: NDArray[np.bool_],
+    ) -> NDArray[np.int32]:
+        """The path of each task. Messages between the same ranks in the same channel share one."""
+        path = np.full(len(kind), self.paths.nowhere, np.int32)
+        sends = (kind == Kind.MESSAGE) & (src != dst)
+        if trees is not None:
+            number = np.cumsum(kind == Kind.MESSAGE) - 1
+            joined = (kind == Kind.MESSAGE) & trees.joined[number]
+            path[joined] = trees.add_to(self.paths)[number[joined]]
+            sends &= ~joined
+        rows = np.flatnonzero(sends)
+        if len(rows):
+            lanes = int(channel[rows].max()) + 1
+            n = self.network.topology.num_ranks
+            keys = (src[rows].astype(np.int64) * n + dst[rows]) * lanes + channel[rows]
+            keys, which = np.unique(keys, return_inverse=True)
+            pair, lane = np.divmod(keys, lanes)
+            first = self.paths.messages(pair // n, pair % n, lane)
+            path[rows] = first + which
+        rows = np.flatnonzero(kind == Kind.REDUCTION)
+        rows = rows[ports[dst[rows]]]
+        if len(rows):
+            ranks, which = np.unique(dst[rows], return_inverse=True)
+            path[rows] = self.paths.through(self.network.port(2, ints(ranks))) + which
+        return path
+
+    def _end(self, number: int, job: Job, first: int, gates: dict[int, int] | None) -> None:
+        """For each rank a task that waits for all that the rank has sent and received."""
+        block = self._blocks[-1]
+        rows = np.flatnonzero(block.src >= 0)
+        both = np.concatenate([block.src[rows], block.dst[rows]])
+        task = np.concatenate([rows, rows]) + first
+        order = np.argsort(both, kind="stable")
+        counts = np.bincount(both, minlength=self.network.topology.num_ranks)
+        members = ints(list(job.members))
+        groups = np.split(task[order], np.cumsum(counts)[:-1])
+        lists = [np.unique(groups[rank]) for rank in job.members]
+        if gates is not None:
+            lists = [
+                np.append(of, gates[rank]) for of, rank in zip(lists, job.members, strict=True)
+            ]
+        end = self._block(
+            number,
+            Kind.JOIN,
+            path=np.full(len(members), self.paths.nowhere),
+            src=members,
+            dst=members,
+            needs=ints(np.concatenate(lists)),
+            needs_starts=starts_of(ints([len(of) for of in lists])),
+        )
+        self._done[job.name] = dict(zip(job.members, range(end, end + len(members)), strict=True))
+
+    # ---- columns
+
+    def _block(
+        self,
+        number: int,
+        kind: Kind,
+        *,
+        path: Ints,
+        src: Ints,
+        dst: Ints,
+        size: Floats | None = None,
+        needs: Ints | None = None,
+        needs_starts: Ints | None = None,
+    ) -> int:
+        count = len(path)
+        none = np.full(count, -1, np.int32)
+        return self._append(
+            Tasks(
+                path=path.astype(np.int32),
+                bytes=np.zeros(count) if size is None else size,
+                needs=ints([] if needs is None else needs).astype(np.int32),
+                needs_starts=np.zeros(count + 1, np.int64)
+                if needs_starts is None
+                else needs_starts,
+                after=none if self._ordered else none[:0],
+                job=np.full(count, number, np.int32),
+                kind=np.full(count, kind, np.uint8),
+                round=none,
+                src=src.astype(np.int32),
+                dst=dst.astype(np.int32),
+                channel=np.zeros(count, np.int32),
+            )
+        )
+
+    def _append(self, block: Tasks) -> int:
+        first = self.size
+        self._blocks.append(block)
+        self.size += len(block)
+        return first
+
+    def build(self) -> Tasks:
+        """All of them."""
+        if len(self._blocks) == 1:
+            return self._blocks[0]
+        lengths = np.concatenate([np.diff(block.needs_starts) for block in self._blocks])
+        names = [name for name in Tasks.__dataclass_fields__ if name != "needs_starts"]
+        columns = {
+            name: np.concatenate([getattr(block, name) for block in self._blocks] or [np.empty(0)])
+            for name in names
+        }
+        return Tasks(needs_starts=starts_of(lengths), **columns)
