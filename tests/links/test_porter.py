@@ -345,6 +345,22 @@ def test_a_forked_child_does_not_disturb_its_parent() -> None:
         exchange(ends[0], ends[1], 0, 1)
 
 
+@pytest.mark.filterwarnings("ignore:This process")  # is multi-threaded: that is the point
+def test_a_forked_child_lets_go_of_the_connections_of_groups() -> None:
+    with world(2) as places:
+        ends = [place.enter(GROUP, range(2)) for place in places]
+        for place in places:
+            place.porter.reach(GROUP, range(2), 0)
+        wait_until(lambda: all(end.sockets for end in ends))
+        child = os.fork()
+        if child == 0:
+            targets = [os.readlink(f"/proc/self/fd/{fd}") for fd in _open_descriptors()]
+            os._exit(any(target.startswith("socket:") for target in targets))
+        _, status = os.waitpid(child, 0)
+        assert os.waitstatus_to_exitcode(status) == 0
+        exchange(ends[0], ends[1], 0, 1)
+
+
 def _open_descriptors() -> list[int]:
     found = []
     for fd in range(3, 512):
