@@ -42,11 +42,14 @@ class Wanted:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Failed:
-    """Why there is no connection. `here`: because of this process, not the peer."""
+    """Why there is no connection. `here`: because of this process, not the peer. `refused`: its
+    host says that nobody listens there (any more). `answered`: its host did answer."""
 
     text: str
     here: bool = False
     false: bool = False
+    refused: bool = False
+    answered: bool = False
 
 
 class Dial:
@@ -109,7 +112,7 @@ class Dial:
 
     def _broken(self, broken: Broken) -> None:
         if broken.false or time.monotonic() >= self._deadline:
-            self._fail(broken.text, false=broken.false)
+            self._fail(broken.text, false=broken.false, answered=not broken.false)
         else:
             self._entering = None
             self._alarm = self._loop.later(_PAUSE_S, self._attempt)
@@ -120,15 +123,24 @@ class Dial:
             limit = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
             self._fail(f"no descriptors are left here (ulimit -n is {limit})", here=True)
         elif number in _FINAL or time.monotonic() >= self._deadline:
-            self._fail(os.strerror(number))
+            self._fail(os.strerror(number), refused=number == errno.ECONNREFUSED)
         else:
             self._alarm = self._loop.later(_PAUSE_S, self._attempt)
 
-    def _fail(self, why: str, *, here: bool = False, false: bool = False) -> None:
-        if not self._over:
-            self._over = True
-            text = f"rank {self._wanted.rank} at {show(self._wanted.address)}: {why}"
-            self._failed(Failed(text=text, here=here, false=false))
+    def _fail(
+        self,
+        why: str,
+        *,
+        here: bool = False,
+        false: bool = False,
+        refused: bool = False,
+        answered: bool = False,
+    ) -> None:
+        if self._over:
+            return
+        self._over = True
+        text = f"rank {self._wanted.rank} at {show(self._wanted.address)}: {why}"
+        self._failed(Failed(text=text, here=here, false=false, refused=refused, answered=answered))
 
     def _drop(self) -> None:
         self._clear_alarm()

@@ -42,10 +42,12 @@ class Place:
         introduction: Introduction,
         *,
         host_s: float,
+        process_s: float | None = None,
         opened: Callable[[socket.socket], None],
         failed: Callable[[Failed], None],
     ) -> Dial:
-        """Dials a rank of the world over a rail; its host may take `host_s` to answer."""
+        """Dials a rank of the world over a rail; its host may take `host_s` to answer, its process
+        `process_s`, by default as long as all had to join."""
         terms = self.terms
         wanted = Wanted(
             rank=to,
@@ -56,7 +58,7 @@ class Place:
             purpose=purpose_of(terms.world, to),
             introduction=introduction,
             host_s=host_s,
-            process_s=terms.timeout_s,
+            process_s=terms.timeout_s if process_s is None else process_s,
         )
         return Dial(self.loop, wanted, opened=opened, failed=failed)
 
