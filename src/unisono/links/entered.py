@@ -131,9 +131,7 @@ class Entered:
         def fail() -> None:
             if peer not in self._left:
                 fault = Fault.SYSTEM if failed.here else Fault.PEER_LOST
-                self.fail(
-                    fault, f"rank {self._place.terms.rank} has no connection to {failed.text}"
-                )
+                self.fail(fault, f"rank {self.place.terms.rank} has no connection to {failed.text}")
 
         self.place.loop.later(_BETTER_NEWS_S, fail)
 
