@@ -220,7 +220,7 @@ SCENARIOS: dict[str, Round] = {
     "half-open": half_open,
     "short-cut": short_cut,
     "full-disk": full_disk,
-    "few-descriptors": partial(scarce, counts=itertools.cycle(range(5, 30))),
+    "few-descriptors": partial(scarce, counts=itertools.cycle([*range(14, 30), *range(5, 14)])),
 }
 SELDOM = {fault.name for fault in FAULTS if not fault.often}
 
