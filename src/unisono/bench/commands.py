@@ -65,6 +65,10 @@ def bench(
     plot_path: Annotated[
         Path | None, typer.Option("--plot", help="Write a PNG (needs the plot extra).")
     ] = None,
+    predict_path: Annotated[
+        Path | None,
+        typer.Option("--predict", metavar="FILE", help="Show what link models foretell, too."),
+    ] = None,
 ) -> None:
     """Measure operations beside other libraries and the limit of the memory or the network.
 
@@ -101,10 +105,12 @@ def bench(
             bind=bind,
             json_path=json_path,
             plot_path=plot_path,
+            predict_path=predict_path,
         )
-    except (ValueError, UnsupportedError) as error:
+        models = request.models()
+    except (ValueError, OSError, UnsupportedError) as error:
         raise typer.BadParameter(str(error)) from error
-    raise typer.Exit(execute(request))
+    raise typer.Exit(execute(request, models))
 
 
 def check(*, ranks: RanksOption = 4, json_path: JsonOption = None) -> None:

@@ -176,7 +176,10 @@ class TaskBook:
             src, dst = (
                 np.where(side < 0, -1, members[side]).astype(np.int32) for side in (src, dst)
             )
-        path = self._paths_of(kind, src, dst, channel, trees, ports)
+        path = self._paths_of(kind, src, dst, channel, size, trees, ports)
+        if (model := network.conditions.messages) is not None:
+            sent = (kind == Kind.MESSAGE) & (src != dst)
+            size[sent] = model.load(size[sent])
         if trees is not None:
             # What switches add up costs the ranks nothing.
             of = np.flatnonzero(kind == Kind.REDUCTION)
@@ -214,10 +217,12 @@ class TaskBook:
         src: NDArray[np.int32],
         dst: NDArray[np.int32],
         channel: NDArray[np.int32],
+        size: Floats,
         trees: Trees | None,
         ports: NDArray[np.bool_],
     ) -> NDArray[np.int32]:
-        """The path of each task. Messages between the same ranks in the same channel share one."""
+        """The path of each task. Messages between the same ranks in the same channel, and the same
+        regime of a link model, share one."""
         path = np.full(len(kind), self.paths.nowhere, np.int32)
         sends = (kind == Kind.MESSAGE) & (src != dst)
         if trees is not None:
@@ -230,10 +235,15 @@ class TaskBook:
             lanes = int(channel[rows].max()) + 1
             n = self.network.topology.num_ranks
             keys = (src[rows].astype(np.int64) * n + dst[rows]) * lanes + channel[rows]
+            model = self.network.conditions.messages
+            regimes = 1 if model is None else len(model.regimes)
+            if model is not None:
+                keys = keys * regimes + model.regime_of(size[rows])
             keys, which = np.unique(keys, return_inverse=True)
+            keys, regime = np.divmod(keys, regimes)
             pair, lane = np.divmod(keys, lanes)
-            first = self.paths.messages(pair // n, pair % n, lane)
-            path[rows] = first + which
+            wait_s = None if model is None else model.delays_s[regime]
+            path[rows] = self.paths.messages(pair // n, pair % n, lane, wait_s) + which
         rows = np.flatnonzero(kind == Kind.REDUCTION)
         rows = rows[ports[dst[rows]]]
         if len(rows):
