@@ -29,7 +29,7 @@ from unisono.bench.results import Report
 from unisono.bench.runner import Pace, run_benchmark
 from unisono.bench.sizes import format_size, parse_sizes
 from unisono.schedule import lower_rank
-from unisono.simulator import Conditions, Endpoint, Job
+from unisono.simulator import Conditions, Endpoint, Job, Order
 from unisono.topology import Topology
 
 ALGORITHMS = ("ring", "halving_doubling", "direct", "reduce_broadcast")
@@ -83,7 +83,8 @@ def measure(place: Place, sizes: tuple[int, ...], mbit: int, rounds: int) -> Rep
 def predict_s(name: str, network: Topology, nbytes: int, message_s: float) -> float:
     """The simulation of an algorithm, block by block."""
     schedule = algorithms.build("all_reduce", name, ranks=network.num_ranks)
-    part = nbytes / lower_rank(schedule, 0).plan.parts
+    plan = lower_rank(schedule, 0).plan
+    part = nbytes / plan.parts
     block = min(max(part / (2 * LEAD + 2), LEAST_BLOCK), MOST_BLOCK)
     blocks = max(1, round(part / block))
     jobs = [
@@ -92,10 +93,11 @@ def predict_s(name: str, network: Topology, nbytes: int, message_s: float) -> fl
             schedule=schedule,
             nbytes=nbytes / blocks,
             after=(f"block {b - LEAD - 1}",) if b > LEAD else (),
+            first_round=b * -(-schedule.num_rounds // (LEAD + 1)),
         )
         for b in range(blocks)
     ]
-    told = Conditions(endpoint=Endpoint(overhead_s=message_s))
+    told = Conditions(endpoint=Endpoint(overhead_s=message_s), order=Order.STREAMS)
     return simulate(jobs, network, conditions=told).time_s
 
 

@@ -20,6 +20,9 @@ class Order(IntEnum):
     before has left."""
     ROUNDS = 2
     """Those of a round when all that the rank sends and receives in earlier ones has arrived."""
+    STREAMS = 3
+    """Those from one rank to another, as on one connection: by their rounds, to which a job adds
+    its `first_round`; one begins when the one before has left."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import NDArray
@@ -53,6 +53,7 @@ class TaskBook:
         self._blocks: list[Tasks] = []
         self._wanted = {name for job in jobs for name in job.after}
         self._done: dict[str, dict[int, int]] = {}  # by job and rank: the task that ends it
+        self._streams = network.conditions.order is Order.STREAMS
         self._ordered = network.conditions.order is Order.PROGRAM
 
     def add(self, number: int) -> None:
@@ -166,7 +167,7 @@ class TaskBook:
             locations=max(1, schedule.num_locations),
             reductions=bool(ports[members].any()),
             gates=gates is not None,
-            order=int(network.conditions.order),
+            order=int(Order.NONE if self._streams else network.conditions.order),
         )
         if trees is not None:
             chunks[kind == Kind.MESSAGE] = trees.chunks
@@ -319,6 +320,23 @@ class TaskBook:
 
     def build(self) -> Tasks:
         """All of them."""
+        tasks = self._joined()
+        return replace(tasks, after=self._in_streams(tasks)) if self._streams else tasks
+
+    def _in_streams(self, tasks: Tasks) -> NDArray[np.int32]:
+        """After which message each leaves: the one before it from the same rank to the same."""
+        firsts = [job.first_round if isinstance(job, Job) else 0 for job in self.jobs]
+        rows = np.flatnonzero((tasks.kind == Kind.MESSAGE) & (tasks.src != tasks.dst))
+        src, dst, job = (column[rows] for column in (tasks.src, tasks.dst, tasks.job))
+        place = tasks.round[rows] + np.array(firsts, np.int64)[job]
+        rows = rows[np.lexsort((rows, place, dst, src))]
+        same = tasks.src[rows[1:]] == tasks.src[rows[:-1]]
+        same &= tasks.dst[rows[1:]] == tasks.dst[rows[:-1]]
+        after = np.full(len(tasks), -1, np.int32)
+        after[rows[1:][same]] = rows[:-1][same]
+        return after
+
+    def _joined(self) -> Tasks:
         if len(self._blocks) == 1:
             return self._blocks[0]
         lengths = np.concatenate([np.diff(block.needs_starts) for block in self._blocks])
