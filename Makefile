@@ -6,10 +6,11 @@ VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 JOBS ?= 2
+FUZZ_S ?= 60
 # Made by pip with the extension, so that the C++ tests need not compile the core once more.
 CPP_BUILD := build/dev
 
-.PHONY: demo test quick check format lint types imports unit cpp sanitize aarch64 bench soak clean help
+.PHONY: demo test quick check format lint types imports unit cpp sanitize fuzz aarch64 bench soak clean help
 
 help:  ## this list
 	@grep -hE '^[a-z0-9]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
@@ -56,6 +57,16 @@ sanitize: $(READY)  ## the C++ tests under ThreadSanitizer, then Address- and UB
 	    -DUNISONO_SANITIZE=$$kind -DCMAKE_MAKE_PROGRAM=$(CURDIR)/$(BIN)/ninja >/dev/null && \
 	  $(BIN)/cmake --build build/sanitize-$$kind --target cpp_tests -j $(JOBS) && \
 	  $(BIN)/ctest --test-dir build/sanitize-$$kind --output-on-failure || exit 1; done
+
+fuzz: $(READY)  ## let made-up bytes run through what peers and plans bring (clang; FUZZ_S seconds each)
+	$(BIN)/cmake -S . -B build/fuzz -G Ninja -DUNISONO_TESTS=ON -DUNISONO_PYTHON=OFF -DUNISONO_FUZZ=ON \
+	  -DCMAKE_CXX_COMPILER=clang++ -DCMAKE_MAKE_PROGRAM=$(CURDIR)/$(BIN)/ninja >/dev/null
+	$(BIN)/cmake --build build/fuzz --target fuzzers -j $(JOBS)
+	for what in frames plans; do mkdir -p build/fuzz/found/$$what && \
+	  ASAN_OPTIONS=allocator_may_return_null=1:max_allocation_size_mb=512:detect_leaks=1 \
+	  UBSAN_OPTIONS=halt_on_error=1:print_stacktrace=1 \
+	  build/fuzz/csrc/fuzz/fuzz_$$what -max_total_time=$(FUZZ_S) -malloc_limit_mb=100000 -timeout=10 -max_len=2048 -len_control=0 \
+	    -artifact_prefix=build/fuzz/ build/fuzz/found/$$what csrc/fuzz/corpus/$$what || exit 1; done
 
 aarch64: $(READY)  ## compile for aarch64 (Debian: g++-aarch64-linux-gnu; qemu-user runs the tests)
 	$(BIN)/cmake -S . -B build/aarch64 -G Ninja -DUNISONO_TESTS=ON -DUNISONO_PYTHON=OFF \

@@ -30,19 +30,17 @@ bool Agreement::catch_up(uint32_t peer, uint64_t seq, uint64_t theirs) {
     return true;
 }
 
-void Agreement::inspect(uint32_t peer, uint64_t seq) {
+void Agreement::inspect(uint32_t peer, uint64_t seq, bool left) {
     members_.require_healthy();
     for (uint32_t r = 0; r < members_.ranks(); ++r) {
         if (r == members_.rank()) continue;
         catch_up(r, seq, view_.control(r).header.load(std::memory_order_acquire));
     }
-    const RankControl& other = view_.control(peer);
-    const auto presence = static_cast<Presence>(other.presence.load(std::memory_order_acquire));
-    if (presence == Presence::left && !entered(peer, seq)) {
+    if (left && !entered(peer, seq)) {
         members_.fail(Fault::peer_lost, "rank " + std::to_string(peer) +
                                             " left the group before call #" + std::to_string(seq) +
                                             " " + recall(own_, seq) + "; its last call was " +
-                                            recall(other, 0));
+                                            recall(view_.control(peer), 0));
     }
 }
 

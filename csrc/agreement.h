@@ -40,8 +40,13 @@ class Agreement {
         return true;
     }
 
-    // For a rank that waits for `peer` in call `seq`: throws if that is in vain.
-    void inspect(uint32_t peer, uint64_t seq);
+    // For a rank that waits for `peer` in call `seq`: throws if that is in vain. `left`: whether
+    // the peer has left, known before all that it had shown was taken in.
+    void inspect(uint32_t peer, uint64_t seq, bool left);
+    [[nodiscard]] bool has_left(uint32_t peer) const noexcept {
+        return view_.control(peer).presence.load(std::memory_order_acquire) ==
+               static_cast<uint32_t>(Presence::left);
+    }
     // Who has not come to call `seq`, and what they called last.
     [[nodiscard]] std::string late(uint64_t seq) const;
 

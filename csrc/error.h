@@ -17,6 +17,8 @@ enum class Fault : uint32_t {
     interrupted = 5,  // a Python signal handler raised: its exception is already set
     system = 6,       // the operating system refused: no memory, no descriptors
     invalid = 7,      // an argument that the caller got wrong
+    stranger = 8,     // the other end of a connection is not whom it should be
+    unsupported = 9,  // this host cannot do it
 };
 
 class Error : public std::runtime_error {

@@ -292,7 +292,7 @@ bool Executor::wait_here(Wait& wait, uint32_t peer, Ready ready) {
         return woken == Woken::timed_out && nap_s < seconds ? Woken::rung : woken;
     };
     return waiter_.wait(
-        rest, ready, [&] { look_around(wait, peer); },
+        rest, ready, [&] { look_around(wait, peer, agreement_.has_left(peer)); },
         [&] { return agreement_.late(wait.call.seq); }, wait.deadline, wait.interrupted,
         wait.limit_s);
 }
@@ -308,16 +308,20 @@ bool Executor::wait_away(Wait& wait, uint32_t peer, Ready ready) {
     const auto rest = [&](auto&& awake, double seconds) {
         return wire.sleep(seconds, std::ref(awake));
     };
+    const auto look = [&] {
+        const bool left = agreement_.has_left(peer);
+        if (left) wire.poll();  // the news of that came another way than what it had shown before
+        look_around(wait, peer, left);
+    };
     return away_.wait(
-        rest, brought, [&] { look_around(wait, peer); },
-        [&] { return agreement_.late(wait.call.seq); }, wait.deadline, wait.interrupted,
-        wait.limit_s);
+        rest, brought, look, [&] { return agreement_.late(wait.call.seq); }, wait.deadline,
+        wait.interrupted, wait.limit_s);
 }
 
 // Throws if waiting for the peer is in vain. What ranks of other hosts have called, this rank hears
 // only if it asks.
-void Executor::look_around(Wait& wait, uint32_t peer) {
-    agreement_.inspect(peer, wait.call.seq);
+void Executor::look_around(Wait& wait, uint32_t peer, bool left) {
+    agreement_.inspect(peer, wait.call.seq, left);
     if (courier_ && wait.deadline.elapsed_s() > kAnxious_s) members_.events().raise(Event::anxious);
 }
 
@@ -326,7 +330,7 @@ void Executor::look_for_readers(const Execution& call) {
     members_.require_healthy();
     for (const uint32_t peer : call.plan->readers_of_any) {
         if (!view_.local(peer) && !courier_->wire().reached(peer))
-            agreement_.inspect(peer, call.seq);
+            agreement_.inspect(peer, call.seq, agreement_.has_left(peer));
     }
 }
 

@@ -171,7 +171,7 @@ class Executor {
     bool wait_here(Wait& wait, uint32_t peer, Ready ready);
     template <class Ready>
     bool wait_away(Wait& wait, uint32_t peer, Ready ready);
-    void look_around(Wait& wait, uint32_t peer);
+    void look_around(Wait& wait, uint32_t peer, bool left);
     void copy(const Execution& call, const Record& record);
     void reduce(const Execution& call, const Record* record);
     [[nodiscard]] std::byte* resolve(const Execution& call, const Ref& ref) const noexcept;

@@ -55,11 +55,11 @@ class Group {
         dispatcher_.submit(std::move(call), 0, kRefusal_s);
     }
     // A connection whose other end was proved to be `peer`; from any thread.
-    void attach(uint32_t peer, WireKind kind, uint32_t stream, uint32_t streams, Descriptor fd) {
+    void attach(uint32_t peer, WireKind kind, uint32_t stream, uint32_t streams, Channel channel) {
         TcpWire* const wire = tcp_[static_cast<size_t>(kind)];
         if (!wire || peer >= view_.ranks() || view_.local(peer))
             throw Error(Fault::invalid, "a connection of no rank of another host");
-        wire->attach(peer, stream, streams, std::move(fd));
+        wire->attach(peer, stream, streams, std::move(channel));
     }
     // In a forked child: lets go of the parent's connections, which else would outlive the parent.
     void abandon() noexcept {

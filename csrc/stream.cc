@@ -7,6 +7,7 @@
 #include <array>
 #include <cerrno>
 #include <new>
+#include <system_error>
 #include <utility>
 
 namespace unisono {
@@ -17,7 +18,8 @@ constexpr int kMostDiscards = 64;  // at a time: there may be no end of what com
 
 }  // namespace
 
-Stream::Stream(Descriptor fd) : fd_(std::move(fd)), buffer_(kBuffer) {}
+Stream::Stream(Channel channel)
+    : channel_(std::move(channel)), silence_(channel_.fd()), buffer_(kBuffer) {}
 
 bool Stream::push(const Outgoing& outgoing) {
     if (broken_) return false;
@@ -44,10 +46,7 @@ void Stream::flush() noexcept {
             add(&it->frame, sizeof(Frame));
             add(it->payload, it->frame.bytes);
         }
-        msghdr message{};
-        message.msg_iov = parts.data();
-        message.msg_iovlen = static_cast<size_t>(count);
-        const ssize_t bytes = ::sendmsg(fd_.get(), &message, MSG_NOSIGNAL | MSG_DONTWAIT);
+        const ssize_t bytes = channel_.write(parts.data(), count);
         if (bytes < 0) {
             if (errno == EINTR) continue;
             if (errno == EAGAIN || errno == ENOBUFS) return;
@@ -75,7 +74,7 @@ void Stream::sent(size_t bytes) noexcept {
 // Bytes; 0 if there are none; -1 at the end.
 ssize_t Stream::read_into(iovec* parts, int count) noexcept {
     for (;;) {
-        const ssize_t got = ::readv(fd_.get(), parts, count);
+        const ssize_t got = channel_.read(parts, count);
         if (got > 0) return got;
         if (got < 0 && errno == EINTR) continue;
         if (got < 0 && errno == EAGAIN) return 0;
@@ -84,29 +83,38 @@ ssize_t Stream::read_into(iovec* parts, int count) noexcept {
     }
 }
 
+std::string Stream::why_ended() const {
+    if (error_ == 0) return "its connection ended";
+    if (error_ == EBADMSG) return "what came was changed on its way (TLS)";
+    return std::generic_category().message(error_);
+}
+
 bool Stream::acknowledged() const noexcept {
     int bytes = 0;
-    return ::ioctl(fd_.get(), SIOCOUTQ, &bytes) != 0 || bytes == 0;
+    return ::ioctl(fd(), SIOCOUTQ, &bytes) != 0 || bytes == 0;
 }
 
 void Stream::cut_short() noexcept {
-    if (front_sent_ == 0) queue_.clear();
-    while (queue_.size() > 1) queue_.pop_back();
-    waiting_bytes_ = 0;
-    if (queue_.empty()) return;
-    Outgoing& begun = queue_.front();
-    const uint64_t bytes = begun.frame.bytes;
-    waiting_bytes_ = sizeof(Frame) + bytes - front_sent_;
-    if (begun.frame.kind != FrameKind::letter || bytes == 0) return;
-    if (begun.payload == kept_.get()) return;
+    const uint64_t begun = front_sent_ + channel_.begun();
+    uint64_t whole = 0;
+    size_t frames = 0;
+    for (; whole < begun && frames < queue_.size(); ++frames)
+        whole += sizeof(Frame) + queue_[frames].frame.bytes;
+    while (queue_.size() > frames) queue_.pop_back();
+    waiting_bytes_ = queue_.empty() ? 0 : whole - front_sent_;
+    if (queue_.empty() || whole == begun) return;
+    Outgoing& last = queue_.back();
+    const uint64_t bytes = last.frame.bytes;
+    if (last.frame.kind != FrameKind::letter || bytes == 0) return;
+    if (last.payload == kept_.get()) return;
     kept_.reset(new (std::nothrow) std::byte[bytes]);
     if (!kept_) {
         abandon();
         return;
     }
-    const uint64_t gone = front_sent_ > sizeof(Frame) ? front_sent_ - sizeof(Frame) : 0;
-    std::memcpy(kept_.get() + gone, begun.payload + gone, bytes - gone);
-    begun.payload = kept_.get();
+    const uint64_t gone = bytes - std::min(bytes, whole - begun);
+    std::memcpy(kept_.get() + gone, last.payload + gone, bytes - gone);
+    last.payload = kept_.get();
 }
 
 uint64_t Stream::abandon() noexcept {
@@ -118,7 +126,7 @@ uint64_t Stream::abandon() noexcept {
 
 bool Stream::discard() noexcept {
     for (int i = 0; i < kMostDiscards; ++i) {
-        const ssize_t got = ::recv(fd_.get(), buffer_.data(), buffer_.size(), MSG_DONTWAIT);
+        const ssize_t got = ::recv(fd(), buffer_.data(), buffer_.size(), MSG_DONTWAIT);
         if (got > 0 || (got < 0 && errno == EINTR)) continue;
         return got < 0 && errno == EAGAIN;
     }

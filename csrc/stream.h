@@ -10,9 +10,11 @@
 #include <cstring>
 #include <deque>
 #include <memory>
+#include <string>
 #include <vector>
 
-#include "segment.h"
+#include "channel.h"
+#include "silence.h"
 #include "wire.h"
 
 namespace unisono {
@@ -25,9 +27,10 @@ struct Outgoing {
 
 class Stream {
   public:
-    explicit Stream(Descriptor fd);
+    explicit Stream(Channel channel);
 
-    [[nodiscard]] int fd() const noexcept { return fd_.get(); }
+    [[nodiscard]] int fd() const noexcept { return channel_.fd(); }
+    [[nodiscard]] Silence& silence() noexcept { return silence_; }
     [[nodiscard]] uint64_t waiting_bytes() const noexcept { return waiting_bytes_; }
     [[nodiscard]] bool drained() const noexcept { return queue_.empty(); }
     // Letters that were handed to the kernel as a whole.
@@ -44,8 +47,11 @@ class Stream {
     // `stalled`: `place` has to be asked again.
     template <class Place, class OnFrame>
     Input receive(Place&& place, OnFrame&& on_frame);
+    // Something may be there to receive of which the descriptor will not tell.
+    [[nodiscard]] bool pending() const noexcept { return channel_.pending(); }
     // What ended it.
     [[nodiscard]] int error() const noexcept { return error_; }
+    [[nodiscard]] std::string why_ended() const;
     // Whether it stopped in the middle of a frame.
     [[nodiscard]] bool torn() const noexcept { return in_payload_ || begin_ < end_; }
     [[nodiscard]] bool broken() const noexcept { return broken_; }
@@ -64,7 +70,7 @@ class Stream {
     bool watched = false, watched_for_room = false, watched_for_input = true;
     bool ended = false;
     // Only closed: in a forked child, where all else is the parent's.
-    void close() noexcept { fd_ = Descriptor(); }
+    void close() noexcept { channel_.close(); }
 
   private:
     static constexpr size_t kBuffer = 32 << 10;  // heads, and payloads that fit
@@ -72,7 +78,8 @@ class Stream {
     ssize_t read_into(iovec* parts, int count) noexcept;
     void sent(size_t bytes) noexcept;
 
-    Descriptor fd_;
+    Channel channel_;
+    Silence silence_;
     std::deque<Outgoing> queue_;
     size_t front_sent_ = 0;  // bytes of the first frame, head included
     uint64_t waiting_bytes_ = 0;
@@ -137,12 +144,12 @@ Stream::Input Stream::receive(Place&& place, OnFrame&& on_frame) {
     if (in_payload_) {
         payload_ += placed;
         left_ -= placed;
-        if (left_ > 0) return Input::drained;
+        if (left_ > 0) return pending() ? Input::more : Input::drained;
         in_payload_ = false;
         on_frame(frame_);
     }
     if (!digest()) return Input::stalled;
-    return static_cast<size_t>(got) < direct + room ? Input::drained : Input::more;
+    return static_cast<size_t>(got) < direct + room && !pending() ? Input::drained : Input::more;
 }
 
 }  // namespace unisono

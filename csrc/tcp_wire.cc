@@ -43,13 +43,13 @@ TcpWire::TcpWire(uint32_t ranks, Receiver& receiver)
         throw_errno("watching a wire's bell");
 }
 
-void TcpWire::attach(uint32_t peer, uint32_t stream, uint32_t streams, Descriptor fd) {
+void TcpWire::attach(uint32_t peer, uint32_t stream, uint32_t streams, Channel channel) {
     if (peer >= peers_.size() || stream >= streams || streams > kMostStreams)
         throw Error(Fault::invalid, "a connection of no rank of the group");
     {
         const std::lock_guard lock(mutex_);
         if (closed_) return;
-        arrivals_.push_back({peer, stream, streams, std::move(fd)});
+        arrivals_.push_back({peer, stream, streams, std::move(channel)});
         any_arrivals_.store(true, std::memory_order_release);
     }
     wake();
@@ -66,6 +66,8 @@ void TcpWire::admit() {
         if (!take(arrival)) continue;
         Peer& peer = peers_[arrival.peer];
         watch(arrival.peer, arrival.stream);
+        if (peer.streams[arrival.stream]->pending())
+            here_.emplace_back(arrival.peer, arrival.stream);
         if (++peer.open < peer.streams.size()) continue;
         peer.connected = true;
         for (const Outgoing& outgoing : std::exchange(peer.early, {})) {
@@ -85,7 +87,7 @@ bool TcpWire::take(Arrival& arrival) {
         receiver_.nonsense(arrival.peer, "different numbers of streams");
     auto& stream = streams[arrival.stream];
     if (stream) return false;
-    stream = std::make_unique<Stream>(std::move(arrival.fd));
+    stream = std::make_unique<Stream>(std::move(arrival.channel));
     return true;
 }
 
@@ -182,9 +184,13 @@ uint64_t TcpWire::handed(uint32_t peer) const noexcept {
 bool TcpWire::poll() {
     if (any_arrivals_.load(std::memory_order_acquire)) admit();
     if (!stalled_.empty()) retry_stalled();
+    listen_for_silence();
+    bool came = false;
+    for (const auto& [peer, index] : std::exchange(here_, {})) {
+        came |= read(peer, index);
+    }
     std::array<epoll_event, kMostEvents> events;
     const int count = ::epoll_wait(epoll_.get(), events.data(), kMostEvents, 0);
-    bool came = false;
     for (int i = 0; i < count; ++i) {
         const epoll_event& event = events[static_cast<size_t>(i)];
         if (event.data.u64 == kBell) {
@@ -208,6 +214,20 @@ void TcpWire::retry_stalled() {
         stream.watched_for_input = true;
         read(peer, index);
         if (!stream.ended) watch(peer, index);
+    }
+}
+
+// Whoever waits for a peer polls, and hears so that the peer's host is lost.
+void TcpWire::listen_for_silence() {
+    const auto now = Silence::Clock::now();
+    if (now - listened_ < Silence::kLookEach) return;
+    listened_ = now;
+    for (uint32_t peer = 0; peer < peers_.size(); ++peer) {
+        for (const auto& stream : peers_[peer].streams) {
+            if (!stream || stream->ended || !stream->silence().too_long(now)) continue;
+            receiver_.lost(peer, "its host or the link has been silent for " +
+                                     std::to_string(stream->silence().borne().count()) + " ms");
+        }
     }
 }
 
@@ -240,6 +260,10 @@ bool TcpWire::read(uint32_t peer, size_t index) {
                 end(peer, index);
                 return true;
         }
+    }
+    if (stream.pending()) {
+        here_.emplace_back(peer, index);
+        wake();
     }
     return came;
 }
@@ -293,7 +317,7 @@ void TcpWire::deliver_whole(uint32_t peer) {
 void TcpWire::end(uint32_t peer, size_t index) {
     Peer& from = peers_[peer];
     Stream& stream = *from.streams[index];
-    if (std::exchange(stream.ended, true)) return;
+    if (std::exchange(stream.ended, true)) return;  // once is enough
     stream.watched_for_input = stream.watched_for_room = false;
     watch(peer, index);
     unsent_bytes_ -= stream.abandon();
@@ -307,8 +331,7 @@ void TcpWire::end(uint32_t peer, size_t index) {
     } else if (from.open > 0) {
         return;
     }
-    receiver_.lost(peer, stream.error() == 0 ? "its connection ended"
-                                             : std::generic_category().message(stream.error()));
+    receiver_.lost(peer, stream.why_ended());
 }
 
 // Whoever polls meanwhile may take what would wake this thread, and wakes it by the bell: before

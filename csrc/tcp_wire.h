@@ -19,9 +19,9 @@ class TcpWire final : public Wire {
     TcpWire& operator=(const TcpWire&) = delete;
     ~TcpWire() override = default;
 
-    // A connected socket whose other end was proved to be the peer; from any thread. What was sent
+    // A connection whose other end was proved to be the peer; from any thread. What was sent
     // before waits until all `streams` of the peer are there. One that is of no use is closed.
-    void attach(uint32_t peer, uint32_t stream, uint32_t streams, Descriptor fd);
+    void attach(uint32_t peer, uint32_t stream, uint32_t streams, Channel channel);
     // In a forked child: closes its copies of all connections, of which the parent's notice
     // nothing.
     void abandon() noexcept;
@@ -54,7 +54,7 @@ class TcpWire final : public Wire {
     };
     struct Arrival {
         uint32_t peer, stream, streams;
-        Descriptor fd;
+        Channel channel;
     };
 
     void admit();
@@ -69,6 +69,7 @@ class TcpWire final : public Wire {
     void end(uint32_t peer, size_t index);
     void watch(uint32_t peer, size_t index);
     void retry_stalled();
+    void listen_for_silence();
     void say_left();
     void say_failed(const Error& failure);
     [[nodiscard]] bool linger(double seconds) noexcept;
@@ -78,6 +79,8 @@ class TcpWire final : public Wire {
     std::vector<Peer> peers_;
     std::atomic<uint64_t> unsent_bytes_{0};             // of all streams and early queues
     std::vector<std::pair<uint32_t, size_t>> stalled_;  // streams whose receiver had no place
+    Silence::Clock::time_point listened_{};             // for silence
+    std::vector<std::pair<uint32_t, size_t>> here_;     // whose bytes have left the socket already
     std::atomic<uint32_t> asleep_{0};                   // threads, or about to be
     std::mutex mutex_;  // guards the arrivals, and which streams there are
     std::vector<Arrival> arrivals_;

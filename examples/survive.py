@@ -3,7 +3,9 @@
 Covers: `PeerLostError`, `Communicator.shrink`, `former_ranks`, all_reduce of torch tensors.
 Scenario: four ranks learn hand-written digits; one kills itself in the middle of a step. The
 others shrink the communicator, go back to the last step that all of them have, share out the same
-batches among three, and end where an undisturbed run ends.
+batches among three, and end where an undisturbed run ends. Then the same on two hosts (this one
+under two names, connected by TCP), where the lost rank is the one by which the others hear of
+each other.
 
     python examples/survive.py
 """
@@ -12,6 +14,7 @@ import copy
 import multiprocessing
 import os
 import signal
+import socket
 
 import numpy as np
 import torch
@@ -24,7 +27,7 @@ from torch.nn import functional
 import unisono
 
 RANKS, STEPS, GLOBAL_BATCH = 4, 60, 96
-LOST_RANK, LOST_IN_STEP = 2, 25
+LOST_IN_STEP = 25
 
 
 def batch_of(step, images):
@@ -76,16 +79,19 @@ def shrink(comm, step):
             continue  # one more
 
 
-def train(rank, name, loses_one, results):
+def train(rank, rendezvous, hosts, lost, results):
     torch.set_num_threads(1)
+    os.environ["UNISONO_HOST_ID"] = f"host{rank * hosts // RANKS}"
+    os.environ["UNISONO_INTERFACE"] = "=lo"
     digits = load_digits()
     images = torch.from_numpy(digits.data).float() / 16
     labels = torch.from_numpy(digits.target)
-    comm = unisono.init(rank=rank, size=RANKS, rendezvous=name, timeout_s=30)
+    comm = unisono.init(rank=rank, size=RANKS, rendezvous=rendezvous, timeout_s=30)
+    assert len(comm.hosts) == hosts
     training = Training()
     before = training.state()
     while len(training.losses) < STEPS:
-        dies = loses_one and rank == LOST_RANK and len(training.losses) == LOST_IN_STEP
+        dies = rank == lost and len(training.losses) == LOST_IN_STEP
         try:
             last, before = before, training.state()
             training.step(comm, images, labels, dies)
@@ -100,19 +106,27 @@ def train(rank, name, loses_one, results):
     comm.close()
 
 
-def run(loses_one):
+def free_port():
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        return listener.getsockname()[1]
+
+
+def run(hosts=1, lost=None):
     """The losses of a run, one a step. Ranks are forks, so that one may die and nobody ends all."""
     start = multiprocessing.get_context("fork")
     results = start.SimpleQueue()
-    name = f"survive-{os.getpid()}-{loses_one}"
-    ranks = [start.Process(target=train, args=(r, name, loses_one, results)) for r in range(RANKS)]
+    place = f"tcp://127.0.0.1:{free_port()}"
+    ranks = [
+        start.Process(target=train, args=(rank, place, hosts, lost, results))
+        for rank in range(RANKS)
+    ]
     for process in ranks:
         process.start()
     losses = results.get()
     for process in ranks:
         process.join()
-    lost = [rank for rank, process in enumerate(ranks) if process.exitcode == -signal.SIGKILL]
-    assert lost == ([LOST_RANK] if loses_one else []), [process.exitcode for process in ranks]
+    gone = [rank for rank, process in enumerate(ranks) if process.exitcode == -signal.SIGKILL]
+    assert gone == ([] if lost is None else [lost]), [process.exitcode for process in ranks]
     return losses
 
 
@@ -121,23 +135,24 @@ def bar(loss, most):
 
 
 def main():
-    whole, shrunk = run(loses_one=False), run(loses_one=True)
+    whole = run()
+    runs = {"loses rank 2": run(lost=2), "2 hosts, loses rank 0": run(hosts=2, lost=0)}
     table = Table(
-        title=f"Loss of {RANKS} ranks, and of a run that loses one in step {LOST_IN_STEP}"
+        title=f"Loss of {RANKS} ranks, and of runs that lose one of them in step {LOST_IN_STEP}"
     )
-    for name in ("step", "undisturbed", "", "loses a rank", "", "difference"):
+    for name in ("step", "undisturbed", "", *(word for run in runs for word in (run, "differs"))):
         table.add_column(name, justify="left" if name == "" else "right", no_wrap=True)
     for step in sorted({*range(0, STEPS, 6), LOST_IN_STEP, STEPS - 1}):
-        one, other = whole[step], shrunk[step]
+        one, others = whole[step], [losses[step] for losses in runs.values()]
         table.add_row(
             f"{step}{' ☠' if step == LOST_IN_STEP else ''}",
             f"{one:.5f}", f"[cyan]{bar(one, whole[0])}",
-            f"{other:.5f}", f"[magenta]{bar(other, whole[0])}", f"{abs(one - other):.0e}",
+            *(text for other in others for text in (f"{other:.5f}", f"{abs(one - other):.0e}")),
         )  # fmt: skip
     Console(width=110).print(table)
-    furthest = max(abs(one - other) for one, other in zip(whole, shrunk, strict=True))
-    print(f"The curves differ by {furthest:.0e} at most: the rounding of sums in another order.")
-    assert whole[-1] < whole[0] / 5 and furthest < 1e-4
+    differ = [abs(a - b) for losses in runs.values() for a, b in zip(whole, losses, strict=True)]
+    print(f"They differ by {max(differ):.0e} at most: the rounding of sums in another order.")
+    assert whole[-1] < whole[0] / 5 and max(differ) < 1e-4
 
 
 if __name__ == "__main__":

@@ -29,8 +29,10 @@ class Telling(Recorder):
 
     received_at = 0.0
 
-    def attach(self, peer: int, kind: int, stream: int, streams: int, fd: int) -> None:
-        super().attach(peer, kind, stream, streams, fd)
+    def attach(
+        self, peer: int, kind: int, stream: int, streams: int, fd: int, tls: object = None
+    ) -> None:
+        super().attach(peer, kind, stream, streams, fd, tls)
         tell("attached", peer=peer)
 
     def fail(self, fault: int, text: str) -> None:
@@ -71,7 +73,9 @@ class Telling(Recorder):
 
 
 def tell(event: str, **facts: Any) -> None:
-    print(json.dumps({"event": event, "at": time.monotonic(), **facts}), flush=True)
+    # One write: threads tell at once.
+    sys.stdout.write(json.dumps({"event": event, "at": time.monotonic(), **facts}) + "\n")
+    sys.stdout.flush()
 
 
 def main(rank: int, size: int, address: str) -> None:

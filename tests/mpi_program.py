@@ -121,6 +121,8 @@ def mismatch(comm: Communicator) -> None:
 
 def abort(comm: Communicator) -> None:
     comm.barrier()
+    expect(unisono.UnsupportedError, comm.shrink, "a communicator whose wire is MPI cannot shrink")
+    comm.barrier()  # and goes on
     if comm.rank == 0:
         comm.abort("enough")
     expect(unisono.AbortedError, lambda: comm.all_reduce(np.ones(10)), "enough")

@@ -36,7 +36,9 @@ class Recorder:
 
     # ---- what the links call
 
-    def attach(self, peer: int, kind: int, stream: int, streams: int, fd: int) -> None:
+    def attach(
+        self, peer: int, kind: int, stream: int, streams: int, fd: int, tls: object = None
+    ) -> None:
         assert not os.get_blocking(fd)
         self.streams.add(streams)
         self.sockets[peer, kind, stream] = socket.socket(fileno=fd)

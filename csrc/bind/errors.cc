@@ -21,6 +21,10 @@ const char* class_of(Fault fault) {
         case Fault::aborted:
         case Fault::interrupted:
             return "AbortedError";
+        case Fault::stranger:
+            return "AuthenticationError";
+        case Fault::unsupported:
+            return "UnsupportedError";
         case Fault::none:
         case Fault::system:
         case Fault::invalid:

@@ -8,6 +8,7 @@
 #include "carriers.h"
 #include "errors.h"
 #include "nonce.h"
+#include "tls_end.h"
 
 namespace nb = nanobind;
 using namespace nb::literals;
@@ -27,14 +28,14 @@ void bind_hosts(nb::class_<Group>& group) {
             "make_carrier"_a = nb::none())
         .def(
             "attach",
-            [](Group& self, uint32_t peer, uint32_t kind, uint32_t stream, uint32_t streams,
-               int fd) {
-                Descriptor owned(fd);
+            [](Group& self, uint32_t peer, uint32_t kind, uint32_t stream, uint32_t streams, int fd,
+               TlsEnd* tls) {
+                Channel channel(Descriptor(fd), tls ? std::move(tls->session) : nullptr);
                 if (kind > static_cast<uint32_t>(WireKind::mail))
                     throw Error(Fault::invalid, "a connection of an unknown kind");
-                self.attach(peer, static_cast<WireKind>(kind), stream, streams, std::move(owned));
+                self.attach(peer, static_cast<WireKind>(kind), stream, streams, std::move(channel));
             },
-            "peer"_a, "kind"_a, "stream"_a, "streams"_a, "fd"_a)
+            "peer"_a, "kind"_a, "stream"_a, "streams"_a, "fd"_a, "tls"_a.none() = nb::none())
         .def("abandon", &Group::abandon)
         .def("peer_left", &Group::peer_left, "peer"_a)
         .def(

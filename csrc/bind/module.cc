@@ -14,4 +14,5 @@ NB_MODULE(_native, m) {
     unisono::bind::register_memory(m);
     unisono::bind::register_quick(m);
     unisono::bind::register_simulator(m);
+    unisono::bind::register_tls(m);
 }

@@ -10,5 +10,6 @@ void register_machine(nanobind::module_& module);
 void register_memory(nanobind::module_& module);
 void register_quick(nanobind::module_& module);
 void register_simulator(nanobind::module_& module);
+void register_tls(nanobind::module_& module);
 
 }  // namespace unisono::bind

@@ -147,8 +147,13 @@ void copy2_with(const Table& table, void* dst, void* dst2, const void* src, size
 
 size_t runnable_tables(const Table* out[max_tables]) {
     size_t n = 0;
-#if defined(__x86_64__)
-    const bool avx2 = __builtin_cpu_supports("avx2") && __builtin_cpu_supports("f16c");
+#if defined(__x86_64__) && !defined(UNISONO_BASELINE_ONLY)
+#if defined(__clang__)  // older ones do not know the name; whatever has AVX2 has it
+    const bool f16c = true;
+#else
+    const bool f16c = __builtin_cpu_supports("f16c");
+#endif
+    const bool avx2 = f16c && __builtin_cpu_supports("avx2");
     const bool avx512 = avx2 && __builtin_cpu_supports("avx512f") &&
                         __builtin_cpu_supports("avx512bw") && __builtin_cpu_supports("avx512vl") &&
                         __builtin_cpu_supports("avx512dq");

@@ -130,6 +130,18 @@ struct Xor : Unscaled {
     }
 };
 
+// The lanes of `v` that `from` names.
+template <class V, class I>
+UNISONO_INLINE V lanes_of(V v, I from) {
+#if defined(__clang__)  // which has no shuffle by a vector that is no constant
+    V found;
+    for (size_t i = 0; i < sizeof(V) / sizeof(v[0]); ++i) found[i] = v[from[i]];
+    return found;
+#else
+    return __builtin_shuffle(v, from);
+#endif
+}
+
 // (a + bi)(c + di) = (ac - bd) + (ad + bc)i on interleaved parts. T is the type of a part and
 // Index the integer of its size.
 template <class T, class Index>
@@ -140,10 +152,10 @@ struct ComplexProd : Arithmetic<T> {
             lane[i] = static_cast<Index>(i);
             odd[i] = static_cast<Index>(i % 2);
         }
-        const Vector<T> real = __builtin_shuffle(x, lane - odd);
-        const Vector<T> imaginary = __builtin_shuffle(x, lane - odd + 1);
+        const Vector<T> real = lanes_of(x, lane - odd);
+        const Vector<T> imaginary = lanes_of(x, lane - odd + 1);
         const Vector<T> direct = real * y;
-        const Vector<T> crossed = imaginary * __builtin_shuffle(y, lane ^ 1);
+        const Vector<T> crossed = imaginary * lanes_of(y, lane ^ 1);
         return odd != 0 ? direct + crossed : direct - crossed;
     }
 };
@@ -219,8 +231,8 @@ struct Place : Unscaled {
         // Meaningful in the odd lanes: the indices.
         const I lower = (I)b < (I)a;
         // Meaningful in the even lanes, and taken for both of a pair.
-        const I take = better | (tied & __builtin_shuffle(lower, lane | 1));
-        return __builtin_shuffle(take, lane - odd) != 0 ? b : a;
+        const I take = better | (tied & lanes_of(lower, lane | 1));
+        return lanes_of(take, lane - odd) != 0 ? b : a;
     }
 };
 

@@ -9,7 +9,12 @@ set(UNISONO_KERNEL_SOURCES
 set_source_files_properties("${_unisono_kernels_dir}/kernels_baseline.cc"
     PROPERTIES COMPILE_OPTIONS "${_unisono_kernel_options}")
 
-if(CMAKE_SYSTEM_PROCESSOR MATCHES "^(x86_64|amd64|AMD64)$")
+if(UNISONO_FUZZ)  # it is to find ways through all else: one instruction set, and that not watched
+    set_source_files_properties("${_unisono_kernels_dir}/kernels_baseline.cc" PROPERTIES
+        COMPILE_OPTIONS "${_unisono_kernel_options};-O1;-fno-sanitize=fuzzer-no-link,undefined")
+    set_source_files_properties("${_unisono_kernels_dir}/dispatch.cc" PROPERTIES
+        COMPILE_DEFINITIONS UNISONO_BASELINE_ONLY)
+elseif(CMAKE_SYSTEM_PROCESSOR MATCHES "^(x86_64|amd64|AMD64)$")
     set(_unisono_avx2 -mavx2 -mf16c)
     # GCC 12 warns about its own AVX-512 header.
     set(_unisono_avx512 ${_unisono_avx2} -mavx512f -mavx512bw -mavx512vl -mavx512dq

@@ -1,181 +1,15 @@
-// Every kernel of every instruction set this CPU has against the oracle, bit for bit.
+// Every reduction and copy of every instruction set this CPU has against the oracle, bit for bit.
 #include <cstdio>
-#include <memory>
 #include <random>
 #include <string>
 #include <vector>
 
-#include "../kernels/table.h"
-#include "oracle.h"
-#include "report.h"
+#include "elements.h"
 
 namespace {
 
 using namespace unisono;
-using namespace unisono::kernels;
-using unisono::test::Report;
-
-// Memory of exactly `bytes` at `offset` past a cache line, so that sanitizers see overruns.
-class Buffer {
-  public:
-    Buffer(size_t bytes, size_t offset)
-        : offset_(offset), storage_(static_cast<uint8_t*>(::operator new(bytes + offset, align))) {}
-    uint8_t* data() { return storage_.get() + offset_; }
-
-  private:
-    static constexpr std::align_val_t align{64};
-    struct Free {
-        void operator()(uint8_t* p) const { ::operator delete(p, align); }
-    };
-    size_t offset_;
-    std::unique_ptr<uint8_t, Free> storage_;
-};
-
-template <class T>
-void put(std::vector<uint8_t>& out, size_t at, T value) {
-    std::memcpy(out.data() + at, &value, sizeof value);
-}
-
-// Elements that make kernels go wrong among ordinary ones.
-class Generator {
-  public:
-    std::vector<uint8_t> elements(DType type, size_t count) {
-        std::vector<uint8_t> out(count * size_of(type));
-        switch (type) {
-            case DType::float32:
-            case DType::complex64:
-                fill<uint32_t>(out, [&] { return float32(); });
-                break;
-            case DType::float64:
-            case DType::complex128:
-                fill<uint64_t>(out, [&] { return float64(); });
-                break;
-            case DType::float16:
-                fill<uint16_t>(out, [&] { return narrow<oracle::Float16, 10>(); });
-                break;
-            case DType::bfloat16:
-                fill<uint16_t>(out, [&] { return narrow<oracle::Bfloat16, 7>(); });
-                break;
-            case DType::float8_e4m3fn:
-            case DType::float8_e5m2:
-                fill<uint8_t>(out, [&] { return random_(); });  // few enough to meet all
-                break;
-            case DType::float32_int32:
-                fill<uint64_t>(out, [&] { return few(float32(), 8) | (random_() % 4 - 2) << 32; });
-                break;
-            case DType::float64_int64:
-                fill_pairs(out, [&] { return few(float64(), 8); });
-                break;
-            case DType::int32_int32:
-                fill<uint64_t>(out, [&] { return random_() & 0x80000003'C0000001; });
-                break;
-            case DType::int64_int64:
-                fill_pairs(out, [&] { return random_() & 0x8000000000000001; });
-                break;
-            case DType::boolean:
-                fill<uint8_t>(out, [&] { return random_() % 2 != 0 ? uint8_t{0} : random_(); });
-                break;
-            default:
-                fill<uint8_t>(out, [&] { return integer_byte(); });
-        }
-        return out;
-    }
-
-  private:
-    template <class T, class F>
-    void fill(std::vector<uint8_t>& out, F next) {
-        for (size_t at = 0; at < out.size(); at += sizeof(T)) put(out, at, static_cast<T>(next()));
-    }
-
-    // Pairs with few values and indices, so that many tie.
-    template <class F>
-    void fill_pairs(std::vector<uint8_t>& out, F value) {
-        bool index = false;
-        fill<uint64_t>(out, [&] {
-            index = !index;
-            return index ? value() : random_() % 4 - 2;
-        });
-    }
-
-    // One of `count` values or so: the first ones that were given, or this one.
-    template <class T>
-    T few(T value, size_t count) {
-        std::vector<uint64_t>& seen = seen_[sizeof(T) / 8];
-        if (seen.size() < count) seen.push_back(value);
-        return random_() % 2 != 0 ? value : static_cast<T>(seen[random_() % seen.size()]);
-    }
-
-    uint64_t integer_byte() {
-        static constexpr uint8_t extremes[] = {0x00, 0xFF, 0x7F, 0x80, 0x01};
-        return random_() % 3 != 0 ? random_() : extremes[random_() % 5];
-    }
-
-    uint32_t float32() {
-        static constexpr uint32_t special[] = {
-            0x00000000, 0x80000000, 0x00000001, 0x80000001, 0x007FFFFF, 0x00800000, 0x7F7FFFFF,
-            0x7F800000, 0xFF800000, 0x7FC00000, 0xFFC12345, 0x7F800001, 0x3F800000, 0xBF800000};
-        if (random_() % 4 == 0) return special[random_() % std::size(special)];
-        if (random_() % 4 == 0) return static_cast<uint32_t>(random_());
-        const auto integer = static_cast<int64_t>(random_() >> 40) - (1 << 23);
-        const float value = static_cast<float>(integer) / 4096;
-        uint32_t bits;
-        std::memcpy(&bits, &value, sizeof bits);
-        return bits;
-    }
-
-    uint64_t float64() {
-        static constexpr uint64_t special[] = {0,
-                                               0x8000000000000000,
-                                               1,
-                                               0x000FFFFFFFFFFFFF,
-                                               0x0010000000000000,
-                                               0x7FEFFFFFFFFFFFFF,
-                                               0x7FF0000000000000,
-                                               0xFFF0000000000000,
-                                               0x7FF8000000000000,
-                                               0x7FF0000000000001,
-                                               0x3FF0000000000000};
-        if (random_() % 4 == 0) return special[random_() % std::size(special)];
-        if (random_() % 4 == 0) return random_();
-        const double value = static_cast<double>(static_cast<int64_t>(random_())) / 1e15;
-        uint64_t bits;
-        std::memcpy(&bits, &value, sizeof bits);
-        return bits;
-    }
-
-    // Half of the values are within a few exponents of 1, where sums of short fractions tie.
-    template <class Narrow, int fraction>
-    uint16_t narrow() {
-        constexpr uint16_t infinity = Narrow::largest;
-        const uint16_t special[] = {0x0000,
-                                    0x8000,
-                                    0x0001,
-                                    0x8001,
-                                    (1 << fraction) - 1,
-                                    1 << fraction,
-                                    infinity - 1,
-                                    infinity,
-                                    static_cast<uint16_t>(infinity | 0x8000),
-                                    infinity + 1,
-                                    static_cast<uint16_t>(infinity | 0x8000 | 1 << (fraction - 1)),
-                                    0x7FFF};
-        if (random_() % 8 == 0) return special[random_() % std::size(special)];
-        if (random_() % 2 == 0) return static_cast<uint16_t>(random_());
-        const auto near_one = static_cast<uint16_t>(Narrow::bias - 3 + random_() % 8);
-        return static_cast<uint16_t>(near_one << fraction | random_() % (1 << fraction) |
-                                     (random_() % 2 << 15));
-    }
-
-    std::mt19937_64 random_{12345};
-    std::vector<uint64_t> seen_[2];
-};
-
-struct Case {
-    DType type;
-    ReduceOp op;
-    size_t nsrc, count;
-    uint32_t divisor;
-};
+using namespace unisono::test;
 
 // How the operands of a case lie in memory and are written.
 struct Layout {
@@ -199,17 +33,6 @@ constexpr Layout layouts[] = {
     {"dst streaming dst2", 3, false, 0, true, Store::streaming, Store::cached},
     {"both streaming", 1, true, no_alias, true, Store::streaming, Store::streaming},
 };
-
-std::string describe(const Table& table, const Case& c, const std::string& what) {
-    return std::string(table.name) + " dtype " + std::to_string(static_cast<int>(c.type)) + " op " +
-           std::to_string(static_cast<int>(c.op)) + " nsrc " + std::to_string(c.nsrc) + " count " +
-           std::to_string(c.count) + " divisor " + std::to_string(c.divisor) + " " + what;
-}
-
-bool equal(const Case& c, const void* a, const void* b) {
-    const size_t bytes = c.count * size_of(c.type);
-    return bytes == 0 || std::memcmp(a, b, bytes) == 0;
-}
 
 void check_layout(Report& report, const Table& table, const Case& c, const Layout& layout,
                   const std::vector<std::vector<uint8_t>>& inputs,
@@ -336,133 +159,6 @@ void check_float8_exhaustively(Report& report, const std::vector<const Table*>& 
     }
 }
 
-std::vector<float> hard_floats(size_t count) {
-    Generator generator;
-    const auto bytes = generator.elements(DType::float32, count);
-    std::vector<float> values(count);
-    std::memcpy(values.data(), bytes.data(), bytes.size());
-    return values;
-}
-
-// Numbers, the halves between neighbours, and the float32 next to those halves: where rounding
-// errs.
-template <class Narrow>
-std::vector<float> with_ties() {
-    std::vector<float> values = hard_floats(40000);
-    constexpr int stride = Narrow::width == 8 ? 1 : 7;
-    for (int m = 0; m < Narrow::largest; m += stride) {
-        using Bits = typename Narrow::Bits;
-        const float a = Narrow{static_cast<Bits>(m)}.widened();
-        const float b = Narrow{static_cast<Bits>(m + 1)}.widened();
-        const float half = std::isinf(b) ? a * 1.25F : a + (b - a) / 2;
-        for (float tie : {a, half, std::nextafter(half, 0.0F), std::nextafter(half, INFINITY)}) {
-            values.push_back(tie);
-            values.push_back(-tie);
-        }
-    }
-    return values;
-}
-
-// What widening makes of a NaN: see kernels.h.
-template <class Narrow>
-uint32_t widened_bits(Narrow element) {
-    uint32_t bits;
-    const float value = element.widened();
-    std::memcpy(&bits, &value, sizeof bits);
-    if (!element.is_nan()) return bits;
-    const uint32_t sign = element.is_negative() ? 0x80000000u : 0u;
-    if (Narrow::width == 8) return sign | 0x7FC00000u;
-    constexpr int fraction = std::is_same_v<Narrow, oracle::Bfloat16> ? 7 : 10;
-    const auto payload = static_cast<uint32_t>(element.magnitude()) & ((1u << fraction) - 1);
-    const uint32_t quiet = fraction == 10 ? 0x400000u : 0u;
-    return sign | 0x7F800000u | quiet | payload << (23 - fraction);
-}
-
-float as_float(uint32_t bits) {
-    float value;
-    std::memcpy(&value, &bits, sizeof value);
-    return value;
-}
-
-template <class Narrow>
-void check_conversions(Report& report, const Table& table, DType type) {
-    using Bits = typename Narrow::Bits;
-    constexpr size_t all = size_t{1} << Narrow::width;
-    const std::string where =
-        std::string(table.name) + " dtype " + std::to_string(static_cast<int>(type));
-    std::vector<Bits> every(all), scaled(all);
-    for (size_t i = 0; i < all; ++i) every[i] = static_cast<Bits>(i);
-    std::vector<float> wide(all);
-    for (const float factor : {1.0F, -0.3F, 1e30F, 3e-20F, INFINITY}) {
-        const bool plain = factor == 1.0F;
-        widen_with(table, type, wide.data(), every.data(), all, plain ? nullptr : &factor);
-        scale_with(table, type, scaled.data(), every.data(), all, &factor);
-        bool widens = true, scales = true;
-        for (size_t i = 0; i < all; ++i) {
-            const float product = as_float(widened_bits(Narrow{every[i]})) * factor;
-            const float expected =
-                plain ? as_float(widened_bits(Narrow{every[i]})) : oracle::with_one_nan(product);
-            widens = widens && std::memcmp(&wide[i], &expected, sizeof expected) == 0;
-            scales = scales && scaled[i] == Narrow::rounded(product).bits;
-        }
-        report.check(widens, where + " widen times " + std::to_string(factor));
-        report.check(scales, where + " scale by " + std::to_string(factor));
-    }
-    const std::vector<float> values = with_ties<Narrow>();
-    std::vector<Bits> rounded(values.size());
-    narrow_with(table, type, rounded.data(), values.data(), values.size());
-    bool narrows = true;
-    for (size_t i = 0; i < values.size(); ++i)
-        narrows = narrows && rounded[i] == Narrow::rounded(values[i]).bits;
-    report.check(narrows, where + " narrow");
-    for (size_t count = 0; count < 70; ++count) {  // ends of vectors, and nothing behind them
-        std::vector<float> few(count + 1, 5.0F);
-        std::vector<Bits> back(count + 1, Bits{42});
-        widen_with(table, type, few.data(), every.data(), count, nullptr);
-        narrow_with(table, type, back.data(), few.data(), count);
-        bool same = few[count] == 5.0F && back[count] == 42;
-        for (size_t i = 0; i < count; ++i) same = same && back[i] == every[i];
-        report.check(same, where + " count " + std::to_string(count));
-    }
-}
-
-// A product is the fold of the elements with as many factors.
-void check_scales(Report& report, const Table& table) {
-    Generator generator;
-    for (size_t t = 0; t < num_dtypes; ++t) {
-        const auto type = static_cast<DType>(t);
-        if (!supports(type, ReduceOp::premul_sum)) {
-            report.check(table.find_scale(type) == nullptr, "a scale too many");
-            continue;
-        }
-        if (is_narrow_float(type)) continue;
-        for (size_t count : {0, 1, 5, 63, 64, 65, 1000}) {
-            const auto x = generator.elements(type, count), factor = generator.elements(type, 1);
-            std::vector<uint8_t> factors, expected(x.size()), found(x.size());
-            for (size_t i = 0; i < count; ++i)
-                factors.insert(factors.end(), factor.begin(), factor.end());
-            const void* srcs[] = {x.data(), factors.data()};
-            oracle::reduce(type, ReduceOp::prod, expected.data(), srcs, 2, count, 0);
-            const Case c{type, ReduceOp::prod, 2, count, 0};
-            scale_with(table, type, found.data(), x.data(), count, factor.data());
-            report.check(equal(c, found.data(), expected.data()), describe(table, c, "scale"));
-            found = x;
-            scale_with(table, type, found.data(), found.data(), count, factor.data());
-            report.check(equal(c, found.data(), expected.data()), describe(table, c, "in place"));
-        }
-    }
-}
-
-void check_conversions(Report& report, const std::vector<const Table*>& tables) {
-    for (const Table* table : tables) {
-        check_conversions<oracle::Float16>(report, *table, DType::float16);
-        check_conversions<oracle::Bfloat16>(report, *table, DType::bfloat16);
-        check_conversions<oracle::Float8E4m3fn>(report, *table, DType::float8_e4m3fn);
-        check_conversions<oracle::Float8E5m2>(report, *table, DType::float8_e5m2);
-        check_scales(report, *table);
-    }
-}
-
 void check_copies(Report& report, const std::vector<const Table*>& tables) {
     constexpr Store stores[] = {Store::cached, Store::streaming};
     std::mt19937_64 random(7);
@@ -492,14 +188,12 @@ void check_copies(Report& report, const std::vector<const Table*>& tables) {
 }  // namespace
 
 int main() {
-    const Table* found[max_tables];
-    const std::vector<const Table*> tables(found, found + runnable_tables(found));
+    const std::vector<const Table*> tables = all_tables();
     std::printf("using %s; testing", isa());
     for (const Table* table : tables) std::printf(" %s", table->name);
     std::printf("\n");
     Report report;
     check_copies(report, tables);
-    check_conversions(report, tables);
     check_narrow_exhaustively(report, tables);
     check_float8_exhaustively(report, tables);
     check_reductions(report, tables);

@@ -53,6 +53,11 @@ class Settings:
     """What carries messages between hosts: tcp, or mpi."""
     streams: int = 1
     """Connections to each peer of another host, over each rail."""
+    tls: str = "off"
+    """What protects the bytes between hosts: off, psk (by the job's secret) or certificates."""
+    tls_certificate: str = ""
+    tls_key: str = ""
+    tls_ca: str = ""
 
     def __post_init__(self) -> None:
         if not self.timeout_s > 0:
@@ -69,6 +74,12 @@ class Settings:
             raise ValueError(f"UNISONO_STREAMS must be from 1 to 64, not {self.streams}")
         if self.wire not in ("tcp", "mpi"):
             raise ValueError(f"UNISONO_WIRE must be tcp or mpi, not {self.wire!r}")
+        if self.tls not in ("off", "psk", "certificates"):
+            raise ValueError(f"UNISONO_TLS must be off, psk or certificates, not {self.tls!r}")
+        if self.tls != "off" and self.wire == "mpi":
+            raise ValueError(
+                f"what MPI carries (UNISONO_WIRE=mpi) cannot have UNISONO_TLS={self.tls}"
+            )
         if self.rails is not None and not 1 <= self.rails <= 16:
             raise ValueError(f"UNISONO_RAILS must be from 1 to 16, not {self.rails}")
 
@@ -96,6 +107,10 @@ def settings(environ: Mapping[str, str] = os.environ) -> Settings:
         peer_timeout_s=variables.seconds(environ, "UNISONO_PEER_TIMEOUT_S", DEFAULT_PEER_TIMEOUT_S),
         wire=environ.get("UNISONO_WIRE", "tcp"),
         streams=variables.number(environ, "UNISONO_STREAMS", 1),
+        tls=environ.get("UNISONO_TLS", "off"),
+        tls_certificate=environ.get("UNISONO_TLS_CERTIFICATE", ""),
+        tls_key=environ.get("UNISONO_TLS_KEY", ""),
+        tls_ca=environ.get("UNISONO_TLS_CA", ""),
         interface=environ.get("UNISONO_INTERFACE", ""),
         rails=variables.number(environ, "UNISONO_RAILS") if "UNISONO_RAILS" in environ else None,
         host_id=environ.get("UNISONO_HOST_ID", ""),

@@ -183,3 +183,10 @@ def stranger(lab: Lab, host: int, manner: str, address: str, port: int) -> subpr
     """A program on this host that is no rank, and behaves in this manner (see `stranger.py`)."""
     program = str(Path(__file__).with_name("stranger.py"))
     return lab.start(host, [sys.executable, "-I", "-S", program, manner, address, str(port)])
+
+
+def heal(lab: Lab) -> None:
+    """Mend all links."""
+    for host in range(lab.hosts):
+        for rail in range(lab.rails):
+            lab.mend(host, rail)

@@ -1,7 +1,7 @@
 """One who is no rank, and talks to a port: `stranger.py MANNER ADDRESS PORT`.
 
-Ends with code 0 when the other side hung up, with 3 when it was still connected after 20 s. What
-was received comes out at standard output.
+Ends with code 0 when the other side hung up, with 3 when it was still connected after 20 s, with 4
+when nobody was there any more. What was received comes out at standard output.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ import sys
 import time
 
 PATIENCE_S = 20.0
+TOO_LATE = 4
 
 
 def hold(connection: socket.socket) -> None:
@@ -73,7 +74,11 @@ MANNERS = (hold, garbage, http, zeros, oversized, truncated, reset, slow, echo)
 
 def main(manner: str, address: str, port: str) -> int:
     behave = {function.__name__: function for function in MANNERS}[manner]
-    with socket.create_connection((address, int(port)), 5.0) as connection:
+    try:
+        connection = socket.create_connection((address, int(port)), 5.0)
+    except ConnectionRefusedError:
+        return TOO_LATE
+    with connection:
         connection.settimeout(PATIENCE_S)
         try:
             behave(connection)
@@ -83,7 +88,7 @@ def main(manner: str, address: str, port: str) -> int:
                 sys.stdout.buffer.write(data)
         except TimeoutError:
             return 3
-        except ConnectionError:
+        except OSError:  # also a shutdown of what was reset
             return 0
     return 0
 

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from lab.job import Job, await_no_remains, give_disks, listening, stranger
-from lab.stranger import MANNERS
+from lab.stranger import MANNERS, TOO_LATE
 from lab.switch import needs_hosts
 from ranks import Me
 from unisono.bench.lab import Lab
@@ -65,7 +65,8 @@ def test_a_stranger_at_every_port_is_hung_up_on(lab: Lab, manners: list[str]) ->
         strangers = [stranger(lab, 2, manner, *door) for door in doors for manner in manners]
         job.wait_for("done", range(4))
         assert job.exit_codes() == [0] * 4
-        assert {program.wait(HANG_UP_S) for program in strangers} == {0}
+        codes = [program.wait(HANG_UP_S) for program in strangers]
+        assert codes.count(0) >= len(doors) and set(codes) <= {0, TOO_LATE}, codes
     assert await_no_remains(lab, range(3)) == []
 
 

@@ -127,6 +127,28 @@ def test_messages_of_any_other_length_are_not_looked_at(data: bytes) -> None:
             listener.take(data)
 
 
+@given(st.booleans(), st.binary(min_size=32, max_size=32), st.binary(min_size=32, max_size=32))
+def test_no_made_up_bytes_are_a_proof(dialing: bool, nonce: bytes, proof: bytes) -> None:
+    end = Handshake(SECRET, dialing=dialing, purpose=b"test")
+    end.take(b"unisono1" + nonce)
+    with pytest.raises(AuthenticationError, match="does not know"):
+        end.take(proof)
+    with pytest.raises(AuthenticationError, match="has not proved itself"):
+        _ = end.key
+
+
+@given(st.integers(0, 3), st.integers(0, 39), st.integers(1, 255))
+def test_no_byte_of_a_handshake_can_be_changed(number: int, at: int, by: int) -> None:
+    def change(message: int, data: bytes) -> bytes:
+        if message != number:
+            return data
+        place = at % len(data)
+        return data[:place] + bytes([data[place] ^ by]) + data[place + 1 :]
+
+    with pytest.raises(AuthenticationError):
+        talk(*pair(), change)
+
+
 def test_an_empty_secret_is_refused() -> None:
     with pytest.raises(ValueError, match="empty secret"):
         Handshake(b"", dialing=True, purpose=b"")

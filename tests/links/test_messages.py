@@ -17,7 +17,7 @@ from unisono.links.messages import (
     looked_bodies,
     read_failed,
     read_looked,
-    read_pid,
+    read_welcome,
 )
 
 ranks = st.integers(0, 2**32 - 1)
@@ -84,7 +84,7 @@ def test_calls(called: list[tuple[int, bytes]]) -> None:
 
 @given(st.binary(max_size=100))
 def test_bodies_of_random_bytes(body: bytes) -> None:
-    for read in (read_failed, read_looked, read_pid):
+    for read in (read_failed, read_looked, read_welcome):
         try:
             read(body)
         except ValueError as error:

@@ -231,7 +231,7 @@ def test_a_peer_that_cannot_be_reached_is_named() -> None:
 def test_a_lost_rank_is_told_to_groups_entered_later() -> None:
     with world(3) as places:
         # The end of the process, as its peers see it.
-        places[2].porter._loop.run(places[2].porter._joined._star.close, 1)
+        places[2].porter._loop.run(places[2].porter._joined._world.close, 1)
         time.sleep(0.05)
         ends = [places[rank].enter(GROUP, range(3)) for rank in range(2)]
         wait_until(lambda: all(end.failure() for end in ends))
@@ -248,7 +248,7 @@ def test_a_rank_that_left_a_group_may_be_lost() -> None:
         ends = [place.enter(GROUP, range(3)) for place in places]
         places[2].porter.leave(GROUP)
         wait_until(lambda: ends[0].left and ends[1].left)
-        places[2].porter._loop.run(places[2].porter._joined._star.close, 1)
+        places[2].porter._loop.run(places[2].porter._joined._world.close, 1)
         time.sleep(0.1)
         assert ends[0].failure() is None and ends[1].failure() is None
 
@@ -342,6 +342,22 @@ def test_a_forked_child_does_not_disturb_its_parent() -> None:
         for place in places:
             place.porter.reach(GROUP, range(2), 0)
         wait_until(lambda: all(end.sockets for end in ends))
+        exchange(ends[0], ends[1], 0, 1)
+
+
+@pytest.mark.filterwarnings("ignore:This process")  # is multi-threaded: that is the point
+def test_a_forked_child_lets_go_of_the_connections_of_groups() -> None:
+    with world(2) as places:
+        ends = [place.enter(GROUP, range(2)) for place in places]
+        for place in places:
+            place.porter.reach(GROUP, range(2), 0)
+        wait_until(lambda: all(end.sockets for end in ends))
+        child = os.fork()
+        if child == 0:
+            targets = [os.readlink(f"/proc/self/fd/{fd}") for fd in _open_descriptors()]
+            os._exit(any(target.startswith("socket:") for target in targets))
+        _, status = os.waitpid(child, 0)
+        assert os.waitstatus_to_exitcode(status) == 0
         exchange(ends[0], ends[1], 0, 1)
 
 

@@ -205,7 +205,7 @@ def test_garbage_of_a_rank_is_its_end(garbage: bytes) -> None:
     """Not of a stranger: of somebody who proved that it is rank 2."""
     with world(3) as places:
         ends = [place.enter(GROUP, range(3)) for place in places]
-        line = places[2].porter._joined._star._line
+        line = places[2].porter._joined._world._star._line
         places[2].porter._loop.run(lambda: line._sock.sendall(garbage), 1)
         wait_until(lambda: all(end.failure() for end in ends))
         for end in ends:  # its own too: else the ranks of its host would hear that rank 0 is gone
@@ -217,7 +217,7 @@ def test_garbage_of_a_rank_is_its_end(garbage: bytes) -> None:
 def test_half_a_frame_waits_for_its_other_half() -> None:
     with world(2) as places:
         ends = [place.enter(GROUP, range(2)) for place in places]
-        line = places[1].porter._joined._star._line
+        line = places[1].porter._joined._world._star._line
         frame = Message(say=Say.LEFT, origin=1, tag=places[1].tag(GROUP), to=(0,)).pack()
         places[1].porter._loop.run(lambda: line._sock.sendall(frame[:20]), 1)
         time.sleep(0.05)

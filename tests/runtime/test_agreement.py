@@ -1,187 +1,24 @@
-"""Who goes on: the agreement, against every order of events that hypothesis finds.
-
-Ranks are states; a world delivers their messages in any order that keeps those of a pair in order,
-kills ranks between any two actions, and stops some for so long that the others take them for lost.
-"""
+"""Who goes on: the agreement, against every order of events that hypothesis finds."""
 
 from __future__ import annotations
-
-from collections import defaultdict, deque
-from collections.abc import Callable
-from typing import Any
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from ballot_world import TIMEOUT_S, World
 from unisono.runtime import agreement
 from unisono.runtime.agreement import (
     Advance,
     Advanced,
-    Event,
     Finish,
     Form,
     Formed,
-    GiveUp,
     Heard,
     Look,
-    Send,
     undecided,
 )
 from unisono.runtime.ballots import Go, Hold, Order, Report, pack, unpack
-
-TIMEOUT_S = 10.0
-
-
-class Meeting:
-    """A group that is being formed: all enter, then its first member tells the others."""
-
-    def __init__(self, members: tuple[int, ...]) -> None:
-        self.members = members
-        self.entered: set[int] = set()
-        self.told: set[int] = set()
-
-
-class World:
-    """Ranks, what is on its way between them, and the ledger: one, or one for each rank."""
-
-    def __init__(self, ranks: int, *, private: bool = False, exclude: frozenset[int]) -> None:
-        self.ranks, self.private, self.exclude = ranks, private, exclude
-        self.now = 0.0
-        self.states: dict[int, agreement.State] = {}
-        self.dead: set[int] = set()
-        self.stopped: set[int] = set()
-        self.todo: dict[int, deque[agreement.Action]] = defaultdict(deque)
-        self.mail: dict[tuple[int, int], deque[Any]] = defaultdict(deque)
-        self.ledgers: dict[int, int] = defaultdict(int)
-        self.meetings: dict[int, Meeting] = {}
-        self.forming: dict[int, tuple[int, float]] = {}
-        self.outcomes: dict[int, tuple[int, tuple[int, ...]] | None] = {}
-
-    # ---- what can happen to a rank
-
-    def come(self, rank: int) -> None:
-        self.states[rank] = agreement.begin(
-            rank=rank, ranks=self.ranks, timeout_s=TIMEOUT_S, now=self.now, exclude=self.exclude
-        )
-
-    def runs(self, rank: int) -> bool:
-        gone = rank in self.dead or rank in self.stopped or rank in self.outcomes
-        return rank in self.states and not gone
-
-    def ledger(self, rank: int) -> int:
-        return rank if self.private else 0
-
-    def step(self, rank: int, event: Event) -> None:
-        self.states[rank], actions = agreement.step(self.states[rank], event, self.now)
-        self.todo[rank] += actions
-
-    def look(self, rank: int) -> None:
-        entry = self.ledgers[self.ledger(rank)]
-        gone_on = [found for found in self.outcomes.values() if found is not None]
-        if self.private and gone_on:  # seen from outside, as a closed connection is
-            entry = undecided(gone_on[0][0]) + 1
-        lost = self.dead | {r for r, found in self.outcomes.items() if found is None}
-        self.step(rank, Look(gone=frozenset(lost), entry=entry))
-
-    def deliver(self, source: int, rank: int) -> None:
-        self.step(rank, Heard(source=source, message=self.mail[source, rank].popleft()))
-
-    def act(self, rank: int) -> None:
-        match self.todo[rank].popleft():
-            case Send(to=to, message=message):
-                assert unpack(pack(message), self.ranks) == message
-                self.mail[rank, to].append(message)
-            case Advance(expected=expected, desired=desired):
-                seen = self.ledgers[self.ledger(rank)]
-                if seen == expected:
-                    self.ledgers[self.ledger(rank)] = desired
-                self.step(rank, Advanced(expected=expected, desired=desired, seen=seen))
-            case Form(ballot=ballot, members=members):
-                meeting = self.meetings.setdefault(ballot, Meeting(members))
-                assert meeting.members == members, "one ballot, two groups"
-                meeting.entered.add(rank)
-                self.forming[rank] = (ballot, self.now)
-            case Finish():
-                state = self.states[rank]
-                self.outcomes[rank] = (state.ready, state.members)
-            case GiveUp():
-                self.outcomes[rank] = None
-
-    def form(self, rank: int, *, good: bool) -> bool:
-        """Ends the forming of a group on this rank, if it can end so."""
-        ballot, since = self.forming[rank]
-        meeting = self.meetings[ballot]
-        lost = any(r in self.dead or r in self.outcomes for r in meeting.members)
-        if not good:
-            can_be = lost or self.now >= since + TIMEOUT_S
-        elif rank == meeting.members[0]:
-            can_be = meeting.entered == set(meeting.members)
-            meeting.told |= meeting.entered if can_be else set()
-        else:
-            can_be = rank in meeting.told
-        if not can_be:
-            return False
-        del self.forming[rank]
-        self.step(rank, Formed(ballot=ballot, good=good))
-        return True
-
-    def moves(self) -> list[Callable[[], Any]]:
-        """What can happen next, but for time, deaths and stops."""
-        found: list[Callable[[], Any]] = []
-        for rank in filter(self.runs, range(self.ranks)):
-            if self.todo[rank]:
-                found.append(lambda rank=rank: self.act(rank))
-            elif rank in self.forming:
-                found.append(lambda rank=rank: self.form(rank, good=True))
-                found.append(lambda rank=rank: self.form(rank, good=False))
-            else:
-                found.append(lambda rank=rank: self.look(rank))
-                found += [
-                    lambda source=source, rank=rank: self.deliver(source, rank)
-                    for source in range(self.ranks)
-                    if self.mail[source, rank]
-                ]
-        return found
-
-    # ---- the end
-
-    def settle(self) -> None:
-        """Lets all that live come to an end, in a fair order and within bounded time."""
-        self.stopped.clear()
-        for rank in range(self.ranks):
-            if rank not in self.states and rank not in self.dead | self.exclude:
-                self.come(rank)
-        for _ in range(400):
-            self.round()
-            if not any(map(self.runs, range(self.ranks))):
-                return
-            self.now += 0.5
-        raise AssertionError(f"no end: {self.states}")
-
-    def round(self) -> None:
-        """Every rank that runs does all that it can, once."""
-        for rank in filter(self.runs, range(self.ranks)):
-            while self.todo[rank] and self.runs(rank):
-                self.act(rank)
-            if rank in self.forming and not self.form(rank, good=True):
-                self.form(rank, good=False)
-            if self.runs(rank) and rank not in self.forming:
-                for source in range(self.ranks):
-                    while self.mail[source, rank] and not self.todo[rank]:
-                        self.deliver(source, rank)
-                if not self.todo[rank]:
-                    self.look(rank)
-
-    def check(self) -> list[int]:
-        """Those that go on: they have one answer, and all are in it."""
-        gone_on = {rank: found for rank, found in self.outcomes.items() if found is not None}
-        assert len(set(gone_on.values())) <= 1, gone_on
-        for rank, (_, members) in gone_on.items():
-            assert rank in members
-            assert list(members) == sorted(members)
-            assert not self.exclude & set(members)
-        return sorted(gone_on)
 
 
 def play(world: World, data: st.DataObject, *, deaths: int, stops: int) -> None:

@@ -81,7 +81,8 @@ print("rank done")
     assert torchrun(program, 3, TORCH_DISTRIBUTED_DEBUG="DETAIL").count("rank done") == 3
 
 
-def test_program_over_hosts(tmp_path):
+@pytest.mark.parametrize("tls", ["off", pytest.param("psk", marks=pytest.mark.slow)])
+def test_program_over_hosts(tmp_path, tls):
     """Four ranks of two pretended hosts: sub-groups within, across and of all."""
     program = tmp_path / "program.py"
     program.write_text(
@@ -114,7 +115,8 @@ dist.destroy_process_group()
 print("rank done")
 """
     )
-    assert torchrun(program, 4, UNISONO_INTERFACE="=lo").count("rank done") == 4
+    environ = {"UNISONO_TLS": tls, "UNISONO_JOB_SECRET": "a secret of these ranks"}
+    assert torchrun(program, 4, UNISONO_INTERFACE="=lo", **environ).count("rank done") == 4
 
 
 def torchrun(program, ranks, **environ):

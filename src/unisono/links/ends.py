@@ -7,6 +7,7 @@ from enum import IntEnum
 from typing import Protocol
 
 from unisono.links.sockets import Address
+from unisono.native import TlsSession
 
 FAILED_EVENT = 1
 ANXIOUS_EVENT = 2
@@ -31,8 +32,10 @@ class Contact:
 class GroupEnd(Protocol):
     """This rank's end of a group. Called by the links' thread only; ranks are the group's."""
 
-    def attach(self, peer: int, kind: int, stream: int, streams: int, fd: int) -> None:
-        """Takes a proved, non-blocking connection, and owns the descriptor from here."""
+    def attach(
+        self, peer: int, kind: int, stream: int, streams: int, fd: int, tls: TlsSession | None
+    ) -> None:
+        """Takes a proved, non-blocking connection, and owns descriptor and session from here."""
 
     def abandon(self) -> None:
         """In a forked child: closes its copies of the connections."""

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import os
-import socket
 import time
 from collections.abc import Iterable, Sequence
 from functools import partial
 
+from unisono.links.connection import Connection
 from unisono.links.dialing import Dial, Failed
 from unisono.links.ends import ANXIOUS_EVENT, FAILED_EVENT, Fault, GroupEnd
 from unisono.links.introduction import Introduction, Kind
@@ -36,7 +36,7 @@ class Entered:
         self, place: Place, tag: bytes, members: Sequence[int], me: int, group: GroupEnd
     ) -> None:
         self.tag = tag
-        self._place, self._me, self._group = place, me, group
+        self.place, self._me, self._group = place, me, group
         self._members = tuple(members)
         self._peers = {rank: peer for peer, rank in enumerate(members)}
         self._reached: set[tuple[int, int]] = set()  # peer, kind
@@ -52,7 +52,7 @@ class Entered:
 
     def leave(self) -> None:
         """Tells the others, and lets go of the native end."""
-        self._place.loop.unwatch(self._events)
+        self.place.loop.unwatch(self._events)
         for dial in self._dials:
             dial.cancel()
         self._dials.clear()  # each holds this group, and it each of them
@@ -79,7 +79,7 @@ class Entered:
             elif peer not in self._left and not self._failed:
                 self._dial(peer, Kind(kind))
 
-    def take(self, sock: socket.socket, said: Introduction) -> str:
+    def take(self, sock: Connection, said: Introduction) -> str:
         """Takes a connection of a higher peer; returns why not, or nothing."""
         peer = self._peers.get(said.rank)
         if peer is None or peer <= self._me:
@@ -97,43 +97,43 @@ class Entered:
         if self._awaited:
             ranks = sorted({self._members[peer] for peer, _ in self._awaited})
             self.fail(
-                Fault.SYSTEM, f"rank {self._place.terms.rank} cannot let in ranks {ranks}: {why}"
+                Fault.SYSTEM, f"rank {self.place.terms.rank} cannot let in ranks {ranks}: {why}"
             )
 
     def _dial(self, peer: int, kind: Kind) -> None:
         to = self._members[peer]
-        rails = self._place.rails(to)
-        streams = self._place.terms.streams * rails
+        rails = self.place.rails(to)
+        streams = self.place.terms.streams * rails
         for stream in range(streams):
             said = Introduction(
                 kind=kind,
-                rank=self._place.terms.rank,
+                rank=self.place.terms.rank,
                 pid=os.getpid(),
                 tag=self.tag,
                 stream=stream,
                 streams=streams,
             )
-            dial = self._place.dial(
+            dial = self.place.dial(
                 to,
                 stream % rails,
                 said,
-                host_s=self._place.terms.peer_timeout_s,
+                host_s=self.place.terms.peer_timeout_s,
                 opened=partial(self._attach, peer, said),
                 failed=partial(self._dial_failed, peer),
             )
             self._dials.append(dial)
 
-    def _attach(self, peer: int, said: Introduction, sock: socket.socket) -> None:
-        prepare(sock, self._place.terms.peer_timeout_s)
-        self._group.attach(peer, int(said.kind), said.stream, said.streams, sock.detach())
+    def _attach(self, peer: int, said: Introduction, sock: Connection) -> None:
+        prepare(sock, self.place.terms.peer_timeout_s)
+        self._group.attach(peer, int(said.kind), said.stream, said.streams, sock.detach(), sock.tls)
 
     def _dial_failed(self, peer: int, failed: Failed) -> None:
         def fail() -> None:
             if peer not in self._left:
                 fault = Fault.SYSTEM if failed.here else Fault.PEER_LOST
-                self.fail(fault, f"no connection to {failed.text}")
+                self.fail(fault, f"rank {self.place.terms.rank} has no connection to {failed.text}")
 
-        self._place.loop.later(_BETTER_NEWS_S, fail)
+        self.place.loop.later(_BETTER_NEWS_S, fail)
 
     # ---- news
 
@@ -164,11 +164,11 @@ class Entered:
                     self._failed = True
                     self._group.fail(fault, text)
             case Say.LOOK:
-                (body,) = looked_bodies([(self._place.terms.rank, self._called())])
+                (body,) = looked_bodies([(self.place.terms.rank, self._called())])
                 self._tell(Say.LOOKED, (), body)
             case Say.LOOKED:
                 for rank, called in read_looked(message.body):
-                    if rank in self._peers and self._place.is_remote(rank):
+                    if rank in self._peers and self.place.is_remote(rank):
                         self._group.heard(self._peers[rank], called)
             case _:
                 raise ValueError(f"a message of kind {message.say} about a group")
@@ -191,12 +191,12 @@ class Entered:
         wait_s = self._looked_at + EACH_S - time.monotonic()
         if wait_s > 0:
             if self._look_alarm is None or self._look_alarm.cancelled:
-                self._look_alarm = self._place.loop.later(wait_s, self._look)
+                self._look_alarm = self.place.loop.later(wait_s, self._look)
             return
         if self._look_alarm is not None:
             self._look_alarm.cancel()
         self._looked_at = time.monotonic()
-        remote = tuple(rank for rank in self._members if self._place.is_remote(rank))
+        remote = tuple(rank for rank in self._members if self.place.is_remote(rank))
         if remote:
             self._tell(Say.LOOK, remote, self._called())
 
@@ -204,6 +204,6 @@ class Entered:
         return self._group.called()[:CALLED_BYTES].ljust(CALLED_BYTES, b"\0")
 
     def _tell(self, say: Say, to: tuple[int, ...], body: bytes = b"") -> None:
-        self._place.tell(
-            Message(say=say, origin=self._place.terms.rank, tag=self.tag, to=to, body=body)
+        self.place.tell(
+            Message(say=say, origin=self.place.terms.rank, tag=self.tag, to=to, body=body)
         )

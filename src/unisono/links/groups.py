@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-import socket
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 
+from unisono.links.circle import Circle
+from unisono.links.connection import Connection
 from unisono.links.ends import GroupEnd
 from unisono.links.entered import Entered
 from unisono.links.introduction import Introduction
 from unisono.links.messages import Message, Say
-from unisono.links.place import Place
 
 _MOST_PARKED = 256  # connections of one rank
 _MOST_EARLY = 4096  # messages
@@ -20,23 +20,24 @@ _MOST_DEPARTED = 4096
 class Groups:
     """By tag. All methods are for the loop's thread. `refuse` closes a connection, saying why."""
 
-    def __init__(self, place: Place, refuse: Callable[[socket.socket, str], None]) -> None:
-        self._place, self._refuse = place, refuse
+    def __init__(self, refuse: Callable[[Connection, str], None]) -> None:
+        self._refuse = refuse
         self._entered: dict[bytes, Entered] = {}
-        self._parked: list[tuple[socket.socket, Introduction]] = []
+        self._parked: list[tuple[Connection, Introduction]] = []
         self._early: deque[Message] = deque(maxlen=_MOST_EARLY)
         self._departed: dict[bytes, None] = {}
-        self._gone: dict[int, str] = {}
 
-    def enter(self, tag: bytes, members: Sequence[int], me: int, group: GroupEnd) -> None:
-        """Enters a group; brings it what came early."""
+    def enter(
+        self, tag: bytes, members: Sequence[int], me: int, group: GroupEnd, circle: Circle
+    ) -> None:
+        """Enters a group of some ranks of a circle; brings it what came early."""
         self._departed.pop(tag, None)
-        entered = self._entered[tag] = Entered(self._place, tag, members, me, group)
+        entered = self._entered[tag] = Entered(circle.place, tag, members, me, group)
         early = [message for message in self._early if message.tag == tag]
         for message in early:
             self._early.remove(message)
             entered.hear(message)
-        for rank, text in self._gone.items():
+        for rank, text in circle.gone.items():
             entered.gone(rank, text)
         for sock, said in self._unpark(lambda said: said.tag == tag):
             self._bring(entered, sock, said)
@@ -62,7 +63,7 @@ class Groups:
         for sock, _ in self._unpark(lambda _: True):
             sock.close()
 
-    def take(self, sock: socket.socket, said: Introduction) -> None:
+    def take(self, sock: Connection, said: Introduction) -> None:
         """A proved connection has come."""
         if said.tag in self._entered:
             self._bring(self._entered[said.tag], sock, said)
@@ -80,19 +81,20 @@ class Groups:
         for sock, _ in self._parked:
             sock.close()
 
-    def hear(self, message: Message) -> None:
-        """A message of the star. Raises `ValueError` for one that makes no sense."""
+    def hear(self, message: Message, circle: Circle) -> None:
+        """A message of a circle's star. Raises `ValueError` for one that makes no sense."""
         if message.say is Say.GONE:
             text = message.body.decode(errors="replace")
-            self._gone.setdefault(message.origin, text)
+            circle.gone.setdefault(message.origin, text)
             for entered in list(self._entered.values()):
-                entered.gone(message.origin, text)
+                if entered.place is circle.place:
+                    entered.gone(message.origin, text)
         elif message.tag in self._entered:
             self._entered[message.tag].hear(message)
         elif message.say is Say.LOOK:
             # Not entered yet, or left: nothing was called. That there is an answer says enough.
-            answer = Message(say=Say.LOOKED, origin=self._place.terms.rank, tag=message.tag)
-            self._place.tell(answer)
+            place = circle.place
+            place.tell(Message(say=Say.LOOKED, origin=place.terms.rank, tag=message.tag))
         elif message.say in (Say.LEFT, Say.FAILED) and message.tag not in self._departed:
             self._early.append(message)
 
@@ -101,14 +103,14 @@ class Groups:
         for entered in list(self._entered.values()):
             entered.starved(why)
 
-    def _bring(self, entered: Entered, sock: socket.socket, said: Introduction) -> None:
+    def _bring(self, entered: Entered, sock: Connection, said: Introduction) -> None:
         why_not = entered.take(sock, said)
         if why_not:
             self._refuse(sock, why_not)
 
     def _unpark(
         self, wanted: Callable[[Introduction], bool]
-    ) -> list[tuple[socket.socket, Introduction]]:
+    ) -> list[tuple[Connection, Introduction]]:
         found = [parked for parked in self._parked if wanted(parked[1])]
         self._parked = [parked for parked in self._parked if not wanted(parked[1])]
         return found

@@ -77,7 +77,7 @@ def choose(
     >>> [one.name for one in choose("", found)], [one.name for one in choose("docker", found)]
     (['eth0', 'eth1'], ['docker0'])
     """
-    ordered = sorted(available, key=lambda one: _natural(one.name))
+    ordered = sorted(available, key=lambda one: (_natural(one.name), one.name))
     pattern = parse(spec) if spec else Pattern(names=_VIRTUAL, exclude=True)
     placed = [(one, pattern.place(one.name)) for one in ordered]
     if pattern.exclude:

@@ -28,6 +28,7 @@ class Kind(IntEnum):
     COLLECTIVES = 0
     MAIL = 1
     STAR = 2
+    POST = 3
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

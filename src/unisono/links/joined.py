@@ -1,75 +1,85 @@
-"""A porter that joins a world: its door, its place in the star, its groups, on one loop."""
+"""A porter that joins a world: its door, its places in stars, its groups, on one loop."""
 
 from __future__ import annotations
 
 import contextlib
-import os
 import socket
 import threading
 import time
-from collections.abc import Sequence
+from collections import deque
+from collections.abc import Callable, Sequence
 
-from unisono.errors import AbortedError, AuthenticationError, RendezvousError, UnisonoError
+from unisono.errors import AbortedError, RendezvousError
 from unisono.links.accepting import Door
-from unisono.links.dialing import Dial, Failed
+from unisono.links.circle import Circle
+from unisono.links.connection import Connection
 from unisono.links.groups import Groups
-from unisono.links.introduction import Introduction, Kind, purpose_of
+from unisono.links.introduction import NO_GROUP, Introduction, Kind, purpose_of
 from unisono.links.loop import Loop
-from unisono.links.messages import Message, Say
 from unisono.links.place import Place, Terms
-from unisono.links.star import Hub, Spoke, Star
+from unisono.links.post import Post
 
 _GOODBYE_S = 1.0
+_MOST_EARLY = 1024  # ranks that dial for circles that are not known here yet
 
 
 class Joined:
-    """`begin` is for the loop's thread; `wait` and `goodbye` are for others."""
+    """`begin` and what a `Circle` or `post` has are for the loop's thread; the rest for others."""
 
     def __init__(self, loop: Loop, listeners: Sequence[socket.socket], terms: Terms) -> None:
         self._loop, self._listeners, self._terms = loop, listeners, terms
-        self._place = Place(loop=loop, terms=terms, tell=self._tell)
-        self.groups = Groups(self._place, self._refuse)
+        self._place = Place(loop=loop, terms=terms, tell=lambda _: None)
+        self.groups = Groups(self._refuse)
+        self.post = Post(self._place)
+        self._world = Circle(
+            self._place, NO_GROUP, range(len(terms.contacts)), b"", self.groups.hear
+        )
+        self._circles = {NO_GROUP: self._world}
+        self._early: deque[tuple[Connection, Introduction]] = deque()
         self._door: Door | None = None
-        self._star: Star | None = None
-        self._hub: Hub | None = None
-        self._dial: Dial | None = None
-        self._complete = threading.Event()
-        self._problem: UnisonoError | None = None
 
     def begin(self) -> None:
-        """Opens the door, and takes this rank's place in the star."""
-        terms = self._terms
-        if terms.rank == 0:
-            hosts = [contact.addresses[0][0] for contact in terms.contacts]
-            self._star = self._hub = Hub(
-                self._loop, len(hosts), terms.peer_timeout_s, hosts, self._deliver
-            )
-            self._check_complete()
-        else:
-            said = Introduction(kind=Kind.STAR, rank=terms.rank, pid=os.getpid())
-            self._dial = self._place.dial(
-                0, 0, said, host_s=terms.timeout_s, opened=self._connected, failed=self._refused
-            )
+        """Opens the door, and takes this rank's place in the world's star."""
+        self._world.begin(self._terms.timeout_s)
         self._door = Door(
             self._loop,
             self._listeners,
-            secret=terms.secret,
-            purpose=purpose_of(terms.world, terms.rank),
+            secret=self._terms.secret,
+            purpose=purpose_of(self._terms.world, self._terms.rank),
+            security=self._terms.security,
             arrived=self._arrived,
             starved=self._starved,
         )
 
     def wait(self) -> None:
         """Waits until the star is complete as seen from here; raises what came between."""
-        in_time = self._complete.wait(self._terms.timeout_s)
-        if self._problem is not None:
-            raise self._problem
-        if not in_time:
-            whom = "rank 0" if self._hub is None else f"ranks {self._hub.missing}"
-            raise RendezvousError(
-                f"rank {self._terms.rank}: after {self._terms.timeout_s:g} s {whom} of "
-                f"{len(self._terms.contacts)} had not connected"
-            )
+        self._world.wait(self._terms.timeout_s)
+
+    def circle(self, tag: bytes) -> Circle:
+        """One that was made here. For the loop's thread."""
+        return self._circles[tag]
+
+    def rally(
+        self,
+        tag: bytes,
+        members: Sequence[int],
+        word: bytes,
+        timeout_s: float,
+        watch: Callable[[], None],
+    ) -> bytes:
+        """Makes a circle of these ranks, which all come to this; returns the word of the first."""
+        circle = Circle(self._place, tag, members, word, self.groups.hear)
+        self._loop.call(lambda: self._begin(circle))
+        try:
+            circle.wait(timeout_s, watch)
+        except BaseException:
+            self.disband(tag)
+            raise
+        return circle.word
+
+    def disband(self, tag: bytes) -> None:
+        """Leaves a circle, as if it had not been made."""
+        self._loop.call(lambda: self._end(tag))
 
     def goodbye(self) -> None:
         """Leaves everything in good order, as far as the others take part in that."""
@@ -78,79 +88,70 @@ class Joined:
             gone = threading.Event()
             self._loop.call(lambda: self._await_end(gone, time.monotonic() + _GOODBYE_S))
             gone.wait(2 * _GOODBYE_S)
-            self._loop.run(self._end, _GOODBYE_S)
+            self._loop.run(self._close, _GOODBYE_S)
+
+    def abandon(self) -> None:
+        """In a forked child: closes its copies of the connections that the loop does not watch."""
+        self.groups.abandon()
+        for sock, _ in self._early:
+            sock.close()
 
     def _leave(self) -> None:
-        if self._dial is not None:
-            self._dial.cancel()
         if self._door is not None:
             self._door.close()
         self.groups.leave_all()
-        if self._star is not None:
-            self._star.bye()
+        for circle in self._circles.values():
+            circle.bye()
 
     def _await_end(self, gone: threading.Event, deadline: float) -> None:
-        if self._star is None or self._star.ended() or time.monotonic() > deadline:
+        ended = all(circle.ended() for circle in self._circles.values())
+        if ended or time.monotonic() > deadline:
             gone.set()
         else:
             self._loop.later(0.002, lambda: self._await_end(gone, deadline))
 
-    def _end(self) -> None:
-        if self._star is not None:
-            self._star.close()
+    def _close(self) -> None:
+        for circle in self._circles.values():
+            circle.close()
+        for sock, _ in self._early:
+            sock.close()
+        self.post.close()
 
-    # ---- the star
+    # ---- circles
 
-    def _connected(self, sock: socket.socket) -> None:
-        terms = self._terms
-        self._star = Spoke(
-            self._loop,
-            sock,
-            terms.peer_timeout_s,
-            rank=terms.rank,
-            hub_host=terms.contacts[0].addresses[0][0],
-            deliver=self._deliver,
-            welcome=self._complete.set,
-        )
+    def _begin(self, circle: Circle) -> None:
+        self._circles[circle.tag] = circle
+        circle.begin(self._terms.peer_timeout_s)
+        early, self._early = self._early, deque()
+        for sock, said in early:
+            self._arrived(sock, said)
 
-    def _refused(self, failed: Failed) -> None:
-        text = f"rank {self._terms.rank} cannot connect to {failed.text}"
-        self._give_up(AuthenticationError(text) if failed.false else RendezvousError(text))
-
-    def _give_up(self, problem: UnisonoError) -> None:
-        if not self._complete.is_set():
-            self._problem = problem
-            self._complete.set()
-
-    def _check_complete(self) -> None:
-        if self._hub is not None and not self._hub.missing:
-            self._complete.set()
-
-    def _tell(self, message: Message) -> None:
-        if self._star is not None:
-            self._star.tell(message)
-
-    def _deliver(self, message: Message) -> None:
-        if message.say is Say.GONE:
-            text = message.body.decode(errors="replace")
-            self._give_up(RendezvousError(f"{text}, before all ranks had connected"))
-        self.groups.hear(message)
+    def _end(self, tag: bytes) -> None:
+        circle = self._circles.pop(tag, None)
+        if circle is not None:
+            circle.close()
 
     # ---- the door
 
-    def _arrived(self, sock: socket.socket, said: Introduction) -> None:
+    def _arrived(self, sock: Connection, said: Introduction) -> None:
         size = len(self._terms.contacts)
         if said.rank >= size or said.rank == self._terms.rank:
             self._refuse(sock, f"no rank {said.rank} of {size} can dial here")
+        elif said.kind is Kind.POST:
+            self.post.take(sock, said)
         elif said.kind is not Kind.STAR:
             self.groups.take(sock, said)
-        elif self._hub is None or self._hub.has_seen(said.rank):
-            self._refuse(sock, f"a second process says that it is rank {said.rank}")
-        else:
-            self._hub.take(sock, said)
-            self._check_complete()
+        elif said.tag not in self._circles:
+            self._park(sock, said)
+        elif why_not := self._circles[said.tag].take(sock, said):
+            self._refuse(sock, why_not)
 
-    def _refuse(self, sock: socket.socket, why: str) -> None:
+    def _park(self, sock: Connection, said: Introduction) -> None:
+        self._early.append((sock, said))
+        if len(self._early) > _MOST_EARLY:
+            self._refuse(self._early.popleft()[0], "dialed for a circle that was not made here")
+
+    def _refuse(self, sock: Connection, why: str) -> None:
         if self._door is None:
             sock.close()
         else:
@@ -158,5 +159,7 @@ class Joined:
 
     def _starved(self, for_s: float, why: str) -> None:
         if for_s >= self._terms.peer_timeout_s:
-            self._give_up(RendezvousError(f"rank {self._terms.rank} cannot let others in: {why}"))
+            text = f"rank {self._terms.rank} cannot let others in: {why}"
+            for circle in self._circles.values():
+                circle.give_up(RendezvousError(text))
             self.groups.starved(why)

@@ -1,4 +1,4 @@
-"""Rank 0's answers to "what did everybody call last?".
+"""The answers of a star's middle to "what did everybody call last?".
 
 Many may ask at once, and ask again: each rank of a group is asked at most twice a second whoever
 asks, and each asker is told only what it has not been told.
@@ -35,10 +35,10 @@ class _Answers:
 
 
 class Looks:
-    """Questions and answers by group. `tell` brings a message to a rank."""
+    """Questions and answers by group, at `rank`. `tell` brings a message to a rank."""
 
-    def __init__(self, loop: Loop, tell: Tell) -> None:
-        self._loop, self._tell = loop, tell
+    def __init__(self, loop: Loop, rank: int, tell: Tell) -> None:
+        self._loop, self._rank, self._tell = loop, rank, tell
         self._groups: dict[bytes, _Answers] = {}
 
     def ask(self, message: Message) -> None:
@@ -81,7 +81,7 @@ class Looks:
         known.asked_at = now
         for rank in known.members:
             if now - known.askers.get(rank, float("-inf")) > EACH_S:  # else it told by asking
-                self._tell(rank, Message(say=Say.LOOK, origin=0, tag=tag))
+                self._tell(rank, Message(say=Say.LOOK, origin=self._rank, tag=tag))
 
     def _report_soon(self, tag: bytes, known: _Answers) -> None:
         if known.report is None:
@@ -101,7 +101,7 @@ class Looks:
             ]
             known.told[asker] = known.version
             for body in looked_bodies(news):
-                self._tell(asker, Message(say=Say.LOOKED, origin=0, tag=tag, body=body))
+                self._tell(asker, Message(say=Say.LOOKED, origin=self._rank, tag=tag, body=body))
 
     def _forget(self, now: float) -> None:
         old = [

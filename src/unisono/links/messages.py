@@ -1,4 +1,4 @@
-"""What ranks tell each other over the star: frames of a bounded length, as data.
+"""What ranks tell each other over the star and by post: frames of a bounded length, as data.
 
 A frame is a head (length of what follows, kind, group, who says it, to how many), the ranks that it
 is for, and a body whose form depends on the kind. Only connections that proved themselves get here,
@@ -27,13 +27,16 @@ _MOST_ENTRIES = 1024
 class Say(IntEnum):
     """The kinds of message."""
 
-    WELCOME = 1  # rank 0 to a rank that has just connected: its process
+    WELCOME = 1  # the middle to a rank that has just connected: its process, and its word
     LEFT = 2  # a rank closed a group in good order
     FAILED = 3  # a group failed at a rank: fault and text
     LOOK = 4  # what did everybody call last? With the asker's own last call
     LOOKED = 5  # what some ranks called last
     GONE = 6  # a rank is lost, and how
-    BYE = 7  # a rank leaves the world in good order
+    BYE = 7  # a rank leaves the star in good order
+    POST = 8  # to a rank that shrinks a group: a text of another
+    ASK = 9  # to a rank's vote on what succeeds a group
+    ANSWER = 10  # of that vote
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -119,13 +122,17 @@ def read_looked(body: bytes) -> list[tuple[int, bytes]]:
     return [(rank, called) for rank, called in _ENTRY.iter_unpack(body)]
 
 
-def pid_body(pid: int) -> bytes:
-    """The number of a process."""
-    return _PID.pack(pid)
+def welcome_body(pid: int, word: bytes) -> bytes:
+    """The middle's process, and what it has to tell."""
+    return _PID.pack(pid) + word
 
 
-def read_pid(body: bytes) -> int:
-    """The number of a process. Raises `ValueError`."""
-    if len(body) != _PID.size:
-        raise ValueError(f"a process number of {len(body)} bytes")
-    return int(_PID.unpack(body)[0])
+def read_welcome(body: bytes) -> tuple[int, bytes]:
+    """The number of the process, and the word. Raises `ValueError`.
+
+    >>> read_welcome(welcome_body(812, b"word"))
+    (812, b'word')
+    """
+    if len(body) < _PID.size:
+        raise ValueError(f"a welcome of {len(body)} bytes")
+    return _PID.unpack_from(body)[0], body[_PID.size :]

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-import socket
+import errno
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass
 
 from unisono.errors import AuthenticationError
+from unisono.links.connection import Connection
 from unisono.links.handshake import Handshake
 from unisono.links.introduction import INTRODUCTION_BYTES, Introduction, unpack
 from unisono.links.loop import READ, Loop
+from unisono.links.security import Security
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -26,10 +28,17 @@ class _Opening(ABC):
     """Reads messages of known lengths, answers each; ends in exactly one of its two outcomes."""
 
     def __init__(
-        self, loop: Loop, sock: socket.socket, handshake: Handshake, time_s: float
+        self,
+        loop: Loop,
+        sock: Connection,
+        handshake: Handshake,
+        time_s: float,
+        *,
+        security: Security,
     ) -> None:
         self.sock = sock
         self.handshake = handshake
+        self._security = security
         self._loop = loop
         self._data = b""
         self._over = False
@@ -67,7 +76,9 @@ class _Opening(ABC):
 
     def lost(self) -> None:
         """The other end closed the connection."""
-        self.give_up("closed the connection in the middle of the handshake")
+        self.give_up(
+            self.handshake.objection or "closed the connection in the middle of the handshake"
+        )
 
     def send(self, data: bytes) -> None:
         """Sends some bytes; a new connection has room for all that are ever sent here."""
@@ -76,7 +87,9 @@ class _Opening(ABC):
 
     def _read(self) -> None:
         try:
-            while self.wanted_bytes():
+            while self.handshake.wants_channel or self.wanted_bytes():
+                if self.handshake.wants_channel:
+                    self._secure()
                 more = self.sock.recv(self.wanted_bytes() - len(self._data))
                 if not more:
                     raise ConnectionResetError
@@ -91,11 +104,20 @@ class _Opening(ABC):
             return
         except AuthenticationError as error:
             self.give_up(str(error), false=True)
-        except OSError:
-            self.lost()
+        except OSError as error:
+            if error.errno == errno.EBADMSG:
+                self.give_up(f"TLS: {error.strerror}", false=True)
+            else:
+                self.lost()
         else:
             self._end()
             self.opened()
+
+    def _secure(self) -> None:
+        """Raises `BlockingIOError` if the other end has to say something first."""
+        handshake = self.handshake
+        channel = self.sock.secure(self._security, dialing=handshake.dialing, key=handshake.tls_key)
+        self.send(handshake.bind(channel))
 
     def _end(self) -> None:
         self._over = True
@@ -109,10 +131,11 @@ class Arriving(_Opening):
     def __init__(
         self,
         loop: Loop,
-        sock: socket.socket,
+        sock: Connection,
         handshake: Handshake,
         time_s: float,
         *,
+        security: Security,
         host: str,
         opened: Callable[[Arriving, Introduction], None],
         failed: Callable[[Arriving, Broken], None],
@@ -120,7 +143,7 @@ class Arriving(_Opening):
         self.host = host
         self._introduction: Introduction | None = None
         self._opened, self._failed = opened, failed
-        super().__init__(loop, sock, handshake, time_s)
+        super().__init__(loop, sock, handshake, time_s, security=security)
 
     def wanted_bytes(self) -> int:
         if self._introduction is not None:
@@ -128,7 +151,7 @@ class Arriving(_Opening):
         return self.handshake.wanted_bytes or INTRODUCTION_BYTES
 
     def take(self, message: bytes) -> bytes:
-        if self.handshake.wanted_bytes:
+        if not self.handshake.done:
             return self.handshake.take(message)
         self._introduction = unpack(message, self.handshake.key)
         return b""
@@ -147,17 +170,18 @@ class Entering(_Opening):
     def __init__(
         self,
         loop: Loop,
-        sock: socket.socket,
+        sock: Connection,
         handshake: Handshake,
         time_s: float,
         *,
+        security: Security,
         introduction: Introduction,
-        opened: Callable[[socket.socket], None],
+        opened: Callable[[Connection], None],
         failed: Callable[[Broken], None],
     ) -> None:
         self._introduction = introduction
         self._opened, self._failed = opened, failed
-        super().__init__(loop, sock, handshake, time_s)
+        super().__init__(loop, sock, handshake, time_s, security=security)
 
     def begin(self) -> None:
         """Says the first word."""
@@ -171,7 +195,7 @@ class Entering(_Opening):
 
     def take(self, message: bytes) -> bytes:
         answer = self.handshake.take(message)
-        if self.handshake.wanted_bytes:
+        if not self.handshake.done:
             return answer
         return self._introduction.pack(self.handshake.key)
 

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-import socket
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from unisono.links.connection import Connection
 from unisono.links.dialing import Dial, Failed, Wanted
 from unisono.links.ends import Contact
 from unisono.links.introduction import Introduction, purpose_of
 from unisono.links.loop import Loop
 from unisono.links.messages import Message
+from unisono.links.security import Security
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -22,6 +23,7 @@ class Terms:
     contacts: tuple[Contact, ...]
     sources: tuple[str, ...]
     secret: bytes
+    security: Security
     streams: int
     peer_timeout_s: float
     timeout_s: float
@@ -42,10 +44,12 @@ class Place:
         introduction: Introduction,
         *,
         host_s: float,
-        opened: Callable[[socket.socket], None],
+        process_s: float | None = None,
+        opened: Callable[[Connection], None],
         failed: Callable[[Failed], None],
     ) -> Dial:
-        """Dials a rank of the world over a rail; its host may take `host_s` to answer."""
+        """Dials a rank of the world over a rail; its host may take `host_s` to answer, its process
+        `process_s`, by default as long as all had to join."""
         terms = self.terms
         wanted = Wanted(
             rank=to,
@@ -54,9 +58,10 @@ class Place:
             source=None if self.rails(to) == 1 else terms.sources[rail],
             secret=terms.secret,
             purpose=purpose_of(terms.world, to),
+            security=terms.security,
             introduction=introduction,
             host_s=host_s,
-            process_s=terms.timeout_s,
+            process_s=terms.timeout_s if process_s is None else process_s,
         )
         return Dial(self.loop, wanted, opened=opened, failed=failed)
 

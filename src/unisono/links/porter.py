@@ -10,16 +10,18 @@ from __future__ import annotations
 import os
 import threading
 import weakref
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 
 from unisono.errors import RendezvousError
 from unisono.links.ends import Contact, GroupEnd
-from unisono.links.groups import Groups
-from unisono.links.introduction import tag_of
+from unisono.links.introduction import NO_GROUP, tag_of
 from unisono.links.joined import Joined
 from unisono.links.loop import Loop
 from unisono.links.place import Terms
+from unisono.links.post import Box
+from unisono.links.security import CLEAR, Security
 from unisono.links.sockets import Address, listen
+from unisono.links.vote import Ask
 
 _STOP_S = 5.0
 
@@ -27,9 +29,10 @@ _STOP_S = 5.0
 class Porter:
     """Listens on `addresses` (literals, one a rail) and on nothing else, on a port of `ports`.
 
-    `streams`: connections to a peer for each rail and kind. `peer_timeout_s`: how long another host
-    may be silent. Raises `RendezvousError` if it cannot listen. Methods may be called from any
-    thread; after `close`, and in a forked child, they raise `AbortedError`.
+    `streams`: connections to a peer for each rail and kind. `security`: what protects them.
+    `peer_timeout_s`: how long another host may be silent. Raises `RendezvousError` if it cannot
+    listen. Methods may be called from any thread; after `close`, and in a forked child, they raise
+    `AbortedError`.
 
     >>> porter = Porter(addresses=["127.0.0.1"], ports=None, streams=1, peer_timeout_s=2.5)
     >>> [(host, port > 0) for host, port in porter.bound]
@@ -44,7 +47,9 @@ class Porter:
         ports: range | None,
         streams: int,
         peer_timeout_s: float,
+        security: Security = CLEAR,
     ) -> None:
+        self._security = security
         self._streams, self._peer_timeout_s = streams, peer_timeout_s
         self._pid = os.getpid()
         self._sources = tuple(addresses)
@@ -88,6 +93,7 @@ class Porter:
             contacts=tuple(contacts),
             sources=self._sources,
             secret=secret,
+            security=self._security,
             streams=self._streams,
             peer_timeout_s=self._peer_timeout_s,
             timeout_s=timeout_s,
@@ -101,22 +107,76 @@ class Porter:
             self.close()
             raise
 
-    def enter(self, group_id: bytes, members: Sequence[int], me: int, group: GroupEnd) -> None:
+    def enter(
+        self,
+        group_id: bytes,
+        members: Sequence[int],
+        me: int,
+        group: GroupEnd,
+        circle: bytes | None = None,
+    ) -> None:
         """This rank has entered a group: `members` are ranks of the world in the group's order,
-        `me` is its place among them. What came early for the group is brought to it now."""
-        groups = self._groups()
-        self._loop.call(lambda: groups.enter(tag_of(group_id), members, me, group))
+        `me` is its place among them. They hear of each other in a circle, one that was rallied or
+        the world's. What came early for the group is brought to it now."""
+        joined = self._world()
+        tag = NO_GROUP if circle is None else tag_of(circle)
+        self._loop.call(
+            lambda: joined.groups.enter(tag_of(group_id), members, me, group, joined.circle(tag))
+        )
 
     def reach(self, group_id: bytes, peers: Iterable[int], kind: int) -> None:
         """Connects to ranks of a group: dials the lower ones, awaits the higher ones. Returns at
         once; what was reached already stays as it is."""
-        groups, wanted = self._groups(), tuple(peers)
+        groups, wanted = self._world().groups, tuple(peers)
         self._loop.call(lambda: groups.reach(tag_of(group_id), wanted, kind))
 
     def leave(self, group_id: bytes) -> None:
         """Leaves a group in good order. When it returns, the native end is not called any more."""
-        groups = self._groups()
+        groups = self._world().groups
         self._loop.run(lambda: groups.leave(tag_of(group_id)), _STOP_S)
+
+    # ---- what succeeds a group that has failed
+
+    def rally(
+        self,
+        circle: bytes,
+        members: Sequence[int],
+        word: bytes,
+        timeout_s: float,
+        watch: Callable[[], None],
+    ) -> bytes:
+        """Joins these ranks of the world, which all call this, in a circle of their own; returns
+        the word of the first. `watch` is called meanwhile, and may raise. Raises `RendezvousError`
+        if they do not come."""
+        return self._world().rally(tag_of(circle), members, word, timeout_s, watch)
+
+    def disband(self, circle: bytes) -> None:
+        """Leaves a circle that comes to nothing."""
+        self._world().disband(tag_of(circle))
+
+    def open_box(self, group_id: bytes, peers: Iterable[int]) -> Box:
+        """This rank begins to shrink a group; `peers` are its other ranks, as ranks of the world,
+        and all of them are dialed."""
+        post, box, others = self._world().post, Box(), tuple(peers)
+        self._loop.call(lambda: post.open(tag_of(group_id), others, box))
+        return box
+
+    def shut_box(self, group_id: bytes, *, quits: bool) -> None:
+        """This rank has ended that; `quits`: without a result, which the others are told."""
+        post, tag = self._world().post, tag_of(group_id)
+        self._loop.call(lambda: post.shut(tag, quits=quits))
+
+    def send(self, group_id: bytes, to: int, data: bytes) -> None:
+        """A text for another rank that shrinks the group."""
+        post, tag = self._world().post, tag_of(group_id)
+        self._loop.call(lambda: post.send(tag, to, data))
+
+    def ask(self, group_id: bytes, to: int, ask: Ask) -> None:
+        """Asks a rank's vote, or this rank's own, on what succeeds the group."""
+        post, tag = self._world().post, tag_of(group_id)
+        self._loop.call(lambda: post.ask(tag, to, ask))
+
+    # ---- the end
 
     def close(self) -> None:
         """Leaves all groups and the world, and closes everything. Does nothing a second time."""
@@ -131,10 +191,10 @@ class Porter:
             self._loop.stop(_STOP_S)
             self._close_descriptors()
 
-    def _groups(self) -> Groups:
+    def _world(self) -> Joined:
         if self._joined is None:
             raise RendezvousError("this porter has not joined a world")
-        return self._joined.groups
+        return self._joined
 
     def _close_descriptors(self) -> None:
         for listener in self._listeners:
@@ -144,7 +204,7 @@ class Porter:
         self._loop.abandon()
         self._close_descriptors()
         if self._joined is not None:
-            self._joined.groups.abandon()
+            self._joined.abandon()
 
 
 def _abandon(porter: weakref.ref[Porter]) -> None:

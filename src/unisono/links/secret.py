@@ -3,7 +3,7 @@
 Whoever knows it is a rank of the job. Given by the user, it keeps out everybody else who can reach
 the ports. Where it is not given, the ranks hand a random one round by the way they meet (a store, a
 meeting point): that keeps out those who reach the ports but not the store, and nobody who reads
-the store. Neither hides or protects the bytes that ranks send afterwards.
+the store. Neither hides or protects the bytes that ranks send afterwards: `links.security` does.
 """
 
 from __future__ import annotations

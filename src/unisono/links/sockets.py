@@ -26,6 +26,7 @@ _TCP_RTO_MAX_MS = 44  # Linux 6.15
 _BACKLOG = 4096
 _PROBE_S = 1
 _UNSEEN_S = 0.5  # of a silence: questions are sent twice a second only
+_UNCOUNTED_S = 0.3  # of it: the kernel counts from when it first sends again
 _LONGEST_RETRY_MS = 1000  # the shortest that the kernel allows
 
 
@@ -147,7 +148,7 @@ def watch_waiting(sock: socket.socket, peer_timeout_s: float) -> None:
     """Somebody waits: what is sent has to be acknowledged within `peer_timeout_s`, less what
     passes unseen."""
     sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 0)
-    _user_timeout(sock, peer_timeout_s - _UNSEEN_S)
+    _user_timeout(sock, peer_timeout_s - _UNSEEN_S - _UNCOUNTED_S)
 
 
 def _user_timeout(sock: socket.socket, allowed_s: float) -> None:

@@ -1,4 +1,4 @@
-"""The star: every rank speaks with rank 0 of the world, which passes on what is for others.
+"""The star: every rank speaks with the first of them, which passes on what is for others.
 
 So n ranks need n - 1 connections to hear of each other's failures, and the end of any of them is
 seen where it can be told to all.
@@ -9,13 +9,20 @@ from __future__ import annotations
 import os
 import socket
 from abc import ABC, abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
 from unisono.links.introduction import Introduction
 from unisono.links.line import Line
 from unisono.links.looks import Looks
 from unisono.links.loop import Loop
-from unisono.links.messages import Message, Say, pid_body, read_failed, read_looked, read_pid
+from unisono.links.messages import (
+    Message,
+    Say,
+    read_failed,
+    read_looked,
+    read_welcome,
+    welcome_body,
+)
 
 Deliver = Callable[[Message], None]
 
@@ -48,26 +55,33 @@ def lost(rank: int, host: str, pid: int, why: str) -> Message:
 
 
 class Hub(Star):
-    """Rank 0's place: a line to each other rank."""
+    """The middle, where `rank` is: a line to each other rank of `hosts`, which names their hosts.
+    Each is welcomed with `word`."""
 
     def __init__(
-        self, loop: Loop, size: int, peer_timeout_s: float, hosts: list[str], deliver: Deliver
+        self,
+        loop: Loop,
+        rank: int,
+        hosts: Mapping[int, str],
+        peer_timeout_s: float,
+        word: bytes,
+        deliver: Deliver,
     ) -> None:
-        self._loop, self._size, self._peer_timeout_s = loop, size, peer_timeout_s
-        self._hosts, self._deliver = hosts, deliver
+        self._loop, self._rank, self._peer_timeout_s = loop, rank, peer_timeout_s
+        self._hosts, self._word, self._deliver = hosts, word, deliver
         self._lines: dict[int, Line] = {}
         self._seen: set[int] = set()
-        self._looks = Looks(loop, self._tell_one)
+        self._looks = Looks(loop, rank, self._tell_one)
         self._leaving = False
 
     @property
     def missing(self) -> list[int]:
         """The ranks that have not come yet."""
-        return sorted(set(range(1, self._size)) - self._seen)
+        return sorted(self._hosts.keys() - {self._rank} - self._seen)
 
-    def has_seen(self, rank: int) -> bool:
-        """Whether a rank has come, be it gone again."""
-        return rank in self._seen
+    def awaits(self, rank: int) -> bool:
+        """Whether a rank is to come and has not come yet, be it gone again."""
+        return rank in self._hosts and rank != self._rank and rank not in self._seen
 
     def take(self, sock: socket.socket, introduction: Introduction) -> None:
         """A rank has come."""
@@ -80,16 +94,17 @@ class Hub(Star):
             heard=lambda message: self._heard(rank, message),
             ended=lambda why: self._ended(rank, pid, why),
         )
-        welcome = Message(say=Say.WELCOME, origin=0, body=pid_body(os.getpid()))
+        body = welcome_body(os.getpid(), self._word)
+        welcome = Message(say=Say.WELCOME, origin=self._rank, body=body)
         self._lines[rank].say(welcome)
 
     def tell(self, message: Message) -> None:
-        self._heard(0, message)
+        self._heard(self._rank, message)
 
     def bye(self) -> None:
         self._leaving = True
         for line in self._lines.values():
-            line.say(Message(say=Say.BYE, origin=0))
+            line.say(Message(say=Say.BYE, origin=self._rank))
 
     def ended(self) -> bool:
         return not self._lines
@@ -101,7 +116,7 @@ class Hub(Star):
 
     def _heard(self, rank: int, message: Message) -> None:
         """Passes a message on. Raises `ValueError` for one that makes no sense."""
-        if message.origin != rank or any(to >= self._size for to in message.to):
+        if message.origin != rank or any(to not in self._hosts for to in message.to):
             raise ValueError(f"a message of rank {message.origin} from rank {rank}")
         match message.say:
             case Say.LEFT | Say.FAILED:
@@ -122,7 +137,7 @@ class Hub(Star):
                 raise ValueError(f"a message of kind {message.say} from rank {rank}")
 
     def _tell_one(self, rank: int, message: Message) -> None:
-        if rank == 0:
+        if rank == self._rank:
             self._deliver(message)
         elif rank in self._lines:
             line = self._lines[rank]
@@ -140,7 +155,7 @@ class Hub(Star):
 
 
 class Spoke(Star):
-    """Every other rank's place: the line to rank 0."""
+    """Every other rank's place: the line to the middle."""
 
     def __init__(
         self,
@@ -149,11 +164,12 @@ class Spoke(Star):
         peer_timeout_s: float,
         *,
         rank: int,
+        hub: int,
         hub_host: str,
         deliver: Deliver,
-        welcome: Callable[[], None],
+        welcome: Callable[[bytes], None],
     ) -> None:
-        self._rank, self._hub_host = rank, hub_host
+        self._rank, self._hub, self._hub_host = rank, hub, hub_host
         self._deliver, self._welcome = deliver, welcome
         self._pid = 0
         self._leaving = False
@@ -181,8 +197,8 @@ class Spoke(Star):
     def _heard(self, message: Message) -> None:
         match message.say:
             case Say.WELCOME:
-                self._pid = read_pid(message.body)
-                self._welcome()
+                self._pid, word = read_welcome(message.body)
+                self._welcome(word)
             case Say.BYE:
                 self.close()
             case _:
@@ -191,4 +207,4 @@ class Spoke(Star):
     def _ended(self, why: str) -> None:
         self._line = None
         if why and not self._leaving:
-            self._deliver(lost(0, self._hub_host, self._pid, why))
+            self._deliver(lost(self._hub, self._hub_host, self._pid, why))

@@ -14,8 +14,10 @@ What makes it one decision is the ledger, one word that all ranks can read and t
 compare and exchange: a ballot's number, and whether it is decided. A leader enters each order
 there before it gives it. A leader that was thought lost, and is not, finds the word moved and can
 decide nothing. So all ranks that go on have formed the same ballot, whoever was wrong about whom.
-Where there is no such word (ranks of several hosts), a private one is enough as long as only those
-are taken for lost who are, and a rank that has gone on is seen as having done so.
+A word that no memory holds, but the votes of the ranks of several hosts, does the same
+(`runtime/spanning_ties.py`): what a rank reads there may be old, but not a decision that was not
+made, and what it moves has not moved elsewhere. A private one is enough as long as only those are
+taken for lost who are, and a rank that has gone on is seen as having done so.
 
 This is a two-phase commit with a change of coordinator, whose decision lies in shared memory as in
 Lamport, Paxos Made Simple (2001), section 2; what it is for is MPI's MPI_Comm_shrink: User Level
@@ -229,8 +231,6 @@ def _hear(state: State, source: int, message: Message, now: float) -> tuple[Stat
         case Order() if state.leader == source and state.rank in message.members:
             ordered = replace(state, members=message.members, ready=0, is_busy=True)
             return ordered, (*first, Form(ballot=message.ballot, members=message.members))
-        case Go() if state.leader == source and message.ballot == state.ready:
-            return replace(state, has_ended=True), (*first, Finish())
     return state, first
 
 

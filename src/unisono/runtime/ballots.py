@@ -40,7 +40,7 @@ class Order:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Go:
-    """From the leader: this ballot is decided."""
+    """From the leader: this ballot is decided, as the ledger says. Wakes who waits for that."""
 
     out: frozenset[int]
     ballot: int

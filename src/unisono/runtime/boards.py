@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Protocol
 
 from unisono.launchers import TCP, TORCH_STORE
+from unisono.links.security import CLEAR, Security
 from unisono.runtime.meeting_point import MeetingPoint
 
 
@@ -23,7 +24,7 @@ class Board(Protocol):
         """
 
 
-def board_of(rendezvous: str, secret: bytes | None) -> Board | None:
+def board_of(rendezvous: str, secret: bytes | None, security: Security = CLEAR) -> Board | None:
     """The board that a rendezvous means; None if it means that all ranks are on this host.
 
     Raises `ValueError` for a meeting point that cannot be.
@@ -34,7 +35,7 @@ def board_of(rendezvous: str, secret: bytes | None) -> Board | None:
     b'secret'
     """
     if rendezvous.startswith(TCP):
-        return MeetingPoint(rendezvous, secret)
+        return MeetingPoint(rendezvous, secret, security)
     if rendezvous.startswith(TORCH_STORE):
         from unisono.runtime.torch_store import board_of_torch
 

@@ -24,7 +24,7 @@ from unisono.native import usable_cores
 from unisono.runtime.boards import Board
 from unisono.runtime.rendezvous import Shape, shape_for
 
-_VERSION = 1
+_VERSION = 2
 """Of the texts; ranks of other versions are refused."""
 _WORLD_BYTES = 16
 _SPANNING_DEPTH = 4
@@ -85,6 +85,8 @@ class Arrival:
     cores: int = field(default_factory=usable_cores)
     word: bytes = b""
     """What rank 0 tells the others."""
+    tls: str = "off"
+    """The value of UNISONO_TLS."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -163,6 +165,7 @@ class _Card:
     addresses: tuple[tuple[str, int], ...]
     cores: int
     has_secret: bool
+    tls: str
     staging_bytes: int
     world: bytes
     secret: bytes
@@ -183,6 +186,7 @@ class _Card:
                 ),
                 cores=int(facts["cores"]),
                 has_secret=bool(facts["has_secret"]),
+                tls=str(facts["tls"]),
                 staging_bytes=int(facts.get("staging_bytes", 0)),
                 world=base64.b64decode(facts.get("world", "")),
                 secret=base64.b64decode(facts.get("secret", "")),
@@ -202,6 +206,7 @@ def _pack(arrival: Arrival, has_secret: bool) -> bytes:
         "addresses": [list(address) for address in arrival.addresses],
         "cores": arrival.cores,
         "has_secret": has_secret,
+        "tls": arrival.tls,
     }
     if arrival.rank == 0:
         facts["staging_bytes"] = arrival.staging_bytes
@@ -223,8 +228,13 @@ def _hosts(cards: Sequence[_Card]) -> tuple[tuple[int, ...], ...]:
 
 
 def _require_alike(cards: Sequence[_Card]) -> None:
-    """All or none were given the job's secret."""
+    """All or none were given the job's secret, and all speak under the same protection."""
     for rank, card in enumerate(cards):
+        if card.tls != cards[0].tls:
+            raise RendezvousError(
+                f"rank {rank} ({card.name}) has UNISONO_TLS={card.tls}, rank 0 ({cards[0].name}) "
+                f"has UNISONO_TLS={cards[0].tls}: give all ranks the same"
+            )
         if card.has_secret != cards[0].has_secret:
             with_, without = (rank, 0) if card.has_secret else (0, rank)
             raise RendezvousError(

@@ -29,9 +29,12 @@ def gather(meeting: Meeting, settings: Settings, board: Board | None = None) -> 
     if board is None and not meeting.rendezvous.startswith((TCP, TORCH_STORE)):
         return meet(meeting)
     from unisono.links.secret import job_secret
+    from unisono.links.security import security_of
     from unisono.runtime.boards import board_of
     from unisono.runtime.network import meet_at
 
-    board = board or board_of(meeting.rendezvous, job_secret(settings))
+    secret = job_secret(settings)
+    security = security_of(settings, secret)
+    board = board or board_of(meeting.rendezvous, secret, security)
     assert board is not None, "the rendezvous is a place"
-    return meet_at(board, meeting, settings)
+    return meet_at(board, meeting, settings, security)

@@ -19,7 +19,9 @@ import time
 from dataclasses import dataclass
 
 from unisono.errors import AuthenticationError, RendezvousError
+from unisono.links.connection import Connection
 from unisono.links.handshake import ProofRefusedError, authenticate
+from unisono.links.security import CLEAR, Security
 from unisono.runtime import frames
 from unisono.runtime.frames import FRAME, Hello
 from unisono.runtime.place import PATIENCE_S, dial, keep_alive, listen, parse, resolve
@@ -49,14 +51,17 @@ class _Refused:
 
 
 class MeetingPoint:
-    """A `Board` at `tcp://host:port`, for those who know the secret if there is one.
+    """A `Board` at `tcp://host:port`, for those who know the secret if there is one, under TLS if
+    `security` says so.
 
     Raises `ValueError` if `rendezvous` is no such place.
     """
 
-    def __init__(self, rendezvous: str, secret: bytes | None) -> None:
+    def __init__(self, rendezvous: str, secret: bytes | None, security: Security = CLEAR) -> None:
         self._place = parse(rendezvous)
         self._secret = secret
+        self._asked = security.secret_to_meet(secret)
+        self._security = security
 
     @property
     def secret(self) -> bytes | None:
@@ -83,7 +88,9 @@ class MeetingPoint:
 
     def _lead(self, size: int, mine: bytes, deadline: float, timeout_s: float) -> list[bytes]:
         listeners = listen(self._place, size + 64, deadline)
-        reception = Reception(listeners, self._place, self._secret, size=size, deadline=deadline)
+        reception = Reception(
+            listeners, self._place, self._asked, self._security, size=size, deadline=deadline
+        )
         try:
             return reception.exchange(mine, timeout_s)
         finally:
@@ -107,7 +114,7 @@ class MeetingPoint:
                 if refused is not None and now > min(refused.until, deadline):
                     raise AuthenticationError(
                         f"{who} was not let in: {error} (is something else listening there? has "
-                        "every rank the same rendezvous and the same job secret?)"
+                        "every rank the same rendezvous, UNISONO_TLS and the same job secret?)"
                     ) from error
                 if now > deadline:
                     raise RendezvousError(
@@ -117,17 +124,24 @@ class MeetingPoint:
             time.sleep(pause_s * random.uniform(0.5, 1.0))
             pause_s = min(pause_s * 2, _LONGEST_PAUSE_S)
 
-    def _dial(self, deadline: float) -> socket.socket:
+    def _dial(self, deadline: float) -> Connection:
         left_s = max(deadline - time.monotonic(), 0.05)
-        leader = dial(resolve(self._place), min(left_s, _ATTEMPT_S))
+        leader = Connection.of(dial(resolve(self._place), min(left_s, _ATTEMPT_S)))
         keep_alive(leader)
         return leader
 
     def _introduce(self, leader: socket.socket, hello: Hello, mine: bytes, deadline: float) -> None:
         """Returns when rank 0 has admitted this rank. Raises `OSError`, `AuthenticationError`."""
         until = max(min(deadline, time.monotonic() + _ATTEMPT_S), time.monotonic() + _VERDICT_S)
-        if self._secret is not None:
-            authenticate(leader, self._secret, dialing=True, purpose=frames.PURPOSE, deadline=until)
+        if self._asked is not None:
+            authenticate(
+                leader,
+                self._asked,
+                dialing=True,
+                purpose=frames.PURPOSE,
+                deadline=until,
+                security=self._security,
+            )
         leader.settimeout(max(until - time.monotonic(), 1e-3))
         leader.sendall(hello.pack() + mine)
         kind, payload = _receive_frame(leader, until)

@@ -6,10 +6,10 @@ import hashlib
 import threading
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, NoReturn
 
 from unisono.config import Settings
-from unisono.errors import RendezvousError
+from unisono.errors import RendezvousError, UnsupportedError
 from unisono.links.mpi_watch import MpiWatch
 from unisono.links.mpi_wire import MpiLink
 from unisono.native import Group, usable_cores
@@ -18,6 +18,7 @@ from unisono.runtime.forming import form
 from unisono.runtime.mpi_board import MpiBoard
 from unisono.runtime.rendezvous import Meeting, Met, OpenGroup, meet
 from unisono.runtime.span import Hosts, Span, Wire
+from unisono.runtime.succession import Succession
 
 _NAME_BYTES = 16
 
@@ -92,6 +93,15 @@ class MpiNetwork:
     def leave(self, name: bytes) -> None:
         """Leaves a group that was closed."""
         self._groups.pop(name).watch.close()
+
+    def ties(
+        self, name: bytes, members: Sequence[int], group: Group, succession: Succession
+    ) -> NoReturn:
+        """Raises `UnsupportedError`."""
+        raise UnsupportedError(
+            "a communicator whose wire is MPI cannot shrink: MPI ends the whole job when a rank "
+            "dies. Without UNISONO_WIRE=mpi ranks of several hosts connect by TCP, and can"
+        )
 
     def _hosts(self, members: Sequence[int]) -> Hosts:
         ranks: dict[int, list[int]] = {}

@@ -9,30 +9,41 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Iterable, Sequence
+from dataclasses import replace
 
 from unisono.config import Settings
-from unisono.links.ends import Contact
 from unisono.links.interfaces import available, choose
 from unisono.links.porter import Porter
+from unisono.links.security import Security
 from unisono.native import Group, usable_cores
 from unisono.runtime.boards import Board
 from unisono.runtime.finding import Arrival, Found, find, this_host
 from unisono.runtime.forming import form
-from unisono.runtime.rendezvous import Meeting, Met, Shape, meet
+from unisono.runtime.rendezvous import Meeting, Met, meet
 from unisono.runtime.span import Hosts, Span, Wire
+from unisono.runtime.spanning_ties import SpanningTies
+from unisono.runtime.succession import Succession
 
 _NAME_BYTES = 16
 
 
 class Network:
-    """A rank's way to all others of its world, as long as it is in one of the world's groups."""
+    """A rank's way to all others of its world, as long as it is in one of the world's groups.
 
-    def __init__(self, porter: Porter, found: Found) -> None:
-        self._porter = porter
-        self._contacts: tuple[Contact, ...] = found.contacts
-        self._shape: Shape = found.shape
-        self._world = found.world
-        self._groups = 0
+    `circle`: of those who hear of each other's losses; the world's if None. `entered` are the
+    groups of all circles: what succeeds a group lives on in its network, and while it lives there
+    is somebody to say so to those who were left out.
+    """
+
+    def __init__(
+        self,
+        porter: Porter,
+        found: Found,
+        circle: bytes | None = None,
+        entered: set[bytes] | None = None,
+    ) -> None:
+        self._porter, self._found, self._circle = porter, found, circle
+        self._entered = set[bytes]() if entered is None else entered
 
     def form(self, meeting: Meeting, members: Sequence[int]) -> Met:
         """A group of these ranks of the world, in this order; all of them call this.
@@ -40,29 +51,11 @@ class Network:
         On one host it is as if there were no others. Raises `RendezvousError` if ranks of this host
         do not come; those of other hosts are awaited by the first call.
         """
-        hosts = _partition([self._contacts[member].host for member in members])
+        hosts = self._hosts(members)
         if len(hosts) == 1:
             return meet(meeting)
-        name = hashlib.sha256(self._world + meeting.rendezvous.encode()).digest()[:_NAME_BYTES]
-        here = next(host for host in hosts if meeting.rank in host)
-        local = Meeting(
-            rank=here.index(meeting.rank),
-            size=len(here),
-            rendezvous=f"{name.hex()} of host {self._contacts[members[meeting.rank]].host}",
-            timeout_s=meeting.timeout_s,
-            staging_bytes=meeting.staging_bytes,
-            shape=self._shape,
-            names=here,
-        )
-
-        def open_group(fd: int, _: int, nonce: bytes) -> Group:
-            return Group.of_hosts(fd, meeting.rank, len(members), here, nonce, usable_cores())
-
-        group = meet(local, open_group).group
-        span = Span(self, name, meeting.rank, tuple(members), hosts)
-        self._groups += 1
-        self._porter.enter(name, members, meeting.rank, group)
-        return Met(group=group, nonce=name, word=meeting.word, span=span)
+        name = self._name(meeting)
+        return self._enter(name, meeting, members, hosts, self._meet_here(name, meeting, hosts))
 
     def reach(self, name: bytes, peers: Iterable[int], wire: Wire) -> None:
         """Connects to ranks of a group."""
@@ -71,12 +64,77 @@ class Network:
     def leave(self, name: bytes) -> None:
         """Leaves a group; with the last one the network ends."""
         self._porter.leave(name)
-        self._groups -= 1
-        if self._groups == 0:
+        self._entered.discard(name)
+        if not self._entered:
             self._porter.close()
 
+    def ties(
+        self, name: bytes, members: Sequence[int], group: Group, succession: Succession
+    ) -> SpanningTies:
+        """What is left between the ranks of a group that has failed."""
+        return SpanningTies(self._porter, group, succession, name, members, self._succeed)
 
-def meet_at(board: Board, meeting: Meeting, settings: Settings) -> Met:
+    def _succeed(self, meeting: Meeting, members: Sequence[int]) -> Met:
+        """The same as `form` for a group that succeeds another: its ranks await each other in a
+        circle of their own, in which its first tells its word."""
+        hosts = self._hosts(members)
+        name = self._name(meeting)
+        heir = Network(self._porter, self._found, name, self._entered)
+        if len(hosts) == 1:
+            met = meet(meeting)
+            self._entered.add(name)
+            return replace(met, span=Span(heir, name, meeting.rank, tuple(members), hosts))
+        group = self._meet_here(name, meeting, hosts)
+        try:
+            word = self._porter.rally(
+                name, members, meeting.word, meeting.timeout_s, meeting.watch or _nothing
+            )
+        except BaseException:
+            group.close()
+            raise
+        return heir._enter(name, replace(meeting, word=word), members, hosts, group)
+
+    def _meet_here(self, name: bytes, meeting: Meeting, hosts: Hosts) -> Group:
+        """The ranks of this host come to share a segment."""
+        here = next(host for host in hosts if meeting.rank in host)
+        local = Meeting(
+            rank=here.index(meeting.rank),
+            size=len(here),
+            rendezvous=f"{name.hex()} of host {hosts.index(here)}",
+            timeout_s=meeting.timeout_s,
+            staging_bytes=meeting.staging_bytes,
+            shape=self._found.shape,
+            names=here,
+            watch=meeting.watch,
+        )
+
+        def open_group(fd: int, _: int, nonce: bytes) -> Group:
+            return Group.of_hosts(fd, meeting.rank, meeting.size, here, nonce, usable_cores())
+
+        return meet(local, open_group).group
+
+    def _enter(
+        self, name: bytes, meeting: Meeting, members: Sequence[int], hosts: Hosts, group: Group
+    ) -> Met:
+        self._entered.add(name)
+        self._porter.enter(name, members, meeting.rank, group, self._circle)
+        span = Span(self, name, meeting.rank, tuple(members), hosts)
+        return Met(group=group, nonce=name, word=meeting.word, span=span)
+
+    def _hosts(self, members: Sequence[int]) -> Hosts:
+        return _partition([self._found.contacts[member].host for member in members])
+
+    def _name(self, meeting: Meeting) -> bytes:
+        return hashlib.sha256(self._found.world + meeting.rendezvous.encode()).digest()[
+            :_NAME_BYTES
+        ]
+
+
+def _nothing() -> None:
+    """Watches for nothing."""
+
+
+def meet_at(board: Board, meeting: Meeting, settings: Settings, security: Security) -> Met:
     """Joins the world whose ranks find each other at `board`; returns when all are there.
 
     Raises `RendezvousError` if they are not within the timeout, `AuthenticationError` if this rank
@@ -88,6 +146,7 @@ def meet_at(board: Board, meeting: Meeting, settings: Settings) -> Met:
         ports=settings.ports,
         streams=settings.streams,
         peer_timeout_s=settings.peer_timeout_s,
+        security=security,
     )
     try:
         arrival = Arrival(
@@ -98,6 +157,7 @@ def meet_at(board: Board, meeting: Meeting, settings: Settings) -> Met:
             staging_bytes=meeting.staging_bytes,
             host=this_host(settings.host_id),
             word=meeting.word,
+            tls=security.tls,
         )
         found = find(board, arrival)
         if len(found.hosts) == 1:

@@ -13,7 +13,9 @@ import socket
 import time
 
 from unisono.errors import AuthenticationError, RendezvousError
+from unisono.links.connection import Connection
 from unisono.links.handshake import Handshake
+from unisono.links.security import Security
 from unisono.runtime import frames
 from unisono.runtime.frames import Hello
 from unisono.runtime.place import Place, keep_alive
@@ -29,7 +31,7 @@ _MOST_STRANGERS = 256
 class Guest:
     """A connection to rank 0, and how far it has come."""
 
-    def __init__(self, connection: socket.socket, secret: bytes | None) -> None:
+    def __init__(self, connection: Connection, secret: bytes | None, security: Security) -> None:
         connection.setblocking(False)
         self.connection = connection
         self.until = time.monotonic() + _GUEST_S
@@ -37,10 +39,13 @@ class Guest:
         self.text: bytes | None = None
         self.content = False
         """It has said that it has the texts of all."""
+        self._security = security
         self._handshake: Handshake | None = None
         self._wanted = frames.HELLO_BYTES
         if secret is not None:
-            self._handshake = Handshake(secret, dialing=False, purpose=frames.PURPOSE)
+            self._handshake = Handshake(
+                secret, dialing=False, purpose=frames.PURPOSE, tls=security.tls
+            )
             self._wanted = self._handshake.wanted_bytes
         self._incoming = bytearray()
         self._outgoing = bytearray()
@@ -69,6 +74,7 @@ class Guest:
         """
         with contextlib.suppress(BlockingIOError):
             while True:
+                self._secure()
                 more = self.connection.recv(max(self._wanted - len(self._incoming), 1))
                 if not more:
                     raise ConnectionResetError("it closed the connection")
@@ -78,11 +84,20 @@ class Guest:
                     self._incoming.clear()
                     self._take(message)
 
+    def _secure(self) -> None:
+        """Turns to TLS when it is time. Raises `BlockingIOError` while that takes."""
+        handshake = self._handshake
+        if handshake is not None and handshake.wants_channel:
+            key = handshake.tls_key
+            channel = self.connection.secure(self._security, dialing=False, key=key)
+            self.send(handshake.bind(channel))
+            self._wanted = handshake.wanted_bytes
+
     def _take(self, message: bytes) -> None:
         if self._handshake is not None:
             self.send(self._handshake.take(message))
             self._wanted = self._handshake.wanted_bytes
-            if not self._wanted:
+            if self._handshake.done:
                 self._handshake, self._wanted = None, frames.HELLO_BYTES
         elif self.hello is None:
             self.hello = Hello.unpack(message)
@@ -105,12 +120,14 @@ class Reception:
         listeners: list[socket.socket],
         place: Place,
         secret: bytes | None,
+        security: Security,
         *,
         size: int,
         deadline: float,
     ) -> None:
         self._place = place
         self._secret = secret
+        self._security = security
         self._size = size
         self._deadline = deadline
         self._listeners = listeners
@@ -186,9 +203,9 @@ class Reception:
             time.sleep(1e-3)
             return
         keep_alive(connection)
-        guest = Guest(connection, self._secret)
+        guest = Guest(Connection.of(connection), self._secret, self._security)
         self._strangers[guest] = None
-        self._selector.register(connection, selectors.EVENT_READ, guest)
+        self._selector.register(guest.connection, selectors.EVENT_READ, guest)
         if len(self._strangers) > _MOST_STRANGERS + self._size:
             self._turn_away(next(iter(self._strangers)), "too many others wait behind it")
 

@@ -92,6 +92,12 @@ class Met:
     word: bytes
     span: Span | None = None
 
+    def close(self) -> None:
+        """Leaves the group in good order."""
+        self.group.close()
+        if self.span is not None:
+            self.span.leave()
+
 
 OpenGroup = Callable[[int, int, bytes], Group]
 """Makes the group of a rank: (descriptor of the segment, which the group closes; rank; nonce)."""

@@ -7,7 +7,9 @@ from enum import IntEnum
 from typing import TYPE_CHECKING, Protocol, TypeAlias
 
 if TYPE_CHECKING:
+    from unisono.native import Group
     from unisono.runtime.rendezvous import Meeting, Met
+    from unisono.runtime.succession import Succession, Ties
 
 Hosts: TypeAlias = tuple[tuple[int, ...], ...]
 """The ranks of each host."""
@@ -32,9 +34,19 @@ class Roads(Protocol):
     def leave(self, name: bytes) -> None:
         """After the group was closed here."""
 
+    def ties(
+        self, name: bytes, members: Sequence[int], group: Group, succession: Succession
+    ) -> Ties:
+        """What is left between the ranks of the group of this name when it has failed. Raises
+        `UnsupportedError` if nothing is."""
+
 
 class Span:
-    """The hosts of a group, and its connections. `members` are its ranks in the world."""
+    """The hosts of a group, and its connections. `members` are its ranks in the world.
+
+    One host only, where the group succeeds one of several: then this keeps the network open, whose
+    other ranks may still ask what became of the old one.
+    """
 
     def __init__(
         self, roads: Roads, name: bytes, rank: int, members: tuple[int, ...], hosts: Hosts
@@ -56,6 +68,10 @@ class Span:
     def reach_all(self, wire: Wire) -> None:
         """The same for all of the group."""
         self.reach(range(len(self.members)), wire)
+
+    def ties(self, group: Group, succession: Succession) -> Ties:
+        """What is left between its ranks when it has failed."""
+        return self.roads.ties(self._name, self.members, group, succession)
 
     def leave(self) -> None:
         """After the group was closed."""

@@ -11,7 +11,6 @@ import logging
 import time
 from collections.abc import Iterable
 from dataclasses import dataclass
-from types import TracebackType
 from typing import Protocol
 
 from unisono import native
@@ -83,7 +82,10 @@ class Ties(Protocol):
 
     def form(self, succession: Succession, ballot: int, members: tuple[int, ...]) -> Met:
         """Forms the group of a ballot. Raises `RendezvousError` if that fails, also when a member
-        is gone or the ledger has moved on. What returns on one member stands on all."""
+        is gone or the ledger has moved on."""
+
+    def close(self, *, finished: bool) -> None:
+        """The end of it; others need not wait for who has not `finished`."""
 
 
 class HostTies:
@@ -128,30 +130,26 @@ class HostTies:
         )
         return meet(meeting)
 
-    def __enter__(self) -> HostTies:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def close(self, *, finished: bool) -> None:
+        """Closes the box; who has not finished leaves the group, as all see."""
         self._box.close()
 
 
-def succeed(group: native.Group, succession: Succession) -> Successor:
+def succeed(group: native.Group, succession: Succession, ties: Ties) -> Successor:
     """The group of those who are left of `group`, the same on all of them.
 
-    Raises `AbortedError` if the others go on without this rank. A rank that raises has left the
-    old group, so that nobody waits for it.
+    Raises `AbortedError` if the others go on without this rank, or may do so. A rank that raises
+    has left the old group, so that nobody waits for it.
     """
+    finished = False
     try:
-        with HostTies(group, succession) as ties:
-            successor = _Loop(succession, ties).run()
+        successor = _Loop(succession, ties).run()
+        finished = True
     except BaseException:
         group.close()
         raise
+    finally:
+        ties.close(finished=finished)
     # The old group is of no use to anybody now; who was left out learns it from its next call.
     group.abort(f"the communicator was shrunk to its {_named(successor.members)}")
     return successor
@@ -235,7 +233,7 @@ class _Loop:
     def _drop(self) -> None:
         """Closes the group of a ballot that came to nothing."""
         if self._met is not None:
-            self._met.group.close()
+            self._met.close()
         self._met = None
 
 

@@ -1,0 +1,57 @@
+// How long the host at the other end of a connection has owed an answer.
+//
+// The kernel could watch that (TCP_USER_TIMEOUT), but counts a peer that is alive and takes nothing
+// in, because it is stopped or computes, as one that is silent: its window is shut. So the kernel
+// is only asked when it last heard anything of what it waits for.
+#pragma once
+
+#include <netinet/in.h>
+#include <netinet/tcp.h>
+#include <sys/socket.h>
+
+#include <algorithm>
+#include <chrono>
+
+namespace unisono {
+
+class Silence {
+  public:
+    using Clock = std::chrono::steady_clock;
+    static constexpr std::chrono::milliseconds kLookEach{250};
+
+    // Takes over from the kernel what `fd` was told to bear.
+    explicit Silence(int fd) noexcept : fd_(fd) {
+        unsigned milliseconds = 0;
+        socklen_t length = sizeof(milliseconds);
+        if (::getsockopt(fd, IPPROTO_TCP, TCP_USER_TIMEOUT, &milliseconds, &length) != 0) return;
+        borne_ = std::chrono::milliseconds(milliseconds);
+        milliseconds = 0;
+        ::setsockopt(fd, IPPROTO_TCP, TCP_USER_TIMEOUT, &milliseconds, sizeof(milliseconds));
+    }
+
+    [[nodiscard]] std::chrono::milliseconds borne() const noexcept { return borne_; }
+
+    // Whether it has lasted too long. Counts while it is asked every `kLookEach` only: after a
+    // pause, what is unanswered may just have been sent.
+    [[nodiscard]] bool too_long(Clock::time_point now) noexcept {
+        if (borne_.count() == 0) return false;
+        tcp_info info{};
+        socklen_t length = sizeof(info);
+        const bool known = ::getsockopt(fd_, IPPROTO_TCP, TCP_INFO, &info, &length) == 0;
+        const bool paused = now - looked_ > 4 * kLookEach;
+        looked_ = now;
+        if (!known || info.tcpi_unacked == 0 || paused) {
+            since_ = now;
+        } else {
+            since_ = std::max(since_, now - std::chrono::milliseconds(info.tcpi_last_ack_recv));
+        }
+        return now - since_ >= borne_;
+    }
+
+  private:
+    int fd_;
+    std::chrono::milliseconds borne_{0};
+    Clock::time_point looked_{}, since_{};
+};
+
+}  // namespace unisono

@@ -1,0 +1,66 @@
+"""What protects the bytes between hosts: nothing, or TLS by the secret or by certificates."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from unisono.config import Settings
+from unisono.native import TlsContext
+
+_NO_SECRET = b"certificates prove all that is proved here"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Security:
+    """`tls` is the value of UNISONO_TLS; `context` what all connections share."""
+
+    tls: str = "off"
+    context: TlsContext | None = field(default=None, repr=False)
+
+    def secret_to_meet(self, secret: bytes | None) -> bytes | None:
+        """What the ends of a connection ask each other for before rank 0 has handed a secret round:
+        the user's; else, where certificates prove more, one that everybody knows."""
+        return _NO_SECRET if secret is None and self.tls == "certificates" else secret
+
+
+CLEAR = Security()
+"""No TLS."""
+
+
+def security_of(settings: Settings, secret: bytes | None) -> Security:
+    """The protection that the user chose; `secret` is the one that the user gave.
+
+    Raises `ValueError` if a file cannot be read or the secret is missing, `UnsupportedError`
+    without OpenSSL on this host, `UnisonoError` for files without certificates or keys.
+
+    >>> security_of(Settings(), None).tls
+    'off'
+    """
+    if settings.tls == "off":
+        return CLEAR
+    if settings.tls == "certificates":
+        files = {
+            "UNISONO_TLS_CERTIFICATE": settings.tls_certificate,
+            "UNISONO_TLS_KEY": settings.tls_key,
+            "UNISONO_TLS_CA": settings.tls_ca,
+        }
+        for variable, file in files.items():
+            _require_readable(variable, file)
+        return Security(tls=settings.tls, context=TlsContext(*files.values()))
+    if secret is None:
+        raise ValueError(
+            "UNISONO_TLS=psk needs a secret that has not travelled over the network: give all "
+            "ranks UNISONO_JOB_SECRET or UNISONO_JOB_SECRET_FILE"
+        )
+    return Security(tls=settings.tls, context=TlsContext())
+
+
+def _require_readable(variable: str, file: str) -> None:
+    if not file:
+        raise ValueError(f"UNISONO_TLS=certificates needs {variable}, the name of a PEM file")
+    try:
+        with Path(file).open("rb"):
+            pass
+    except OSError as error:
+        raise ValueError(f"{variable}: cannot read {file}: {error.strerror}") from error

@@ -1,0 +1,319 @@
+"""Going on without ranks of several hosts: processes of one machine that are told apart by name."""
+
+from __future__ import annotations
+
+import os
+import random
+import signal
+import socket
+import time
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+import pytest
+
+from ranks import Me, Processes
+from unisono import AbortedError, Communicator, PeerLostError
+
+LAYOUTS: dict[str, Sequence[int]] = {
+    "1+1+1+1": (0, 1, 2, 3),
+    "2+2": (0, 0, 1, 1),
+    "3+1": (0, 0, 0, 1),
+}
+RANKS = 4
+
+
+def slow(*values: object) -> Any:
+    """The same again, in another layout."""
+    return pytest.param(*values, marks=pytest.mark.slow)
+
+
+def over_hosts(body: Callable[[Me], Any], layout: Sequence[int]) -> Processes:
+    """`layout`: the host of each rank."""
+    with socket.create_server(("127.0.0.1", 0)) as probe:
+        port = probe.getsockname()[1]
+
+    def place(rank: int, words: list[str]) -> list[str]:
+        named = [f"UNISONO_HOST_ID=host{layout[rank]}", "UNISONO_INTERFACE==lo"]
+        return ["env", *named, *words]
+
+    return Processes(body, len(layout), name=f"tcp://127.0.0.1:{port}", place=place)
+
+
+def says(me: Me, comm: Communicator, event: str = "shrunk") -> None:
+    """Tells the test who is in the group, as all of its ranks find when they ask each other."""
+    former = comm.all_gather(np.array([me.rank])).tolist()
+    for count in (3, 200_000):
+        total = comm.all_reduce(np.full(count, 10.0**me.rank))
+        assert (total == sum(10.0**rank for rank in former)).all()
+    me.say(event, former=former, rank=comm.rank, ranks=comm.former_ranks, hosts=comm.hosts)
+
+
+def until_lost(comm: Communicator) -> None:
+    with pytest.raises(PeerLostError):
+        while True:
+            comm.all_reduce(np.ones(1000))
+
+
+def joined(me: Me) -> Communicator:
+    comm = me.join()
+    comm.all_reduce(np.ones(10))
+    assert len(comm.hosts) > 1
+    me.say("ready")
+    return comm
+
+
+# ---- nothing has happened
+
+
+def healthy(me: Me) -> None:
+    comm = joined(me)
+    with comm.shrink() as shrunk:
+        says(me, shrunk)
+        me.attempt("old", comm.barrier)
+        me.attempt("again", comm.shrink)
+        pair = shrunk.group([3, 0])
+        half = shrunk.split(shrunk.rank % 2)
+        assert half is not None
+        comm.close()  # what succeeds it does not need it
+        if pair is not None:
+            me.say("pair", sum=pair.all_reduce(np.array([me.rank])).tolist())
+        me.say("half", sum=half.all_reduce(np.array([me.rank])).tolist())
+
+
+@pytest.mark.parametrize("name", ["2+2", slow("1+1+1+1"), slow("3+1")])
+def test_a_healthy_group_shrinks_to_all_of_it(name: str) -> None:
+    with over_hosts(healthy, LAYOUTS[name]) as ranks:
+        for new, said in enumerate(ranks.wait_for("shrunk", range(RANKS))):
+            assert (said["rank"], said["ranks"]) == (new, [0, 1, 2, 3])
+        for said in ranks.wait_for("old", range(RANKS)):
+            assert "was shrunk to its ranks 0, 1, 2, 3" in said["text"]
+        for said in ranks.wait_for("again", range(RANKS)):
+            assert (said["error"], "go on without" in said["text"]) == ("AbortedError", True)
+        assert [said["sum"] for said in ranks.wait_for("pair", [0, 3])] == [[3], [3]]
+        halves = [said["sum"] for said in ranks.wait_for("half", range(RANKS))]
+        assert halves == [[2], [4], [2], [4]]
+        assert ranks.exit_codes() == [0] * RANKS
+
+
+# ---- ranks are killed
+
+
+def two_generations(me: Me) -> None:
+    comm = joined(me)
+    until_lost(comm)
+    first = comm.shrink()
+    says(me, first, "first")
+    until_lost(first)
+    second = first.shrink()
+    says(me, second, "second")
+    comm.close()
+    first.close()
+    pair = second.split(0)
+    assert pair is not None
+    says(me, pair, "split")
+    second.close()
+    pair.close()
+
+
+@pytest.mark.parametrize(
+    ("name", "victims"),
+    [
+        ("2+2", (3, 0)),
+        ("3+1", (0, 3)),
+        slow("1+1+1+1", (0, 1)),
+        slow("2+2", (0, 3)),
+        slow("3+1", (1, 2)),
+    ],
+)
+def test_two_generations(name: str, victims: tuple[int, int]) -> None:
+    layout = LAYOUTS[name]
+    left = sorted(set(range(RANKS)) - set(victims))
+    with over_hosts(two_generations, layout) as ranks:
+        ranks.wait_for("ready", range(RANKS))
+        ranks.signal(victims[0], signal.SIGKILL)
+        others = sorted(set(range(RANKS)) - {victims[0]})
+        for new, said in enumerate(ranks.wait_for("first", others)):
+            assert (said["former"], said["ranks"], said["rank"]) == (others, others, new)
+        ranks.signal(victims[1], signal.SIGKILL)
+        for new, said in enumerate(ranks.wait_for("second", left)):
+            assert said["former"] == left
+            assert (said["rank"], said["ranks"]) == (new, [others.index(r) for r in left])
+        ranks.wait_for("split", left)
+        codes = [-9 if rank in victims else 0 for rank in range(RANKS)]
+        assert ranks.exit_codes() == codes
+
+
+def once(me: Me) -> None:
+    comm = joined(me)
+    until_lost(comm)
+    with comm.shrink() as shrunk:
+        says(me, shrunk)
+
+
+@pytest.mark.parametrize("host", [0, slow(1)])
+def test_all_ranks_of_a_host_are_killed(host: int) -> None:
+    """Also where they are half, or most: their host says that they have ended."""
+    layout = (0, 0, 0, 1)
+    lost = [rank for rank in range(RANKS) if layout[rank] == host]
+    left = [rank for rank in range(RANKS) if layout[rank] != host]
+    with over_hosts(once, layout) as ranks:
+        ranks.wait_for("ready", range(RANKS))
+        for rank in lost:
+            ranks.signal(rank, signal.SIGKILL)
+        for said in ranks.wait_for("shrunk", left):
+            assert (said["ranks"], said["hosts"]) == (left, [list(range(len(left)))])
+
+
+def dies_while_shrinking(me: Me) -> None:
+    comm = joined(me)
+    until_lost(comm)
+    if me.rank == 0:  # would lead; the others are in shrink already
+        time.sleep(0.5)
+        os.kill(os.getpid(), signal.SIGKILL)
+    says(me, comm.shrink())
+
+
+def test_who_leads_dies_while_the_others_shrink() -> None:
+    with over_hosts(dies_while_shrinking, (0, 0, 1, 1, 2)) as ranks:
+        ranks.wait_for("ready", range(5))
+        ranks.signal(4, signal.SIGKILL)
+        for said in ranks.wait_for("shrunk", [1, 2, 3]):
+            assert said["former"] == [1, 2, 3]
+
+
+# ---- ranks that live are left out
+
+
+def excluded(me: Me) -> None:
+    comm = joined(me)
+    if me.rank in (0, 2):
+        me.attempt("told", comm.recv, np.ones(1), 1)
+        return
+    says(me, comm.shrink([0, 2]))
+
+
+def test_excluded_ranks_are_told() -> None:
+    """Half of them, and the one that has the middle of the star."""
+    with over_hosts(excluded, (0, 0, 1, 1)) as ranks:
+        for said in ranks.wait_for("shrunk", [1, 3]):
+            assert said["ranks"] == [1, 3]
+        for said in ranks.wait_for("told", [0, 2]):
+            assert (said["error"], "was shrunk to its ranks 1, 3" in said["text"]) == (
+                "AbortedError",
+                True,
+            )
+
+
+def late(me: Me) -> None:
+    comm = joined(me)
+    if me.rank == 0:
+        time.sleep(0.5)  # is stopped meanwhile
+        me.attempt("late", comm.shrink)
+        return
+    shrunk = comm.shrink(timeout_s=1.5)
+    shrunk.timeout_s = 30
+    says(me, shrunk)
+    me.say("waiting")
+    time.sleep(60)
+
+
+def test_a_stopped_rank_is_left_out_and_told_when_it_comes() -> None:
+    with over_hosts(late, (0, 1, 2)) as ranks:
+        ranks.wait_for("ready", range(3))
+        ranks.signal(0, signal.SIGSTOP)
+        for said in ranks.wait_for("shrunk", [1, 2]):
+            assert said["ranks"] == [1, 2]
+        ranks.signal(0, signal.SIGCONT)
+        (said,) = ranks.wait_for("late", [0])
+        assert said["error"] == "AbortedError"
+        assert said["text"].startswith("rank 0: the others go on without this rank")
+
+
+def half(me: Me) -> None:
+    comm = joined(me)
+    if me.rank == 1:
+        me.attempt("ended", lambda: comm.shrink(timeout_s=1.0))
+    time.sleep(60)
+
+
+def test_half_without_the_lowest_does_not_go_on() -> None:
+    """Rank 0 is stopped: nobody knows whether it goes on."""
+    with over_hosts(half, (0, 1)) as ranks:
+        ranks.wait_for("ready", range(2))
+        ranks.signal(0, signal.SIGSTOP)
+        (said,) = ranks.wait_for("ended", [1])
+        assert said["error"] == "AbortedError"
+        assert "rank 1 cannot go on: of ranks [0, 1] it reaches [1]" in said["text"]
+        assert "shrink(exclude=[0])" in said["text"]
+
+
+def interrupted(me: Me) -> None:
+    comm = joined(me)
+    if me.rank == 2:
+
+        def stop(*_: object) -> None:
+            raise KeyboardInterrupt
+
+        signal.signal(signal.SIGALRM, stop)
+        signal.setitimer(signal.ITIMER_REAL, 0.3)
+        me.attempt("stopped", comm.shrink)
+        time.sleep(60)
+    time.sleep(1.0)
+    says(me, comm.shrink())
+
+
+def test_a_rank_that_is_interrupted_has_left() -> None:
+    with over_hosts(interrupted, (0, 1, 2)) as ranks:
+        assert ranks.wait_for("stopped", [2])[0]["error"] == "KeyboardInterrupt"
+        for said in ranks.wait_for("shrunk", [0, 1]):
+            assert said["ranks"] == [0, 1]
+
+
+# ---- kills at random points
+
+MANY = 5
+
+
+def survives(me: Me) -> None:
+    """Works, and shrinks when others die, until nobody has died for a while."""
+    comm = joined(me)
+    x, done = np.ones(3000), 0
+    while done < 300:
+        try:
+            comm.all_reduce(x, "max")
+            done += 1
+            time.sleep(0.002)
+        except PeerLostError:
+            comm, done = comm.shrink(timeout_s=30), 0
+        except AbortedError as error:
+            assert "was shrunk" not in str(error), "left out, though it lives"
+            raise
+    says(me, comm, "end")
+
+
+def kill_at_random(seed: int) -> None:
+    chance = random.Random(seed)
+    layout = chance.choice([(0, 1, 2, 3, 4), (0, 0, 1, 1, 1), (0, 1, 0, 1, 2)])
+    victims = chance.sample(range(MANY), chance.randrange(1, MANY))
+    with over_hosts(survives, layout) as ranks:
+        ranks.wait_for("ready", range(MANY))
+        for victim in victims:
+            time.sleep(chance.choice([0, 0.0005, 0.005, 0.02, 0.1, 0.4]) * chance.random())
+            ranks.signal(victim, signal.SIGKILL)
+        left = sorted(set(range(MANY)) - set(victims))
+        said = ranks.wait_for("end", left)
+        assert [entry["former"] for entry in said] == [left] * len(left), seed
+        assert [entry["rank"] for entry in said] == list(range(len(left)))
+
+
+@pytest.mark.parametrize("seed", [0, slow(1), slow(2)])
+def test_kills_at_random_points(seed: int) -> None:
+    kill_at_random(seed)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", range(100, 150))
+def test_kills_at_random_points_fifty_times(seed: int) -> None:
+    kill_at_random(seed)

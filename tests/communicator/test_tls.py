@@ -1,0 +1,243 @@
+"""Ranks of several hosts under TLS: results, what an eavesdropper hears, and what they refuse.
+
+The hosts are pretended ones of this machine; the connections between them are real.
+"""
+
+from __future__ import annotations
+
+import gc
+import os
+import signal
+import socket
+import time
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from boards import free_port
+from ranks import Me, Processes
+from tls import Authority, Tap, needs_openssl
+from unisono import Communicator, config
+from unisono.communicator.joining import join
+from unisono.errors import AuthenticationError, PeerLostError, RendezvousError
+from unisono.links import dialing
+from unisono.runtime import meeting_point
+
+SECRET = {"UNISONO_JOB_SECRET": "what only the ranks of this test know"}
+PSK = SECRET | {"UNISONO_TLS": "psk"}
+MARK = b"a text that everybody would know again; "
+
+Body = Callable[[Communicator], Any]
+
+
+@pytest.fixture(scope="module")
+def authority(tmp_path_factory: pytest.TempPathFactory) -> Authority:
+    return Authority(tmp_path_factory.mktemp("tls") / "ca")
+
+
+def spanning(
+    body: Body,
+    environs: list[dict[str, str]],
+    *,
+    per_host: int = 1,
+    timeout_s: float = 40.0,
+) -> list[Any]:
+    """`body(comm)` on a rank for each of the environments: what it returned or raised."""
+    rendezvous = f"tcp://127.0.0.1:{free_port()}"
+
+    def rank_body(rank: int) -> Any:
+        environ = {
+            "UNISONO_HOST_ID": str(rank // per_host),
+            "UNISONO_INTERFACE": "=lo",
+            "UNISONO_TIMEOUT_S": str(timeout_s),
+            **environs[rank],
+        }
+        world = config.World(rank=rank, size=len(environs), rendezvous=rendezvous)
+        try:
+            with join(world, config.settings(environ)) as comm:
+                return body(comm)
+        except Exception as error:
+            return error
+
+    with ThreadPoolExecutor(len(environs)) as pool:
+        return list(pool.map(rank_body, range(len(environs))))
+
+
+def everything(comm: Communicator) -> str:
+    """Collectives of all lengths, begun calls, messages; both ways at once."""
+    n, rank = comm.size, comm.rank
+    for length in (0, 1, 7, 5000, 100_000, 1_500_000):
+        values = np.arange(length, dtype=np.float64)
+        total = comm.all_reduce(values * (rank + 1))
+        assert np.array_equal(total, values * (n * (n + 1) // 2)), length
+    works = [comm.all_reduce(np.full(3000, float(i)), async_op=True) for i in range(20)]
+    assert [work.wait()[0] for work in works] == [float(i * n) for i in range(20)]
+    pieces = np.repeat(np.arange(n, dtype=np.int64) + 10 * rank, 20_000)
+    exchanged = comm.all_to_all(pieces)
+    assert np.array_equal(exchanged, np.repeat(np.arange(n) * 10 + rank, 20_000))
+    for length in (1, 300_000):
+        sent = comm.send(np.full(length, float(rank)), (rank + 1) % n, async_op=True)
+        came = np.empty(length)
+        comm.recv(came, (rank - 1) % n)
+        sent.wait()
+        assert (came == (rank - 1) % n).all()
+    for _ in range(200):
+        comm.barrier()
+    return "right"
+
+
+@pytest.mark.parametrize("streams", ["1", "3"])
+def test_everything_by_the_secret(streams: str) -> None:
+    environ = PSK | {"UNISONO_STREAMS": streams}
+    assert spanning(everything, [environ] * 3, per_host=2) == ["right"] * 3
+
+
+@needs_openssl
+def test_everything_by_certificates(authority: Authority) -> None:
+    """Without a job secret: certificates alone say who takes part."""
+    environs = [authority.member(f"rank{rank}") for rank in range(2)]
+    assert spanning(everything, environs) == ["right"] * 2
+
+
+def tapped(monkeypatch: pytest.MonkeyPatch, tap: Tap) -> None:
+    """Leads all connections between ranks through the tap."""
+    direct, meet = dialing.dial, meeting_point.dial
+
+    def dial(to: tuple[str, int], source: str | None) -> socket.socket:
+        return direct(tap.dial(to), source)
+
+    def dial_meeting(addresses: list[Any], timeout_s: float) -> socket.socket:
+        family, to = addresses[0]
+        return meet([(family, tap.dial(to))], timeout_s)
+
+    monkeypatch.setattr(dialing, "dial", dial)
+    monkeypatch.setattr(meeting_point, "dial", dial_meeting)
+
+
+def speak(comm: Communicator) -> bytes:
+    """The text crosses in a broadcast and in a message, each way; what came in the end."""
+    text = np.frombuffer(MARK * 100, np.uint8).copy()
+    other = 1 - comm.rank
+    comm.broadcast(text, root=0)
+    sent = comm.send(text, other, async_op=True)
+    came = np.empty_like(text)
+    comm.recv(came, other)
+    sent.wait()
+    comm.barrier()
+    return bytes(came[: len(MARK)])
+
+
+@pytest.mark.parametrize("tls", ["off", "psk"])
+def test_what_an_eavesdropper_hears(tls: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    tap = Tap()
+    tapped(monkeypatch, tap)
+    assert spanning(speak, [SECRET | {"UNISONO_TLS": tls}] * 2) == [MARK] * 2
+    heard = bytes(tap.heard)
+    assert len(heard) > 3 * 100 * len(MARK)
+    # The second is what ranks say as they meet.
+    assert [MARK in heard, b'"addresses"' in heard] == [tls == "off"] * 2
+
+
+@pytest.mark.parametrize("kind", ["a broadcast", "a message"])
+def test_what_is_changed_on_the_way_is_not_believed(
+    kind: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    changing = []
+
+    def change(chunk: bytes) -> bytes:
+        if not changing or len(chunk) < 5000:
+            return chunk
+        return chunk[:3000] + bytes([chunk[3000] ^ 1]) + chunk[3001:]
+
+    def body(comm: Communicator) -> Any:
+        speak(comm)
+        changing.append(True)
+        text = np.zeros(1 << 20, np.uint8)
+        if kind == "a broadcast":
+            comm.broadcast(text, root=0)
+        elif comm.rank == 0:
+            comm.send(text, 1)
+        else:
+            comm.recv(text, 0)
+        comm.barrier()
+        return text.any()
+
+    tapped(monkeypatch, Tap(change))
+    found = spanning(body, [PSK] * 2)
+    assert [type(one) for one in found] == [PeerLostError] * 2
+    assert any("changed on its way (TLS)" in str(one) for one in found), found
+
+
+# ---- who is refused
+
+
+@pytest.fixture
+def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Ranks that are not let in do not try for long."""
+    monkeypatch.setattr(meeting_point, "PATIENCE_S", 0.3)
+
+
+@pytest.mark.usefixtures("impatient")
+@pytest.mark.parametrize("wrong", [0, 1])
+def test_settings_that_disagree(wrong: int) -> None:
+    environs = [PSK, PSK]
+    environs[wrong] = SECRET
+    found = spanning(everything, environs, timeout_s=2.0)
+    assert isinstance(found[0], RendezvousError)  # nobody came
+    assert isinstance(found[1], AuthenticationError)
+    here, there = ("off", "psk") if wrong == 1 else ("psk", "off")
+    assert f"UNISONO_TLS is {here} here, {there} at the other end" in str(found[1])
+
+
+@pytest.mark.usefixtures("impatient")
+def test_another_secret() -> None:
+    other = PSK | {"UNISONO_JOB_SECRET": "a guess"}
+    found = spanning(everything, [PSK, other], timeout_s=2.0)
+    assert [type(one) for one in found] == [RendezvousError, AuthenticationError]
+
+
+@needs_openssl
+@pytest.mark.usefixtures("impatient")
+def test_a_certificate_of_another_authority(authority: Authority, tmp_path: Path) -> None:
+    stranger = Authority(tmp_path / "other").member("stranger")
+    stranger["UNISONO_TLS_CA"] = str(authority.file)  # it believes, but is not believed
+    found = spanning(everything, [authority.member("rank0"), stranger], timeout_s=2.0)
+    assert [type(one) for one in found] == [RendezvousError, AuthenticationError]
+    assert "unknown ca" in str(found[1])
+
+
+# ---- failures, as without TLS
+
+
+def under_tls(me: Me) -> None:
+    """Meets, forks a child that lets go of everything, and works until a peer is killed."""
+    os.environ |= PSK | {"UNISONO_HOST_ID": str(me.rank), "UNISONO_INTERFACE": "=lo"}
+    comm = me.join()
+    data = np.ones(200_000)
+    comm.all_reduce(data)
+    child = os.fork()
+    if child == 0:
+        del comm
+        gc.collect()
+        os._exit(0)
+    assert os.waitpid(child, 0)[1] == 0
+    comm.all_reduce(data)
+    assert (data == 9.0).all()
+    me.say("worked")
+    if me.rank == 2:
+        time.sleep(60)
+    me.attempt("over", comm.all_reduce, data)
+
+
+def test_a_killed_rank_is_named() -> None:
+    with Processes(under_tls, 3, name=f"tcp://127.0.0.1:{free_port()}") as ranks:
+        ranks.wait_for("worked", range(3))
+        killed_at = ranks.signal(2, signal.SIGKILL)
+        for said in ranks.wait_for("over", [0, 1]):
+            assert said["error"] == "PeerLostError"
+            assert "rank 2" in said["text"]
+            assert said["at"] - killed_at < 3

@@ -1,0 +1,25 @@
+"""Four hosts for all scenarios of a file; after each they are whole again."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+
+from lab.job import give_disks, heal
+from unisono.bench.lab import Lab
+
+
+@pytest.fixture(scope="module")
+def cluster() -> Iterator[Lab]:
+    with Lab(hosts=4) as lab:
+        give_disks(lab)
+        yield lab
+
+
+@pytest.fixture
+def lab(cluster: Lab) -> Iterator[Lab]:
+    yield cluster
+    for host in range(cluster.hosts):
+        cluster.kill(host)
+    heal(cluster)

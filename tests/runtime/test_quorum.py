@@ -1,0 +1,85 @@
+"""A ledger made of votes: never two groups, whatever is cut, dies and is stopped, in any order."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from ballot_world import SpanningWorld
+from unisono.runtime.quorum import suffices
+
+
+def play(ranks: int, data: st.DataObject) -> SpanningWorld:
+    """Anything happens: at most one cut, some deaths and stops; then all that live end."""
+    world = SpanningWorld(ranks)
+    budget = {"die": data.draw(st.integers(0, ranks - 1)), "stop": 4, "cut": 1, "wait": 3}
+    for _ in range(data.draw(st.integers(0, 200))):
+        moves = world.moves()
+        absent = [r for r in range(ranks) if r not in world.states and r not in world.dead]
+        moves += [lambda rank=rank: world.come(rank) for rank in absent]
+        kinds = ["move"] * 20 + [kind for kind, left in budget.items() if left]
+        kind = data.draw(st.sampled_from(kinds))
+        if kind in budget:
+            budget[kind] -= 1
+        match kind:
+            case "move" if moves:
+                data.draw(st.sampled_from(moves))()
+            case "die":
+                world.dead.add(data.draw(st.integers(0, ranks - 1)))
+            case "stop":
+                world.stopped ^= {data.draw(st.integers(0, ranks - 1))}
+            case "cut":
+                world.cut(data.draw(st.frozensets(st.integers(0, ranks - 1))))
+            case "wait":
+                world.now += data.draw(st.sampled_from([0.1, 4.0, 15.0]))
+    world.settle()
+    return world
+
+
+def never_two_groups(ranks: int, data: st.DataObject) -> None:
+    world = play(ranks, data)
+    world.check()
+    assert set(world.outcomes) | world.dead == set(range(ranks))
+
+
+@settings(max_examples=60, deadline=None)
+@given(ranks=st.integers(2, 5), data=st.data())
+def test_never_two_groups(ranks: int, data: st.DataObject) -> None:
+    never_two_groups(ranks, data)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+@settings(max_examples=1000, deadline=None)
+@given(ranks=st.integers(2, 5), data=st.data())
+def test_at_length_never_two_groups(ranks: int, data: st.DataObject) -> None:
+    never_two_groups(ranks, data)
+
+
+@settings(max_examples=50, deadline=None)
+@given(ranks=st.integers(1, 6), data=st.data())
+def test_of_two_sides_the_right_one_goes_on(ranks: int, data: st.DataObject) -> None:
+    side = data.draw(st.frozensets(st.integers(0, ranks - 1)))
+    world = SpanningWorld(ranks)
+    world.cut(side)
+    world.settle()
+    sides = [sorted(side), sorted(set(range(ranks)) - side)]
+    assert world.check() == max(sides, key=lambda one: (len(one), 0 in one))
+
+
+@settings(max_examples=50, deadline=None)
+@given(ranks=st.integers(1, 6), data=st.data())
+def test_all_who_live_go_on_if_the_others_have_ended(ranks: int, data: st.DataObject) -> None:
+    world = SpanningWorld(ranks)
+    world.dead |= data.draw(st.frozensets(st.integers(0, ranks - 1)))
+    world.settle()
+    assert world.check() == sorted(set(range(ranks)) - world.dead)
+
+
+@given(st.integers(1, 7), st.data())
+def test_two_sets_that_suffice_have_a_rank_in_common(ranks: int, data: st.DataObject) -> None:
+    some = st.frozensets(st.integers(0, ranks - 1))
+    one, other, voters = data.draw(some), data.draw(some), set(range(ranks))
+    if suffices(one, set(), voters) and suffices(other, set(), voters):
+        assert one & other
