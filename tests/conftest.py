@@ -7,9 +7,14 @@ from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING
 
 import pytest
+from hypothesis import settings
 
 if TYPE_CHECKING:
     from ranks import Threads
+
+# No test may fail because the machine was busy with something else.
+settings.register_profile("unisono", deadline=None)
+settings.load_profile("unisono")
 
 _LAUNCHER_VARIABLES = (
     "UNISONO_RANK", "UNISONO_SIZE", "UNISONO_RENDEZVOUS", "UNISONO_TIMEOUT_S",

@@ -14,6 +14,7 @@ import pytest
 from lab import bodies
 from lab.bodies import CALL_TIMEOUT_S
 from lab.job import Job, Outcome, await_no_remains, fill_disks, heal
+from lab.layouts import LAYOUTS, in_layouts
 from lab.switch import needs_hosts
 from ranks import Me
 from unisono.bench.lab import Lab
@@ -24,12 +25,7 @@ SOON_S = 3.0
 """Within this every survivor knows who is lost on another host."""
 PAUSE_S = 0.3
 """From the first finished call to the fault: calls are under way then."""
-LAYOUTS = [(1, 1, 1, 1), (2, 2), (3, 1)]
 ROUNDS = 50
-
-
-def layout_name(layout: Sequence[int]) -> str:
-    return "+".join(map(str, layout))
 
 
 # ---- what is lost
@@ -225,16 +221,7 @@ SCENARIOS: dict[str, Round] = {
 SELDOM = {fault.name for fault in FAULTS if not fault.often}
 
 
-def cases() -> Iterator[Any]:
-    """Every scenario in every layout; in one of them in the default run."""
-    for number, name in enumerate(SCENARIOS):
-        for layout in LAYOUTS:
-            often = name not in SELDOM and layout == LAYOUTS[number % len(LAYOUTS)]
-            marks = () if often else pytest.mark.slow
-            yield pytest.param(name, layout, marks=marks, id=f"{name}-{layout_name(layout)}")
-
-
-@pytest.mark.parametrize(("name", "layout"), list(cases()))
+@pytest.mark.parametrize(("name", "layout"), in_layouts(SCENARIOS, SELDOM))
 def test_it_ends_as_specified(lab: Lab, name: str, layout: Sequence[int]) -> None:
     SCENARIOS[name](lab, layout)
 

@@ -10,18 +10,13 @@ import pytest
 
 from lab.bodies import add_up, endless
 from lab.job import Job
+from lab.layouts import in_layouts
 from lab.switch import needs_hosts
 from ranks import Me
 from unisono import AbortedError, Communicator, PeerLostError
 from unisono.bench.lab import Lab
 
 pytestmark = [pytest.mark.lab, needs_hosts]
-
-LAYOUTS = [(1, 1, 1, 1), (2, 2), (3, 1)]
-
-
-def layout_name(layout: Sequence[int]) -> str:
-    return "+".join(map(str, layout))
 
 
 def last_host(job: Job) -> int:
@@ -71,8 +66,7 @@ LOSSES: dict[str, tuple[Callable[[Job], float], Callable[[Job], list[int]]]] = {
 }
 
 
-@pytest.mark.parametrize("layout", LAYOUTS, ids=layout_name)
-@pytest.mark.parametrize("loss", LOSSES)
+@pytest.mark.parametrize(("loss", "layout"), in_layouts(LOSSES))
 def test_the_survivors_go_on(lab: Lab, loss: str, layout: Sequence[int]) -> None:
     do, who = LOSSES[loss]
     with Job(lab, shrinking, layout) as job:
@@ -82,8 +76,7 @@ def test_the_survivors_go_on(lab: Lab, loss: str, layout: Sequence[int]) -> None
         shrunk(job, 1, job.others(lost), job.others(lost))
 
 
-@pytest.mark.parametrize("layout", LAYOUTS, ids=layout_name)
-@pytest.mark.parametrize("victims", [(3, 2), (0, 1), (0, 3)], ids=str)
+@pytest.mark.parametrize(("victims", "layout"), in_layouts([(3, 2), (0, 1), (0, 3)]))
 def test_and_go_on_again(lab: Lab, victims: tuple[int, int], layout: Sequence[int]) -> None:
     with Job(lab, shrinking, layout) as job:
         job.wait_for("joined", range(job.ranks))
@@ -95,8 +88,7 @@ def test_and_go_on_again(lab: Lab, victims: tuple[int, int], layout: Sequence[in
         shrunk(job, 2, left, [first.index(rank) for rank in left])
 
 
-@pytest.mark.parametrize("layout", LAYOUTS, ids=layout_name)
-@pytest.mark.parametrize("host", ["first", "last"])
+@pytest.mark.parametrize(("host", "layout"), in_layouts(["last", "first"]))
 def test_one_side_of_a_cut_goes_on(lab: Lab, host: str, layout: Sequence[int]) -> None:
     """The one with more ranks, or with rank 0 of equally many; the other is told why not."""
     with Job(lab, shrinking, layout) as job:
@@ -110,7 +102,7 @@ def test_one_side_of_a_cut_goes_on(lab: Lab, host: str, layout: Sequence[int]) -
             assert "cannot go on" in said["text"] and "beyond a cut" in said["text"]
 
 
-@pytest.mark.parametrize("layout", LAYOUTS, ids=layout_name)
+@pytest.mark.parametrize("layout", [(1, 1, 1, 1), pytest.param((2, 2), marks=pytest.mark.slow)])
 def test_a_host_without_power_may_live_for_all_one_knows(lab: Lab, layout: Sequence[int]) -> None:
     """It is silent, as beyond a cut: what is left goes on only if it is enough."""
     with Job(lab, shrinking, layout) as job:

@@ -1,0 +1,92 @@
+"""Groups of some ranks of a communicator."""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from unisono.communicator.table import Selectable, Table
+from unisono.runtime.rendezvous import Meeting
+
+if TYPE_CHECKING:
+    from unisono.communicator.communicator import Communicator
+
+_TOKEN_BYTES = 16
+
+
+def split(
+    self: Communicator, color: int | None, key: int = 0, *, selection: Selectable | None = None
+) -> Communicator | None:
+    """One communicator for each color, ranks ordered by key, then by rank here.
+
+    Collective over all ranks; those with color None get None. `selection` (a `Selection` or a
+    file) comes before what this communicator chooses by; that of the new rank 0 counts.
+    """
+    with self._engine.telling_refusals("split"):
+        self._engine.refuse_in_batch("split")
+        token = np.frombuffer(secrets.token_bytes(_TOKEN_BYTES), np.int64)
+        member = [0 if color is None else 1, 0 if color is None else color, key]
+        mine = np.concatenate([np.array(member, np.int64), token])
+    table = self.all_gather(mine).reshape(self.size, -1)
+    if color is None:
+        return None
+    same = [r for r in range(self.size) if table[r, 0] and table[r, 1] == color]
+    ordered = sorted(same, key=lambda r: (int(table[r, 2]), r))
+    name = "split-" + table[ordered[0], 3:].tobytes().hex()
+    return _child(self, ordered, name, selection)
+
+
+def group(
+    self: Communicator, ranks: Sequence[int], *, selection: Selectable | None = None
+) -> Communicator | None:
+    """A communicator of these ranks, in this order.
+
+    Collective over those ranks alone; on others it returns None at once. `selection` as for
+    `split`.
+    """
+    ordered = [int(rank) for rank in ranks]
+    if len(set(ordered)) != len(ordered) or not all(0 <= r < self.size for r in ordered):
+        raise ValueError(f"{ordered} are not distinct ranks of 0..{self.size - 1}")
+    if self.rank not in ordered:
+        return None
+    members = tuple(ordered)
+    self._forks[members] += 1
+    name = f"group-{self._name}-{members}-{self._forks[members]}"
+    return _child(self, ordered, name, selection)
+
+
+def _child(
+    self: Communicator, ranks: Sequence[int], rendezvous: str, selection: Selectable | None
+) -> Communicator:
+    meeting = Meeting(
+        rank=ranks.index(self.rank),
+        size=len(ranks),
+        rendezvous=rendezvous,
+        timeout_s=self.timeout_s,
+        staging_bytes=self._settings.staging_bytes,
+        word=self._engine.book.table.under(selection).pack(),
+    )
+    if self._span is None:
+        child = type(self)(meeting, self._settings)
+    else:
+        members = [self._span.members[rank] for rank in ranks]
+        own = replace(meeting, word=self._engine.book.table.pack())
+        met = self._span.roads.form(own, members)
+        child = type(self)(meeting, self._settings, met=met)
+        if met.span is not None:
+            _adopt_table(child, meeting.word)
+    child.timeout_s = self.timeout_s
+    return child
+
+
+def _adopt_table(self: Communicator, word: bytes) -> None:
+    """Rank 0's table for all: on one host it is handed over when the ranks meet."""
+    length = self.broadcast(np.array([len(word)]))
+    packed = np.zeros(length[0], np.uint8)
+    if self.rank == 0:
+        packed[:] = np.frombuffer(word, np.uint8)
+    self._engine.adopt_table(Table.unpack(self.broadcast(packed).tobytes()))
