@@ -78,6 +78,7 @@ def bench(
     """
     from unisono.bench.contestants import OURS
     from unisono.bench.execute import Hosts, Request, execute, split_names
+    from unisono.bench.predict import read_models
     from unisono.bench.runner import Pace
     from unisono.bench.sizes import parse_sizes
     from unisono.errors import UnsupportedError
@@ -105,12 +106,11 @@ def bench(
             bind=bind,
             json_path=json_path,
             plot_path=plot_path,
-            predict_path=predict_path,
+            models=() if predict_path is None else read_models(predict_path, ops),
         )
-        models = request.models()
     except (ValueError, OSError, UnsupportedError) as error:
         raise typer.BadParameter(str(error)) from error
-    raise typer.Exit(execute(request, models))
+    raise typer.Exit(execute(request))
 
 
 def check(*, ranks: RanksOption = 4, json_path: JsonOption = None) -> None:

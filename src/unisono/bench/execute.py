@@ -17,7 +17,7 @@ from unisono.bench.cluster import Cluster
 from unisono.bench.contestants import MEMORY, NETWORK, Contestant
 from unisono.bench.lab import Lab
 from unisono.bench.plot import require_plotting, save_plot
-from unisono.bench.predict import read_models, with_predictions
+from unisono.bench.predict import with_predictions
 from unisono.bench.report import render_report
 from unisono.bench.runner import Observer, Pace, run_benchmark
 from unisono.simulator.link_model import LinkModel
@@ -64,8 +64,8 @@ class Request:
     hosts: Hosts | None = None
     json_path: str | None = None
     plot_path: Path | None = None
-    predict_path: Path | None = None
-    """A file of link models, or of measurements, to predict from."""
+    models: tuple[LinkModel, ...] = ()
+    """What to predict from."""
 
     def __post_init__(self) -> None:
         assert self.cases  # each of them is valid
@@ -89,11 +89,6 @@ class Request:
             for nbytes in (self.sizes if op != "barrier" else (0,))
         ]
 
-    def models(self) -> list[LinkModel] | None:
-        """What to predict from. Raises ValueError and OSError for a file that cannot serve."""
-        path = self.predict_path
-        return None if path is None else read_models(path, self.cases)
-
     @property
     def contestants(self) -> tuple[str, ...]:
         """Ours first, the limit last."""
@@ -101,8 +96,8 @@ class Request:
         return tuple(dict.fromkeys((self.ours, *self.against, limit)))
 
 
-def execute(request: Request, models: list[LinkModel] | None = None) -> int:
-    """Run, print with what the models foretell, write; the exit code."""
+def execute(request: Request) -> int:
+    """Run, print, write; the exit code."""
     place = nullcontext() if request.hosts is None else request.hosts.build()
     with place as cluster, progress() as observe:
         report = run_benchmark(
@@ -115,8 +110,8 @@ def execute(request: Request, models: list[LinkModel] | None = None) -> int:
             command=(Path(sys.argv[0]).name, *sys.argv[1:]),
             observe=observe,
         )
-    if models is not None:
-        report = with_predictions(report, models)
+    if request.models:
+        report = with_predictions(report, request.models)
     result_console(request.json_path).print(render_report(report))
     write_json(report.to_dict(), request.json_path)
     if request.plot_path is not None:

@@ -2,29 +2,29 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from unisono.bench.cases import Case
 from unisono.bench.results import Report
 from unisono.simulator.calibration import models_of
 from unisono.simulator.link_model import LinkModel, nearest
 
 
-def read_models(path: Path, cases: list[Case]) -> list[LinkModel]:
+def read_models(path: Path, ops: Sequence[str]) -> tuple[LinkModel, ...]:
     """The models of a file: of `unisono calibrate --out`, or measurements.
 
-    Raises `ValueError` if one of the cases is of an operation that nobody has measured there.
+    Raises `ValueError` if nobody has measured one of the operations there.
     """
     models = models_of(path.read_text(encoding="utf-8"), source=path.name)
     there = sorted({model.op for model in models})
-    for case in cases:
-        if case.op not in there:
-            raise ValueError(f"{path}: no model of {case.op}, only of {', '.join(there)}")
-    return models
+    for op in ops:
+        if op not in there:
+            raise ValueError(f"{path}: no model of {op}, only of {', '.join(there)}")
+    return tuple(models)
 
 
-def with_predictions(report: Report, models: list[LinkModel]) -> Report:
+def with_predictions(report: Report, models: Sequence[LinkModel]) -> Report:
     """The report with what the models foretell for each of its rows."""
     rows = []
     for row in report.rows:
