@@ -29,7 +29,7 @@ from unisono.bench.results import Report
 from unisono.bench.runner import Pace, run_benchmark
 from unisono.bench.sizes import format_size, parse_sizes
 from unisono.schedule import lower_rank
-from unisono.simulator import Conditions, Endpoint, Job, Order
+from unisono.simulator import Conditions, Job, Order
 from unisono.topology import Topology
 
 ALGORITHMS = ("ring", "halving_doubling", "direct", "reduce_broadcast")
@@ -54,12 +54,13 @@ class Place:
         slow = {} if self.last == 1 else {self.hosts - 1: f"{mbit * self.last:.0f}mbit"}
         return Lab(hosts=self.hosts, rate=f"{mbit}mbit", rates=slow)
 
-    def network(self, payload_Bps: float) -> Topology:
-        """The hosts, as a network to simulate."""
+    def network(self, payload_Bps: float, message_s: float) -> Topology:
+        """The hosts, as a network to simulate. What a message takes at least is a latency, half on
+        each of its two links, because a stream goes on in the meantime."""
         star = topology.star(self.hosts)
         ends = np.minimum(star.links.src, star.links.dst)
         rate = np.where(ends == self.hosts - 1, self.last, 1.0) * payload_Bps
-        return star.with_links(bandwidth_Bps=rate, latency_s=0.0)
+        return star.with_links(bandwidth_Bps=rate, latency_s=message_s / 2)
 
 
 PLACES = (Place(hosts=2), Place(hosts=4), Place(hosts=8), Place(hosts=4, last=0.4))
@@ -80,7 +81,7 @@ def measure(place: Place, sizes: tuple[int, ...], mbit: int, rounds: int) -> Rep
         )
 
 
-def predict_s(name: str, network: Topology, nbytes: int, message_s: float) -> float:
+def predict_s(name: str, network: Topology, nbytes: int) -> float:
     """The simulation of an algorithm, block by block."""
     schedule = algorithms.build("all_reduce", name, ranks=network.num_ranks)
     plan = lower_rank(schedule, 0).plan
@@ -97,8 +98,7 @@ def predict_s(name: str, network: Topology, nbytes: int, message_s: float) -> fl
         )
         for b in range(blocks)
     ]
-    told = Conditions(endpoint=Endpoint(overhead_s=message_s), order=Order.STREAMS)
-    return simulate(jobs, network, conditions=told).time_s
+    return simulate(jobs, network, conditions=Conditions(order=Order.STREAMS)).time_s
 
 
 def compare(place: Place, report: Report) -> list[dict[str, Any]]:
@@ -107,14 +107,14 @@ def compare(place: Place, report: Report) -> list[dict[str, Any]]:
     assert ring is not None and ring.median_s, "the ring was measured"
     message_s = ring.median_s / algorithms.cost("all_reduce", "ring", ranks=place.hosts).rounds
     payloads = [row.payload_Bps for row in report.rows if row.payload_Bps]
-    network = place.network(median(payloads))
+    network = place.network(median(payloads), message_s)
     found = []
     for row in report.rows[1:]:
         for name in ALGORITHMS:
             measurement = row.of(f"unisono:{name}")
             if measurement is None or not measurement.median_s:
                 continue
-            predicted_s = predict_s(name, network, row.case.nbytes, message_s)
+            predicted_s = predict_s(name, network, row.case.nbytes)
             found.append(
                 {
                     "hosts": str(place),
