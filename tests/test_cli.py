@@ -8,7 +8,19 @@ from typer.testing import CliRunner
 
 from unisono.cli import app
 
-COMMANDS = ("check", "bench", "explain", "tune", "prove", "show", "topo", "lab", "train")
+COMMANDS = (
+    "check",
+    "bench",
+    "explain",
+    "tune",
+    "prove",
+    "show",
+    "topo",
+    "simulate",
+    "calibrate",
+    "lab",
+    "train",
+)
 
 
 def run(*arguments: str) -> tuple[int, str]:

@@ -80,3 +80,58 @@ def test_some_algorithms_and_conditions() -> None:
 def test_refusals(arguments: list[str], told: str) -> None:
     code, output = simulate(*arguments)
     assert code == 2 and told in " ".join(output.replace("│", " ").split())
+
+
+def test_a_sweep_as_table_picture_and_json() -> None:
+    code, output = simulate(
+        *("all_reduce", "--compare", "ring,direct", "-t", "star:16,latency=0ns", "--size", "64M"),
+        *("--sweep", "hosts=2,4,8", "--compute", "10ms", "--svg", "s.svg", "--json", "s.json"),
+    )
+    assert code == 0 and "scale factor" in output and "written: s.svg" in output
+    points = json.loads(Path("s.json").read_text())["points"]
+    assert [point["ranks"] for point in points] == [2, 4, 8]
+    for point in points:
+        ring = next(row for row in point["algorithms"] if row["algorithm"] == "ring")
+        n = point["ranks"]
+        assert ring["time_s"] == pytest.approx(2 * (n - 1) / n * (64 << 20) / 50e9)
+        best = min(row["time_s"] for row in point["algorithms"])
+        assert point["scale_factor"] == pytest.approx(10e-3 / (10e-3 + best))
+    text = Path("s.svg").read_text()
+    assert "scale factor, 10 ms of computing" in text and ">80%<" in text and ">direct<" in text
+    assert ElementTree.fromstring(text).tag.endswith("svg")
+
+
+def test_a_picture_over_bandwidths() -> None:
+    sweep = ["--sweep", "bandwidth=100Gbit,400Gbit", "--svg", "b.svg"]
+    code, output = simulate("all_reduce", "ring", "-t", "fat_tree:4", *sweep)
+    assert code == 0 and "400Gbit" in output and "of the bound" in output
+    assert "12.5 GB/s" in Path("b.svg").read_text()
+
+
+def test_a_search_as_table_and_json() -> None:
+    arguments = ["all_reduce", "-t", "grid:4x4", "--size", "8K", "--compare", "ring"]
+    code, output = simulate(*arguments, "--search", "--json", "f.json", "--heat", "h.svg")
+    assert code == 0 and "ranks 0, 1, ... are: 0 1 2 3 7" in output and "written: h.svg" in output
+    found = json.loads(Path("f.json").read_text())
+    assert found["found"][0]["order"] == "snake"
+    assert sorted(found["found"][0]["placement"]) == list(range(16))
+    assert found["simulated"] > 3
+
+
+@pytest.mark.parametrize(
+    ("arguments", "told"),
+    [
+        (["--sweep", "hosts"], "written as in hosts=2,4,8"),
+        (["--sweep", "hosts=2,64"], "has 16 hosts"),
+        (["--sweep", "spines=2"], "has no spines to vary"),
+        (["--sweep", "hosts=2", "--search"], "not both"),
+        (["--sweep", "hosts=2", "--heat", "h.svg"], "do not go with --sweep"),
+        (["--sweep", "kind=roce,ethernet", "--svg", "k.svg"], "it is no amount above 0"),
+        (["--compute", "10ms"], "--compute goes with --sweep"),
+        (["--sweep", "hosts=2", "--compute", "long"], "not a time"),
+        (["--search", "--svg", "s.svg"], "draws no chart"),
+    ],
+)
+def test_refusals_of_sweeps_and_searches(arguments: list[str], told: str) -> None:
+    code, output = simulate("all_reduce", "ring", "-t", "fat_tree:4", *arguments)
+    assert code == 2 and told in " ".join(output.replace("│", " ").split())

@@ -9,6 +9,7 @@ import typer
 from unisono.bench.commands import bench, check, explain, prove
 from unisono.bench.lab.command import lab
 from unisono.bench.tune_command import tune
+from unisono.calibrate_command import calibrate
 from unisono.errors import UnisonoError
 from unisono.show_command import show
 from unisono.simulate_command import simulate
@@ -38,6 +39,7 @@ app.command(
     epilog="Example: unisono simulate all_reduce --topology torus:8x8 --size 64M --compare all "
     "--svg times.svg"
 )(simulate)
+app.command(epilog="Example: unisono calibrate bench.json --out model.json")(calibrate)
 app.command(epilog="Example: unisono topo torus:4x4 --svg torus.svg --html torus.html")(topo)
 
 

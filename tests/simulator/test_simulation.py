@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from itertools import pairwise
 
 import numpy as np
@@ -276,3 +277,29 @@ def test_refusals() -> None:
 def test_nothing_to_do() -> None:
     assert simulate(build("ring", 1), topology.ring(2), 1e6).time_s == 0
     assert simulate(build("ring", 4), topology.ring(4, cable=CABLE), 0).time_s == 0
+
+
+def test_streams_keep_the_order_of_messages() -> None:
+    net = topology.star(2).with_links(bandwidth_Bps=1e9, latency_s=0.0)
+    send = algorithms.build("broadcast", "direct", ranks=2)
+    jobs = [Job(name=f"{i}", schedule=send, nbytes=1e6, first_round=i) for i in range(3)]
+    shared = simulate(jobs, net)
+    assert [job.ended_s for job in shared.jobs] == pytest.approx([3e-3] * 3)
+    streams = Conditions(order=Order.STREAMS)
+    ordered = simulate(jobs[::-1], net, conditions=streams)
+    assert {job.name: job.ended_s for job in ordered.jobs} == pytest.approx(
+        {"0": 1e-3, "1": 2e-3, "2": 3e-3}
+    )
+
+
+def test_streams_that_wait_for_each_other_are_refused() -> None:
+    ring = algorithms.build("all_reduce", "ring", ranks=2)
+    jobs = [
+        Job(name="one", schedule=ring, nbytes=1e6),
+        Job(name="two", schedule=ring, nbytes=1e6, after=("one",)),
+    ]
+    streams = Conditions(order=Order.STREAMS)
+    with pytest.raises(ValueError, match="needs a later first_round"):
+        simulate(jobs, topology.star(2), conditions=streams)
+    later = [jobs[0], replace(jobs[1], first_round=2)]
+    assert simulate(later, topology.star(2), conditions=streams).time_s > 0

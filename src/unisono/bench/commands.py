@@ -65,6 +65,10 @@ def bench(
     plot_path: Annotated[
         Path | None, typer.Option("--plot", help="Write a PNG (needs the plot extra).")
     ] = None,
+    predict_path: Annotated[
+        Path | None,
+        typer.Option("--predict", metavar="FILE", help="Show what link models foretell, too."),
+    ] = None,
 ) -> None:
     """Measure operations beside other libraries and the limit of the memory or the network.
 
@@ -74,6 +78,7 @@ def bench(
     """
     from unisono.bench.contestants import OURS
     from unisono.bench.execute import Hosts, Request, execute, split_names
+    from unisono.bench.predict import read_models
     from unisono.bench.runner import Pace
     from unisono.bench.sizes import parse_sizes
     from unisono.errors import UnsupportedError
@@ -101,8 +106,9 @@ def bench(
             bind=bind,
             json_path=json_path,
             plot_path=plot_path,
+            models=() if predict_path is None else read_models(predict_path, ops),
         )
-    except (ValueError, UnsupportedError) as error:
+    except (ValueError, OSError, UnsupportedError) as error:
         raise typer.BadParameter(str(error)) from error
     raise typer.Exit(execute(request))
 

@@ -17,8 +17,10 @@ from unisono.bench.cluster import Cluster
 from unisono.bench.contestants import MEMORY, NETWORK, Contestant
 from unisono.bench.lab import Lab
 from unisono.bench.plot import require_plotting, save_plot
+from unisono.bench.predict import with_predictions
 from unisono.bench.report import render_report
 from unisono.bench.runner import Observer, Pace, run_benchmark
+from unisono.simulator.link_model import LinkModel
 
 STDOUT = "-"
 _PIPE_COLUMNS = 150
@@ -62,6 +64,8 @@ class Request:
     hosts: Hosts | None = None
     json_path: str | None = None
     plot_path: Path | None = None
+    models: tuple[LinkModel, ...] = ()
+    """What to predict from."""
 
     def __post_init__(self) -> None:
         assert self.cases  # each of them is valid
@@ -106,6 +110,8 @@ def execute(request: Request) -> int:
             command=(Path(sys.argv[0]).name, *sys.argv[1:]),
             observe=observe,
         )
+    if request.models:
+        report = with_predictions(report, request.models)
     result_console(request.json_path).print(render_report(report))
     write_json(report.to_dict(), request.json_path)
     if request.plot_path is not None:

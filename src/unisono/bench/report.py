@@ -63,6 +63,7 @@ def _render_operation(report: Report, op: str, rows: list[Row]) -> Table:
     for column in (
         *("time us", "p25-p75", "algbw GB/s", "busbw GB/s"),
         *("x ours", "x limit", "core ns", "wrong"),
+        *(("predicted us",) if _foretold(report) else ()),
     ):
         table.add_column(column, justify="right", no_wrap=True)
     for row in rows:
@@ -74,6 +75,7 @@ def _render_operation(report: Report, op: str, rows: list[Row]) -> Table:
                 *_measurement_cells(report, row, measurement),
                 probe,
                 _wrong_cell(measurement),
+                *((_prediction(report, row, measurement),) if _foretold(report) else ()),
                 style="bold" if measurement.contestant == report.ours else None,
                 end_section=index == len(row.measurements) - 1,
             )
@@ -113,6 +115,19 @@ def _measurement_cells(report: Report, row: Row, measurement: Measurement) -> tu
         ours,
         _ratio(row.ratio(name, report.limit)),
     )
+
+
+def _foretold(report: Report) -> bool:
+    return any(row.predicted_s is not None for row in report.rows)
+
+
+def _prediction(report: Report, row: Row, measurement: Measurement) -> str:
+    """Of ours: the time that was foretold, and how much more or less that is than it took."""
+    if measurement.contestant != report.ours or row.predicted_s is None:
+        return ""
+    took_s = measurement.median_s
+    off = f" ({row.predicted_s / took_s - 1:+.0%})" if took_s else ""
+    return _time(row.predicted_s) + off
 
 
 def _render_means(report: Report) -> list[RenderableType]:

@@ -46,6 +46,8 @@ class Row:
     probes_s: tuple[float, ...] = ()
     payload_Bps: float | None = None
     """Across hosts: what a link carried when it was measured, just after."""
+    predicted_s: float | None = None
+    """What a link model foretold of ours."""
 
     def of(self, contestant: str) -> Measurement | None:
         return next((m for m in self.measurements if m.contestant == contestant), None)
@@ -140,6 +142,7 @@ def _row_to_dict(row: Row, ours: str, limit: str) -> dict[str, Any]:
         "count": row.case.count,
         "probes_s": list(row.probes_s),
         "payload_Bps": row.payload_Bps,
+        "predicted_s": row.predicted_s,
         "results": {
             m.contestant: _measurement_to_dict(row, m, ours, limit) for m in row.measurements
         },

@@ -9,9 +9,11 @@ True
 """
 
 from unisono.simulator.bound import bound_s
+from unisono.simulator.calibration import calibrate
 from unisono.simulator.compare import Entry, compare
 from unisono.simulator.conditions import Conditions, Endpoint, Order, Traffic
 from unisono.simulator.job import Compute, Job
+from unisono.simulator.link_model import LinkModel, Regime
 from unisono.simulator.result import JobTimes, Kind, Result, Step, Steps, Usage
 from unisono.simulator.simulation import Progress, simulate
 from unisono.simulator.trace import to_chrome_trace
@@ -24,14 +26,17 @@ __all__ = [
     "Job",
     "JobTimes",
     "Kind",
+    "LinkModel",
     "Order",
     "Progress",
+    "Regime",
     "Result",
     "Step",
     "Steps",
     "Traffic",
     "Usage",
     "bound_s",
+    "calibrate",
     "compare",
     "simulate",
     "to_chrome_trace",

@@ -7,6 +7,8 @@ from dataclasses import dataclass, field
 from enum import IntEnum
 from math import inf
 
+from unisono.simulator.link_model import LinkModel
+
 
 class Order(IntEnum):
     """When a rank's messages leave, beyond waiting for the values that they carry."""
@@ -18,6 +20,9 @@ class Order(IntEnum):
     before has left."""
     ROUNDS = 2
     """Those of a round when all that the rank sends and receives in earlier ones has arrived."""
+    STREAMS = 3
+    """Those from one rank to another, as on one connection: by their rounds, to which a job adds
+    its `first_round`; one begins when the one before has left."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -93,10 +98,16 @@ class Conditions:
     one, as ECMP has it."""
     seed: int = 0
     """Of the choice among equal ways."""
+    messages: LinkModel | None = None
+    """What was measured of messages: links of ranks take its rate, others keep their part of that,
+    a message waits what its size has to, and occupies links for the rest of its time. Latencies of
+    links are in it. Bytes in results are what occupied links could have carried."""
 
     def __post_init__(self) -> None:
         if self.paths < 1:
             raise ValueError(f"conditions: paths is at least 1, not {self.paths}")
+        if self.messages is not None and self.in_network:
+            raise ValueError("conditions: a link model does not tell what switches add up or copy")
         for link, part in self.degraded.items():
             if not part > 0:
                 raise ValueError(

@@ -28,6 +28,8 @@ class Job:
     """Names of what a rank must have done before it takes part; each rank for itself."""
     start_s: float = 0.0
     """No rank takes part earlier."""
+    first_round: int = 0
+    """Where its rounds are among those of other jobs, for `Order.STREAMS`."""
 
     def __post_init__(self) -> None:
         if not 0 <= self.nbytes < inf:

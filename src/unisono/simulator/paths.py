@@ -39,11 +39,13 @@ class Network:
         for rank in conditions.endpoints:
             if not 0 <= rank < topology.num_ranks:
                 raise ValueError(f"{topology.name}: no rank {rank} among {topology.num_ranks}")
-        rate = topology.links.bandwidth_Bps.copy()
+        model = conditions.messages
+        found = topology if model is None else model.network(topology)
+        rate = found.links.bandwidth_Bps.copy()
         for link, part in conditions.degraded.items():
             rate[link] *= part
         links = np.arange(len(topology.links))
-        found = topology.with_links(bandwidth_Bps=rate) if conditions.degraded else topology
+        found = found.with_links(bandwidth_Bps=rate) if conditions.degraded else found
         if conditions.failed:
             links = np.delete(links, ints(list(conditions.failed)))
             found = found.without(conditions.failed)
@@ -163,18 +165,32 @@ class PathBook:
         starts, none = np.arange(count + 1), np.full(count, -1, np.int32)
         return self._add((resources, starts), np.ones(count), none, np.zeros(count))
 
-    def messages(self, src: Ints, dst: Ints, channel: Ints) -> int:
-        """Paths from ranks to others; returns the number of the first."""
+    def messages(self, src: Ints, dst: Ints, channel: Ints, wait_s: Floats | None = None) -> int:
+        """Paths from ranks to others, which wait beyond what endpoints take; returns the number of
+        the first."""
         first, done = self.size, 0
         for links, weights in self.network.routes(src, dst, channel):
             count = len(links[1]) - 1
             rows = slice(done, done + count)
-            self.along(links, weights, src[rows], dst[rows])
+            self.along(
+                links,
+                weights,
+                src[rows],
+                dst[rows],
+                wait_s=None if wait_s is None else wait_s[rows],
+            )
             done += count
         return first
 
     def along(
-        self, links: Ragged, weights: Floats, src: Ints, dst: Ints, *, cap: Ints | None = None
+        self,
+        links: Ragged,
+        weights: Floats,
+        src: Ints,
+        dst: Ints,
+        *,
+        cap: Ints | None = None,
+        wait_s: Floats | None = None,
     ) -> int:
         """Paths over these links, each from a rank to a rank, and through a resource `cap`.
 
@@ -188,13 +204,22 @@ class PathBook:
             rate = network.of_endpoints(("send_Bps", "receive_Bps")[number])
             limited = np.isfinite(rate[ends])
             links, weights = _with(links, weights, network.port(number, ends), limited, front)
-        return self.over(links, weights, src, latency)
+        return self.over(links, weights, src, latency, wait_s)
 
-    def over(self, resources: Ragged, weights: Floats, src: Ints, latency_s: Floats) -> int:
+    def over(
+        self,
+        resources: Ragged,
+        weights: Floats,
+        src: Ints,
+        latency_s: Floats,
+        wait_s: Floats | None = None,
+    ) -> int:
         """Paths of messages of ranks over these resources; returns the number of the first."""
         busy = self.network.of_endpoints("busy_s")[src]
         server = np.where(busy > 0, src, -1).astype(np.int32)
         delay = self.network.of_endpoints("overhead_s")[src]
+        if wait_s is not None:
+            delay = delay + wait_s
         return self._add(resources, weights, server, delay, busy, latency_s)
 
     def _add(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import NDArray
@@ -53,6 +53,7 @@ class TaskBook:
         self._blocks: list[Tasks] = []
         self._wanted = {name for job in jobs for name in job.after}
         self._done: dict[str, dict[int, int]] = {}  # by job and rank: the task that ends it
+        self._streams = network.conditions.order is Order.STREAMS
         self._ordered = network.conditions.order is Order.PROGRAM
 
     def add(self, number: int) -> None:
@@ -166,7 +167,7 @@ class TaskBook:
             locations=max(1, schedule.num_locations),
             reductions=bool(ports[members].any()),
             gates=gates is not None,
-            order=int(network.conditions.order),
+            order=int(Order.NONE if self._streams else network.conditions.order),
         )
         if trees is not None:
             chunks[kind == Kind.MESSAGE] = trees.chunks
@@ -176,7 +177,10 @@ class TaskBook:
             src, dst = (
                 np.where(side < 0, -1, members[side]).astype(np.int32) for side in (src, dst)
             )
-        path = self._paths_of(kind, src, dst, channel, trees, ports)
+        path = self._paths_of(kind, src, dst, channel, size, trees, ports)
+        if (model := network.conditions.messages) is not None:
+            sent = (kind == Kind.MESSAGE) & (src != dst)
+            size[sent] = model.load(size[sent])
         if trees is not None:
             # What switches add up costs the ranks nothing.
             of = np.flatnonzero(kind == Kind.REDUCTION)
@@ -214,10 +218,12 @@ class TaskBook:
         src: NDArray[np.int32],
         dst: NDArray[np.int32],
         channel: NDArray[np.int32],
+        size: Floats,
         trees: Trees | None,
         ports: NDArray[np.bool_],
     ) -> NDArray[np.int32]:
-        """The path of each task. Messages between the same ranks in the same channel share one."""
+        """The path of each task. Messages between the same ranks in the same channel, and the same
+        regime of a link model, share one."""
         path = np.full(len(kind), self.paths.nowhere, np.int32)
         sends = (kind == Kind.MESSAGE) & (src != dst)
         if trees is not None:
@@ -230,10 +236,15 @@ class TaskBook:
             lanes = int(channel[rows].max()) + 1
             n = self.network.topology.num_ranks
             keys = (src[rows].astype(np.int64) * n + dst[rows]) * lanes + channel[rows]
+            model = self.network.conditions.messages
+            regimes = 1 if model is None else len(model.regimes)
+            if model is not None:
+                keys = keys * regimes + model.regime_of(size[rows])
             keys, which = np.unique(keys, return_inverse=True)
+            keys, regime = np.divmod(keys, regimes)
             pair, lane = np.divmod(keys, lanes)
-            first = self.paths.messages(pair // n, pair % n, lane)
-            path[rows] = first + which
+            wait_s = None if model is None else model.delays_s[regime]
+            path[rows] = self.paths.messages(pair // n, pair % n, lane, wait_s) + which
         rows = np.flatnonzero(kind == Kind.REDUCTION)
         rows = rows[ports[dst[rows]]]
         if len(rows):
@@ -309,6 +320,23 @@ class TaskBook:
 
     def build(self) -> Tasks:
         """All of them."""
+        tasks = self._joined()
+        return replace(tasks, after=self._in_streams(tasks)) if self._streams else tasks
+
+    def _in_streams(self, tasks: Tasks) -> NDArray[np.int32]:
+        """After which message each leaves: the one before it from the same rank to the same."""
+        firsts = [job.first_round if isinstance(job, Job) else 0 for job in self.jobs]
+        rows = np.flatnonzero((tasks.kind == Kind.MESSAGE) & (tasks.src != tasks.dst))
+        src, dst, job = (column[rows] for column in (tasks.src, tasks.dst, tasks.job))
+        place = tasks.round[rows] + np.array(firsts, np.int64)[job]
+        rows = rows[np.lexsort((rows, place, dst, src))]
+        same = tasks.src[rows[1:]] == tasks.src[rows[:-1]]
+        same &= tasks.dst[rows[1:]] == tasks.dst[rows[:-1]]
+        after = np.full(len(tasks), -1, np.int32)
+        after[rows[1:][same]] = rows[:-1][same]
+        return after
+
+    def _joined(self) -> Tasks:
         if len(self._blocks) == 1:
             return self._blocks[0]
         lengths = np.concatenate([np.diff(block.needs_starts) for block in self._blocks])

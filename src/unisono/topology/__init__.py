@@ -20,7 +20,7 @@ from unisono.topology.joined import cluster, rail_optimised
 from unisono.topology.lattice import grid, hypercube, line, mesh, ring, torus
 from unisono.topology.nccl import from_nccl_xml, to_nccl_xml
 from unisono.topology.servers import dgx, nvswitch, pcie_server
-from unisono.topology.spec import names, parse
+from unisono.topology.spec import names, parse, variable, vary
 from unisono.topology.wiring import Cable
 
 __all__ = [
@@ -57,4 +57,6 @@ __all__ = [
     "to_nccl_xml",
     "to_networkx",
     "torus",
+    "variable",
+    "vary",
 ]

@@ -38,6 +38,9 @@ EXAMPLES = (
 )  # fmt: skip
 """A spec of each kind of network."""
 
+_FIXED = ("far", "pcie", "server")
+"""Parameters that a spec cannot give."""
+
 _RATE = re.compile(r"(\d+(?:\.\d+)?)(K|M|G|T)?(bit|B)", re.IGNORECASE)
 _TIME = re.compile(r"(\d+(?:\.\d+)?)(ns|us|ms|s)")
 _UNITS = {"": 1.0, "K": 1e3, "M": 1e6, "G": 1e9, "T": 1e12}
@@ -69,6 +72,54 @@ def names() -> tuple[str, ...]:
     ('dgx', 'dragonfly', 'dragonfly_plus')
     """
     return tuple(sorted(_BUILDERS))
+
+
+def vary(text: str, name: str, value: str) -> str:
+    """The spec with an option of another value: of the network, else of the server at its ends.
+
+    `name` is one of the function's parameters, also the one that is written without a name, or
+    `bandwidth`, `latency`, `kind`. `radix` is the `k` of networks of switches with k ports.
+    Raises `ValueError`, saying what can be varied.
+
+    >>> vary("fat_tree:8", "k", "4"), vary("dgx:8/fat_tree:k=8", "gpus", "4")
+    ('fat_tree:k=4', 'dgx:gpus=4/fat_tree:k=8')
+    >>> vary("torus:4x4,latency=1us", "sizes", "2x2")
+    'torus:2x2,latency=1us'
+    """
+    server, slash, fabric = text.strip().partition("/")
+    parts = [server, fabric] if slash else [server]
+    for number in reversed(range(len(parts))):
+        there = variable(parts[number])
+        key = "k" if name == "radix" and "k" in there else name
+        if key in there:
+            parts[number] = _with(parts[number], key, value, there[0])
+            return "/".join(parts)
+    every = sorted({option for part in parts for option in variable(part)})
+    raise ValueError(f"{text} has no {name} to vary, only {', '.join(every)}")
+
+
+def variable(text: str) -> tuple[str, ...]:
+    """The options of a network without a server. Raises `ValueError` for an unknown one.
+
+    >>> variable("star:8")
+    ('ranks', 'bandwidth', 'latency', 'kind', 'reduces')
+    """
+    name = text.strip().partition(":")[0]
+    if name not in _BUILDERS:
+        raise ValueError(f"{name!r} is no topology; there are {', '.join(names())}")
+    found: list[str] = []
+    for key in inspect.signature(_BUILDERS[name]).parameters:
+        found += ("bandwidth", "latency", "kind") if key == "cable" else (key,)
+    return tuple(key for key in found if key not in _FIXED)
+
+
+def _with(part: str, key: str, value: str, first: str) -> str:
+    """A part of a spec with an option; `first` is what is written without a name."""
+    head, _, rest = part.partition(":")
+    words = [word for word in rest.split(",") if word]
+    kept = [word for word in words if (word.split("=")[0] if "=" in word else first) != key]
+    bare = key == "sizes"  # lists have no other way
+    return f"{head}:{','.join([value, *kept] if bare else [*kept, f'{key}={value}'])}"
 
 
 def _one(text: str) -> Topology:
@@ -109,10 +160,10 @@ def _options(name: str, options: dict[str, str], known: Any) -> dict[str, Any]:
         if key == "bandwidth":
             cable["bandwidth_Bps"] = rate(text)
         elif key == "latency":
-            cable["latency_s"] = _seconds(text)
+            cable["latency_s"] = seconds(text)
         elif key == "kind":
             cable["kind"] = _kind(text)
-        elif key in known and key not in ("cable", "far", "pcie", "server", "sizes"):
+        elif key in known and key not in (*_FIXED, "cable", "sizes"):
             values[key] = _value(name, key, text)
         else:
             raise ValueError(f"{name} has no option {key}; an example: {_example(name)}")
@@ -147,7 +198,12 @@ def rate(text: str) -> float:
     return float(number) * _UNITS[(unit or "").upper()] / (1 if what == "B" else 8)
 
 
-def _seconds(text: str) -> float:
+def seconds(text: str) -> float:
+    """A time of `500ns`, `1.5us`, `10ms`.
+
+    >>> round(seconds("1.5us") * 1e9)
+    1500
+    """
     match = _TIME.fullmatch(text)
     if match is None:
         raise ValueError(f"not a time: {text!r} (examples: 500ns, 1.5us)")

@@ -45,6 +45,7 @@ class Lab:
     """Hosts on this machine, each with an address on every rail. A context manager.
 
     `rate` (as tc writes it: "1gbit", "200mbit") limits every link both ways; None does not.
+    `rates` says so of hosts whose links have another.
     `delay` ("1ms") is added to every way from one host to another. Host `h` (from 0) is called
     `host<h>`, and has `<subnet>.<rail>.<h + 1>` on its interface `eth<rail>`. Several labs do not
     see each other, even with equal addresses; nor does the machine's own network see them.
@@ -61,6 +62,7 @@ class Lab:
         *,
         hosts: int = 4,
         rate: str | None = None,
+        rates: Mapping[int, str] | None = None,
         rails: int = 1,
         delay: str | None = None,
         subnet: str = "10.77",
@@ -70,6 +72,7 @@ class Lab:
         self.hosts = hosts
         self.rails = rails
         self.rate = rate
+        self.rates = dict(rates or {})
         self.delay = delay
         self._subnet = subnet
         self._holders: dict[int | str, subprocess.Popen[str]] = {}
@@ -208,7 +211,7 @@ class Lab:
                 port = _port(host, rail)
                 links.append(f"link add {port} type veth peer name eth{rail} netns {pid}")
                 links.append(f"link set {port} master rail{rail} up")
-                limits += _limits(port, self.rate, None)
+                limits += _limits(port, self.rates.get(host, self.rate), None)
         _batch(self.command(_SWITCH, ["ip"]), links)
         _batch(self.command(_SWITCH, ["tc"]), limits)
         for host in range(self.hosts):
@@ -216,7 +219,7 @@ class Lab:
             for rail in range(self.rails):
                 addresses.append(f"addr add {self.address(host, rail)}/24 dev eth{rail}")
                 addresses.append(f"link set eth{rail} up")
-                limits += _limits(f"eth{rail}", self.rate, self.delay)
+                limits += _limits(f"eth{rail}", self.rates.get(host, self.rate), self.delay)
             _batch(self.command(host, ["ip"]), addresses)
             _batch(self.command(host, ["tc"]), limits)
 

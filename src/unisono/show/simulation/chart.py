@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from html import escape
 
 from unisono.show.marks import FAINT, INK, PAPER, SOFT, draw_text
@@ -15,8 +15,17 @@ from unisono.show.stage import number
 _LEFT, _TOP, _WIDE, _HIGH, _NAMES = 78.0, 52.0, 720.0, 420.0, 240.0
 
 
-def chart(title: str, lines: Mapping[str, Sequence[tuple[float, float]]]) -> str:
+def chart(
+    title: str,
+    lines: Mapping[str, Sequence[tuple[float, float]]],
+    *,
+    across: Callable[[float], str] = bytes_text,
+    shares: bool = False,
+) -> str:
     """An SVG of lines of (bytes, seconds), all above 0, named at the right, the lowest end last.
+
+    `across` writes what is along the other axis, if not bytes; `shares`: parts of 1 instead of
+    seconds, from 0 up.
 
     >>> chart("all_reduce", {"ring": [(1e3, 1e-5), (1e6, 1e-3)]})[:4]
     '<svg'
@@ -25,7 +34,8 @@ def chart(title: str, lines: Mapping[str, Sequence[tuple[float, float]]]) -> str
     if not points:
         raise ValueError("a chart of nothing")
     xs, ys = [x for x, _ in points], [y for _, y in points]
-    across, up = _Axis(min(xs), max(xs), 2), _Axis(min(ys), max(ys), 10)
+    along = _Axis(min(xs), max(xs), 2)
+    up = _Shares() if shares else _Times(min(ys), max(ys), 10)
     wide, high = _LEFT + _WIDE + _NAMES, _TOP + _HIGH + 56
     return "\n".join(
         [
@@ -35,8 +45,8 @@ def chart(title: str, lines: Mapping[str, Sequence[tuple[float, float]]]) -> str
             f"<title>{escape(title)}</title>",
             f'<rect width="100%" height="100%" fill="{PAPER}"/>',
             draw_text(_LEFT, 30, title, size=17, weight=650),
-            *_grid(across, up, sorted(set(xs))),
-            *_lines(lines, across, up),
+            *_grid(along, up, sorted(set(xs)), across),
+            *_lines(lines, along, up),
             "</svg>\n",
         ]
     )
@@ -48,30 +58,48 @@ class _Axis:
     def __init__(self, low: float, high: float, base: int) -> None:
         self.base = base
         self.low, self.high = math.log(low, base), math.log(high, base)
-        if base == 10:
-            self.low, self.high = math.floor(self.low + 1e-9), math.ceil(self.high - 1e-9)
 
     def at(self, value: float) -> float:
         span = self.high - self.low
         return (math.log(value, self.base) - self.low) / span if span else 0.5
 
-    def decades(self) -> list[float]:
-        return [10.0**e for e in range(math.floor(self.low), math.ceil(self.high) + 1)]
+
+class _Times(_Axis):
+    """Whole decades."""
+
+    def __init__(self, low: float, high: float, base: int) -> None:
+        super().__init__(low, high, base)
+        self.low, self.high = math.floor(self.low + 1e-9), math.ceil(self.high - 1e-9)
+
+    def marks(self) -> list[tuple[float, str]]:
+        values = [10.0**e for e in range(math.floor(self.low), math.ceil(self.high) + 1)]
+        return [(value, time_text(value)) for value in values]
 
 
-def _grid(across: _Axis, up: _Axis, sizes: Sequence[float]) -> list[str]:
+class _Shares:
+    """From 0 to 1, as they are."""
+
+    def at(self, value: float) -> float:
+        return value
+
+    def marks(self) -> list[tuple[float, str]]:
+        return [(fifth / 5, f"{fifth / 5:.0%}") for fifth in range(6)]
+
+
+def _grid(
+    along: _Axis, up: _Times | _Shares, values: Sequence[float], across: Callable[[float], str]
+) -> list[str]:
     found = []
-    for value in up.decades():
+    for value, text in up.marks():
         y = _TOP + _HIGH * (1 - up.at(value))
         found.append(
             f'<path d="M{number(_LEFT)} {number(y)}h{number(_WIDE)}" stroke="{FAINT}" fill="none"/>'
         )
-        text = time_text(value)
         found.append(draw_text(_LEFT - 8, y + 4, text, size=11, anchor="end", fill=SOFT))
-    step = max(1, math.ceil(len(sizes) / 12))
-    for value in sizes[::step]:
-        x = _LEFT + _WIDE * across.at(value)
-        text = bytes_text(value)
+    step = max(1, math.ceil(len(values) / 12))
+    for value in values[::step]:
+        x = _LEFT + _WIDE * along.at(value)
+        text = across(value)
         found.append(
             f'<path d="M{number(x)} {number(_TOP)}v{number(_HIGH)}" stroke="{FAINT}" fill="none"/>'
         )
@@ -80,7 +108,7 @@ def _grid(across: _Axis, up: _Axis, sizes: Sequence[float]) -> list[str]:
 
 
 def _lines(
-    lines: Mapping[str, Sequence[tuple[float, float]]], across: _Axis, up: _Axis
+    lines: Mapping[str, Sequence[tuple[float, float]]], along: _Axis, up: _Times | _Shares
 ) -> list[str]:
     found = []
     # Names in the order of where the lines end, and apart from each other.
@@ -88,7 +116,7 @@ def _lines(
     below = _TOP - 8.0
     for name, color in zip(order, palette(len(order)), strict=True):
         spots = [
-            (_LEFT + _WIDE * across.at(x), _TOP + _HIGH * (1 - up.at(y))) for x, y in lines[name]
+            (_LEFT + _WIDE * along.at(x), _TOP + _HIGH * (1 - up.at(y))) for x, y in lines[name]
         ]
         path = "L".join(f"{number(x)} {number(y)}" for x, y in spots)
         found.append(

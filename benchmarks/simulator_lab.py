@@ -1,0 +1,166 @@
+"""The simulator beside hosts of a lab (root): `python benchmarks/simulator_lab.py`, five minutes.
+
+All_reduce by several algorithms on 2 to 8 hosts whose links carry 1 Gbit/s, and on 4 of which the
+last has a slower link. In the same run iperf3 says what a link carries, and a ring of 8 bytes how
+long a message takes at least; the simulator is told nothing else. A vector is cut into blocks as
+the executor cuts it, of which some are under way at once.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from statistics import median
+from typing import Annotated, Any
+
+import numpy as np
+import typer
+from rich.console import Console
+from rich.table import Table
+
+from unisono import algorithms, simulate, topology
+from unisono.bench.cases import Case
+from unisono.bench.cluster import Cluster
+from unisono.bench.contestants import NETWORK
+from unisono.bench.execute import progress
+from unisono.bench.lab import Lab
+from unisono.bench.results import Report
+from unisono.bench.runner import Pace, run_benchmark
+from unisono.bench.sizes import format_size, parse_sizes
+from unisono.schedule import lower_rank
+from unisono.simulator import Conditions, Job, Order
+from unisono.topology import Topology
+
+ALGORITHMS = ("ring", "halving_doubling", "direct", "reduce_broadcast")
+"""The last is a tree: a binomial one up, and one down."""
+TINY = 8
+LEAD, LEAST_BLOCK, MOST_BLOCK = 2, 64 << 10, 512 << 10
+"""As `runtime.native_executor` has them for ranks on several hosts."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Place:
+    """Some hosts, of which the last may have a slower link: the part of the rate that it has."""
+
+    hosts: int
+    last: float = 1.0
+
+    def __str__(self) -> str:
+        return f"{self.hosts}" if self.last == 1 else f"{self.hosts}, one at {self.last:.0%}"
+
+    def lab(self, mbit: int) -> Lab:
+        """The hosts, as namespaces."""
+        slow = {} if self.last == 1 else {self.hosts - 1: f"{mbit * self.last:.0f}mbit"}
+        return Lab(hosts=self.hosts, rate=f"{mbit}mbit", rates=slow)
+
+    def network(self, payload_Bps: float, message_s: float) -> Topology:
+        """The hosts, as a network to simulate. What a message takes at least is a latency, half on
+        each of its two links, because a stream goes on in the meantime."""
+        star = topology.star(self.hosts)
+        ends = np.minimum(star.links.src, star.links.dst)
+        rate = np.where(ends == self.hosts - 1, self.last, 1.0) * payload_Bps
+        return star.with_links(bandwidth_Bps=rate, latency_s=message_s / 2)
+
+
+PLACES = (Place(hosts=2), Place(hosts=4), Place(hosts=8), Place(hosts=4, last=0.4))
+
+
+def measure(place: Place, sizes: tuple[int, ...], mbit: int, rounds: int) -> Report:
+    """All algorithms at all sizes, taking turns."""
+    names = [f"unisono:{name}" for name in ALGORITHMS]
+    cases = [Case(op="all_reduce", ranks=place.hosts, nbytes=size) for size in (TINY, *sizes)]
+    with place.lab(mbit) as lab, progress() as observe:
+        return run_benchmark(
+            cases,
+            (*names, NETWORK),
+            ours=names[0],
+            pace=Pace(rounds=rounds, round_s=0.05, min_iterations=2),
+            cluster=Cluster(lab=lab),
+            observe=observe,
+        )
+
+
+def predict_s(name: str, network: Topology, nbytes: int) -> float:
+    """The simulation of an algorithm, block by block."""
+    schedule = algorithms.build("all_reduce", name, ranks=network.num_ranks)
+    plan = lower_rank(schedule, 0).plan
+    part = nbytes / plan.parts
+    block = min(max(part / (2 * LEAD + 2), LEAST_BLOCK), MOST_BLOCK)
+    blocks = max(1, round(part / block))
+    jobs = [
+        Job(
+            name=f"block {b}",
+            schedule=schedule,
+            nbytes=nbytes / blocks,
+            after=(f"block {b - LEAD - 1}",) if b > LEAD else (),
+            first_round=b * -(-schedule.num_rounds // (LEAD + 1)),
+        )
+        for b in range(blocks)
+    ]
+    return simulate(jobs, network, conditions=Conditions(order=Order.STREAMS)).time_s
+
+
+def compare(place: Place, report: Report) -> list[dict[str, Any]]:
+    """Measured and simulated times."""
+    ring = report.rows[0].of("unisono:ring")
+    assert ring is not None and ring.median_s, "the ring was measured"
+    message_s = ring.median_s / algorithms.cost("all_reduce", "ring", ranks=place.hosts).rounds
+    payloads = [row.payload_Bps for row in report.rows if row.payload_Bps]
+    network = place.network(median(payloads), message_s)
+    found = []
+    for row in report.rows[1:]:
+        for name in ALGORITHMS:
+            measurement = row.of(f"unisono:{name}")
+            if measurement is None or not measurement.median_s:
+                continue
+            predicted_s = predict_s(name, network, row.case.nbytes)
+            found.append(
+                {
+                    "hosts": str(place),
+                    "algorithm": name,
+                    "nbytes": row.case.nbytes,
+                    "measured_s": measurement.median_s,
+                    "simulated_s": predicted_s,
+                    "error": predicted_s / measurement.median_s - 1,
+                    "payload_Bps": median(payloads),
+                    "message_s": message_s,
+                    "busy_cores": report.machine["busy_cores"],
+                }
+            )
+    return found
+
+
+def table(rows: list[dict[str, Any]]) -> Table:
+    """A row for each place and algorithm, a column for each size."""
+    sizes = sorted({row["nbytes"] for row in rows})
+    made = Table(title="all_reduce: measured ms (error of the simulation)", title_justify="left")
+    for column in ("hosts", "algorithm", *map(format_size, sizes)):
+        made.add_column(column, justify="left" if column == "algorithm" else "right")
+    for hosts, name in dict.fromkeys((row["hosts"], row["algorithm"]) for row in rows):
+        of = {r["nbytes"]: r for r in rows if (r["hosts"], r["algorithm"]) == (hosts, name)}
+        cells = [f"{of[n]['measured_s'] * 1e3:.1f} ({of[n]['error']:+.1%})" for n in sizes]
+        made.add_row(hosts, name, *cells)
+    errors = [abs(row["error"]) for row in rows]
+    made.caption = f"median error {median(errors):.1%}, worst {max(errors):.1%}"
+    return made
+
+
+def main(
+    *,
+    sizes: Annotated[str, typer.Option(help="Of the vector.")] = "1M,4M,16M",
+    mbit: Annotated[int, typer.Option(help="Of the links, in Mbit/s.")] = 1000,
+    rounds: Annotated[int, typer.Option(help="Turns of every algorithm.")] = 5,
+    places: Annotated[str, typer.Option(help="By number, from 0.")] = "0,1,2,3",
+    json_path: Annotated[Path | None, typer.Option("--json", help="Write the rows here.")] = None,
+) -> None:
+    rows: list[dict[str, Any]] = []
+    for place in (PLACES[int(number)] for number in places.split(",")):
+        rows += compare(place, measure(place, parse_sizes(sizes), mbit, rounds))
+        Console(width=120).print(table(rows))
+    if json_path is not None:
+        json_path.write_text(json.dumps(rows, indent=2) + "\n")
+
+
+if __name__ == "__main__":
+    typer.run(main)

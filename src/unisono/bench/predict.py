@@ -1,0 +1,35 @@
+"""A prediction beside each measurement of ours, from the link models of a file."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+
+from unisono.bench.results import Report
+from unisono.simulator.calibration import models_of
+from unisono.simulator.link_model import LinkModel, nearest
+
+
+def read_models(path: Path, ops: Sequence[str]) -> tuple[LinkModel, ...]:
+    """The models of a file: of `unisono calibrate --out`, or measurements.
+
+    Raises `ValueError` if nobody has measured one of the operations there.
+    """
+    models = models_of(path.read_text(encoding="utf-8"), source=path.name)
+    there = sorted({model.op for model in models})
+    for op in ops:
+        if op not in there:
+            raise ValueError(f"{path}: no model of {op}, only of {', '.join(there)}")
+    return tuple(models)
+
+
+def with_predictions(report: Report, models: Sequence[LinkModel]) -> Report:
+    """The report with what the models foretell for each of its rows."""
+    rows = []
+    for row in report.rows:
+        case = row.case
+        model = nearest(models, case.op, case.ranks)
+        predicted_s = model.predict(case.size_bytes, ranks=case.ranks) if case.ranks > 1 else None
+        rows.append(replace(row, predicted_s=predicted_s))
+    return replace(report, rows=tuple(rows))

@@ -1,0 +1,110 @@
+"""The command `unisono calibrate`: options only, fast to import."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from unisono.bench.commands import JsonOption
+
+if TYPE_CHECKING:
+    from rich.table import Table
+
+    from unisono.simulator import LinkModel
+    from unisono.simulator.calibration import Holdout
+
+
+def calibrate(
+    *,
+    files: Annotated[
+        list[Path],
+        typer.Argument(help="JSON of `unisono bench`, or what nccl-tests printed."),
+    ],
+    op: Annotated[str | None, typer.Option(help="Only this operation.")] = None,
+    contestant: Annotated[
+        str | None, typer.Option(help="Whose times; by default the first's.")
+    ] = None,
+    algorithm: Annotated[
+        str | None, typer.Option(help="What ran: by default direct, for NCCL ring.")
+    ] = None,
+    out_path: Annotated[
+        Path | None, typer.Option("--out", metavar="FILE", help="Write the models here.")
+    ] = None,
+    json_path: JsonOption = None,
+) -> None:
+    """Make link models of measurements: what a message takes, by its size.
+
+    A model is a few lines, each for a range of sizes: alpha seconds, and 1 / rate for each byte.
+    Held out: how well every other size, alone, foretells the rest. The file is for
+    `unisono simulate --model` and `unisono bench --predict`.
+    """
+    from itertools import groupby
+
+    from unisono.bench.execute import result_console, write_json
+    from unisono.errors import UnisonoError
+    from unisono.simulator.calibration import calibrate, holdout, of_contestant, to_json
+    from unisono.simulator.measured import read
+
+    models: list[LinkModel] = []
+    held: list[Holdout | None] = []
+    try:
+        for path in files:
+            samples = of_contestant(read(path.read_text(encoding="utf-8"), op=op), contestant)
+            kinds = sorted(samples, key=lambda sample: (sample.op, sample.ranks))
+            for _, some in groupby(kinds, key=lambda sample: (sample.op, sample.ranks)):
+                alike = list(some)
+                models += calibrate(alike, algorithm=algorithm, source=path.name)
+                held.append(holdout(alike, algorithm=algorithm))
+        text = to_json(models)
+        if out_path is not None:
+            out_path.write_text(text, encoding="utf-8")
+    except (ValueError, OSError, UnisonoError) as error:
+        raise typer.BadParameter(str(error)) from error
+    console = result_console(json_path)
+    console.print(_table(models, held))
+    if out_path is not None:
+        console.print(f"written: {out_path}", style="dim", highlight=False, soft_wrap=True)
+    write_json(_document(models, held), json_path)
+
+
+def _table(models: list[LinkModel], held: list[Holdout | None]) -> Table:
+    from rich.table import Table
+
+    from unisono.show.network.facts import rate_text
+    from unisono.show.simulation.words import bytes_text, time_text
+
+    table = Table(title="what a message takes", title_justify="left")
+    for name in ("operation", "ranks", "as", "from", "alpha", "rate", "error", "held out"):
+        table.add_column(name, justify="left" if name in ("operation", "as") else "right")
+    for model, left in zip(models, held, strict=True):
+        for number, regime in enumerate(model.regimes):
+            head = (model.op, str(model.ranks), model.algorithm) if number == 0 else ("",) * 3
+            told = f"{left.mean:.1%} (worst {left.worst:.0%})" if left is not None else "-"
+            alpha = abs(regime.alpha_s)
+            table.add_row(
+                *head,
+                bytes_text(regime.least),
+                ("-" if regime.alpha_s < 0 else "") + (time_text(alpha) if alpha else "0"),
+                rate_text(1 / regime.byte_s) if regime.byte_s else "any",
+                f"{model.error:.1%}" if number == 0 else "",
+                told if number == 0 else "",
+                end_section=number == len(model.regimes) - 1,
+            )
+    table.caption = (
+        "from: bytes of a message. error: median of the fit. held out: mean error at every other "
+        "size, of a model of the rest."
+    )
+    return table
+
+
+def _document(models: list[LinkModel], held: list[Holdout | None]) -> dict[str, object]:
+    from dataclasses import asdict
+
+    return {
+        "models": [
+            {**asdict(model), "held_out": asdict(left) if left is not None else None}
+            for model, left in zip(models, held, strict=True)
+        ]
+    }

@@ -1,0 +1,146 @@
+"""What the command line asked for: an operation on a network in certain conditions."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from rich.table import Table
+
+    from unisono.simulator import Conditions, Entry, LinkModel, Progress
+    from unisono.topology import Topology
+
+    Show = Callable[[str, Progress], None]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Told:
+    """What is told of one algorithm beyond its row: the heat map, the trace, the critical path."""
+
+    heat_path: Path | None = None
+    trace_path: Path | None = None
+    critical: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Output:
+    """What is printed and written."""
+
+    table: Table
+    document: dict[str, Any]
+    lines: list[str]
+    files: list[tuple[Path, str]]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Task:
+    """What is simulated. `names` are the algorithms, None for all."""
+
+    op: str
+    spec: str
+    topology: Topology
+    nbytes: int
+    names: list[str] | None
+    levels: tuple[int, ...] | None
+    conditions: Conditions
+    told: Told
+
+    def compare(self, nbytes: float, show: Show) -> list[Entry]:
+        """The algorithms, the fastest first."""
+        from unisono.simulator import compare
+
+        return compare(
+            self.op,
+            self.topology,
+            nbytes,
+            names=self.names,
+            levels=self.levels,
+            conditions=self.conditions,
+            progress=show,
+        )
+
+    @property
+    def model_lines(self) -> list[str]:
+        """Of what the link model was made."""
+        model = self.conditions.messages
+        if model is None:
+            return []
+        return [f"messages as measured: {model.op} on {model.ranks} ranks ({model.source})"]
+
+    def bound_s(self, topology: Topology) -> float:
+        """What nothing can beat on a network, with its links as they were measured."""
+        from unisono.simulator import bound_s
+
+        model = self.conditions.messages
+        net = topology if model is None else model.network(topology)
+        return bound_s(self.op, net, self.nbytes, in_network=self.conditions.in_network)
+
+
+def read_names(algorithm: str | None, names: str) -> list[str] | None:
+    """Algorithms of --compare; None for all."""
+    if algorithm is not None:
+        return [algorithm]
+    # Commas are inside names (`swing:dims=4x4,ports=4`), but most names have none.
+    cut = names.split(";" if ";" in names or ":" in names else ",")
+    return None if names == "all" else [name.strip() for name in cut if name.strip()]
+
+
+def read_levels(text: str | None) -> tuple[int, ...] | None:
+    """Sizes such as 4x8. Raises ValueError."""
+    if text is None:
+        return None
+    try:
+        return tuple(int(size) for size in text.split("x"))
+    except ValueError:
+        raise ValueError(f"--levels {text}: sizes are written as in 4x8") from None
+
+
+def read_conditions(
+    *,
+    overhead: float,
+    failed: str,
+    degraded: str,
+    in_network: bool,
+    paths: int,
+    seed: int,
+    model: LinkModel | None,
+) -> Conditions:
+    """Everything but the network. Raises ValueError."""
+    from unisono.simulator import Conditions, Endpoint
+
+    try:
+        gone = tuple(int(link) for link in failed.split(",") if link)
+        pairs = [word.split("=") for word in degraded.split(",") if word]
+        slow = {int(link): float(part) for link, part in pairs}
+    except ValueError:
+        raise ValueError("links are ids: --failed 3,4 --degraded 5=0.5") from None
+    return Conditions(
+        endpoint=Endpoint(overhead_s=overhead),
+        failed=gone,
+        degraded=slow,
+        in_network=in_network,
+        paths=paths,
+        seed=seed,
+        messages=model,
+    )
+
+
+def read_model(path: Path, op: str, ranks: int) -> LinkModel:
+    """The model of a file that was measured most like this. Raises ValueError and OSError."""
+    from unisono.simulator.calibration import models_of
+    from unisono.simulator.link_model import nearest
+
+    return nearest(models_of(path.read_text(encoding="utf-8"), source=path.name), op, ranks)
+
+
+@contextmanager
+def progress() -> Iterator[Show]:
+    """A bar on standard error."""
+    from unisono.bench.execute import progress as bar
+
+    with bar() as show:
+        yield lambda name, at: show(name, at.done / max(1, at.total))

@@ -1,0 +1,110 @@
+"""Lines through times over sizes: as many as the data ask for, whatever outliers say."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from unisono.simulator.link_model import Regime
+from unisono.topology.ragged import Floats, Ints
+
+_NOISE = 0.01
+"""Relative errors below this are no better: measurements are not."""
+_ROUNDS = 30
+
+
+def fit(nbytes: Floats, seconds: Floats, noise: Floats | float = _NOISE) -> tuple[Regime, ...]:
+    """Regimes that describe times measured for some sizes, each beginning where the last ends.
+
+    `noise` is how far each time may be off, relative to it. A regime begins at a size where one
+    line for more sizes would be further off than that, by so much that the switch is worth its
+    description (`log` of the number of sizes). The lines then have the least relative errors, of
+    which large ones count less. Raises `ValueError` for fewer than 2 sizes, times that are not
+    positive, and times that do not grow with the size in the end.
+
+    >>> sizes = np.array([1.0, 2, 4, 8, 16, 32, 64, 128]) * 1024
+    >>> times = 1e-6 + sizes * 1e-10 + np.maximum(sizes - 8192, 0) * 4e-10
+    >>> [(round(r.least), f"{r.alpha_s:.1e}", f"{r.byte_s:.1e}") for r in fit(sizes, times)]
+    [(0, '1.0e-06', '1.0e-10'), (8192, '-2.3e-06', '5.0e-10')]
+    """
+    x, y = np.asarray(nbytes, np.float64), np.asarray(seconds, np.float64)
+    if not (y > 0).all() or not (x >= 0).all():
+        raise ValueError("a fit needs sizes that are not negative, and times above 0")
+    off = np.maximum(np.broadcast_to(np.asarray(noise, np.float64), x.shape), _NOISE)
+    sizes, which = np.unique(x, return_inverse=True)
+    if len(sizes) < 2:
+        raise ValueError(f"a fit needs 2 sizes or more, not {len(sizes)}")
+    each = [np.flatnonzero(which == i) for i in range(len(sizes))]
+    middle = np.array([np.median(y[rows]) for rows in each])
+    spread = np.array([off[rows].mean() / np.sqrt(len(rows)) for rows in each])
+    knots = sizes[_knots(sizes, middle, np.maximum(spread, _NOISE))]
+    knots = _without_needless(knots, x, y, off, float(np.log(len(sizes))))
+    return _regimes(knots, _through(knots, x, y, off))
+
+
+def _knots(x: Floats, y: Floats, noise: Floats) -> Ints:
+    """At which of the sizes lines end: the shortest description of errors and switches."""
+    last, price = len(x) - 1, np.log(len(x))
+    best, back = np.full(len(x), np.inf), np.zeros(len(x), np.int64)
+    best[0] = 0.0
+    for j in range(1, len(x)):
+        for i in range(j):
+            inner = slice(i + 1, j)
+            line = np.interp(x[inner], x[[i, j]], y[[i, j]])
+            total = best[i] + price + float(np.abs(line / y[inner] - 1) @ (1 / noise[inner]))
+            if total < best[j]:
+                best[j], back[j] = total, i
+    found = [last]
+    while found[0]:
+        found.insert(0, int(back[found[0]]))
+    return np.array(found)
+
+
+def _without_needless(knots: Floats, x: Floats, y: Floats, noise: Floats, price: float) -> Floats:
+    """Fewer knots, as long as those left describe the times as well: lines through single times
+    need more of them than lines near many."""
+
+    def error(some: Floats) -> float:
+        return float(
+            np.abs((np.interp(x, some, _through(some, x, y, noise)) / y - 1) / noise).sum()
+        )
+
+    now = error(knots)
+    while len(knots) > 2:
+        fewer = [np.delete(knots, i) for i in range(1, len(knots) - 1)]
+        errors = [error(some) for some in fewer]
+        best = int(np.argmin(errors))
+        if errors[best] > now + price:
+            break
+        knots, now = fewer[best], errors[best]
+    return knots
+
+
+def _through(knots: Floats, x: Floats, y: Floats, noise: Floats) -> Floats:
+    """Times at the knots such that the lines between them are near all points: least squares of
+    relative errors over noise, weighed again and again as Huber does."""
+    basis = np.stack([np.interp(x, knots, row) for row in np.eye(len(knots))], axis=1)
+    scaled = basis / (y * noise)[:, None]
+    goal = 1 / noise
+    weight = np.ones(len(x))
+    found: Floats = np.zeros(len(knots))
+    for _ in range(_ROUNDS):
+        root = np.sqrt(weight)
+        found = np.asarray(np.linalg.lstsq(scaled * root[:, None], goal * root, rcond=None)[0])
+        weight = 1 / np.maximum(1.0, np.abs(scaled @ found - goal))
+    lowest = float(y.min())
+    return np.maximum.accumulate(np.maximum(found, lowest / 2))
+
+
+def _regimes(x: Floats, y: Floats) -> tuple[Regime, ...]:
+    byte = np.diff(y) / np.diff(x)
+    alpha = y[:-1] - byte * x[:-1]
+    if byte[-1] <= 0:
+        raise ValueError("the times do not grow with the sizes in the end: measure larger ones")
+    leasts = np.concatenate([[0.0], x[1:-1]])
+    if alpha[0] < 0:  # below all that was measured, a time is still above 0
+        leasts = np.concatenate([[0.0, x[0]], leasts[1:]])
+        alpha, byte = np.append(0.0, alpha), np.append(y[0] / x[0], byte)
+    return tuple(
+        Regime(least=float(least), alpha_s=float(a), byte_s=float(b))
+        for least, a, b in zip(leasts, alpha, byte, strict=True)
+    )

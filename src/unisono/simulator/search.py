@@ -1,0 +1,253 @@
+"""The fastest algorithm, number of channels and order of ranks for an operation on a network."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from itertools import groupby
+from time import monotonic
+
+import numpy as np
+
+from unisono.algorithms import cost
+from unisono.errors import UnsupportedError
+from unisono.simulator.compare import Entry, entry, every
+from unisono.simulator.conditions import Conditions
+from unisono.simulator.simulation import Progress
+from unisono.topology import Topology
+from unisono.topology.lattice import Lattice
+from unisono.types import Op
+
+AS_THEY_ARE = "as numbered"
+_PLACED = 3
+"""Of so many of the fastest, other orders of the ranks are tried."""
+_STRIDES = 6
+_SWAPS = 24
+_GAIN = 1e-9
+"""Less than this, relatively, is no improvement but rounding."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Found:
+    """One combination that was simulated. `placement[r]` is the rank of the network that rank r of
+    the operation is; None: r itself."""
+
+    base: str
+    """The algorithm, without channels."""
+    entry: Entry
+    order: str = AS_THEY_ARE
+    placement: tuple[int, ...] | None = None
+
+    @property
+    def time_s(self) -> float:
+        """Of the operation."""
+        assert self.entry.result is not None, "what does not fit is not found"
+        return self.entry.result.time_s
+
+
+@dataclass(slots=True)
+class Search:
+    """What a search has done: the best combination of each algorithm, the fastest first, the
+    simplest of equals; how many were simulated, how many left out because of their bytes alone, and
+    how many because time was up."""
+
+    found: list[Found] = field(default_factory=list)
+    simulated: int = 0
+    pruned: int = 0
+    late: int = 0
+
+
+def search(
+    op: Op | str,
+    topology: Topology,
+    nbytes: float,
+    *,
+    names: Sequence[str] | None = None,
+    channels: Sequence[int] = (1, 2, 4),
+    levels: tuple[int, ...] | None = None,
+    conditions: Conditions | None = None,
+    budget_s: float = 60.0,
+    progress: Callable[[str, Progress], None] | None = None,
+) -> Search:
+    """Tries algorithms with numbers of channels, then orders of the ranks for the three fastest of
+    them, then exchanges of two ranks in the best order.
+
+    The cost model decides what is tried first, and leaves out what cannot win: an algorithm whose
+    busiest rank has more to send than its links carry in the best time so far. It cannot leave out
+    anything where links follow a model of messages, or switches copy. After `budget_s` seconds no
+    other combination is begun. Raises `ValueError` if no algorithm fits.
+
+    >>> from unisono import topology
+    >>> done = search("all_reduce", topology.grid([4, 4]), 64e6, names=["ring"], channels=[1])
+    >>> best = done.found[0]
+    >>> best.entry.algorithm, best.order, best.placement[:8]
+    ('ring', 'snake', (0, 1, 2, 3, 7, 6, 5, 4))
+    """
+    return _Run(op, topology, nbytes, levels, conditions, budget_s, progress).run(
+        every(op, topology) if names is None else names, channels
+    )
+
+
+class _Run:
+    """One search."""
+
+    def __init__(
+        self,
+        op: Op | str,
+        topology: Topology,
+        nbytes: float,
+        levels: tuple[int, ...] | None,
+        conditions: Conditions | None,
+        budget_s: float,
+        progress: Callable[[str, Progress], None] | None,
+    ) -> None:
+        self.op, self.topology, self.nbytes, self.levels = op, topology, nbytes, levels
+        self.conditions = conditions or Conditions()
+        self.deadline_s = monotonic() + budget_s
+        self.progress = progress
+        self.state = Search()
+        self.best: dict[str, Found] = {}
+        self.reasons: list[str] = []
+        links = topology.links
+        leaving = links.src < topology.num_ranks
+        rates = np.bincount(links.src[leaving], links.bandwidth_Bps[leaving], minlength=1)
+        self.rate_Bps = float(rates.max()) if leaving.any() else float("inf")
+        self.latency_s = float(links.latency_s[leaving].min()) if leaving.any() else 0.0
+
+    def run(self, names: Sequence[str], channels: Sequence[int]) -> Search:
+        for base, name, least_s in self._candidates(names, channels):
+            if self._cannot_win(least_s):
+                self.state.pruned += 1
+            else:
+                self._try(base, name)
+        if not self.best:
+            raise ValueError("; ".join(self.reasons) or "nothing to search among")
+        for found in self._sorted()[:_PLACED]:
+            for order, placement in _orders(self.topology):
+                self._try(found.base, found.entry.algorithm, order, placement)
+        self._exchange(self._sorted()[0])
+        self.state.found = self._sorted()
+        return self.state
+
+    def _candidates(
+        self, names: Sequence[str], channels: Sequence[int]
+    ) -> Iterator[tuple[str, str, float]]:
+        """Algorithms with numbers of channels, those first that the cost model likes best; and the
+        time that their bytes alone take."""
+        ranks = self.topology.num_ranks
+        told: list[tuple[float, int, str, str, float]] = []
+        for base in names:
+            for count in channels:
+                name = base if count == 1 else _in_channels(base, count)
+                try:
+                    found = cost(self.op, name, ranks=ranks, levels=self.levels)
+                except UnsupportedError as error:
+                    self.reasons.append(f"{name}: {error}")
+                    continue
+                least_s = float(found.bytes_sent) * self.nbytes / self.rate_Bps
+                told.append(
+                    (least_s + found.rounds * self.latency_s, len(told), base, name, least_s)
+                )
+        for _, _, base, name, least_s in sorted(told):
+            yield base, name, least_s
+
+    def _cannot_win(self, least_s: float) -> bool:
+        if self.conditions.in_network or self.conditions.messages is not None:
+            return False
+        return any(least_s > found.time_s for found in self.best.values())
+
+    def _try(
+        self,
+        base: str,
+        name: str,
+        order: str = AS_THEY_ARE,
+        placement: tuple[int, ...] | None = None,
+    ) -> bool:
+        """Whether this is the best of the algorithm `base` so far."""
+        found = self._simulate(base, name, order, placement)
+        if found is None:
+            return False
+        before = self.best.get(base)
+        better = before is None or found.time_s < before.time_s * (1 - _GAIN)
+        if better:
+            self.best[base] = found
+        return better
+
+    def _simulate(
+        self, base: str, name: str, order: str, placement: tuple[int, ...] | None
+    ) -> Found | None:
+        if self.best and monotonic() > self.deadline_s:
+            self.state.late += 1
+            return None
+        made = entry(
+            self.op, name, self.topology, self.nbytes,
+            self.levels, placement, self.conditions, self.progress,
+        )  # fmt: skip
+        if made.result is None:
+            self.reasons.append(f"{name}: {made.reason}")
+            return None
+        self.state.simulated += 1
+        return Found(base=base, entry=made, order=order, placement=placement)
+
+    def _exchange(self, best: Found) -> None:
+        """Exchanges two ranks of the best order, again and again, and keeps what is faster."""
+        dice, ranks = random.Random(1), self.topology.num_ranks
+        now = best.placement or tuple(range(ranks))
+        for _ in range(_SWAPS if ranks > 2 else 0):
+            one, other = dice.sample(range(ranks), 2)
+            changed = list(now)
+            changed[one], changed[other] = now[other], now[one]
+            if self._try(best.base, best.entry.algorithm, "exchanged", tuple(changed)):
+                now = tuple(changed)
+
+    def _sorted(self) -> list[Found]:
+        """The fastest first; of equals what was tried first."""
+        return sorted(self.best.values(), key=lambda found: found.time_s)
+
+
+def _in_channels(name: str, count: int) -> str:
+    return f"{name}{',' if ':' in name else ':'}channels={count}"
+
+
+def _orders(topology: Topology) -> Iterator[tuple[str, tuple[int, ...]]]:
+    """Orders of the ranks, all different, none as they are numbered."""
+    ranks = topology.num_ranks
+    plain = tuple(range(ranks))
+    seen = {plain}
+    for name, order in _all_orders(topology):
+        if order not in seen:
+            seen.add(order)
+            yield name, order
+
+
+def _all_orders(topology: Topology) -> Iterator[tuple[str, tuple[int, ...]]]:
+    ranks = topology.num_ranks
+    if isinstance(topology.routing, Lattice):
+        yield "snake", _snake(topology.routing.sizes)
+    strides = [step for step in range(2, ranks) if ranks % step == 0]
+    strides = [step for step, _ in groupby(sorted({*strides[:_STRIDES], *strides[-_STRIDES:]}))]
+    for step in strides:
+        order = tuple(rank for first in range(step) for rank in range(first, ranks, step))
+        yield f"stride {step}", order
+    for seed in range(2):
+        order_list = list(range(ranks))
+        random.Random(seed).shuffle(order_list)
+        yield f"shuffled {seed}", tuple(order_list)
+
+
+def _snake(sizes: Sequence[int]) -> tuple[int, ...]:
+    """A way through a grid from neighbour to neighbour.
+
+    >>> _snake((2, 3))
+    (0, 1, 3, 2, 4, 5)
+    """
+    ways, stride = [0], 1
+    for size in sizes:
+        ways = [
+            at * stride + way
+            for at in range(size)
+            for way in (ways if at % 2 == 0 else reversed(ways))
+        ]
+        stride *= size
+    return tuple(ways)

@@ -1,0 +1,101 @@
+"""What if: one thing about a network or a job changed from value to value."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from unisono.simulator.compare import Entry, compare
+from unisono.simulator.conditions import Conditions
+from unisono.simulator.simulation import Progress
+from unisono.topology import Topology, load, parse, variable, vary
+from unisono.types import Op
+
+_COUNTS = ("ranks", "hosts")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Point:
+    """One value: the network, how many of its ranks take part, and the algorithms on them, the
+    fastest first."""
+
+    value: str
+    topology: Topology
+    ranks: int
+    entries: tuple[Entry, ...]
+
+    @property
+    def best(self) -> Entry | None:
+        """The fastest; None if none fits."""
+        return next((entry for entry in self.entries if entry.result is not None), None)
+
+
+def sweep(
+    op: Op | str,
+    spec: str,
+    name: str,
+    values: Sequence[str],
+    nbytes: float,
+    *,
+    names: Sequence[str] | None = None,
+    levels: tuple[int, ...] | None = None,
+    conditions: Conditions | None = None,
+    progress: Callable[[str, Progress], None] | None = None,
+) -> list[Point]:
+    """Algorithms on a network of which something is changed from value to value.
+
+    `name` is an option of the spec, see `topology.vary`; or `ranks` or `hosts` where the spec has
+    no such option: then so many take part, the first ones. Raises `ValueError` for what cannot be
+    varied, and for values that do not fit.
+
+    >>> found = sweep("all_reduce", "star:16", "ranks", ["2", "4", "8"], 1e9, names=["ring"])
+    >>> [(p.ranks, round(p.best.result.time_s * 1e3)) for p in found]
+    [(2, 20), (4, 30), (8, 35)]
+    """
+    places = [(value, *changed(spec, name, value)) for value in values]  # all, before it takes long
+    found = []
+    for value, topology, ranks in places:
+        entries = compare(
+            op,
+            topology,
+            nbytes,
+            names=names,
+            levels=levels,
+            placement=None if ranks == topology.num_ranks else range(ranks),
+            conditions=conditions,
+            progress=progress,
+        )
+        point = Point(value=value, topology=topology, ranks=ranks, entries=tuple(entries))
+        found.append(point)
+    return found
+
+
+def changed(spec: str, name: str, value: str) -> tuple[Topology, int]:
+    """A network with one thing changed, and how many of its ranks take part.
+
+    >>> changed("fat_tree:4", "hosts", "6"), changed("dgx:8/star:32", "hosts", "2")[1]
+    ((<Topology fat_tree:k=4: 16 ranks, 48 links>, 6), 16)
+    """
+    is_file = spec.endswith((".json", ".xml"))
+    parts = [] if is_file else spec.split("/", 1)
+    if name not in _COUNTS or any(name in variable(part) for part in parts):
+        if is_file:
+            raise ValueError(f"{spec}: of a file only {' or '.join(_COUNTS)} can be varied")
+        topology = parse(vary(spec, name, value))
+        return topology, topology.num_ranks
+    topology = load(spec)
+    per_host = parse(parts[0]).num_ranks if name == "hosts" and len(parts) == 2 else 1
+    most = topology.num_ranks // per_host
+    if not value.isdecimal() or not 1 <= int(value) <= most:
+        raise ValueError(f"{name}={value}: {topology.name} has {most} {name}")
+    return topology, int(value) * per_host
+
+
+def scale_factor(compute_s: float, communicate_s: float) -> float:
+    """T_n / (n T_1), where T are samples a second: each of n ranks computes on samples of its own
+    for so long, then all communicate; one rank alone has nothing to communicate.
+
+    >>> scale_factor(30e-3, 10e-3)
+    0.75
+    """
+    return compute_s / (compute_s + communicate_s)

@@ -1,0 +1,196 @@
+"""Link models: fits that find what made the data, and foretell what they were not fitted to."""
+
+from __future__ import annotations
+
+import csv
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from unisono import algorithms, simulate, topology
+from unisono.simulator import Conditions, LinkModel, Regime, calibrate
+from unisono.simulator.calibration import (
+    from_json,
+    holdout,
+    models_of,
+    of_contestant,
+    to_json,
+)
+from unisono.simulator.fitting import fit
+from unisono.simulator.link_model import nearest
+from unisono.simulator.measured import Sample, read
+
+TABLE = Path(__file__).parent / "tables" / "nccl_all_reduce.csv"
+NCCL_TESTS = """
+# nThread 1 nGpus 4 minBytes 8388608 maxBytes 33554432 step: 2(factor) warmup iters: 5 iters: 20
+#
+# Using devices
+#  Rank  0 Group  0 Pid  16313 on       node device  0 [0x07] NVIDIA A100-SXM4-80GB
+#  Rank  1 Group  0 Pid  16313 on       node device  1 [0x0f] NVIDIA A100-SXM4-80GB
+#  Rank  2 Group  0 Pid  16313 on       node device  2 [0x47] NVIDIA A100-SXM4-80GB
+#  Rank  3 Group  0 Pid  16313 on       node device  3 [0x4e] NVIDIA A100-SXM4-80GB
+#
+#                                                              out-of-place           in-place
+#       size         count      type   redop    root     time   algbw   busbw #wrong     time  algbw
+#        (B)    (elements)                               (us)  (GB/s)  (GB/s)            (us) (GB/s)
+     8388608       2097152     float     sum      -1    116.8   71.82  107.73      0    113.6  73.84
+    16777216       4194304     float     sum      -1    179.6   93.41  140.12      0    177.8  94.36
+    33554432       8388608     float     sum      -1    284.2  118.07  177.10      0    281.7 119.11
+# Out of bounds values : 0 OK
+# Avg bus bandwidth    : 141.65
+"""
+
+
+def nccl(gpu: str) -> list[Sample]:
+    lines = [line for line in TABLE.read_text().splitlines() if not line.startswith("#")]
+    return [
+        Sample(
+            op="all_reduce",
+            ranks=int(row["nranks"]),
+            nbytes=float(row["bytes"]),
+            seconds=float(row["oop_ns"]) * 1e-9,
+            contestant="nccl",
+        )
+        for row in csv.DictReader(lines)
+        if row["gpu"] == gpu
+    ]
+
+
+def test_half_of_the_sizes_of_nccl_foretells_the_other_half() -> None:
+    samples = nccl("a100")
+    errors = []
+    for ranks in range(2, 9):
+        held = holdout([sample for sample in samples if sample.ranks == ranks])
+        assert held is not None
+        assert held.sizes == 5
+        errors.append(held.mean)
+    assert np.mean(errors) <= 0.03
+
+
+def line(x: np.ndarray, alpha: float, beta: float) -> np.ndarray:
+    return np.asarray(alpha + beta * x)
+
+
+def test_a_straight_line_is_one_regime_whatever_the_noise() -> None:
+    x = 2.0 ** np.arange(10, 27)
+    noise = np.random.default_rng(3).normal(0, 0.02, len(x))
+    (regime,) = fit(x, line(x, 5e-6, 1e-10) * (1 + noise), 0.02)
+    assert regime.alpha_s == pytest.approx(5e-6, rel=0.05)
+    assert regime.byte_s == pytest.approx(1e-10, rel=0.05)
+
+
+def test_an_outlier_moves_nothing() -> None:
+    x = 2.0 ** np.arange(10, 27)
+    y = line(x, 5e-6, 1e-10)
+    y[8] *= 1.5  # one is allowed to be off by much, at the noise that this machine has
+    (regime,) = fit(x, y, 0.1)
+    assert regime.byte_s == pytest.approx(1e-10, rel=0.03)
+
+
+def test_switches_are_found_where_they_are() -> None:
+    x = 2.0 ** np.arange(6, 27)
+    y = 2e-6 + np.minimum(x, 2**15) * 1e-9 + np.maximum(x - 2**15, 0) * 1e-10
+    low, high = fit(x, y)
+    assert high.least == 2**15
+    assert (low.byte_s, high.byte_s) == pytest.approx((1e-9, 1e-10))
+    assert low.alpha_s == pytest.approx(2e-6)
+
+
+def test_what_cannot_be_fitted_says_why() -> None:
+    with pytest.raises(ValueError, match="2 sizes or more"):
+        fit(np.array([8.0, 8.0]), np.array([1e-6, 2e-6]))
+    with pytest.raises(ValueError, match="do not grow"):
+        fit(np.array([8.0, 16.0, 32.0]), np.array([3e-6, 2e-6, 1e-6]))
+    with pytest.raises(ValueError, match="times above 0"):
+        fit(np.array([8.0, 16.0]), np.array([0.0, 1e-6]))
+    with pytest.raises(ValueError, match="regimes begin at 0"):
+        LinkModel(
+            regimes=(Regime(least=8, alpha_s=0, byte_s=1),), op="x", ranks=2, algorithm="ring"
+        )
+
+
+MODEL = LinkModel(
+    regimes=(
+        Regime(least=0, alpha_s=1e-6, byte_s=1e-10),
+        Regime(least=1e4, alpha_s=-2e-6, byte_s=4e-10),
+        Regime(least=1e6, alpha_s=1e-5, byte_s=2e-10),
+    ),
+    op="all_reduce",
+    ranks=4,
+    algorithm="ring",
+)
+
+
+@pytest.mark.parametrize("net", [topology.star(4), topology.ring(4), topology.mesh(4)])
+@pytest.mark.parametrize("nbytes", [1e3, 1e5, 1e8])
+def test_simulated_messages_take_what_the_model_says(net: Any, nbytes: float) -> None:
+    ring = algorithms.build("all_reduce", "ring", ranks=4)
+    result = simulate(ring, net, nbytes, conditions=Conditions(messages=MODEL))
+    assert result.time_s == pytest.approx(6 * float(MODEL.at(nbytes / 4)), rel=1e-9)
+    assert result.time_s == pytest.approx(MODEL.predict(nbytes), rel=1e-9)
+
+
+def test_messages_share_measured_links() -> None:
+    direct = algorithms.build("all_gather", "direct", ranks=4)
+    told = Conditions(messages=MODEL)
+    result = simulate(direct, topology.star(4), 4e8, conditions=told)
+    assert result.time_s == pytest.approx(1e-5 + 3 * 1e8 * 2e-10)
+    thin = topology.star(4).with_links(bandwidth_Bps=np.repeat([2e9, 1e9], 4))
+    half = simulate(direct, thin, 4e8, conditions=told)
+    assert half.time_s == pytest.approx(1e-5 + 2 * 3 * 1e8 * 2e-10)
+
+
+def test_files_keep_models() -> None:
+    assert from_json(to_json([MODEL])) == [MODEL]
+    assert models_of(to_json([MODEL])) == [MODEL]
+    assert nearest([MODEL], "broadcast", 8) is MODEL
+    for text in ("{}", '{"format": "unisono link models", "version": 9}', "[]"):
+        with pytest.raises(ValueError, match="link models"):
+            from_json(text)
+
+
+def test_what_nccl_tests_prints() -> None:
+    samples = read(NCCL_TESTS, op="all_reduce")
+    assert [(s.ranks, s.nbytes, round(s.seconds * 1e6, 1)) for s in samples] == [
+        (4, 8388608, 116.8),
+        (4, 16777216, 179.6),
+        (4, 33554432, 284.2),
+    ]
+    (model,) = calibrate(samples)
+    assert model.algorithm == "ring"
+    assert model.predict(2**24) == pytest.approx(179.6e-6, rel=0.05)
+    with pytest.raises(ValueError, match="of which operation"):
+        read(NCCL_TESTS)
+    with pytest.raises(ValueError, match="names 0 ranks"):
+        read(NCCL_TESTS.replace("#  Rank", "#"), op="all_reduce")
+    with pytest.raises(ValueError, match="neither JSON"):
+        read("a\nb\n")
+
+
+def test_what_our_bench_writes() -> None:
+    rows = [
+        {
+            "op": "all_reduce",
+            "ranks": 2,
+            "size_bytes": n,
+            "results": {
+                "unisono": {"time_s": 1e-6 + n * 1e-10, "spread_s": [1e-6, 1.2e-6]},
+                "gloo": {"time_s": 1e-4 + n * 1e-9, "spread_s": None},
+                "mpich": {"time_s": None},
+            },
+        }
+        for n in (8, 1024, 65536, 1 << 20)
+    ]
+    samples = read(json.dumps({"rows": rows}))
+    ours, gloo = of_contestant(samples, None), of_contestant(samples, "gloo")
+    assert {s.contestant for s in ours} == {"unisono"}
+    assert ours[0].noise == pytest.approx(0.1, rel=0.01)
+    (model,) = calibrate(gloo)
+    assert model.predict(65536) == pytest.approx(1e-4 + 65536e-9)
+    with pytest.raises(ValueError, match="mpich was not measured"):
+        of_contestant(samples, "mpich")
+    with pytest.raises(ValueError, match="has no rows"):
+        read("{}")
