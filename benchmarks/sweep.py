@@ -20,7 +20,7 @@ from results_page import render_page
 from rich.console import Console
 
 from unisono.bench.cases import Case
-from unisono.bench.contestants import LIMIT, OURS
+from unisono.bench.contestants import MEMORY, OURS
 from unisono.bench.runner import Pace, run_benchmark
 from unisono.bench.sizes import parse_sizes
 from unisono.native import usable_cores
@@ -50,7 +50,7 @@ class Part:
     def measure(self, sizes: str, pace: Pace, *, bind: bool) -> dict[str, object]:
         cases = [Case(op=self.op, ranks=self.ranks, nbytes=n) for n in parse_sizes(sizes)]
         ours = OURS[self.api]
-        contestants = (ours, *self.against, LIMIT)
+        contestants = (ours, *self.against, MEMORY)
         command = ("unisono", "bench", self.op, "-n", str(self.ranks), "--sizes", sizes)
         command += ("--api", self.api, "--against", ",".join(self.against))
         command += ("--bind",) if bind else ()
