@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from dataclasses import replace
 from fractions import Fraction
 
@@ -197,10 +196,8 @@ def test_many_hosts_take_a_logarithm_of_rounds(op: Op) -> None:
 
 
 @pytest.mark.parametrize(("op", "name"), FAMILIES)
-def test_64_ranks_on_8_hosts_are_built_at_once(op: Op, name: str) -> None:
-    start = time.perf_counter()
-    build(op, name, ranks=64, hosts=regular(8, 8))
-    assert time.perf_counter() - start < 0.5
+def test_64_ranks_on_8_hosts(op: Op, name: str) -> None:
+    check(build(op, name, ranks=64, hosts=regular(8, 8)))
 
 
 # ---- the levels of hosts

@@ -18,6 +18,9 @@ from unisono.bench.lab import Lab
 
 PORT = 29_500
 _ROOM = "4m"
+TEMPORARY = "/mnt"
+DISKS = (TEMPORARY, "/dev/shm")
+"""Of every host; not /tmp, for the project itself may be there."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -56,7 +59,7 @@ class Job(Processes):
         self.host_of = [host for host, count in enumerate(layout) for _ in range(count)]
 
         def place(rank: int, words: list[str]) -> list[str]:
-            settings = {**(env or {}), **env_of(rank)}
+            settings = {"TMPDIR": TEMPORARY, **(env or {}), **env_of(rank)}
             prefix = ["env", *(f"{name}={value}" for name, value in settings.items())]
             if descriptors and rank in descriptors:
                 prefix += ["prlimit", f"--nofile={descriptors[rank]}:{descriptors[rank]}", "--"]
@@ -127,14 +130,14 @@ class Job(Processes):
 
 
 def give_disks(lab: Lab, size: str = _ROOM) -> None:
-    """Give every host an empty /tmp and /dev/shm of its own, of this size."""
-    for host, path in itertools.product(range(lab.hosts), ("/tmp", "/dev/shm")):
+    """Give every host empty disks of its own, of this size."""
+    for host, path in itertools.product(range(lab.hosts), DISKS):
         lab.run(host, ["mount", "-t", "tmpfs", "-o", f"size={size}", "tmpfs", path])
 
 
 def fill_disks(lab: Lab, host: int) -> None:
     """Leave no byte free on the host's own disks."""
-    for path in ("/tmp", "/dev/shm"):
+    for path in DISKS:
         lab.run(host, ["sh", "-c", f"cat /dev/zero > {path}/full 2>/dev/null || true"])
 
 
@@ -153,7 +156,7 @@ class Remains:
 def remains(lab: Lab, host: int) -> Remains:
     """What a job left on a host with disks of its own."""
     sockets = lab.run(host, ["ss", "-Hna", "-A", "tcp,udp,unix"]).splitlines()
-    files = lab.run(host, ["find", "/tmp", "/dev/shm", "-mindepth", "1"]).splitlines()
+    files = lab.run(host, ["find", *DISKS, "-mindepth", "1"]).splitlines()
     alive = ("ESTAB", "LISTEN", "UNCONN")
     return Remains(
         processes=tuple(lab.processes(host)),

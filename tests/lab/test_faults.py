@@ -13,7 +13,7 @@ import pytest
 
 from lab import bodies
 from lab.bodies import CALL_TIMEOUT_S
-from lab.job import Job, Outcome, await_no_remains, fill_disks, heal
+from lab.job import DISKS, Job, Outcome, await_no_remains, fill_disks, heal
 from lab.layouts import LAYOUTS, in_layouts
 from lab.switch import needs_hosts
 from ranks import Me
@@ -185,8 +185,8 @@ def full_disk(lab: Lab, layout: Sequence[int]) -> None:
         with Job(lab, bodies.patient, layout) as job:
             assert job.exit_codes() == [0] * job.ranks
     finally:
-        for path in ("/tmp/full", "/dev/shm/full"):
-            lab.run(1, ["rm", path])
+        for disk in DISKS:
+            lab.run(1, ["rm", f"{disk}/full"])
     assert await_no_remains(lab, range(lab.hosts)) == []
 
 

@@ -13,6 +13,7 @@ import pytest
 
 from lab.census import census
 from lab.job import (
+    TEMPORARY,
     Job,
     await_no_remains,
     fill_disks,
@@ -153,7 +154,7 @@ def writer(me: Me) -> None:
 
 
 def _write() -> None:
-    with open("/tmp/file", "wb") as file:
+    with open(f"{TEMPORARY}/file", "wb") as file:
         file.write(bytes(65536))
 
 

@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-import time
 from dataclasses import replace
 
 import numpy as np
@@ -240,12 +239,10 @@ def test_more_slots_than_records_can_name_are_refused() -> None:
         lower_rank(b.build(), 0)
 
 
-def test_256_ranks_are_lowered_in_a_third_of_a_second() -> None:
+def test_256_ranks_are_lowered() -> None:
     for name in ("ring", "direct"):
         schedule = build("all_reduce", name, ranks=256)
-        start = time.process_time()  # the machine may be busy with other things
         plan = lower_rank(schedule, 100).plan
-        assert time.process_time() - start < 0.3
         assert len(plan.readers) == 510
 
 
