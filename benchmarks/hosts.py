@@ -17,6 +17,7 @@ from typing import Annotated
 import typer
 
 HERE = Path(__file__).parent
+UNISONO = Path(sys.executable).parent / "unisono"
 CAPPED = ("--rate", "1gbit", "--against", "gloo,openmpi")
 PARTS: dict[str, tuple[str, ...]] = {
     "flat": ("--hosts", "4", "--sizes", "8,64K,1M,16M,32M", *CAPPED),
@@ -38,9 +39,10 @@ def main(
         path = folder / f"hosts-{name}.json"
         if path.exists():
             continue
-        command = [Path(sys.executable).parent / "unisono", "bench", "all_reduce", *PARTS[name]]
+        command = [str(UNISONO), "bench", "all_reduce", *PARTS[name]]
         partial = path.with_suffix(".partial")
-        subprocess.run([*command, "--rounds", str(rounds), "--json", partial], check=True)
+        command += ["--rounds", str(rounds), "--json", partial.name]  # the result quotes it
+        subprocess.run(command, check=True, cwd=folder)
         partial.rename(path)
 
 

@@ -6,6 +6,7 @@
 
 #include "calls.h"
 #include "hosts.h"
+#include "letters.h"
 #include "report.h"
 
 namespace {
@@ -68,47 +69,14 @@ void check_calls(Report& report, const Layout& layout, uint32_t streams, uint64_
 
 // ---- letters
 
-std::vector<uint8_t> letter(uint32_t from, uint32_t to, uint64_t tag, uint64_t number) {
+size_t bytes_of(uint64_t seed) {
     constexpr size_t lengths[] = {0, 1, 77, 5000, 300'000};
-    const uint64_t seed = ((from * 8ULL + to) * 8 + tag) * 64 + number;
-    std::vector<uint8_t> data(lengths[seed * 7919 % std::size(lengths)]);
-    for (size_t i = 0; i < data.size(); ++i) data[i] = static_cast<uint8_t>(seed * 13 + i);
-    return data;
+    return lengths[seed * 7919 % std::size(lengths)];
 }
 
-// Every thread of every rank writes to its like on all ranks, here and elsewhere; receives are
-// posted in another order than the letters come.
-void exchange(Rank& rank, uint32_t ranks, uint64_t tag, std::atomic<int>& wrong) {
-    constexpr uint64_t kLetters = 5;
-    PostOffice& mail = *rank.mail;
-    std::mt19937_64 random(rank.rank * 10 + tag);
-    std::vector<std::shared_ptr<Parcel>> parcels;
-    std::vector<std::pair<std::vector<uint8_t>, std::vector<uint8_t>>> arriving;  // is, should be
-    std::vector<std::vector<uint8_t>> leaving;
-    arriving.reserve(ranks * kLetters);
-    leaving.reserve(ranks * kLetters);
-    for (uint64_t k = 0; k < kLetters; ++k) {
-        for (uint32_t i = 1; i < ranks; ++i) {
-            const uint32_t to = (rank.rank + i) % ranks, from = (rank.rank + ranks - i) % ranks;
-            leaving.push_back(letter(rank.rank, to, tag, k));
-            parcels.push_back(mail.send(message(leaving.back(), static_cast<int32_t>(to), tag)));
-            auto expected = letter(from, rank.rank, tag, k);
-            arriving.emplace_back(std::vector<uint8_t>(expected.size()), expected);
-            parcels.push_back(
-                mail.receive(message(arriving.back().first, static_cast<int32_t>(from), tag)));
-        }
-        if (random() % 2) mail.carry_on();
-    }
-    std::shuffle(parcels.begin(), parcels.end(), random);
-    for (const auto& parcel : parcels) {
-        while (!mail.wait(*parcel, kLong_s, random() % 2 ? -1 : 0.001, {})) {
-        }
-    }
-    for (const auto& [got, expected] : arriving) wrong += got != expected;
-    for (const auto& parcel : parcels) wrong += !parcel->done() || parcel->error();
-}
-
+// Every thread of every rank writes to its like on all ranks, here and elsewhere.
 void check_letters(Report& report, const Layout& layout, uint32_t streams) {
+    constexpr uint64_t kLetters = 5;
     Hosts world(layout, streams);
     std::atomic<int> wrong{0};
     world.run([&](Rank& rank) {
@@ -116,7 +84,8 @@ void check_letters(Report& report, const Layout& layout, uint32_t streams) {
         std::vector<std::thread> threads;
         for (uint64_t tag = 0; tag < 2; ++tag) {
             threads.emplace_back([&, tag] {
-                const auto outcome = outcome_of([&] { exchange(rank, ranks, tag, wrong); });
+                const auto outcome =
+                    outcome_of([&] { exchange(rank, ranks, tag, kLetters, bytes_of, wrong); });
                 report.check(outcome.fault == Fault::none,
                              "letters over " + text_of(layout, streams) + ": " + outcome.text);
             });

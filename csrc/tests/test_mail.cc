@@ -3,6 +3,7 @@
 #include <atomic>
 #include <random>
 
+#include "letters.h"
 #include "report.h"
 #include "world.h"
 
@@ -11,11 +12,8 @@ namespace {
 using namespace unisono;
 using namespace unisono::test;
 
-std::vector<uint8_t> letter(uint32_t from, uint32_t to, uint64_t tag, uint64_t number) {
-    const uint64_t seed = ((from * 8ULL + to) * 8 + tag) * 64 + number;
-    std::vector<uint8_t> data(seed % 5 == 0 ? 0 : seed * 7919 % 2000);
-    for (size_t i = 0; i < data.size(); ++i) data[i] = static_cast<uint8_t>(seed * 13 + i);
-    return data;
+size_t bytes_of(uint64_t seed) {
+    return seed % 5 == 0 ? 0 : seed * 7919 % 2000;
 }
 
 // Every thread of every rank writes to its like on all ranks; receives are posted before and after
@@ -24,41 +22,12 @@ void check_mail(Report& report, Mapping mapping, uint32_t ranks) {
     constexpr uint64_t kTags = 2, kLetters = 6;
     World world(shape_of(ranks, 1), mapping, ranks);
     std::atomic<int> wrong{0};
-    const auto exchange = [&](Rank& rank, uint64_t tag) {
-        PostOffice& mail = *rank.mail;
-        std::mt19937_64 random(rank.rank * 10 + tag);
-        std::vector<std::shared_ptr<Parcel>> parcels;
-        std::vector<std::pair<std::vector<uint8_t>, std::vector<uint8_t>>>
-            arriving;  // what, and what it should be
-        arriving.reserve(ranks * kLetters);
-        std::vector<std::vector<uint8_t>> leaving;
-        leaving.reserve(ranks * kLetters);
-        for (uint64_t k = 0; k < kLetters; ++k) {
-            for (uint32_t i = 1; i < ranks; ++i) {
-                const uint32_t to = (rank.rank + i) % ranks, from = (rank.rank + ranks - i) % ranks;
-                leaving.push_back(letter(rank.rank, to, tag, k));
-                parcels.push_back(
-                    mail.send(message(leaving.back(), static_cast<int32_t>(to), tag)));
-                auto expected = letter(from, rank.rank, tag, k);
-                arriving.emplace_back(std::vector<uint8_t>(expected.size()), expected);
-                parcels.push_back(
-                    mail.receive(message(arriving.back().first, static_cast<int32_t>(from), tag)));
-            }
-            if (random() % 2) mail.carry_on();
-        }
-        std::shuffle(parcels.begin(), parcels.end(), random);
-        for (const auto& parcel : parcels) {
-            while (!mail.wait(*parcel, kLong_s, random() % 2 ? -1 : 0.001, {})) {
-            }
-        }
-        for (const auto& [got, expected] : arriving) wrong += got != expected;
-        for (const auto& parcel : parcels) wrong += !parcel->done() || parcel->error();
-    };
     world.run([&](Rank& rank) {
         std::vector<std::thread> threads;
         for (uint64_t tag = 0; tag < kTags; ++tag) {
             threads.emplace_back([&, tag] {
-                const auto outcome = outcome_of([&] { exchange(rank, tag); });
+                const auto outcome =
+                    outcome_of([&] { exchange(rank, ranks, tag, kLetters, bytes_of, wrong); });
                 report.check(outcome.fault == Fault::none, "mail: " + outcome.text);
             });
         }

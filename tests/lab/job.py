@@ -129,6 +129,14 @@ class Job(Processes):
 # ---- a host's state
 
 
+def last_host(job: Job) -> int:
+    return max(job.host_of)
+
+
+def last_ranks(job: Job) -> list[int]:
+    return job.ranks_on(last_host(job))
+
+
 def give_disks(lab: Lab, size: str = _ROOM) -> None:
     """Give every host empty disks of its own, of this size."""
     for host, path in itertools.product(range(lab.hosts), DISKS):

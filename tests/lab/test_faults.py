@@ -13,7 +13,7 @@ import pytest
 
 from lab import bodies
 from lab.bodies import CALL_TIMEOUT_S
-from lab.job import DISKS, Job, Outcome, await_no_remains, fill_disks, heal
+from lab.job import DISKS, Job, Outcome, await_no_remains, fill_disks, heal, last_host, last_ranks
 from lab.layouts import LAYOUTS, in_layouts
 from lab.switch import needs_hosts
 from ranks import Me
@@ -45,14 +45,6 @@ class Fault:
     """Whom those that are lost name, if they live on."""
     often: bool = False
     """Whether it is part of the default run."""
-
-
-def last_host(job: Job) -> int:
-    return max(job.host_of)
-
-
-def last_ranks(job: Job) -> list[int]:
-    return job.ranks_on(last_host(job))
 
 
 def last_rank(job: Job) -> list[int]:

@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 import pytest
 
 from lab.bodies import add_up, endless
-from lab.job import Job
+from lab.job import Job, last_host, last_ranks
 from lab.layouts import in_layouts
 from lab.switch import needs_hosts
 from ranks import Me
@@ -17,14 +17,6 @@ from unisono import AbortedError, Communicator, PeerLostError
 from unisono.bench.lab import Lab
 
 pytestmark = [pytest.mark.lab, needs_hosts]
-
-
-def last_host(job: Job) -> int:
-    return max(job.host_of)
-
-
-def last_ranks(job: Job) -> list[int]:
-    return job.ranks_on(last_host(job))
 
 
 def shrinking(me: Me) -> None:

@@ -11,14 +11,14 @@ import time
 from collections.abc import Callable, Sequence
 
 from unisono import native
-from unisono.errors import AbortedError, RendezvousError
+from unisono.errors import AbortedError
 from unisono.links.porter import Porter
 from unisono.links.post import Answered, Quit, Text, Unreached, Voted
 from unisono.links.vote import Answer, Vote
 from unisono.runtime import agreement
 from unisono.runtime.quorum import Poll
 from unisono.runtime.rendezvous import Meeting, Met
-from unisono.runtime.succession import Succession
+from unisono.runtime.succession import Succession, meeting_of
 
 _VOTE_S = 5.0
 """Porters answer at once, unless their processes are stopped."""
@@ -148,22 +148,6 @@ class SpanningTies:
     # ---- the next group
 
     def form(self, succession: Succession, ballot: int, members: tuple[int, ...]) -> Met:
-        """Meets the members as the ranks of a world do, but watches them."""
-
-        def watch() -> None:
-            lost = self.keep_up() & frozenset(members)
-            if lost:
-                raise RendezvousError(f"lost while the group was being formed: {sorted(lost)}")
-            if self._entry() != agreement.undecided(ballot):
-                raise RendezvousError("another group is being formed")
-
-        meeting = Meeting(
-            rank=members.index(succession.rank),
-            size=len(members),
-            rendezvous=f"shrink-{succession.name}-{ballot}",
-            timeout_s=succession.timeout_s,
-            staging_bytes=succession.staging_bytes,
-            word=succession.word,
-            watch=watch,
-        )
+        """Meets the members as the ranks of a world do."""
+        meeting = meeting_of(self, succession, ballot, members)
         return self._form(meeting, [self._members[rank] for rank in members])

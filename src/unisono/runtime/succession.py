@@ -88,6 +88,29 @@ class Ties(Protocol):
         """The end of it; others need not wait for who has not `finished`."""
 
 
+def meeting_of(
+    ties: Ties, succession: Succession, ballot: int, members: tuple[int, ...]
+) -> Meeting:
+    """How the members of a ballot's group meet: as those of any other, but they are watched."""
+
+    def watch() -> None:
+        lost = ties.keep_up() & frozenset(members)
+        if lost:
+            raise RendezvousError(f"lost while the group was being formed: {sorted(lost)}")
+        if ties.advance(0, 0) != agreement.undecided(ballot):
+            raise RendezvousError("another group is being formed")
+
+    return Meeting(
+        rank=members.index(succession.rank),
+        size=len(members),
+        rendezvous=f"shrink-{succession.name}-{ballot}",
+        timeout_s=succession.timeout_s,
+        staging_bytes=succession.staging_bytes,
+        word=succession.word,
+        watch=watch,
+    )
+
+
 class HostTies:
     """Ties between ranks of one host: the old group's memory, and datagrams."""
 
@@ -110,25 +133,7 @@ class HostTies:
         return self._group.exchange_successor(expected, desired)
 
     def form(self, succession: Succession, ballot: int, members: tuple[int, ...]) -> Met:
-        """Meets the members as any group does, but watches them."""
-
-        def watch() -> None:
-            lost = self.keep_up() & frozenset(members)
-            if lost:
-                raise RendezvousError(f"lost while the group was being formed: {sorted(lost)}")
-            if self.advance(0, 0) != agreement.undecided(ballot):
-                raise RendezvousError("another group is being formed")
-
-        meeting = Meeting(
-            rank=members.index(succession.rank),
-            size=len(members),
-            rendezvous=f"shrink-{succession.name}-{ballot}",
-            timeout_s=succession.timeout_s,
-            staging_bytes=succession.staging_bytes,
-            word=succession.word,
-            watch=watch,
-        )
-        return meet(meeting)
+        return meet(meeting_of(self, succession, ballot, members))
 
     def close(self, *, finished: bool) -> None:
         """Closes the box; who has not finished leaves the group, as all see."""
