@@ -56,6 +56,7 @@ struct alignas(2 * kLine) RankControl {
     std::atomic<uint32_t> presence{0};
     std::atomic<int32_t> pid{0};
     std::atomic<uint64_t> process{0};  // tells ranks that are threads of one process
+    std::atomic<uint64_t> token{0};    // where it is in that process; see loans.h
 
     // Written with every post of a large message, looked at once a block; see stores.h.
     alignas(2 * kLine) std::atomic<uint64_t> beacon{0};

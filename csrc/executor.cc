@@ -4,6 +4,7 @@
 #include <array>
 #include <functional>
 #include <string>
+#include <utility>
 
 namespace unisono {
 namespace {
@@ -11,6 +12,8 @@ namespace {
 constexpr double kNapWhileSending_s = 300e-6;
 constexpr double kAnxious_s = 0.1;
 constexpr Patience kPatienceAway{0, 4};  // each look is a system call
+constexpr uint64_t kBorrowedBytes = 512 << 10;  // of all operands at a time: less than a core's cache
+constexpr uint64_t kLeastBorrowedBytes = 16 << 10;  // of each: a look there is a system call
 
 }  // namespace
 
@@ -33,7 +36,8 @@ Executor::Executor(View& view, Membership& members, Waiter waiter, StoreRule sto
       distance_(members.ranks()),
       own_(view.own()),
       agreement_(view, members),
-      lanes_{Lane(view, 0), Lane(view, 1), Lane(view, 2)} {}
+      lanes_{Lane(view, 0), Lane(view, 1), Lane(view, 2)},
+      loans_(view, members) {}
 
 void Executor::begin(Execution& call) {
     members_.require_healthy();
@@ -56,6 +60,9 @@ void Executor::begin(Execution& call) {
     }
     call.blocks = std::max<uint64_t>(1, (longest + call.block_bytes - 1) / call.block_bytes);
     call.slot_bytes = std::min(call.block_bytes, (longest + kLine - 1) / kLine * kLine);
+    if (plan.loans_only) call.slot_bytes = kLine;
+    if ((plan.lends || plan.borrows) && longest > 0 && call.slot_bytes < sizeof(std::byte*))
+        throw Error(Fault::invalid, "the call's blocks are too small to lend memory");
     // Also the slots of the peers, for they are read here.
     const uint64_t most = *std::max_element(plan.slots.begin(), plan.slots.end());
     call.lane = lane_for(most * call.slot_bytes);
@@ -136,7 +143,7 @@ bool Executor::carry_on(Wait wait) {
         ++call.step;
         call.record = 0;
     }
-    return verify_all(wait) && hand_over(wait);
+    return take_back(wait) && verify_all(wait) && hand_over(wait);
 }
 
 bool Executor::run_step(Wait& wait) {
@@ -170,6 +177,10 @@ bool Executor::run_record(Wait& wait, const Record* record) {
             reduce(wait.call, record);
             return true;
         case Action::arg:
+            return true;
+        case Action::lend:
+            if (length_of(wait.call, record->length) > 0)
+                lend(wait.call, record->dst, record->src);
             return true;
         case Action::wait:
             return wait_progress(wait, *record);
@@ -271,6 +282,25 @@ bool Executor::verify_all(Wait& wait) {
     return true;
 }
 
+// Nobody may be reading what this rank has lent once its caller may change it. And what it has read
+// is right only if the lender had not given the call up before.
+bool Executor::take_back(Wait& wait) {
+    const Plan& plan = *wait.call.plan;
+    if (plan.lends) {
+        for (; wait.call.returned < plan.readers_of_any.size(); ++wait.call.returned) {
+            const uint32_t peer = plan.readers_of_any[wait.call.returned];
+            const auto& progress = view_.control(peer).progress;
+            const auto ready = [&] { return progress.load(std::memory_order_acquire) >= base_; };
+            if (!wait_for(wait, peer, ready)) return false;
+        }
+    }
+    if (plan.borrows) {
+        std::atomic_thread_fence(std::memory_order_acquire);
+        members_.require_healthy();
+    }
+    return true;
+}
+
 template <class Ready>
 bool Executor::wait_for(Wait& wait, uint32_t peer, Ready ready) {
     if (ready()) return true;
@@ -360,6 +390,11 @@ std::byte* Executor::resolve(const Execution& call, const Ref& ref) const noexce
             const uint64_t at = ref.index * (call.lead + 1) + call.block % (call.lead + 1);
             return const_cast<std::byte*>(scratch_.data()) + at * call.block_bytes;
         }
+        case Space::lent: {
+            const std::byte* slot =
+                call.lane->area(ref.rank, call.ahead()) + ref.index * call.slot_bytes;
+            return const_cast<std::byte*>(shown_loan(slot));
+        }
         case Space::in:
         case Space::out:
             break;
@@ -383,25 +418,55 @@ void Executor::copy(const Execution& call, const Record& r) {
     if (bytes == 0) return;
     std::byte* dst = resolve(call, r.dst);
     const std::byte* src = resolve(call, r.src);
-    if (r.flags & kHasSecond) {
+    if (is_foreign(r.src)) {
+        loans_.read(r.src.rank, dst, src, bytes);
+        if (r.flags & kHasSecond)
+            kernels::copy(resolve(call, r.dst2), dst, bytes, store_for(call, r.dst2));
+    } else if (r.flags & kHasSecond) {
         kernels::copy2(dst, resolve(call, r.dst2), src, bytes, store_for(call, r.dst),
                        store_for(call, r.dst2));
     } else if (dst != src) {
         kernels::copy(dst, src, bytes, store_for(call, r.dst));
     }
+    if (r.flags & kLends) lend(call, r.dst2, r.dst);
 }
 
+void Executor::lend(const Execution& call, const Ref& slot, const Ref& memory) const noexcept {
+    show_loan(resolve(call, slot), resolve(call, memory));
+}
+
+// Of what other processes lend, as much at a time as stays in the cache.
 void Executor::reduce(const Execution& call, const Record* r) {
-    const uint64_t bytes = length_of(call, r->length);
-    if (bytes == 0) return;
+    const uint64_t bytes = length_of(call, r->length), element = size_of(call.args.dtype);
+    const auto foreign = static_cast<uint64_t>(std::count_if(
+        r + 1, r + 1 + r->sources, [this](const Record& arg) { return is_foreign(arg.src); }));
+    const uint64_t most =
+        foreign == 0 ? bytes
+                     : std::max(kBorrowedBytes / foreign, kLeastBorrowedBytes) / element * element;
+    if (borrowed_.size() < foreign * most) borrowed_.resize(foreign * most);
+    for (uint64_t at = 0; at < bytes; at += most)
+        reduce_some(call, r, at, std::min(most, bytes - at));
+    if (r->flags & kLends) lend(call, r->dst2, r->dst);
+}
+
+void Executor::reduce_some(const Execution& call, const Record* r, uint64_t at, uint64_t bytes) {
     std::array<const void*, kMostSources> sources;
-    for (size_t k = 0; k < r->sources; ++k) sources[k] = resolve(call, r[k + 1].src);
+    std::byte* borrowed = borrowed_.data();
+    for (size_t k = 0; k < r->sources; ++k) {
+        const Ref& ref = r[k + 1].src;
+        const std::byte* source = resolve(call, ref) + at;
+        if (is_foreign(ref)) {
+            loans_.read(ref.rank, borrowed, source, bytes);
+            source = std::exchange(borrowed, borrowed + bytes);
+        }
+        sources[k] = source;
+    }
     const bool second = r->flags & kHasSecond;
     const bool average = call.args.reduction == ReduceOp::avg && (r->flags & kFinal);
     const auto operation =
         call.args.reduction == ReduceOp::avg ? ReduceOp::sum : call.args.reduction;
-    kernels::reduce(call.args.dtype, operation, resolve(call, r->dst),
-                    second ? resolve(call, r->dst2) : nullptr, sources.data(), r->sources,
+    kernels::reduce(call.args.dtype, operation, resolve(call, r->dst) + at,
+                    second ? resolve(call, r->dst2) + at : nullptr, sources.data(), r->sources,
                     bytes / size_of(call.args.dtype), average ? members_.ranks() : 0,
                     store_for(call, r->dst),
                     second ? store_for(call, r->dst2) : kernels::Store::cached);

@@ -11,6 +11,7 @@
 #include "call.h"
 #include "courier.h"
 #include "kernels/kernels.h"
+#include "loans.h"
 #include "plan.h"
 #include "stores.h"
 #include "waiter.h"
@@ -123,6 +124,7 @@ struct Execution {
         return lead == 0 ? 0 : lead - round * (lead + 1) / plan->rounds;
     }
     uint32_t verified = 0;   // peers whose header has been seen to agree
+    size_t returned = 0;     // readers that are done with what this rank has lent
     bool announced = false;  // own header is visible
 };
 
@@ -140,6 +142,8 @@ class Executor {
     // vain.
     void abandon(const Execution& call, const char* why);
 
+    // Whether this rank can read the memory of all others of its host.
+    [[nodiscard]] bool can_borrow() const noexcept { return loans_.reach_all(); }
     [[nodiscard]] uint64_t calls() const noexcept { return calls_.load(std::memory_order_relaxed); }
 
   private:
@@ -165,6 +169,7 @@ class Executor {
     void look_for_readers(const Execution& call);
     bool wait_progress(Wait& wait, const Record& record);
     bool verify_all(Wait& wait);
+    bool take_back(Wait& wait);
     template <class Ready>
     bool wait_for(Wait& wait, uint32_t peer, Ready ready);
     template <class Ready>
@@ -174,6 +179,11 @@ class Executor {
     void look_around(Wait& wait, uint32_t peer, bool left);
     void copy(const Execution& call, const Record& record);
     void reduce(const Execution& call, const Record* record);
+    void reduce_some(const Execution& call, const Record* record, uint64_t at, uint64_t bytes);
+    void lend(const Execution& call, const Ref& slot, const Ref& memory) const noexcept;
+    [[nodiscard]] bool is_foreign(const Ref& ref) const noexcept {
+        return ref.space == Space::lent && !loans_.own(ref.rank);
+    }
     [[nodiscard]] std::byte* resolve(const Execution& call, const Ref& ref) const noexcept;
     [[nodiscard]] uint64_t length_of(const Execution& call, const Ref& ref) const noexcept;
     [[nodiscard]] kernels::Store store_for(const Execution& call, const Ref& ref) const noexcept {
@@ -206,7 +216,8 @@ class Executor {
     std::vector<Load> loads_;         // of one post to one peer
     Agreement agreement_;
     std::array<Lane, kStrips> lanes_;  // in the order of their areas' sizes
-    std::vector<std::byte> scratch_;
+    std::vector<std::byte> scratch_, borrowed_;
+    Loans loans_;
 };
 
 // The part layout that every executor shares: element counts rounded up to whole cache lines.

@@ -46,6 +46,7 @@ class Group {
     [[nodiscard]] Dispatcher& dispatcher() noexcept { return dispatcher_; }
     [[nodiscard]] PostOffice& mail() noexcept { return mail_; }
     [[nodiscard]] uint64_t calls() const noexcept { return executor_.calls(); }
+    [[nodiscard]] bool can_borrow() const noexcept { return executor_.can_borrow(); }
 
     // Takes the number of a collective call of which this rank refuses the arguments: ranks that
     // make it raise the reason. Waits for nobody.

@@ -20,7 +20,7 @@ namespace {
 Plan::Plan(std::span<const std::byte> packed, std::span<const std::byte> packed_readers,
            uint32_t rank_, uint32_t ranks_, uint32_t pieces_in_, uint32_t pieces_out_,
            uint32_t parts_, uint32_t stages_, uint32_t rounds_, std::vector<uint32_t> slots_,
-           uint32_t scratch_)
+           uint32_t scratch_, bool loans_only_)
     : records(packed.size() / sizeof(Record)),
       rank(rank_),
       ranks(ranks_),
@@ -30,7 +30,8 @@ Plan::Plan(std::span<const std::byte> packed, std::span<const std::byte> packed_
       stages(stages_),
       rounds(rounds_),
       slots(std::move(slots_)),
-      scratch(scratch_) {
+      scratch(scratch_),
+      loans_only(loans_only_) {
     if (packed.size() % sizeof(Record) != 0)
         throw Error(Fault::invalid, "plan: not a whole number of records");
     if (rank >= ranks || slots.size() != ranks || parts == 0 || rounds == 0)
@@ -63,9 +64,12 @@ void Plan::note_slots() {
     };
     for (const Record& r : records) {
         if (r.action == Action::wait) read[r.peer] = true;
-        if (r.action != Action::copy && r.action != Action::reduce) continue;
+        borrows |= r.src.space == Space::lent;
+        if (r.action == Action::wait || r.action == Action::post || r.action == Action::arg)
+            continue;
+        lends |= r.action == Action::lend || r.flags & kLends;
         written(r.dst, r.length);
-        if (r.flags & kHasSecond) written(r.dst2, r.length);
+        if (r.flags & (kHasSecond | kLends)) written(r.dst2, r.length);
     }
     for (uint32_t peer = 0; peer < ranks; ++peer) {
         if (read[peer]) sources.push_back(peer);
@@ -108,6 +112,9 @@ void Plan::check(const Ref& ref, size_t at) const {
             if (ref.index >= pieces_out || ref.part >= parts)
                 refuse(at, "output part out of range");
             return;
+        case Space::lent:
+            if (ref.rank == rank) refuse(at, "lends to itself");
+            [[fallthrough]];
         case Space::slot:
             if (ref.rank >= ranks || ref.index >= slots[ref.rank]) refuse(at, "slot out of range");
             return;
@@ -122,17 +129,26 @@ void Plan::check_record(size_t at) const {
     const Record& r = records[at];
     const auto writable = [&](const Ref& ref) {
         check(ref, at);
-        if (ref.space == Space::in || (ref.space == Space::slot && ref.rank != rank))
+        if (ref.space == Space::in || ref.space == Space::lent ||
+            (ref.space == Space::slot && ref.rank != rank))
             refuse(at, "writes what it may not");
+    };
+    const auto lendable = [&](const Ref& slot, const Ref& memory) {
+        if (slot.space != Space::slot || (memory.space != Space::in && memory.space != Space::out))
+            refuse(at, "lends what it may not");
+        check(memory, at);
     };
     switch (r.action) {
         case Action::copy:
         case Action::reduce:
+        case Action::lend:
             writable(r.dst);
-            if (r.flags & kHasSecond) writable(r.dst2);
+            if (r.flags & (kHasSecond | kLends)) writable(r.dst2);
+            if (r.flags & kLends) lendable(r.dst2, r.dst);
             if (r.length.space != Space::in && r.length.space != Space::out)
                 refuse(at, "length of no part");
             check(r.length, at);
+            if (r.action == Action::lend) return lendable(r.dst, r.src);
             if (r.action == Action::copy) return check(r.src, at);
             if (r.sources == 0 || r.sources > kMostSources)
                 refuse(at, "too few or too many operands");

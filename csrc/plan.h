@@ -15,6 +15,7 @@ enum class Space : uint8_t {
     out = 1,   // the caller's output; the same
     slot = 2,  // staging in shared memory of `rank`; index = slot
     tmp = 3,   // private scratch; index = scratch block
+    lent = 4,  // what slot `index` of `rank` shows the place of
 };
 
 struct Ref {
@@ -25,12 +26,13 @@ struct Ref {
     uint16_t part;
 };
 
-enum class Action : uint16_t { copy = 0, reduce = 1, arg = 2, wait = 3, post = 4 };
+enum class Action : uint16_t { copy = 0, reduce = 1, arg = 2, wait = 3, post = 4, lend = 5 };
 
 inline constexpr size_t kMostSources = 4096;  // operands of one reduction
 
 inline constexpr uint16_t kHasSecond = 1;  // also write dst2
 inline constexpr uint16_t kFinal = 2;      // the result holds every rank's contribution
+inline constexpr uint16_t kLends = 4;      // dst2 shows where dst is
 
 struct Record {
     Action action;
@@ -59,7 +61,8 @@ class Plan {
     // Checks every index against the group's size and the counts given; throws Error(invalid).
     Plan(std::span<const std::byte> packed, std::span<const std::byte> packed_readers,
          uint32_t rank, uint32_t ranks, uint32_t pieces_in, uint32_t pieces_out, uint32_t parts,
-         uint32_t stages, uint32_t rounds, std::vector<uint32_t> slots, uint32_t scratch);
+         uint32_t stages, uint32_t rounds, std::vector<uint32_t> slots, uint32_t scratch,
+         bool loans_only = false);
 
     // Who reads what the own post `value` shows: by rank, then by slot.
     [[nodiscard]] std::span<const Reader> readers_of(uint32_t value) const noexcept;
@@ -76,6 +79,9 @@ class Plan {
     uint32_t rounds;              // of the schedule
     std::vector<uint32_t> slots;  // staging slots per block, by rank
     uint32_t scratch;
+    bool loans_only;      // of all ranks: no slot holds data
+    bool lends = false;   // this rank
+    bool borrows = false;
     bool copies_only;  // this rank reduces nothing
     bool one_writer;   // a single rank fills slots
 

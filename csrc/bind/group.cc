@@ -66,12 +66,12 @@ void bind_plan(nb::module_& m) {
         "__init__",
         [](Plan* self, const nb::bytes& packed, const nb::bytes& readers, uint32_t rank,
            uint32_t ranks, uint32_t pieces_in, uint32_t pieces_out, uint32_t parts, uint32_t stages,
-           uint32_t rounds, std::vector<uint32_t> slots, uint32_t scratch) {
+           uint32_t rounds, std::vector<uint32_t> slots, uint32_t scratch, bool loans_only) {
             new (self) Plan(bytes_of(packed), bytes_of(readers), rank, ranks, pieces_in, pieces_out,
-                            parts, stages, rounds, std::move(slots), scratch);
+                            parts, stages, rounds, std::move(slots), scratch, loans_only);
         },
         "packed"_a, "readers"_a, "rank"_a, "ranks"_a, "pieces_in"_a, "pieces_out"_a, "parts"_a,
-        "stages"_a, "rounds"_a, "slots"_a, "scratch"_a);
+        "stages"_a, "rounds"_a, "slots"_a, "scratch"_a, "loans_only"_a = false);
     nb::class_<Prepared>(m, "Prepared")
         .def(
             "__init__",
@@ -217,6 +217,7 @@ void register_group(nb::module_& m) {
         .def_prop_ro("depth", [](Group& self) { return self.segment().shape().depth; })
         .def_prop_ro("area_bytes", [](Group& self) { return self.segment().shape().area_bytes; })
         .def_prop_ro("calls", &Group::calls)
+        .def("can_borrow", &Group::can_borrow)
         .def("require_healthy", [](Group& self) { self.members().require_healthy(); })
         .def("refuse", &Group::refuse, "reason"_a, nb::call_guard<nb::gil_scoped_release>())
         .def("fail_mismatch", &Group::fail_mismatch, "text"_a)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import zlib
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from unisono import algorithms, native
 from unisono.algorithms.layout import Hosts
@@ -62,6 +62,22 @@ def block_bytes_for(
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Lending:
+    """Which calls are made by reading others' memory where it is: those whose longest piece has so
+    many bytes, the upper end excluded."""
+
+    from_bytes: int
+    to_bytes: int
+
+    def serves(self, longest_bytes: int, ranks: int) -> bool:
+        """Whether a call is made so."""
+        return ranks > 1 and self.from_bytes <= longest_bytes < self.to_bytes
+
+
+NO_LENDING = Lending(from_bytes=0, to_bytes=0)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class LoadedPlan:
     """A plan in the executor's form, with what a caller needs to know of it."""
 
@@ -74,12 +90,15 @@ class LoadedPlan:
     in_rank_order: bool
     uniform: bool
     in_place: bool
+    lends: bool = False
     parts: int = 1
     lead: int = 0
     """By how many blocks the first round of the schedule runs ahead of the last."""
     least_block_bytes: int | None = None
     """Between this and `block_bytes` the block is so small that rounds can run ahead; None: it is
     `block_bytes`."""
+    lending: LoadedPlan | None = None
+    """The plan of the same schedule by which ranks read each other's memory where it is."""
 
     def block_for(self, longest_bytes: int) -> int:
         """The block of a call, given the longest piece of all ranks."""
@@ -117,14 +136,17 @@ class NativeExecutor:
         stores: StorePolicy,
         hosts: Hosts | None = None,
         reach: Callable[[set[int]], None] | None = None,
+        lending: Lending = NO_LENDING,
     ) -> None:
         """`hosts` are the ranks of each host (None: all are on one). `reach` is told, for each plan
-        on several hosts, with whom this rank exchanges anything."""
+        on several hosts, with whom this rank exchanges anything. `lending` says which calls are
+        made by reading others' memory where it is."""
         self._group = group
         self._hosts = hosts
         self._reach = reach
         self._rank = rank
         self._stores = stores
+        self.lending = lending
         self._plans: dict[tuple[Op, str, int, int | None], LoadedPlan] = {}
         # By identity, for looking at a large schedule costs more than a small call; by name,
         # which tells the content, so that equal schedules are one.
@@ -172,7 +194,26 @@ class NativeExecutor:
             block_bytes = block_bytes or algorithms.block_bytes(op, algorithm)
         else:
             _check_fit(schedule, op, ranks, root)
-        lowered = lower_rank(schedule, self._rank)
+        plan = self._make(schedule, op, algorithm, root, block_bytes)
+        if self._hosts is not None or self.lending == NO_LENDING:
+            return plan
+        lending = self._make(schedule, op, algorithm, root, block_bytes, lends=True)
+        # Calls of all others are, or may be, in place; all_to_all copies then.
+        usable = lending.in_place or op is Op.ALL_TO_ALL
+        return replace(plan, lending=lending) if usable else plan
+
+    def _make(
+        self,
+        schedule: Schedule,
+        op: Op,
+        algorithm: str,
+        root: int,
+        block_bytes: int | None,
+        *,
+        lends: bool = False,
+    ) -> LoadedPlan:
+        ranks = self._group.ranks
+        lowered = lower_rank(schedule, self._rank, lends=lends)
         if self._reach is not None:
             self._reach(partners(lowered.plan))
         slots = list(lowered.slots)
@@ -195,14 +236,17 @@ class NativeExecutor:
             in_rank_order=lowered.in_rank_order,
             uniform=lowered.uniform,
             in_place=lowered.in_place,
+            lends=lends,
         )
 
     def prepare(
         self, plan: LoadedPlan, args: Arguments, *, piece_bytes: int = 0
     ) -> native.Prepared:
         """A call that lacks nothing but memory; `piece_bytes` is the length of equal pieces."""
-        rest = f"{args.lengths}/{args.others}/{args.reproducible}"
         longest_bytes = max(piece_bytes, *args.lengths, 0)
+        if plan.lending is not None and self.lending.serves(longest_bytes, self._group.ranks):
+            plan = plan.lending
+        rest = f"{args.lengths}/{args.others}/{args.reproducible}/{plan.lends}"
         block_bytes = plan.block_for(longest_bytes)
         agreed = f"{plan.name}/{block_bytes}/{rest}".encode()
         return native.Prepared(
@@ -262,4 +306,5 @@ def _to_native(plan: Plan, slots: list[int], pieces_in: int, pieces_out: int) ->
         rounds=plan.rounds,
         slots=slots,
         scratch=plan.num_tmp,
+        loans_only=plan.loans_only,
     )

@@ -50,16 +50,17 @@ def emit(
     _fill(table, (head + args + 1)[posts], code=Code.POST, value=closing[posts])
     _fill(table, (head + args + 1)[posts], round=round_[posts])
 
-    src = np.where(
-        reads.far,
-        words(Space.SLOT, flow.rank[reads.operand], staging.slot[reads.operand]),
-        homes.home[reads.operand],
-    )
+    slot = words(Space.SLOT, flow.rank[reads.operand], staging.slot[reads.operand])
+    slot = np.where(homes.lent[reads.operand], slot ^ Space.SLOT ^ Space.LENT, slot)
+    src = np.where(reads.far, slot, homes.home[reads.operand])
     length = homes.length[steps]
     dst, second = _goals(flow, staging, homes, steps)
     final = (args > 0) & flow.complete[value]
-    flags = (second > 0) * int(Flag.HAS_DST2) | final * int(Flag.FINAL)
+    lent = homes.lent[value]
+    flags = (second > 0) * np.where(lent, int(Flag.LENDS), int(Flag.HAS_DST2))
+    flags |= final * int(Flag.FINAL)
     code = np.where(args, int(Code.REDUCE), int(Code.COPY))
+    code = np.where(lent & (value < flow.inputs) & staging.fills[steps], int(Code.LEND), code)
     single = np.where(args, 0, src[reads.first])
     _fill(table, head, code=code, nsrc=args, flags=flags, dst=dst, dst2=second)
     _fill(table, head, src=single, length=length, round=round_)

@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 
 from unisono.schedule.collective import Numbers
 from unisono.schedule.dataflow import Dataflow
+from unisono.schedule.lending import places_of, returned_in_time
 from unisono.schedule.record import Space, words
 from unisono.schedule.staging import Staging
 from unisono.types import Op
@@ -26,18 +27,21 @@ class Homes:
     `home` is that of each value, 0 where it has none; `length` is for each step a part of the
     rank's input or output that is as long as the chunk. `num_tmp` are the private places of each
     rank; `uniform` says whether it has no such part for some chunk, so that all pieces must have
-    one length, and `in_place` whether its input may be the memory of its output.
+    one length, and `in_place` whether its input may be the memory of its output. `lent` are the
+    values that other ranks read where they are.
     """
 
     home: Numbers
+    lent: NDArray[np.bool_]
     length: Numbers
     num_tmp: Numbers
     uniform: NDArray[np.bool_]
     in_place: NDArray[np.bool_]
 
 
-def settle(flow: Dataflow, staging: Staging) -> Homes:
-    """Find a home for every value."""
+def settle(flow: Dataflow, staging: Staging, *, lends: bool = False) -> Homes:
+    """Find a home for every value. With `lends`, values that stay where they are until the end of
+    the call are lent: what ranks are given, and results."""
     collective = flow.moves.places.schedule.collective
     needed = np.zeros(len(flow.rank), np.bool_)
     needed[flow.operands[~staging.far]] = needed[flow.outputs] = True
@@ -58,12 +62,19 @@ def settle(flow: Dataflow, staging: Staging) -> Homes:
         home[tmp] = words(Space.TMP, flow.rank[tmp], index)
     written = needed & (home & 0xFF == Space.OUT)
     length, uniform = _lengths(flow, staging)
+    in_place = _in_place(flow, staging, written)
+    lent = np.zeros(len(flow.rank), np.bool_)
+    if lends:
+        lent[: flow.inputs] = lent[flow.outputs] = True
+        lent &= staging.slot >= 0
+        in_place &= returned_in_time(flow, staging, lent, written)
     return Homes(
         home=home,
+        lent=lent,
         length=length,
         num_tmp=num_tmp,
         uniform=uniform,
-        in_place=_in_place(flow, staging, written),
+        in_place=in_place,
     )
 
 
@@ -123,12 +134,7 @@ def _in_place(flow: Dataflow, staging: Staging, written: NDArray[np.bool_]) -> N
     local = np.flatnonzero(~staging.far & (flow.operands < flow.inputs))
     read = np.concatenate((steps[moved], flow.operands[local]))
     at = np.concatenate((index[moved], when[staging.target[local]]))
-    there = flow.place[read]
-    if collective.op is Op.ALL_TO_ALL:  # else input and output of a chunk are one place
-        chunk = flow.chunk[read]
-        pair = collective.output_piece(chunk) + collective.input_piece(chunk) * collective.ranks
-        chunk = pair * collective.parts + chunk % collective.parts
-        there = places.number(flow.rank[read] * places.schedule.num_locations + chunk)
+    there = places_of(flow, read)
     in_place = np.ones(collective.ranks, np.bool_)
     in_place[flow.rank[read[first[there] < at]]] = False
     return in_place

@@ -32,7 +32,7 @@ class RankPlan:
 
     `slots` are the staging slots of each rank; `uniform` and `in_place` hold for the group: some
     rank needs pieces of one length, and no rank minds when input and output are the same memory.
-    `in_rank_order` is that of `Dataflow`.
+    `in_rank_order` is that of `Dataflow`; `lent` says that some rank reads memory of another.
     """
 
     plan: Plan
@@ -40,10 +40,12 @@ class RankPlan:
     uniform: bool
     in_place: bool
     in_rank_order: bool
+    lent: bool
 
 
-def lower(schedule: Schedule) -> tuple[Plan, ...]:
-    """One plan per rank. Raises `ScheduleError` when the schedule is wrong, `UnsupportedError`
+def lower(schedule: Schedule, *, lends: bool = False) -> tuple[Plan, ...]:
+    """One plan per rank. With `lends`, ranks read what others were given, and results, where those
+    have them (`homes.py`), instead of through staging slots. Raises `ScheduleError` when the schedule is wrong, `UnsupportedError`
     where a rank would need more slots than records can name.
 
     >>> from unisono.schedule import Builder, Collective
@@ -53,15 +55,15 @@ def lower(schedule: Schedule) -> tuple[Plan, ...]:
     >>> [[r.code.name for r in plan.records] for plan in lower(b.build())]
     [['COPY', 'POST', 'COPY', 'POST'], ['WAIT', 'COPY', 'POST']]
     """
-    return _Lowering(schedule).plans(0, schedule.collective.ranks)
+    return _Lowering(schedule, lends).plans(0, schedule.collective.ranks)
 
 
-def lower_rank(schedule: Schedule, rank: int) -> RankPlan:
-    """The plan of one rank: the same as `lower(schedule)[rank]`, in a fraction of the time.
+def lower_rank(schedule: Schedule, rank: int, *, lends: bool = False) -> RankPlan:
+    """The plan of one rank: that of `lower(schedule, lends=lends)`, in a fraction of the time.
 
     Raises as `lower` does.
     """
-    lowering = _Lowering(schedule)
+    lowering = _Lowering(schedule, lends)
     (plan,) = lowering.plans(rank, rank + 1)
     return RankPlan(
         plan=plan,
@@ -69,17 +71,18 @@ def lower_rank(schedule: Schedule, rank: int) -> RankPlan:
         uniform=bool(lowering.homes.uniform.any()),
         in_place=bool(lowering.homes.in_place.all()),
         in_rank_order=lowering.flow.in_rank_order,
+        lent=bool(lowering.homes.lent.any()),
     )
 
 
 class _Lowering:
     """The layout of all ranks, and records for some of them."""
 
-    def __init__(self, schedule: Schedule) -> None:
+    def __init__(self, schedule: Schedule, lends: bool) -> None:
         self.collective = schedule.collective
         self.flow = trace(schedule)
         self.staging = stage(self.flow)
-        self.homes = settle(self.flow, self.staging)
+        self.homes = settle(self.flow, self.staging, lends=lends)
         self.stages = 1 + int(self.staging.posts.max())
         most = int(max(self.staging.num_slots.max(), self.homes.num_tmp.max()))
         if most > _MOST or (np.diff(self.flow.first) >= _MOST).any():
@@ -92,6 +95,7 @@ class _Lowering:
         """The plans of the ranks from `start` up to `stop`."""
         table, edges = emit(self.flow, self.staging, self.homes, range(start, stop), self.stages)
         readers = self._readers(start, stop)
+        loans_only = bool(self.homes.lent[self.staging.slot >= 0].all())
         return tuple(
             Plan(
                 rank=rank,
@@ -106,6 +110,7 @@ class _Lowering:
                 uniform=bool(self.homes.uniform[rank]),
                 in_place=bool(self.homes.in_place[rank]),
                 readers=readers[i],
+                loans_only=loans_only,
             )
             for i, rank in enumerate(range(start, stop))
         )

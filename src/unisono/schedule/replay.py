@@ -4,7 +4,9 @@ Waiting for a number that only grows gives the same outcome in whatever order th
 one order shows whether they can get stuck. What may be read when must not depend on the order,
 though: each rank carries a vector clock that only POST and WAIT pass on, and a slot may be read
 only if its writing is in the reader's clock, and overwritten only if all readings of it are in
-the writer's. References stay the numbers that they are in records (`record.words`).
+the writer's. The same holds for memory that a rank lends to others, which nothing but the output
+of a call in place may be written over. References stay the numbers that they are in records
+(`record.words`).
 """
 
 from __future__ import annotations
@@ -25,7 +27,10 @@ Row = tuple[int, ...]
 
 # As plain integers, which compare faster.
 _COPY, _ARG, _WAIT, _POST = (int(c) for c in (Code.COPY, Code.ARG, Code.WAIT, Code.POST))
-_IN, _SLOT, _HAS_DST2, _FINAL = (int(c) for c in (Space.IN, Space.SLOT, Flag.HAS_DST2, Flag.FINAL))
+_LEND = int(Code.LEND)
+_IN, _OUT, _SLOT, _LENT = (int(s) for s in (Space.IN, Space.OUT, Space.SLOT, Space.LENT))
+_HAS_DST2, _FINAL, _LENDS = (int(f) for f in (Flag.HAS_DST2, Flag.FINAL, Flag.LENDS))
+_SPACE = 0xFF
 
 
 @dataclass(slots=True, kw_only=True)
@@ -33,6 +38,9 @@ class _Slot:
     content: Content
     block: int
     written: int
+    index: int
+    lends: bool = False
+    """Whether the slot shows where the content is, and does not hold it."""
     reads: dict[int, int] = field(default_factory=dict)
 
 
@@ -48,23 +56,33 @@ class _Rank:
     entered: bool = False
     inputs: dict[int, Content] = field(default_factory=dict)
     goals: dict[int, Content] = field(default_factory=dict)
+    given: dict[int, int] = field(default_factory=dict)
+    """The input that is the same memory, by output."""
     memory: dict[int, dict[int, Content]] = field(default_factory=dict)
     """By block."""
+    loans: dict[int, dict[int, _Slot]] = field(default_factory=dict)
+    """By block: what shows where memory of this rank is, by that memory."""
     posted: list[int] = field(default_factory=list)
     post_clocks: list[tuple[int, ...]] = field(default_factory=list)
 
 
 def check_plans(
-    collective: Collective, plans: Sequence[Plan], *, depth: int = 1, blocks: int = 3, lead: int = 0
+    collective: Collective,
+    plans: Sequence[Plan],
+    *,
+    depth: int = 1,
+    blocks: int = 3,
+    lead: int = 0,
+    in_place: bool = False,
 ) -> None:
     """Prove that the plans never get stuck, never race, and perform the collective.
 
     Each rank owns `depth` blocks' worth of slots. The first round of the schedule runs `lead`
     blocks ahead of the last, as in the native executor: in step s a record of round r deals with
-    block s - lead + `lead_of(r, ...)`. Raises `ScheduleError`, naming the rank, the record and the
-    block.
+    block s - lead + `lead_of(r, ...)`. With `in_place`, inputs that are lent lie in the memory of
+    the output. Raises `ScheduleError`, naming the rank, the record and the block.
     """
-    _Replay(collective, plans, depth, blocks, lead).run()
+    _Replay(collective, plans, depth, blocks, lead, in_place).run()
 
 
 def lead_of(round_: int, rounds: int, lead: int) -> int:
@@ -78,7 +96,13 @@ def lead_of(round_: int, rounds: int, lead: int) -> int:
 
 class _Replay:
     def __init__(
-        self, collective: Collective, plans: Sequence[Plan], depth: int, blocks: int, lead: int
+        self,
+        collective: Collective,
+        plans: Sequence[Plan],
+        depth: int,
+        blocks: int,
+        lead: int,
+        in_place: bool,
     ) -> None:
         self.collective = collective
         self.depth = depth
@@ -101,6 +125,7 @@ class _Replay:
             self._check_last(rank.plan)
             rank.inputs = self._inputs(rank.plan.rank)
             rank.goals = self._goals(rank.plan.rank)
+            rank.given = self._given(rank.plan.rank) if in_place else {}
 
     def run(self) -> None:
         """Run every rank as far as it gets, until all are done or none can go on."""
@@ -120,6 +145,7 @@ class _Replay:
             if rank.step < self.blocks and not self._enter(rank):
                 return False
             rank.memory[rank.block] = dict(rank.inputs)
+            rank.loans[rank.block] = {}
             rank.entered = True
         row = rank.rows[rank.pc]
         rank.block = rank.step - self.lead + self.leads[row[5]]
@@ -169,6 +195,8 @@ class _Replay:
 
     def _move(self, rank: _Rank, row: Row) -> None:
         code, nsrc, _, flags, _, _, _, dst, dst2, src, _ = row
+        if code == _LEND:
+            return self._lend(rank, dst, src)
         if code == _COPY:
             content = self._read(rank, src)
         else:
@@ -182,6 +210,14 @@ class _Replay:
         self._store(rank, dst, content)
         if flags & _HAS_DST2:
             self._store(rank, dst2, content)
+        if flags & _LENDS:
+            self._lend(rank, dst2, dst)
+
+    def _lend(self, rank: _Rank, slot: int, what: int) -> None:
+        if slot & _SPACE != _SLOT or what & _SPACE not in (_IN, _OUT):
+            raise ScheduleError(f"{self._where(rank)}: cannot lend {_text(what)}")
+        self._store(rank, slot, self._read(rank, what), lends=True)
+        rank.loans[rank.block][what] = self.slots[slot, rank.block % self.depth]
 
     def _fold(self, rank: _Rank, contents: list[Content]) -> Content:
         chunk, mask = contents[0]
@@ -192,26 +228,30 @@ class _Replay:
         return chunk, mask
 
     def _read(self, rank: _Rank, ref: int) -> Content:
-        if ref & 0xFF != _SLOT:
+        space = ref & _SPACE
+        if space not in (_SLOT, _LENT):
             if ref not in rank.memory[rank.block]:
                 raise ScheduleError(f"{self._where(rank)}: {_text(ref)} holds nothing")
             return rank.memory[rank.block][ref]
-        slot = self.slots.get((ref, rank.block % self.depth))
+        slot = self.slots.get((ref ^ space ^ _SLOT, rank.block % self.depth))
         if slot is None or slot.block != rank.block or slot.written > rank.clock[_owner(ref)]:
             raise ScheduleError(
                 f"{self._where(rank)}: {_text(ref)} may be read before it is written"
             )
+        if slot.lends != (space == _LENT):
+            raise ScheduleError(f"{self._where(rank)}: {_text(ref)} is not what the slot is for")
         slot.reads[rank.plan.rank] = rank.clock[rank.plan.rank]
         return slot.content
 
-    def _store(self, rank: _Rank, ref: int, content: Content) -> None:
+    def _store(self, rank: _Rank, ref: int, content: Content, *, lends: bool = False) -> None:
         me = rank.plan.rank
-        if _owner(ref) != me or ref & 0xFF == _IN:
+        if _owner(ref) != me or ref & _SPACE in (_IN, _LENT):
             raise ScheduleError(f"{self._where(rank)}: {_text(ref)} is not its to write")
-        if ref & 0xFF != _SLOT:
+        if ref & _SPACE != _SLOT:
+            self._require_returned(rank, ref, content)
             rank.memory[rank.block][ref] = content
             return
-        if ref >> 32 & 0xFFFF >= rank.plan.num_slots:
+        if _index(ref) >= rank.plan.num_slots:
             raise ScheduleError(f"{self._where(rank)}: has {rank.plan.num_slots} slots")
         key = ref, rank.block % self.depth
         old = self.slots.get(key)
@@ -224,11 +264,34 @@ class _Replay:
                     f"{self._where(rank)}: {_text(ref)} may be overwritten while rank "
                     f"{late[0]} reads it"
                 )
-        self.slots[key] = _Slot(content=content, block=rank.block, written=rank.clock[me])
+        self.slots[key] = _Slot(
+            content=content,
+            block=rank.block,
+            written=rank.clock[me],
+            index=_index(ref),
+            lends=lends,
+        )
+
+    def _require_returned(self, rank: _Rank, ref: int, content: Content) -> None:
+        """That nobody reads, or will read, what is written over."""
+        loans = rank.loans[rank.block]
+        loan = loans.get(ref)
+        if loan is None and ref in rank.given:
+            loan = loans.get(rank.given[ref])
+            if loan is None or loan.content == content:  # the same stays there
+                return
+            readers = (r.rank for r in rank.plan.readers if r.slot == loan.index)
+            if all(loan.reads.get(r, rank.clock[r] + 1) <= rank.clock[r] for r in readers):
+                return
+        if loan is not None:
+            raise ScheduleError(
+                f"{self._where(rank)}: {_text(ref)} may be overwritten while it is lent"
+            )
 
     def _end_step(self, rank: _Rank) -> None:
         ended = rank.step - self.lead
         memory = rank.memory.pop(ended, {})
+        rank.loans.pop(ended, None)
         for out, want in rank.goals.items():
             if ended >= 0 and memory.get(out) != want:
                 raise ScheduleError(
@@ -252,6 +315,15 @@ class _Replay:
             goals[words(Space.OUT, rank, *ref)] = chunk, sum(1 << r for r in contributors)
         return goals
 
+    def _given(self, rank: int) -> dict[int, int]:
+        given: dict[int, int] = {}
+        for piece in range(self.collective.input_pieces(rank)):
+            out = self.collective.in_place_output(rank, piece)
+            for part in range(self.collective.parts if out is not None else 0):
+                where = words(Space.OUT, rank, out, part)
+                given[where] = words(Space.IN, rank, piece, part)
+        return given
+
     def _check_last(self, plan: Plan) -> None:
         last = plan.records[-1] if plan.records else None
         if last is None or last.code is not Code.POST or last.value != plan.stages:
@@ -269,6 +341,10 @@ class _Replay:
 
 def _owner(ref: int) -> int:
     return ref >> 16 & 0xFFFF
+
+
+def _index(ref: int) -> int:
+    return ref >> 32 & 0xFFFF
 
 
 def _text(word: int) -> str:

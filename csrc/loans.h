@@ -1,0 +1,53 @@
+// Memory that ranks of one host lend to each other for the time of a call, so that it is copied
+// once: read where it lies, by the kernel (process_vm_readv) or, between threads of one process,
+// without it.
+#pragma once
+
+#include <cstdint>
+#include <cstring>
+#include <vector>
+
+#include "membership.h"
+
+namespace unisono {
+
+// A slot shows where lent memory is.
+inline void show_loan(std::byte* slot, const std::byte* memory) noexcept {
+    std::memcpy(slot, &memory, sizeof memory);
+}
+[[nodiscard]] inline const std::byte* shown_loan(const std::byte* slot) noexcept {
+    const std::byte* memory;
+    std::memcpy(&memory, slot, sizeof memory);
+    return memory;
+}
+
+class Loans {
+  public:
+    Loans(View& view, Membership& members);
+    Loans(const Loans&) = delete;
+    Loans& operator=(const Loans&) = delete;
+
+    // Whether this rank can read the memory of every other rank of its host, which all have joined.
+    [[nodiscard]] bool reach_all() const noexcept;
+    // Whether the memory of a rank is this process's own.
+    [[nodiscard]] bool own(uint32_t rank) const noexcept;
+    // Copies memory of a rank of another process. Throws Error if that is gone, or its rank.
+    void read(uint32_t rank, std::byte* dst, const std::byte* theirs, uint64_t bytes);
+
+  private:
+    // What only the process that a pid means to this one has at the address that it tells: pids of
+    // other containers may mean another.
+    struct Token {
+        uint64_t process, rank;
+    };
+    [[nodiscard]] bool reach(uint32_t rank) const noexcept;
+    [[nodiscard]] int64_t fetch(uint32_t rank, void* dst, const void* theirs,
+                                uint64_t bytes) const noexcept;
+    [[noreturn]] void explain(uint32_t rank, int error);
+
+    View& view_;
+    Membership& members_;
+    Token token_;
+};
+
+}  // namespace unisono
