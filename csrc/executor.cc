@@ -12,7 +12,7 @@ namespace {
 constexpr double kNapWhileSending_s = 300e-6;
 constexpr double kAnxious_s = 0.1;
 constexpr Patience kPatienceAway{0, 4};  // each look is a system call
-constexpr uint64_t kBorrowedBytes = 512 << 10;  // of all operands at a time: less than a core's cache
+constexpr uint64_t kBorrowedBytes = 256 << 10;  // of all operands at a time: less than a core's cache
 constexpr uint64_t kLeastBorrowedBytes = 16 << 10;  // of each: a look there is a system call
 
 }  // namespace

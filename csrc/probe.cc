@@ -63,6 +63,14 @@ uint64_t read_last_level_cache_bytes() {
 
 }  // namespace
 
+bool meshed_cores() noexcept {
+#if defined(__x86_64__)
+    return __builtin_cpu_is("intel") && __builtin_cpu_supports("avx512f");
+#else
+    return false;
+#endif
+}
+
 unsigned usable_cores() noexcept {
     return static_cast<unsigned>(std::max<size_t>(1, cores().size()));
 }

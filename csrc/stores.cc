@@ -45,8 +45,8 @@ void Distance::learn(std::chrono::nanoseconds took) noexcept {
     if (evidence_ <= kBelievedNear) far_ = false;
 }
 
-StoreRule::StoreRule(uint32_t ranks, uint32_t cores, uint64_t cache_bytes) noexcept
-    : ranks_(ranks), cache_bytes_(cache_bytes), crowded_(ranks > cores) {}
+StoreRule::StoreRule(uint32_t ranks, uint32_t cores, uint64_t cache_bytes, bool meshed) noexcept
+    : ranks_(ranks), cache_bytes_(cache_bytes), crowded_(ranks > cores), meshed_(meshed) {}
 
 // Measured (benchmarks/RESULTS.md). Slots: near cores read them from each other's caches at 40
 // GB/s, far ones at 11, where memory is better. Output: once the buffers of all ranks no longer
@@ -59,7 +59,7 @@ Stores StoreRule::choose(StorePolicy policy, const Traffic& traffic, bool far) c
     const bool broadcasts =
         traffic.one_writer && (spills || (crowded_ && traffic.bytes >= kLeastBroadcast));
     const bool overwrites = traffic.copies_only || crowded_ || far;
-    return {.slot = streaming_if(far || broadcasts), .out = streaming_if(spills && overwrites)};
+    return {.slot = streaming_if((far && !meshed_) || broadcasts), .out = streaming_if(spills && overwrites)};
 }
 
 }  // namespace unisono

@@ -53,8 +53,9 @@ class StoreRule {
     [[nodiscard]] static bool asks(StorePolicy policy, const Traffic& traffic) noexcept {
         return policy == StorePolicy::adaptive && traffic.bytes >= kLeastStreamed;
     }
-    StoreRule(uint32_t ranks, uint32_t cores,
-              uint64_t cache_bytes = last_level_cache_bytes()) noexcept;
+    // `meshed`: a far core reads slots no faster from memory than from the writer's cache.
+    StoreRule(uint32_t ranks, uint32_t cores, uint64_t cache_bytes = last_level_cache_bytes(),
+              bool meshed = meshed_cores()) noexcept;
     [[nodiscard]] Stores choose(StorePolicy policy, const Traffic& traffic,
                                 bool far) const noexcept;
 
@@ -63,6 +64,7 @@ class StoreRule {
     uint64_t ranks_;
     uint64_t cache_bytes_;  // of the last level
     bool crowded_;          // more ranks than cores
+    bool meshed_;
 };
 
 }  // namespace unisono

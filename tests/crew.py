@@ -16,6 +16,7 @@ from unisono.algorithms.layout import Hosts
 from unisono.errors import UnisonoError
 from unisono.runtime import reference
 from unisono.runtime.fold import PAIRS
+from unisono.runtime.lending import NO_LENDING, Lending
 from unisono.runtime.narrow import narrowed
 from unisono.runtime.native_executor import Arguments, LoadedPlan, NativeExecutor, piece_counts
 from unisono.schedule import Collective, lower
@@ -26,16 +27,25 @@ Pieces: TypeAlias = list[list[Bytes]]
 
 TIMEOUT_S = 20.0
 
+EVERYTHING = Lending(pieces=dict.fromkeys(Op, range(1 << 62)))
+"""All calls are made by reading others' memory, where the plan can be in place."""
+
 
 class Crew:
     """Native executors of all ranks of a group, each driven by a thread of its own."""
 
-    def __init__(self, ranks: int, staging_bytes: int, hosts: Hosts | None = None) -> None:
+    def __init__(
+        self,
+        ranks: int,
+        staging_bytes: int,
+        hosts: Hosts | None = None,
+        lending: Lending = NO_LENDING,
+    ) -> None:
         self.ranks = ranks
         self.hosts = hosts
         self.groups = self.make_groups(staging_bytes)
         self.executors = [
-            NativeExecutor(group, rank, config.settings({}).stores, hosts)
+            NativeExecutor(group, rank, config.settings({}).stores, hosts, lending=lending)
             for rank, group in enumerate(self.groups)
         ]
         self.pool = concurrent.futures.ThreadPoolExecutor(ranks)
@@ -53,6 +63,7 @@ class Crew:
         self, op: Op, name: str, root: int, block_bytes: int | None, lead: int = 0
     ) -> list[LoadedPlan]:
         loaded = [executor.plan(op, name, root) for executor in self.executors]
+        loaded = [plan.lending or plan for plan in loaded]
         if block_bytes is None:
             return loaded
         return [dataclasses.replace(plan, block_bytes=block_bytes, lead=lead) for plan in loaded]
@@ -196,7 +207,7 @@ def compare(
     block = block_bytes or crew.plans(op, name, root, None)[0].block_bytes
     # The reference has no pieces where a plan has no use for them.
     reference.run(
-        lower(schedule),
+        lower(schedule, lends=crew.plans(op, name, root, None)[0].lends),
         [pieces[: collective.input_pieces(rank)] for rank, pieces in enumerate(theirs)],
         [pieces[: collective.output_pieces(rank)] for rank, pieces in enumerate(expected)],
         dtype,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from unisono.schedule import Code, Flag, Plan, Reader, Record, Ref, Schedule, Space
@@ -82,7 +82,16 @@ class Flow:
 class Program:
     """The records of one rank, made round by round. `staged` is shared by the ranks."""
 
-    def __init__(self, schedule: Schedule, rank: int, flow: Flow, staged: dict) -> None:  # type: ignore[type-arg]
+    def __init__(
+        self,
+        schedule: Schedule,
+        rank: int,
+        flow: Flow,
+        staged: dict,  # type: ignore[type-arg]
+        lends: bool,
+    ) -> None:
+        self.final = set(flow.outputs.values())
+        self.lends = lends
         self.collective = schedule.collective
         self.rank = rank
         self.staged = staged
@@ -107,7 +116,11 @@ class Program:
 
     def send(self, values: list[Value]) -> None:
         for value in values:
-            self.copy(value, self.new_slot(value))
+            if self.lends:
+                src, length = self.read(value), self.length(value.chunk)
+                self.add(code=Code.LEND, dst=self.new_slot(value), src=src, length=length)
+            else:
+                self.copy(value, self.new_slot(value))
         self.post()
 
     def receive(self, values: list[Value]) -> None:
@@ -137,7 +150,8 @@ class Program:
 
     def write(self, value: Value, places: list[Ref]) -> None:
         self.note(value.operands, places[0])
-        flags = Flag.HAS_DST2 if len(places) == 2 else Flag.NONE
+        second = Flag.LENDS if self.lent(value) else Flag.HAS_DST2
+        flags = second if len(places) == 2 else Flag.NONE
         dst, dst2 = (*places, Ref())[:2]
         length = self.length(value.chunk)
         sources = [self.read(operand) for operand in value.operands]
@@ -185,10 +199,13 @@ class Program:
     def read(self, value: Value) -> Ref:
         if value.rank != self.rank:
             slot: Ref = self.staged[value][0]
-            return slot
+            return replace(slot, space=Space.LENT) if self.lent(value) else slot
         if value.operands:
             return self.homes[value]
         return self.ref(Space.IN, self.collective.input_ref(self.rank, value.chunk))
+
+    def lent(self, value: Value) -> bool:
+        return self.lends and (not value.operands or value in self.final)
 
     def output(self, chunk: int) -> Ref:
         return self.ref(Space.OUT, self.collective.output_ref(self.rank, chunk))
@@ -220,12 +237,12 @@ class Program:
             self.written.add((dst.index, dst.part))
 
 
-def plain_lower(schedule: Schedule) -> tuple[Plan, ...]:
+def plain_lower(schedule: Schedule, *, lends: bool = False) -> tuple[Plan, ...]:
     """The plans of all ranks; the schedule must be right."""
     flow = Flow(schedule)
     staged: dict[Value, tuple[Ref, int, int]] = {}
     numbers = [number for number, _ in schedule.rounds()]
-    programs = [Program(schedule, rank, flow, staged) for rank in flow.ranks]
+    programs = [Program(schedule, rank, flow, staged, lends) for rank in flow.ranks]
     sent: set[Value] = set()
     for number, by_rank in sorted(flow.writes.items()):
         for program in programs:
@@ -259,6 +276,7 @@ def plain_lower(schedule: Schedule) -> tuple[Plan, ...]:
             uniform=program.uniform,
             in_place=program.in_place,
             readers=tuple(sorted(program.readers)),
+            loans_only=all(programs[0].lent(value) for value in staged),
         )
         for program in programs
     )

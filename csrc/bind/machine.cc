@@ -13,6 +13,7 @@ namespace unisono::bind {
 void register_machine(nb::module_& m) {
     m.def("probe_core_latency", &probe_core_latency_s, "samples"_a,
           nb::call_guard<nb::gil_scoped_release>());
+    m.def("meshed_cores", &meshed_cores);
     m.def("usable_cores", &usable_cores);
     m.def("last_level_cache_bytes", &last_level_cache_bytes);
     m.def("settle_on_core", &settle_on_core, "index"_a);

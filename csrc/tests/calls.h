@@ -13,8 +13,21 @@
 
 namespace unisono::test {
 
-enum class Kind : uint8_t { one_shot, direct, chain, broadcast, all_gather, barrier };
-inline constexpr uint32_t kKinds = 6;
+enum class Kind : uint8_t {
+    one_shot,
+    direct,
+    chain,
+    broadcast,
+    all_gather,
+    barrier,
+    lending,
+    lending_gather
+};
+inline constexpr uint32_t kKinds = 8;
+
+inline bool gathers(Kind kind) {
+    return kind == Kind::all_gather || kind == Kind::lending_gather;
+}
 
 struct Step {
     Kind kind;
@@ -42,6 +55,10 @@ inline std::shared_ptr<const Plan> bare_plan_of(const Step& step, uint32_t rank,
             return hand::broadcast(rank, ranks, step.root);
         case Kind::all_gather:
             return hand::all_gather(rank, ranks);
+        case Kind::lending:
+            return hand::lending(rank, ranks);
+        case Kind::lending_gather:
+            return hand::lending_gather(rank, ranks);
         case Kind::barrier:
             break;
     }
@@ -62,8 +79,7 @@ class Call {
             in_.resize(length(rank));
             for (uint64_t i = 0; i < in_.size(); ++i) in_[i] = value_of(step.seed, rank, i);
         }
-        const bool gathers = step.kind == Kind::all_gather;
-        if (gathers) {
+        if (gathers(step.kind)) {
             for (uint32_t q = 0; q < ranks; ++q) outs_.emplace_back(length(q), -1);
         } else if (step.kind != Kind::barrier && !step.in_place) {
             outs_.emplace_back(in_.size(), -1);
@@ -72,7 +88,8 @@ class Call {
 
     Execution execution() {
         constexpr OpKind ops[] = {OpKind::all_reduce, OpKind::all_reduce, OpKind::all_reduce,
-                                  OpKind::broadcast,  OpKind::all_gather, OpKind::barrier};
+                                  OpKind::broadcast,  OpKind::all_gather, OpKind::barrier,
+                                  OpKind::all_reduce, OpKind::all_gather};
         const auto kind = static_cast<size_t>(step_.kind);
         const CallArgs args{ops[kind],     DType::int32,
                             ReduceOp::sum, static_cast<int32_t>(step_.root),
@@ -95,7 +112,7 @@ class Call {
 
     bool right() const {
         if (step_.kind == Kind::barrier) return true;
-        if (step_.kind == Kind::all_gather) {
+        if (gathers(step_.kind)) {
             for (uint32_t q = 0; q < ranks_; ++q) {
                 for (uint64_t i = 0; i < outs_[q].size(); ++i) {
                     if (outs_[q][i] != value_of(step_.seed, q, i)) return false;
@@ -115,7 +132,7 @@ class Call {
 
   private:
     uint64_t length(uint32_t rank) const {
-        return step_.kind == Kind::all_gather
+        return gathers(step_.kind)
                    ? step_.count * ((rank + step_.seed) % ranks_) / ranks_
                    : step_.count;
     }

@@ -17,7 +17,8 @@ bool is(const Stores& stores, bool slot_streams, bool out_streams) {
 }
 
 void check_rule(Report& report) {
-    const StoreRule roomy(2, 2, kCache), crowded(4, 2, kCache);
+    const StoreRule roomy(2, 2, kCache, false), crowded(4, 2, kCache, false);
+    const StoreRule meshed(2, 2, kCache, true);
     const Traffic small{4096, true, false}, middle{1 << 20, false, false};
     const Traffic gather{64 << 20, true, false}, reduction{64 << 20, false, false};
     const Traffic broadcast{1 << 20, true, true};
@@ -30,6 +31,8 @@ void check_rule(Report& report) {
     report.check(is(far(crowded, small), false, false), "small messages stay in the caches");
     report.check(is(near(crowded, middle), false, false), "near slots stay in the caches");
     report.check(is(far(roomy, middle), true, false), "far slots stream");
+    report.check(is(far(meshed, middle), false, false), "but not where memory is no faster");
+    report.check(is(far(meshed, reduction), false, true), "output that spills streams there, too");
     report.check(is(near(roomy, gather), false, true), "output that spills streams");
     report.check(is(near(roomy, reduction), false, false), "a core's own cache keeps its output");
     report.check(is(near(crowded, reduction), false, true), "a shared cache does not");

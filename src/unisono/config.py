@@ -14,7 +14,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from unisono import launchers, variables
-from unisono.types import StorePolicy
+from unisono.types import SingleCopy, StorePolicy
 
 World = launchers.World
 
@@ -30,6 +30,7 @@ class Settings:
     timeout_s: float = DEFAULT_TIMEOUT_S
     staging_bytes: int = DEFAULT_STAGING_BYTES
     stores: StorePolicy = StorePolicy.ADAPTIVE
+    single_copy: SingleCopy = SingleCopy.AUTO
     reproducible: bool = False
     selection: str = ""
     """A file with a selection of algorithms."""
@@ -93,10 +94,14 @@ def settings(environ: Mapping[str, str] = os.environ) -> Settings:
     stores = environ.get("UNISONO_STORES", "adaptive")
     if stores.upper() not in StorePolicy.__members__:
         raise ValueError(f"UNISONO_STORES must be cached, streaming or adaptive, not {stores!r}")
+    single_copy = environ.get("UNISONO_SINGLE_COPY", SingleCopy.AUTO)
+    if single_copy not in list(SingleCopy):
+        raise ValueError(f"UNISONO_SINGLE_COPY must be auto, never or always, not {single_copy!r}")
     return Settings(
         timeout_s=variables.seconds(environ, "UNISONO_TIMEOUT_S", DEFAULT_TIMEOUT_S),
         staging_bytes=variables.number(environ, "UNISONO_STAGING_BYTES", DEFAULT_STAGING_BYTES),
         stores=StorePolicy[stores.upper()],
+        single_copy=SingleCopy(single_copy),
         reproducible=variables.switch(environ, "UNISONO_REPRODUCIBLE"),
         selection=environ.get("UNISONO_SELECTION", ""),
         algorithm=environ.get("UNISONO_ALGORITHM", ""),

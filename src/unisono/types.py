@@ -150,6 +150,15 @@ class Op(StrEnum):
         return self in (Op.BROADCAST, Op.REDUCE, Op.GATHER, Op.SCATTER)
 
 
+class SingleCopy(StrEnum):
+    """Whether ranks of one host read each other's memory where it is: where the CPU passes lines
+    from core to core slowly, never, or wherever the kernel lets them."""
+
+    AUTO = "auto"
+    NEVER = "never"
+    ALWAYS = "always"
+
+
 class StorePolicy(IntEnum):
     """How results are stored: through the caches, past them, or by size and by the distance of the
     cores. The values are those of `csrc/stores.h`; the bits of a result do not depend on it."""

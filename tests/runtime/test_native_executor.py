@@ -9,24 +9,27 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from crew import TIMEOUT_S, Crew, compare
+from crew import EVERYTHING, TIMEOUT_S, Crew, compare
 from unisono import algorithms, native
 from unisono.errors import UnisonoError, UnsupportedError
+from unisono.runtime.lending import NO_LENDING
 from unisono.runtime.native_executor import Arguments, block_bytes_for
 from unisono.types import DType, Op, ReduceOp
 
 EVERY = [(op, name) for op in Op for name in algorithms.names(op)]
 RANKS = [*range(1, 10), 13, 16]
+Crews = Callable[..., Crew]
 
 
 @pytest.fixture(scope="module")
-def crews() -> Iterator[Callable[[int, int], Crew]]:
-    made: dict[tuple[int, int], Crew] = {}
+def crews() -> Iterator[Crews]:
+    made: dict[tuple[int, int, bool], Crew] = {}
 
-    def crew(ranks: int, staging_bytes: int) -> Crew:
-        key = (ranks, staging_bytes)
+    def crew(ranks: int, staging_bytes: int, lends: bool = False) -> Crew:
+        key = (ranks, staging_bytes, lends)
         if key not in made:
-            made[key] = Crew(ranks, staging_bytes)
+            lending = EVERYTHING if lends else NO_LENDING
+            made[key] = Crew(ranks, staging_bytes, lending=lending)
         return made[key]
 
     yield crew
@@ -36,11 +39,12 @@ def crews() -> Iterator[Callable[[int, int], Crew]]:
 
 @given(data=st.data())
 @settings(max_examples=200, deadline=None)
-def test_anything(data: st.DataObject, crews: Callable[[int, int], Crew]) -> None:
+def test_anything(data: st.DataObject, crews: Crews) -> None:
     op, name = data.draw(st.sampled_from(EVERY))
     ranks = data.draw(st.sampled_from(RANKS))
     root = data.draw(st.integers(0, ranks - 1))
-    crew = crews(ranks, data.draw(st.sampled_from([1 << 12, 1 << 20])))
+    staging_bytes = data.draw(st.sampled_from([1 << 12, 1 << 20]))
+    crew = crews(ranks, staging_bytes, data.draw(st.booleans()))
     dtype = data.draw(st.sampled_from(DType))
     reductions = [r for r in ReduceOp if dtype.supports(r) and not (op.scans and r is ReduceOp.AVG)]
     reduction = data.draw(st.sampled_from(reductions))
@@ -59,17 +63,16 @@ def test_anything(data: st.DataObject, crews: Callable[[int, int], Crew]) -> Non
 
 
 @pytest.mark.parametrize(("op", "name"), EVERY)
-def test_every_algorithm_over_many_blocks(
-    op: Op, name: str, crews: Callable[[int, int], Crew]
-) -> None:
+def test_every_algorithm_over_many_blocks(op: Op, name: str, crews: Crews) -> None:
     for ranks in (2, 5, 8) if EVERY.index((op, name)) % 2 else (2, 3):
         counts = [4001] * ranks
-        crew = crews(ranks, 1 << 20)
-        compare(crew, op, name, counts, root=ranks - 1, block_bytes=4096)
+        for lends in (False, True):
+            crew = crews(ranks, 1 << 20, lends)
+            compare(crew, op, name, counts, root=ranks - 1, block_bytes=4096)
 
 
 @pytest.mark.parametrize("dtype", list(DType))
-def test_every_reduction_of_every_type(dtype: DType, crews: Callable[[int, int], Crew]) -> None:
+def test_every_reduction_of_every_type(dtype: DType, crews: Crews) -> None:
     for reduction in ReduceOp:
         if not dtype.supports(reduction):
             continue
@@ -80,7 +83,7 @@ def test_every_reduction_of_every_type(dtype: DType, crews: Callable[[int, int],
             )  # fmt: skip
 
 
-def test_blocks_of_the_size_that_is_chosen(crews: Callable[[int, int], Crew]) -> None:
+def test_blocks_of_the_size_that_is_chosen(crews: Crews) -> None:
     crew = crews(3, 1 << 20)
     for name in algorithms.names(Op.ALL_REDUCE):
         compare(crew, Op.ALL_REDUCE, name, [200_003] * 3, in_place=True)
@@ -96,7 +99,7 @@ def test_blocks_fit_the_staging_and_hold_whole_elements() -> None:
         block_bytes_for([64, 64], 2, 64 * 1024)
 
 
-def test_a_plan_is_loaded_once(crews: Callable[[int, int], Crew]) -> None:
+def test_a_plan_is_loaded_once(crews: Crews) -> None:
     executor = crews(4, 1 << 20).executors[1]
     assert executor.plan(Op.ALL_REDUCE, "ring", -1) is executor.plan(Op.ALL_REDUCE, "ring", -1)
     with pytest.raises(UnsupportedError, match="no algorithm 'none'"):
@@ -114,7 +117,7 @@ def test_plans_are_for_the_hosts_that_the_executor_is_told() -> None:
         crew.close()
 
 
-def test_nonsense_never_reaches_the_memory(crews: Callable[[int, int], Crew]) -> None:
+def test_nonsense_never_reaches_the_memory(crews: Crews) -> None:
     crew = crews(1, 1 << 20)
     plan = crew.plans(Op.ALL_REDUCE, "direct", -1, None)[0]
     args = Arguments(op=Op.ALL_REDUCE, dtype=DType.FLOAT32, count=1)

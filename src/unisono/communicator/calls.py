@@ -144,6 +144,11 @@ class CallBook:
             plan = self._chosen(op, root, verdict)
         return Choice(plan=plan, verdict=verdict)
 
+    def form(self, choice: Choice, op: Op, nbytes: int) -> LoadedPlan:
+        """The form of the chosen plan that serves a call with pieces of one length."""
+        piece_bytes = nbytes // self._ranks if op in _SHARED else nbytes
+        return self._executor.serving(choice.plan, op, piece_bytes)
+
     def _chosen(self, op: Op, root: int, verdict: Verdict) -> LoadedPlan:
         rule = verdict.rule
         try:

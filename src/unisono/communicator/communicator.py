@@ -5,6 +5,7 @@ from __future__ import annotations
 import weakref
 from collections import Counter
 from collections.abc import Sequence
+from dataclasses import replace
 from types import TracebackType
 from typing import Any
 
@@ -68,7 +69,13 @@ class Communicator:
         self._group = met.group
         self._span = met.span
         self._engine = Engine(
-            met.group, self.rank, self.size, settings, Table.unpack(met.word), met.span
+            met.group,
+            self.rank,
+            self.size,
+            settings,
+            Table.unpack(met.word),
+            met.span,
+            single_copy=met.single_copy,
         )
         self._quick = self._engine.quick
         self._name = met.nonce.hex()
@@ -388,6 +395,7 @@ class Communicator:
         op = Op(op)
         book = self._engine.book
         choice = book.choose(op, nbytes, root if op.rooted else -1, dtype_bytes=dtype_bytes)
+        choice = replace(choice, plan=book.form(choice, op, nbytes))
         return Explanation.of(op, nbytes, book.hosts, choice, book.table)
 
 

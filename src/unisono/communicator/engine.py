@@ -13,6 +13,7 @@ from unisono.communicator.calls import CallBook, Request
 from unisono.communicator.table import Table
 from unisono.communicator.work import CollectiveWork, JoinedWork, MessageWork, UnderWay
 from unisono.errors import CommunicationError, MismatchError, UnsupportedError
+from unisono.runtime.lending import NO_LENDING, lending_for
 from unisono.runtime.native_executor import OP_CODES, NativeExecutor
 from unisono.runtime.span import Span, Wire
 from unisono.schedule import Schedule
@@ -104,8 +105,11 @@ class Engine:
         settings: config.Settings,
         table: Table,
         span: Span | None = None,
+        *,
+        single_copy: bool = False,
     ) -> None:
-        """`span`: what the group has of the network, where its ranks are on several hosts."""
+        """`span`: what the group has of the network, where its ranks are on several hosts.
+        `single_copy`: whether its ranks are to read each other's memory, and can."""
         self.group = group
         self.span = span
         spans = span is not None and len(span.hosts) > 1
@@ -113,7 +117,8 @@ class Engine:
         reach = functools.partial(span.reach, wire=Wire.COLLECTIVES) if span and spans else None
         self.rank = rank
         self.size = size
-        executor = NativeExecutor(group, rank, settings.stores, hosts, reach)
+        lending = lending_for(size, cores=native.usable_cores()) if single_copy else NO_LENDING
+        executor = NativeExecutor(group, rank, settings.stores, hosts, reach, lending)
         self._new_book = functools.partial(
             CallBook, executor, size, hosts=hosts, reproducible=settings.reproducible
         )

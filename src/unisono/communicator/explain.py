@@ -33,7 +33,8 @@ class Explanation:
     """The choice for one kind of call. Printing it gives a sentence, and the facts behind it.
 
     `rule` is what decided, `source` where that comes from: an argument, the environment, a file,
-    built in, the cost model. `runner_up` is the fastest other algorithm: by measurement where the
+    built in, the cost model. `single_copy` says that ranks read each other's memory where it is,
+    without staging. `runner_up` is the fastest other algorithm: by measurement where the
     table has others measured, else as predicted; None where there is no other.
     """
 
@@ -44,6 +45,7 @@ class Explanation:
     algorithm: str
     reason: str
     block_bytes: int
+    single_copy: bool
     rule: str
     source: str
     time: Estimate
@@ -65,6 +67,7 @@ class Explanation:
             algorithm=name,
             reason=verdict.rule.reason or "that is what the rule says",
             block_bytes=choice.plan.block_bytes,
+            single_copy=choice.plan.lends,
             rule=str(verdict.rule),
             source=verdict.source,
             time=time,
@@ -73,10 +76,11 @@ class Explanation:
 
     def __str__(self) -> str:
         where = f" of {self.hosts} hosts" if self.hosts > 1 else ""
+        once = ", copied once" if self.single_copy else ""
         second = "none" if self.runner_up is None else self.runner_up
         return (
             f"{self.op} of {self.nbytes} bytes on {self.ranks} ranks{where}: {self.algorithm} "
-            f"({self.reason}), in blocks of {self.block_bytes} bytes\n"
+            f"({self.reason}), in blocks of {self.block_bytes} bytes{once}\n"
             f"rule: {self.rule} ({self.source})\n"
             f"time: {self.time}\n"
             f"runner-up: {second}"

@@ -68,6 +68,7 @@ def _child(
         rendezvous=rendezvous,
         timeout_s=self.timeout_s,
         staging_bytes=self._settings.staging_bytes,
+        single_copy=self._settings.single_copy,
         word=self._engine.book.table.under(selection).pack(),
     )
     if self._span is None:

@@ -9,9 +9,17 @@ from __future__ import annotations
 from unisono.errors import RendezvousError
 from unisono.runtime.finding import Found
 from unisono.runtime.rendezvous import Meeting, Met, OpenGroup, meet, open_group
+from unisono.types import SingleCopy
 
 
-def form(found: Found, rank: int, *, timeout_s: float, open_group: OpenGroup = open_group) -> Met:
+def form(
+    found: Found,
+    rank: int,
+    *,
+    timeout_s: float,
+    open_group: OpenGroup = open_group,
+    single_copy: SingleCopy = SingleCopy.AUTO,
+) -> Met:
     """The group of this rank's host; in it a rank has its place in `found.host_of(rank)`.
 
     Segments of all hosts have one shape, `found.shape`. `open_group` makes the group from the
@@ -28,6 +36,7 @@ def form(found: Found, rank: int, *, timeout_s: float, open_group: OpenGroup = o
         shape=found.shape,
         names=local,
         word=found.word,
+        single_copy=single_copy,
     )
     try:
         return meet(meeting, open_group)

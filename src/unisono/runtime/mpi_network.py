@@ -19,6 +19,7 @@ from unisono.runtime.mpi_board import MpiBoard
 from unisono.runtime.rendezvous import Meeting, Met, OpenGroup, meet
 from unisono.runtime.span import Hosts, Span, Wire
 from unisono.runtime.succession import Succession
+from unisono.types import SingleCopy
 
 _NAME_BYTES = 16
 
@@ -75,6 +76,7 @@ class MpiNetwork:
             word=b"",
             shape=self._found.shape,
             names=here,
+            single_copy=SingleCopy.NEVER,
         )
         link = _part(self._link, members, meeting.timeout_s)
 
@@ -128,7 +130,12 @@ def meet_by_mpi(meeting: Meeting, settings: Settings, comm: Any = None) -> Met:
     )
     found = find(board, arrival, by_address=False)
     if len(found.hosts) == 1:
-        return form(found, meeting.rank, timeout_s=meeting.timeout_s)
+        return form(
+            found,
+            meeting.rank,
+            timeout_s=meeting.timeout_s,
+            single_copy=meeting.single_copy,
+        )
     network = MpiNetwork(MpiLink(board.mpi, board.comm), found)
     whole = replace(meeting, rendezvous="world", word=found.word)
     return network.form(whole, range(meeting.size))

@@ -10,6 +10,7 @@ from dataclasses import dataclass, replace
 from unisono import algorithms, native
 from unisono.algorithms.layout import Hosts
 from unisono.errors import UnsupportedError
+from unisono.runtime.lending import NO_LENDING, Lending
 from unisono.schedule import Code, Plan, Schedule, check, coarsen, lower_rank, to_json
 from unisono.types import DType, Op, ReduceOp, StorePolicy
 
@@ -59,22 +60,6 @@ def block_bytes_for(
             f"UNISONO_STAGING_BYTES leaves for one of {max(slots)} slots), got {wanted}"
         )
     return wanted
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Lending:
-    """Which calls are made by reading others' memory where it is: those whose longest piece has so
-    many bytes, the upper end excluded."""
-
-    from_bytes: int
-    to_bytes: int
-
-    def serves(self, longest_bytes: int, ranks: int) -> bool:
-        """Whether a call is made so."""
-        return ranks > 1 and self.from_bytes <= longest_bytes < self.to_bytes
-
-
-NO_LENDING = Lending(from_bytes=0, to_bytes=0)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -219,9 +204,12 @@ class NativeExecutor:
         slots = list(lowered.slots)
         pieces_in, pieces_out = piece_counts(op, ranks, self._rank, root)
         spans = self._hosts is not None
-        most_bytes = block_bytes_for(
-            slots, self._group.depth, self._group.area_bytes, wanted=block_bytes, spans=spans
-        )
+        if lowered.plan.loans_only and lends:
+            most_bytes = block_bytes or self.lending.block_bytes
+        else:
+            most_bytes = block_bytes_for(
+                slots, self._group.depth, self._group.area_bytes, wanted=block_bytes, spans=spans
+            )
         adapts = spans and block_bytes is None
         return LoadedPlan(
             native=_to_native(lowered.plan, slots, pieces_in, pieces_out),
@@ -239,13 +227,17 @@ class NativeExecutor:
             lends=lends,
         )
 
+    def serving(self, plan: LoadedPlan, op: Op, longest_bytes: int) -> LoadedPlan:
+        """The form of the plan that serves a call whose longest piece has so many bytes."""
+        lends = plan.lending is not None and self.lending.serves(op, longest_bytes)
+        return plan.lending if plan.lending is not None and lends else plan
+
     def prepare(
         self, plan: LoadedPlan, args: Arguments, *, piece_bytes: int = 0
     ) -> native.Prepared:
         """A call that lacks nothing but memory; `piece_bytes` is the length of equal pieces."""
         longest_bytes = max(piece_bytes, *args.lengths, 0)
-        if plan.lending is not None and self.lending.serves(longest_bytes, self._group.ranks):
-            plan = plan.lending
+        plan = self.serving(plan, args.op, longest_bytes)
         rest = f"{args.lengths}/{args.others}/{args.reproducible}/{plan.lends}"
         block_bytes = plan.block_for(longest_bytes)
         agreed = f"{plan.name}/{block_bytes}/{rest}".encode()

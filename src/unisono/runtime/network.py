@@ -23,6 +23,7 @@ from unisono.runtime.rendezvous import Meeting, Met, meet
 from unisono.runtime.span import Hosts, Span, Wire
 from unisono.runtime.spanning_ties import SpanningTies
 from unisono.runtime.succession import Succession
+from unisono.types import SingleCopy
 
 _NAME_BYTES = 16
 
@@ -106,6 +107,7 @@ class Network:
             shape=self._found.shape,
             names=here,
             watch=meeting.watch,
+            single_copy=SingleCopy.NEVER,  # in a group of several hosts
         )
 
         def open_group(fd: int, _: int, nonce: bytes) -> Group:
@@ -162,7 +164,12 @@ def meet_at(board: Board, meeting: Meeting, settings: Settings, security: Securi
         found = find(board, arrival)
         if len(found.hosts) == 1:
             porter.close()
-            return form(found, meeting.rank, timeout_s=meeting.timeout_s)
+            return form(
+                found,
+                meeting.rank,
+                timeout_s=meeting.timeout_s,
+                single_copy=meeting.single_copy,
+            )
         return _join(porter, found, meeting)
     except BaseException:
         porter.close()

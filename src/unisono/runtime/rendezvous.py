@@ -21,8 +21,9 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 from unisono.errors import AuthenticationError, RendezvousError, UnisonoError
-from unisono.native import Group, create_segment, segment_shape, usable_cores
+from unisono.native import Group, create_segment, meshed_cores, segment_shape, usable_cores
 from unisono.runtime.span import Span
+from unisono.types import SingleCopy
 
 _log = logging.getLogger("unisono")
 
@@ -30,6 +31,7 @@ _HELLO = struct.Struct("<8sII")  # magic, rank, size
 _MAGIC = b"unisono1"
 _LENGTH = struct.Struct("<I")  # of the word that follows
 _WELCOME, _REFUSAL = b"W", b"R"
+_NO, _YES = b"N", b"Y"
 _NONCE_BYTES = 16
 _MOST_TEXT_BYTES = 1024
 _VERDICT_S = 1.0
@@ -63,6 +65,8 @@ class Meeting:
     staging_bytes: int
     word: bytes = b""
     """What rank 0 tells the others."""
+    single_copy: SingleCopy = SingleCopy.AUTO
+    """Whether they are to read each other's memory, if they can; rank 0's counts."""
     shape: Shape | None = None
     """Of the segment. None: what suits these ranks, this host and `staging_bytes`."""
     names: Sequence[int] = ()
@@ -91,6 +95,8 @@ class Met:
     nonce: bytes
     word: bytes
     span: Span | None = None
+    single_copy: bool = False
+    """Whether all ranks are to read each other's memory, and can."""
 
     def close(self) -> None:
         """Leaves the group in good order."""
@@ -171,10 +177,32 @@ def _form(meeting: Meeting, followers: dict[int, socket.socket], open_group: Ope
     for rank, peer in sorted(followers.items()):
         with _naming(meeting.name(rank)):
             _expect_joined(peer, meeting.name(rank), deadline)
+    wanted = meeting.size > 1 and _wants_single_copy(meeting.single_copy)
     for rank, peer in followers.items():
         with _naming(meeting.name(rank)):
-            peer.sendall(_WELCOME + _LENGTH.pack(len(meeting.word)) + meeting.word)
-    return Met(group=group, nonce=nonce, word=meeting.word)
+            word = _LENGTH.pack(len(meeting.word)) + meeting.word
+            peer.sendall(_WELCOME + (_YES if wanted else _NO) + word)
+    agreed = wanted and _ask_all(group, meeting, followers, deadline)
+    return Met(group=group, nonce=nonce, word=meeting.word, single_copy=agreed)
+
+
+def _wants_single_copy(single_copy: SingleCopy) -> bool:
+    return single_copy is SingleCopy.ALWAYS or (single_copy is SingleCopy.AUTO and meshed_cores())
+
+
+def _ask_all(
+    group: Group, meeting: Meeting, followers: dict[int, socket.socket], deadline: float
+) -> bool:
+    """Whether all ranks can read each other's memory, as all are told."""
+    able = group.can_borrow()
+    for rank, peer in followers.items():
+        with _naming(meeting.name(rank)):
+            peer.settimeout(max(deadline - time.monotonic(), 0.001))
+            able &= _receive(peer, 1) == _YES
+    for rank, peer in followers.items():
+        with _naming(meeting.name(rank)):
+            peer.sendall(_YES if able else _NO)
+    return able
 
 
 def _create_segment(meeting: Meeting, nonce: bytes) -> int:
@@ -286,7 +314,10 @@ def _follow(meeting: Meeting, open_group: OpenGroup) -> Met:
             leader.sendall(_HELLO.pack(_MAGIC, meeting.rank, meeting.size))
             group, nonce = _take_segment(leader, meeting, open_group)
             leader.sendall(_WELCOME)
-            word = _hear(leader)
+            asked, word = _hear(leader)
+            if asked:
+                leader.sendall(_YES if group.can_borrow() else _NO)
+            agreed = asked and _receive(leader, 1) == _YES
         except TimeoutError:
             raise RendezvousError(
                 f"rank {meeting.name(meeting.rank)}: not all {meeting.size} ranks came within "
@@ -297,7 +328,7 @@ def _follow(meeting: Meeting, open_group: OpenGroup) -> Met:
                 f"{_who(meeting)}: rank {meeting.name(0)} closed the connection while the "
                 "group was being formed (were too many ranks started?)"
             ) from error
-    return Met(group=group, nonce=nonce, word=word)
+    return Met(group=group, nonce=nonce, word=word, single_copy=agreed)
 
 
 def _who(meeting: Meeting) -> str:
@@ -346,12 +377,13 @@ def _take_segment(
     return open_group(fds[0], meeting.rank, nonce), nonce
 
 
-def _hear(leader: socket.socket) -> bytes:
-    """Waits until all have joined; returns the word of rank 0."""
+def _hear(leader: socket.socket) -> tuple[bool, bytes]:
+    """Waits until all have joined; returns whether rank 0 asks about memory, and its word."""
     answer = leader.recv(1)
     if answer == _REFUSAL:
         raise RendezvousError(leader.recv(_MOST_TEXT_BYTES).decode(errors="replace"))
     if answer != _WELCOME:
         raise RendezvousError("rank 0 gave up while the group was being formed")
+    asked = _receive(leader, 1) == _YES
     (length,) = _LENGTH.unpack(_receive(leader, _LENGTH.size))
-    return _receive(leader, length)
+    return asked, _receive(leader, length)

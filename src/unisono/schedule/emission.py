@@ -50,17 +50,15 @@ def emit(
     _fill(table, (head + args + 1)[posts], code=Code.POST, value=closing[posts])
     _fill(table, (head + args + 1)[posts], round=round_[posts])
 
-    slot = words(Space.SLOT, flow.rank[reads.operand], staging.slot[reads.operand])
-    slot = np.where(homes.lent[reads.operand], slot ^ Space.SLOT ^ Space.LENT, slot)
-    src = np.where(reads.far, slot, homes.home[reads.operand])
+    src = _sources(flow, staging, homes, reads)
     length = homes.length[steps]
     dst, second = _goals(flow, staging, homes, steps)
     final = (args > 0) & flow.complete[value]
     lent = homes.lent[value]
-    flags = (second > 0) * np.where(lent, int(Flag.LENDS), int(Flag.HAS_DST2))
-    flags |= final * int(Flag.FINAL)
+    flags = np.where(second == 0, 0, np.where(lent, int(Flag.LENDS), int(Flag.HAS_DST2)))
+    flags += final * int(Flag.FINAL)
     code = np.where(args, int(Code.REDUCE), int(Code.COPY))
-    code = np.where(lent & (value < flow.inputs) & staging.fills[steps], int(Code.LEND), code)
+    code[lent & (value < flow.inputs) & staging.fills[steps]] = Code.LEND
     single = np.where(args, 0, src[reads.first])
     _fill(table, head, code=code, nsrc=args, flags=flags, dst=dst, dst2=second)
     _fill(table, head, src=single, length=length, round=round_)
@@ -108,6 +106,15 @@ def _waits(flow: Dataflow, staging: Staging, reads: _Reads, value: Numbers, stag
     order = pair.argsort(kind="stable")
     reached = np.maximum.accumulate((pair * stages + need)[order])
     found: Numbers = np.sort(far[order[heads(reached)]])
+    return found
+
+
+def _sources(flow: Dataflow, staging: Staging, homes: Homes, reads: _Reads) -> Numbers:
+    """Where each read finds its value."""
+    owner, slot = flow.rank[reads.operand], staging.slot[reads.operand]
+    lent = words(Space.LENT, owner, slot)
+    shown = np.where(homes.lent[reads.operand], lent, words(Space.SLOT, owner, slot))
+    found: Numbers = np.where(reads.far, shown, homes.home[reads.operand])
     return found
 
 

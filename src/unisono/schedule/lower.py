@@ -45,8 +45,10 @@ class RankPlan:
 
 def lower(schedule: Schedule, *, lends: bool = False) -> tuple[Plan, ...]:
     """One plan per rank. With `lends`, ranks read what others were given, and results, where those
-    have them (`homes.py`), instead of through staging slots. Raises `ScheduleError` when the schedule is wrong, `UnsupportedError`
-    where a rank would need more slots than records can name.
+    have them (`homes.py`), instead of through staging slots.
+
+    Raises `ScheduleError` when the schedule is wrong, `UnsupportedError` where a rank would need
+    more slots than records can name.
 
     >>> from unisono.schedule import Builder, Collective
     >>> from unisono.types import Op

@@ -102,10 +102,10 @@ class Record:
     COPY: `dst` (and `dst2` with HAS_DST2) <- `src`. REDUCE: `dst` (and `dst2`) <- the fold, left
     to right, of the `src` of the `nsrc` ARG records that follow; FINAL says that the result holds
     all contributions. LEND: the slot `dst` shows where `src` lies, for others to read it there;
-    LENDS says that `dst2` is such a slot, for `dst`. WAIT: until the peer's progress reaches block base + `value`. POST: own
-    progress becomes block base + `value`. The bytes moved are those of the part `length`. `round`
-    is that of the schedule, counted without gaps; of a WAIT, `posted` is the round in which the
-    peer posts what is waited for.
+    LENDS says that `dst2` is such a slot, for `dst`. WAIT: until the peer's progress reaches block
+    base + `value`. POST: own progress becomes block base + `value`. The bytes moved are those of
+    the part `length`. `round` is that of the schedule, counted without gaps; of a WAIT, `posted` is
+    the round in which the peer posts what is waited for.
     """
 
     code: Code

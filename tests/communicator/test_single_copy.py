@@ -1,0 +1,185 @@
+"""Ranks that are processes and read each other's memory where it is."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from itertools import pairwise
+from typing import Any
+
+import numpy as np
+import pytest
+
+from ranks import Me, Processes
+from unisono import Communicator
+
+MOST_S = 3.0
+KIB = 1 << 10
+PIECES = (16 * KIB, 40 * KIB + 4, 600 * KIB)
+"""Bytes: staged; lent, in part of a page; lent, in several blocks."""
+
+
+@pytest.fixture(autouse=True)
+def _asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("UNISONO_SINGLE_COPY", "always")
+
+
+def is_used(comm: Communicator, op: str = "all_to_all") -> bool:
+    return comm.explain(op, 64 * KIB * comm.size).single_copy
+
+
+def given(rank: int, count: int) -> Any:
+    return np.random.default_rng(rank).integers(-1000, 1000, count).astype(np.float32)
+
+
+def calls(me: Me) -> None:
+    comm = me.join()
+    me.say("used", yes=is_used(comm), no=comm.explain("all_to_all", 64).single_copy)
+    for child in (comm, comm.split(me.rank % 2, key=-me.rank)):
+        assert child is not None
+        for nbytes in PIECES:
+            _check(child, nbytes // 4)
+    me.say("right")
+
+
+def _check(comm: Communicator, count: int) -> None:
+    n, rank = comm.size, comm.rank
+    whole = [given(q, n * count) for q in range(n)]
+    mine = whole[rank].copy()
+    pieces = [x.reshape(n, count) for x in whole]
+
+    out = np.zeros_like(mine)
+    comm.all_to_all(mine, out)
+    assert np.array_equal(out, np.concatenate([p[rank] for p in pieces]))
+    same = mine.copy()
+    comm.all_to_all(same, same)
+    assert np.array_equal(same, out)
+    # Its readers are done when a call returns: what it gave may change at once.
+    mine[:] = -1
+    mine[:] = whole[rank]
+
+    comm.all_gather(mine[:count], out)
+    assert np.array_equal(out, np.concatenate([p[0] for p in pieces]))
+    part = out[rank * count : (rank + 1) * count]
+    out[:] = 0
+    part[:] = mine[count : 2 * count] if n > 1 else mine[:count]
+    comm.all_gather(part, out)
+    assert np.array_equal(out, np.concatenate([p[min(1, n - 1)] for p in pieces]))
+
+    summed = np.zeros(count, np.float32)
+    comm.reduce_scatter(mine, summed)
+    assert np.array_equal(summed, sum(p[rank] for p in pieces))
+    works = [comm.all_to_all(mine, np.zeros_like(mine), async_op=True) for _ in range(3)]
+    results = [work.wait() for work in works]
+    assert all(np.array_equal(r, np.concatenate([p[rank] for p in pieces])) for r in results)
+
+
+@pytest.mark.parametrize("ranks", [2, 3, 5])
+def test_results_are_those_of_numpy(ranks: int) -> None:
+    with Processes(calls, ranks) as crew:
+        for said in crew.wait_for("used", range(ranks)):
+            assert said["yes"]
+            assert not said["no"]
+        crew.wait_for("right", range(ranks))
+
+
+def uneven(me: Me) -> None:
+    comm = me.join()
+    peers = range(comm.size)
+    send = [4 * KIB * (me.rank * (q + 1)) for q in peers]
+    out = comm.all_to_all_v(np.full(sum(send), me.rank, np.float32), send, pieces=True)
+    assert [len(piece) for piece in out] == [4 * KIB * (q * (me.rank + 1)) for q in peers]
+    assert all((piece == q).all() for q, piece in enumerate(out))
+    me.say("right")
+
+
+def test_pieces_of_different_lengths() -> None:
+    with Processes(uneven, 5) as crew:
+        crew.wait_for("right", range(5))
+
+
+def never(me: Me) -> None:
+    comm = me.join()
+    me.say("used", yes=is_used(comm))
+
+
+def test_the_setting_of_rank_0_counts(monkeypatch: pytest.MonkeyPatch) -> None:
+    def place(rank: int, words: list[str]) -> list[str]:
+        return words if rank else ["env", "UNISONO_SINGLE_COPY=never", *words]
+
+    with Processes(never, 3, place=place) as crew:
+        assert not any(said["yes"] for said in crew.wait_for("used", range(3)))
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="a namespace of process numbers takes root")
+def test_ranks_that_cannot_reach_each_other_stage() -> None:
+    """In its own namespace a process has another number, and does not know those of the others."""
+
+    def place(rank: int, words: list[str]) -> list[str]:
+        return ["unshare", "--pid", "--fork", *words] if rank == 1 else words
+
+    with Processes(calls, 3, place=place) as crew:
+        assert not any(said["yes"] for said in crew.wait_for("used", range(3)))
+        crew.wait_for("right", range(3))
+
+
+def lends_and_dies(me: Me) -> None:
+    comm = me.join()
+    x = np.ones(comm.size * (64 << 20) // 4, np.float32)
+    out = np.zeros_like(x)
+    comm.all_to_all(x, out)
+    me.say("ready")
+    for _ in range(1000):
+        try:
+            comm.all_to_all(x, out)
+        except Exception as error:
+            me.say("raised", error=type(error).__name__, text=str(error))
+            return
+
+
+def test_a_rank_that_dies_while_others_read_from_it_is_named() -> None:
+    with Processes(lends_and_dies, 3) as crew:
+        crew.wait_for("ready", range(3))
+        time.sleep(0.1)
+        killed = crew.signal(1, signal.SIGKILL)
+        for said in crew.wait_for("raised", [0, 2]):
+            assert said["error"] == "PeerLostError", said
+            assert f"rank 1 (pid {crew.processes[1].pid}) is gone" in said["text"]
+            assert said["at"] - killed < MOST_S
+
+
+def gives_up(me: Me) -> None:
+    comm = me.join()
+    x = np.ones(comm.size * (1 << 20) // 4, np.float32)
+    comm.all_to_all(x)
+    me.say("ready")
+    if me.rank == 1:
+        comm.abort("enough")
+        me.say("raised", error="AbortedError", text="enough")
+        return
+    me.attempt("raised", lambda: [comm.all_to_all(x) for _ in range(10)])
+
+
+def test_a_rank_that_gives_up_ends_the_call_of_its_readers() -> None:
+    with Processes(gives_up, 3) as crew:
+        for said in crew.wait_for("raised", range(3)):
+            assert said["error"] == "AbortedError"
+            assert "enough" in said["text"]
+
+
+def ends(me: Me) -> None:
+    comm = me.join()
+    rng = np.random.default_rng(1)
+    times = []
+    for nbytes in rng.integers(0, 200 * KIB, 60):
+        times.append(time.monotonic())
+        comm.all_to_all(np.ones(comm.size * int(nbytes), np.uint8))
+        comm.all_reduce(np.ones(int(nbytes), np.uint8))
+    assert all(a <= b for a, b in pairwise(times))
+    me.say("right")
+
+
+def test_staged_and_lent_calls_may_follow_each_other() -> None:
+    with Processes(ends, 4) as crew:
+        crew.wait_for("right", range(4))
