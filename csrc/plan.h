@@ -79,8 +79,8 @@ class Plan {
     uint32_t rounds;              // of the schedule
     std::vector<uint32_t> slots;  // staging slots per block, by rank
     uint32_t scratch;
-    bool loans_only;      // of all ranks: no slot holds data
-    bool lends = false;   // this rank
+    bool loans_only;     // of all ranks: no slot holds data
+    bool lends = false;  // this rank
     bool borrows = false;
     bool copies_only;  // this rank reduces nothing
     bool one_writer;   // a single rank fills slots

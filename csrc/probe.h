@@ -12,10 +12,10 @@ namespace unisono {
 // Cores this process may use.
 [[nodiscard]] unsigned usable_cores() noexcept;
 
-// Whether the cores of this CPU sit on a mesh, each with a large cache of its own, as Intel's server
-// CPUs have it since Skylake. There a core reads what another has just written at 5 to 6 GB/s, what
-// went to memory no faster, and what the other has not touched for a while at 12 and more
-// (benchmarks/RESULTS.md).
+// Whether the cores of this CPU sit on a mesh, each with a large cache of its own, as Intel's
+// server CPUs have it since Skylake. There a core reads what another has just written at 5 to 6
+// GB/s, what went to memory no faster, and what the other has not touched for a while at 12 and
+// more (benchmarks/RESULTS.md).
 [[nodiscard]] bool meshed_cores() noexcept;
 
 // Size of the last level of cache; an assumption where the system does not tell.

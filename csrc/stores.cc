@@ -59,7 +59,8 @@ Stores StoreRule::choose(StorePolicy policy, const Traffic& traffic, bool far) c
     const bool broadcasts =
         traffic.one_writer && (spills || (crowded_ && traffic.bytes >= kLeastBroadcast));
     const bool overwrites = traffic.copies_only || crowded_ || far;
-    return {.slot = streaming_if((far && !meshed_) || broadcasts), .out = streaming_if(spills && overwrites)};
+    return {.slot = streaming_if((far && !meshed_) || broadcasts),
+            .out = streaming_if(spills && overwrites)};
 }
 
 }  // namespace unisono

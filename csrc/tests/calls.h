@@ -132,9 +132,8 @@ class Call {
 
   private:
     uint64_t length(uint32_t rank) const {
-        return gathers(step_.kind)
-                   ? step_.count * ((rank + step_.seed) % ranks_) / ranks_
-                   : step_.count;
+        return gathers(step_.kind) ? step_.count * ((rank + step_.seed) % ranks_) / ranks_
+                                   : step_.count;
     }
     static Piece piece(std::vector<int32_t>& v) {
         return {reinterpret_cast<std::byte*>(v.data()), v.size() * 4};

@@ -91,10 +91,10 @@ std::shared_ptr<const Plan> with_readers(uint32_t rank, uint32_t ranks, Make&& m
         }
     }
     const auto p = make(rank);
-    return std::make_shared<const Plan>(
-        std::as_bytes(std::span(p->records)), std::as_bytes(std::span(readers)), rank, ranks,
-        p->pieces_in, p->pieces_out, p->parts, p->stages, p->rounds, p->slots, p->scratch,
-        p->loans_only);
+    return std::make_shared<const Plan>(std::as_bytes(std::span(p->records)),
+                                        std::as_bytes(std::span(readers)), rank, ranks,
+                                        p->pieces_in, p->pieces_out, p->parts, p->stages, p->rounds,
+                                        p->slots, p->scratch, p->loans_only);
 }
 
 // Everybody shows the whole input to everybody.
