@@ -23,6 +23,7 @@ from types import TracebackType
 from typing import Any
 
 import unisono
+from nursery import Child, nursery
 from unisono import Communicator
 from unisono.errors import CommunicationError
 
@@ -146,7 +147,8 @@ class Me:
 class Processes:
     """Ranks as processes: `function(me)` of the file that defines it. Kills what is left.
 
-    `place(rank, words)` is what starts a rank: the words themselves, or with others before them.
+    They are forked from one that has imported all they need, with `environment(rank)` added to
+    their environment; or they are started by the words that `place(rank, words)` gives.
     """
 
     def __init__(
@@ -155,20 +157,25 @@ class Processes:
         ranks: int,
         *,
         name: str | None = None,
-        place: Callable[[int, list[str]], list[str]] = lambda rank, words: words,
+        environment: Callable[[int], dict[str, str]] = lambda rank: {},
+        place: Callable[[int, list[str]], list[str]] | None = None,
     ) -> None:
         self.ranks = ranks
         self.events: list[list[dict[str, Any]]] = [[] for _ in range(ranks)]
         self._pipes: list[int] = []
         self._unread = [b""] * ranks
-        self.processes: list[subprocess.Popen[bytes]] = []
+        self.processes: list[subprocess.Popen[bytes] | Child] = []
         name = name or unique_name()
         file = function.__code__.co_filename
         for rank in range(ranks):
             ours, theirs = os.pipe()
-            words = [__file__, file, function.__name__, rank, ranks, name, theirs]
-            command = place(rank, [sys.executable, *map(str, words)])
-            self.processes.append(subprocess.Popen(command, pass_fds=[theirs]))
+            words = [file, function.__name__, str(rank), str(ranks), name]
+            if place is None:
+                added = {**os.environ, **environment(rank)}
+                self.processes.append(nursery().start(words, theirs, added))
+            else:
+                command = place(rank, [sys.executable, __file__, *words, str(theirs)])
+                self.processes.append(subprocess.Popen(command, pass_fds=[theirs]))
             os.close(theirs)
             self._pipes.append(ours)
 
@@ -228,8 +235,8 @@ class Processes:
             os.close(pipe)
 
 
-def _main(file: str, function: str, *words: str) -> None:
-    rank, size, name, pipe = words
+def run_rank(file: str, function: str, rank: str, size: str, name: str, pipe: str | int) -> None:
+    """What a rank that is a process does."""
     spec = importlib.util.spec_from_file_location(Path(file).stem, file)
     assert spec is not None and spec.loader is not None
     module = importlib.util.module_from_spec(spec)
@@ -244,4 +251,4 @@ def _main(file: str, function: str, *words: str) -> None:
 
 
 if __name__ == "__main__":
-    _main(*sys.argv[1:])
+    run_rank(*sys.argv[1:])
