@@ -8,15 +8,18 @@ from __future__ import annotations
 
 import atexit
 import contextlib
+import ctypes
 import functools
 import json
 import os
+import resource
 import select
 import signal
 import socket
 import subprocess
 import sys
 from collections.abc import Callable
+from typing import Any
 
 _MOST_BYTES = 1 << 17
 
@@ -66,18 +69,30 @@ class Nursery:
             )
         atexit.register(self._close)
 
-    def ask(self, request: dict[str, object], fds: tuple[int, ...] = ()) -> int:
+    def ask(self, request: dict[str, Any], fds: tuple[int, ...] = ()) -> int:
         """The number that is the answer."""
         socket.send_fds(self._ours, [json.dumps(request).encode()], list(fds))
         answer = self._ours.recv(_MOST_BYTES)
         assert answer, "the process that forks ranks has ended"
         return int(answer)
 
-    def start(self, words: list[str], pipe: int, environment: dict[str, str]) -> Child:
-        """A rank that is told these words and speaks through `pipe`."""
+    def start(
+        self,
+        words: list[str],
+        pipe: int,
+        environment: dict[str, str],
+        *,
+        host: int | None = None,
+        descriptors: int | None = None,
+    ) -> Child:
+        """A rank that is told these words and speaks through `pipe`; where `host`, a process, is,
+        and with no more than so many descriptors."""
         # What it prints goes where this process prints now.
         fds = (pipe, 1, 2)
-        request = {"words": words, "environment": environment, "folder": os.getcwd()}
+        request = {
+            "words": words, "environment": environment, "folder": os.getcwd(), "host": host,
+            "descriptors": descriptors,
+        }  # fmt: skip
         return Child(self, self.ask(request, fds))
 
     def _close(self) -> None:
@@ -115,16 +130,28 @@ def serve(parent: socket.socket, rank: Callable[..., None]) -> Callable[[], None
             parent.send(str(answer).encode())
 
 
-def _become(
-    rank: Callable[..., None], request: dict[str, object], pipe: int, out: int, err: int
-) -> None:
-    for fd, standard in ((out, 1), (err, 2)):
+def _become(rank: Callable[..., None], request: dict[str, Any], pipe: int, *output: int) -> None:
+    for fd, standard in zip(output, (1, 2), strict=True):
         os.dup2(fd, standard)
         os.close(fd)
+    if request["host"] is not None:
+        _move_to(request["host"])
     os.environ.clear()
-    os.environ.update(request["environment"])  # type: ignore[call-overload]
-    os.chdir(request["folder"])  # type: ignore[arg-type]
-    rank(*request["words"], pipe)  # type: ignore[misc]
+    os.environ.update(request["environment"])
+    os.chdir(request["folder"])
+    if (most := request["descriptors"]) is not None:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
+    rank(*request["words"], pipe)
+
+
+def _move_to(process: int) -> None:
+    """Into the namespaces that make the process a host of a lab."""
+    libc = ctypes.CDLL(None, use_errno=True)
+    opened = [os.open(f"/proc/{process}/ns/{kind}", os.O_RDONLY) for kind in ("net", "uts", "mnt")]
+    for namespace in opened:
+        if libc.setns(namespace, 0) != 0:
+            raise OSError(ctypes.get_errno(), "setns")
+        os.close(namespace)
 
 
 if __name__ == "__main__":

@@ -1,7 +1,4 @@
-"""Ranks for tests: as threads of this process (fast), or as processes that may be killed.
-
-As a program, this file is one such process: `python ranks.py FILE FUNCTION RANK SIZE NAME PIPE`.
-"""
+"""Ranks for tests: as threads of this process (fast), or as processes that may be killed."""
 
 from __future__ import annotations
 
@@ -13,7 +10,6 @@ import json
 import os
 import select
 import signal
-import subprocess
 import sys
 import time
 import traceback
@@ -148,7 +144,7 @@ class Processes:
     """Ranks as processes: `function(me)` of the file that defines it. Kills what is left.
 
     They are forked from one that has imported all they need, with `environment(rank)` added to
-    their environment; or they are started by the words that `place(rank, words)` gives.
+    their environment, and with `place(rank)` as arguments of `Nursery.start`.
     """
 
     def __init__(
@@ -158,24 +154,20 @@ class Processes:
         *,
         name: str | None = None,
         environment: Callable[[int], dict[str, str]] = lambda rank: {},
-        place: Callable[[int, list[str]], list[str]] | None = None,
+        place: Callable[[int], dict[str, int | None]] = lambda rank: {},
     ) -> None:
         self.ranks = ranks
         self.events: list[list[dict[str, Any]]] = [[] for _ in range(ranks)]
         self._pipes: list[int] = []
         self._unread = [b""] * ranks
-        self.processes: list[subprocess.Popen[bytes] | Child] = []
+        self.processes: list[Child] = []
         name = name or unique_name()
         file = function.__code__.co_filename
         for rank in range(ranks):
             ours, theirs = os.pipe()
             words = [file, function.__name__, str(rank), str(ranks), name]
-            if place is None:
-                added = {**os.environ, **environment(rank)}
-                self.processes.append(nursery().start(words, theirs, added))
-            else:
-                command = place(rank, [sys.executable, __file__, *words, str(theirs)])
-                self.processes.append(subprocess.Popen(command, pass_fds=[theirs]))
+            added = {**os.environ, **environment(rank)}
+            self.processes.append(nursery().start(words, theirs, added, **place(rank)))
             os.close(theirs)
             self._pipes.append(ours)
 
@@ -248,7 +240,3 @@ def run_rank(file: str, function: str, rank: str, size: str, name: str, pipe: st
     except BaseException as error:
         me.say("failed", error=type(error).__name__, text=traceback.format_exc())
         raise
-
-
-if __name__ == "__main__":
-    run_rank(*sys.argv[1:])
