@@ -60,6 +60,14 @@ def lower_rank(schedule: Schedule, rank: int) -> RankPlan:
     """The plan of one rank: the same as `lower(schedule)[rank]`, in a fraction of the time.
 
     Raises as `lower` does.
+
+    >>> from unisono.schedule import Builder, Collective
+    >>> from unisono.types import Op
+    >>> b = Builder(Collective(op=Op.BROADCAST, ranks=2, root=0), "direct")
+    >>> b.copy(0, 0, 1)
+    >>> mine = lower_rank(b.build(), 1)
+    >>> [r.code.name for r in mine.plan.records], mine.slots
+    (['WAIT', 'COPY', 'POST'], (1, 0))
     """
     lowering = _Lowering(schedule)
     (plan,) = lowering.plans(rank, rank + 1)
