@@ -108,11 +108,7 @@ void Courier::deliver(uint32_t peer, const Frame& frame) {
 void Courier::lost(uint32_t peer, const std::string& why) {
     const auto presence = view_.control(peer).presence.load(std::memory_order_acquire);
     if (presence == static_cast<uint32_t>(Presence::left)) return;
-    members_.fail(Fault::peer_lost, "rank " + std::to_string(peer) + " is gone: " + why);
-}
-
-void Courier::nonsense(uint32_t peer, const std::string& what) {
-    members_.fail(Fault::system, "rank " + std::to_string(peer) + " sent " + what);
+    members_.fail_gone(peer, why);
 }
 
 }  // namespace unisono

@@ -47,7 +47,9 @@ class Courier final : public Receiver {
     std::byte* place(uint32_t peer, const Frame& frame) override;
     void deliver(uint32_t peer, const Frame& frame) override;
     void lost(uint32_t peer, const std::string& why) override;
-    [[noreturn]] void nonsense(uint32_t peer, const std::string& what) override;
+    [[noreturn]] void nonsense(uint32_t peer, const std::string& what) override {
+        members_.fail_nonsense(peer, what);
+    }
 
   private:
     struct Debt {

@@ -261,11 +261,7 @@ void PostOffice::deliver(uint32_t peer, const Frame& frame) {
 
 void PostOffice::lost(uint32_t peer, const std::string& why) {
     if (lanes_[peer].departed) return;
-    members_.fail(Fault::peer_lost, "rank " + std::to_string(peer) + " is gone: " + why);
-}
-
-void PostOffice::nonsense(uint32_t peer, const std::string& what) {
-    members_.fail(Fault::system, "rank " + std::to_string(peer) + " sent " + what);
+    members_.fail_gone(peer, why);
 }
 
 // The first posted receive that this message satisfies; it leaves the list.

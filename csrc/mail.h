@@ -105,7 +105,9 @@ class PostOffice final : private Receiver {
     std::byte* place(uint32_t peer, const Frame& frame) override;
     void deliver(uint32_t peer, const Frame& frame) override;
     void lost(uint32_t peer, const std::string& why) override;
-    [[noreturn]] void nonsense(uint32_t peer, const std::string& what) override;
+    [[noreturn]] void nonsense(uint32_t peer, const std::string& what) override {
+        members_.fail_nonsense(peer, what);
+    }
     std::shared_ptr<Parcel> wanted(uint32_t peer, uint64_t tag);
     void accept(Parcel& parcel, uint32_t peer, uint64_t kind, uint64_t bytes);
     void finish(Parcel& parcel) noexcept;

@@ -173,6 +173,14 @@ void Membership::fail(Fault fault, const std::string& text) {
     raise();
 }
 
+void Membership::fail_gone(uint32_t rank, const std::string& why) {
+    fail(Fault::peer_lost, "rank " + std::to_string(rank) + " is gone: " + why);
+}
+
+void Membership::fail_nonsense(uint32_t rank, const std::string& what) {
+    fail(Fault::system, "rank " + std::to_string(rank) + " sent " + what);
+}
+
 void Membership::raise() const {
     if (guard_.in_child()) {
         throw Error(

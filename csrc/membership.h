@@ -58,6 +58,10 @@ class Membership {
     void require_peers_alive();
     // Records the group's failure unless one is recorded already, wakes all, and raises.
     [[noreturn]] void fail(Fault fault, const std::string& text);
+    // Fails: the connection to the rank has ended unexpectedly.
+    [[noreturn]] void fail_gone(uint32_t rank, const std::string& why);
+    // Fails: the rank sent what no rank sends.
+    [[noreturn]] void fail_nonsense(uint32_t rank, const std::string& what);
     // The same without raising.
     void record(Fault fault, const std::string& text) noexcept;
     void leave() noexcept;

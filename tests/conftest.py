@@ -44,6 +44,15 @@ def needs_lab(request: pytest.FixtureRequest) -> None:
             pytest.skip(reason)
 
 
+@pytest.fixture(autouse=True, scope="session")
+def lower_once() -> Iterator[None]:
+    """Ranks that are threads build a schedule and lay it out once for all, not each for itself."""
+    from shared_lowering import shared
+
+    with shared():
+        yield
+
+
 @pytest.fixture(scope="session")
 def threads() -> Iterator[Callable[[int], Threads]]:
     """`threads(n)`: n ranks with a healthy communicator, shared by the tests of a session."""

@@ -1,7 +1,4 @@
-"""Ranks for tests: as threads of this process (fast), or as processes that may be killed.
-
-As a program, this file is one such process: `python ranks.py FILE FUNCTION RANK SIZE NAME PIPE`.
-"""
+"""Ranks for tests: as threads of this process (fast), or as processes that may be killed."""
 
 from __future__ import annotations
 
@@ -13,7 +10,6 @@ import json
 import os
 import select
 import signal
-import subprocess
 import sys
 import time
 import traceback
@@ -23,6 +19,7 @@ from types import TracebackType
 from typing import Any
 
 import unisono
+from nursery import Child, nursery
 from unisono import Communicator
 from unisono.errors import CommunicationError
 
@@ -146,7 +143,8 @@ class Me:
 class Processes:
     """Ranks as processes: `function(me)` of the file that defines it. Kills what is left.
 
-    `place(rank, words)` is what starts a rank: the words themselves, or with others before them.
+    They are forked from one that has imported all they need, with `environment(rank)` added to
+    their environment, and with `place(rank)` as arguments of `Nursery.start`.
     """
 
     def __init__(
@@ -155,20 +153,21 @@ class Processes:
         ranks: int,
         *,
         name: str | None = None,
-        place: Callable[[int, list[str]], list[str]] = lambda rank, words: words,
+        environment: Callable[[int], dict[str, str]] = lambda rank: {},
+        place: Callable[[int], dict[str, int | None]] = lambda rank: {},
     ) -> None:
         self.ranks = ranks
         self.events: list[list[dict[str, Any]]] = [[] for _ in range(ranks)]
         self._pipes: list[int] = []
         self._unread = [b""] * ranks
-        self.processes: list[subprocess.Popen[bytes]] = []
+        self.processes: list[Child] = []
         name = name or unique_name()
         file = function.__code__.co_filename
         for rank in range(ranks):
             ours, theirs = os.pipe()
-            words = [__file__, file, function.__name__, rank, ranks, name, theirs]
-            command = place(rank, [sys.executable, *map(str, words)])
-            self.processes.append(subprocess.Popen(command, pass_fds=[theirs]))
+            words = [file, function.__name__, str(rank), str(ranks), name]
+            added = {**os.environ, **environment(rank)}
+            self.processes.append(nursery().start(words, theirs, added, **place(rank)))
             os.close(theirs)
             self._pipes.append(ours)
 
@@ -228,8 +227,8 @@ class Processes:
             os.close(pipe)
 
 
-def _main(file: str, function: str, *words: str) -> None:
-    rank, size, name, pipe = words
+def run_rank(file: str, function: str, rank: str, size: str, name: str, pipe: str | int) -> None:
+    """What a rank that is a process does."""
     spec = importlib.util.spec_from_file_location(Path(file).stem, file)
     assert spec is not None and spec.loader is not None
     module = importlib.util.module_from_spec(spec)
@@ -241,7 +240,3 @@ def _main(file: str, function: str, *words: str) -> None:
     except BaseException as error:
         me.say("failed", error=type(error).__name__, text=traceback.format_exc())
         raise
-
-
-if __name__ == "__main__":
-    _main(*sys.argv[1:])

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import ast
+import importlib
+import inspect
 import subprocess
 import sys
+import textwrap
 from pathlib import Path
 from typing import Any
 
@@ -45,6 +48,20 @@ def test_every_error_is_public_and_drawn_in_the_tree() -> None:
 def test_what_a_package_exports_it_has(module: str) -> None:
     package: Any = __import__(f"unisono.{module}", fromlist=["*"])
     assert all(hasattr(package, name) for name in package.__all__)
+
+
+@pytest.mark.parametrize(
+    "module", ["algorithms", "schedule", "schedule.exchange", "simulator", "topology"]
+)
+def test_every_public_function_has_an_example_and_says_what_it_raises(module: str) -> None:
+    package: Any = importlib.import_module(f"unisono.{module}")
+    functions = [getattr(package, name) for name in package.__all__]
+    for function in filter(inspect.isfunction, functions):
+        text = inspect.getdoc(function) or ""
+        assert ">>> " in text, f"{module}.{function.__name__} has no example"
+        tree = ast.parse(textwrap.dedent(inspect.getsource(function)))
+        if any(isinstance(node, ast.Raise) for node in ast.walk(tree)):
+            assert "Raises" in text, f"{module}.{function.__name__} does not say what it raises"
 
 
 def test_importing_loads_neither_numpy_nor_torch_nor_native_code() -> None:

@@ -157,7 +157,10 @@ size_t runnable_tables(const Table* out[max_tables]) {
     const bool avx512 = avx2 && __builtin_cpu_supports("avx512f") &&
                         __builtin_cpu_supports("avx512bw") && __builtin_cpu_supports("avx512vl") &&
                         __builtin_cpu_supports("avx512dq");
-    if (avx512 && __builtin_cpu_supports("avx512bf16")) out[n++] = &avx512bf16_table;
+    const bool avx512vbmi = avx512 && __builtin_cpu_supports("avx512vbmi");
+    // All CPUs but one generation that have bfloat16 have VBMI, so the tables are a chain.
+    if (avx512vbmi && __builtin_cpu_supports("avx512bf16")) out[n++] = &avx512bf16_table;
+    if (avx512vbmi) out[n++] = &avx512vbmi_table;
     if (avx512) out[n++] = &avx512_table;
     if (avx2) out[n++] = &avx2_table;
 #endif

@@ -19,8 +19,9 @@ elseif(CMAKE_SYSTEM_PROCESSOR MATCHES "^(x86_64|amd64|AMD64)$")
     # GCC 12 warns about its own AVX-512 header.
     set(_unisono_avx512 ${_unisono_avx2} -mavx512f -mavx512bw -mavx512vl -mavx512dq
         -Wno-uninitialized -Wno-maybe-uninitialized)
+    set(_unisono_avx512vbmi ${_unisono_avx512} -mavx512vbmi)
     set(_unisono_avx512bf16 ${_unisono_avx512} -mavx512bf16)
-    foreach(_isa IN ITEMS avx2 avx512 avx512bf16)
+    foreach(_isa IN ITEMS avx2 avx512 avx512vbmi avx512bf16)
         list(APPEND UNISONO_KERNEL_SOURCES "${_unisono_kernels_dir}/kernels_${_isa}.cc")
         set_source_files_properties("${_unisono_kernels_dir}/kernels_${_isa}.cc"
             PROPERTIES COMPILE_OPTIONS "${_unisono_kernel_options};${_unisono_${_isa}}")

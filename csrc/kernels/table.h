@@ -68,9 +68,10 @@ struct Table {
 extern const Table baseline_table;
 extern const Table avx2_table;
 extern const Table avx512_table;
+extern const Table avx512vbmi_table;
 extern const Table avx512bf16_table;
 
-inline constexpr size_t max_tables = 4;
+inline constexpr size_t max_tables = 5;
 
 // Fills `out` with the tables this CPU can run, best first; returns how many.
 size_t runnable_tables(const Table* out[max_tables]);

@@ -34,11 +34,11 @@ def over_hosts(body: Callable[[Me], Any], layout: Sequence[int]) -> Processes:
     with socket.create_server(("127.0.0.1", 0)) as probe:
         port = probe.getsockname()[1]
 
-    def place(rank: int, words: list[str]) -> list[str]:
-        named = [f"UNISONO_HOST_ID=host{layout[rank]}", "UNISONO_INTERFACE==lo"]
-        return ["env", *named, *words]
+    def environment(rank: int) -> dict[str, str]:
+        return {"UNISONO_HOST_ID": f"host{layout[rank]}", "UNISONO_INTERFACE": "=lo"}
 
-    return Processes(body, len(layout), name=f"tcp://127.0.0.1:{port}", place=place)
+    name = f"tcp://127.0.0.1:{port}"
+    return Processes(body, len(layout), name=name, environment=environment)
 
 
 def says(me: Me, comm: Communicator, event: str = "shrunk") -> None:

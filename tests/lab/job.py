@@ -58,15 +58,15 @@ class Job(Processes):
         self.lab = lab
         self.host_of = [host for host, count in enumerate(layout) for _ in range(count)]
 
-        def place(rank: int, words: list[str]) -> list[str]:
-            settings = {"TMPDIR": TEMPORARY, **(env or {}), **env_of(rank)}
-            prefix = ["env", *(f"{name}={value}" for name, value in settings.items())]
-            if descriptors and rank in descriptors:
-                prefix += ["prlimit", f"--nofile={descriptors[rank]}:{descriptors[rank]}", "--"]
-            return lab.command(self.host_of[rank], [*prefix, *words])
+        def environment(rank: int) -> dict[str, str]:
+            return {"TMPDIR": TEMPORARY, **(env or {}), **env_of(rank)}
+
+        def place(rank: int) -> dict[str, int | None]:
+            most = (descriptors or {}).get(rank)
+            return {"host": lab.holder(self.host_of[rank]), "descriptors": most}
 
         name = meeting or f"tcp://{lab.address(0)}:{PORT}"
-        super().__init__(function, sum(layout), name=name, place=place)
+        super().__init__(function, sum(layout), name=name, environment=environment, place=place)
 
     def ranks_on(self, *hosts: int) -> list[int]:
         """Ranks of these hosts."""

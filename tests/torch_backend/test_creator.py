@@ -13,7 +13,10 @@ import pytest
 torch = pytest.importorskip("torch")
 
 from torch import distributed as dist  # noqa: E402
+from torch.distributed.device_mesh import init_device_mesh  # noqa: E402
 
+from boards import free_port  # noqa: E402
+from torch_backend.forked import start  # noqa: E402
 from unisono import config  # noqa: E402
 from unisono.torch_backend.creator import introduce  # noqa: E402
 
@@ -81,42 +84,47 @@ print("rank done")
     assert torchrun(program, 3, TORCH_DISTRIBUTED_DEBUG="DETAIL").count("rank done") == 3
 
 
+def over_hosts():
+    dist.init_process_group("unisono")
+    rank = dist.get_rank()
+    assert dist.group.WORLD.communicator.hosts == ((0, 1), (2, 3))
+    mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("data", "tensor"))
+    tensor = torch.ones(1000) * (1 + rank)
+    dist.all_reduce(tensor, group=mesh.get_group("tensor"))
+    dist.all_reduce(tensor, group=mesh.get_group("data"))
+    assert tensor.unique().tolist() == [10.0]
+    if rank in (0, 3):
+        dist.all_reduce(tensor, group=dist.new_group([0, 3], use_local_synchronization=True))
+        assert tensor.unique().tolist() == [20.0]
+    seen = [None] * 4
+    dist.all_gather_object(seen, {"rank": rank})
+    assert [one["rank"] for one in seen] == [0, 1, 2, 3]
+    torch.manual_seed(rank)
+    model = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(300, 200))
+    model(torch.ones(4, 300) * rank).sum().backward()
+    assert (model.module.weight.grad == 6.0).all()  # the mean of 4 * rank
+    dist.barrier()
+    dist.destroy_process_group()
+
+
 @pytest.mark.parametrize("tls", ["off", pytest.param("psk", marks=pytest.mark.slow)])
 def test_program_over_hosts(tmp_path, tls):
-    """Four ranks of two pretended hosts: sub-groups within, across and of all."""
-    program = tmp_path / "program.py"
-    program.write_text(
-        """
-import os
-import torch, torch.distributed as dist
-from torch.distributed.device_mesh import init_device_mesh
-from torch.nn.parallel import DistributedDataParallel
-os.environ["UNISONO_HOST_ID"] = str(int(os.environ["RANK"]) // 2)
-dist.init_process_group("unisono")
-rank = dist.get_rank()
-assert dist.group.WORLD.communicator.hosts == ((0, 1), (2, 3))
-mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("data", "tensor"))
-tensor = torch.ones(1000) * (1 + rank)
-dist.all_reduce(tensor, group=mesh.get_group("tensor"))
-dist.all_reduce(tensor, group=mesh.get_group("data"))
-assert tensor.unique().tolist() == [10.0]
-if rank in (0, 3):
-    dist.all_reduce(tensor, group=dist.new_group([0, 3], use_local_synchronization=True))
-    assert tensor.unique().tolist() == [20.0]
-seen = [None] * 4
-dist.all_gather_object(seen, {"rank": rank})
-assert [one["rank"] for one in seen] == [0, 1, 2, 3]
-torch.manual_seed(rank)
-model = DistributedDataParallel(torch.nn.Linear(300, 200))
-model(torch.ones(4, 300) * rank).sum().backward()
-assert (model.module.weight.grad == 6.0).all()  # the mean of 4 * rank
-dist.barrier()
-dist.destroy_process_group()
-print("rank done")
-"""
-    )
-    environ = {"UNISONO_TLS": tls, "UNISONO_JOB_SECRET": "a secret of these ranks"}
-    assert torchrun(program, 4, UNISONO_INTERFACE="=lo", **environ).count("rank done") == 4
+    """Four ranks of two pretended hosts, told by the environment as torchrun does: sub-groups
+    within, across and of all."""
+    told = {
+        "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port()), "WORLD_SIZE": "4",
+        "UNISONO_TLS": tls, "UNISONO_JOB_SECRET": "a secret of these ranks",
+        "UNISONO_INTERFACE": "=lo",
+    }  # fmt: skip
+    ranks = []
+    for rank in range(4):
+        environment = {**told, "RANK": str(rank), "UNISONO_HOST_ID": str(rank // 2)}
+        log = tmp_path / f"{rank}.log"
+        ranks.append(start(__file__, "over_hosts", log=log, environment=environment))
+    for process in ranks:
+        process.join(100)
+    texts = [(tmp_path / f"{rank}.log").read_text() for rank in range(4)]
+    assert [process.exitcode for process in ranks] == [0] * 4, texts
 
 
 def torchrun(program, ranks, **environ):

@@ -37,8 +37,8 @@ def block_bytes_for(
     `slots` are the staging slots of each rank, `depth` the blocks in flight, `area_bytes` what a
     rank has for one block. Raises `UnsupportedError` where a block is too large for that.
 
-    >>> block_bytes_for([4, 4, 4, 4], depth=2, area_bytes=1 << 20) >> 10
-    128
+    >>> block_bytes_for([4, 4, 4, 4], depth=2, area_bytes=1 << 17) >> 10  # a slot of four
+    32
     """
     target = 0.3 * native.last_level_cache_bytes() / ((sum(slots) + len(slots)) * depth)
     power = 1 << (max(int(target), 1).bit_length() - 1)

@@ -52,6 +52,12 @@ def from_json(text: str) -> Schedule:
     """Read a schedule. Says nothing about whether it is correct; that is for `check`.
 
     Raises `ScheduleError`, naming the place, when the text is not a schedule.
+
+    >>> from unisono.schedule import Builder
+    >>> b = Builder(Collective(op=Op.BROADCAST, ranks=2, root=0), "direct")
+    >>> b.copy(0, 0, 1)
+    >>> from_json(to_json(b.build())) == b.build()
+    True
     """
     try:
         data = json.loads(text, object_pairs_hook=_unique)

@@ -64,6 +64,14 @@ def lower_rank(schedule: Schedule, rank: int, *, lends: bool = False) -> RankPla
     """The plan of one rank: that of `lower(schedule, lends=lends)`, in a fraction of the time.
 
     Raises as `lower` does.
+
+    >>> from unisono.schedule import Builder, Collective
+    >>> from unisono.types import Op
+    >>> b = Builder(Collective(op=Op.BROADCAST, ranks=2, root=0), "direct")
+    >>> b.copy(0, 0, 1)
+    >>> mine = lower_rank(b.build(), 1)
+    >>> [r.code.name for r in mine.plan.records], mine.slots
+    (['WAIT', 'COPY', 'POST'], (1, 0))
     """
     lowering = _Lowering(schedule, lends)
     (plan,) = lowering.plans(rank, rank + 1)

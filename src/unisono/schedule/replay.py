@@ -81,6 +81,13 @@ def check_plans(
     blocks ahead of the last, as in the native executor: in step s a record of round r deals with
     block s - lead + `lead_of(r, ...)`. With `in_place`, inputs that are lent lie in the memory of
     the output. Raises `ScheduleError`, naming the rank, the record and the block.
+
+    >>> from unisono.schedule import Builder, lower
+    >>> from unisono.types import Op
+    >>> b = Builder(Collective(op=Op.BROADCAST, ranks=2, root=0), "direct")
+    >>> b.copy(0, 0, 1)
+    >>> writes, reads = lower(b.build())
+    >>> check_plans(b.build().collective, [writes, reads], depth=2)
     """
     _Replay(collective, plans, depth, blocks, lead, in_place).run()
 

@@ -164,7 +164,12 @@ def rails(
     """A network for hosts with several cards: card i of each host goes to the leaf of rail i.
 
     Endpoint h * rails + i is card i of host h. `unit` hosts share their leaves (0: all); spines
-    join all leaves (0: as many as give full bisection).
+    join all leaves (0: as many as give full bisection). Raises `ValueError` where `hosts` are not
+    whole units.
+
+    >>> small = rails(hosts=4, rails=2)
+    >>> small.num_ranks, small.diameter()
+    (8, 4)
     """
     unit = unit or hosts
     _check("rails", hosts=hosts, rails=rails, unit=unit)

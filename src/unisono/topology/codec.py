@@ -46,7 +46,12 @@ def to_json(topology: Topology) -> str:
 
 
 def from_json(text: str) -> Topology:
-    """The network of JSON text. Raises `ValueError` for what `to_json` did not write."""
+    """The network of JSON text. Raises `ValueError` for what `to_json` did not write.
+
+    >>> from unisono import topology
+    >>> from_json(to_json(topology.ring(4))).num_links == topology.ring(4).num_links
+    True
+    """
     try:
         found = json.loads(text)
     except ValueError as error:

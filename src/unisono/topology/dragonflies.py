@@ -171,7 +171,8 @@ def dragonfly_plus(
     far: Cable | None = None,
 ) -> Topology:
     """Groups of k/2 leaves and k/2 spines of k ports: half of a leaf's are ranks, half of a spine's
-    go to other groups. There are k^2/4 + 1 groups unless told.
+    go to other groups. There are k^2/4 + 1 groups unless told. Raises `ValueError` for an odd k,
+    more groups than that, or another routing than "minimal" and "valiant".
 
     >>> small = dragonfly_plus(4)
     >>> small.num_ranks, small.num_links, small.diameter()

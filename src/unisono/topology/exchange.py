@@ -14,7 +14,14 @@ from unisono.topology.wiring import NETWORK
 
 def to_networkx(topology: Topology) -> Any:
     """A `networkx.MultiDiGraph`: nodes with kind, reduces, name; edges, keyed by the ids of links,
-    with bandwidth_Bps, latency_s, kind. Kinds are names in lower case. Raises ImportError."""
+    with bandwidth_Bps, latency_s, kind. Kinds are names in lower case. Raises `ImportError` where
+    there is no networkx (the extra `graph`).
+
+    >>> from unisono import topology
+    >>> graph = to_networkx(topology.star(3))
+    >>> graph.number_of_nodes(), graph.nodes[0]["kind"]
+    (4, 'rank')
+    """
     import networkx
 
     graph = networkx.MultiDiGraph(name=topology.name, relays=topology.relays)

@@ -143,7 +143,8 @@ def line(ranks: int, *, cable: Cable = NETWORK) -> Topology:
 
 
 def hypercube(dims: int, *, cable: Cable = NETWORK) -> Topology:
-    """2 ** dims ranks; those whose numbers differ in one bit have a link.
+    """2 ** dims ranks; those whose numbers differ in one bit have a link. Raises `ValueError` for
+    more than 24 dimensions.
 
     >>> hypercube(3).num_ranks, hypercube(3).num_links
     (8, 12)

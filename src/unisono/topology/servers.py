@@ -25,7 +25,8 @@ def nvswitch(
     """GPUs with `links` links each, dealt to the NVSwitches in turn.
 
     `cable` is all that a GPU has, so each of its links has a share of that. A message takes one.
-    With `reduces`, switches can add up what passes (NVLS).
+    With `reduces`, switches can add up what passes (NVLS). Raises `ValueError` where a GPU has
+    fewer links than there are switches.
 
     >>> nvswitch(8).diameter(), nvswitch(8).bisection_Bps() / 1e9
     (2, 1800.0)
@@ -78,7 +79,8 @@ def dgx(
 ) -> Topology:
     """GPUs round an NVSwitch, each also with a network card below the same PCIe switch.
 
-    `per_switch` GPUs share a PCIe switch; these are shared out to the sockets.
+    `per_switch` GPUs share a PCIe switch; these are shared out to the sockets. Raises `ValueError`
+    where that leaves some over.
 
     >>> dgx(8).num_ranks, dgx(8).diameter()
     (8, 2)

@@ -95,10 +95,13 @@ class Lab:
         """The host's address on this rail."""
         return f"{self._subnet}.{rail}.{host + 1}"
 
+    def holder(self, host: int | str) -> int:
+        """The process whose namespaces are the host: who enters them is on it."""
+        return self._holders[host].pid
+
     def command(self, host: int | str, words: Sequence[str]) -> list[str]:
         """What runs a command on the host, in this directory. The process becomes the command."""
-        pid = self._holders[host].pid
-        enter = ["nsenter", f"--target={pid}", "--net", "--mount", "--uts", "--"]
+        enter = ["nsenter", f"--target={self.holder(host)}", "--net", "--mount", "--uts", "--"]
         return [*enter, "env", f"--chdir={Path.cwd()}", *words]
 
     def processes(self, host: int) -> list[int]:

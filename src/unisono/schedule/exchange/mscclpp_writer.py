@@ -31,6 +31,15 @@ def to_mscclpp_json(schedule: Schedule) -> str:
 
     Raises `UnsupportedError` for operations other than all_reduce, all_gather, reduce_scatter and
     all_to_all, `ScheduleError` for a wrong schedule.
+
+    >>> import json
+    >>> from unisono.schedule import Builder, Collective
+    >>> b = Builder(Collective(op=Op.ALL_REDUCE, ranks=2), "one_shot")
+    >>> b.reduce(0, 0, 1)
+    >>> b.reduce(1, 0, 0)
+    >>> plan = json.loads(to_mscclpp_json(b.build()))
+    >>> plan["collective"], len(plan["gpus"])
+    ('allreduce', 2)
     """
     op = schedule.collective.op
     if op not in _CARRIED:

@@ -1,0 +1,167 @@
+"""Ranks forked from a process that has imported what they need: importing takes most of a second.
+
+As a program, this file is that process. It has no thread and has done nothing but import, so a rank
+begins as a new interpreter would, and ends as one: it comes out of the program's last line.
+"""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import ctypes
+import functools
+import json
+import os
+import resource
+import select
+import signal
+import socket
+import subprocess
+import sys
+from collections.abc import Callable
+from typing import Any
+
+_MOST_BYTES = 1 << 17
+
+
+class Child:
+    """A forked rank: what the tests use of `subprocess.Popen`."""
+
+    def __init__(self, nursery: Nursery, pid: int) -> None:
+        self.pid = pid
+        self._nursery = nursery
+        self._pidfd = os.pidfd_open(pid)
+        self._code: int | None = None
+
+    def poll(self) -> int | None:
+        """The exit code, once it has ended."""
+        if self._code is None and select.select([self._pidfd], [], [], 0)[0]:
+            self._code = self._nursery.ask({"status": self.pid})
+            os.close(self._pidfd)
+        return self._code
+
+    def wait(self, timeout_s: float | None = None) -> int:
+        """The exit code, when it has ended."""
+        if self._code is None:
+            select.select([self._pidfd], [], [], timeout_s)
+        code = self.poll()
+        if code is None:
+            raise subprocess.TimeoutExpired(f"rank (pid {self.pid})", timeout_s or 0)
+        return code
+
+    def send_signal(self, number: int) -> None:
+        """Nothing where it has ended: its number may be another's."""
+        if self.poll() is None:
+            os.kill(self.pid, number)
+
+    def kill(self) -> None:
+        self.send_signal(signal.SIGKILL)
+
+
+class Nursery:
+    """The process that forks ranks, as the tests see it."""
+
+    def __init__(self) -> None:
+        self._ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        with theirs:
+            self._process = subprocess.Popen(
+                [sys.executable, __file__, str(theirs.fileno())], pass_fds=[theirs.fileno()]
+            )
+        atexit.register(self._close)
+
+    def ask(self, request: dict[str, Any], fds: tuple[int, ...] = ()) -> int:
+        """The number that is the answer."""
+        socket.send_fds(self._ours, [json.dumps(request).encode()], list(fds))
+        answer = self._ours.recv(_MOST_BYTES)
+        assert answer, "the process that forks ranks has ended"
+        return int(answer)
+
+    def start(
+        self,
+        words: list[str],
+        pipe: int,
+        environment: dict[str, str],
+        *,
+        host: int | None = None,
+        descriptors: int | None = None,
+    ) -> Child:
+        """A rank that is told these words and speaks through `pipe`; where `host`, a process, is,
+        and with no more than so many descriptors."""
+        # What it prints goes where this process prints now.
+        fds = (pipe, 1, 2)
+        request = {
+            "words": words, "environment": environment, "folder": os.getcwd(), "host": host,
+            "descriptors": descriptors,
+        }  # fmt: skip
+        return Child(self, self.ask(request, fds))
+
+    def _close(self) -> None:
+        self._ours.close()
+        self._process.wait(10)
+
+
+@functools.cache
+def nursery() -> Nursery:
+    """That of this process, started when first asked for."""
+    return Nursery()
+
+
+# ---- as a program
+
+
+def serve(parent: socket.socket, rank: Callable[..., None]) -> Callable[[], None]:
+    """Forks whenever it is asked to. Returns in a child, with what it is to do, and at the end."""
+    while True:
+        data, fds, _, _ = socket.recv_fds(parent, _MOST_BYTES, 3)
+        if not data:
+            return lambda: None
+        request = json.loads(data)
+        if "status" in request:
+            _, status = os.waitpid(request["status"], 0)
+            answer = os.waitstatus_to_exitcode(status)
+        else:
+            answer = os.fork()
+            if answer == 0:
+                parent.close()
+                return functools.partial(_become, rank, request, *fds)
+            for fd in fds:
+                os.close(fd)
+        with contextlib.suppress(BrokenPipeError):
+            parent.send(str(answer).encode())
+
+
+def _become(rank: Callable[..., None], request: dict[str, Any], pipe: int, *output: int) -> None:
+    for fd, standard in zip(output, (1, 2), strict=True):
+        os.dup2(fd, standard)
+        os.close(fd)
+    if request["host"] is not None:
+        _move_to(request["host"])
+    os.environ.clear()
+    os.environ.update(request["environment"])
+    os.chdir(request["folder"])
+    if (most := request["descriptors"]) is not None:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
+    rank(*request["words"], pipe)
+
+
+def _move_to(process: int) -> None:
+    """Into the namespaces that make the process a host of a lab."""
+    libc = ctypes.CDLL(None, use_errno=True)
+    opened = [os.open(f"/proc/{process}/ns/{kind}", os.O_RDONLY) for kind in ("net", "uts", "mnt")]
+    for namespace in opened:
+        if libc.setns(namespace, 0) != 0:
+            raise OSError(ctypes.get_errno(), "setns")
+        os.close(namespace)
+
+
+if __name__ == "__main__":
+    # ruff: noqa: F401
+    import hypothesis
+    import numpy
+    import pytest
+
+    import unisono.native
+    from ranks import run_rank
+
+    unisono.native.usable_cores()  # loads the native core
+    serve(socket.socket(fileno=int(sys.argv[1])), run_rank)()

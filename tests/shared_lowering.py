@@ -1,0 +1,80 @@
+"""Ranks of one process share what each would make alike: schedules, and how all ranks lie.
+
+Most of what tests of many ranks did was to lower the same schedule once for each of them.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import OrderedDict
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from types import SimpleNamespace
+from typing import Any, TypeVar
+
+import pytest
+
+from unisono import algorithms
+from unisono.runtime import native_executor
+from unisono.schedule import RankPlan, Schedule, lower, trace
+from unisono.types import Op
+
+T = TypeVar("T")
+_MOST = 24
+
+
+class Once:
+    """Makes a thing when it is first asked for; who asks meanwhile waits. Keeps the latest."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._found: OrderedDict[Any, tuple[threading.Lock, list[Any]]] = OrderedDict()
+
+    def get(self, key: Any, make: Callable[[], T]) -> T:
+        with self._lock:
+            own, found = self._found.setdefault(key, (threading.Lock(), []))
+            self._found.move_to_end(key)
+            while len(self._found) > _MOST:
+                self._found.popitem(last=False)
+        with own:
+            if not found:
+                found.append(make())  # an error is nobody else's: each asker gets its own
+            result: T = found[0]
+            return result
+
+
+def _rank_plans(schedule: Schedule) -> list[RankPlan]:
+    """What `lower_rank` says for each rank (`tests/schedule/test_lower.py` has it proved)."""
+    plans, flow = lower(schedule), trace(schedule)
+    return [
+        RankPlan(
+            plan=plan,
+            slots=tuple(each.num_slots for each in plans),
+            uniform=any(each.uniform for each in plans),
+            in_place=all(each.in_place for each in plans),
+            in_rank_order=flow.in_rank_order,
+        )
+        for plan in plans
+    ]
+
+
+@contextmanager
+def shared() -> Iterator[None]:
+    """Executors of this process build and lower every schedule once."""
+    schedules, lowered = Once(), Once()
+
+    def build(op: Op, name: str, **how: Any) -> Schedule:
+        key = (op, name, tuple(sorted(how.items())))
+        return schedules.get(key, lambda: algorithms.build(op, name, **how))
+
+    def lower_rank(schedule: Schedule, rank: int) -> RankPlan:
+        # With the schedule itself, so that no other can come to have its id.
+        _, plans = lowered.get(id(schedule), lambda: (schedule, _rank_plans(schedule)))
+        found: RankPlan = plans[rank]
+        return found
+
+    with pytest.MonkeyPatch.context() as patch:
+        names = SimpleNamespace(build=build, block_bytes=algorithms.block_bytes)
+        patch.setattr(native_executor, "algorithms", names)
+        patch.setattr(native_executor, "lower_rank", lower_rank)
+        yield
