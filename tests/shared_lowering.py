@@ -43,9 +43,9 @@ class Once:
             return result
 
 
-def _rank_plans(schedule: Schedule) -> list[RankPlan]:
+def _rank_plans(schedule: Schedule, lends: bool) -> list[RankPlan]:
     """What `lower_rank` says for each rank (`tests/schedule/test_lower.py` has it proved)."""
-    plans, flow = lower(schedule), trace(schedule)
+    plans, flow = lower(schedule, lends=lends), trace(schedule)
     return [
         RankPlan(
             plan=plan,
@@ -67,9 +67,10 @@ def shared() -> Iterator[None]:
         key = (op, name, tuple(sorted(how.items())))
         return schedules.get(key, lambda: algorithms.build(op, name, **how))
 
-    def lower_rank(schedule: Schedule, rank: int) -> RankPlan:
+    def lower_rank(schedule: Schedule, rank: int, *, lends: bool = False) -> RankPlan:
         # With the schedule itself, so that no other can come to have its id.
-        _, plans = lowered.get(id(schedule), lambda: (schedule, _rank_plans(schedule)))
+        key = id(schedule), lends
+        _, plans = lowered.get(key, lambda: (schedule, _rank_plans(schedule, lends)))
         found: RankPlan = plans[rank]
         return found
 

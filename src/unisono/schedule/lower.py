@@ -32,7 +32,7 @@ class RankPlan:
 
     `slots` are the staging slots of each rank; `uniform` and `in_place` hold for the group: some
     rank needs pieces of one length, and no rank minds when input and output are the same memory.
-    `in_rank_order` is that of `Dataflow`; `lent` says that some rank reads memory of another.
+    `in_rank_order` is that of `Dataflow`.
     """
 
     plan: Plan
@@ -40,7 +40,6 @@ class RankPlan:
     uniform: bool
     in_place: bool
     in_rank_order: bool
-    lent: bool
 
 
 def lower(schedule: Schedule, *, lends: bool = False) -> tuple[Plan, ...]:
@@ -81,7 +80,6 @@ def lower_rank(schedule: Schedule, rank: int, *, lends: bool = False) -> RankPla
         uniform=bool(lowering.homes.uniform.any()),
         in_place=bool(lowering.homes.in_place.all()),
         in_rank_order=lowering.flow.in_rank_order,
-        lent=bool(lowering.homes.lent.any()),
     )
 
 
