@@ -3,9 +3,10 @@
 `bucket:4x4` is a torus of two axes (also written `torus:4x4`). The vector is cut in a shard for
 each axis and each way round it; shard i goes round axis i first, then the next, and so on, so that
 no two shards use the same links, and all links of a torus whose sides are equal are busy all the
-time. With `ways=1` there are half as many shards, which all go the same way round. The sizes are the `levels` that `build` is given, or two that are as equal as can be,
-unless they are written. n is the number of ranks, n_i the size of axis i, N the bytes of the whole
-vector; bytes are those a rank sends.
+time. With `ways=1` there are half as many shards, which all go the same way round. The sizes are
+the `levels` that `build` is given, or two that are as equal as can be, unless they are written. n
+is the number of ranks, n_i the size of axis i, N the bytes of the whole vector; bytes are those a
+rank sends.
 """
 
 from __future__ import annotations
