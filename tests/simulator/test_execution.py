@@ -33,7 +33,7 @@ def two(op: str, name: str = "direct") -> Schedule:
 
 @pytest.mark.parametrize("depth", [2, 3, 4])
 def test_an_area_is_written_again_when_its_readers_have_answered(depth: int) -> None:
-    """All areas leave at once, then nothing till an answer is back: half of them after the first."""
+    """All areas leave at once, then nothing until an answer is back."""
     blocks = Blocks(block_bytes=UNIT, lead=0, depth=depth)
     one = run(two("broadcast"), UNIT, blocks).time_s
     assert one == pytest.approx(UNIT_S + LATENCY_S)
