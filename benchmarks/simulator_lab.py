@@ -1,9 +1,10 @@
-"""The simulator beside hosts of a lab (root): `python benchmarks/simulator_lab.py`, five minutes.
+"""The simulator beside hosts of a lab (root): `python benchmarks/simulator_lab.py`, ten minutes.
 
-All_reduce by several algorithms on 2 to 8 hosts whose links carry 1 Gbit/s, and on 4 of which the
-last has a slower link. In the same run iperf3 says what a link carries, and a ring of 8 bytes how
-long a message takes at least; the simulator is told nothing else. A vector is cut into blocks as
-the executor cuts it, of which some are under way at once.
+All_reduce by several algorithms on 2 to 8 hosts whose links carry 200 Mbit/s (two cores can keep 8
+such hosts busy), and on 4 of which the last has a slower link. In the same run iperf3 says what a
+link carries, and a ring of 8 bytes how long a message takes at least; the simulator is told nothing
+else. It runs the plans that the executor runs, in the blocks that the executor would choose.
+`--no-even` measures ports with one queue each and the machine's own congestion control instead.
 """
 
 from __future__ import annotations
@@ -24,19 +25,19 @@ from unisono.bench.cases import Case
 from unisono.bench.cluster import Cluster
 from unisono.bench.contestants import NETWORK
 from unisono.bench.execute import progress
-from unisono.bench.lab import Lab
+from unisono.bench.lab import EVEN, Lab, Shaping
 from unisono.bench.results import Report
 from unisono.bench.runner import Pace, run_benchmark
 from unisono.bench.sizes import format_size, parse_sizes
-from unisono.schedule import lower_rank
-from unisono.simulator import Conditions, Job, Order
+from unisono.config import DEFAULT_STAGING_BYTES
+from unisono.runtime.finding import shape_among
+from unisono.runtime.native_executor import spanning_block_bytes
+from unisono.simulator import Blocks, Job
 from unisono.topology import Topology
 
 ALGORITHMS = ("ring", "halving_doubling", "direct", "reduce_broadcast")
 """The last is a tree: a binomial one up, and one down."""
 TINY = 8
-LEAD, LEAST_BLOCK, MOST_BLOCK = 2, 64 << 10, 512 << 10
-"""As `runtime.native_executor` has them for ranks on several hosts."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -49,10 +50,10 @@ class Place:
     def __str__(self) -> str:
         return f"{self.hosts}" if self.last == 1 else f"{self.hosts}, one at {self.last:.0%}"
 
-    def lab(self, mbit: int) -> Lab:
+    def lab(self, mbit: int, shaping: Shaping) -> Lab:
         """The hosts, as namespaces."""
         slow = {} if self.last == 1 else {self.hosts - 1: f"{mbit * self.last:.0f}mbit"}
-        return Lab(hosts=self.hosts, rate=f"{mbit}mbit", rates=slow)
+        return Lab(hosts=self.hosts, rate=f"{mbit}mbit", rates=slow, shaping=shaping)
 
     def network(self, payload_Bps: float, message_s: float) -> Topology:
         """The hosts, as a network to simulate. What a message takes at least is a latency, half on
@@ -66,11 +67,13 @@ class Place:
 PLACES = (Place(hosts=2), Place(hosts=4), Place(hosts=8), Place(hosts=4, last=0.4))
 
 
-def measure(place: Place, sizes: tuple[int, ...], mbit: int, rounds: int) -> Report:
+def measure(
+    place: Place, sizes: tuple[int, ...], mbit: int, rounds: int, shaping: Shaping
+) -> Report:
     """All algorithms at all sizes, taking turns."""
     names = [f"unisono:{name}" for name in ALGORITHMS]
     cases = [Case(op="all_reduce", ranks=place.hosts, nbytes=size) for size in (TINY, *sizes)]
-    with place.lab(mbit) as lab, progress() as observe:
+    with place.lab(mbit, shaping) as lab, progress() as observe:
         return run_benchmark(
             cases,
             (*names, NETWORK),
@@ -84,21 +87,10 @@ def measure(place: Place, sizes: tuple[int, ...], mbit: int, rounds: int) -> Rep
 def predict_s(name: str, network: Topology, nbytes: int) -> float:
     """The simulation of an algorithm, block by block."""
     schedule = algorithms.build("all_reduce", name, ranks=network.num_ranks)
-    plan = lower_rank(schedule, 0).plan
-    part = nbytes / plan.parts
-    block = min(max(part / (2 * LEAD + 2), LEAST_BLOCK), MOST_BLOCK)
-    blocks = max(1, round(part / block))
-    jobs = [
-        Job(
-            name=f"block {b}",
-            schedule=schedule,
-            nbytes=nbytes / blocks,
-            after=(f"block {b - LEAD - 1}",) if b > LEAD else (),
-            first_round=b * -(-schedule.num_rounds // (LEAD + 1)),
-        )
-        for b in range(blocks)
-    ]
-    return simulate(jobs, network, conditions=Conditions(order=Order.STREAMS)).time_s
+    shape = shape_among(network.num_ranks, 1, 1, DEFAULT_STAGING_BYTES)
+    block_bytes = spanning_block_bytes(schedule, nbytes, shape)
+    blocks = Blocks(block_bytes=block_bytes, lead=shape.depth - 2, depth=shape.depth)
+    return simulate([Job(schedule=schedule, nbytes=nbytes, blocks=blocks)], network).time_s
 
 
 def compare(place: Place, report: Report) -> list[dict[str, Any]]:
@@ -107,7 +99,8 @@ def compare(place: Place, report: Report) -> list[dict[str, Any]]:
     assert ring is not None and ring.median_s, "the ring was measured"
     message_s = ring.median_s / algorithms.cost("all_reduce", "ring", ranks=place.hosts).rounds
     payloads = [row.payload_Bps for row in report.rows if row.payload_Bps]
-    network = place.network(median(payloads), message_s)
+    network_of = {"payload_Bps": median(payloads), "message_s": message_s}
+    network = place.network(**network_of)
     found = []
     for row in report.rows[1:]:
         for name in ALGORITHMS:
@@ -123,8 +116,7 @@ def compare(place: Place, report: Report) -> list[dict[str, Any]]:
                     "measured_s": measurement.median_s,
                     "simulated_s": predicted_s,
                     "error": predicted_s / measurement.median_s - 1,
-                    "payload_Bps": median(payloads),
-                    "message_s": message_s,
+                    **network_of,
                     "busy_cores": report.machine["busy_cores"],
                 }
             )
@@ -149,14 +141,16 @@ def table(rows: list[dict[str, Any]]) -> Table:
 def main(
     *,
     sizes: Annotated[str, typer.Option(help="Of the vector.")] = "1M,4M,16M",
-    mbit: Annotated[int, typer.Option(help="Of the links, in Mbit/s.")] = 1000,
-    rounds: Annotated[int, typer.Option(help="Turns of every algorithm.")] = 5,
+    mbit: Annotated[int, typer.Option(help="Of the links, in Mbit/s.")] = 200,
+    rounds: Annotated[int, typer.Option(help="Turns of every algorithm.")] = 3,
+    even: Annotated[bool, typer.Option(help="Ports that hosts share evenly.")] = True,
     places: Annotated[str, typer.Option(help="By number, from 0.")] = "0,1,2,3",
     json_path: Annotated[Path | None, typer.Option("--json", help="Write the rows here.")] = None,
 ) -> None:
     rows: list[dict[str, Any]] = []
+    shaping = EVEN if even else Shaping()
     for place in (PLACES[int(number)] for number in places.split(",")):
-        rows += compare(place, measure(place, parse_sizes(sizes), mbit, rounds))
+        rows += compare(place, measure(place, parse_sizes(sizes), mbit, rounds, shaping))
         Console(width=120).print(table(rows))
     if json_path is not None:
         json_path.write_text(json.dumps(rows, indent=2) + "\n")

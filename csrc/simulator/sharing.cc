@@ -10,6 +10,7 @@ namespace {
 
 // Rates that differ by less are the same; sums of rates are rounded.
 constexpr double kClose = 1e-9;
+constexpr uint32_t kUpdates = 64;
 
 }  // namespace
 
@@ -50,8 +51,7 @@ void Sharing::settle() {
     for (const int32_t resource : dirty_resources_) {
         Resource& r = resources_[index(resource)];
         r.dirty = false;
-        for (const Entry& entry : r.entries)
-            if (lanes_[index(entry.path)].bottleneck == resource) add(entry.path);
+        for (int32_t path = r.first; path >= 0; path = lanes_[index(path)].next) add(path);
     }
     dirty_lanes_.clear();
     dirty_resources_.clear();
@@ -62,26 +62,81 @@ void Sharing::settle() {
     finish();
 }
 
+// Calls visit(resource, weight, hop) for each hop of a path.
+template <class Visit>
+void Sharing::each_hop(int32_t path, Visit visit) {
+    const auto resources = paths_[index(path)];
+    const int64_t first = paths_.starts[index(path)];
+    for (size_t i = 0; i < resources.size(); ++i) {
+        const int64_t hop = first + static_cast<int64_t>(i);
+        visit(resources_[index(resources[i])], weight(hop), hop);
+    }
+}
+
+// Sums are added up anew now and then, before what was rounded away adds up.
+void Sharing::add_up(Resource& r) {
+    if (r.updates <= r.entries.size() + kUpdates) return;
+    r.updates = 0;
+    r.used = 0;
+    r.top = 0;
+    for (const Entry& entry : r.entries) {
+        const Lane& lane = lanes_[index(entry.path)];
+        r.used += static_cast<long double>(weight(entry.hop)) * lane.flows * lane.rate;
+        r.top = std::max(r.top, lane.rate);
+    }
+}
+
+std::span<const Sharing::Hop> Sharing::filled(const Resource& r) const {
+    return {hops_.data() + r.filled - r.filling, r.filling};
+}
+
+void Sharing::release(Lane& lane) {
+    if (lane.bottleneck < 0) return;
+    Resource& r = resources_[index(lane.bottleneck)];
+    --r.held;
+    (lane.before < 0 ? r.first : lanes_[index(lane.before)].next) = lane.next;
+    if (lane.next >= 0) lanes_[index(lane.next)].before = lane.before;
+    lane.bottleneck = -1;
+}
+
+void Sharing::hold(int32_t path, int32_t bottleneck, double rate) {
+    Lane& lane = lanes_[index(path)];
+    Resource& r = resources_[index(bottleneck)];
+    r.level = rate;
+    lane.rate = rate;
+    if (lane.bottleneck == bottleneck) return;
+    release(lane);
+    ++r.held;
+    lane.bottleneck = bottleneck;
+    lane.before = -1;
+    lane.next = r.first;
+    if (r.first >= 0) lanes_[index(r.first)].before = path;
+    r.first = path;
+}
+
 // Puts a lane into its resources' lists, or takes it out.
 void Sharing::apply(int32_t path) {
     Lane& lane = lanes_[index(path)];
     if (lane.flows == lane.settled) return;
-    if (lane.flows == 0) lane.rate = 0;
-    const auto resources = paths_[index(path)];
-    const int64_t first = paths_.starts[index(path)];
-    for (size_t i = 0; i < resources.size(); ++i) {
-        auto& entries = resources_[index(resources[i])].entries;
-        const auto hop = static_cast<size_t>(first) + i;
+    const double more = static_cast<double>(lane.flows) - lane.settled;
+    each_hop(path, [&](Resource& r, double part, int64_t at) {
+        const auto hop = static_cast<size_t>(at);
+        auto& entries = r.entries;
         if (lane.settled == 0) {
             places_[hop] = static_cast<uint32_t>(entries.size());
-            entries.push_back({path, static_cast<int64_t>(hop)});
+            entries.push_back({path, at});
         } else if (lane.flows == 0) {
             entries[places_[hop]] = entries.back();
             places_[static_cast<size_t>(entries.back().hop)] = places_[hop];
             entries.pop_back();
         }
-        soil(resources[i]);
-    }
+        r.used = entries.empty() ? 0 : r.used + static_cast<long double>(part) * more * lane.rate;
+        ++r.updates;
+    });
+    for (const int32_t resource : paths_[index(path)]) soil(resource);
+    if (lane.flows != 0) return;
+    lane.rate = 0;
+    release(lane);
 }
 
 void Sharing::soil(int32_t resource) {
@@ -99,20 +154,26 @@ bool Sharing::alone(int32_t path) const {
 
 void Sharing::settle_alone(int32_t path) {
     Lane& lane = lanes_[index(path)];
+    const double before = lane.rate;
+    double least = 0;
+    int32_t bottleneck = -1;
     const auto resources = paths_[index(path)];
     const int64_t first = paths_.starts[index(path)];
-    double least = 0;
     for (size_t i = 0; i < resources.size(); ++i) {
         const double share =
             capacity_[index(resources[i])] / (weight(first + static_cast<int64_t>(i)) * lane.flows);
         if (i != 0 && share >= least) continue;
         least = share;
-        lane.bottleneck = resources[i];
+        bottleneck = resources[i];
     }
     lane.mark = epoch_;
-    if (lane.rate == least) return;
-    lane.rate = least;
-    changes_.push_back({path, least});
+    hold(path, bottleneck, least);
+    each_hop(path, [&](Resource& r, double part, int64_t) {
+        r.used = static_cast<long double>(part) * lane.flows * least;
+        r.top = least;
+        r.updates = 0;
+    });
+    if (before != least) changes_.push_back({path, least});
 }
 
 void Sharing::add(int32_t path) {
@@ -127,33 +188,57 @@ void Sharing::touch(int32_t resource) {
     Resource& r = resources_[index(resource)];
     if (r.mark == epoch_) return;
     r.mark = epoch_;
+    r.old_level = r.level;
     touched_.push_back(resource);
+}
+
+// The hops of the lanes in filling_, listed by resource, and what is left for them.
+void Sharing::list_hops() {
+    for (const int32_t resource : touched_) {
+        Resource& r = resources_[index(resource)];
+        r.others = r.used;
+        r.wanting = 0;
+        r.unfixed = 0;
+    }
+    for (const auto& [path, before] : filling_) {
+        Lane& lane = lanes_[index(path)];
+        lane.fixed = false;
+        each_hop(path, [&, before = before](Resource& r, double part, int64_t) {
+            const double share = part * lane.flows;
+            r.others -= static_cast<long double>(share) * before;
+            r.wanting += share;
+            ++r.unfixed;
+        });
+    }
+    size_t total = 0;
+    for (const int32_t resource : touched_) {
+        Resource& r = resources_[index(resource)];
+        if (r.unfixed == r.entries.size()) r.others = 0;
+        r.room = std::max(static_cast<double>(capacity_[index(resource)] - r.others), 0.0);
+        r.filled = total;
+        r.filling = r.unfixed;
+        total += r.unfixed;
+    }
+    hops_.resize(total);
+    for (const auto& [path, before] : filling_) {
+        const Lane& lane = lanes_[index(path)];
+        each_hop(path, [&, path = path](Resource& r, double part, int64_t) {
+            hops_[r.filled++] = {path, part * lane.flows};
+        });
+    }
 }
 
 // Progressive filling of the lanes in filling_: the resource with the least for each is next.
 void Sharing::fill() {
-    for (const auto& [path, before] : filling_) lanes_[index(path)].fixed = false;
+    list_hops();
     heap_.clear();
     for (const int32_t resource : touched_) {
-        Resource& r = resources_[index(resource)];
-        r.room = capacity_[index(resource)];
-        r.wanting = 0;
-        r.unfixed = 0;
-        for (const Entry& entry : r.entries) {
-            const Lane& lane = lanes_[index(entry.path)];
-            const double share = weight(entry.hop) * lane.flows;
-            if (lane.mark == epoch_) {
-                r.wanting += share;
-                ++r.unfixed;
-            } else {
-                r.room -= share * lane.rate;
-            }
-        }
-        r.room = std::max(r.room, 0.0);
-        heap_.emplace_back(r.room / r.wanting, resource);
+        const Resource& r = resources_[index(resource)];
+        if (r.unfixed != 0) heap_.emplace_back(r.room / r.wanting, resource);
     }
     std::make_heap(heap_.begin(), heap_.end(), std::greater<>());
-    while (!heap_.empty()) {
+    size_t left = filling_.size();
+    while (left != 0 && !heap_.empty()) {
         std::pop_heap(heap_.begin(), heap_.end(), std::greater<>());
         const auto [key, resource] = heap_.back();
         heap_.pop_back();
@@ -165,9 +250,10 @@ void Sharing::fill() {
             std::push_heap(heap_.begin(), heap_.end(), std::greater<>());
             continue;
         }
-        for (const Entry& entry : r.entries) {
-            const Lane& lane = lanes_[index(entry.path)];
-            if (lane.mark == epoch_ && !lane.fixed) fix(entry.path, key, resource);
+        for (const Hop& hop : filled(r)) {
+            if (lanes_[index(hop.path)].fixed) continue;
+            fix(hop.path, key, resource);
+            --left;
         }
     }
 }
@@ -175,17 +261,13 @@ void Sharing::fill() {
 void Sharing::fix(int32_t path, double rate, int32_t bottleneck) {
     Lane& lane = lanes_[index(path)];
     lane.fixed = true;
-    lane.rate = rate;
-    lane.bottleneck = bottleneck;
-    const auto resources = paths_[index(path)];
-    const int64_t first = paths_.starts[index(path)];
-    for (size_t i = 0; i < resources.size(); ++i) {
-        Resource& r = resources_[index(resources[i])];
-        const double share = weight(first + static_cast<int64_t>(i)) * lane.flows;
+    hold(path, bottleneck, rate);
+    each_hop(path, [&](Resource& r, double part, int64_t) {
+        const double share = part * lane.flows;
         r.room -= share * rate;
         r.wanting -= share;
         --r.unfixed;
-    }
+    });
 }
 
 // Adds the lanes that are not at their fair rate any more; whether there were any.
@@ -193,32 +275,38 @@ bool Sharing::grow() {
     const size_t before = filling_.size();
     const size_t resources = touched_.size();
     for (size_t i = 0; i < resources; ++i) {
-        const int32_t resource = touched_[i];
-        const Resource& r = resources_[index(resource)];
-        double used = 0, most = 0, level = -1;
-        bool others = false;
-        for (const Entry& entry : r.entries) {
-            const Lane& lane = lanes_[index(entry.path)];
-            used += weight(entry.hop) * lane.flows * lane.rate;
-            most = std::max(most, lane.rate);
-            if (lane.mark != epoch_) {
-                others = true;
-            } else if (lane.bottleneck == resource) {
-                level = lane.rate;
-            }
-        }
-        if (!others) continue;
-        const bool full = used >= capacity_[index(resource)] * (1 - kClose);
-        for (const Entry& entry : r.entries) {
-            const Lane& lane = lanes_[index(entry.path)];
-            if (lane.mark == epoch_) continue;
-            const bool poor =
-                lane.bottleneck == resource && (!full || lane.rate < most * (1 - kClose));
-            const bool rich = level >= 0 && lane.rate > level * (1 + kClose);
-            if (poor || rich) add(entry.path);
-        }
+        const Resource& r = resources_[index(touched_[i])];
+        if (filled(r).size() != r.entries.size()) grow(touched_[i]);
     }
     return filling_.size() > before;
+}
+
+// Of the lanes here that are not being filled: those that this resource holds down though it has
+// something left, or gives more to another; and those that get more than it gives to the others.
+void Sharing::grow(int32_t resource) {
+    Resource& r = resources_[index(resource)];
+    long double used = r.others;
+    double most = 0, level = -1;
+    uint32_t held = r.held;
+    for (const Hop& hop : filled(r)) {
+        const Lane& lane = lanes_[index(hop.path)];
+        used += static_cast<long double>(hop.share) * lane.rate;
+        most = std::max(most, lane.rate);
+        if (lane.bottleneck != resource) continue;
+        level = lane.rate;
+        --held;
+    }
+    const bool full = used >= capacity_[index(resource)] * (1 - kClose);
+    if (held != 0 && (!full || r.old_level < most * (1 - kClose))) {
+        for (int32_t path = r.first; path >= 0; path = lanes_[index(path)].next) add(path);
+    }
+    if (level < 0 || r.top <= level * (1 + kClose)) return;
+    r.top = 0;
+    for (const Entry& entry : r.entries) {
+        const Lane& lane = lanes_[index(entry.path)];
+        r.top = std::max(r.top, lane.rate);
+        if (lane.rate > level * (1 + kClose)) add(entry.path);
+    }
 }
 
 void Sharing::finish() {
@@ -226,10 +314,17 @@ void Sharing::finish() {
         Lane& lane = lanes_[index(path)];
         if (std::abs(lane.rate - before) <= before * 1e-13) {
             lane.rate = before;
-        } else {
-            changes_.push_back({path, lane.rate});
+            continue;
         }
+        changes_.push_back({path, lane.rate});
+        each_hop(path, [&, before = before](Resource& r, double part, int64_t) {
+            r.top = std::max(r.top, lane.rate);
+            r.used += static_cast<long double>(part) * lane.flows *
+                      (static_cast<long double>(lane.rate) - before);
+            ++r.updates;
+        });
     }
+    for (const int32_t resource : touched_) add_up(resources_[index(resource)]);
 }
 
 }  // namespace unisono::simulator

@@ -18,7 +18,9 @@ namespace unisono::simulator {
 // other lane gets more. `settle` starts from the lanes whose bottleneck is a resource that changed,
 // fills those progressively with all others held fixed, then looks for lanes that have lost their
 // bottleneck or could take from a richer one, adds those and fills again. It ends when all lanes
-// have a bottleneck, so the result is exact, and what did not change is not looked at.
+// have a bottleneck, so the result is exact, and what did not change is not looked at: of a
+// resource it is known how much all its lanes use, and what those get whose bottleneck it is, so
+// only the lanes that are filled are visited.
 class Sharing {
   public:
     // `weights` has an entry for each of `paths.values`, or none: then all are 1.
@@ -47,9 +49,10 @@ class Sharing {
     struct Lane {
         double rate = 0;
         uint32_t flows = 0;
-        uint32_t settled = 0;     // flows at the last settling
-        int32_t bottleneck = -1;  // the resource
-        uint32_t mark = 0;        // equals epoch_: among those being filled
+        uint32_t settled = 0;            // flows at the last settling
+        int32_t bottleneck = -1;         // the resource
+        int32_t next = -1, before = -1;  // lanes that have the same bottleneck
+        uint32_t mark = 0;               // equals epoch_: among those being filled
         bool dirty = false;
         bool fixed = false;
     };
@@ -59,11 +62,26 @@ class Sharing {
     };
     struct Resource {
         std::vector<Entry> entries;
-        double room = 0;     // while filling: what is left
-        double wanting = 0;  // while filling: weights of flows without a rate yet
+        long double used = 0;    // by all lanes; before this settling, while it lasts
+        uint32_t updates = 0;    // of `used`, since it was added up anew
+        int32_t first = -1;      // of the lanes whose bottleneck this is
+        uint32_t held = 0;       // lanes whose bottleneck this is
+        double level = 0;        // the rate of those, if there are any
+        double top = 0;          // no lane has more
+        double old_level = 0;    // before this settling
+        long double others = 0;  // while filling: what lanes use that are not being filled
+        double room = 0;         // while filling: what is left
+        double wanting = 0;      // while filling: weights of flows without a rate yet
         uint32_t unfixed = 0;
         uint32_t mark = 0;
+        size_t filled = 0;     // its list in hops_: up to where
+        uint32_t filling = 0;  // and how long it is
         bool dirty = false;
+    };
+    // A hop of a lane that is being filled.
+    struct Hop {
+        int32_t path;
+        double share;
     };
 
     static size_t index(int32_t i) { return static_cast<size_t>(i); }
@@ -75,8 +93,17 @@ class Sharing {
     void touch(int32_t resource);
     void fill();
     void fix(int32_t path, double rate, int32_t bottleneck);
+    void list_hops();
     bool grow();
+    void grow(int32_t resource);
     void finish();
+    void hold(int32_t path, int32_t bottleneck, double rate);
+    void release(Lane& lane);
+    void add_up(Resource& resource);
+    // Of a resource that was touched, the hops of the lanes being filled.
+    [[nodiscard]] std::span<const Hop> filled(const Resource& r) const;
+    template <class Visit>
+    void each_hop(int32_t path, Visit visit);
 
     std::span<const double> capacity_;
     Lists paths_;
@@ -87,6 +114,7 @@ class Sharing {
     std::vector<int32_t> dirty_lanes_, dirty_resources_;
     std::vector<std::pair<int32_t, double>> filling_;  // lanes, with their rates before
     std::vector<int32_t> touched_;
+    std::vector<Hop> hops_;  // of the lanes being filled, by resource
     std::vector<std::pair<double, int32_t>> heap_;
     std::vector<Change> changes_;
     uint32_t epoch_ = 0;

@@ -22,6 +22,7 @@ RANKS = (*range(1, 10), 13, 16)
 WITH_PARAMETERS = [
     ("all_reduce", "ring:channels=3", 5),
     ("all_reduce", "bucket:3x2x2", 12),
+    ("all_reduce", "bucket:3x2x2,ways=1", 12),
     ("all_reduce", "torus:4x3", 12),
     ("all_reduce", "blueconnect:2x3x2", 12),
     ("all_reduce", "hypercube:4x3", 12),

@@ -59,7 +59,7 @@ WRONG = [
     ("all_reduce", "bucket:dims=2x2,dims=4x1", "dims is given twice"),
     ("all_reduce", "bucket:2x2,dims=4x1", "dims is given twice"),
     ("all_reduce", "ring:4", "the parameters of ring are channels=1"),
-    ("all_reduce", "bucket:speed=4", "the parameters of bucket are dims=None, channels=1"),
+    ("all_reduce", "bucket:speed=4", "the parameters of bucket are dims=None, ways=2, channels=1"),
     ("broadcast", "k_nomial:many", "k_nomial: k: expected a whole number like 4, got 'many'"),
     ("broadcast", "k_nomial:0", "expected a whole number"),
     ("broadcast", "k_nomial:1", "k must be at least 2, not 1"),

@@ -143,11 +143,11 @@ def find(board: Board, arrival: Arrival, *, by_address: bool = True) -> Found:
         world=first.world,
         word=first.word,
         secret=board.secret or first.secret,
-        shape=_shape(len(hosts), fullest, fewest_cores, first.staging_bytes),
+        shape=shape_among(len(hosts), fullest, fewest_cores, first.staging_bytes),
     )
 
 
-def _shape(hosts: int, fullest: int, cores: int, staging_bytes: int) -> Shape:
+def shape_among(hosts: int, fullest: int, cores: int, staging_bytes: int) -> Shape:
     """Across hosts more blocks are in flight, for a network is to carry some while others wait."""
     shape = shape_for(fullest, cores, staging_bytes)
     if hosts == 1:

@@ -11,6 +11,7 @@ from unisono import algorithms, native
 from unisono.algorithms.layout import Hosts
 from unisono.errors import UnsupportedError
 from unisono.runtime.lending import NO_LENDING, Lending
+from unisono.runtime.rendezvous import Shape
 from unisono.schedule import Code, Plan, Schedule, check, coarsen, lower_rank, to_json
 from unisono.types import DType, Op, ReduceOp, StorePolicy
 
@@ -62,6 +63,25 @@ def block_bytes_for(
     return wanted
 
 
+def several_blocks(part_bytes: int, lead: int, least_bytes: int, most_bytes: int) -> int:
+    """The block that leaves a part so many blocks that rounds can run ahead, within bounds.
+
+    >>> several_blocks(1 << 20, 2, 64 << 10, 512 << 10) >> 10
+    172
+    """
+    several = -(-part_bytes // (2 * lead + 2) // _BLOCK_UNIT_BYTES) * _BLOCK_UNIT_BYTES
+    return min(max(several, least_bytes), most_bytes)
+
+
+def spanning_block_bytes(schedule: Schedule, longest_bytes: int, shape: Shape) -> int:
+    """The block of a call on several hosts whose longest piece has so many bytes."""
+    lowered = lower_rank(schedule, 0)
+    most = block_bytes_for(lowered.slots, shape.depth, shape.area_bytes, spans=True)
+    least = min(_LEAST_SPANNING_BYTES, most)
+    part_bytes = longest_bytes // lowered.plan.parts
+    return several_blocks(part_bytes, shape.depth - 2, least, most)
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LoadedPlan:
     """A plan in the executor's form, with what a caller needs to know of it."""
@@ -90,8 +110,7 @@ class LoadedPlan:
         if self.least_block_bytes is None:
             return self.block_bytes
         part_bytes = longest_bytes // self.parts
-        several = -(-part_bytes // (2 * self.lead + 2) // _BLOCK_UNIT_BYTES) * _BLOCK_UNIT_BYTES
-        return min(max(several, self.least_block_bytes), self.block_bytes)
+        return several_blocks(part_bytes, self.lead, self.least_block_bytes, self.block_bytes)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

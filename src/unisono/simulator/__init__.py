@@ -12,13 +12,14 @@ from unisono.simulator.bound import bound_s
 from unisono.simulator.calibration import calibrate
 from unisono.simulator.compare import Entry, compare
 from unisono.simulator.conditions import Conditions, Endpoint, Order, Traffic
-from unisono.simulator.job import Compute, Job
+from unisono.simulator.job import Blocks, Compute, Job
 from unisono.simulator.link_model import LinkModel, Regime
 from unisono.simulator.result import JobTimes, Kind, Result, Step, Steps, Usage
 from unisono.simulator.simulation import Progress, simulate
 from unisono.simulator.trace import to_chrome_trace
 
 __all__ = [
+    "Blocks",
     "Compute",
     "Conditions",
     "Endpoint",

@@ -9,6 +9,22 @@ from unisono.schedule import Schedule
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Blocks:
+    """How an executor cuts and staggers a job; see `docs/hosts.md` and `csrc/executor.h`."""
+
+    block_bytes: float
+    """Of each part of the vector."""
+    lead: int = 2
+    """By how many blocks the first round runs ahead of the last."""
+    depth: int = 4
+    """Blocks whose slots a rank has room for."""
+
+    def __post_init__(self) -> None:
+        if not 0 < self.block_bytes < inf or self.depth < 1 or self.lead < 0:
+            raise ValueError(f"blocks: not {self}")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Job:
     """A collective of some ranks.
 
@@ -30,6 +46,9 @@ class Job:
     """No rank takes part earlier."""
     first_round: int = 0
     """Where its rounds are among those of other jobs, for `Order.STREAMS`."""
+    blocks: Blocks | None = None
+    """How the executor of ranks on different hosts runs it; None: all at once, each message when
+    its values are there."""
 
     def __post_init__(self) -> None:
         if not 0 <= self.nbytes < inf:

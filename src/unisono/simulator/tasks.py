@@ -12,8 +12,9 @@ from unisono.algorithms.cost import whole_chunks
 from unisono.errors import UnsupportedError
 from unisono.native import simulator_messages
 from unisono.simulator.conditions import Order, Traffic
+from unisono.simulator.execution import executed
 from unisono.simulator.in_network import Trees, trees_of
-from unisono.simulator.job import Compute, Job
+from unisono.simulator.job import Blocks, Compute, Job
 from unisono.simulator.paths import Network, PathBook
 from unisono.simulator.result import Kind
 from unisono.topology.ragged import Floats, Ints, ints, starts_of
@@ -54,7 +55,10 @@ class TaskBook:
         self._wanted = {name for job in jobs for name in job.after}
         self._done: dict[str, dict[int, int]] = {}  # by job and rank: the task that ends it
         self._streams = network.conditions.order is Order.STREAMS
-        self._ordered = network.conditions.order is Order.PROGRAM
+        blocks = any(isinstance(job, Job) and job.blocks is not None for job in jobs)
+        self._ordered = blocks or network.conditions.order is Order.PROGRAM
+        if blocks and network.conditions.order is not Order.NONE:
+            raise ValueError("simulate: a job that runs in blocks has an order of its own")
 
     def add(self, number: int) -> None:
         """The tasks of one of the jobs; those that it comes after must be there."""
@@ -62,6 +66,8 @@ class TaskBook:
         gates = self._gates(number, job)
         if isinstance(job, Compute):
             self._compute(number, job, gates)
+        elif job.blocks is not None:
+            self._executed(number, job, job.blocks, gates)
         else:
             self._collective(number, job, gates)
 
@@ -192,6 +198,8 @@ class TaskBook:
             needs = np.where(needs < 0, own, needs + self.size)
         elif self.size:
             needs += np.int32(self.size)
+        if self._ordered and not len(after):
+            after = np.full(len(kind), -1, np.int32)
         if self.size and len(after):
             after = np.where(after < 0, -1, after + self.size).astype(np.int32)
         first = self._append(
@@ -204,6 +212,37 @@ class TaskBook:
                 job=np.full(len(kind), number, np.int32),
                 kind=kind,
                 round=round_,
+                src=src,
+                dst=dst,
+                channel=channel,
+            )
+        )
+        if job.name in self._wanted:
+            self._end(number, job, first, gates)
+
+    def _executed(
+        self, number: int, job: Job, blocks: Blocks, gates: dict[int, int] | None
+    ) -> None:
+        """A job in blocks: its ranks run their plans."""
+        done = executed(job, blocks, gates=gates is not None)
+        members = np.array(job.members, np.int32)
+        src, dst = members[done.src], members[done.dst]
+        channel = np.zeros(len(src), np.int32)
+        path = self._paths_of(done.kind, src, dst, channel, done.bytes, None, np.empty(0, np.bool_))
+        gate = ints([] if gates is None else [gates[rank] for rank in job.members])
+        needs = done.needs + self.size
+        if gates is not None:
+            needs = np.where(done.needs < 0, gate[np.minimum(done.needs, -1) * -1 - 1], needs)
+        first = self._append(
+            Tasks(
+                path=path,
+                bytes=done.bytes,
+                needs=needs.astype(np.int32),
+                needs_starts=done.starts,
+                after=np.where(done.after < 0, -1, done.after + self.size).astype(np.int32),
+                job=np.full(len(path), number, np.int32),
+                kind=done.kind,
+                round=done.round,
                 src=src,
                 dst=dst,
                 channel=channel,

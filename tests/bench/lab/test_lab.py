@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from unisono.bench.lab import Lab, LabError
+from unisono.bench.lab import EVEN, Lab, LabError
 from unisono.bench.lab import lab as lab_module
 
 pytestmark = pytest.mark.lab
@@ -154,3 +154,19 @@ def test_a_wrong_rate_is_told_and_leaves_nothing() -> None:
     with pytest.raises(LabError, match="fast"), Lab(hosts=2, rate="fast"):
         pass
     assert wait_until(lambda: networks() <= before)
+
+
+def test_ports_that_hosts_share_evenly() -> None:
+    """Every port has a queue for each other host; nothing is saved up, nothing probed for."""
+    with Lab(hosts=3, rate="100mbit", rates={2: "50mbit"}, shaping=EVEN) as lab:
+        control = "net.ipv4.tcp_congestion_control"
+        for host in range(3):
+            assert lab.run(host, ["sysctl", "-n", control]) == "reno\n"
+            assert "gso_max_size 16384" in lab.run(host, ["ip", "-d", "link", "show", "eth0"])
+            for place, port in ((host, "eth0"), ("switch", f"h{host}r0")):
+                classes = lab.run(place, ["tc", "class", "show", "dev", port])
+                assert classes.count("parent 1:1 ") == 3  # two hosts, and the rest
+                assert f"ceil {'50' if host == 2 else '100'}Mbit" in classes
+                assert lab.run(place, ["tc", "filter", "show", "dev", port]).count("match") == 2
+    with pytest.raises(ValueError, match="no delays"):
+        Lab(hosts=2, shaping=EVEN, delay="1ms")

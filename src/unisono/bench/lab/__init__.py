@@ -2,9 +2,11 @@
 
 Every host has addresses, a host name and mounts of its own, and each of its links can be limited
 in bandwidth and given a delay. Hosts share the machine's files and processors. `lab` makes them,
-`holder` keeps them and clears them away, `command` is `unisono lab`.
+`shaping` says how links are limited, `holder` keeps hosts and clears them away, `command` is
+`unisono lab`.
 """
 
 from unisono.bench.lab.lab import Lab, LabError, reason_unavailable
+from unisono.bench.lab.shaping import EVEN, Shaping
 
-__all__ = ["Lab", "LabError", "reason_unavailable"]
+__all__ = ["EVEN", "Lab", "LabError", "Shaping", "reason_unavailable"]

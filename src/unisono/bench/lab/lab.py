@@ -13,6 +13,7 @@ from types import TracebackType
 from typing import Any
 
 from unisono.bench.lab import holder
+from unisono.bench.lab.shaping import Shaping
 from unisono.errors import UnisonoError
 
 _TOOLS = {"ip": "iproute2", "tc": "iproute2", "nsenter": "util-linux", "unshare": "util-linux"}
@@ -46,6 +47,7 @@ class Lab:
 
     `rate` (as tc writes it: "1gbit", "200mbit") limits every link both ways; None does not.
     `rates` says so of hosts whose links have another.
+    `shaping` tells how.
     `delay` ("1ms") is added to every way from one host to another. Host `h` (from 0) is called
     `host<h>`, and has `<subnet>.<rail>.<h + 1>` on its interface `eth<rail>`. Several labs do not
     see each other, even with equal addresses; nor does the machine's own network see them.
@@ -66,7 +68,10 @@ class Lab:
         rails: int = 1,
         delay: str | None = None,
         subnet: str = "10.77",
+        shaping: Shaping | None = None,
     ) -> None:
+        if delay is not None and shaping is not None and shaping.fair:
+            raise ValueError("a lab whose ports are fair has no delays")
         if not 1 <= hosts <= _MOST_HOSTS or not 1 <= rails <= _MOST_HOSTS:
             raise ValueError(f"a lab has 1 to {_MOST_HOSTS} hosts, and as many rails at most")
         self.hosts = hosts
@@ -74,6 +79,7 @@ class Lab:
         self.rate = rate
         self.rates = dict(rates or {})
         self.delay = delay
+        self.shaping = shaping or Shaping()
         self._subnet = subnet
         self._holders: dict[int | str, subprocess.Popen[str]] = {}
 
@@ -214,17 +220,35 @@ class Lab:
                 port = _port(host, rail)
                 links.append(f"link add {port} type veth peer name eth{rail} netns {pid}")
                 links.append(f"link set {port} master rail{rail} up")
-                limits += _limits(port, self.rates.get(host, self.rate), None)
+                limits += self._limits(port, host, rail, "src")
         _batch(self.command(_SWITCH, ["ip"]), links)
         _batch(self.command(_SWITCH, ["tc"]), limits)
         for host in range(self.hosts):
-            addresses, limits = [], []
+            addresses, limits = list[str](), list[str]()
             for rail in range(self.rails):
                 addresses.append(f"addr add {self.address(host, rail)}/24 dev eth{rail}")
                 addresses.append(f"link set eth{rail} up")
-                limits += _limits(f"eth{rail}", self.rates.get(host, self.rate), self.delay)
+                addresses += self.shaping.host_lines(f"eth{rail}")
+                limits += self._limits(f"eth{rail}", host, rail, "dst", self.delay)
             _batch(self.command(host, ["ip"]), addresses)
             _batch(self.command(host, ["tc"]), limits)
+            for setting in self.shaping.settings:
+                self.run(host, ["sysctl", "--quiet", "--write", setting])
+
+    def _limits(
+        self, interface: str, host: int, rail: int, way: str, delay: str | None = None
+    ) -> list[str]:
+        """Lines for tc. What leaves a host is limited at its own end, what reaches it at the
+        switch's; the delay is added once a way."""
+        parent, lines = "root", []
+        if (rate := self.rates.get(host, self.rate)) is not None:
+            peers = [self.address(other, rail) for other in range(self.hosts) if other != host]
+            lines += self.shaping.limits(interface, rate, peers, way)
+            parent = "parent 1:1"
+        if delay is not None:
+            queue = f"netem limit {_QUEUE_PACKETS} delay {delay}"
+            lines.append(f"qdisc add dev {interface} {parent} handle 10: {queue}")
+        return lines
 
 
 def _start_holder(name: str, names_file: str) -> subprocess.Popen[str]:
@@ -242,20 +266,6 @@ def _start_holder(name: str, names_file: str) -> subprocess.Popen[str]:
 def _port(host: int, rail: int) -> str:
     """The switch's end of a link."""
     return f"h{host}r{rail}"
-
-
-def _limits(interface: str, rate: str | None, delay: str | None) -> list[str]:
-    """Lines for tc. What leaves a host is limited at its own end, what reaches it at the switch's;
-    the delay is added once a way."""
-    parent, lines = "root", []
-    if rate is not None:
-        limit = f"tbf rate {rate} burst 256k latency 100ms"
-        lines.append(f"qdisc add dev {interface} root handle 1: {limit}")
-        parent = "parent 1:1"
-    if delay is not None:
-        queue = f"netem limit {_QUEUE_PACKETS} delay {delay}"
-        lines.append(f"qdisc add dev {interface} {parent} handle 10: {queue}")
-    return lines
 
 
 def _batch(command: Sequence[str], lines: Sequence[str]) -> None:
