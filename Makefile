@@ -62,7 +62,7 @@ fuzz: $(READY)  ## let made-up bytes run through what peers and plans bring (cla
 	$(BIN)/cmake -S . -B build/fuzz -G Ninja -DUNISONO_TESTS=ON -DUNISONO_PYTHON=OFF -DUNISONO_FUZZ=ON \
 	  -DCMAKE_CXX_COMPILER=clang++ -DCMAKE_MAKE_PROGRAM=$(CURDIR)/$(BIN)/ninja >/dev/null
 	$(BIN)/cmake --build build/fuzz --target fuzzers -j $(JOBS)
-	for what in frames plans; do mkdir -p build/fuzz/found/$$what && \
+	for what in frames messages plans; do mkdir -p build/fuzz/found/$$what && \
 	  ASAN_OPTIONS=allocator_may_return_null=1:max_allocation_size_mb=512:detect_leaks=1 \
 	  UBSAN_OPTIONS=halt_on_error=1:print_stacktrace=1 \
 	  build/fuzz/csrc/fuzz/fuzz_$$what -max_total_time=$(FUZZ_S) -malloc_limit_mb=100000 -timeout=10 -max_len=2048 -len_control=0 \

@@ -34,8 +34,9 @@ class Carrier {
     // Moves what can be moved; appends what is over, returns how many slots were filled since the
     // last time, the next ones in turn.
     virtual uint32_t poll(std::vector<Ended>& ended) = 0;
-    // Gives up what has not ended.
-    virtual void close(bool in_order) noexcept = 0;
+    // Gives up what has not ended. False: some of it cannot be given up, so that all memory that
+    // was handed over has to stay for as long as the process lives.
+    [[nodiscard]] virtual bool close() noexcept = 0;
 };
 
 }  // namespace unisono

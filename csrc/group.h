@@ -22,7 +22,7 @@ namespace unisono {
 enum class WireKind : uint32_t { collectives = 0, mail = 1 };
 
 // Makes the wires of a group to ranks of other hosts.
-using MakeWire = std::function<std::unique_ptr<Wire>(WireKind, const View&, Receiver&)>;
+using MakeWire = std::function<std::unique_ptr<Wire>(WireKind, View&, Receiver&)>;
 
 class Group {
   public:
@@ -45,6 +45,8 @@ class Group {
     [[nodiscard]] Membership& members() noexcept { return members_; }
     [[nodiscard]] Dispatcher& dispatcher() noexcept { return dispatcher_; }
     [[nodiscard]] PostOffice& mail() noexcept { return mail_; }
+    // Whether messages' memory may be used for longer than their calls last: see `Message::keep`.
+    [[nodiscard]] bool outlives_calls() const noexcept { return make_ != nullptr; }
     [[nodiscard]] uint64_t calls() const noexcept { return executor_.calls(); }
     [[nodiscard]] bool can_borrow() const noexcept { return executor_.can_borrow(); }
 

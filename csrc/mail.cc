@@ -327,15 +327,15 @@ void PostOffice::finish(Parcel& parcel) noexcept {
 }
 
 void PostOffice::fail_all(const Error& error) noexcept {
-    if (wire_ && !wire_closed_) {
-        unfinished_ = unfinished_ || !wire_->idle();
-        wire_->forget_letters();
-    }
+    if (wire_ && !wire_closed_) unfinished_ = unfinished_ || !wire_->idle();
+    const bool all_ours = !wire_ || wire_->forget_letters();
     const auto fail = [&](const std::shared_ptr<Parcel>& parcel) {
         parcel->error_ = error;
         finish(*parcel);
     };
-    for (Lane& lane : lanes_) {
+    for (uint32_t peer = 0; peer < lanes_.size(); ++peer) {
+        Lane& lane = lanes_[peer];
+        if (!all_ours && !view_.local(peer)) keep(lane);
         for (const auto& parcel : lane.sends) fail(parcel);
         lane.sends.clear();
         if (lane.receiving) fail(std::exchange(lane.receiving, nullptr));
@@ -345,6 +345,19 @@ void PostOffice::fail_all(const Error& error) noexcept {
     }
     for (const auto& parcel : receives_) fail(parcel);
     receives_.clear();
+}
+
+// Until the process ends: a wire that was given up may still use the memory of this lane.
+void PostOffice::keep(Lane& lane) noexcept {
+    struct Kept {
+        std::deque<std::shared_ptr<Parcel>> sends;
+        std::shared_ptr<Parcel> receiving;
+        std::list<Early> early;
+    };
+    auto* const kept = new (std::nothrow) Kept{lane.sends, lane.receiving, {}};
+    if (!kept) return;
+    kept->early.splice(kept->early.end(), lane.early);
+    lane.storing = nullptr;
 }
 
 bool PostOffice::idle() const noexcept {

@@ -29,6 +29,8 @@ struct Message {
     DType dtype;
     int32_t peer;  // destination, source, or kAnySource
     uint64_t tag;
+    // Holds the memory where a wire may use it for longer than the call lasts.
+    std::shared_ptr<void> keep = nullptr;
 };
 
 // One send or receive under way.
@@ -112,6 +114,7 @@ class PostOffice final : private Receiver {
     void accept(Parcel& parcel, uint32_t peer, uint64_t kind, uint64_t bytes);
     void finish(Parcel& parcel) noexcept;
     void fail_all(const Error& error) noexcept;
+    void keep(Lane& lane) noexcept;
     void end_all() noexcept;
     [[nodiscard]] bool idle() const noexcept;
     void progress_loop();

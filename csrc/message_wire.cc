@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <chrono>
 #include <cstring>
+#include <new>
 #include <thread>
 #include <utility>
 
@@ -29,9 +30,13 @@ std::chrono::nanoseconds time_of(double seconds) {
 
 }  // namespace
 
-MessageWire::MessageWire(const View& view, Receiver& receiver, std::unique_ptr<Carrier> carrier)
+MessageWire::MessageWire(View& view, Receiver& receiver, std::unique_ptr<Carrier> carrier)
     : view_(view), receiver_(receiver), carrier_(std::move(carrier)), peers_(view.ranks()) {
     carrier_->listen(slots_->front().data(), kHeadBytes, kSlots);
+}
+
+MessageWire::~MessageWire() {
+    if (::getpid() == owner_pid_) let_go();  // a forked child has no part in it
 }
 
 void MessageWire::send(uint32_t peer, const Frame& frame, std::span<const Load> loads) {
@@ -130,6 +135,7 @@ void MessageWire::carry(const Ticket& ticket, Call&& call) {
     bool over = false;
     try {
         const std::lock_guard lock(carrying_);
+        if (closed_) throw Error(Fault::aborted, "this communicator is closed");
         over = call(number);
     } catch (const Error& error) {
         retire(number);
@@ -186,6 +192,7 @@ uint64_t MessageWire::handed(uint32_t peer) const noexcept {
 
 // Lets the carrier work; true if it has found something. What it finds is kept for `handle`.
 bool MessageWire::look() {
+    if (closed_) return false;
     filled_ += carrier_->poll(ended_);
     return filled_ > 0 || !ended_.empty();
 }
@@ -213,7 +220,7 @@ bool MessageWire::handle() {
         take((*slots_)[next_slot_].data());
         next_slot_ = (next_slot_ + 1) % kSlots;
         const std::lock_guard lock(carrying_);
-        carrier_->reuse();
+        if (!closed_) carrier_->reuse();
     }
     return filled > 0 || !ended.empty();
 }
@@ -236,11 +243,15 @@ void MessageWire::take(const std::byte* slot) {
         from.untaken -= static_cast<uint32_t>(std::min<uint64_t>(head.frame.number, from.untaken));
         return post_letters(head.from);
     }
+    const bool letter = head.frame.kind == FrameKind::letter;
+    if (letter && from.incoming.size() >= kMostLetters)
+        receiver_.nonsense(head.from, "more letters than this rank has taken");
     Incoming& in = from.incoming.emplace_back();
     in.number = from.came++;
     in.frame = head.frame;
     in.spans.resize(head.spans);
-    std::memcpy(in.spans.data(), slot + sizeof(head), head.spans * sizeof(Span));
+    if (head.spans > 0)
+        std::memcpy(in.spans.data(), slot + sizeof(head), head.spans * sizeof(Span));
     const uint64_t before = sizeof(head) + head.spans * sizeof(Span);
     const uint64_t most = head.inside ? kHeadBytes - before : head.frame.bytes;
     uint64_t payload = 0;
@@ -249,8 +260,8 @@ void MessageWire::take(const std::byte* slot) {
             receiver_.nonsense(head.from, "payloads that are longer than their message");
         payload += span.bytes;
     }
-    const bool letter = head.frame.kind == FrameKind::letter;
-    if (payload != head.frame.bytes || (letter && head.spans > 1))
+    const bool shows = head.frame.kind == FrameKind::load || head.frame.kind == FrameKind::post;
+    if (payload != head.frame.bytes || (!shows && head.spans > 1))
         receiver_.nonsense(head.from, "a message that makes no sense");
     if (head.inside) in.inside = slot + before;
     advance(head.from);
@@ -358,12 +369,13 @@ void MessageWire::wake() noexcept {
     bell_.notify_all();
 }
 
-// What the carrier has begun cannot be taken back before it is closed.
-void MessageWire::forget_letters() noexcept {
+// What the carrier has begun can only be taken back by closing it.
+bool MessageWire::forget_letters() noexcept {
     for (Peer& peer : peers_) {
         unsent_.fetch_sub(peer.waiting.size(), std::memory_order_relaxed);
         peer.waiting.clear();
     }
+    return let_go();
 }
 
 bool MessageWire::idle() const noexcept {
@@ -376,19 +388,29 @@ bool MessageWire::reached(uint32_t peer) const noexcept {
 
 // Of a failure the others hear by whoever speaks with them besides.
 void MessageWire::close(const std::optional<Error>& failure) noexcept {
-    bool in_order = !failure;
     try {
-        if (in_order) {
+        if (!failure) {
             Frame frame{};
             frame.kind = FrameKind::left;
             for (const uint32_t peer : view_.away()) send(peer, frame, {});
             linger(kLinger_s);
         }
     } catch (const std::exception&) {  // nobody is left to be told
-        in_order = false;
     }
+    let_go();
+}
+
+// Closes the carrier; true if memory is free again. What it still moves, it moves until the process
+// ends, perhaps in the library's last act: it must find memory there, of this wire and the group.
+bool MessageWire::let_go() noexcept {
     const std::lock_guard lock(carrying_);
-    carrier_->close(in_order);
+    if (std::exchange(closed_, true)) return clean_;
+    clean_ = carrier_->close();
+    if (clean_) return true;
+    view_.keep();
+    static_cast<void>(slots_.release());
+    static_cast<void>(new (std::nothrow) std::deque<Buffer>(std::move(buffers_)));
+    return false;
 }
 
 // What has not been sent when the carrier closes never will be.

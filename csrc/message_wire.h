@@ -2,6 +2,8 @@
 // payloads that go from where they are to where they belong.
 #pragma once
 
+#include <unistd.h>
+
 #include <array>
 #include <atomic>
 #include <condition_variable>
@@ -19,10 +21,10 @@ namespace unisono {
 
 class MessageWire final : public Wire {
   public:
-    MessageWire(const View& view, Receiver& receiver, std::unique_ptr<Carrier> carrier);
+    MessageWire(View& view, Receiver& receiver, std::unique_ptr<Carrier> carrier);
     MessageWire(const MessageWire&) = delete;
     MessageWire& operator=(const MessageWire&) = delete;
-    ~MessageWire() override = default;
+    ~MessageWire() override;
 
     void send(uint32_t peer, const Frame& frame, std::span<const Load> loads) override;
     [[nodiscard]] uint64_t handed(uint32_t peer) const noexcept override;
@@ -30,7 +32,7 @@ class MessageWire final : public Wire {
     // Nothing wakes a thread for a message: this looks again and again, with naps between.
     Woken sleep(double seconds, const std::function<bool()>& awake) override;
     void wake() noexcept override;
-    void forget_letters() noexcept override;
+    [[nodiscard]] bool forget_letters() noexcept override;
     [[nodiscard]] bool idle() const noexcept override;
     [[nodiscard]] bool needs_looks() const noexcept override { return true; }
     [[nodiscard]] bool reached(uint32_t peer) const noexcept override;
@@ -104,8 +106,9 @@ class MessageWire final : public Wire {
     bool look();
     bool handle();
     void linger(double seconds);
+    bool let_go() noexcept;
 
-    const View& view_;
+    View& view_;
     Receiver& receiver_;
     std::unique_ptr<Carrier> carrier_;
     std::vector<Peer> peers_;
@@ -121,7 +124,11 @@ class MessageWire final : public Wire {
     std::atomic<uint64_t> unsent_{0};
     std::atomic<uint64_t> coming_{0};  // payloads
 
+    const int owner_pid_ = ::getpid();
+
     std::mutex carrying_;  // guards the carrier, and what it has found:
+    bool closed_ = false;
+    bool clean_ = false;  // nobody uses any memory of this wire's any more
     std::vector<Carrier::Ended> ended_;
     uint32_t filled_ = 0;
 

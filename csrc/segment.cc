@@ -142,7 +142,7 @@ Segment::Segment(Descriptor fd) : fd_(std::move(fd)) {
 
 Segment::~Segment() {
     // In a forked child the range may hold something else by now.
-    if (::getpid() == owner_pid_) ::munmap(base_, bytes_);
+    if (!kept_ && ::getpid() == owner_pid_) ::munmap(base_, bytes_);
 }
 
 GroupControl& Segment::group() const noexcept {

@@ -76,6 +76,8 @@ class Segment {
     ~Segment();
 
     [[nodiscard]] int fd() const noexcept { return fd_.get(); }
+    // All of it stays mapped until the process ends.
+    void keep() noexcept { kept_ = true; }
     // The descriptor stays open until the process ends.
     void keep_descriptor() noexcept { static_cast<void>(fd_.release()); }
     [[nodiscard]] const SegmentShape& shape() const noexcept { return shape_; }
@@ -90,6 +92,7 @@ class Segment {
     SegmentShape shape_{};
     std::byte* base_ = nullptr;
     size_t bytes_ = 0;
+    bool kept_ = false;
     int owner_pid_ = 0;
     RankControl* ranks_ = nullptr;
     std::array<Strip, kStrips> strips_;

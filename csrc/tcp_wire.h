@@ -31,7 +31,7 @@ class TcpWire final : public Wire {
     bool poll() override;
     Woken sleep(double seconds, const std::function<bool()>& awake) override;
     void wake() noexcept override;
-    void forget_letters() noexcept override;
+    [[nodiscard]] bool forget_letters() noexcept override;
     [[nodiscard]] bool idle() const noexcept override;
     [[nodiscard]] bool reached(uint32_t peer) const noexcept override;
     void close(const std::optional<Error>& failure) noexcept override;

@@ -88,7 +88,7 @@ bool TcpWire::linger(double seconds) noexcept {
     }
 }
 
-void TcpWire::forget_letters() noexcept {
+bool TcpWire::forget_letters() noexcept {
     for (Peer& peer : peers_) {
         for (const Outgoing& outgoing : peer.early)
             unsent_bytes_ -= sizeof(Frame) + outgoing.frame.bytes;
@@ -100,6 +100,7 @@ void TcpWire::forget_letters() noexcept {
             unsent_bytes_ += stream->waiting_bytes();
         }
     }
+    return true;
 }
 
 }  // namespace unisono

@@ -69,7 +69,7 @@ void View::mirror_away() {
 
 View::~View() {
     // In a forked child the range may hold something else by now.
-    if (mirrors_ && ::getpid() == owner_pid_) ::munmap(mirrors_, mirrors_bytes_);
+    if (mirrors_ && !kept_ && ::getpid() == owner_pid_) ::munmap(mirrors_, mirrors_bytes_);
 }
 
 }  // namespace unisono

@@ -25,6 +25,11 @@ class View {
     View(const View&) = delete;
     View& operator=(const View&) = delete;
     ~View();
+    // All memory stays mapped until the process ends.
+    void keep() noexcept {
+        kept_ = true;
+        segment_.keep();
+    }
 
     [[nodiscard]] uint32_t rank() const noexcept { return rank_; }
     [[nodiscard]] uint32_t ranks() const noexcept { return static_cast<uint32_t>(seen_.size()); }
@@ -56,6 +61,7 @@ class View {
     std::vector<uint32_t> here_, away_;
     std::byte* mirrors_ = nullptr;
     size_t mirrors_bytes_ = 0;
+    bool kept_ = false;
     int owner_pid_ = 0;
 };
 

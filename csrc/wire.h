@@ -75,8 +75,9 @@ class Wire {
     // it. Several threads may sleep at once: each of them wakes.
     virtual Woken sleep(double seconds, const std::function<bool()>& awake) = 0;
     virtual void wake() noexcept = 0;
-    // Gives up the letters that are not handed over: their memory is the callers' again.
-    virtual void forget_letters() noexcept = 0;
+    // After a failure: gives up the letters that are not handed over. True: their memory is the
+    // callers' again; else it may be used until the process ends.
+    [[nodiscard]] virtual bool forget_letters() noexcept = 0;
     // Nothing is left to be sent. For any thread.
     [[nodiscard]] virtual bool idle() const noexcept = 0;
     // Whether what is under way needs this rank to look while it waits for something else. A

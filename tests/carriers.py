@@ -23,6 +23,9 @@ class Fabric:
     def __init__(self, seed: int) -> None:
         self.lock = threading.Lock()
         self.random = random.Random(seed)
+        self.stalled = False  # payloads stay where they are
+        self.lets_go = True  # of memory, when an end is closed
+        self.reached: list[tuple[int, int]] = []  # memory that was written to, and its size
         self.ends: dict[tuple[int, int], Carrier] = {}  # by rank and kind of wire
         self.sends: dict[tuple[int, int, int], deque[Transfer]] = defaultdict(deque)
         self.receives: dict[tuple[int, int, int], deque[Transfer]] = defaultdict(deque)
@@ -33,10 +36,11 @@ class Fabric:
 
     def match(self, way: tuple[int, int, int]) -> None:
         """Moves what was sent and is awaited, from a rank to a rank on a kind of wire."""
-        while self.sends[way] and self.receives[way]:
+        while not self.stalled and self.sends[way] and self.receives[way]:
             sent, wanted = self.sends[way].popleft(), self.receives[way].popleft()
             assert sent.size == wanted.size
             ctypes.memmove(wanted.address, sent.address, sent.size)
+            self.reached.append((wanted.address, wanted.size))
             for transfer in (sent, wanted):
                 transfer.end.ended.append((transfer.ticket, ""))
 
@@ -99,5 +103,6 @@ class Carrier:
             ended, self.ended = self.ended[:some], self.ended[some:]
             return (filled, ended) if ended else filled
 
-    def close(self, in_order: bool) -> None:
+    def close(self) -> bool:
         self.slots, self.free = [], 0
+        return self.fabric.lets_go

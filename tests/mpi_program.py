@@ -5,6 +5,7 @@ Arguments: a scenario, and the pretended host of each rank, such as 0,0,1,1.
 
 from __future__ import annotations
 
+import gc
 import os
 import signal
 import sys
@@ -128,6 +129,35 @@ def abort(comm: Communicator) -> None:
     expect(unisono.AbortedError, lambda: comm.all_reduce(np.ones(10)), "enough")
 
 
+def torn(comm: Communicator) -> None:
+    """Groups that are aborted with much under way, whose memory their ranks then need no more."""
+    for delay_s in (0.01, 0.02, 0.03, 0.05):
+        part = comm.split(0)
+        assert part is not None
+        comm.barrier()  # all have it
+        try:
+            tear(part, delay_s)
+        except unisono.AbortedError as error:
+            assert "enough" in str(error), error
+        part.close()
+        del part
+        gc.collect()
+        comm.barrier()  # and MPI goes on
+
+
+def tear(comm: Communicator, delay_s: float) -> None:
+    length = 16 << 20
+    works = [comm.all_reduce(np.ones(length // 4, np.float32), async_op=True)]
+    for peer in set(range(comm.size)) - {comm.rank}:
+        works.append(comm.recv(np.zeros(length, np.uint8), peer, async_op=True))
+        works.append(comm.send(np.zeros(length, np.uint8), peer, async_op=True))
+    if comm.rank == 0:
+        time.sleep(delay_s)
+        comm.abort("enough")
+    for work in works:
+        work.wait()
+
+
 def late(comm: Communicator) -> None:
     comm.barrier()
     if comm.rank == 0:
@@ -174,7 +204,7 @@ def expect(kind: type[Exception], call: Callable[[], object], part: str) -> None
 
 
 SCENARIOS: dict[str, Body] = {
-    body.__name__: body for body in (everything, mismatch, abort, late, leave, killed)
+    body.__name__: body for body in (everything, mismatch, abort, torn, late, leave, killed)
 }
 
 if __name__ == "__main__":

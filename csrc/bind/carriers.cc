@@ -70,10 +70,11 @@ class PythonCarrier final : public Carrier {
             return filled;
         });
     }
-    void close(bool in_order) noexcept override {
+    [[nodiscard]] bool close() noexcept override {
         try {
-            in_python([&] { carrier_.attr("close")(in_order); });
-        } catch (const std::exception&) {  // it is given up anyway
+            return in_python([&] { return nb::cast<bool>(carrier_.attr("close")()); });
+        } catch (const std::exception&) {  // who knows what it still moves
+            return false;
         }
     }
 
@@ -92,17 +93,20 @@ class PythonCarrier final : public Carrier {
 
 }  // namespace
 
+std::shared_ptr<void> hold(const nb::object& object) {
+    return {nb::object(object).release().ptr(), [](void* held) {
+                const nb::gil_scoped_acquire gil;
+                Py_DECREF(static_cast<PyObject*>(held));
+            }};
+}
+
 MakeWire wires_of(const nb::object& make_carrier) {
     if (make_carrier.is_none()) return {};
-    // Lives as long as the group, which may end in any thread.
-    const std::shared_ptr<PyObject> held(nb::object(make_carrier).release().ptr(),
-                                         [](PyObject* object) {
-                                             const nb::gil_scoped_acquire gil;
-                                             Py_DECREF(object);
-                                         });
-    return [held](WireKind kind, const View& view, Receiver& receiver) {
+    const auto held = hold(make_carrier);  // as long as the group
+    return [held](WireKind kind, View& view, Receiver& receiver) {
         return in_python([&] {
-            const nb::object carrier = nb::handle(held.get())(static_cast<uint32_t>(kind));
+            const nb::handle make(static_cast<PyObject*>(held.get()));
+            const nb::object carrier = make(static_cast<uint32_t>(kind));
             return std::make_unique<MessageWire>(view, receiver,
                                                  std::make_unique<PythonCarrier>(carrier));
         });

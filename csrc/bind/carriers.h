@@ -2,9 +2,14 @@
 
 #include <nanobind/nanobind.h>
 
+#include <memory>
+
 #include "group.h"
 
 namespace unisono::bind {
+
+// A Python object, held by threads that need not have the GIL.
+[[nodiscard]] std::shared_ptr<void> hold(const nanobind::object& object);
 
 // Makes wires over what `make_carrier(kind)` returns: a Python object like
 // `links.mpi_wire.Carrier`. None: makes no wires.

@@ -12,6 +12,7 @@
 #include <utility>
 
 #include "buffer.h"
+#include "carriers.h"
 #include "errors.h"
 #include "hosts.h"
 #include "nonce.h"
@@ -150,28 +151,31 @@ void bind_calls(nb::class_<Group>& group) {
 }
 
 void bind_mail(nb::class_<Group>& group) {
-    const auto message = [](Address data, uint64_t bytes, uint32_t dtype, int32_t peer,
-                            uint64_t tag) {
+    const auto message = [](Group& self, Address data, uint64_t bytes, uint32_t dtype, int32_t peer,
+                            uint64_t tag, const nb::object& keep) {
         if (dtype >= num_dtypes) throw Error(Fault::invalid, "unknown type");
-        return Message{at(data), bytes, static_cast<DType>(dtype), peer, tag};
+        auto held = self.outlives_calls() ? hold(keep) : nullptr;
+        return Message{at(data), bytes, static_cast<DType>(dtype), peer, tag, std::move(held)};
     };
     group
         .def(
             "send",
             [message](Group& self, Address data, uint64_t bytes, uint32_t dtype, int32_t peer,
-                      uint64_t tag) {
+                      uint64_t tag, const nb::object& keep) {
+                const Message m = message(self, data, bytes, dtype, peer, tag, keep);
                 const nb::gil_scoped_release release;
-                return self.mail().send(message(data, bytes, dtype, peer, tag));
+                return self.mail().send(m);
             },
-            "data"_a, "bytes"_a, "dtype"_a, "peer"_a, "tag"_a)
+            "data"_a, "bytes"_a, "dtype"_a, "peer"_a, "tag"_a, "keep"_a = nb::none())
         .def(
             "receive",
             [message](Group& self, Address data, uint64_t bytes, uint32_t dtype, int32_t peer,
-                      uint64_t tag) {
+                      uint64_t tag, const nb::object& keep) {
+                const Message m = message(self, data, bytes, dtype, peer, tag, keep);
                 const nb::gil_scoped_release release;
-                return self.mail().receive(message(data, bytes, dtype, peer, tag));
+                return self.mail().receive(m);
             },
-            "data"_a, "bytes"_a, "dtype"_a, "peer"_a, "tag"_a)
+            "data"_a, "bytes"_a, "dtype"_a, "peer"_a, "tag"_a, "keep"_a = nb::none())
         .def(
             "carry_on", [](Group& self) { self.mail().carry_on(); },
             nb::call_guard<nb::gil_scoped_release>())

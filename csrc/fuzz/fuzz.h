@@ -10,6 +10,8 @@ namespace unisono::fuzz {
 // Whatever a proved peer may send, through the code that receives it. Aborts if a rank is left in a
 // state that it must never be in.
 void feed_frames(const uint8_t* data, size_t size);
+// Whatever a peer may send through a library that carries whole messages, and what that may do.
+void feed_messages(const uint8_t* data, size_t size);
 // Plans, which are run if they are not refused.
 void feed_plans(const uint8_t* data, size_t size);
 

@@ -29,6 +29,7 @@ int main(int, char** arguments) {
     unisono::test::Report report;
     const std::filesystem::path corpus(arguments[1]);
     replay(report, corpus / "frames", unisono::fuzz::feed_frames);
+    replay(report, corpus / "messages", unisono::fuzz::feed_messages);
     replay(report, corpus / "plans", unisono::fuzz::feed_plans);
     return report.finish();
 }

@@ -73,6 +73,7 @@ def test_ranks_that_were_stopped_never_make_two_groups(ranks: int, data: st.Data
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(1200)  # a minute of work, which other programs may make long
 @settings(max_examples=4000, deadline=None)
 @given(private=st.booleans(), ranks=st.integers(1, 5), deaths=st.integers(0, 4), data=st.data())
 def test_at_length_all_who_live_go_on_together(
@@ -82,6 +83,7 @@ def test_at_length_all_who_live_go_on_together(
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(1200)  # a minute of work, which other programs may make long
 @settings(max_examples=4000, deadline=None)
 @given(ranks=st.integers(2, 5), data=st.data())
 def test_at_length_never_two_groups(ranks: int, data: st.DataObject) -> None:

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import secrets
+import weakref
 from collections.abc import Iterator
+from functools import partial
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -15,7 +19,7 @@ from carriers import Fabric
 from crew import Crew, compare
 from unisono import algorithms, native
 from unisono.algorithms.layout import Hosts
-from unisono.errors import PeerLostError, UnsupportedError
+from unisono.errors import AbortedError, PeerLostError, UnsupportedError
 from unisono.types import DType, Op
 
 EVERY = [(op, name) for op in Op for name in algorithms.names(op) if op is not Op.BARRIER]
@@ -40,7 +44,7 @@ class CarriedCrew(Crew):
             for rank in here:
                 found[rank] = native.Group.of_hosts(
                     os.dup(fd), rank, self.ranks, list(here), nonce, cores,
-                    lambda kind, rank=rank: self.fabric.carrier(rank, kind),
+                    partial(self.fabric.carrier, rank),
                 )  # fmt: skip
             os.close(fd)
         return [found[rank] for rank in range(self.ranks)]
@@ -112,3 +116,51 @@ def test_what_a_carrier_cannot_bring_is_a_lost_peer() -> None:
     with pytest.raises(PeerLostError, match="rank 1 is gone: the cable was pulled"):
         one.wait_parcel(sent, 20, -1)
     crew.close()
+
+
+@pytest.mark.parametrize("lets_go", [True, False])
+def test_memory_stays_until_the_carrier_lets_go_of_it(*, lets_go: bool) -> None:
+    """A library that cannot take back what it was given uses it until the process ends."""
+    before = segments()
+    crew = CarriedCrew(((0,), (1,)))
+    fabric = crew.fabric
+    fabric.lets_go = lets_go
+    compare(crew, Op.ALL_REDUCE, "direct", [10_000] * 2, block_bytes=16384)
+    mirrors = list(fabric.reached)
+    assert mirrors
+    fabric.stalled = True
+    arrays = send_without_end(crew)
+    crew.close()
+    del crew
+    gc.collect()
+    assert [array() is None for array in arrays] == [lets_go] * 2
+    assert segments() - before == (0 if lets_go else 2)
+    assert lets_go or all(map(mapped, mirrors))
+
+
+def send_without_end(crew: CarriedCrew) -> list[weakref.ref[np.ndarray]]:
+    """Both ends of a message whose payload is on its way when the group is aborted."""
+    one, other = crew.groups
+    x, y = np.zeros(100_000, np.uint8), np.zeros(100_000, np.uint8)
+    sent = one.send(x.ctypes.data, x.nbytes, UINT8, 1, 7, x)
+    awaited = other.receive(y.ctypes.data, y.nbytes, UINT8, 0, 7, y)
+    while not crew.fabric.receives[0, 1, 1]:
+        assert not other.wait_parcel(awaited, 20, 0.01)
+    for group, parcel in ((one, sent), (other, awaited)):
+        group.abort("enough")
+        with pytest.raises(AbortedError):
+            group.wait_parcel(parcel, 20, -1)
+    return [weakref.ref(x), weakref.ref(y)]
+
+
+def segments() -> int:
+    """How many mappings of groups' memory this process has."""
+    return Path("/proc/self/maps").read_text().count("memfd:unisono")
+
+
+def mapped(memory: tuple[int, int]) -> bool:
+    with open("/proc/self/mem", "rb", buffering=0) as whole:
+        try:
+            return len(os.pread(whole.fileno(), 1, memory[0])) == 1
+        except OSError:
+            return False

@@ -15,6 +15,8 @@ from unisono.bench.contestants import mpi_command
 
 PROGRAM = Path(__file__).parents[1] / "mpi_program.py"
 RANKS = 4
+# Else MPI knows that the hosts are pretended, and goes by shared memory.
+BY_NETWORK = ["OMPI_MCA_btl=tcp,self", "MPIR_CVAR_NOLOCAL=1", "UCX_LOG_LEVEL=error"]
 
 
 def run(
@@ -52,6 +54,16 @@ def test_every_operation(launcher: str, hosts: str) -> None:
 )
 def test_failures(launcher: str, scenario: str) -> None:
     require_done(play(launcher, scenario, "0,0,1,1"))
+
+
+@pytest.mark.parametrize("launcher", ["openmpi", "mpich"])
+@pytest.mark.parametrize("settings", [[], BY_NETWORK])
+def test_what_mpi_still_moves_after_a_failure_finds_its_memory(
+    launcher: str, settings: list[str]
+) -> None:
+    """Else MPI crashes: when it is finalised, if not before. With and without shared memory."""
+    program = ["env", *settings, sys.executable, str(PROGRAM), "torn", "0,1,2,3"]
+    require_done(run(launcher, program))
 
 
 @pytest.mark.parametrize("launcher", ["openmpi", "mpich"])

@@ -7,7 +7,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ballot_world import SpanningWorld
-from unisono.runtime.quorum import suffices
+from unisono.links.vote import Ask, Step, Vote, cast
+from unisono.runtime.agreement import undecided
+from unisono.runtime.quorum import Poll, suffices
 
 
 def play(ranks: int, data: st.DataObject) -> SpanningWorld:
@@ -83,3 +85,65 @@ def test_two_sets_that_suffice_have_a_rank_in_common(ranks: int, data: st.DataOb
     one, other, voters = data.draw(some), data.draw(some), set(range(ranks))
     if suffices(one, set(), voters) and suffices(other, set(), voters):
         assert one & other
+
+
+def begin_poll(rank: int, ballot: int) -> Poll:
+    """Of three ranks, one that wants to move the ledger to this ballot."""
+    return Poll(rank, {0, 1, 2}, undecided(0), undecided(ballot))
+
+
+def hold(poll: Poll, votes: dict[int, Vote]) -> list[Ask]:
+    """Lets a poll run to its end with the votes that can be reached; returns all its questions."""
+    asked = []
+    while poll.seen is None:
+        assert poll.asks, "it waits for more votes"
+        to, ask = poll.asks.pop(0)
+        if to in votes:
+            votes[to], answer = cast(votes[to], ask)
+            asked.append(ask)
+            poll.hear(to, answer)
+            poll.settle(set())
+    return asked
+
+
+def choose(ballot: int, votes: dict[int, Vote], ranks: list[int]) -> None:
+    """Some votes are told to choose the group formed under a ballot, by rank 1, which then dies."""
+    for rank in ranks:
+        ask = Ask(step=Step.CHOOSE, rank=1, ballot=ballot, choice=ballot)
+        votes[rank], answer = cast(votes[rank], ask)
+        assert answer.yes
+
+
+@pytest.mark.parametrize("chosen_by", [[1, 2], [2]])
+def test_a_ballot_adopts_the_choice_that_it_finds(chosen_by: list[int]) -> None:
+    """Two of three votes have decided, but one of them is gone: who asks the others cannot tell."""
+    votes = {rank: Vote() for rank in range(3)}
+    choose(5, votes, chosen_by)
+    del votes[1]
+    poll = begin_poll(0, 7)
+    asked = hold(poll, votes)
+    assert {(ask.ballot, ask.choice) for ask in asked if ask.step is Step.CHOOSE} == {(7, 5)}
+    assert poll.decision is not None
+    assert poll.decision.choice == 5
+    assert poll.seen == undecided(5) + 1
+    assert {vote.choice for vote in votes.values()} == {5}
+
+
+def test_a_ballot_adopts_the_latest_of_several_choices() -> None:
+    votes = {rank: Vote() for rank in range(3)}
+    choose(5, votes, [0])
+    choose(6, votes, [2])  # the later one may be decided, with the vote that is gone
+    del votes[1]
+    poll = begin_poll(0, 7)
+    hold(poll, votes)
+    assert poll.decision is not None
+    assert poll.decision.choice == 6
+
+
+def test_a_ballot_that_finds_no_choice_leaves_the_ledger_to_its_own() -> None:
+    votes = {rank: Vote() for rank in range(3)}
+    poll = begin_poll(0, 7)
+    asked = hold(poll, votes)
+    assert {ask.step for ask in asked} == {Step.PROMISE}
+    assert poll.decision is None
+    assert poll.seen == undecided(0)

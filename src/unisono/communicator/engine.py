@@ -238,7 +238,7 @@ class Engine:
         if self.span is not None:
             self._reach_partner(self.span, message)
         begin = self.group.send if message.sends else self.group.receive
-        parcel = begin(*message.staged.located, message.peer, message.tag)
+        parcel = begin(*message.staged.located, message.peer, message.tag, message)
         return MessageWork(self.group, parcel, message, self.timeout_s, message.finish)
 
     def _reach_partner(self, span: Span, message: Message) -> None:

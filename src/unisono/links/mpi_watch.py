@@ -22,6 +22,7 @@ _LOOK_S = 0.05
 _LAST_WORDS_S = 1.0
 _MOST_TEXT_BYTES = 4096
 _FAILED, _LOOK, _LOOKED = 1, 2, 3
+_UNENDED: list[object] = []  # what MPI may read until it is finalised
 _HEAD = struct.Struct("<BI")  # what, fault; then a text, or what the rank called
 
 
@@ -61,6 +62,7 @@ class MpiWatch:
         deadline = time.monotonic() + _LAST_WORDS_S
         while not all(request.Test() for request, _ in self._sends):
             if time.monotonic() > deadline:
+                _UNENDED.extend(self._sends)
                 return
             time.sleep(1e-3)
 

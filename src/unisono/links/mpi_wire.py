@@ -7,6 +7,8 @@ waits looks again and again, with short naps once nothing moves.
 
 from __future__ import annotations
 
+import contextlib
+import time
 from collections.abc import Sequence
 from types import ModuleType
 from typing import Any
@@ -14,6 +16,8 @@ from typing import Any
 from unisono.errors import PeerLostError, UnsupportedError
 
 WATCH_TAG = 0
+_FAREWELL_S = 0.5  # for what is coming when a wire is closed
+_FAREWELL_NAP_S = 100e-6
 _NEEDS_MPI = "MPI as wire needs mpi4py: pip install 'unisono[mpi]'"
 
 
@@ -53,8 +57,9 @@ class Carrier:
         self._first = 0  # of the receives that are posted
         self._next = 0  # to be posted again
         self._posted = 0
-        self._requests: list[Any] = []
+        self._requests: list[Any] = []  # under way, with
         self._tickets: list[int] = []
+        self._inward: list[bool] = []  # whether they are receives
 
     def listen(self, address: int, slot_bytes: int, slots: int) -> None:
         """Posts receives of heads from anybody into `slots` pieces of memory, in their order."""
@@ -83,7 +88,7 @@ class Carrier:
         """The next payload of a peer. True: it is over already. Raises `PeerLostError`."""
         try:
             request = self._comm.Irecv(self._memory(address, size), peer, self._payload_tag)
-            return self._over(request, ticket)
+            return self._over(request, ticket, inward=True)
         except self._mpi.Exception as error:
             raise _lost(peer, error) from error
 
@@ -100,41 +105,68 @@ class Carrier:
             raise PeerLostError(f"MPI brings nothing from other hosts any more: {error}") from error
         if not self._requests:
             return filled
-        ended = self._ended()
+        ended = self._some_ended()
         return (filled, ended) if ended else filled
 
-    def close(self, in_order: bool) -> None:
-        """Gives up what has not ended. What MPI is just moving, it may still finish."""
+    def close(self) -> bool:
+        """Gives up what has not ended; whether MPI needs no memory of it any more.
+
+        Only receives that nobody has sent for can be taken back. What a peer is just sending gets a
+        moment to come. What this rank has sent stays to be fetched: MPI may read it as late as in
+        MPI_Finalize, of this process or of the peer's.
+        """
         if self._mpi.Is_finalized():
-            return
-        for request in self._ring[self._first :] + self._ring[: self._first]:
-            if self._posted:
+            return True
+        order = self._ring[self._first :] + self._ring[: self._first]
+        heads, idle = order[: self._posted], order[self._posted :]
+        coming = [r for r, inward in zip(self._requests, self._inward, strict=True) if inward]
+        going = [r for r, inward in zip(self._requests, self._inward, strict=True) if not inward]
+        self._ring, self._requests, self._tickets, self._inward = [], [], [], []
+        self._posted = 0
+        for request in heads + coming:
+            with contextlib.suppress(self._mpi.Exception):
                 request.Cancel()
-                request.Wait()
-                self._posted -= 1
+        over = self._ended_within(heads + coming, _FAREWELL_S)
+        for request in heads if over else ():
             request.Free()
-        if not in_order:
-            for request in self._requests:
-                request.Cancel()
-        self._ring, self._requests, self._tickets = [], [], []
+        for request in idle:
+            request.Free()
+        return over and self._ended_within(going, 0)
+
+    def _ended_within(self, requests: Sequence[Any], seconds: float) -> bool:
+        deadline = time.monotonic() + seconds
+        left = list(requests)
+        while left := [request for request in left if not self._ended(request)]:
+            if time.monotonic() > deadline:
+                return False
+            time.sleep(_FAREWELL_NAP_S)
+        return True
+
+    def _ended(self, request: Any) -> bool:
+        try:
+            return bool(request.Test())
+        except self._mpi.Exception:  # an end, too
+            return True
 
     def _memory(self, address: int, size: int) -> list[Any]:
         return [self._mpi.buffer.fromaddress(address, size), self._mpi.BYTE]
 
     def _send(self, peer: int, address: int, size: int, ticket: int, tag: int) -> bool:
         try:
-            return self._over(self._comm.Isend(self._memory(address, size), peer, tag), ticket)
+            request = self._comm.Isend(self._memory(address, size), peer, tag)
+            return self._over(request, ticket, inward=False)
         except self._mpi.Exception as error:
             raise _lost(peer, error) from error
 
-    def _over(self, request: Any, ticket: int) -> bool:
+    def _over(self, request: Any, ticket: int, *, inward: bool) -> bool:
         if request.Test():
             return True
         self._requests.append(request)
         self._tickets.append(ticket)
+        self._inward.append(inward)
         return False
 
-    def _ended(self) -> list[tuple[int, str]]:
+    def _some_ended(self) -> list[tuple[int, str]]:
         try:
             over = self._mpi.Request.Testsome(self._requests)
         except self._mpi.Exception:
@@ -143,22 +175,24 @@ class Carrier:
             return []
         ended = [(self._tickets[i], "") for i in over]
         for i in sorted(over, reverse=True):
-            del self._requests[i], self._tickets[i]
+            del self._requests[i], self._tickets[i], self._inward[i]
         return ended
 
     def _ended_one_by_one(self) -> list[tuple[int, str]]:
         """After an error of some of them: of which?"""
         ended, left = [], []
-        for ticket, request in zip(self._tickets, self._requests, strict=True):
+        for transfer in zip(self._tickets, self._requests, self._inward, strict=True):
+            ticket, request, _ = transfer
             try:
                 if request.Test():
                     ended.append((ticket, ""))
                 else:
-                    left.append((ticket, request))
+                    left.append(transfer)
             except self._mpi.Exception as error:
                 ended.append((ticket, f"MPI: {error}"))
-        self._tickets = [ticket for ticket, _ in left]
-        self._requests = [request for _, request in left]
+        self._tickets = [ticket for ticket, _, _ in left]
+        self._requests = [request for _, request, _ in left]
+        self._inward = [inward for _, _, inward in left]
         return ended
 
 

@@ -10,6 +10,7 @@ import numpy as np
 from unisono.errors import RendezvousError
 from unisono.links.mpi_wire import load_mpi
 
+_UNENDED: list[object] = []  # with the memory that MPI may use until it is finalised
 _FIRST_NAP_S, _LAST_NAP_S = 20e-6, 5e-3
 
 
@@ -50,6 +51,7 @@ class MpiBoard:
         try:
             while not request.Test():
                 if time.monotonic() > deadline:
+                    _UNENDED.append(request)
                     raise RendezvousError(
                         f"rank {self.comm.rank} of {self.comm.size}: not all ranks that mpiexec "
                         f"started came within {timeout_s:g} s"

@@ -1,0 +1,6 @@
+#include "fuzz.h"
+
+extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
+    unisono::fuzz::feed_messages(data, size);
+    return 0;
+}
