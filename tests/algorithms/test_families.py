@@ -86,11 +86,12 @@ def test_rings_of_a_torus_use_every_link_both_ways() -> None:
 
 
 def test_shards_of_a_bucket_never_share_a_link() -> None:
-    schedule = build("all_reduce", "bucket:3x3x3", ranks=27)
-    for _, transfers in schedule.rounds():
-        carried = Counter(link for link, _ in {((t.src, t.dst), t.channel) for t in transfers})
-        assert set(carried.values()) == {1}
-        assert len(carried) == 3 * 27
+    for ways in (1, 2):
+        schedule = build("all_reduce", f"bucket:3x3x3,ways={ways}", ranks=27)
+        for _, transfers in schedule.rounds():
+            carried = Counter(link for link, _ in {((t.src, t.dst), t.channel) for t in transfers})
+            assert set(carried.values()) == {1}
+            assert len(carried) == ways * 3 * 27
 
 
 def test_pairwise_sends_and_receives_one_piece_a_round() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import os
 import signal
 import time
@@ -15,6 +16,7 @@ from ranks import Me, Processes
 from unisono import Communicator
 
 MOST_S = 3.0
+_CLONE_NEWPID = 0x20000000
 KIB = 1 << 10
 PIECES = (16 * KIB, 40 * KIB + 4, 600 * KIB)
 """Bytes: staged; lent, in part of a page; lent, in several blocks."""
@@ -104,22 +106,28 @@ def never(me: Me) -> None:
     me.say("used", yes=is_used(comm))
 
 
-def test_the_setting_of_rank_0_counts(monkeypatch: pytest.MonkeyPatch) -> None:
-    def place(rank: int, words: list[str]) -> list[str]:
-        return words if rank else ["env", "UNISONO_SINGLE_COPY=never", *words]
+def test_the_setting_of_rank_0_counts() -> None:
+    def environment(rank: int) -> dict[str, str]:
+        return {} if rank else {"UNISONO_SINGLE_COPY": "never"}
 
-    with Processes(never, 3, place=place) as crew:
+    with Processes(never, 3, environment=environment) as crew:
         assert not any(said["yes"] for said in crew.wait_for("used", range(3)))
+
+
+def calls_from_apart(me: Me) -> None:
+    if me.rank == 1:
+        libc = ctypes.CDLL(None, use_errno=True)
+        assert libc.unshare(_CLONE_NEWPID) == 0, os.strerror(ctypes.get_errno())
+        if child := os.fork():
+            os.waitpid(child, 0)
+            return
+    calls(me)
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="a namespace of process numbers takes root")
 def test_ranks_that_cannot_reach_each_other_stage() -> None:
     """In its own namespace a process has another number, and does not know those of the others."""
-
-    def place(rank: int, words: list[str]) -> list[str]:
-        return ["unshare", "--pid", "--fork", *words] if rank == 1 else words
-
-    with Processes(calls, 3, place=place) as crew:
+    with Processes(calls_from_apart, 3) as crew:
         assert not any(said["yes"] for said in crew.wait_for("used", range(3)))
         crew.wait_for("right", range(3))
 
