@@ -1,27 +1,14 @@
 // A rank of two whose peer sends what the bytes say: a script of pieces, frames, receives and ends.
 #include <sys/socket.h>
 
-#include <array>
-#include <cstdlib>
 #include <memory>
-#include <string>
 #include <vector>
 
-#include "courier.h"
-#include "fuzz.h"
-#include "mail.h"
+#include "one_of_two.h"
 #include "tcp_wire.h"
 
 namespace unisono::fuzz {
 namespace {
-
-constexpr std::array<uint8_t, 16> kNonce{1, 2, 3};
-constexpr uint64_t kAreaBytes = 4096;
-constexpr double kTimeout_s = 60;
-
-void require(bool ok) {
-    if (!ok) std::abort();
-}
 
 // One end of a connection that holds what is written to it until it is read.
 class Line {
@@ -41,16 +28,15 @@ class Line {
     Descriptor fd_;
 };
 
-class Script {
+class Script : private OneOfTwo {
   public:
-    explicit Script(Bytes bytes) : bytes_(bytes), segment_(create_segment(kShape, kNonce)) {
+    explicit Script(Bytes bytes) : OneOfTwo(bytes) {
         const auto flags = bytes_.take<uint8_t>();
         streams_ = 1 + flags % 3;
         for (uint32_t s = 0; s < streams_; ++s) {
             calls_.emplace_back(wire_, s, streams_);
             letters_.emplace_back(*mail_wire_, s, streams_);
         }
-        data_.reserve(kMostReceives);
     }
     ~Script() {
         calls_.clear();  // so that nothing lingers
@@ -61,26 +47,10 @@ class Script {
     }
 
     void play() {
-        try {
-            while (bytes_.left() > 0) {
-                step();
-                const uint64_t before = view_.control(1).progress.load();
-                wire_.poll();
-                if (!parcels_.empty()) mail_.wait(*parcels_.back(), kTimeout_s, 0, {});
-                require(view_.control(1).progress.load() >= before);
-            }
-        } catch (const Error& error) {
-            // What it raises is what the group has; a peer can make nothing look like a mistake of
-            // the caller's.
-            const auto failure = members_.failure();
-            require(failure && failure->fault() == error.fault());
-        }
-        for (const auto& parcel : parcels_) require(!parcel->error() || members_.failed());
+        OneOfTwo::play(mail_, [this] { step(); }, [this] { wire_.poll(); });
     }
 
   private:
-    static constexpr SegmentShape kShape{1, 2, kAreaBytes, 1, 64};
-    static constexpr size_t kMostReceives = 16;
     using Lines = std::vector<Line>;
 
     void step() {
@@ -91,7 +61,7 @@ class Script {
             case 0:
                 return say_bytes(line);
             case 1:
-                return receive();
+                return exchange(mail_, false);
             case 2:
                 return line.end();
             case 3: {  // a frame as it is
@@ -105,9 +75,7 @@ class Script {
     }
 
     void say_bytes(Line& line) {
-        std::array<uint8_t, 255> piece{};
-        const auto bytes = bytes_.take<uint8_t>();
-        bytes_.copy(piece.data(), bytes);
+        const auto [piece, bytes] = take_piece();
         line.say(piece.data(), bytes);
     }
 
@@ -120,30 +88,12 @@ class Script {
         frame.number = bytes_.take<uint8_t>();
         frame.place = bytes_.take<uint16_t>();
         frame.bytes = bytes_.take<uint16_t>() % 2048;
-        frame.progress = bytes_.take<uint8_t>();
-        frame.called.kind = bytes_.take<uint8_t>();
-        frame.called.seq = bytes_.take<uint8_t>();
-        frame.called.header = frame.called.seq << 40;
+        take_sender(frame);
         line.say(&frame, sizeof(frame));
         const std::vector<std::byte> payload(frame.bytes);
         line.say(payload.data(), payload.size());
     }
 
-    void receive() {
-        const auto tag = bytes_.take<uint8_t>();
-        const auto bytes = bytes_.take<uint16_t>() % 2048;
-        if (data_.size() == kMostReceives) return;
-        auto& data = data_.emplace_back(bytes);
-        parcels_.push_back(mail_.receive({data.data(), data.size(), DType::uint8,
-                                          tag & 128 ? kAnySource : 1, uint64_t{tag} & 127}));
-    }
-
-    Bytes bytes_;
-    Segment segment_;
-    View view_{segment_, 0, Seats{2, {0}}};
-    Membership members_{view_, kNonce};
-    Waiter waiter_{members_, Patience{0, 0}};
-    Courier courier_{view_, members_};
     TcpWire wire_{2, courier_};
     TcpWire* mail_wire_ = nullptr;
     PostOffice mail_{view_, members_, waiter_, [this](Receiver& receiver) {
@@ -153,8 +103,6 @@ class Script {
                      }};
     uint32_t streams_ = 1;
     Lines calls_, letters_;
-    std::vector<std::vector<std::byte>> data_;
-    std::vector<std::shared_ptr<Parcel>> parcels_;
 };
 
 }  // namespace

@@ -1,27 +1,15 @@
 // A rank of two whose peer is behind a library: the bytes say which heads it sends, when payloads
 // come or fail, and what this rank sends and receives meanwhile.
 #include <algorithm>
-#include <array>
-#include <cstdlib>
 #include <deque>
 #include <memory>
 #include <vector>
 
-#include "courier.h"
-#include "fuzz.h"
-#include "mail.h"
 #include "message_wire.h"
+#include "one_of_two.h"
 
 namespace unisono::fuzz {
 namespace {
-
-constexpr std::array<uint8_t, 16> kNonce{1, 2, 3};
-constexpr uint64_t kAreaBytes = 4096;
-constexpr double kTimeout_s = 60;
-
-void require(bool ok) {
-    if (!ok) std::abort();
-}
 
 // Moves nothing by itself: whoever plays the library ends what it was asked to move.
 class Library final : public Carrier {
@@ -93,11 +81,9 @@ class Library final : public Carrier {
     std::vector<Ended> ended_;
 };
 
-class Script {
+class Script : private OneOfTwo {
   public:
-    explicit Script(Bytes bytes) : bytes_(bytes), segment_(create_segment(kShape, kNonce)) {
-        data_.reserve(kMostMessages);
-    }
+    explicit Script(Bytes bytes) : OneOfTwo(bytes) {}
     ~Script() {
         // What is still under way would be waited for.
         members_.record(Fault::aborted, "the script is over");
@@ -107,24 +93,10 @@ class Script {
     }
 
     void play() {
-        try {
-            while (bytes_.left() > 0) {
-                step();
-                const uint64_t before = view_.control(1).progress.load();
-                poll_calls();
-                if (!parcels_.empty()) mail_.wait(*parcels_.back(), kTimeout_s, 0, {});
-                require(view_.control(1).progress.load() >= before);
-            }
-        } catch (const Error& error) {
-            const auto failure = members_.failure();
-            require(failure && failure->fault() == error.fault());
-        }
-        for (const auto& parcel : parcels_) require(!parcel->error() || members_.failed());
+        OneOfTwo::play(mail_, [this] { step(); }, [this] { poll_calls(); });
     }
 
   private:
-    static constexpr SegmentShape kShape{1, 2, kAreaBytes, 1, 64};
-    static constexpr size_t kMostMessages = 16;
     // As in the wire, where it is private.
     struct Span {
         uint64_t place, bytes;
@@ -153,9 +125,9 @@ class Script {
             case 0:
                 return say_bytes(library);
             case 1:
-                return exchange(false);
+                return exchange(mail_, false);
             case 2:
-                return exchange(true);
+                return exchange(mail_, true);
             case 3:
                 return library.end(what >> 4, false);
             case 4:
@@ -168,10 +140,8 @@ class Script {
     }
 
     void say_bytes(Library& library) {
-        std::array<uint8_t, 255> head{};
-        const auto bytes = bytes_.take<uint8_t>();
-        bytes_.copy(head.data(), bytes);
-        library.say(head.data(), head.size());
+        const auto piece = take_piece().first;
+        library.say(piece.data(), piece.size());
     }
 
     // A head in few bytes; the spans add up unless the bytes say otherwise.
@@ -182,10 +152,7 @@ class Script {
         frame.strip = bytes_.take<uint8_t>() % 4;
         frame.number = bytes_.take<uint8_t>();
         frame.place = bytes_.take<uint8_t>();
-        frame.progress = bytes_.take<uint8_t>();
-        frame.called.kind = bytes_.take<uint8_t>() % 32;
-        frame.called.seq = bytes_.take<uint8_t>();
-        frame.called.header = frame.called.seq << 40;
+        take_sender(frame);
         const auto flags = bytes_.take<uint8_t>();
         head.from = flags & 1 ? bytes_.take<uint8_t>() : 1;
         head.inside = flags >> 1 & 1;
@@ -204,31 +171,13 @@ class Script {
         library.say(message.data(), message.size());
     }
 
-    void exchange(bool sends) {
-        const auto tag = bytes_.take<uint8_t>();
-        const auto bytes = bytes_.take<uint16_t>() % 8192;
-        if (data_.size() == kMostMessages) return;
-        auto& data = data_.emplace_back(bytes);
-        const int32_t peer = tag & 128 && !sends ? kAnySource : 1;
-        const Message message{data.data(), data.size(), DType::uint8, peer, uint64_t{tag} & 127};
-        parcels_.push_back(sends ? mail_.send(message) : mail_.receive(message));
-    }
-
     std::unique_ptr<Carrier> library(Library*& made) {
         auto library = std::make_unique<Library>();
         made = library.get();
         return library;
     }
 
-    Bytes bytes_;
     Library *calls_ = nullptr, *letters_ = nullptr;
-    std::vector<std::vector<std::byte>> data_;
-    std::vector<std::shared_ptr<Parcel>> parcels_;
-    Segment segment_;
-    View view_{segment_, 0, Seats{2, {0}}};
-    Membership members_{view_, kNonce};
-    Waiter waiter_{members_, Patience{0, 0}};
-    Courier courier_{view_, members_};
     MessageWire wire_{view_, courier_, library(calls_)};
     PostOffice mail_{view_, members_, waiter_, [this](Receiver& receiver) {
                          return std::make_unique<MessageWire>(view_, receiver, library(letters_));
