@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import os
 import socket
+import time
 from collections import deque
 from dataclasses import dataclass
 from queue import Empty, SimpleQueue
@@ -23,6 +24,7 @@ from unisono.links.vote import Answer, Ask, Step, Vote, cast, read_answer, read_
 
 _MOST_WAITING = 4096  # news for a group that nobody shrinks here yet
 _PROCESS_S = 5.0  # a host that answers, and a process that does not: dialed again
+_BETWEEN_DIALS_S = 0.02
 
 _NOBODY = (1 << 32) - 1  # whose ballot it was does not matter any more
 
@@ -229,7 +231,8 @@ class _Way:
         self._post, self._place, self._rank = post, place, rank
         self._pending: list[Message] = []
         self._line: Line | None = None
-        self._was_lost = False
+        self._was_lost = self._is_closed = False
+        self._since_s = time.monotonic()
         self._dial = self._begin()
 
     def say(self, message: Message) -> None:
@@ -241,6 +244,7 @@ class _Way:
             self._line.say(message)
 
     def close(self) -> None:
+        self._is_closed = True
         self._dial.cancel()
         if self._line is not None:
             self._line.close()
@@ -280,14 +284,21 @@ class _Way:
 
     def _ended(self, _: str) -> None:
         self._was_lost = True
+        self._since_s = time.monotonic()
         self._line = None
         self._dial = self._begin()
 
     def _fail_soon(self, failed: Failed) -> None:
-        self._place.loop.later(0, lambda: self._failed(failed))
+        delay_s = _BETWEEN_DIALS_S if failed.false else 0
+        self._place.loop.later(delay_s, lambda: self._failed(failed))
 
     def _failed(self, failed: Failed) -> None:
-        if failed.answered and not self._was_lost:
-            self._dial = self._begin()  # its host lives: perhaps it is stopped
+        # Its host lives: perhaps it is stopped. Or it ended while it was to prove itself, which
+        # looks as if it took this rank's proof for wrong; then the next dial is refused.
+        is_early = time.monotonic() - self._since_s < _PROCESS_S
+        if self._is_closed:
+            return
+        if (failed.answered and not self._was_lost) or (failed.false and is_early):
+            self._dial = self._begin()
         else:
             self._post.unreached(self._rank, ended=failed.refused)
