@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 from crew import EVERYTHING, TIMEOUT_S, Crew, compare
 from unisono import algorithms, native
+from unisono.config import DEFAULT_STAGING_BYTES
 from unisono.errors import UnisonoError, UnsupportedError
 from unisono.runtime.lending import NO_LENDING
 from unisono.runtime.native_executor import Arguments, block_bytes_for
@@ -56,7 +57,7 @@ def test_anything(data: st.DataObject, crews: Crews) -> None:
     op, name = data.draw(st.sampled_from(EVERY))
     ranks = data.draw(st.sampled_from(RANKS))
     root = data.draw(st.integers(0, ranks - 1))
-    staging_bytes = data.draw(st.sampled_from([LEAST_STAGING_BYTES, 1 << 20]))
+    staging_bytes = data.draw(st.sampled_from([LEAST_STAGING_BYTES, DEFAULT_STAGING_BYTES]))
     crew = crews(ranks, staging_bytes, data.draw(st.booleans()))
     with refusing_little_staging(staging_bytes):
         crew.plans(op, name, root, None)
