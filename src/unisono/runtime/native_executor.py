@@ -199,7 +199,7 @@ class NativeExecutor:
         else:
             _check_fit(schedule, op, ranks, root)
         plan = self._make(schedule, op, algorithm, root, block_bytes)
-        if self._hosts is not None or self.lending == NO_LENDING:
+        if op not in self.lending.pieces:  # most are not, and lowering costs
             return plan
         lending = self._make(schedule, op, algorithm, root, block_bytes, lends=True)
         # Calls of all others are, or may be, in place; all_to_all copies then.
@@ -248,8 +248,9 @@ class NativeExecutor:
 
     def serving(self, plan: LoadedPlan, op: Op, longest_bytes: int) -> LoadedPlan:
         """The form of the plan that serves a call whose longest piece has so many bytes."""
-        lends = plan.lending is not None and self.lending.serves(op, longest_bytes)
-        return plan.lending if plan.lending is not None and lends else plan
+        if plan.lending is None or not self.lending.serves(op, longest_bytes):
+            return plan
+        return plan.lending
 
     def prepare(
         self, plan: LoadedPlan, args: Arguments, *, piece_bytes: int = 0
