@@ -5,8 +5,6 @@
 #include <algorithm>
 #include <chrono>
 #include <cstring>
-#include <new>
-#include <thread>
 #include <utility>
 
 #include "error.h"
@@ -18,7 +16,6 @@ using Clock = std::chrono::steady_clock;
 
 constexpr uint32_t kMostLetters = 64;  // that nobody has taken
 constexpr uint64_t kMostSpans = 128;   // of one head
-constexpr double kLinger_s = 2;
 // How long to look without a nap: payloads move only while somebody looks.
 constexpr std::chrono::microseconds kLooking{200}, kLookingWhileMoving{20000};
 constexpr std::chrono::microseconds kFirstNap{20}, kLastNap{500};
@@ -369,56 +366,12 @@ void MessageWire::wake() noexcept {
     bell_.notify_all();
 }
 
-// What the carrier has begun can only be taken back by closing it.
-bool MessageWire::forget_letters() noexcept {
-    for (Peer& peer : peers_) {
-        unsent_.fetch_sub(peer.waiting.size(), std::memory_order_relaxed);
-        peer.waiting.clear();
-    }
-    return let_go();
-}
-
 bool MessageWire::idle() const noexcept {
     return unsent_.load(std::memory_order_relaxed) == 0;
 }
 
 bool MessageWire::reached(uint32_t peer) const noexcept {
     return !view_.local(peer);
-}
-
-// Of a failure the others hear by whoever speaks with them besides.
-void MessageWire::close(const std::optional<Error>& failure) noexcept {
-    try {
-        if (!failure) {
-            Frame frame{};
-            frame.kind = FrameKind::left;
-            for (const uint32_t peer : view_.away()) send(peer, frame, {});
-            linger(kLinger_s);
-        }
-    } catch (const std::exception&) {  // nobody is left to be told
-    }
-    let_go();
-}
-
-// Closes the carrier; true if memory is free again. What it still moves, it moves until the process
-// ends, perhaps in the library's last act: it must find memory there, of this wire and the group.
-bool MessageWire::let_go() noexcept {
-    const std::lock_guard lock(carrying_);
-    if (std::exchange(closed_, true)) return clean_;
-    clean_ = carrier_->close();
-    if (clean_) return true;
-    view_.keep();
-    static_cast<void>(slots_.release());
-    static_cast<void>(new (std::nothrow) std::deque<Buffer>(std::move(buffers_)));
-    return false;
-}
-
-// What has not been sent when the carrier closes never will be.
-void MessageWire::linger(double seconds) {
-    const auto enough = Clock::now() + time_of(seconds);
-    while (!idle() && Clock::now() < enough) {
-        if (!poll()) ::sched_yield();
-    }
 }
 
 }  // namespace unisono

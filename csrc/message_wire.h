@@ -105,7 +105,7 @@ class MessageWire final : public Wire {
     void carry(const Ticket& ticket, Call&& call);
     bool look();
     bool handle();
-    void linger(double seconds);
+    void linger();
     bool let_go() noexcept;
 
     View& view_;

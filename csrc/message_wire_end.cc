@@ -1,0 +1,62 @@
+// How a wire of messages ends: what is sent before, and what becomes of memory still in use.
+#include <sched.h>
+
+#include <chrono>
+#include <new>
+#include <utility>
+
+#include "error.h"
+#include "message_wire.h"
+
+namespace unisono {
+namespace {
+
+constexpr std::chrono::seconds kLinger{2};
+
+}  // namespace
+
+// What the carrier has begun can only be taken back by closing it.
+bool MessageWire::forget_letters() noexcept {
+    for (Peer& peer : peers_) {
+        unsent_.fetch_sub(peer.waiting.size(), std::memory_order_relaxed);
+        peer.waiting.clear();
+    }
+    return let_go();
+}
+
+// Of a failure the others hear by whoever speaks with them besides.
+void MessageWire::close(const std::optional<Error>& failure) noexcept {
+    try {
+        if (!failure) {
+            Frame frame{};
+            frame.kind = FrameKind::left;
+            for (const uint32_t peer : view_.away()) send(peer, frame, {});
+            linger();
+        }
+    } catch (const std::exception&) {  // nobody is left to be told
+    }
+    let_go();
+}
+
+// Closes the carrier; true if memory is free again. What it still moves, it moves until the process
+// ends, perhaps in the library's last act: it must find memory there, of this wire and the group.
+bool MessageWire::let_go() noexcept {
+    const std::lock_guard lock(carrying_);
+    if (std::exchange(closed_, true)) return clean_;
+    clean_ = carrier_->close();
+    if (clean_) return true;
+    view_.keep();
+    static_cast<void>(slots_.release());
+    static_cast<void>(new (std::nothrow) std::deque<Buffer>(std::move(buffers_)));
+    return false;
+}
+
+// What has not been sent when the carrier closes never will be.
+void MessageWire::linger() {
+    const auto enough = std::chrono::steady_clock::now() + kLinger;
+    while (!idle() && std::chrono::steady_clock::now() < enough) {
+        if (!poll()) ::sched_yield();
+    }
+}
+
+}  // namespace unisono
