@@ -61,7 +61,13 @@ def run(fn: Callable[..., Any], ranks: int = 4, args: Sequence[Any] = ()) -> lis
 
 
 def _start_method() -> str:
-    """New interpreters, unless the program has no file that they could import."""
+    """New interpreters, unless the program has no file that they could import.
+
+    A rank that is importing this program, and comes to a call that no `if __name__ == "__main__":`
+    guards, gets there too: Python then refuses and says so.
+    """
+    if getattr(multiprocessing.current_process(), "_inheriting", False):
+        return "spawn"
     main = sys.modules["__main__"]
     importable = getattr(main, "__spec__", None) or getattr(main, "__file__", None)
     return "spawn" if importable else "fork"
