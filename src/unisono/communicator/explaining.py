@@ -43,7 +43,7 @@ def explain(
     >>> import unisono
     >>> with unisono.init(rank=0, size=1, rendezvous="example of explain") as comm:
     ...     comm.explain("all_reduce", 1 << 20).algorithm
-    'one_shot'
+    'direct'
     """
     if op not in list(Op):
         raise UnsupportedError(f"there is no operation {op!r}; the operations are {', '.join(Op)}")
