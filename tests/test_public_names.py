@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import importlib
 import inspect
+import re
 import subprocess
 import sys
 import textwrap
@@ -51,7 +52,20 @@ def test_what_a_package_exports_it_has(module: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "module", ["algorithms", "schedule", "schedule.exchange", "simulator", "topology"]
+    "module",
+    [
+        "algorithms",
+        "communicator",
+        "schedule",
+        "schedule.exchange",
+        "show",
+        "show.network",
+        "show.simulation",
+        "simulator",
+        "topology",
+        "torch_backend",
+        "torch_backend.reserved",
+    ],
 )
 def test_every_public_function_has_an_example_and_says_what_it_raises(module: str) -> None:
     package: Any = importlib.import_module(f"unisono.{module}")
@@ -62,6 +76,15 @@ def test_every_public_function_has_an_example_and_says_what_it_raises(module: st
         tree = ast.parse(textwrap.dedent(inspect.getsource(function)))
         if any(isinstance(node, ast.Raise) for node in ast.walk(tree)):
             assert "Raises" in text, f"{module}.{function.__name__} does not say what it raises"
+
+
+def test_every_method_of_a_communicator_is_called_in_an_example() -> None:
+    text = "".join(path.read_text() for path in (SOURCE / "communicator").glob("*.py"))
+    examples = "\n".join(re.findall(r"^ *(?:>>>|\.\.\.) (.*)$", text, re.MULTILINE))
+    functions = inspect.getmembers(unisono.Communicator, inspect.isfunction)
+    names = {name for name, _ in functions if not name.startswith("_")}
+    assert "all_reduce" in names
+    assert {name for name in names if f".{name}(" not in examples} == set()
 
 
 def test_importing_loads_neither_numpy_nor_torch_nor_native_code() -> None:

@@ -135,10 +135,14 @@ class QuickCalls {
     }
 
     // Runs the call and returns `out`, or begins it and returns its work. None if no such call is
-    // known. While this thread records, nothing is run.
-    nb::object run(uint32_t op, nb::handle in, nb::handle out, nb::handle reduction, int32_t root,
-                   nb::handle algorithm, bool async_op) {
-        const auto found = find(op, in, out, reduction, root, algorithm);
+    // known, as of arguments of wrong kinds: Python checks them, and tells the other ranks. While
+    // this thread records, nothing is run.
+    nb::object run(uint32_t op, nb::handle in, nb::handle out, nb::handle reduction,
+                   nb::handle root, nb::handle algorithm, nb::handle later) {
+        const auto number = whole(root);
+        if (!number) return nb::none();
+        const bool async_op = PyObject_IsTrue(later.ptr()) != 0;
+        const auto found = find(op, in, out, reduction, *number, algorithm);
         if (recording_ && recording_->thread == PyThread_get_thread_ident())
             return found && !async_op && record(*found, out) ? nb::borrow(out) : nb::none();
         if (!found) return nb::none();
@@ -185,6 +189,15 @@ class QuickCalls {
         unsigned long thread;
         std::vector<Kind> kinds;
     };
+
+    static std::optional<int32_t> whole(nb::handle number) {
+        int overflow = 0;
+        const long value = PyLong_AsLongAndOverflow(number.ptr(), &overflow);
+        const bool fits = std::in_range<int32_t>(value) && overflow == 0;
+        if (fits && (value != -1 || !PyErr_Occurred())) return static_cast<int32_t>(value);
+        PyErr_Clear();
+        return std::nullopt;
+    }
 
     [[nodiscard]] std::optional<Found> find(uint32_t op, nb::handle in, nb::handle out,
                                             nb::handle reduction, int32_t root,
@@ -265,8 +278,8 @@ void register_quick(nb::module_& m) {
         .def("stop_recording", &QuickCalls::stop_recording)
         .def("pack_into", &QuickCalls::pack_into, "dtype"_a, "reduction"_a, "most_bytes"_a,
              "pack"_a)
-        .def("run", &QuickCalls::run, "op"_a, "in_"_a, "out"_a.none(), "reduction"_a, "root"_a,
-             "algorithm"_a.none(), "async_op"_a);
+        .def("run", &QuickCalls::run, "op"_a, "in_"_a.none(), "out"_a.none(), "reduction"_a.none(),
+             "root"_a.none(), "algorithm"_a.none(), "async_op"_a.none());
 }
 
 }  // namespace unisono::bind

@@ -62,7 +62,7 @@ class Settings:
 
     def __post_init__(self) -> None:
         if not self.timeout_s > 0:
-            raise ValueError(f"UNISONO_TIMEOUT_S must be positive, not {self.timeout_s}")
+            raise ValueError(f"the timeout (UNISONO_TIMEOUT_S) must be positive: {self.timeout_s}")
         if not 1 << 16 <= self.staging_bytes <= 1 << 34:
             raise ValueError(
                 f"UNISONO_STAGING_BYTES must be from 64 KiB to 16 GiB, not {self.staging_bytes}"

@@ -14,6 +14,7 @@ from unisono.bench.cases import OPERATIONS, Case
         ("all_to_all", 0.75),
         ("broadcast", 1.0),
         ("reduce", 1.0),
+        ("scan", 1.0),
         ("send_recv", 1.0),
     ],
 )

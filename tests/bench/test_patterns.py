@@ -38,7 +38,7 @@ def result(case: Case, rank: int, xs: list[Any]) -> Any:
     piece, start = case.piece_count, rank * case.piece_count
     if case.operation.reduces:
         total = xs[0].copy()
-        for x in xs[1:]:
+        for x in {"scan": xs[1 : rank + 1], "exscan": xs[1:rank]}.get(case.op, xs[1:]):
             fold = NUMPY_FOLDS["sum" if case.redop == "avg" else case.redop]
             total = fold(total, x)
         if case.redop == "avg":
@@ -86,9 +86,9 @@ def test_right_copies_pass(op: str, dtype: str) -> None:
 @pytest.mark.parametrize("op", REDUCTIONS)
 @pytest.mark.parametrize("dtype", [name for name in STORAGE if name != "bfloat16"])
 def test_right_reductions_pass(op: str, dtype: str) -> None:
-    for redop in reductions_of(dtype):
+    for redop in reductions_of(dtype, op):
         case = Case(op=op, ranks=RANKS, nbytes=999, dtype=dtype, redop=redop, root=1)
-        assert performed(case, rank=1) == 0
+        assert [performed(case, rank) for rank in (1, 2)] == [0, 0]
 
 
 @pytest.mark.parametrize("op", [*COPIES, *REDUCTIONS])

@@ -89,11 +89,20 @@ def test_a_journal_of_another_machine_or_with_a_hole_is_refused(tmp_path: Path) 
 
 
 @pytest.mark.parametrize(
-    "wrong", [("--ops", "barrier"), ("--ops", "all"), ("-n", "1"), ("-n", "x"), ("--sizes", "0")]
+    ("wrong", "says"),
+    [
+        (("--ops", "barrier"), "barrier has nothing to tune"),
+        (("--ops", "all"), "unknown operation 'all'; known: all_reduce"),
+        (("-n", "1"), "2 or more ranks"),
+        (("-n", "2,x"), "'x' is no number of ranks"),
+        (("--sizes", "0"), "sizes above 0"),
+    ],
 )
-def test_the_command_refuses_mistakes(wrong: tuple[str, str], tmp_path: Path) -> None:
-    result = CliRunner().invoke(app, ["tune", "--out", str(tmp_path / "s.json"), *wrong])
+def test_the_command_refuses_mistakes(wrong: tuple[str, str], says: str, tmp_path: Path) -> None:
+    words = ["tune", "--out", str(tmp_path / "s.json"), *wrong]
+    result = CliRunner().invoke(app, words, env={"COLUMNS": "150"})
     assert result.exit_code == 2
+    assert says in result.output
     assert list(tmp_path.iterdir()) == []
 
 

@@ -277,6 +277,22 @@ def test_reductions_of_the_other_operations(op: str, threads: World) -> None:
     threads(4).run(check)
 
 
+def test_numbers_and_names_of_any_kind_are_understood(threads: World) -> None:
+    def check(comm: Communicator) -> None:
+        for root in (1, np.int64(1), True):
+            for _ in range(2):  # the second is not checked again
+                x = np.full(2, comm.rank)
+                assert comm.broadcast(x, root).tolist() == [1, 1]
+        for name in ("prod", "product", "PRODUCT"):
+            assert comm.all_reduce(np.full(2, comm.rank + 2), name).tolist() == [6, 6]
+        assert comm.all_reduce(np.full(2, comm.rank * 2), "average").tolist() == [1, 1]
+        for later in (1, np.True_):
+            assert comm.all_reduce(np.ones(2), async_op=later).wait().tolist() == [2, 2]
+        assert comm.all_reduce(np.ones(2), async_op=None).tolist() == [2, 2]
+
+    threads(2).run(check)
+
+
 def test_averages_of_integers_go_toward_zero_and_sums_wrap(threads: World) -> None:
     def check(comm: Communicator) -> None:
         x = np.array([-1, -7, 7, -8], np.int32) if comm.rank == 0 else np.zeros(4, np.int32)
@@ -391,8 +407,14 @@ def test_scans_begun_and_of_strided_arrays(threads: World) -> None:
     ("call", "error", "text"),
     [
         (lambda c: c.all_reduce(np.ones(3), "mean"), UnsupportedError, "no reduction 'mean'.*sum"),
+        (lambda c: c.all_reduce(np.ones(3), None), UnsupportedError, "no reduction None"),
+        (lambda c: c.all_reduce(np.ones(3), algorithm=5), TypeError, "a name or a Schedule, not 5"),
         (lambda c: c.all_reduce(np.ones(3), algorithm="magic"), UnsupportedError, "magic.*ring"),
         (lambda c: c.broadcast(np.ones(3), root=2), ValueError, "root 2"),
+        (lambda c: c.broadcast(np.ones(3), root="0"), TypeError, "number of a rank, not '0'"),
+        (lambda c: c.broadcast(np.ones(3), root=1.0), TypeError, "number of a rank, not 1.0"),
+        (lambda c: c.gather(np.ones(3), root=None), TypeError, "number of a rank, not None"),
+        (lambda c: c.broadcast(np.ones(3), root=1 << 70), ValueError, "is not one of the 2"),
         (lambda c: c.reduce(np.ones(3), root=-1), ValueError, "root -1"),
         (lambda c: c.gather(np.ones(3), root=7), ValueError, "root 7"),
         (lambda c: c.scatter(np.ones(4), np.ones(2), root=2), ValueError, "root 2"),
@@ -404,7 +426,7 @@ def test_scans_begun_and_of_strided_arrays(threads: World) -> None:
         (lambda c: c.all_to_all([np.ones(3)] * 2), ValueError, "needs out"),
         (lambda c: c.all_to_all([np.ones(3)] * 3, [np.ones(3)] * 3), ValueError, "one array per"),
         (lambda c: c.all_reduce([1, 2, 3]), TypeError, "NumPy array.*not list"),
-        (lambda c: c.all_reduce(None), TypeError, "NoneType"),
+        (lambda c: c.all_reduce(None), TypeError, "NumPy array.*not NoneType"),
         (lambda c: c.all_reduce(np.array(["a"])), UnsupportedError, "type <U1"),
         (lambda c: c.all_reduce(np.ones(2, np.longdouble)), UnsupportedError, "float128"),
         (lambda c: c.all_reduce(np.array([object()])), UnsupportedError, "object"),

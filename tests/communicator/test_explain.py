@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import asdict
+from typing import Any
 
 import pytest
 
@@ -44,7 +45,49 @@ def test_a_built_in_choice_has_a_prediction_and_a_runner_up(threads: World) -> N
     assert found.runner_up is not None and found.runner_up.algorithm != "one_shot"
     assert found.runner_up.measured_s is None
     assert "built-in" in str(found) and "predicted" in str(found)
-    assert "measured" not in str(found).partition("time:")[2]
+    assert "predicted" in str(found) and str(found).count("not measured") == 2
+
+
+@pytest.mark.parametrize("op", Op)
+def test_times_are_measured_on_request(op: Op, threads: World) -> None:
+    def ask(comm: Communicator) -> Explanation:
+        return comm.explain(op, 1000, root=1 if op.rooted else 0, measure=True)
+
+    first, *others = threads(3).run(ask)
+    assert all(found == first for found in others)
+    assert first.time.measured_s is not None and first.time.measured_s > 0
+    assert first.runner_up is None or first.runner_up.measured_s is not None
+    assert ", measured " in str(first)
+
+
+def test_what_may_not_run_is_not_measured() -> None:
+    ring = Measured(op=Op.ALL_REDUCE, ranks=4, nbytes=4096, algorithm="ring", time_s=1e-6)
+
+    def ask(comm: Communicator) -> Explanation:
+        child = comm.split(0, selection=Selection(measured=(ring,)))
+        assert child is not None
+        with child:
+            return child.explain("all_reduce", 4096, measure=True)
+
+    with Threads(4, reproducible=True) as world:
+        found = world.run(ask)[0]
+    assert found.time.measured_s is not None
+    assert found.runner_up is not None
+    assert (found.runner_up.algorithm, found.runner_up.measured_s) == ("ring", None)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "text"),
+    [
+        (("allreduce", 8), "no operation 'allreduce'; the operations are all_reduce"),
+        (("all_reduce", -1), "a number of bytes, not -1"),
+        (("all_reduce", "64K"), "a number of bytes, not '64K'"),
+        (("broadcast", 8, 2), "root 2 is not one of the 2 ranks"),
+    ],
+)
+def test_wrong_questions_are_refused(arguments: tuple[Any, ...], text: str, threads: World) -> None:
+    with pytest.raises(ValueError, match=text):
+        threads(2).comms[0].explain(*arguments)
 
 
 def test_measured_times_are_told_and_decide_who_comes_second(threads: World) -> None:

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 import pytest
 
+import unisono
 from ranks import Threads
 from unisono import AbortedError, Communicator, MismatchError
 
@@ -153,6 +155,40 @@ def test_a_timeout_can_be_set_and_is_inherited(threads: World) -> None:
         assert repr(again) == f"Communicator(rank={comm.rank}, size=2)"
 
     threads(2).run(check)
+
+
+@pytest.mark.parametrize(
+    ("call", "text"),
+    [
+        (lambda comm: comm.split(1.5), "color: expected a whole number, not 1.5"),
+        (lambda comm: comm.split(0, "1"), "key: expected a whole number, not '1'"),
+        (lambda comm: comm.group([0.5, 1]), "a rank: expected a whole number, not 0.5"),
+        (lambda comm: comm.group("01"), "a rank: expected a whole number, not '0'"),
+        (lambda comm: comm.shrink(["1"]), "a rank: expected a whole number, not '1'"),
+    ],
+)
+def test_numbers_of_a_wrong_kind_are_refused(
+    call: Callable[[Communicator], Any], text: str, threads: World
+) -> None:
+    def check(comm: Communicator) -> None:
+        with pytest.raises(TypeError, match=text):
+            call(comm)
+        assert comm.all_reduce(np.ones(1)).tolist() == [2]
+
+    threads(2).run(check)
+
+
+@pytest.mark.parametrize(
+    ("wrong", "text"),
+    [
+        ({"rank": "0"}, "rank: expected a whole number, not '0'"),
+        ({"size": 1.0}, "size: expected a whole number, not 1.0"),
+        ({"rendezvous": 5}, "rendezvous: expected a text, not 5"),
+    ],
+)
+def test_a_world_of_a_wrong_kind_is_refused(wrong: dict[str, Any], text: str) -> None:
+    with pytest.raises(TypeError, match=text):
+        unisono.init(**{"rank": 0, "size": 1, "rendezvous": "of a wrong kind", **wrong})
 
 
 def test_one_rank_alone(threads: World) -> None:

@@ -162,6 +162,16 @@ def test_ranks_that_die_without_a_word(outcomes: Outcomes) -> None:
     }  # fmt: skip
 
 
+def test_a_program_without_a_guard_is_told(tmp_path: Path) -> None:
+    program = tmp_path / "program.py"
+    program.write_text("import unisono\nprint(unisono.run(max, ranks=2, args=(3, 5)))\n")
+    command = [sys.executable, program]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=90, check=False)
+    assert done.returncode != 0 and not done.stdout
+    assert "PeerLostError: rank" in done.stderr
+    assert "if __name__ == '__main__':" in done.stderr
+
+
 def test_a_rank_that_hangs_is_ended(outcomes: Outcomes) -> None:
     said = outcomes["one_hangs", 2]
     assert (said["error"], said["text"]) == ("ValueError", "one failed")

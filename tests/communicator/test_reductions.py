@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import itertools
 import re
 from collections.abc import Callable
 from typing import Any
@@ -367,6 +368,13 @@ def test_a_function_is_called_in_the_order_of_ranks(
         y = make(rows[me][0])
         assert comm.reduce(y, ranks - 1, affine, async_op=True).wait() is y
         assert np.array_equal(y, expected[0] if me == ranks - 1 else rows[me][0])
+        prefixes = list(itertools.accumulate(rows[:, 0], affine))
+        y = make(rows[me][0])
+        assert comm.scan(y, affine) is y
+        assert np.array_equal(y, prefixes[me])
+        y = make(rows[me][0])
+        assert comm.exscan(y, affine) is y
+        assert np.array_equal(y, prefixes[me - 1] if me else rows[0][0])
 
     threads(ranks).run(check)
 

@@ -50,6 +50,14 @@ def wrong_type(me: Me) -> None:
     _one_is_wrong(me, lambda w: w.all_reduce(np.ones(3)), lambda w: w.all_reduce([1, 2, 3]))
 
 
+def wrong_kind(me: Me) -> None:
+    _one_is_wrong(me, lambda w: w.all_reduce(np.ones(3)), lambda w: w.all_reduce(None))
+
+
+def wrong_kind_of_root(me: Me) -> None:
+    _one_is_wrong(me, lambda w: w.broadcast(np.ones(3)), lambda w: w.broadcast(np.ones(3), "0"))
+
+
 def wrong_algorithm(me: Me) -> None:
     def call(world: Communicator, algorithm: str | None) -> Any:
         return world.all_reduce(np.ones(3), algorithm=algorithm, async_op=True).wait()
@@ -92,6 +100,8 @@ def wrong_behind_others(me: Me) -> None:
         (wrong_root, "ValueError", "broadcast: ValueError: root 9 is not one of the 3 ranks"),
         (wrong_length, "ValueError", "all_gather: ValueError: out has 8 elements"),
         (wrong_type, "TypeError", "all_reduce: TypeError: expected a NumPy array"),
+        (wrong_kind, "TypeError", "all_reduce: TypeError: expected a NumPy array"),
+        (wrong_kind_of_root, "TypeError", "broadcast: TypeError: root: expected the number"),
         (wrong_algorithm, "UnsupportedError", "all_reduce: UnsupportedError: "),
         (wrong_counts, "ValueError", "all_gather_v: ValueError: x has 2 rows"),
         (wrong_in_a_batch, "ValueError", "broadcast: ValueError: root 3 is not one of"),

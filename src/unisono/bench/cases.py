@@ -19,6 +19,8 @@ class Operation:
     """The result lands in x; there is no out."""
     reduces: bool = False
     rooted: bool = False
+    scans: bool = False
+    """A rank's result is of the ranks below it."""
     bus_numerator: int = 1
     """Bus factor: numerator x (n-1)/n where `bus_scales`, otherwise 1."""
     bus_scales: bool = True
@@ -37,6 +39,8 @@ OPERATIONS = {
     "reduce": Operation(in_place=True, reduces=True, rooted=True, bus_scales=False),
     "gather": Operation(out_split=True, rooted=True),
     "scatter": Operation(x_split=True, rooted=True),
+    "scan": Operation(in_place=True, reduces=True, scans=True, bus_scales=False),
+    "exscan": Operation(in_place=True, reduces=True, scans=True, bus_scales=False),
     "send_recv": Operation(bus_scales=False),
     "barrier": Operation(in_place=True, bus_scales=False),
 }
@@ -54,13 +58,17 @@ STORAGE: dict[str, np.dtype[Any]] = {
 }
 
 
-def reductions_of(dtype: str) -> tuple[str, ...]:
-    """Reductions whose result is beyond doubt for this element type."""
+def reductions_of(dtype: str, op: str) -> tuple[str, ...]:
+    """Reductions of this operation whose result is beyond doubt for this element type.
+
+    >>> reductions_of("complex64", "all_reduce"), reductions_of("complex64", "scan")
+    (('sum', 'avg'), ('sum',))
+    """
     if dtype == "bool":
         return ("min", "max", "band", "bor", "bxor")
-    if dtype.startswith("complex"):
-        return ("sum", "avg")
-    return REDUCTIONS[:5] if "float" in dtype else REDUCTIONS
+    known: tuple[str, ...] = REDUCTIONS[:5] if "float" in dtype else REDUCTIONS
+    known = ("sum", "avg") if dtype.startswith("complex") else known
+    return tuple(r for r in known if not (r == "avg" and OPERATIONS[op].scans))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -90,8 +98,8 @@ class Case:
             raise ValueError(f"unknown reduction {self.redop!r}; known: {', '.join(REDUCTIONS)}")
         if not 0 <= self.root < self.ranks:
             raise ValueError(f"root {self.root} is not one of {self.ranks} ranks")
-        if self.operation.reduces and self.redop not in reductions_of(self.dtype):
-            raise ValueError(f"{self.redop} is not defined here for {self.dtype}")
+        if self.operation.reduces and self.redop not in reductions_of(self.dtype, self.op):
+            raise ValueError(f"{self.op}: {self.redop} is not defined here for {self.dtype}")
 
     @property
     def operation(self) -> Operation:

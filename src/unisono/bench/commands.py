@@ -134,15 +134,14 @@ def explain(
     """Say which algorithm an operation of this size uses, and why.
 
     The rule, whether it comes from the environment, a file, what is built in or the cost model;
-    predicted and measured time; the runner-up.
+    predicted time, and the time that it takes now; the runner-up.
     """
     from unisono.bench.execute import result_console, write_json
     from unisono.bench.selfcheck import explain_choice
     from unisono.bench.sizes import parse_size
-    from unisono.types import Op
 
     try:
-        explanation = explain_choice(Op(op), parse_size(nbytes), ranks)
+        explanation = explain_choice(op, parse_size(nbytes), ranks)
     except ValueError as error:
         raise typer.BadParameter(str(error)) from error
     result_console(json_path).print(str(explanation), highlight=False, soft_wrap=True)

@@ -69,7 +69,7 @@ def _expected(case: Case, rank: int) -> Iterator[Segment]:
     # Where x is split, a rank receives its own piece of what the sources hold.
     start = rank * piece if operation.x_split else 0
     if operation.reduces:
-        yield Segment(offset=0, count=piece, start=start, tile=_reduced(case))
+        yield Segment(offset=0, count=piece, start=start, tile=_reduced(case, rank))
         return
     for index, source in enumerate(_sources(case, rank)):
         tile = _encode(case, _values(case, source))
@@ -102,9 +102,10 @@ def _values(case: Case, rank: int) -> NDArray[np.int64]:
     return values
 
 
-def _reduced(case: Case) -> Array:
-    fold = _FOLDS[case.redop]
-    total = reduce(fold, (_values(case, rank) for rank in range(case.ranks)))
+def _reduced(case: Case, rank: int) -> Array:
+    """What a rank finds; rank 0 of an exscan what it had."""
+    folded = {"scan": rank + 1, "exscan": max(1, rank)}.get(case.op, case.ranks)
+    total = reduce(_FOLDS[case.redop], (_values(case, source) for source in range(folded)))
     if case.redop == "avg":
         total //= case.ranks
     return _encode(case, total)

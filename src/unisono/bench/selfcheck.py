@@ -10,13 +10,13 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 
 import unisono
+from unisono import algorithms
 from unisono.bench.cases import OPERATIONS, STORAGE, Case, reductions_of
 from unisono.bench.facts import Fact, gather_facts, read_neighbour
 from unisono.bench.patterns import allocate, count_wrong
 from unisono.bench.peers.native import bind
 from unisono.communicator import Communicator, Explanation
 from unisono.errors import UnsupportedError
-from unisono.types import Op
 
 SIZES = (0, 8, 1000, 65_536, 3_000_000)
 """Nothing, less than an element per rank, odd, one block, many blocks."""
@@ -58,7 +58,7 @@ def check_cases(op: str, ranks: int) -> Iterator[Case]:
         return
     roots = (0, ranks - 1) if operation.rooted and ranks > 1 else (0,)
     for dtype in STORAGE:
-        for redop in reductions_of(dtype) if operation.reduces else ("sum",):
+        for redop in reductions_of(dtype, op) if operation.reduces else ("sum",):
             # All sizes with one reduction, one size with each of the others: seconds, not minutes.
             sizes = SIZES if redop in ("sum", "max") and dtype == "float32" else SIZES[2:4]
             for nbytes in sizes:
@@ -79,8 +79,10 @@ def run_checks(ranks: int) -> Checks:
     return Checks(ranks=ranks, facts=gather_facts(readable), verdicts=verdicts)
 
 
-def explain_choice(op: Op, nbytes: int, ranks: int) -> Explanation:
-    """What the communicator says about its choice of algorithm."""
+def explain_choice(op: str, nbytes: int, ranks: int) -> Explanation:
+    """What the communicator says about its choice of algorithm, with times measured now. Raises
+    `UnsupportedError` for what is no operation."""
+    algorithms.names(op)
     answers: list[Explanation] = unisono.run(_explain_rank, ranks=ranks, args=(op, nbytes))
     return answers[0]
 
@@ -154,6 +156,6 @@ def _merge(parts: tuple[Verdict, ...]) -> Verdict:
     )
 
 
-def _explain_rank(op: Op, nbytes: int) -> Explanation:
+def _explain_rank(op: str, nbytes: int) -> Explanation:
     with unisono.init() as comm:
-        return comm.explain(op, nbytes)
+        return comm.explain(op, nbytes, measure=True)

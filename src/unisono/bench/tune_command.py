@@ -73,6 +73,11 @@ def _request(ranks: str, ops: str, sizes: str, budget_s: float) -> Request:
     from unisono.bench.tune import TUNABLE, Request
     from unisono.types import Op
 
-    counts = tuple(int(count) for count in split_names(ranks))
+    words = split_names(ranks)
+    if wrong := [word for word in words if not word.isdecimal()]:
+        raise ValueError(f"ranks: {wrong[0]!r} is no number of ranks")
+    counts = tuple(int(word) for word in words)
+    if unknown := [name for name in split_names(ops) if name not in list(Op)]:
+        raise ValueError(f"unknown operation {unknown[0]!r}; known: {', '.join(TUNABLE)}")
     wanted = tuple(Op(name) for name in split_names(ops)) or TUNABLE
     return Request(ops=wanted, ranks=counts, sizes=parse_sizes(sizes), budget_s=budget_s)

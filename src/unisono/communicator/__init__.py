@@ -1,4 +1,44 @@
-"""Rank, size, groups and every collective; the launcher for one machine."""
+"""Rank, size, groups and every collective; the launcher for one machine.
+
+A tour, for a group of one rank, so that it can be run as it stands:
+
+>>> import numpy as np
+>>> from unisono.communicator import init
+>>> comm = init(rank=0, size=1, rendezvous="a tour of the communicator")
+>>> x = comm.all_reduce(np.arange(4.0), "max")  # in place, as the next five
+>>> x = comm.reduce(x, root=0)
+>>> x = comm.broadcast(x, root=0)
+>>> x = comm.exscan(comm.scan(x))
+>>> y = comm.all_gather(x)  # out=None: a new array
+>>> y = comm.reduce_scatter(y, op="avg")
+>>> y = comm.all_to_all(y)
+>>> y = comm.scatter(comm.gather(y, root=0), root=0)
+>>> z = comm.all_gather_v(y, counts=[4])  # pieces of any length
+>>> z = comm.reduce_scatter_v(z, counts=[4])
+>>> z = comm.all_to_all_v(z, send_counts=[4])
+>>> z = comm.scatter_v(comm.gather_v(z), counts=[4])
+>>> work = comm.send(z, dst=0, tag=1, async_op=True)
+>>> comm.recv(x, src=0, tag=1)  # the rank that it came from
+0
+>>> work.wait()
+>>> z = comm.sendrecv(x, dst=0, out=np.empty(4), src=0)
+>>> z = comm.neighbor_exchange([z, z], neighbors=[0, 0])[1]
+>>> x.tolist() == z.tolist() == [0.0, 1.0, 2.0, 3.0]
+True
+>>> group, part = comm.group([0]), comm.split(color=comm.rank % 2)
+>>> group.barrier()
+>>> group.abort("an example")
+>>> group.close()
+>>> with part.shrink() as left:
+...     left.size
+1
+>>> with comm.batch():  # begun together
+...     a, b = comm.all_reduce(x), comm.all_reduce(z)
+>>> comm.refuse("broadcast", ValueError("nothing to send"))  # instead of the call
+>>> print(comm.explain("broadcast", 1 << 20).runner_up is None)
+False
+>>> comm.close()
+"""
 
 from unisono.communicator.communicator import Communicator
 from unisono.communicator.explain import Estimate, Explanation

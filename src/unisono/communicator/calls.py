@@ -9,6 +9,7 @@ from typing import NamedTuple
 from unisono import native
 from unisono.algorithms.layout import Hosts
 from unisono.algorithms.network import Demands
+from unisono.communicator.numbers import check_rank
 from unisono.communicator.premul import PremulSum
 from unisono.communicator.reproducible import fallback, is_reproducible, refusal
 from unisono.communicator.table import Table, Verdict
@@ -19,6 +20,7 @@ from unisono.types import DType, Op, ReduceOp
 
 _MOST_REMEMBERED = 4096  # calls, or, where pieces are uneven, lengths of pieces
 _FLOAT32_BYTES = 4
+_ALSO = {"product": "prod", "average": "avg"}
 _SHARED = (Op.REDUCE_SCATTER, Op.ALL_GATHER, Op.ALL_TO_ALL, Op.GATHER, Op.SCATTER)
 
 
@@ -62,13 +64,13 @@ class Choice:
 def parse_reduction(op: str | ReduceOp | PremulSum) -> ReduceOp:
     """A reduction by its name. Raises `UnsupportedError` listing the names.
 
-    >>> parse_reduction("avg")
-    <ReduceOp.AVG: 4>
+    >>> parse_reduction("avg"), parse_reduction("product")
+    (<ReduceOp.AVG: 4>, <ReduceOp.PROD: 1>)
     """
     if isinstance(op, PremulSum):
         return ReduceOp.PREMUL_SUM
     try:
-        found = op if isinstance(op, ReduceOp) else ReduceOp[op.upper()]
+        found = op if isinstance(op, ReduceOp) else ReduceOp[_ALSO.get(op.lower(), op).upper()]
     except (KeyError, AttributeError):
         known = ", ".join(reduction.name.lower() for reduction in ReduceOp)
         raise UnsupportedError(f"no reduction {op!r}; the reductions are {known}") from None
@@ -104,11 +106,13 @@ class CallBook:
     def name(self, algorithm: str | Schedule | None) -> str | None:
         """What requests call an algorithm; a schedule of the caller's is proved and remembered.
 
-        Raises `ScheduleError` when it is wrong.
+        Raises `ScheduleError` when it is wrong, `TypeError` for what is neither.
         """
         if isinstance(algorithm, Schedule):
             return self._executor.adopt(algorithm)
-        return algorithm
+        if algorithm is None or isinstance(algorithm, str):
+            return algorithm
+        raise TypeError(f"algorithm: expected a name or a Schedule, not {algorithm!r}")
 
     def choose(
         self,
@@ -169,9 +173,9 @@ class CallBook:
         self.check_root(op, request.root)
 
     def check_root(self, op: Op, root: int) -> None:
-        """Raises `ValueError` for a root that is none."""
-        if op.rooted and not 0 <= root < self._ranks:
-            raise ValueError(f"root {root} is not one of the {self._ranks} ranks of this group")
+        """Raises `ValueError` for a root that is none, `TypeError` for what is no number."""
+        if op.rooted:
+            check_rank(root, self._ranks, "root")
 
     def widens(self, request: Request) -> bool:
         """Whether narrow floats would be rounded more than once: at each of several nested

@@ -5,24 +5,30 @@ from __future__ import annotations
 import weakref
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import replace
 from types import TracebackType
 from typing import Any
 
 from unisono import config, native
-from unisono.communicator import custom, exchange, messages, shrinking, subgroups, uneven
+from unisono.communicator import (
+    custom,
+    exchange,
+    explaining,
+    messages,
+    shrinking,
+    subgroups,
+    uneven,
+)
 from unisono.communicator.arrays import Array
 from unisono.communicator.batch import Batch
 from unisono.communicator.custom import AnyReduction
 from unisono.communicator.engine import Engine
-from unisono.communicator.explain import Explanation
 from unisono.communicator.table import Table
 from unisono.runtime.gathering import gather
 from unisono.runtime.native_executor import OP_CODES
 from unisono.runtime.rendezvous import Meeting, Met
 from unisono.runtime.span import Span
 from unisono.schedule import Schedule
-from unisono.types import Op, ReduceOp
+from unisono.types import Op
 
 _ALL_REDUCE = OP_CODES[Op.ALL_REDUCE]
 _REDUCE_SCATTER = OP_CODES[Op.REDUCE_SCATTER]
@@ -175,7 +181,7 @@ class Communicator:
     def scan(
         self,
         x: Array,
-        op: str | ReduceOp = "sum",
+        op: AnyReduction = "sum",
         *,
         algorithm: str | Schedule | None = None,
         async_op: bool = False,
@@ -187,13 +193,13 @@ class Communicator:
         if (done := self._quick(_SCAN, x, x, op, -1, algorithm, async_op)) is not None:
             return done
         return self._engine.collective(
-            "scan", async_op, exchange.in_place, Op.SCAN, x, op, -1, algorithm
+            "scan", async_op, custom.in_place, Op.SCAN, x, op, -1, algorithm
         )
 
     def exscan(
         self,
         x: Array,
-        op: str | ReduceOp = "sum",
+        op: AnyReduction = "sum",
         *,
         algorithm: str | Schedule | None = None,
         async_op: bool = False,
@@ -205,7 +211,7 @@ class Communicator:
         if (done := self._quick(_EXSCAN, x, x, op, -1, algorithm, async_op)) is not None:
             return done
         return self._engine.collective(
-            "exscan", async_op, exchange.in_place, Op.EXSCAN, x, op, -1, algorithm
+            "exscan", async_op, custom.in_place, Op.EXSCAN, x, op, -1, algorithm
         )
 
     def barrier(self, *, async_op: bool = False) -> Any:
@@ -384,19 +390,7 @@ class Communicator:
             self.abort(f"{type(error).__name__}: {error}")
         self.close()
 
-    def explain(
-        self, op: str | Op, nbytes: int, root: int = 0, *, dtype_bytes: int = 4
-    ) -> Explanation:
-        """Which algorithm a call of `nbytes` (in the caller's larger buffer) takes, and why: the
-        rule and where it comes from, predicted and measured time, the runner-up.
-
-        `dtype_bytes` are those of one element, for rules that ask for it.
-        """
-        op = Op(op)
-        book = self._engine.book
-        choice = book.choose(op, nbytes, root if op.rooted else -1, dtype_bytes=dtype_bytes)
-        choice = replace(choice, plan=book.form(choice, op, nbytes))
-        return Explanation.of(op, nbytes, book.hosts, choice, book.table)
+    explain = explaining.explain
 
 
 def _leave(group: native.Group, span: Span | None) -> None:

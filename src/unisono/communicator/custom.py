@@ -36,17 +36,18 @@ def in_place(
     root: int,
     algorithm: str | Schedule | None,
 ) -> Call:
-    """all_reduce and reduce by any reduction."""
+    """all_reduce, reduce, scan and exscan by any reduction."""
     if not callable(reduction):
         return exchange.in_place(engine, op, x, reduction, root, algorithm)
-    receives = op is Op.ALL_REDUCE or engine.rank == root
     telling, told = _telling(engine, op, reduction, x, root, algorithm)
+    gather = Op.GATHER if op is Op.REDUCE else Op.ALL_GATHER
+    receives = gather is Op.ALL_GATHER or engine.rank == root
     rows = empty(x, (engine.size, *x.shape)) if receives else None
-    gather = Op.ALL_GATHER if op is Op.ALL_REDUCE else Op.GATHER
+    folded = {Op.SCAN: engine.rank + 1, Op.EXSCAN: engine.rank}.get(op, engine.size)
 
     def complete() -> None:
-        if rows is not None:
-            assign(x, _fold(engine, reduction, _each(rows)))
+        if rows is not None and folded > 0:  # below rank 0 there is nothing to fold
+            assign(x, _fold(engine, reduction, _each(rows)[:folded]))
 
     gathering = exchange.gathering(engine, gather, x, rows, root, None)
     return _after(engine, telling, told, gathering._replace(result=x, complete=complete))

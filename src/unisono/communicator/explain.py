@@ -16,16 +16,18 @@ from unisono.types import Op
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Estimate:
-    """An algorithm with its seconds: as the cost model predicts, and as the table has measured
-    (None where it has not)."""
+    """An algorithm with its seconds: as the cost model predicts, and as measured
+    (None where it was not)."""
 
     algorithm: str
     predicted_s: float
     measured_s: float | None = None
 
     def __str__(self) -> str:
-        measured = "" if self.measured_s is None else f", measured {_time(self.measured_s)}"
-        return f"{self.algorithm}: predicted {_time(self.predicted_s)}{measured}"
+        measured = (
+            "not measured" if self.measured_s is None else f"measured {_time(self.measured_s)}"
+        )
+        return f"{self.algorithm}: predicted {_time(self.predicted_s)}, {measured}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

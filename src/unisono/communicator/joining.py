@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 from unisono import config, native
 from unisono.communicator.communicator import Communicator
+from unisono.communicator.numbers import whole
 from unisono.communicator.table import Selectable, own_table
 from unisono.runtime.gathering import gather
 from unisono.runtime.rendezvous import Meeting
@@ -46,7 +47,10 @@ def init(
         world = config.world()
     elif rank is None or size is None or rendezvous is None:
         raise ValueError("give rank, size and rendezvous together, or none of them")
+    elif not isinstance(rendezvous, str):
+        raise TypeError(f"rendezvous: expected a text, not {rendezvous!r}")
     else:
+        rank, size = whole(rank, "rank"), whole(size, "size")
         world = config.World(rank=rank, size=size, rendezvous=rendezvous)
     return join(world, settings, selection=selection)
 

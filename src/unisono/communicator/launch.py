@@ -28,9 +28,10 @@ _PR_SET_PDEATHSIG = 1
 def run(fn: Callable[..., Any], ranks: int = 4, args: Sequence[Any] = ()) -> list[Any]:
     """Calls `fn(*args)` in `ranks` new processes and returns their results by rank.
 
-    `fn` must be picklable; in it, `unisono.init()` joins the group. The first failure of any rank
-    is raised here, with that rank's traceback as a note, after the others were ended. Raises
-    `PeerLostError` for a rank that ends without a result, `ValueError` for less than one rank.
+    `fn` must be picklable; in it, `unisono.init()` joins the group. The ranks import the program,
+    so it calls this under `if __name__ == "__main__":`. The first failure of any rank is raised
+    here, with that rank's traceback as a note, after the others were ended. Raises `PeerLostError`
+    for a rank that ends without a result, `ValueError` for less than one rank.
 
     >>> import unisono
     >>> unisono.run(max, ranks=2, args=(3, 5))
@@ -61,7 +62,13 @@ def run(fn: Callable[..., Any], ranks: int = 4, args: Sequence[Any] = ()) -> lis
 
 
 def _start_method() -> str:
-    """New interpreters, unless the program has no file that they could import."""
+    """New interpreters, unless the program has no file that they could import.
+
+    A rank that is importing this program, and comes to a call that no `if __name__ == "__main__":`
+    guards, gets there too: Python then refuses and says so.
+    """
+    if getattr(multiprocessing.current_process(), "_inheriting", False):
+        return "spawn"
     main = sys.modules["__main__"]
     importable = getattr(main, "__spec__", None) or getattr(main, "__file__", None)
     return "spawn" if importable else "fork"

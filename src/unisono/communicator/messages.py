@@ -10,12 +10,12 @@ from typing import Any, Protocol
 
 from unisono.communicator.arrays import Array, duplicate, empty, overlap, stage
 from unisono.communicator.engine import Engine, Message
+from unisono.communicator.numbers import TAGS, check_rank, check_tag
 from unisono.communicator.rows import rows, split
 from unisono.errors import UnsupportedError
 
 _ANY_SOURCE = -1
-_OWN_TAGS = 1 << 63  # tags from here on are the library's
-_NEIGHBOR_TAG = _OWN_TAGS
+_NEIGHBOR_TAG = TAGS
 
 
 class Member(Protocol):
@@ -29,7 +29,7 @@ class Member(Protocol):
 
 def send(self: Member, x: Array, dst: int, tag: int = 0, *, async_op: bool = False) -> Any:
     """Sends `x` to rank `dst`, which may be this rank. May return before it is received."""
-    message = _sending(self._engine, x, dst, _checked(tag))
+    message = _sending(self._engine, x, dst, check_tag(tag))
     return self._engine.deliver([message], None, async_op)
 
 
@@ -41,7 +41,7 @@ def recv(
     The message must have the type and length of `x`, else `MismatchError`.
     """
     engine = self._engine
-    message = _receiving(engine, x, src, _checked(tag))
+    message = _receiving(engine, x, src, check_tag(tag))
     if async_op:
         return engine.deliver([message], x, async_op)
     if engine.recording:
@@ -72,7 +72,7 @@ def sendrecv(
     Neither waits for the other, so rings and pairs of ranks may all call it. `out` may be `x`.
     """
     engine = self._engine
-    incoming = _receiving(engine, out, src, _checked(tag))
+    incoming = _receiving(engine, out, src, check_tag(tag))
     outgoing = _sending(engine, x, dst, tag)
     if overlap(outgoing.staged.located, incoming.staged.located):
         outgoing = _sending(engine, duplicate(x), dst, tag)
@@ -125,26 +125,15 @@ def neighbor_exchange(
 
 
 def _sending(engine: Engine, x: Array, dst: int, tag: int, name: str = "dst") -> Message:
-    _check_peer(engine, dst, name)
+    check_rank(dst, engine.size, name)
     return Message(True, stage(x, writable=False), dst, tag)
 
 
 def _receiving(engine: Engine, x: Array, src: int | None, tag: int, name: str = "src") -> Message:
     if src is not None:
-        _check_peer(engine, src, name)
+        check_rank(src, engine.size, name)
     peer = _ANY_SOURCE if src is None else src
     return Message(False, stage(x, writable=True), peer, tag, x)
-
-
-def _check_peer(engine: Engine, peer: int, name: str) -> None:
-    if not 0 <= peer < engine.size:
-        raise ValueError(f"{name} {peer} is not one of the {engine.size} ranks of this group")
-
-
-def _checked(tag: int) -> int:
-    if not 0 <= tag < _OWN_TAGS:
-        raise ValueError(f"a tag is a number from 0 to 2**63 - 1, not {tag}")
-    return tag
 
 
 def _pieces(x: Array | Sequence[Array], count: int, what: str) -> Sequence[Array]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
+from unisono.communicator.numbers import whole
 from unisono.communicator.table import Selectable
 from unisono.runtime.rendezvous import Meeting
 from unisono.runtime.succession import HostTies, Succession, succeed
@@ -83,7 +84,7 @@ def shrink(
 
 
 def _excluded(comm: Communicator, exclude: Sequence[int]) -> frozenset[int]:
-    ranks = frozenset(int(rank) for rank in exclude)
+    ranks = frozenset(whole(rank, "a rank") for rank in exclude)
     wrong = sorted(rank for rank in ranks if not 0 <= rank < comm.size)
     if wrong:
         raise ValueError(f"cannot exclude {wrong}: the ranks are 0..{comm.size - 1}")

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from unisono.communicator.numbers import whole
 from unisono.communicator.table import Selectable, Table
 from unisono.runtime.rendezvous import Meeting
 
@@ -28,6 +29,9 @@ def split(
     """
     with self._engine.telling_refusals("split"):
         self._engine.refuse_in_batch("split")
+        if color is not None:
+            color = whole(color, "color")
+        key = whole(key, "key")
         token = np.frombuffer(secrets.token_bytes(_TOKEN_BYTES), np.int64)
         member = [0 if color is None else 1, 0 if color is None else color, key]
         mine = np.concatenate([np.array(member, np.int64), token])
@@ -48,7 +52,7 @@ def group(
     Collective over those ranks alone; on others it returns None at once. `selection` as for
     `split`.
     """
-    ordered = [int(rank) for rank in ranks]
+    ordered = [whole(rank, "a rank") for rank in ranks]
     if len(set(ordered)) != len(ordered) or not all(0 <= r < self.size for r in ordered):
         raise ValueError(f"{ordered} are not distinct ranks of 0..{self.size - 1}")
     if self.rank not in ordered:

@@ -20,7 +20,16 @@ _PIECES = "2:5 is the piece of rank 2 for rank 5"
 
 
 def table(story: Story, *, every: bool = False) -> RenderableType:
-    """The rounds of a schedule under its facts; `every` cuts nothing."""
+    """The rounds of a schedule under its facts; `every` cuts nothing.
+
+    >>> from rich.console import Console
+    >>> from unisono import algorithms, show
+    >>> story = show.tell(algorithms.build("all_gather", "direct", ranks=2))
+    >>> with (console := Console(width=100)).capture() as printed:
+    ...     console.print(show.table(story))
+    >>> next(line for line in printed.get().splitlines() if line.startswith("    0"))
+    '    0 │ copy │ 0→1: 0  1→0: 1 │          N/2 │  4/4'
+    """
     parts: list[RenderableType] = [Text(story.title, style="bold")]
     if story.summary:
         parts.append(Text(story.summary))

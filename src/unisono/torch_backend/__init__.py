@@ -29,7 +29,13 @@ class Options:
 
 
 def register() -> None:
-    """Make the backend known to torch.distributed. Does nothing the second time."""
+    """Make the backend known to torch.distributed. Does nothing the second time.
+
+    >>> from torch import distributed as dist
+    >>> register()
+    >>> BACKEND_NAME in dist.Backend.backend_list
+    True
+    """
     from torch import distributed as dist
 
     if BACKEND_NAME not in dist.Backend.backend_list:

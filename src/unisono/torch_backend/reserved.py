@@ -20,6 +20,8 @@ from unisono.torch_backend.process_group import ProcessGroup
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+__all__ = ["monitored_barrier", "shrink_group", "split_group"]
+
 
 def monitored_barrier(
     group: Any = None, timeout: timedelta | None = None, wait_all_ranks: bool = False
@@ -28,6 +30,10 @@ def monitored_barrier(
 
     Raises `CollectiveTimeoutError` on every rank that came, naming all that did not, whatever
     `wait_all_ranks` says. Ranks outside of the group return at once.
+
+    >>> dist.init_process_group("unisono", store=dist.HashStore(), rank=0, world_size=1)
+    >>> monitored_barrier(timeout=timedelta(seconds=10))
+    >>> dist.destroy_process_group()
     """
     if group is dist.GroupMember.NON_GROUP_MEMBER:
         return
@@ -44,6 +50,12 @@ def split_group(
 
     The ranks are those of `parent` (the default group if None). Only the ranks of one part meet,
     and the result is a group like any other of torch's: `dist.destroy_process_group` takes it.
+    Raises `ValueError` for a part that is empty or names a rank twice.
+
+    >>> dist.init_process_group("unisono", store=dist.HashStore(), rank=0, world_size=1)
+    >>> dist.get_process_group_ranks(split_group(split_ranks=[[0]]))
+    [0]
+    >>> dist.destroy_process_group()
     """
     parent = _ours(parent, "split_group")
     rank = dist.get_rank(parent)
@@ -71,6 +83,11 @@ def shrink_group(
     the global ranks, and destroys all other groups. Models wrapped by DDP or FSDP and device
     meshes belong to the old groups: make them anew. New groups by `dist.new_group` need the store
     to live, which torchrun's does; without it, the one of rank 0 does not outlive that rank.
+
+    >>> dist.init_process_group("unisono", store=dist.HashStore(), rank=0, world_size=1)
+    >>> shrink_group().size(), dist.get_world_size()
+    (1, 1)
+    >>> dist.destroy_process_group()
     """
     parent = _ours(group, "shrink_group")
     shrunk = parent.shrink_group(ranks_to_exclude, timeout)

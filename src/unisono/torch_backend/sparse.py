@@ -18,7 +18,7 @@ def all_reduce_sparse(comm: Any, tensor: torch.Tensor, reduction: ReduceOp) -> N
     """
     if reduction not in (ReduceOp.SUM, ReduceOp.AVG):
         raise UnsupportedError(
-            f"all_reduce of a sparse tensor supports sum and avg, not {reduction}"
+            f"all_reduce of a sparse tensor supports sum and avg, not {reduction.name.lower()}"
         )
     local = tensor.detach().coalesce()
     indices = local.indices().contiguous()

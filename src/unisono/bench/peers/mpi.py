@@ -78,6 +78,10 @@ class MpiPeer(Peer):
                 return partial(comm.Allreduce, MPI.IN_PLACE, source, reduction)
             case "reduce_scatter":
                 return partial(comm.Reduce_scatter_block, source, target, reduction)
+            case "scan":
+                return partial(comm.Scan, MPI.IN_PLACE, source, reduction)
+            case "exscan":
+                return partial(comm.Exscan, MPI.IN_PLACE, source, reduction)
             case "reduce" if self.rank == root:
                 return partial(comm.Reduce, MPI.IN_PLACE, source, reduction, root)
             case "reduce":

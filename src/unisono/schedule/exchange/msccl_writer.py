@@ -11,10 +11,10 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
+from html import escape  # xml.sax.saxutils imports half of the standard library
 from itertools import groupby
 from operator import itemgetter
 from typing import NamedTuple
-from xml.sax.saxutils import quoteattr
 
 from unisono.schedule.coarsen import Move, moves_of
 from unisono.schedule.collective import Collective
@@ -277,7 +277,7 @@ def _xml(schedule: Schedule, name: str, gpus: Sequence[_Gpu]) -> str:
     channels = max((b.channel + 1 for gpu in gpus for b in gpu.blocks.values()), default=0)
     root = "" if collective.root is None else f' root="{collective.root}"'
     lines = [
-        f'<algo name={quoteattr(schedule.algorithm)} proto="Simple" nchannels="{channels}" '
+        f'<algo name="{escape(schedule.algorithm)}" proto="Simple" nchannels="{channels}" '
         f'nchunksperloop="{chunks}" ngpus="{collective.ranks}" coll="{name}" '
         f'inplace="{in_place}" outofplace="{1 - in_place}" minBytes="0" maxBytes="0"{root}>'
     ]

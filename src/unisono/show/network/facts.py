@@ -32,7 +32,12 @@ _NODE_NAMES = {
 
 
 def facts(topology: Topology) -> list[Fact]:
-    """Name and value of each fact. Raises `ValueError` for a network that is not connected."""
+    """Name and value of each fact. Raises `ValueError` for a network that is not connected.
+
+    >>> from unisono import topology
+    >>> facts(topology.torus([4, 4]))[2]
+    ('diameter', '4 links')
+    """
     found = [("ranks", f"{topology.num_ranks:,}"), ("links", f"{topology.num_links:,}")]
     found += [("other nodes", text) for text in [", ".join(_others(topology))] if text]
     found += [
@@ -47,7 +52,12 @@ def facts(topology: Topology) -> list[Fact]:
 
 
 def table(topology: Topology) -> Table:
-    """The facts, and a row for each sort of link, for the terminal."""
+    """The facts, and a row for each sort of link, for the terminal.
+
+    >>> from unisono import topology
+    >>> table(topology.ring(8)).row_count
+    6
+    """
     grid = Table(title=topology.name, title_justify="left", show_header=False, show_edge=False)
     grid.add_column(style="dim", no_wrap=True)
     grid.add_column()

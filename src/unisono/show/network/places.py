@@ -41,7 +41,12 @@ class Places:
 
 
 def places(topology: Topology) -> Places:
-    """Where the nodes of a network stand."""
+    """Where the nodes of a network stand.
+
+    >>> from unisono import topology
+    >>> places(topology.torus([2, 2])).points.tolist()
+    [[0.0, 0.0], [1.0, 0.0], [0.0, 1.0], [1.0, 1.0]]
+    """
     shape = topology.routing
     if isinstance(shape, Lattice):
         return _lattice(shape)

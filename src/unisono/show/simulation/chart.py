@@ -25,7 +25,7 @@ def chart(
     """An SVG of lines of (bytes, seconds), all above 0, named at the right, the lowest end last.
 
     `across` writes what is along the other axis, if not bytes; `shares`: parts of 1 instead of
-    seconds, from 0 up.
+    seconds, from 0 up. Raises `ValueError` for lines without a point.
 
     >>> chart("all_reduce", {"ring": [(1e3, 1e-5), (1e6, 1e-3)]})[:4]
     '<svg'

@@ -1,0 +1,126 @@
+"""`Communicator.explain`: what is chosen, and on request what it takes, timed by all ranks."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import replace
+from statistics import median
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from unisono.communicator.explain import Estimate, Explanation
+from unisono.communicator.numbers import check_rank
+from unisono.errors import UnsupportedError
+from unisono.types import Op
+
+if TYPE_CHECKING:
+    from unisono.communicator.communicator import Communicator
+
+_TURNS = 5
+_TURN_S = 5e-3
+_MOST_CALLS = 2_000
+_DTYPES = {1: np.uint8, 2: np.float16, 4: np.float32, 8: np.float64, 16: np.complex128}
+
+
+def explain(
+    self: Communicator,
+    op: str | Op,
+    nbytes: int,
+    root: int = 0,
+    *,
+    dtype_bytes: int = 4,
+    measure: bool = False,
+) -> Explanation:
+    """Which algorithm a call of `nbytes` (in the caller's larger buffer) takes, and why: the
+    rule and where it comes from, predicted and measured time, the runner-up.
+
+    `dtype_bytes` are those of one element, for rules that ask for it. Measured times are those of
+    `unisono tune`; with `measure=True` all ranks call this, and both algorithms are timed now, in
+    some hundredths of a second.
+
+    >>> import unisono
+    >>> with unisono.init(rank=0, size=1, rendezvous="example of explain") as comm:
+    ...     comm.explain("all_reduce", 1 << 20).algorithm
+    'direct'
+    """
+    if op not in list(Op):
+        raise UnsupportedError(f"there is no operation {op!r}; the operations are {', '.join(Op)}")
+    if not hasattr(nbytes, "__index__") or nbytes < 0:
+        raise ValueError(f"nbytes: expected a number of bytes, not {nbytes!r}")
+    op = Op(op)
+    if op.rooted:
+        check_rank(root, self.size, "root")
+    book = self._engine.book
+    choice = book.choose(op, nbytes, root if op.rooted else -1, dtype_bytes=dtype_bytes)
+    choice = replace(choice, plan=book.form(choice, op, nbytes))
+    found = Explanation.of(op, nbytes, book.hosts, choice, book.table)
+    return _timed(self, found, root, dtype_bytes) if measure else found
+
+
+def _timed(comm: Communicator, found: Explanation, root: int, dtype_bytes: int) -> Explanation:
+    """The same with the times of now."""
+    comm._engine.refuse_in_batch("explain with measure=True")
+    if dtype_bytes not in _DTYPES:
+        raise UnsupportedError(f"elements of {dtype_bytes} bytes cannot be measured")
+    calls = {found.algorithm: _call(comm, found, root, dtype_bytes, None)}
+    if found.runner_up is not None:
+        name = found.runner_up.algorithm
+        calls[name] = _call(comm, found, root, dtype_bytes, name)
+    times_s = _race(comm, calls)
+
+    def told(estimate: Estimate) -> Estimate:
+        return replace(estimate, measured_s=times_s.get(estimate.algorithm))
+
+    second = None if found.runner_up is None else told(found.runner_up)
+    return replace(found, time=told(found.time), runner_up=second)
+
+
+def _call(
+    comm: Communicator, found: Explanation, root: int, dtype_bytes: int, algorithm: str | None
+) -> Callable[[], Any]:
+    """A call of this kind by an algorithm (None: the one that is chosen)."""
+    op = found.op
+    if op is Op.BARRIER:
+        return comm.barrier
+    count = found.nbytes // dtype_bytes
+    x, piece = (np.zeros(n, np.dtype(_DTYPES[dtype_bytes])) for n in (count, count // comm.size))
+    whole = x[: piece.size * comm.size]
+    buffers: dict[Op, list[Any]] = {
+        Op.ALL_GATHER: [piece, whole],
+        Op.GATHER: [piece, whole],
+        Op.REDUCE_SCATTER: [whole, piece],
+        Op.SCATTER: [whole, piece],
+        Op.ALL_TO_ALL: [whole, np.zeros_like(whole)],
+    }
+    arguments = [*buffers.get(op, [x]), *([root] if op.rooted else [])]
+    return lambda: getattr(comm, op)(*arguments, algorithm=algorithm)
+
+
+def _race(comm: Communicator, calls: dict[str, Callable[[], Any]]) -> dict[str, float]:
+    """Seconds of a call of each: the median over turns of what the slowest rank took."""
+    turns: dict[str, list[float]] = {}
+    wanted: dict[str, int] = {}
+    for name, call in calls.items():
+        try:
+            call()
+        except UnsupportedError:  # as a reproducible communicator says of most, on all ranks
+            continue
+        first_s = _slowest(comm, call, 3)
+        wanted[name] = max(1, min(_MOST_CALLS, int(_TURN_S / first_s)))
+        turns[name] = []
+    for _ in range(_TURNS):
+        for name, times_s in turns.items():
+            times_s.append(_slowest(comm, calls[name], wanted[name]))
+    return {name: median(times_s) for name, times_s in turns.items()}
+
+
+def _slowest(comm: Communicator, call: Callable[[], Any], times: int) -> float:
+    """Seconds of a call, on the rank where they take longest."""
+    comm.barrier()
+    start = time.perf_counter()
+    for _ in range(times):
+        call()
+    mine = np.array([(time.perf_counter() - start) / times])
+    return float(comm.all_reduce(mine, "max")[0])
