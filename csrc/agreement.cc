@@ -73,8 +73,8 @@ std::string Agreement::late(uint64_t seq) const {
     bool named = false;
     for (uint32_t r = 0; r < members_.ranks(); ++r) {
         if (entered(r, seq)) continue;
-        text += (named ? "; rank " : " rank ") + std::to_string(r) +
-                " has not arrived, its last call was " + recall(view_.control(r), 0);
+        text += (named ? "; rank " : " rank ") + std::to_string(r) + " has not arrived, " +
+                whereabouts(view_.control(r));
         named = true;
     }
     if (named) return text;

@@ -147,6 +147,16 @@ std::string recall(const RankControl& control, uint64_t seq) {
     return text + ")";
 }
 
+std::string whereabouts(const RankControl& control) {
+    const std::string text = "its last call was " + recall(control, 0);
+    const uint64_t errand = control.errand.load(std::memory_order_relaxed);
+    if (errand == 0) return text;
+    const auto peer = static_cast<int32_t>(errand & 0xffffffff);
+    const bool sends = errand == errand_of(true, peer);
+    const std::string whom = peer < 0 ? "any rank" : "rank " + std::to_string(peer);
+    return text + ", and it waits in " + (sends ? "send to " : "recv from ") + whom;
+}
+
 std::string deed(const RankControl& control, uint64_t seq) {
     const CallRecord& record = control.calls[seq % kCallHistory];
     const bool refused = record.seq.load(std::memory_order_relaxed) == seq &&

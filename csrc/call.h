@@ -69,6 +69,11 @@ static_assert(sizeof(Called) == 40);
 
 [[nodiscard]] const char* name_of(DType type) noexcept;
 
+// A message for which a rank sleeps, as others see it; `peer` -1: from any rank.
+[[nodiscard]] inline uint64_t errand_of(bool sends, int32_t peer) noexcept {
+    return 1ULL << 63 | uint64_t{sends} << 62 | static_cast<uint32_t>(peer);
+}
+
 void remember(RankControl& control, uint64_t seq, const CallArgs& args, uint64_t hash) noexcept;
 void remember_refusal(RankControl& control, uint64_t seq, const std::string& reason) noexcept;
 [[nodiscard]] Called called_by(const RankControl& control) noexcept;
@@ -76,6 +81,8 @@ void remember_refusal(RankControl& control, uint64_t seq, const std::string& rea
 void hear(RankControl& mirror, const Called& called) noexcept;
 // "all_reduce(sum, float32[1000])", or "nothing yet"; `seq` 0 asks for the latest.
 [[nodiscard]] std::string recall(const RankControl& control, uint64_t seq);
+// The same of the latest call, and for which message the rank waits, if it does.
+[[nodiscard]] std::string whereabouts(const RankControl& control);
 // "called all_reduce(sum, float32[1000])", or "refused all_reduce: " with the reason.
 [[nodiscard]] std::string deed(const RankControl& control, uint64_t seq);
 

@@ -57,6 +57,7 @@ struct alignas(2 * kLine) RankControl {
     std::atomic<int32_t> pid{0};
     std::atomic<uint64_t> process{0};  // tells ranks that are threads of one process
     std::atomic<uint64_t> token{0};    // where it is in that process; see loans.h
+    std::atomic<uint64_t> errand{0};   // a message that it sleeps for; see call.h
 
     // Written with every post of a large message, looked at once a block; see stores.h.
     alignas(2 * kLine) std::atomic<uint64_t> beacon{0};

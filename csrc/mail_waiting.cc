@@ -2,6 +2,7 @@
 #include <algorithm>
 #include <string>
 
+#include "call.h"
 #include "mail.h"
 #include "progress_thread.h"
 
@@ -10,6 +11,20 @@ namespace {
 
 constexpr double kSlice_s = 0.05;
 constexpr double kNapBetween_s = 1e-3;  // where both a bell and a wire may ring
+
+// Others can say what a rank waits for that is late in a collective.
+class Errand {
+  public:
+    Errand(RankControl& own, uint64_t word) noexcept : word_(own.errand) {
+        word_.store(word, std::memory_order_relaxed);
+    }
+    Errand(const Errand&) = delete;
+    Errand& operator=(const Errand&) = delete;
+    ~Errand() { word_.store(0, std::memory_order_relaxed); }
+
+  private:
+    std::atomic<uint64_t>& word_;
+};
 
 }  // namespace
 
@@ -37,10 +52,11 @@ bool PostOffice::wait(Parcel& parcel, double timeout_s, double limit_s,
     };
     const double most_s = limit_s < 0 ? 0 : std::max(limit_s, 1e-9);
     try {
-        if (!ready() && !waiter_.wait(
-                            sleep, ready, inspect, [&] { return late(parcel); }, deadline,
-                            interrupted, most_s)) {
-            return false;
+        if (!ready()) {
+            const Errand errand(view_.own(), errand_of(parcel.sends_, m.peer));
+            const auto tell = [&] { return late(parcel); };
+            if (!waiter_.wait(sleep, ready, inspect, tell, deadline, interrupted, most_s))
+                return false;
         }
     } catch (...) {
         if (!members_.in_child()) end_all();
@@ -101,10 +117,12 @@ void PostOffice::check_departed(const Parcel& parcel) {
 std::string PostOffice::late(const Parcel& parcel) const {
     const Message& m = parcel.message_;
     const std::string peer = m.peer == kAnySource ? "any rank" : "rank " + std::to_string(m.peer);
-    return std::string(parcel.sends_ ? "send to " : "recv from ") + peer + " (" +
-           std::to_string(m.bytes) + " bytes, tag " + std::to_string(m.tag) +
-           ") timed out on rank " + std::to_string(members_.rank()) +
-           (parcel.sends_ ? ": it was not received" : ": nothing was sent");
+    const std::string text = std::string(parcel.sends_ ? "send to " : "recv from ") + peer + " (" +
+                             std::to_string(m.bytes) + " bytes, tag " + std::to_string(m.tag) +
+                             ") timed out on rank " + std::to_string(members_.rank()) +
+                             (parcel.sends_ ? ": it was not received" : ": nothing was sent");
+    if (m.peer == kAnySource) return text;
+    return text + "; " + peer + ": " + whereabouts(view_.control(static_cast<uint32_t>(m.peer)));
 }
 
 void PostOffice::progress_loop() {

@@ -17,7 +17,7 @@ import numpy as np
 import pytest
 
 from ranks import Me, Processes, Threads
-from unisono import Communicator, MismatchError, PeerLostError
+from unisono import CollectiveTimeoutError, Communicator, MismatchError, PeerLostError
 
 MOST_S = 3.0
 SETTLE_S = 0.3
@@ -144,6 +144,39 @@ def test_a_stopped_rank_is_named_with_its_last_call() -> None:
             )
         for entry in ranks.wait_for("waited", [0, 1]):
             assert 0.9 < entry["seconds"] < 1.0 + MOST_S
+
+
+def elsewhere(me: Me) -> None:
+    world = me.join(timeout_s=20)
+    world.timeout_s = 1.0 if me.rank == 0 else 20
+    me.say("ready")
+    if me.rank == 0:
+        time.sleep(SETTLE_S)
+        me.attempt("raised", world.all_reduce, np.ones(5))
+    else:
+        me.attempt("raised", world.recv, np.ones(5), 0)
+
+
+def test_a_rank_that_waits_for_a_message_is_named_with_it() -> None:
+    with Processes(elsewhere, 2) as ranks:
+        raised = ranks.wait_for("raised", [0, 1])[0]
+        assert raised["error"] == "CollectiveTimeoutError"
+        assert raised["text"].endswith("and it waits in recv from rank 0")
+
+
+def test_a_message_that_is_late_tells_what_its_sender_did() -> None:
+    def receive(comm: Communicator) -> str:
+        if comm.rank == 0:
+            comm.broadcast(np.zeros(7, np.int32))
+            return ""
+        comm.broadcast(np.zeros(7, np.int32))
+        comm.timeout_s = 0.3
+        with pytest.raises(CollectiveTimeoutError) as raised:
+            comm.recv(np.ones(1), 0)
+        return str(raised.value)
+
+    text = Threads(2).run(receive)[1]
+    assert text.endswith("nothing was sent; rank 0: its last call was broadcast(int32[7], root=0)")
 
 
 # ---- ranks disagree
