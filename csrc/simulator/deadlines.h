@@ -2,7 +2,6 @@
 #pragma once
 
 #include <algorithm>
-#include <compare>
 #include <cstddef>
 #include <cstdint>
 #include <vector>
@@ -10,7 +9,8 @@
 namespace unisono::simulator {
 
 // A heap that knows where everything is in it. Times change more often than they come: who has a
-// new one is moved, and leaves nothing behind that would have to be skipped later.
+// new one is moved, and leaves nothing behind that would have to be skipped later. Equal times stay
+// where they are: a thousand at once cost no more than one each.
 class Deadlines {
   public:
     [[nodiscard]] bool empty() const { return heap_.empty(); }
@@ -45,7 +45,6 @@ class Deadlines {
     struct Entry {
         double time;
         int32_t id;
-        auto operator<=>(const Entry&) const = default;
     };
     static constexpr size_t kNowhere = static_cast<size_t>(-1);
     static constexpr size_t kWidth = 4;
@@ -57,7 +56,7 @@ class Deadlines {
 
     size_t up(size_t at) {
         const Entry entry = heap_[at];
-        for (; at != 0 && entry < heap_[(at - 1) / kWidth]; at = (at - 1) / kWidth)
+        for (; at != 0 && entry.time < heap_[(at - 1) / kWidth].time; at = (at - 1) / kWidth)
             put(at, heap_[(at - 1) / kWidth]);
         put(at, entry);
         return at;
@@ -69,8 +68,12 @@ class Deadlines {
             const size_t first = at * kWidth + 1;
             const size_t end = std::min(first + kWidth, heap_.size());
             size_t least = at;
-            for (size_t child = first; child < end; ++child)
-                if (heap_[child] < (least == at ? entry : heap_[least])) least = child;
+            double time = entry.time;
+            for (size_t child = first; child < end; ++child) {
+                if (heap_[child].time >= time) continue;
+                least = child;
+                time = heap_[child].time;
+            }
             if (least == at) break;
             put(at, heap_[least]);
             at = least;

@@ -34,8 +34,8 @@ void change_any(Report& report) {
             }
             report.check(deadlines.empty() == expected.empty(), "whether there are any");
             if (deadlines.empty() || expected.empty()) continue;
-            report.check(std::pair(deadlines.time(), deadlines.id()) == *expected.begin(),
-                         "the next; of equal times the lowest number");
+            report.check(deadlines.time() == expected.begin()->first, "the next time");
+            report.check(times.at(deadlines.id()) == deadlines.time(), "whose it is");
         }
     }
 }
