@@ -3,9 +3,9 @@
 All_reduce by several algorithms on 2 to 8 hosts, and on 4 of which the last has a slower link.
 Rates are low, so that two cores have no trouble with 8 such hosts. In the same run iperf3 says what
 a link carries, and a ring of 8 bytes how long a message takes at least; the simulator is told
-nothing else. It runs the plans that the executor runs, in the blocks that the executor would choose.
-Each time is of one call, from a start line to the last rank's return: of calls in a row the next
-begins before the one before has ended everywhere.
+nothing else. It runs the plans that the executor runs, in the blocks that the executor would
+choose. Each time is of one call, from a start line to the last rank's return: of calls in a row the
+next begins before the one before has ended everywhere.
 
 With --json, rows that are in the file and are not measured now stay, so places and sizes may have
 runs of their own. `--no-even` measures ports with one queue each and the machine's own congestion
