@@ -2,10 +2,10 @@
 
 All_reduce by several algorithms on 2 to 8 hosts, and on 4 of which the last has a slower link.
 Rates are low, so that two cores have no trouble with 8 such hosts. In the same run iperf3 says what
-a link carries, and a ring of 8 bytes how long a message takes at least; the simulator is told
-nothing else. It runs the plans that the executor runs, in the blocks that the executor would
-choose. Each time is of one call, from a start line to the last rank's return: of calls in a row the
-next begins before the one before has ended everywhere.
+a link carries, a ring of 8 bytes how long a message takes at least, and every call by how much each
+rank began after the first; the simulator is told nothing else. It runs the plans that the executor
+runs, in the blocks that the executor would choose. Each time is of one call, from a start line to
+the last rank's return: of calls in a row the next begins before the one before has ended.
 
 With --json, rows that are in the file and are not measured now stay, so places and sizes may have
 runs of their own. `--no-even` measures ports with one queue each and the machine's own congestion
@@ -15,6 +15,7 @@ control instead.
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from statistics import median
@@ -37,7 +38,7 @@ from unisono.bench.sizes import format_size, parse_sizes
 from unisono.config import DEFAULT_STAGING_BYTES
 from unisono.runtime.finding import shape_among
 from unisono.runtime.native_executor import spanning_block_bytes
-from unisono.simulator import Blocks, Job
+from unisono.simulator import Blocks, Conditions, Endpoint, Job
 from unisono.topology import Topology
 
 ALGORITHMS = ("ring", "halving_doubling", "direct", "reduce_broadcast")
@@ -98,13 +99,20 @@ def even_ports(mbit: int) -> Shaping:
     return replace(EVEN, burst=str(tokens), segment_bytes=min(EVEN.segment_bytes, tokens // 4))
 
 
-def predict_s(name: str, network: Topology, nbytes: int) -> float:
-    """The simulation of an algorithm, block by block."""
+def predict_s(
+    name: str, network: Topology, nbytes: int, late_s: Sequence[Sequence[float]]
+) -> list[float]:
+    """The simulation of an algorithm, block by block, for each round: ranks begin as they began."""
     schedule = algorithms.build("all_reduce", name, ranks=network.num_ranks)
     shape = shape_among(network.num_ranks, 1, 1, DEFAULT_STAGING_BYTES)
     block_bytes = spanning_block_bytes(schedule, nbytes, shape)
     blocks = Blocks(block_bytes=block_bytes, lead=shape.depth - 2, depth=shape.depth)
-    return simulate([Job(schedule=schedule, nbytes=nbytes, blocks=blocks)], network).time_s
+    job = Job(schedule=schedule, nbytes=nbytes, blocks=blocks)
+    found = []
+    for by in late_s:
+        late = {rank: Endpoint(enters_s=seconds) for rank, seconds in enumerate(by)}
+        found.append(simulate([job], network, conditions=Conditions(endpoints=late)).time_s)
+    return found
 
 
 def compare(place: Place, report: Report, mbit: int) -> list[dict[str, Any]]:
@@ -121,7 +129,10 @@ def compare(place: Place, report: Report, mbit: int) -> list[dict[str, Any]]:
             measurement = row.of(f"unisono:{name}")
             if measurement is None or not measurement.median_s:
                 continue
-            predicted_s = predict_s(name, network, row.case.nbytes)
+            late_s = measurement.late_s
+            each_s = predict_s(name, network, row.case.nbytes, late_s)
+            in_step_s = predict_s(name, network, row.case.nbytes, [()])[0]
+            predicted_s = median(each_s)
             found.append(
                 {
                     "hosts": str(place),
@@ -129,6 +140,8 @@ def compare(place: Place, report: Report, mbit: int) -> list[dict[str, Any]]:
                     "nbytes": row.case.nbytes,
                     "measured_s": measurement.median_s,
                     "simulated_s": predicted_s,
+                    "simulated_in_step_s": in_step_s,
+                    "late_s": median(max(by) for by in late_s),
                     "error": predicted_s / measurement.median_s - 1,
                     "mbit": mbit,
                     **network_of,
@@ -160,7 +173,7 @@ def main(
     *,
     sizes: Annotated[str, typer.Option(help="Of the vector.")] = "1M,4M,16M",
     mbit: Annotated[int, typer.Option(help="Of the links, in Mbit/s.")] = 50,
-    rounds: Annotated[int, typer.Option(help="Turns of every algorithm.")] = 3,
+    rounds: Annotated[int, typer.Option(help="Turns of every algorithm.")] = 5,
     even: Annotated[bool, typer.Option(help="Ports that hosts share evenly.")] = True,
     places: Annotated[str, typer.Option(help="By number, from 0.")] = "0,1,2,3",
     json_path: Annotated[Path | None, typer.Option("--json", help="Write the rows here.")] = None,
