@@ -1,16 +1,22 @@
-"""The simulator beside hosts of a lab (root): `python benchmarks/simulator_lab.py`, ten minutes.
+"""The simulator beside hosts of a lab (root): `python benchmarks/simulator_lab.py`, 15 minutes.
 
-All_reduce by several algorithms on 2 to 8 hosts whose links carry 200 Mbit/s (two cores can keep 8
-such hosts busy), and on 4 of which the last has a slower link. In the same run iperf3 says what a
-link carries, and a ring of 8 bytes how long a message takes at least; the simulator is told nothing
-else. It runs the plans that the executor runs, in the blocks that the executor would choose.
-`--no-even` measures ports with one queue each and the machine's own congestion control instead.
+All_reduce by several algorithms on 2 to 8 hosts, and on 4 of which the last has a slower link.
+Rates are low, so that two cores have no trouble with 8 such hosts. In the same run iperf3 says what
+a link carries, a ring of 8 bytes how long a message takes at least, and every call by how much each
+rank began after the first; the simulator is told nothing else. It runs the plans that the executor
+runs, in the blocks that the executor would choose. Each time is of one call, from a start line to
+the last rank's return: of calls in a row the next begins before the one before has ended.
+
+With --json, rows that are in the file and are not measured now stay, so places and sizes may have
+runs of their own. `--no-even` measures ports with one queue each and the machine's own congestion
+control instead.
 """
 
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from statistics import median
 from typing import Annotated, Any
@@ -32,12 +38,14 @@ from unisono.bench.sizes import format_size, parse_sizes
 from unisono.config import DEFAULT_STAGING_BYTES
 from unisono.runtime.finding import shape_among
 from unisono.runtime.native_executor import spanning_block_bytes
-from unisono.simulator import Blocks, Job
+from unisono.simulator import Blocks, Conditions, Endpoint, Job
 from unisono.topology import Topology
 
 ALGORITHMS = ("ring", "halving_doubling", "direct", "reduce_broadcast")
 """The last is a tree: a binomial one up, and one down."""
 TINY = 8
+ONE_CALL = 1e-4
+"""Seconds of calls in a row: fewer than any call but the tiny one takes."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -78,22 +86,36 @@ def measure(
             cases,
             (*names, NETWORK),
             ours=names[0],
-            pace=Pace(rounds=rounds, round_s=0.05, min_iterations=2),
+            pace=Pace(rounds=rounds, round_s=ONE_CALL, min_iterations=1),
             cluster=Cluster(lab=lab),
             observe=observe,
         )
 
 
-def predict_s(name: str, network: Topology, nbytes: int) -> float:
-    """The simulation of an algorithm, block by block."""
+def even_ports(mbit: int) -> Shaping:
+    """Tokens for 2.6 ms, so that a port loses nothing while the processor is elsewhere, and packets
+    of a quarter of that."""
+    tokens = mbit * 328
+    return replace(EVEN, burst=str(tokens), segment_bytes=min(EVEN.segment_bytes, tokens // 4))
+
+
+def predict_s(
+    name: str, network: Topology, nbytes: int, late_s: Sequence[Sequence[float]]
+) -> list[float]:
+    """The simulation of an algorithm, block by block, for each round: ranks begin as they began."""
     schedule = algorithms.build("all_reduce", name, ranks=network.num_ranks)
     shape = shape_among(network.num_ranks, 1, 1, DEFAULT_STAGING_BYTES)
     block_bytes = spanning_block_bytes(schedule, nbytes, shape)
     blocks = Blocks(block_bytes=block_bytes, lead=shape.depth - 2, depth=shape.depth)
-    return simulate([Job(schedule=schedule, nbytes=nbytes, blocks=blocks)], network).time_s
+    job = Job(schedule=schedule, nbytes=nbytes, blocks=blocks)
+    found = []
+    for by in late_s:
+        late = {rank: Endpoint(enters_s=seconds) for rank, seconds in enumerate(by)}
+        found.append(simulate([job], network, conditions=Conditions(endpoints=late)).time_s)
+    return found
 
 
-def compare(place: Place, report: Report) -> list[dict[str, Any]]:
+def compare(place: Place, report: Report, mbit: int) -> list[dict[str, Any]]:
     """Measured and simulated times."""
     ring = report.rows[0].of("unisono:ring")
     assert ring is not None and ring.median_s, "the ring was measured"
@@ -107,7 +129,10 @@ def compare(place: Place, report: Report) -> list[dict[str, Any]]:
             measurement = row.of(f"unisono:{name}")
             if measurement is None or not measurement.median_s:
                 continue
-            predicted_s = predict_s(name, network, row.case.nbytes)
+            late_s = measurement.late_s
+            each_s = predict_s(name, network, row.case.nbytes, late_s)
+            in_step_s = predict_s(name, network, row.case.nbytes, [()])[0]
+            predicted_s = median(each_s)
             found.append(
                 {
                     "hosts": str(place),
@@ -115,7 +140,10 @@ def compare(place: Place, report: Report) -> list[dict[str, Any]]:
                     "nbytes": row.case.nbytes,
                     "measured_s": measurement.median_s,
                     "simulated_s": predicted_s,
+                    "simulated_in_step_s": in_step_s,
+                    "late_s": median(max(by) for by in late_s),
                     "error": predicted_s / measurement.median_s - 1,
+                    "mbit": mbit,
                     **network_of,
                     "busy_cores": report.machine["busy_cores"],
                 }
@@ -131,7 +159,10 @@ def table(rows: list[dict[str, Any]]) -> Table:
         made.add_column(column, justify="left" if column == "algorithm" else "right")
     for hosts, name in dict.fromkeys((row["hosts"], row["algorithm"]) for row in rows):
         of = {r["nbytes"]: r for r in rows if (r["hosts"], r["algorithm"]) == (hosts, name)}
-        cells = [f"{of[n]['measured_s'] * 1e3:.1f} ({of[n]['error']:+.1%})" for n in sizes]
+        cells = [
+            f"{of[n]['measured_s'] * 1e3:.1f} ({of[n]['error']:+.1%})" if n in of else ""
+            for n in sizes
+        ]
         made.add_row(hosts, name, *cells)
     errors = [abs(row["error"]) for row in rows]
     made.caption = f"median error {median(errors):.1%}, worst {max(errors):.1%}"
@@ -141,19 +172,34 @@ def table(rows: list[dict[str, Any]]) -> Table:
 def main(
     *,
     sizes: Annotated[str, typer.Option(help="Of the vector.")] = "1M,4M,16M",
-    mbit: Annotated[int, typer.Option(help="Of the links, in Mbit/s.")] = 200,
-    rounds: Annotated[int, typer.Option(help="Turns of every algorithm.")] = 3,
+    mbit: Annotated[int, typer.Option(help="Of the links, in Mbit/s.")] = 50,
+    rounds: Annotated[int, typer.Option(help="Turns of every algorithm.")] = 5,
     even: Annotated[bool, typer.Option(help="Ports that hosts share evenly.")] = True,
     places: Annotated[str, typer.Option(help="By number, from 0.")] = "0,1,2,3",
     json_path: Annotated[Path | None, typer.Option("--json", help="Write the rows here.")] = None,
 ) -> None:
     rows: list[dict[str, Any]] = []
-    shaping = EVEN if even else Shaping()
+    shaping = even_ports(mbit) if even else Shaping()
     for place in (PLACES[int(number)] for number in places.split(",")):
-        rows += compare(place, measure(place, parse_sizes(sizes), mbit, rounds, shaping))
-        Console(width=120).print(table(rows))
-    if json_path is not None:
-        json_path.write_text(json.dumps(rows, indent=2) + "\n")
+        rows += compare(place, measure(place, parse_sizes(sizes), mbit, rounds, shaping), mbit)
+        if json_path is not None:
+            rows = merged(json_path, rows)
+            json_path.write_text(json.dumps(rows, indent=2) + "\n")
+    Console(width=120).print(table(rows))
+
+
+def merged(path: Path, rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """The rows, and those of the file that are of other places, algorithms and sizes."""
+
+    def key(row: dict[str, Any]) -> tuple[int, str, int]:
+        places = [str(place) for place in PLACES]
+        return places.index(row["hosts"]), row["algorithm"], row["nbytes"]
+
+    before = json.loads(path.read_text()) if path.exists() else []
+    found = {key(row): row for row in (*before, *rows)}
+    return [
+        found[at] for at in sorted(found, key=lambda at: (at[0], ALGORITHMS.index(at[1]), at[2]))
+    ]
 
 
 if __name__ == "__main__":

@@ -56,6 +56,14 @@ def test_from_a_measurement_to_a_prediction() -> None:
     assert found["bound_s"] == pytest.approx((1 << 20) * 1.5e-9)
 
 
+def test_runs_make_one_model() -> None:
+    Path("again.json").write_text(Path("bench.json").read_text())
+    code, output = unisono("calibrate", "bench.json", "again.json", "--json", "c.json")
+    assert code == 0, output
+    (model,) = json.loads(Path("c.json").read_text())["models"]
+    assert model["source"] == "bench.json, again.json"
+
+
 def test_bench_shows_what_was_foretold() -> None:
     code, output = unisono(
         *("bench", "all_reduce", "-n", "2", "--sizes", "1K", "--against", "", "--rounds", "1"),

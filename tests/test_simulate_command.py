@@ -135,3 +135,16 @@ def test_a_search_as_table_and_json() -> None:
 def test_refusals_of_sweeps_and_searches(arguments: list[str], told: str) -> None:
     code, output = simulate("all_reduce", "ring", "-t", "fat_tree:4", *arguments)
     assert code == 2 and told in " ".join(output.replace("│", " ").split())
+
+
+def test_a_barrier_is_refused() -> None:
+    code, output = simulate("barrier", "-t", "ring:4")
+    assert code == 2
+    assert "a barrier moves no data" in output
+
+
+def test_a_sweep_without_a_bound_has_no_column_for_it() -> None:
+    _, some = simulate("all_reduce", "ring", "-t", "torus:4x4", "--sweep", "ranks=2,4")
+    _, all_there_are = simulate("all_reduce", "ring", "-t", "torus:4x4", "--sweep", "ranks=4,16")
+    assert "of the bound" not in some
+    assert "of the bound" in all_there_are

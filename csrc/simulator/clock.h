@@ -41,11 +41,12 @@ class Clock {
 
     [[nodiscard]] bool empty() const { return heap_.empty(); }
 
-    // Takes out the events of the next instant; returns its time.
-    double next(std::vector<Event>& events) {
+    [[nodiscard]] double time() const { return heap_.front().time; }
+
+    // Takes out the events up to a time.
+    void take(double until, std::vector<Event>& events) {
         events.clear();
-        const double now = heap_.front().time;
-        while (!heap_.empty() && heap_.front().time <= now * (1 + kInstant)) {
+        while (!heap_.empty() && heap_.front().time <= until) {
             const Entry entry = heap_.front();
             std::pop_heap(heap_.begin(), heap_.end(), std::greater<>());
             heap_.pop_back();
@@ -56,7 +57,6 @@ class Clock {
             for (auto& [known, number] : recent_)
                 if (number == entry.bucket) known = -1;
         }
-        return now;
     }
 
   private:

@@ -48,22 +48,23 @@ Engine::Engine(std::span<const double> capacity, const Paths& paths, const Tasks
 
 bool Engine::advance(uint64_t events) {
     uint64_t seen = 0;
-    while (!clock_.empty() && seen < events && to_come_ != 0) {
-        now_ = clock_.next(events_);
+    while (more() && seen < events) {
+        now_ = next_s();
+        const double until = now_ * (1 + kInstant);
+        clock_.take(until, events_);
         seen += events_.size();
+        for (; !through_.empty() && through_.time() <= until; ++seen) finish(through_.id());
         for (const Event& event : events_) {
-            if (event.what == What::begin) {
-                begin(event.id);
-            } else if (event.what == What::arrive) {
-                arrive(event.id);
-            } else if (lanes_[index(event.id)].version == event.version) {
-                finish(event.id);
+            if (event.arrives) {
+                arrive(event.task);
+            } else {
+                begin(event.task);
             }
         }
         drain();
         update();
     }
-    if (!clock_.empty() && to_come_ != 0) return true;
+    if (more()) return true;
     for (const auto& [number, served] : endless_) {
         Lane& lane = lanes_[index(number)];
         serve(lane);
@@ -71,6 +72,15 @@ bool Engine::advance(uint64_t events) {
     }
     endless_.clear();
     return false;
+}
+
+bool Engine::more() const {
+    return to_come_ != 0 && !(clock_.empty() && through_.empty());
+}
+
+double Engine::next_s() const {
+    if (through_.empty()) return clock_.time();
+    return clock_.empty() ? through_.time() : std::min(clock_.time(), through_.time());
 }
 
 // Tasks that have become ready, and those that these make ready in the same instant.
@@ -88,7 +98,7 @@ void Engine::ready(int32_t task) {
     }
     start += paths_.delay_s[path];
     if (start > now_) {
-        clock_.at(start, {What::begin, task, 0});
+        clock_.at(start, {task, false});
     } else {
         begin(task);
     }
@@ -118,6 +128,7 @@ void Engine::finish(int32_t number) {
     const double target = lane.members.front().target;
     serve(lane);
     lane.served = target;
+    through_.remove(number);
     wake(number);
     while (!lane.members.empty() && lane.members.front().target <= target * (1 + kInstant)) {
         const int32_t task = lane.members.front().task;
@@ -134,7 +145,7 @@ void Engine::left(int32_t task) {
     if (!next_.empty() && next_[index(task)] >= 0) release(next_[index(task)], task);
     const double tail = paths_.tail_s[index(path)];
     if (tail > 0) {
-        clock_.at(now_ + tail, {What::arrive, task, 0});
+        clock_.at(now_ + tail, {task, true});
     } else {
         arrive(task);
     }
@@ -213,7 +224,6 @@ void Engine::update() {
     for (const int32_t number : woken_) {
         Lane& lane = lanes_[index(number)];
         lane.woken = false;
-        ++lane.version;
         if (lane.members.empty()) {
             lane_at_[index(lane.path)] = -1;
             idle_.push_back(number);
@@ -221,7 +231,7 @@ void Engine::update() {
         }
         const double left = lane.members.front().target - lane.served;
         if (std::isinf(left)) continue;
-        clock_.at(now_ + std::max(left, 0.0) / lane.rate, {What::finish, number, lane.version});
+        through_.set(number, now_ + std::max(left, 0.0) / lane.rate);
     }
     woken_.clear();
 }

@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "simulator/clock.h"
+#include "simulator/deadlines.h"
 #include "simulator/lists.h"
 #include "simulator/sharing.h"
 #include "simulator/usage.h"
@@ -54,11 +55,9 @@ class Engine {
     [[nodiscard]] const Usage& usage() const { return usage_; }
 
   private:
-    enum class What : uint32_t { finish, begin, arrive };
     struct Event {
-        What what;
-        int32_t id;        // a lane's or a task's
-        uint32_t version;  // of the lane
+        int32_t task;
+        bool arrives;  // else it begins
     };
     struct Member {
         double target;  // bytes that the lane has served a flow when this one is through
@@ -68,7 +67,6 @@ class Engine {
     // The flows of one path. All get the same bytes from now on, so one counter serves all.
     struct Lane {
         int32_t path = -1;
-        uint32_t version = 0;
         double served = 0;
         double since = 0;
         double rate = 0;
@@ -84,6 +82,8 @@ class Engine {
     void arrive(int32_t task);
     void release(int32_t task, int32_t by);
     void finish(int32_t lane);
+    [[nodiscard]] bool more() const;
+    [[nodiscard]] double next_s() const;
     void drain();
     void update();
     void serve(Lane& lane);
@@ -96,6 +96,7 @@ class Engine {
     Sharing sharing_;
     Usage usage_;
     Clock<Event> clock_;
+    Deadlines through_;               // of each lane, when its next flow is through
     std::vector<int32_t> waits_;      // of each task, how many more must come before it
     std::vector<int32_t> wanted_by_;  // tasks that need each, in lists
     std::vector<int64_t> wanted_starts_;

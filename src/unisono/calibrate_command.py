@@ -20,14 +20,15 @@ def calibrate(
     *,
     files: Annotated[
         list[Path],
-        typer.Argument(help="JSON of `unisono bench`, or what nccl-tests printed."),
+        typer.Argument(help="Of `unisono bench --json` or `tune`, or what nccl-tests printed."),
     ],
     op: Annotated[str | None, typer.Option(help="Only this operation.")] = None,
     contestant: Annotated[
         str | None, typer.Option(help="Whose times; by default the first's.")
     ] = None,
     algorithm: Annotated[
-        str | None, typer.Option(help="What ran: by default direct, for NCCL ring.")
+        str | None,
+        typer.Option(help="What ran: by default what the file says, else direct, for NCCL ring."),
     ] = None,
     out_path: Annotated[
         Path | None, typer.Option("--out", metavar="FILE", help="Write the models here.")
@@ -37,6 +38,7 @@ def calibrate(
     """Make link models of measurements: what a message takes, by its size.
 
     A model is a few lines, each for a range of sizes: alpha seconds, and 1 / rate for each byte.
+    Several files of the same operation and ranks are runs, which make one model.
     Held out: how well every other size, alone, foretells the rest. The file is for
     `unisono simulate --model` and `unisono bench --predict`.
     """
@@ -45,18 +47,25 @@ def calibrate(
     from unisono.bench.execute import result_console, write_json
     from unisono.errors import UnisonoError
     from unisono.simulator.calibration import calibrate, holdout, of_contestant, to_json
-    from unisono.simulator.measured import read
+    from unisono.simulator.measured import Sample, read
+
+    def kind(found: tuple[str, Sample]) -> tuple[str, int, str]:
+        _, sample = found
+        return sample.op, sample.ranks, sample.contestant
 
     models: list[LinkModel] = []
     held: list[Holdout | None] = []
     try:
-        for path in files:
-            samples = of_contestant(read(path.read_text(encoding="utf-8"), op=op), contestant)
-            kinds = sorted(samples, key=lambda sample: (sample.op, sample.ranks))
-            for _, some in groupby(kinds, key=lambda sample: (sample.op, sample.ranks)):
-                alike = list(some)
-                models += calibrate(alike, algorithm=algorithm, source=path.name)
-                held.append(holdout(alike, algorithm=algorithm))
+        samples = [
+            (path.name, sample)
+            for path in files
+            for sample in of_contestant(read(path.read_text(encoding="utf-8"), op=op), contestant)
+        ]
+        for _, some in groupby(sorted(samples, key=kind), key=kind):
+            names, runs = zip(*some, strict=True)
+            source = ", ".join(dict.fromkeys(names))
+            models += calibrate(runs, algorithm=algorithm, source=source)
+            held.append(holdout(runs, algorithm=algorithm))
         text = to_json(models)
         if out_path is not None:
             out_path.write_text(text, encoding="utf-8")

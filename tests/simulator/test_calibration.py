@@ -170,6 +170,37 @@ def test_what_nccl_tests_prints() -> None:
         read("a\nb\n")
 
 
+def test_what_tune_writes() -> None:
+    measured = [
+        {"op": "all_reduce", "ranks": 4, "nbytes": n, "algorithm": name, "time_s": time_s}
+        for n in (1024, 65536, 1 << 20)
+        for name, time_s in (
+            ("ring", 6e-6 + n * 1.5e-9),
+            ("ring:block_bytes=65536", 1.0),
+            *([("direct", 1e-6)] if n == 1024 else []),
+        )
+    ]
+    samples = read(json.dumps({"measured": measured, "rules": []}))
+    assert [sample.algorithm for sample in samples].count("ring") == 3
+    (model,) = calibrate(samples)
+    assert model.algorithm == "ring"
+    assert model.predict(65536) == pytest.approx(6e-6 + 65536 * 1.5e-9)
+    with pytest.raises(ValueError, match="bruck was not measured; there are ring, direct"):
+        calibrate(samples, algorithm="bruck")
+
+
+def test_runs_are_held_against_their_median() -> None:
+    samples = [
+        Sample(op="all_reduce", ranks=4, nbytes=n, seconds=(6e-6 + 1.5e-9 * n) * off)
+        for n in (1e3, 1e4, 1e5, 1e6, 1e7)
+        for off in (0.99, 1.0, 3.0)
+    ]
+    held = holdout(samples, algorithm="ring")
+    assert held is not None
+    assert held.sizes == 2
+    assert held.worst < 0.02
+
+
 def test_what_our_bench_writes() -> None:
     rows = [
         {

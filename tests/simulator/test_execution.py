@@ -11,7 +11,7 @@ from unisono import algorithms, simulate, topology
 from unisono.algorithms.cost import whole_chunks
 from unisono.errors import UnsupportedError
 from unisono.schedule import Schedule
-from unisono.simulator import Blocks, Compute, Conditions, Job, Order, Result
+from unisono.simulator import Blocks, Compute, Conditions, Endpoint, Job, Order, Result
 from unisono.simulator.execution import HEAD_BYTES
 from unisono.topology import Cable, LinkKind
 
@@ -66,6 +66,25 @@ def test_trees_need_a_lead_as_long_as_they_are_high() -> None:
     # Up 1 and 1; then the root's two readers share its link; then down 1: nothing overlaps.
     assert times[0] == pytest.approx(16 * 5, rel=1e-3)
     assert 16 * 2 <= times[1] < 16 * 3
+
+
+@pytest.mark.parametrize(
+    ("name", "least", "most"), [("halving_doubling", 1.05, 1.5), ("ring", 1.0, 1.01)]
+)
+def test_exchanges_lose_by_ranks_out_of_step(name: str, least: float, most: float) -> None:
+    """A ring goes on as late as its last rank; halving and doubling packs its rounds into each
+    other only where all ranks begin at once, and never finds back."""
+    job = Job(
+        schedule=algorithms.build("all_reduce", name, ranks=8),
+        nbytes=4 << 20,
+        blocks=Blocks(block_bytes=90112),
+    )
+    cable = Cable(bandwidth_Bps=6e6, latency_s=30e-6, kind=LinkKind.OTHER)
+    net = topology.star(8, cable=cable)
+    late = {rank: Endpoint(enters_s=rank * 5 % 8 * 1e-3) for rank in range(8)}
+    in_step = simulate([job], net).time_s
+    out_of_step = simulate([job], net, conditions=Conditions(endpoints=late)).time_s
+    assert least < out_of_step / in_step < most
 
 
 @settings(max_examples=60)

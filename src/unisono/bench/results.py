@@ -23,6 +23,8 @@ class Measurement:
     wrong: int = 0
     """Elements that were not as they must be, over all ranks."""
     error: str | None = None
+    late_s: tuple[tuple[float, ...], ...] = ()
+    """Of each round: by how much each rank began after the first."""
 
     @property
     def median_s(self) -> float | None:

@@ -134,6 +134,7 @@ class _Entry:
         self.iterations = 0
         self.wrong = 0
         self.times_s: list[float] = []
+        self.late_s: list[tuple[float, ...]] = []
         self.error: str | None = None
 
     def attempt(self, step: Callable[[], None]) -> None:
@@ -165,6 +166,7 @@ class _Entry:
 
     def time(self) -> None:
         self.times_s.append(self.world.time_s(self.iterations))
+        self.late_s.append(self.world.late_s)
 
     def measurement(self) -> Measurement:
         return Measurement(
@@ -173,6 +175,7 @@ class _Entry:
             iterations=self.iterations,
             wrong=self.wrong,
             error=self.error,
+            late_s=tuple(self.late_s) if self.error is None else (),
         )
 
 

@@ -74,7 +74,7 @@ class Worker:
         start_s = time.perf_counter()
         for _ in range(iterations):
             call()
-        return {"elapsed_s": time.perf_counter() - start_s}
+        return {"elapsed_s": time.perf_counter() - start_s, "began_s": start_s}
 
 
 def connect_peer(contestant: Contestant, *, rank: int, ranks: int, meeting: str) -> Peer:

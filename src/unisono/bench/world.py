@@ -49,6 +49,9 @@ class World:
         self.ranks = ranks
         self._bind_ranks = bind
         self._cluster = cluster
+        self.late_s: tuple[float, ...] = ()
+        """By how much each rank left the last start line after the first. One clock: all ranks are
+        on this machine."""
         self._folder = Path(tempfile.mkdtemp(prefix="unisono-bench-"))
         self._processes: list[subprocess.Popen[bytes]] = []
         self._channels: list[Channel] = []
@@ -99,6 +102,8 @@ class World:
     def time_s(self, iterations: int) -> float:
         """Seconds of one call: the slowest rank's mean over back-to-back calls."""
         replies = self._ask({"do": "time", "iterations": iterations})
+        began_s = [float(reply["began_s"]) for reply in replies]
+        self.late_s = tuple(time_s - min(began_s) for time_s in began_s)
         return max(float(reply["elapsed_s"]) for reply in replies) / iterations
 
     def close(self) -> None:

@@ -90,6 +90,8 @@ def simulate(
     try:
         if op not in list(Op):
             raise ValueError(f"{op} is none of the operations {', '.join(Op)}")
+        if op == Op.BARRIER:
+            raise ValueError("a barrier moves no data, so there is nothing to simulate")
         _check(
             sweep=sweep is not None,
             search=search,

@@ -72,19 +72,22 @@ def table(task: Task, name: str, points: Sequence[Point], compute_s: float | Non
     from unisono.simulator.sweep import scale_factor
 
     title = f"{task.op} of {bytes_text(task.nbytes)} on {task.spec}, by {name}"
-    extra = ("of the bound",) if compute_s is None else ("of the bound", "scale factor")
+    # The bound is that of all ranks of a network.
+    bounds = [p.topology.num_ranks == p.ranks and task.bound_s(p.topology) for p in points]
+    extra = [
+        *(["of the bound"] if any(bounds) else []),
+        *([] if compute_s is None else ["scale factor"]),
+    ]
     found = league.new_table(title, name, "ranks", "algorithm", *league.COLUMNS, *extra)
-    for point in points:
+    for point, bound in zip(points, bounds, strict=True):
         best = point.best
         assert best is not None and best.result is not None, "asked before"
-        whole = point.ranks == point.topology.num_ranks
-        bound = league.of_bound(task.bound_s(point.topology), best.result) if whole else ""
         found.add_row(
             point.value,
             str(point.ranks),
             best.algorithm,
             *league.cells(task, best.result, point.ranks),
-            bound,
+            *([league.of_bound(bound, best.result) if bound else ""] if any(bounds) else []),
             *([] if compute_s is None else [f"{scale_factor(compute_s, best.result.time_s):.1%}"]),
         )
     if compute_s is not None:

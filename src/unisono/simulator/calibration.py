@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import json
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass
 from itertools import groupby
+from statistics import median
 from typing import Any
 
 import numpy as np
@@ -27,9 +29,10 @@ def calibrate(
 ) -> list[LinkModel]:
     """A model for each operation and number of ranks that was measured.
 
-    `algorithm` is what ran: by default a ring where NCCL did, else `direct`. Of a rank's bytes it
-    says how many each message has. Raises `ValueError` for what cannot be fitted, and
-    `UnsupportedError` for algorithms that the operation does not have.
+    `algorithm` is what ran: by default what the samples say most often; where they do not, a ring
+    where NCCL did, else `direct`. Of a rank's bytes it says how many each message has. Raises
+    `ValueError` for what cannot be fitted, and `UnsupportedError` for algorithms that the operation
+    does not have.
 
     >>> times = [Sample(op="all_reduce", ranks=4, nbytes=n, seconds=6e-6 + 1.5e-9 * n)
     ...     for n in (1e3, 1e4, 1e5, 1e6)]
@@ -38,14 +41,16 @@ def calibrate(
     (1.0, 1.0)
     """
     return [
-        _model(list(some), op, ranks, algorithm, source)
-        for (op, ranks), some in groupby(sorted(samples, key=_kind), key=_kind)
+        _model(alike, algorithm, source)
+        for _, some in groupby(sorted(samples, key=_kind), key=_kind)
+        for alike in [_alike(list(some), algorithm)]
     ]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Holdout:
-    """Errors at every other size, of a model fitted to the rest; relative to what was measured."""
+    """Errors at every other size, of a model fitted to the rest; relative to what was measured, of
+    several times of one size to their median."""
 
     mean: float
     median: float
@@ -56,18 +61,18 @@ class Holdout:
 def holdout(samples: Sequence[Sample], *, algorithm: str | None = None) -> Holdout | None:
     """How well every other size foretells the rest, from the least size on, of one operation on
     one number of ranks. None where there are too few sizes, or times do not grow."""
+    samples = _alike(samples, algorithm)
     sizes = sorted({sample.nbytes for sample in samples})
     if len(sizes) < 4:
         return None
-    fitted, tested = set(sizes[::2]), set(sizes[1::2])
+    fitted, tested = set(sizes[::2]), sizes[1::2]
     try:
         (model,) = calibrate([s for s in samples if s.nbytes in fitted], algorithm=algorithm)
     except ValueError:
         return None
+    measured = [median(s.seconds for s in samples if s.nbytes == size) for size in tested]
     errors = [
-        abs(model.predict(sample.nbytes) / sample.seconds - 1)
-        for sample in samples
-        if sample.nbytes in tested
+        abs(model.predict(size) / time_s - 1) for size, time_s in zip(tested, measured, strict=True)
     ]
     return Holdout(
         mean=float(np.mean(errors)),
@@ -90,10 +95,20 @@ def _kind(sample: Sample) -> tuple[str, int]:
     return sample.op, sample.ranks
 
 
-def _model(
-    samples: list[Sample], op: str, ranks: int, algorithm: str | None, source: str
-) -> LinkModel:
-    name = algorithm or _usual(op, samples[0].contestant)
+def _alike(samples: Sequence[Sample], algorithm: str | None) -> Sequence[Sample]:
+    """Where samples say what ran: those of one algorithm, by default of the one with most."""
+    counts = Counter(sample.algorithm for sample in samples if sample.algorithm)
+    if not counts:
+        return samples
+    name = algorithm or counts.most_common(1)[0][0]
+    if name not in counts:
+        raise ValueError(f"{name} was not measured; there are {', '.join(counts)}")
+    return [sample for sample in samples if sample.algorithm == name]
+
+
+def _model(samples: Sequence[Sample], algorithm: str | None, source: str) -> LinkModel:
+    op, ranks = _kind(samples[0])
+    name = algorithm or samples[0].algorithm or _usual(op, samples[0].contestant)
     rounds, share = message(op, name, ranks)
     sizes, seconds, noise = (
         np.array([getattr(sample, field) for sample in samples], np.float64)

@@ -15,6 +15,7 @@ _ROUNDS = 30
 def fit(nbytes: Floats, seconds: Floats, noise: Floats | float = _NOISE) -> tuple[Regime, ...]:
     """Regimes that describe times measured for some sizes, each beginning where the last ends.
 
+    Of several times for one size the median counts, so that a slow run is not half a compromise.
     `noise` is how far each time may be off, relative to it. A regime begins at a size where one
     line for more sizes would be further off than that, by so much that the switch is worth its
     description (`log` of the number of sizes). The lines then have the least relative errors, of
@@ -36,9 +37,10 @@ def fit(nbytes: Floats, seconds: Floats, noise: Floats | float = _NOISE) -> tupl
     each = [np.flatnonzero(which == i) for i in range(len(sizes))]
     middle = np.array([np.median(y[rows]) for rows in each])
     spread = np.array([off[rows].mean() / np.sqrt(len(rows)) for rows in each])
-    knots = sizes[_knots(sizes, middle, np.maximum(spread, _NOISE))]
-    knots = _without_needless(knots, x, y, off, float(np.log(len(sizes))))
-    return _regimes(knots, _through(knots, x, y, off))
+    spread = np.maximum(spread, _NOISE)
+    knots = sizes[_knots(sizes, middle, spread)]
+    knots = _without_needless(knots, sizes, middle, spread, float(np.log(len(sizes))))
+    return _regimes(knots, _through(knots, sizes, middle, spread))
 
 
 def _knots(x: Floats, y: Floats, noise: Floats) -> Ints:

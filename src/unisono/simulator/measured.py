@@ -1,4 +1,4 @@
-"""Times that somebody measured: what `unisono bench --json` writes, and what nccl-tests prints."""
+"""Times that somebody measured: files of `unisono bench` and `tune`, and what nccl-tests prints."""
 
 from __future__ import annotations
 
@@ -29,13 +29,15 @@ class Sample:
     contestant: str = ""
     noise: float = 0.0
     """How far it may be off, relative to it."""
+    algorithm: str = ""
+    """What ran, if that is known."""
 
 
 def read(text: str, *, op: Op | str | None = None) -> list[Sample]:
-    """The samples in a text of either kind. Operations are told by the text; an output of
+    """The samples in a text of any kind. Operations are told by the text; an output of
     nccl-tests of which the command's name is cut off needs `op`.
 
-    Raises `ValueError` for what is neither.
+    Raises `ValueError` for what is none of them.
 
     >>> from textwrap import dedent
     >>> found = read(dedent('''
@@ -52,7 +54,7 @@ def read(text: str, *, op: Op | str | None = None) -> list[Sample]:
             document = json.loads(text)
         except ValueError as error:
             raise ValueError(f"no JSON: {error}") from error
-        found = list(_of_bench(document))
+        found = list(_of_tune(document) if "measured" in document else _of_bench(document))
         return [sample for sample in found if op is None or sample.op == op]
     return _of_nccl_tests(text, op)
 
@@ -60,7 +62,10 @@ def read(text: str, *, op: Op | str | None = None) -> list[Sample]:
 def _of_bench(document: dict[str, Any]) -> Iterator[Sample]:
     rows = document.get("rows")
     if not isinstance(rows, list):
-        raise ValueError("this JSON has no rows: it is not what `unisono bench --json` writes")
+        raise ValueError(
+            "this JSON has no rows, and nothing measured: neither `unisono bench --json` nor "
+            "`unisono tune` writes such"
+        )
     for row in rows:
         for name, result in row["results"].items():
             time_s, spread_s = result.get("time_s"), result.get("spread_s")
@@ -76,13 +81,28 @@ def _of_bench(document: dict[str, Any]) -> Iterator[Sample]:
             )
 
 
+def _of_tune(document: dict[str, Any]) -> Iterator[Sample]:
+    """A selection with its measurements, or what `unisono tune --json` writes."""
+    for row in document["measured"]:
+        if row["ranks"] < 2 or "block_bytes" in row["algorithm"]:
+            continue  # a block is no part of an algorithm: as it is, its default block is meant
+        yield Sample(
+            op=row["op"],
+            ranks=row["ranks"],
+            nbytes=float(row["nbytes"]),
+            seconds=row["time_s"],
+            contestant="unisono",
+            algorithm=row["algorithm"],
+        )
+
+
 def _of_nccl_tests(text: str, op: Op | str | None) -> list[Sample]:
     lines = text.splitlines()
     rows = [match for line in lines if (match := _ROW.match(line + " "))]
     if not rows:
         raise ValueError(
-            "neither JSON of `unisono bench` nor an output of nccl-tests: no line of it has a "
-            "size, a count, a type, a reduction, a root, and times"
+            "neither JSON of `unisono bench` or `tune` nor an output of nccl-tests: no line of it "
+            "has a size, a count, a type, a reduction, a root, and times"
         )
     ranks = sum(1 for line in lines if _RANK.match(line))
     if ranks < 2:

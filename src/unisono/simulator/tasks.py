@@ -17,7 +17,7 @@ from unisono.simulator.in_network import Trees, trees_of
 from unisono.simulator.job import Blocks, Compute, Job
 from unisono.simulator.paths import Network, PathBook
 from unisono.simulator.result import Kind
-from unisono.topology.ragged import Floats, Ints, ints, starts_of
+from unisono.topology.ragged import Floats, Ints, distinct, ints, starts_of
 
 _NO_GROUPS = np.empty(0, np.int32)
 
@@ -279,7 +279,7 @@ class TaskBook:
             regimes = 1 if model is None else len(model.regimes)
             if model is not None:
                 keys = keys * regimes + model.regime_of(size[rows])
-            keys, which = np.unique(keys, return_inverse=True)
+            keys, which = distinct(keys)
             keys, regime = np.divmod(keys, regimes)
             pair, lane = np.divmod(keys, lanes)
             wait_s = None if model is None else model.delays_s[regime]

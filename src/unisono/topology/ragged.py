@@ -94,3 +94,18 @@ def mix(*words: Ints | int) -> NDArray[np.uint64]:
 def pick(count: Ints | int, *words: Ints | int) -> Ints:
     """One of `count` numbers from 0, by the hash of the words."""
     return (mix(*words) % np.asarray(count).astype(np.uint64)).astype(np.int64)
+
+
+def distinct(keys: Ints) -> tuple[Ints, Ints]:
+    """The different keys, none negative, in order, and which of them each is, as `np.unique` says;
+    without sorting where they are dense.
+
+    >>> [found.tolist() for found in distinct(ints([5, 3, 5, 5]))]
+    [[3, 5], [1, 0, 1, 1]]
+    """
+    if len(keys) == 0 or int(keys.max()) >= 4 * len(keys):
+        found, which = np.unique(keys, return_inverse=True)
+        return ints(found), ints(which)
+    there = np.zeros(int(keys.max()) + 1, np.bool_)
+    there[keys] = True
+    return ints(np.flatnonzero(there)), ints((np.cumsum(there) - 1)[keys])

@@ -162,6 +162,7 @@ def test_ports_that_hosts_share_evenly() -> None:
         control = "net.ipv4.tcp_congestion_control"
         for host in range(3):
             assert lab.run(host, ["sysctl", "-n", control]) == "reno\n"
+            assert "initcwnd 90" in lab.run(host, ["ip", "route", "show", "dev", "eth0"])
             assert "gso_max_size 16384" in lab.run(host, ["ip", "-d", "link", "show", "eth0"])
             for place, port in ((host, "eth0"), ("switch", f"h{host}r0")):
                 classes = lab.run(place, ["tc", "class", "show", "dev", port])

@@ -228,7 +228,7 @@ class Lab:
             for rail in range(self.rails):
                 addresses.append(f"addr add {self.address(host, rail)}/24 dev eth{rail}")
                 addresses.append(f"link set eth{rail} up")
-                addresses += self.shaping.host_lines(f"eth{rail}")
+                addresses += self.shaping.host_lines(f"eth{rail}", self.address(host, rail))
                 limits += self._limits(f"eth{rail}", host, rail, "dst", self.delay)
             _batch(self.command(host, ["ip"]), addresses)
             _batch(self.command(host, ["tc"]), limits)

@@ -20,14 +20,24 @@ class Shaping:
     """The most that a host hands to its link as one packet."""
     fair: bool = False
     """A queue for each other host, which take turns."""
+    first_window: int | None = None
+    """Packets of 1,448 bytes that a connection may send before it has heard anything; None: the
+    kernel's own choice, 10."""
     settings: tuple[str, ...] = ()
     """Of the hosts' kernels, as sysctl writes them."""
 
-    def host_lines(self, interface: str) -> list[str]:
-        """What ip is to be told on a host."""
-        if self.segment_bytes == _SEGMENTS:
-            return []
-        return [f"link set {interface} gso_max_size {self.segment_bytes}"]
+    def host_lines(self, interface: str, address: str) -> list[str]:
+        """What ip is to be told on a host, whose interface is up."""
+        lines = []
+        if self.segment_bytes != _SEGMENTS:
+            lines.append(f"link set {interface} gso_max_size {self.segment_bytes}")
+        if self.first_window is not None:
+            network = address.rsplit(".", 1)[0] + ".0/24"
+            lines.append(
+                f"route change {network} dev {interface} src {address} "
+                f"initcwnd {self.first_window} initrwnd {self.first_window}"
+            )
+        return lines
 
     def limits(self, interface: str, rate: str, peers: Sequence[str], way: str) -> list[str]:
         """Lines for tc: one port at this rate. Packets of the `peers` are known by their addresses,
@@ -56,8 +66,15 @@ EVEN = Shaping(
     burst="32k",
     segment_bytes=16_384,
     fair=True,
-    settings=("net.ipv4.tcp_congestion_control=reno", "net.ipv4.tcp_slow_start_after_idle=0"),
+    first_window=90,
+    settings=(
+        "net.ipv4.tcp_congestion_control=reno",
+        "net.ipv4.tcp_slow_start_after_idle=0",
+        "net.ipv4.tcp_rmem=4096 6291456 6291456",
+        "net.ipv4.tcp_wmem=4096 4194304 4194304",
+    ),
 )
 """Links that are shared evenly, as simulators assume it, and that save up nothing in a pause.
 Pauses are what collectives are full of: BBR, which some machines have by default, takes them for a
-slow network, and what begins slowly after each of them never gets fast."""
+slow network, what begins slowly after each of them never gets fast, and windows that a receiver
+opens by what it has read in a round trip stay small."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 from html import escape
+from statistics import fmean
 
 from unisono.show.marks import FAINT, INK, PAPER, SOFT, draw_text
 from unisono.show.palette import palette
@@ -12,7 +13,8 @@ from unisono.show.picture import FONTS
 from unisono.show.simulation.words import bytes_text, time_text
 from unisono.show.stage import number
 
-_LEFT, _TOP, _WIDE, _HIGH, _NAMES = 78.0, 52.0, 720.0, 420.0, 240.0
+_LEFT, _TOP, _WIDE, _HIGH, _NAMES = 78.0, 52.0, 720.0, 420.0, 260.0
+_LEADER, _LINE = 40.0, 14.0
 
 
 def chart(
@@ -111,10 +113,10 @@ def _lines(
     lines: Mapping[str, Sequence[tuple[float, float]]], along: _Axis, up: _Times | _Shares
 ) -> list[str]:
     found = []
-    # Names in the order of where the lines end, and apart from each other.
+    # Names in the order of where the lines end, apart from each other; colours too.
     order = sorted((name for name in lines if lines[name]), key=lambda name: -lines[name][-1][1])
-    below = _TOP - 8.0
-    for name, color in zip(order, palette(len(order)), strict=True):
+    ends = [_TOP + _HIGH * (1 - up.at(lines[name][-1][1])) for name in order]
+    for name, color, beside in zip(order, _apart(palette(len(order))), _spread(ends), strict=True):
         spots = [
             (_LEFT + _WIDE * along.at(x), _TOP + _HIGH * (1 - up.at(y))) for x, y in lines[name]
         ]
@@ -125,6 +127,35 @@ def _lines(
         )
         x, y = spots[-1]
         found.append(f'<circle cx="{number(x)}" cy="{number(y)}" r="2.6" fill="{color}"/>')
-        below = max(below + 14, y + 4)
-        found.append(draw_text(_LEFT + _WIDE + 14, below, name, size=11.5, fill=color))
+        right = _LEFT + _WIDE + _LEADER
+        found.append(
+            f'<path d="M{number(x)} {number(y)}L{number(right - 4)} {number(beside)}" '
+            f'stroke="{color}" stroke-width="0.8" fill="none"/>'
+        )
+        found.append(draw_text(right, beside + 4, name, size=11.5, fill=color))
     return found
+
+
+def _apart(colors: Sequence[str]) -> list[str]:
+    """The same colours, such that neighbours are none in the palette."""
+    half = (len(colors) + 1) // 2
+    return [colors[i // 2 + i % 2 * half] for i in range(len(colors))]
+
+
+def _spread(places: Sequence[float]) -> list[float]:
+    """Places from top to bottom moved as little as keeps names a line apart.
+
+    >>> _spread([100.0, 100.0, 300.0])
+    [93.0, 107.0, 300.0]
+    """
+    groups: list[list[float]] = []  # of names that touch: places less their lines in the group
+    for place in places:
+        groups.append([place])
+        while len(groups) > 1:
+            above, last = groups[-2:]
+            if fmean(above) + _LINE * len(above) <= fmean(last):
+                break
+            groups[-2:] = [[*above, *(at - _LINE * len(above) for at in last)]]
+    found = [fmean(group) + _LINE * i for group in groups for i in range(len(group))]
+    lowest = _TOP + _HIGH - _LINE * (len(found) - 1)
+    return [max(min(y, lowest + _LINE * i), 22 + _LINE * i) for i, y in enumerate(found)]
