@@ -125,7 +125,7 @@ def test_who_is_anxious_hears_what_all_called() -> None:
         wait_until(lambda: ends[2].calls[1] == b"another")
 
 
-def test_anxious_ranks_ask_twice_a_second_at_most() -> None:
+def test_anxious_ranks_ask_four_times_a_second_at_most() -> None:
     with world(3) as places:
         ends = [place.enter(GROUP, range(3)) for place in places]
         begun = time.monotonic()
@@ -133,7 +133,7 @@ def test_anxious_ranks_ask_twice_a_second_at_most() -> None:
             ends[1].raise_events(ANXIOUS_EVENT)
             ends[2].raise_events(ANXIOUS_EVENT)
             time.sleep(0.005)
-        assert 2 <= ends[0].lookers <= 4
+        assert 2 <= ends[0].lookers <= 1 + (time.monotonic() - begun) / 0.25
 
 
 def test_nothing_runs_when_nothing_happens() -> None:
