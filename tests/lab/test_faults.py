@@ -23,7 +23,7 @@ pytestmark = [pytest.mark.lab, needs_hosts]
 
 SOON_S = 3.0
 """Within this every survivor knows who is lost on another host."""
-SURVIVED_S = 1.3
+SURVIVED_S = 1.0
 """A cut of this length is. After it the kernel may take a second to find the other host again."""
 PAUSE_S = 0.3
 """From the first finished call to the fault: calls are under way then."""

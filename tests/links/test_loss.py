@@ -15,7 +15,7 @@ from link_process import LinkProcess, join_all
 from porters import wait_until
 from unisono.links.ends import Fault
 
-SURVIVED_S = 1.3
+SURVIVED_S = 1.0
 
 
 @contextlib.contextmanager

@@ -15,7 +15,7 @@ from unisono.links.sockets import prepare, retry_often, watch_idle
 _READ_BYTES = 1 << 16
 _MOST_PENDING_BYTES = 8 << 20
 _MOST_PENDING_LOOKS_BYTES = 1 << 18  # to a peer that does not read, questions are not heaped up
-_UNSEEN_S = 0.2  # of a silence: questions are sent four times a second only
+_UNSEEN_S = 0.4  # of a silence: a host is asked within that, and a busy machine is late
 _SILENT = (errno.ETIMEDOUT, errno.EHOSTUNREACH, errno.ENETUNREACH)
 
 
