@@ -1,8 +1,9 @@
 """Ranks that shrink a group, as states: what happens to them, in any order that a test chooses.
 
 A world delivers their messages in any order that keeps those of a pair in order, kills ranks
-between any two actions, and stops some for so long that the others take them for lost. Its ledger
-is one word, one for each rank, or votes that are asked for one by one, over links that may be cut.
+between any two actions, and stops some for so long that the others take them for lost. What a rank
+sees when it looks may be old when it thinks about it. Its ledger is one word, one for each rank, or
+votes that are asked for one by one, over links that may be cut.
 """
 
 from __future__ import annotations
@@ -56,6 +57,7 @@ class World:
         self.meetings: dict[int, Meeting] = {}
         self.forming: dict[int, tuple[int, float]] = {}
         self.outcomes: dict[int, tuple[int, tuple[int, ...]] | None] = {}
+        self.seen: dict[int, Look] = {}
 
     # ---- what can happen to a rank
 
@@ -76,12 +78,18 @@ class World:
         self.todo[rank] += actions
 
     def look(self, rank: int) -> None:
+        self.step(rank, self.view(rank))
+
+    def glance(self, rank: int) -> None:
+        self.seen[rank] = self.view(rank)
+
+    def view(self, rank: int) -> Look:
         entry = self.ledgers[self.ledger(rank)]
         gone_on = [found for found in self.outcomes.values() if found is not None]
         if self.private and gone_on:  # seen from outside, as a closed connection is
             entry = undecided(gone_on[0][0]) + 1
         lost = self.dead | {r for r, found in self.outcomes.items() if found is None}
-        self.step(rank, Look(gone=frozenset(lost), entry=entry))
+        return Look(gone=frozenset(lost), entry=entry)
 
     def deliver(self, source: int, rank: int) -> None:
         self.step(rank, Heard(source=source, message=self.mail[source, rank].popleft()))
@@ -99,6 +107,7 @@ class World:
             case Form(ballot=ballot, members=members):
                 meeting = self.meetings.setdefault(ballot, Meeting(members))
                 assert meeting.members == members, "one ballot, two groups"
+                assert rank not in meeting.entered, "one ballot, two orders"
                 meeting.entered.add(rank)
                 self.forming[rank] = (ballot, self.now)
             case Finish():
@@ -136,6 +145,9 @@ class World:
                 found.append(lambda rank=rank: self.form(rank, good=False))
             else:
                 found.append(lambda rank=rank: self.look(rank))
+                found.append(lambda rank=rank: self.glance(rank))
+                if rank in self.seen:
+                    found.append(lambda rank=rank: self.step(rank, self.seen.pop(rank)))
                 found += [
                     lambda source=source, rank=rank: self.deliver(source, rank)
                     for source in range(self.ranks)
@@ -212,10 +224,10 @@ class SpanningWorld(World):
         beyond = {other for other in range(self.ranks) if (rank, other) in self.apart}
         return frozenset(beyond | self.dead)
 
-    def look(self, rank: int) -> None:
+    def view(self, rank: int) -> Look:
         left = {r for r, found in self.outcomes.items() if found is None} - {rank}
         gone = self.unreached(rank) | {r for r in left if (rank, r) not in self.apart}
-        self.step(rank, Look(gone=gone, entry=self.entry(rank)))
+        return Look(gone=gone, entry=self.entry(rank))
 
     def entry(self, rank: int) -> int:
         vote = self.votes[rank]

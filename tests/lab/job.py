@@ -98,11 +98,11 @@ class Job(Processes):
         self.lab.power_off(host)
         return happened
 
-    def cut(self, host: int) -> float:
-        """Cut all links of a host; its ranks live on."""
+    def cut(self, host: int, *, carrier: bool = True) -> float:
+        """Cut all links of a host; its ranks live on. Without `carrier` its cables are out."""
         happened = time.monotonic()
         for rail in range(self.lab.rails):
-            self.lab.cut(host, rail)
+            self.lab.cut(host, rail, carrier=carrier)
         return happened
 
     def ask(self, rank: int) -> float:

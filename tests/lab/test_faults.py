@@ -23,6 +23,8 @@ pytestmark = [pytest.mark.lab, needs_hosts]
 
 SOON_S = 3.0
 """Within this every survivor knows who is lost on another host."""
+SURVIVED_S = 1.0
+"""A cut of this length is. After it the kernel may take a second to find the other host again."""
 PAUSE_S = 0.3
 """From the first finished call to the fault: calls are under way then."""
 ROUNDS = 50
@@ -92,6 +94,12 @@ FAULTS = [
         often=True,
     ),
     Fault(
+        name="pulled",
+        do=lambda job: job.cut(last_host(job), carrier=False),
+        lost=last_ranks,
+        blamed=lambda job: job.others(last_ranks(job)),
+    ),
+    Fault(
         name="stopped",
         do=lambda job: job.stop(job.ranks - 1),
         lost=last_rank,
@@ -156,13 +164,13 @@ def half_open(lab: Lab, layout: Sequence[int]) -> None:
     assert await_no_remains(lab, range(lab.hosts)) == []
 
 
-def short_cut(lab: Lab, layout: Sequence[int]) -> None:
+def short_cut(lab: Lab, layout: Sequence[int], *, carrier: bool) -> None:
     """Survived without an error."""
     with Job(lab, bodies.patient, layout) as job:
         job.wait_for("joined", range(job.ranks))
         time.sleep(PAUSE_S)
-        since = job.cut(last_host(job))
-        time.sleep(0.8)
+        since = job.cut(last_host(job), carrier=carrier)
+        time.sleep(SURVIVED_S)
         job.mend(last_host(job))
         outcomes = job.outcomes("ended", range(job.ranks), since=since)
         assert [outcome.error for outcome in outcomes] == [None] * job.ranks, outcomes
@@ -206,7 +214,8 @@ def scarce(lab: Lab, layout: Sequence[int], counts: Iterator[int]) -> None:
 SCENARIOS: dict[str, Round] = {
     **{fault.name: partial(suffer, fault=fault) for fault in FAULTS},
     "half-open": half_open,
-    "short-cut": short_cut,
+    "short-cut": partial(short_cut, carrier=True),
+    "short-pull": partial(short_cut, carrier=False),
     "full-disk": full_disk,
     "few-descriptors": partial(scarce, counts=itertools.cycle([*range(14, 30), *range(5, 14)])),
 }

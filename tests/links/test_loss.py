@@ -15,6 +15,8 @@ from link_process import LinkProcess, join_all
 from porters import wait_until
 from unisono.links.ends import Fault
 
+SURVIVED_S = 1.0
+
 
 @contextlib.contextmanager
 def ranks_here(size: int) -> Iterator[list[LinkProcess]]:
@@ -124,16 +126,17 @@ def test_a_cut_link_is_named_in_three_seconds(lab: Any, victim: int, carrier: bo
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("carrier", [True, False])
 @pytest.mark.parametrize("waiting", [True, False])
-def test_a_short_cut_is_survived(lab: Any, waiting: bool) -> None:
+def test_a_short_cut_is_survived(lab: Any, waiting: bool, carrier: bool) -> None:
     with ranks_on(lab) as ranks:
         if waiting:
             for rank in ranks:
                 rank.say("anxious")
         for _ in range(2):
             time.sleep(1.2)
-            lab.cut(1)
-            time.sleep(1.5)
+            lab.cut(1, carrier=carrier)
+            time.sleep(SURVIVED_S)
             lab.mend(1)
         time.sleep(1.5)
         assert not any(rank.count("failed") for rank in ranks)
@@ -176,7 +179,7 @@ def test_bulk_data_survives_a_short_cut_and_not_a_long_one(lab: Any) -> None:
             rank.say("pump")
         time.sleep(0.5)
         lab.cut(1)
-        time.sleep(1.5)
+        time.sleep(SURVIVED_S)
         lab.mend(1)
         time.sleep(1.5)
         for rank in ranks:

@@ -59,6 +59,26 @@ def test_at_length_never_two_groups(ranks: int, data: st.DataObject) -> None:
     never_two_groups(ranks, data)
 
 
+def test_what_was_seen_before_an_order_does_not_repeat_it() -> None:
+    world = SpanningWorld(3)
+    for rank in range(3):
+        world.come(rank)
+    for rank in range(1, 3):
+        world.look(rank)  # it reports
+        world.act(rank)
+    world.glance(0)
+    for source in (1, 2):
+        world.deliver(source, 0)
+    while not world.states[0].ready:
+        world.round()
+    for rank in range(1, 3):
+        world.act(rank)  # it reports what it has formed
+    world.step(0, world.seen.pop(0))
+    world.settle()
+    assert world.check() == [0, 1, 2]
+    assert len(world.meetings) == 1
+
+
 @settings(max_examples=50, deadline=None)
 @given(ranks=st.integers(1, 6), data=st.data())
 def test_of_two_sides_the_right_one_goes_on(ranks: int, data: st.DataObject) -> None:

@@ -187,7 +187,7 @@ class Entered:
             self._tell(Say.FAILED, self._members, failed_body(*failure))
 
     def _look(self) -> None:
-        """Asks all what they called, at most twice a second."""
+        """Asks all what they called, at most four times a second."""
         wait_s = self._looked_at + EACH_S - time.monotonic()
         if wait_s > 0:
             if self._look_alarm is None or self._look_alarm.cancelled:

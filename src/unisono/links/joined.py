@@ -9,7 +9,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Sequence
 
-from unisono.errors import AbortedError, RendezvousError
+from unisono.errors import AbortedError, AuthenticationError, RendezvousError
 from unisono.links.accepting import Door
 from unisono.links.circle import Circle
 from unisono.links.connection import Connection
@@ -72,6 +72,10 @@ class Joined:
         self._loop.call(lambda: self._begin(circle))
         try:
             circle.wait(timeout_s, watch)
+        except AuthenticationError as error:
+            # It knew the secret when it joined the world: it ended in the middle of its proof.
+            self.disband(tag)
+            raise RendezvousError(str(error)) from error
         except BaseException:
             self.disband(tag)
             raise

@@ -9,11 +9,13 @@ from collections.abc import Callable
 
 from unisono.links.loop import READ, WRITE, Loop
 from unisono.links.messages import Frames, Message, Say
-from unisono.links.sockets import prepare, watch_idle, watch_waiting
+from unisono.links.silence import LOOK_EACH_S, Silence
+from unisono.links.sockets import prepare, retry_often, watch_idle
 
 _READ_BYTES = 1 << 16
 _MOST_PENDING_BYTES = 8 << 20
 _MOST_PENDING_LOOKS_BYTES = 1 << 18  # to a peer that does not read, questions are not heaped up
+_UNSEEN_S = 0.4  # of a silence: a host is asked within that, and a busy machine is late
 _SILENT = (errno.ETIMEDOUT, errno.EHOSTUNREACH, errno.ENETUNREACH)
 
 
@@ -31,14 +33,17 @@ class Line:
         ended: Callable[[str], None],
     ) -> None:
         self._loop, self._sock, self._peer_timeout_s = loop, sock, peer_timeout_s
+        self._borne_s = max(peer_timeout_s - _UNSEEN_S, peer_timeout_s / 2)
         self._heard, self._ended = heard, ended
         self._frames = Frames()
         self._pending = bytearray()
         self._flush_is_due = False
         self._waiting = False
+        self._silence: Silence | None = None  # while an acknowledgement is owed
         self._said_bye = False
         self._over = False
         prepare(sock, peer_timeout_s)
+        retry_often(sock)
         watch_idle(sock, peer_timeout_s)
         loop.watch(sock, READ, self._ready)
 
@@ -56,9 +61,7 @@ class Line:
 
     def ask(self, message: Message) -> None:
         """Sends a message that has to be answered: silence now means that the host is lost."""
-        if not self._over and not self._waiting:
-            self._waiting = True
-            watch_waiting(self._sock, self._peer_timeout_s)
+        self._waiting = True
         self.say(message)
 
     def say_last(self, message: Message) -> None:
@@ -89,9 +92,7 @@ class Line:
         if not data:
             self._end("is gone")
             return
-        if self._waiting:
-            self._waiting = False
-            watch_idle(self._sock, self._peer_timeout_s)
+        self._waiting = False
         try:
             for message in self._frames.take(data):
                 self._said_bye = self._said_bye or message.say is Say.BYE
@@ -114,14 +115,30 @@ class Line:
             self._lost(error)
             return
         self._loop.watch(self._sock, READ | WRITE if self._pending else READ, self._ready)
+        if self._silence is None:
+            self._silence = Silence(self._sock)
+            self._loop.later(LOOK_EACH_S, self._listen)
+
+    def _listen(self) -> None:
+        """Looks for how long an acknowledgement has been owed, until there is one."""
+        if self._over or self._silence is None:
+            return
+        lasts_s = self._silence.lasts_s()
+        if lasts_s is None:
+            self._silence = None
+        elif self._waiting and lasts_s >= self._borne_s:
+            self._end_silent()
+        else:
+            self._loop.later(LOOK_EACH_S, self._listen)
 
     def _lost(self, error: OSError) -> None:
         if error.errno in _SILENT:
-            self._end(
-                f"has been silent for {self._peer_timeout_s:g} s: its host or the link is down"
-            )
+            self._end_silent()
         else:
             self._end("is gone")
+
+    def _end_silent(self) -> None:
+        self._end(f"has been silent for {self._peer_timeout_s:g} s: its host or the link is down")
 
     def _end(self, why: str) -> None:
         if not self._over:

@@ -1,9 +1,8 @@
 """Sockets between hosts: how they listen, how they dial, how long they bear silence.
 
-Two kinds of silence. While nobody waits for a peer, the kernel probes once a second, and gives up
-late. While somebody waits, what was sent has to be acknowledged within `peer_timeout_s`; that is
-the kernel's word for the host, whatever its process is busy with. Not both at once: under such a
-short TCP_USER_TIMEOUT, a probe or two that are lost in a short cut would end the connection.
+While nobody waits for a peer, the kernel probes once a second, and gives up late: under a shorter
+TCP_USER_TIMEOUT a probe or two that are lost in a short cut would end the connection. Who waits
+looks for himself how long it lasts (`silence.py`).
 """
 
 from __future__ import annotations
@@ -25,8 +24,6 @@ _TCP_RTO_MAX_MS = 44  # Linux 6.15
 
 _BACKLOG = 4096
 _PROBE_S = 1
-_UNSEEN_S = 0.5  # of a silence: questions are sent twice a second only
-_UNCOUNTED_S = 0.3  # of it: the kernel counts from when it first sends again
 _LONGEST_RETRY_MS = 1000  # the shortest that the kernel allows
 
 
@@ -135,6 +132,14 @@ def prepare(sock: socket.socket, peer_timeout_s: float) -> None:
             sock.setsockopt(socket.IPPROTO_TCP, option, value)
 
 
+def retry_often(sock: socket.socket) -> None:
+    """For connections on which little is sent: the kernel sends again each 0.2 s for 1.4 s, not
+    after 0.2, 0.6 and 1.4 s. It does so (TCP_THIN_LINEAR_TIMEOUTS) where a loss has made the
+    congestion control careful, which BBR, for one, never is."""
+    with contextlib.suppress(OSError):
+        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_CONGESTION, b"reno")
+
+
 def watch_idle(sock: socket.socket, peer_timeout_s: float) -> None:
     """Nobody waits: probe each second. No cut shorter than `peer_timeout_s` ends the connection."""
     # The last answer may be a probe older than the cut, and the last probe before the verdict too.
@@ -142,13 +147,6 @@ def watch_idle(sock: socket.socket, peer_timeout_s: float) -> None:
     sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, _PROBE_S)
     sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, _PROBE_S)
     sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
-
-
-def watch_waiting(sock: socket.socket, peer_timeout_s: float) -> None:
-    """Somebody waits: what is sent has to be acknowledged within `peer_timeout_s`, less what
-    passes unseen."""
-    sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 0)
-    _user_timeout(sock, peer_timeout_s - _UNSEEN_S - _UNCOUNTED_S)
 
 
 def _user_timeout(sock: socket.socket, allowed_s: float) -> None:

@@ -260,8 +260,11 @@ def _formed(state: State, formed: Formed, now: float) -> State:
 
 
 def _read(state: State, entry: int, now: float) -> State:
-    """What the ledger says. Of two that take each other for lost, the lower goes first."""
-    if entry == state.entry:
+    """What the ledger says. Of two that take each other for lost, the lower goes first.
+
+    It was read a while ago, perhaps before this rank moved it: a number that is not higher is old.
+    A decision may have a lower one, of an earlier ballot that a later one has found."""
+    if entry == state.entry or (entry < state.entry and not decided(entry)):
         return state
     writer = entry // 2 % state.ranks
     is_lower = writer < state.rank and writer not in state.gone

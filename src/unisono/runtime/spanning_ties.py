@@ -21,7 +21,8 @@ from unisono.runtime.rendezvous import Meeting, Met
 from unisono.runtime.succession import Succession, meeting_of
 
 _VOTE_S = 5.0
-"""Porters answer at once, unless their processes are stopped."""
+"""Porters answer at once, unless their processes are stopped; this long after the last answer, for
+where many ranks share a core, they come one by one."""
 
 _LOOK_S = 0.05
 
@@ -113,6 +114,8 @@ class SpanningTies:
             for rank, ask in poll.asks:
                 self._porter.ask(self._name, self._members[rank], ask)
             poll.asks.clear()
+            if self._answers:
+                deadline = time.monotonic() + _VOTE_S
             for rank, answer in self._answers:
                 poll.hear(rank, answer)
             self._answers.clear()

@@ -185,14 +185,15 @@ class _Loop:
     def _run(self) -> Successor:
         timeout_s = 0.0
         while True:
-            events: list[Event] = list(self._heard(timeout_s))
             # Messages first: one that was stopped for a while must not take those for late whose
-            # messages wait for it.
-            events.append(Look(gone=self._ties.keep_up(), entry=self._ties.advance(0, 0)))
-            for event in events:
-                successor = self._happen(event)
-                if successor is not None:
+            # messages wait for it. And a look when they have been taken, for that may have moved
+            # the ledger.
+            for heard in self._heard(timeout_s):
+                if (successor := self._happen(heard)) is not None:
                     return successor
+            look = Look(gone=self._ties.keep_up(), entry=self._ties.advance(0, 0))
+            if (successor := self._happen(look)) is not None:
+                return successor
             timeout_s = _LOOK_S
 
     def _heard(self, timeout_s: float) -> Iterable[Heard]:
