@@ -8,6 +8,7 @@
 #include <utility>
 
 #include "call.h"
+#include "kernels/kernels.h"
 
 namespace unisono {
 namespace {
@@ -77,7 +78,7 @@ void PostOffice::send_here(Parcel& parcel) {
         finish(*std::exchange(lane.receiving, nullptr));
     } else {
         auto data = room_for(m.bytes);
-        if (m.bytes) std::memcpy(data.get(), m.data, m.bytes);
+        kernels::copy(data.get(), m.data, m.bytes, kernels::Store::cached);
         lane.early.push_back({m.tag, kind_of(m), m.bytes, std::move(data), m.bytes, nullptr});
     }
     finish(parcel);
@@ -160,7 +161,8 @@ bool PostOffice::poll_sends(uint32_t peer, Lane& lane) {
         slot->tag.store(parcel.message_.tag, std::memory_order_relaxed);
         slot->kind.store(kind_of(parcel.message_), std::memory_order_relaxed);
         const uint64_t bytes = std::min(most, parcel.message_.bytes - parcel.moved_);
-        if (bytes) std::memcpy(payload(slot), parcel.message_.data + parcel.moved_, bytes);
+        kernels::copy(payload(slot), parcel.message_.data + parcel.moved_, bytes,
+                      kernels::Store::cached);
         parcel.moved_ += bytes;
         box.head.store(++head, std::memory_order_release);
         ring(view_.control(peer).mail);
@@ -197,7 +199,7 @@ bool PostOffice::poll_receives(uint32_t peer, Lane& lane) {
             left = lane.storing->bytes - lane.storing->filled;
         }
         const uint64_t bytes = std::min(most, left);
-        if (bytes) std::memcpy(into, payload(slot), bytes);
+        kernels::copy(into, payload(slot), bytes, kernels::Store::cached);
         box.tail.store(++tail, std::memory_order_release);
         ring(view_.control(peer).mail);
         moved = true;
@@ -253,7 +255,8 @@ void PostOffice::deliver(uint32_t peer, const Frame& frame) {
         stored->filled = stored->bytes;
         if (!stored->claimant) return;
         Parcel& parcel = *stored->claimant;
-        if (stored->filled) std::memcpy(parcel.message_.data, stored->data.get(), stored->filled);
+        kernels::copy(parcel.message_.data, stored->data.get(), stored->filled,
+                      kernels::Store::cached);
         finish(parcel);
         lane.early.remove_if([stored](const Early& early) { return &early == stored; });
     }
@@ -289,7 +292,7 @@ bool PostOffice::take_early(const std::shared_ptr<Parcel>& parcel) {
                 it->claimant = parcel;
                 return true;
             }
-            if (it->filled) std::memcpy(m.data, it->data.get(), it->filled);
+            kernels::copy(m.data, it->data.get(), it->filled, kernels::Store::cached);
             parcel->moved_ = it->filled;
             if (lane.storing == &*it) {  // its end is still to come, and goes where it belongs
                 lane.storing = nullptr;

@@ -11,6 +11,7 @@
 #include <utility>
 
 #include "error.h"
+#include "kernels/kernels.h"
 
 namespace unisono {
 namespace {
@@ -144,7 +145,7 @@ ssize_t TlsSession::receive(void* data, size_t bytes) noexcept {
         end_ = static_cast<size_t>(got);
     }
     const size_t some = std::min(bytes, end_ - begin_);
-    std::memcpy(data, incoming_.data() + begin_, some);
+    kernels::copy(data, incoming_.data() + begin_, some, kernels::Store::cached);
     begin_ += some;
     return static_cast<ssize_t>(some);
 }

@@ -30,10 +30,28 @@ void fence(Store store) {
 #endif
 }
 
+// The C library copies more than 2 KiB by `rep movsb`. AMD's cores (Zen 3 measured) do that 20
+// times slower, at 2 GB/s, where the destination lies up to 31 bytes further into its page than the
+// source does. NumPy's arrays begin 16 bytes into a page, staging at its begin.
+bool library_stumbles(const uint8_t* dst, const uint8_t* src, size_t bytes) {
+#if defined(__x86_64__)
+    constexpr size_t least_bytes = 2048, page_bytes = 4096, least_distance = 64;
+    const size_t distance =
+        (reinterpret_cast<uintptr_t>(dst) - reinterpret_cast<uintptr_t>(src)) % page_bytes;
+    return bytes >= least_bytes && distance != 0 && distance < least_distance &&
+           __builtin_cpu_is("amd");
+#else
+    static_cast<void>(dst), static_cast<void>(src), static_cast<void>(bytes);
+    return false;
+#endif
+}
+
 // Without the fence.
 void write(const Table& table, uint8_t* dst, const uint8_t* src, size_t bytes, Store store) {
     if (store == Store::streaming) {
         table.stream_copy(dst, src, bytes);
+    } else if (library_stumbles(dst, src, bytes)) {
+        table.vector_copy(dst, src, bytes);
     } else if (dst != src) {
         std::memcpy(dst, src, bytes);
     }

@@ -6,7 +6,7 @@ namespace {
 
 // Only what differs from AVX-512.
 constexpr Table byte_table() {
-    Table table{"avx512vbmi", &avx512_table, stream_copy, {}, {}, {}};
+    Table table{"avx512vbmi", &avx512_table, stream_copy, vector_copy, {}, {}, {}};
     add_narrow_sums<VbmiFloat8<3, false>>(table, DType::float8_e4m3fn);
     add_narrow_sums<VbmiFloat8<2, true>>(table, DType::float8_e5m2);
     return table;

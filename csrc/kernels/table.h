@@ -13,8 +13,7 @@ namespace unisono::kernels {
 using Fold = void (*)(uint8_t* dst, const uint8_t* const* srcs, size_t nsrc, size_t at,
                       size_t bytes, uint32_t divisor);
 
-// Copies past the caches; the caller fences.
-using StreamCopy = void (*)(uint8_t* dst, const uint8_t* src, size_t bytes);
+using Copy = void (*)(uint8_t* dst, const uint8_t* src, size_t bytes);
 
 // `factor` may be null.
 using Widen = void (*)(float* dst, const uint8_t* src, size_t count, const float* factor);
@@ -30,7 +29,8 @@ inline constexpr size_t widest_vector_bytes = 64;
 struct Table {
     const char* name;
     const Table* base;  // consulted for what is null here; may be null
-    StreamCopy stream_copy;
+    Copy stream_copy;   // past the caches; the caller fences
+    Copy vector_copy;   // through them
     Fold folds[num_dtypes][num_reduce_ops];
     Conversion conversions[num_dtypes];
     Scale scales[num_dtypes];

@@ -167,6 +167,9 @@ void check_copies(Report& report, const std::vector<const Table*>& tables) {
             for (size_t offset : {0, 1, 13, 32, 48, 63}) {
                 Buffer src(bytes, (offset * 5) % 64);
                 for (size_t i = 0; i < bytes; ++i) src.data()[i] = static_cast<uint8_t>(random());
+                Buffer plain(bytes, offset);
+                table->vector_copy(plain.data(), src.data(), bytes);
+                report.check(std::memcmp(plain.data(), src.data(), bytes) == 0, "vector copy");
                 for (Store store : stores) {
                     Buffer one(bytes, offset);
                     copy_with(*table, one.data(), src.data(), bytes, store);
