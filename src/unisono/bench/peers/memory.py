@@ -7,6 +7,8 @@ import numpy as np
 from unisono.bench.cases import Case
 from unisono.bench.peers.base import Array, Call, Peer
 
+_PAGE_BYTES = 4096
+
 
 class MemoryPeer(Peer):
     """`x *= c` over N bytes for what reduces, a copy of N bytes for what moves."""
@@ -17,9 +19,18 @@ class MemoryPeer(Peer):
         self.rank = rank
 
     def bind(self, case: Case, x: Array, out: Array) -> Call:
-        source = np.ones(max(1, case.size_bytes // 4), dtype=np.float32)
+        source = _ones(max(1, case.size_bytes // 4))
         if case.operation.reduces:
             factor = np.float32(1.0)
             return lambda: np.multiply(source, factor, out=source)
-        target = np.ones_like(source)
+        target = _ones(source.size)
         return lambda: np.copyto(target, source)
+
+
+def _ones(count: int) -> Array:
+    """From the begin of a page: some cores copy between unequal places in a page far slower."""
+    whole = np.empty(count * 4 + _PAGE_BYTES, np.uint8)
+    start = -whole.ctypes.data % _PAGE_BYTES
+    found = whole[start : start + count * 4].view(np.float32)
+    found.fill(1.0)
+    return found
