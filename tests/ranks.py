@@ -8,12 +8,13 @@ import importlib.util
 import itertools
 import json
 import os
+import resource
 import select
 import signal
 import sys
 import time
 import traceback
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -32,6 +33,22 @@ def unique_name() -> str:
 
 
 # ---- threads
+
+
+@contextlib.contextmanager
+def no_descriptors() -> Iterator[None]:
+    """The process may not open anything more; sockets that are accepted need a descriptor too."""
+    before = resource.getrlimit(resource.RLIMIT_NOFILE)
+    highest = max(int(fd) for fd in os.listdir("/proc/self/fd"))
+    holders = [os.dup(0) for _ in range(highest)]  # fills the gaps below
+    top = max(holders)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (top + 1, before[1]))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, before)
+        for fd in holders:
+            os.close(fd)
 
 
 class Threads:

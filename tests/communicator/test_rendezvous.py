@@ -17,8 +17,9 @@ import numpy as np
 import pytest
 
 import unisono
-from ranks import unique_name
+from ranks import no_descriptors, unique_name
 from unisono import RendezvousError
+from unisono.runtime import rendezvous
 
 
 def gather(*calls: Callable[[], Any]) -> list[Any]:
@@ -207,3 +208,11 @@ def test_the_environment_says_who_one_is(monkeypatch: pytest.MonkeyPatch) -> Non
         assert (comm.rank, comm.size, comm.timeout_s) == (0, 1, 7.5)
     with unisono.init(timeout_s=3) as comm:
         assert comm.timeout_s == 3
+
+
+def test_a_rank_without_a_free_descriptor_says_so() -> None:
+    leader, follower = socket.socketpair()
+    with leader, follower:
+        socket.send_fds(leader, [b"welcome"], [follower.fileno()])
+        with no_descriptors(), pytest.raises(RendezvousError, match="too many open files"):
+            rendezvous._take_segment(follower, NotImplemented, NotImplemented)

@@ -6,7 +6,6 @@ import contextlib
 import logging
 import os
 import random
-import resource
 import socket
 import time
 from collections.abc import Iterator
@@ -14,6 +13,7 @@ from collections.abc import Iterator
 import pytest
 
 from porters import SECRET, WORLD, Place, Recorder, exchange, wait_until, world
+from ranks import no_descriptors
 from unisono.errors import AuthenticationError
 from unisono.links import accepting
 from unisono.links.ends import Fault
@@ -226,28 +226,12 @@ def test_half_a_frame_waits_for_its_other_half() -> None:
         wait_until(lambda: ends[0].left)
 
 
-@contextlib.contextmanager
-def _no_descriptors() -> Iterator[None]:
-    """The process may not open anything more; sockets that are accepted need a descriptor too."""
-    before = resource.getrlimit(resource.RLIMIT_NOFILE)
-    highest = max(int(fd) for fd in os.listdir("/proc/self/fd"))
-    holders = [os.dup(0) for _ in range(highest)]  # fills the gaps below
-    top = max(holders)
-    resource.setrlimit(resource.RLIMIT_NOFILE, (top + 1, before[1]))
-    try:
-        yield
-    finally:
-        resource.setrlimit(resource.RLIMIT_NOFILE, before)
-        for fd in holders:
-            os.close(fd)
-
-
 def test_exhausted_descriptors_end_in_a_named_error(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.WARNING, "unisono")
     with world(2) as places:
         end = places[0].enter(GROUP, range(2))
         outside = socket.socket()
-        with outside, _no_descriptors():
+        with outside, no_descriptors():
             places[0].porter.reach(GROUP, [1], 0)
             begun, busy = time.monotonic(), time.process_time()
             outside.connect(places[0].porter.bound[0])
@@ -262,7 +246,7 @@ def test_exhausted_descriptors_end_in_a_named_error(caplog: pytest.LogCaptureFix
 
 def test_short_of_descriptors_for_a_moment(job: list[Place]) -> None:
     outside = socket.socket()
-    with outside, _no_descriptors():
+    with outside, no_descriptors():
         outside.connect(job[0].porter.bound[0])
         time.sleep(0.5)
 
@@ -270,7 +254,7 @@ def test_short_of_descriptors_for_a_moment(job: list[Place]) -> None:
 def test_no_descriptor_to_dial_with() -> None:
     with world(2) as places:
         ends = [place.enter(GROUP, range(2)) for place in places]
-        with _no_descriptors():
+        with no_descriptors():
             places[1].porter.reach(GROUP, [0], 0)
             wait_until(lambda: ends[0].failure() and ends[1].failure())
         for end in ends:

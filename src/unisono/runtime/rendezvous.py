@@ -365,9 +365,13 @@ def _connect(meeting: Meeting, deadline: float) -> socket.socket:
 def _take_segment(
     leader: socket.socket, meeting: Meeting, open_group: OpenGroup
 ) -> tuple[Group, bytes]:
-    data, fds, _, _ = socket.recv_fds(leader, 1 + _MOST_TEXT_BYTES, 1)
+    data, fds, flags, _ = socket.recv_fds(leader, 1 + _MOST_TEXT_BYTES, 1)
     if data[:1] == _REFUSAL:
         raise RendezvousError(data[1:].decode(errors="replace"))
+    if flags & socket.MSG_CTRUNC and not fds:  # so the kernel says it
+        raise RendezvousError(
+            "too many open files to take in the group's memory; raise the limit (ulimit -n)"
+        )
     if data[:1] != _WELCOME or len(fds) != 1 or len(data) != 1 + _NONCE_BYTES:
         for fd in fds:
             os.close(fd)
