@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import socket
 import threading
 import time
@@ -394,3 +395,12 @@ def _open_files() -> set[str]:
         with suppress(OSError):
             found.add(os.readlink(f"/proc/self/fd/{fd}"))
     return found
+
+
+def test_signals_are_left_to_the_main_thread() -> None:
+    porter = make_porter()
+    porter.join(world=WORLD, secret=SECRET, rank=0, contacts=contacts_of([porter]), timeout_s=5)
+    masks = []
+    porter._loop.run(lambda: masks.append(signal.pthread_sigmask(signal.SIG_BLOCK, [])), 1)
+    porter.close()
+    assert signal.SIGINT in masks[0] and signal.SIGTERM in masks[0]
