@@ -18,12 +18,13 @@ import torch
 import typer
 from rich.console import Console
 from rich.table import Table
-from timing import calls_within, in_turns, microseconds, on_every, time_s, write
+from timing import calls_within, in_turns, microseconds, on_every, write
 
 import unisono
 from unisono.bench.probe import describe_latency
 from unisono.bench.sizes import format_size, parse_sizes
 from unisono.communicator import Communicator
+from unisono.communicator.explaining import time_s
 
 DTYPES = ("float32", "bfloat16")
 

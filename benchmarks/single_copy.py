@@ -24,12 +24,13 @@ import typer
 from numpy.typing import NDArray
 from rich.console import Console
 from rich.table import Table
-from timing import calls_within, in_turns, microseconds, on_every, time_s, write
+from timing import calls_within, in_turns, microseconds, on_every, write
 
 import unisono
 from unisono.bench.probe import describe_latency
 from unisono.bench.sizes import format_size, parse_sizes
 from unisono.communicator import Communicator
+from unisono.communicator.explaining import time_s
 
 OPS = ("broadcast", "all_gather", "all_to_all")
 PAGES = ("4K", "huge")

@@ -3,31 +3,19 @@
 from __future__ import annotations
 
 import json
-import time
 from collections.abc import Callable, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from statistics import median, quantiles
 from typing import Any
 
-import numpy as np
-
 import unisono
 from unisono.bench.machine import describe_machine
 from unisono.bench.probe import probe_core_latency_s
 from unisono.communicator import Communicator
+from unisono.communicator.explaining import time_s
 
 MOST_CALLS = 1000  # of a turn
-
-
-def time_s(comm: Communicator, call: Callable[[], object], often: int) -> float:
-    """Seconds a call, back to back, of the slowest rank."""
-    comm.barrier()
-    start_s = time.perf_counter()
-    for _ in range(often):
-        call()
-    took_s = np.array([(time.perf_counter() - start_s) / often])
-    return float(comm.all_reduce(took_s, "max")[0])
 
 
 def calls_within(turn_s: float, call_s: float) -> int:

@@ -147,14 +147,17 @@ std::string recall(const RankControl& control, uint64_t seq) {
     return text + ")";
 }
 
+std::string errand_text(bool sends, int32_t peer) {
+    return (sends ? "send to " : "recv from ") +
+           (peer < 0 ? "any rank" : "rank " + std::to_string(peer));
+}
+
 std::string whereabouts(const RankControl& control) {
     const std::string text = "its last call was " + recall(control, 0);
     const uint64_t errand = control.errand.load(std::memory_order_relaxed);
     if (errand == 0) return text;
     const auto peer = static_cast<int32_t>(errand & 0xffffffff);
-    const bool sends = errand == errand_of(true, peer);
-    const std::string whom = peer < 0 ? "any rank" : "rank " + std::to_string(peer);
-    return text + ", and it waits in " + (sends ? "send to " : "recv from ") + whom;
+    return text + ", and it waits in " + errand_text(errand == errand_of(true, peer), peer);
 }
 
 std::string deed(const RankControl& control, uint64_t seq) {

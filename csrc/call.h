@@ -69,7 +69,9 @@ static_assert(sizeof(Called) == 40);
 
 [[nodiscard]] const char* name_of(DType type) noexcept;
 
-// A message for which a rank sleeps, as others see it; `peer` -1: from any rank.
+// "send to rank 1", or "recv from any rank" of a peer that is negative.
+[[nodiscard]] std::string errand_text(bool sends, int32_t peer);
+// The same in a word: a message for which a rank sleeps, as others see it.
 [[nodiscard]] inline uint64_t errand_of(bool sends, int32_t peer) noexcept {
     return 1ULL << 63 | uint64_t{sends} << 62 | static_cast<uint32_t>(peer);
 }

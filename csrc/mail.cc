@@ -78,7 +78,7 @@ void PostOffice::send_here(Parcel& parcel) {
         finish(*std::exchange(lane.receiving, nullptr));
     } else {
         auto data = room_for(m.bytes);
-        kernels::copy(data.get(), m.data, m.bytes, kernels::Store::cached);
+        kernels::copy(data.get(), m.data, m.bytes);
         lane.early.push_back({m.tag, kind_of(m), m.bytes, std::move(data), m.bytes, nullptr});
     }
     finish(parcel);
@@ -161,8 +161,7 @@ bool PostOffice::poll_sends(uint32_t peer, Lane& lane) {
         slot->tag.store(parcel.message_.tag, std::memory_order_relaxed);
         slot->kind.store(kind_of(parcel.message_), std::memory_order_relaxed);
         const uint64_t bytes = std::min(most, parcel.message_.bytes - parcel.moved_);
-        kernels::copy(payload(slot), parcel.message_.data + parcel.moved_, bytes,
-                      kernels::Store::cached);
+        kernels::copy(payload(slot), parcel.message_.data + parcel.moved_, bytes);
         parcel.moved_ += bytes;
         box.head.store(++head, std::memory_order_release);
         ring(view_.control(peer).mail);
@@ -199,7 +198,7 @@ bool PostOffice::poll_receives(uint32_t peer, Lane& lane) {
             left = lane.storing->bytes - lane.storing->filled;
         }
         const uint64_t bytes = std::min(most, left);
-        kernels::copy(into, payload(slot), bytes, kernels::Store::cached);
+        kernels::copy(into, payload(slot), bytes);
         box.tail.store(++tail, std::memory_order_release);
         ring(view_.control(peer).mail);
         moved = true;
@@ -255,8 +254,7 @@ void PostOffice::deliver(uint32_t peer, const Frame& frame) {
         stored->filled = stored->bytes;
         if (!stored->claimant) return;
         Parcel& parcel = *stored->claimant;
-        kernels::copy(parcel.message_.data, stored->data.get(), stored->filled,
-                      kernels::Store::cached);
+        kernels::copy(parcel.message_.data, stored->data.get(), stored->filled);
         finish(parcel);
         lane.early.remove_if([stored](const Early& early) { return &early == stored; });
     }
@@ -292,7 +290,7 @@ bool PostOffice::take_early(const std::shared_ptr<Parcel>& parcel) {
                 it->claimant = parcel;
                 return true;
             }
-            kernels::copy(m.data, it->data.get(), it->filled, kernels::Store::cached);
+            kernels::copy(m.data, it->data.get(), it->filled);
             parcel->moved_ = it->filled;
             if (lane.storing == &*it) {  // its end is still to come, and goes where it belongs
                 lane.storing = nullptr;

@@ -116,13 +116,13 @@ void PostOffice::check_departed(const Parcel& parcel) {
 
 std::string PostOffice::late(const Parcel& parcel) const {
     const Message& m = parcel.message_;
-    const std::string peer = m.peer == kAnySource ? "any rank" : "rank " + std::to_string(m.peer);
-    const std::string text = std::string(parcel.sends_ ? "send to " : "recv from ") + peer + " (" +
-                             std::to_string(m.bytes) + " bytes, tag " + std::to_string(m.tag) +
-                             ") timed out on rank " + std::to_string(members_.rank()) +
+    const std::string text = errand_text(parcel.sends_, m.peer) + " (" + std::to_string(m.bytes) +
+                             " bytes, tag " + std::to_string(m.tag) + ") timed out on rank " +
+                             std::to_string(members_.rank()) +
                              (parcel.sends_ ? ": it was not received" : ": nothing was sent");
     if (m.peer == kAnySource) return text;
-    return text + "; " + peer + ": " + whereabouts(view_.control(static_cast<uint32_t>(m.peer)));
+    return text + "; rank " + std::to_string(m.peer) + ": " +
+           whereabouts(view_.control(static_cast<uint32_t>(m.peer)));
 }
 
 void PostOffice::progress_loop() {

@@ -145,7 +145,7 @@ ssize_t TlsSession::receive(void* data, size_t bytes) noexcept {
         end_ = static_cast<size_t>(got);
     }
     const size_t some = std::min(bytes, end_ - begin_);
-    kernels::copy(data, incoming_.data() + begin_, some, kernels::Store::cached);
+    kernels::copy(data, incoming_.data() + begin_, some);
     begin_ += some;
     return static_cast<ssize_t>(some);
 }

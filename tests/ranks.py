@@ -32,9 +32,6 @@ def unique_name() -> str:
     return f"test-{os.getpid()}-{next(_numbers)}"
 
 
-# ---- threads
-
-
 @contextlib.contextmanager
 def no_descriptors() -> Iterator[None]:
     """The process may not open anything more; sockets that are accepted need a descriptor too."""
@@ -49,6 +46,9 @@ def no_descriptors() -> Iterator[None]:
         resource.setrlimit(resource.RLIMIT_NOFILE, before)
         for fd in holders:
             os.close(fd)
+
+
+# ---- threads
 
 
 class Threads:

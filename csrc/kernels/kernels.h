@@ -55,7 +55,7 @@ void narrow(DType type, void* dst, const float* src, size_t count);
 // a float32. supports(type, premul_sum); dst may be src.
 void scale(DType type, void* dst, const void* src, size_t count, const void* factor);
 
-void copy(void* dst, const void* src, size_t bytes, Store store);
+void copy(void* dst, const void* src, size_t bytes, Store store = Store::cached);
 
 // Copies `src` to both destinations, reading it from memory once.
 void copy2(void* dst, void* dst2, const void* src, size_t bytes, Store dst_store, Store dst2_store);

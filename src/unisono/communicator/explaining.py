@@ -107,20 +107,20 @@ def _race(comm: Communicator, calls: dict[str, Callable[[], Any]]) -> dict[str, 
             call()
         except UnsupportedError:  # as a reproducible communicator says of most, on all ranks
             continue
-        first_s = _slowest(comm, call, 3)
+        first_s = time_s(comm, call, 3)
         wanted[name] = max(1, min(_MOST_CALLS, int(_TURN_S / first_s)))
         turns[name] = []
     for _ in range(_TURNS):
         for name, times_s in turns.items():
-            times_s.append(_slowest(comm, calls[name], wanted[name]))
+            times_s.append(time_s(comm, calls[name], wanted[name]))
     return {name: median(times_s) for name, times_s in turns.items()}
 
 
-def _slowest(comm: Communicator, call: Callable[[], Any], times: int) -> float:
-    """Seconds of a call, on the rank where they take longest."""
+def time_s(comm: Communicator, call: Callable[[], object], often: int) -> float:
+    """Seconds a call, back to back, of the slowest rank. All ranks call this."""
     comm.barrier()
     start = time.perf_counter()
-    for _ in range(times):
+    for _ in range(often):
         call()
-    mine = np.array([(time.perf_counter() - start) / times])
+    mine = np.array([(time.perf_counter() - start) / often])
     return float(comm.all_reduce(mine, "max")[0])
