@@ -36,7 +36,7 @@ bool Dispatcher::drive(Execution& execution, Sequel& sequel, Deadline& deadline,
     return false;
 }
 
-void Dispatcher::run(Execution execution, double timeout_s, const Interrupted& interrupted,
+void Dispatcher::run(Execution&& execution, double timeout_s, const Interrupted& interrupted,
                      Sequel sequel) {
     members_.require_own_process();
     if (nothing_before()) {

@@ -49,7 +49,7 @@ class Dispatcher {
     ~Dispatcher() { stop(); }
 
     // Runs the call to its end, after all calls made before. Throws Error.
-    void run(Execution execution, double timeout_s, const Interrupted& interrupted,
+    void run(Execution&& execution, double timeout_s, const Interrupted& interrupted,
              Sequel sequel = {});
     // Begins the call here and now if nothing is before it, for at most `inline_s` seconds of
     // waiting; what is left goes to the progress thread.

@@ -8,7 +8,7 @@
 #include <unordered_map>
 #include <utility>
 
-#include "buffer.h"
+#include "arrays.h"
 #include "errors.h"
 #include "group.h"
 #include "pack.h"
@@ -63,63 +63,6 @@ Located located(const nb::tuple& t) {
             static_cast<DType>(nb::cast<uint32_t>(t[2]))};
 }
 
-// Tensors, known by their methods: torch is never named here.
-class Tensors {
-  public:
-    // Remembers what the type of this tensor's elements is.
-    void learn(nb::handle tensor, DType dtype) {
-        if (!nb::hasattr(tensor, data_ptr_)) return;
-        nb::object type = tensor.attr(dtype_);
-        PyObject* address = type.ptr();
-        dtypes_.insert_or_assign(address, Kind{dtype, std::move(type)});
-    }
-
-    // Nothing sends the caller the slow way.
-    [[nodiscard]] std::optional<Located> locate(nb::handle tensor) const {
-        const nb::object type = nb::steal(PyObject_GetAttr(tensor.ptr(), dtype_.ptr()));
-        if (!type.is_valid()) return give_up();
-        const auto found = dtypes_.find(type.ptr());
-        if (found == dtypes_.end()) return std::nullopt;
-        const DType dtype = found->second.dtype;
-        if (!is_true(tensor, is_contiguous_) || is_true(tensor, is_neg_)) return give_up();
-        if (is_complex(dtype) && is_true(tensor, is_conj_)) return give_up();
-        const auto address = number(tensor, data_ptr_), count = number(tensor, numel_);
-        if (PyErr_Occurred() || (address == 0 && count > 0)) return give_up();
-        return Located{address, count * size_of(dtype), dtype};
-    }
-
-  private:
-    struct Kind {
-        DType dtype;
-        nb::object type;  // kept alive, so that its address stays its own
-    };
-
-    static std::optional<Located> give_up() {
-        PyErr_Clear();
-        return std::nullopt;
-    }
-    static nb::object call(nb::handle tensor, const nb::str& method) {
-        PyObject* arguments[] = {tensor.ptr()};
-        return nb::steal(PyObject_VectorcallMethod(method.ptr(), arguments,
-                                                   1 | PY_VECTORCALL_ARGUMENTS_OFFSET, nullptr));
-    }
-    static bool is_true(nb::handle tensor, const nb::str& method) {
-        return call(tensor, method).ptr() == Py_True;
-    }
-    static uint64_t number(nb::handle tensor, const nb::str& method) {
-        const nb::object found = call(tensor, method);
-        return found.is_valid() ? PyLong_AsUnsignedLongLong(found.ptr()) : 0;
-    }
-    static nb::str interned(const char* text) {
-        return nb::steal<nb::str>(PyUnicode_InternFromString(text));
-    }
-
-    nb::str dtype_ = interned("dtype"), data_ptr_ = interned("data_ptr"),
-            numel_ = interned("numel"), is_contiguous_ = interned("is_contiguous"),
-            is_neg_ = interned("is_neg"), is_conj_ = interned("is_conj");
-    std::unordered_map<PyObject*, Kind> dtypes_;
-};
-
 class QuickCalls {
   public:
     // `make_work(job, (in, out), result)` is what an asynchronous call returns.
@@ -131,7 +74,7 @@ class QuickCalls {
     void learn(const Look& look, Known known, nb::handle like) {
         if (known_.size() >= kMostRemembered) known_.clear();
         known_.insert_or_assign(look, std::move(known));
-        if (!PyObject_CheckBuffer(like.ptr())) tensors_.learn(like, look.in_type);
+        arrays_.learn(like, {0, look.in_bytes, look.in_type});
     }
 
     // Runs the call and returns `out`, or begins it and returns its work. None if no such call is
@@ -202,9 +145,9 @@ class QuickCalls {
     [[nodiscard]] std::optional<Found> find(uint32_t op, nb::handle in, nb::handle out,
                                             nb::handle reduction, int32_t root,
                                             nb::handle algorithm) const {
-        const auto target = locate(out, true);
+        const auto target = arrays_.locate(out, true);
         if (!target) return std::nullopt;
-        const auto source = in.is(out) ? target : locate(in, false);
+        const auto source = in.is(out) ? target : arrays_.locate(in, false);
         if (!source) return std::nullopt;
         const Look look = look_of(op, *source, *target, reduction, root, algorithm);
         const auto found = known_.find(look);
@@ -228,11 +171,6 @@ class QuickCalls {
         return false;
     }
 
-    [[nodiscard]] std::optional<Located> locate(nb::handle array, bool writable) const {
-        if (PyObject_CheckBuffer(array.ptr())) return bind::locate(array, writable);
-        return array.is_none() ? std::nullopt : tensors_.locate(array);
-    }
-
     // Whether no result overwrites what is still to be read. Where it would, Python makes a copy.
     [[nodiscard]] bool safe(const Look& look, uintptr_t in, uintptr_t out) const noexcept {
         if (in + look.in_bytes <= out || out + look.out_bytes <= in) return true;
@@ -250,7 +188,7 @@ class QuickCalls {
     std::shared_ptr<Group> group_;
     nb::callable make_work_;
     double inline_s_;
-    Tensors tensors_;
+    Arrays arrays_;
     std::optional<Recording> recording_;
     std::unordered_map<Look, Known, LookHash> known_;
 };

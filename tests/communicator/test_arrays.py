@@ -276,6 +276,53 @@ def test_many_shapes_in_a_row_are_all_told_apart(threads: World) -> None:
     threads(2).run(check)
 
 
+def test_arrays_of_a_known_kind_are_looked_at_each_time(threads: World) -> None:
+    # The second call of a kind goes by the fields of the array, without any other check.
+    def body(comm: Communicator) -> None:
+        for length in (6, 6, 4):
+            x = np.full(length, comm.rank + 1, np.float32)
+            comm.all_reduce(x)
+            assert x.tolist() == [6] * length
+        x = np.full(6, comm.rank + 1, np.float32)
+        x.resize(4, refcheck=False)
+        assert comm.all_reduce(x).tolist() == [6] * 4
+        x = np.full((6, 2), comm.rank + 1, np.float32)[:, 0]
+        assert comm.all_reduce(x).tolist() == [6] * 6
+        x = np.full(4, comm.rank + 1, ">f4")
+        assert comm.all_reduce(x).tolist() == [6] * 4
+        x = np.full(4, comm.rank + 1, np.float64)
+        assert comm.all_reduce(x).tolist() == [6] * 4
+        x = np.zeros((4, 0), np.float32)
+        assert comm.all_reduce(x).shape == (4, 0)
+        x = np.ones(4, np.float32)
+        x.flags.writeable = False
+        with pytest.raises(ValueError, match="read-only"):
+            comm.all_reduce(x)
+
+    threads(RANKS).run(body)
+
+
+def test_subclasses_of_arrays_are_served(threads: World) -> None:
+    class Named(np.ndarray[Any, Any]):
+        pass
+
+    def body(comm: Communicator) -> None:
+        for _ in range(2):
+            x = np.full(5, comm.rank + 1, np.int64).view(Named)
+            assert comm.all_reduce(x).tolist() == [6] * 5
+
+    threads(RANKS).run(body)
+
+
+def test_more_element_types_than_are_remembered(threads: World) -> None:
+    def body(comm: Communicator) -> None:
+        for i in range(600):  # a dtype with metadata is an object of its own
+            x = np.full(3, comm.rank + 1, np.dtype("f4", metadata={"i": i}))
+            assert comm.all_reduce(x).tolist() == [6] * 3
+
+    threads(RANKS).run(body)
+
+
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_layouts_of_half_floats_that_are_widened(
     layout: Callable[[Array], Array], threads: World
