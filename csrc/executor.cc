@@ -6,7 +6,9 @@
 namespace unisono {
 namespace {
 
-constexpr Patience kPatienceAway{0, 4};  // each look is a system call
+// Each look is a system call. What is small comes within the time that falling asleep and waking
+// takes; what is large takes longer, and the cores have it to bring.
+constexpr Patience kPatienceAway{0, 4}, kPatienceAwaySmall{0, 100};
 
 }  // namespace
 
@@ -25,6 +27,7 @@ Executor::Executor(View& view, Membership& members, Waiter waiter, StoreRule sto
       courier_(courier),
       waiter_(waiter),
       away_(members, kPatienceAway),
+      away_small_(members, kPatienceAwaySmall),
       stores_(stores),
       distance_(members.ranks()),
       own_(view.own()),

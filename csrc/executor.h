@@ -206,7 +206,7 @@ class Executor {
     View& view_;
     Membership& members_;
     Courier* courier_;
-    Waiter waiter_, away_;  // for ranks of this host, and of others
+    Waiter waiter_, away_, away_small_;  // for ranks of this host, and of others
     StoreRule stores_;
     Distance distance_;
     RankControl& own_;

@@ -126,7 +126,8 @@ bool Executor::wait_away(Wait& wait, uint32_t peer, Ready ready) {
         if (left) wire.poll();  // the news of that came another way than what it had shown before
         look_around(wait, peer, left);
     };
-    return away_.wait(
+    Waiter& waiter = is_large(wait.call) ? away_ : away_small_;
+    return waiter.wait(
         rest, brought, look, [&] { return agreement_.late(wait.call.seq); }, wait.deadline,
         wait.interrupted, wait.limit_s);
 }

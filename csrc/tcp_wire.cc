@@ -4,6 +4,7 @@
 #include <sys/eventfd.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <array>
 #include <cerrno>
 #include <chrono>
@@ -23,6 +24,15 @@ constexpr uint64_t kMostPartial = 1 << 16;  // posts that may come before an ear
 constexpr uint64_t kPiece = 128 << 10;      // of a load, where streams share it
 constexpr uint64_t kUncut = 32 << 10;       // shares of less are not worth a frame
 constexpr uint32_t kMostStreams = 1024;     // of a peer
+
+// Pieces of a load, all alike, of which each stream gets as many: the last one decides when the
+// whole load is there.
+uint64_t piece_bytes(uint64_t bytes, uint64_t streams) noexcept {
+    const uint64_t turns = (bytes + streams * kPiece - 1) / (streams * kPiece);
+    const uint64_t pieces = std::max<uint64_t>(1, std::min(bytes / kUncut, turns * streams));
+    const uint64_t each = (bytes + pieces - 1) / pieces;
+    return (each + kLine - 1) / kLine * kLine;
+}
 
 }  // namespace
 
@@ -122,8 +132,9 @@ void TcpWire::send(uint32_t peer, const Frame& head, std::span<const Load> loads
             with_post = &load;
             break;
         }
+        const uint64_t each = cut ? piece_bytes(load.bytes, to.streams.size()) : load.bytes;
         for (uint64_t at = 0; at < load.bytes;) {
-            const uint64_t bytes = std::min(cut ? kPiece : load.bytes, load.bytes - at);
+            const uint64_t bytes = std::min(each, load.bytes - at);
             Frame piece{};
             piece.kind = FrameKind::load;
             piece.strip = frame.strip;

@@ -164,7 +164,7 @@ inline Outcome run_step(Rank& rank, const Step& step, double timeout_s = kLong_s
                         const Interrupted& interrupted = {}) {
     Call call(step, rank.rank, rank.members->ranks());
     auto execution = call.execution();
-    return outcome_of([&] { rank.dispatcher->run(execution, timeout_s, interrupted); });
+    return outcome_of([&] { rank.dispatcher->run(std::move(execution), timeout_s, interrupted); });
 }
 
 }  // namespace unisono::test

@@ -49,7 +49,7 @@ void check_sequences(Report& report, Mapping mapping, uint32_t ranks, uint64_t s
                     std::make_unique<Call>(random_step(script, ranks, mapping), rank.rank, ranks);
                 auto execution = call->execution();
                 if (own() % 2) {
-                    rank.dispatcher->run(execution, kLong_s, {});
+                    rank.dispatcher->run(std::move(execution), kLong_s, {});
                     if (!call->right()) ++wrong;
                 } else {
                     constexpr double inlines_s[] = {0, 20e-6, 200e-6};
@@ -82,7 +82,7 @@ void check_threads(Report& report, Mapping mapping, uint32_t ranks) {
                         Call call(simple(Kind::direct, 300), rank.rank, ranks);
                         if ((i + t) % 2) {
                             auto execution = call.execution();
-                            rank.dispatcher->run(execution, kLong_s, {});
+                            rank.dispatcher->run(std::move(execution), kLong_s, {});
                         } else {
                             rank.dispatcher->wait(
                                 *rank.dispatcher->submit(call.execution(), kLong_s, t * 30e-6), -1,

@@ -238,7 +238,8 @@ void check_killed(Report& report) {
         run_step(rank, simple(Kind::direct, 100));
         Call call(simple(Kind::direct, 1000), 1, 2);
         auto execution = call.execution();
-        rank.dispatcher->run(execution, kLong_s, [] { return ::kill(::getpid(), SIGKILL) == 0; });
+        rank.dispatcher->run(std::move(execution), kLong_s,
+                             [] { return ::kill(::getpid(), SIGKILL) == 0; });
         ::_exit(1);
     }
     Rank rank =

@@ -1,0 +1,144 @@
+// A wire of several streams: every one carries the same share of what a post shows.
+#include <algorithm>
+#include <cstring>
+#include <numeric>
+#include <string>
+#include <vector>
+
+#include "hosts.h"
+#include "report.h"
+#include "tcp_wire.h"
+
+namespace unisono::test {
+namespace {
+
+constexpr double kPatience_s = 10;
+
+// Of a rank that sends only.
+class Nobody final : public Receiver {
+  public:
+    std::byte* place(uint32_t, const Frame&) override { return nullptr; }
+    void deliver(uint32_t, const Frame&) override {}
+    void lost(uint32_t, const std::string& why) override { throw Error(Fault::peer_lost, why); }
+    [[noreturn]] void nonsense(uint32_t, const std::string& what) override {
+        throw Error(Fault::system, what);
+    }
+};
+
+// A wire to one peer, whose ends of the streams are the test's.
+class Rails {
+  public:
+    explicit Rails(uint32_t streams) : wire_(2, nobody_), came_(streams) {
+        for (uint32_t s = 0; s < streams; ++s) {
+            auto [mine, theirs] = connection();
+            set_nonblocking(mine);
+            ends_.push_back(std::move(mine));
+            wire_.attach(1, s, streams, Channel(std::move(theirs)));
+        }
+        wire_.poll();
+    }
+
+    void send(const std::vector<std::byte>& data) {
+        Frame frame{};
+        frame.kind = FrameKind::post;
+        wire_.send(1, frame, {{{0, data.data(), data.size()}}});
+    }
+    // Takes in what comes until so much payload has come, and `posts` posts.
+    bool take(uint64_t bytes, uint32_t posts) {
+        Deadline deadline(kPatience_s);
+        while (payload() < bytes || posts_ < posts) {
+            wire_.poll();
+            for (size_t s = 0; s < ends_.size(); ++s) read(s);
+            if (deadline.passed()) return false;
+        }
+        return payload() == bytes && posts_ == posts;
+    }
+    // Payload that each stream brought.
+    [[nodiscard]] std::vector<uint64_t> shares() const {
+        std::vector<uint64_t> bytes;
+        for (const Came& came : came_) bytes.push_back(came.payload);
+        return bytes;
+    }
+    [[nodiscard]] const std::vector<std::byte>& memory() const { return memory_; }
+
+  private:
+    struct Came {
+        std::vector<std::byte> bytes;  // not yet understood
+        uint64_t payload = 0;
+    };
+
+    [[nodiscard]] uint64_t payload() const {
+        const auto bytes = shares();
+        return std::accumulate(bytes.begin(), bytes.end(), uint64_t{0});
+    }
+    void read(size_t s) {
+        std::vector<std::byte> some(1 << 16);
+        const ssize_t got = ::recv(ends_[s].get(), some.data(), some.size(), 0);
+        if (got <= 0) return;
+        auto& bytes = came_[s].bytes;
+        bytes.insert(bytes.end(), some.begin(), some.begin() + got);
+        Frame frame;
+        while (bytes.size() >= sizeof(frame)) {
+            std::memcpy(&frame, bytes.data(), sizeof(frame));
+            if (bytes.size() < sizeof(frame) + frame.bytes) return;
+            if (memory_.size() < frame.place + frame.bytes)
+                memory_.resize(frame.place + frame.bytes);
+            std::copy_n(bytes.begin() + sizeof(frame), frame.bytes,
+                        memory_.begin() + static_cast<ptrdiff_t>(frame.place));
+            bytes.erase(bytes.begin(),
+                        bytes.begin() + static_cast<ptrdiff_t>(sizeof(frame) + frame.bytes));
+            came_[s].payload += frame.bytes;
+            posts_ += frame.kind == FrameKind::post;
+        }
+    }
+
+    Nobody nobody_;
+    TcpWire wire_;
+    std::vector<Descriptor> ends_;
+    std::vector<Came> came_;
+    uint32_t posts_ = 0;
+    std::vector<std::byte> memory_;
+};
+
+std::vector<std::byte> letters(size_t count) {
+    std::vector<std::byte> data(count);
+    for (size_t i = 0; i < count; ++i) data[i] = static_cast<std::byte>(i * 7 + i / 251);
+    return data;
+}
+
+void check_even_shares(Report& report) {
+    for (const uint32_t streams : {2U, 3U, 4U}) {
+        for (const size_t bytes : {128UL << 10, 172UL << 10, 512UL << 10, (1UL << 20) + 4}) {
+            Rails rails(streams);
+            const auto data = letters(bytes);
+            rails.send(data);
+            const std::string what =
+                std::to_string(bytes) + " bytes over " + std::to_string(streams) + " streams";
+            report.check(rails.take(bytes, 1), what + " do not arrive");
+            report.check(rails.memory() == data, what + " arrive wrong");
+            const auto shares = rails.shares();
+            const auto [least, most] = std::minmax_element(shares.begin(), shares.end());
+            report.check(*most - *least <= streams * kLine * 4,
+                         what + ": from " + std::to_string(*least) + " to " +
+                             std::to_string(*most) + " of them by one stream");
+        }
+    }
+}
+
+void check_one_stream(Report& report) {
+    Rails rails(1);
+    const auto data = letters(300 << 10);
+    rails.send(data);
+    report.check(rails.take(data.size(), 1) && rails.memory() == data, "one stream alone");
+}
+
+}  // namespace
+}  // namespace unisono::test
+
+int main() {
+    using namespace unisono::test;
+    Report report;
+    check_even_shares(report);
+    check_one_stream(report);
+    return report.finish();
+}
