@@ -113,15 +113,17 @@ def _preface(documents: list[Document]) -> list[str]:
     machine = documents[0]["machine"]
     packages = ", ".join(f"{name} {version}" for name, version in machine["packages"].items())
     busy = max(document["machine"]["busy_cores"] for document in documents)
+    turns = sorted({document["settings"]["rounds"] for document in documents})
     return [
         f"{machine['cpu']}, {machine['cores']} cores, Linux {machine['kernel']}, "
         f"Python {machine['python']}; {packages}.",
         "",
         "`python benchmarks/sweep.py`: all contestants of a row take turns in one run; times are",
-        "medians in microseconds; every element of every result was verified on every rank. Ratios",
-        "are the peer's time over ours: above 1, ours is faster. `core`: one-way latency between",
-        "cores during the row in ns: near below 100, far above, mixed if it changed. Others",
-        f"used at most {busy:.1f} cores when a part began.",
+        f"medians in microseconds, of {' or '.join(map(str, turns))} turns (`--rounds`); every",
+        "element of every result was verified on every rank. Ratios are the peer's time over ours:",
+        "above 1, ours is faster. `core`: one-way latency between cores during the row in ns: near",
+        "below 100, far above, mixed if it changed. Others used at most "
+        f"{busy:.1f} cores when a part began.",
     ]
 
 

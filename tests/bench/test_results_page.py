@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import importlib
+from dataclasses import replace
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -19,7 +20,9 @@ def results_page(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
 
 
 def test_rows_and_means(results_page: ModuleType, report: Report) -> None:
+    report = replace(report, settings={"rounds": 7})
     page = results_page.render_page([report.to_dict()], {}, {})
+    assert "of 7 turns" in page
     assert "## native, 4 ranks" in page
     row = "| all_reduce | 8 | 2.00 | 20.00 | 1.00 | 10.00 | 2.00 | 48 near | 0 |"
     assert row in page

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from dataclasses import asdict
 from typing import Any
 
+import numpy as np
 import pytest
 
 from ranks import Threads
@@ -82,11 +83,13 @@ def test_what_may_not_run_is_not_measured() -> None:
         (("allreduce", 8), "no operation 'allreduce'; the operations are all_reduce"),
         (("all_reduce", -1), "a number of bytes, not -1"),
         (("all_reduce", "64K"), "a number of bytes, not '64K'"),
+        (("all_reduce", np.zeros(2)), r"a number of bytes, not array\(\[0., 0.\]\)"),
         (("broadcast", 8, 2), "root 2 is not one of the 2 ranks"),
+        (("broadcast", 8, np.zeros(2)), "the number of a rank, not array"),
     ],
 )
 def test_wrong_questions_are_refused(arguments: tuple[Any, ...], text: str, threads: World) -> None:
-    with pytest.raises(ValueError, match=text):
+    with pytest.raises((TypeError, ValueError), match=text):
         threads(2).comms[0].explain(*arguments)
 
 

@@ -11,6 +11,7 @@ import numpy as np
 
 from unisono import algorithms
 from unisono.bench.cases import Case
+from unisono.bench.estimate import estimate_call_s
 from unisono.bench.world import CaseError, World
 from unisono.errors import UnsupportedError
 from unisono.types import Op
@@ -87,7 +88,7 @@ def race(
             continue
         if case.size_bytes <= _VERIFIED_BYTES and (wrong := world.verify()):
             raise WrongResultError(f"{case.op} by {name}: {wrong} wrong elements")
-        first_s[name] = _calibrate(world)
+        first_s[name] = estimate_call_s(world.time_s, least_s=_CALIBRATION_S, most=_MOST_ITERATIONS)
     least_s = min(first_s.values(), default=0.0)
     running = [n for n in first_s if n in keep or first_s[n] <= least_s * pace.drop]
     share_s = pace.budget_s / (pace.turns * max(1, len(running)))
@@ -105,12 +106,3 @@ def race(
 def medians(times_s: dict[str, tuple[float, ...]]) -> dict[str, float]:
     """The median turn of each."""
     return {name: median(times) for name, times in times_s.items()}
-
-
-def _calibrate(world: World) -> float:
-    """About how long a call takes: the mean over at least a millisecond."""
-    iterations, call_s = 1, world.time_s(1)
-    while call_s * iterations < _CALIBRATION_S and iterations < _MOST_ITERATIONS:
-        iterations *= 8
-        call_s = world.time_s(iterations)
-    return call_s

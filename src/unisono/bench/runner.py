@@ -11,6 +11,7 @@ from math import ceil
 from unisono.bench.cases import Case
 from unisono.bench.cluster import Cluster, probe_payload_Bps, wire_bytes
 from unisono.bench.contestants import NETWORK, Contestant, reason_missing
+from unisono.bench.estimate import estimate_call_s
 from unisono.bench.machine import busy_cores, describe_machine
 from unisono.bench.probe import probe_core_latency_s
 from unisono.bench.results import Measurement, Report, Row
@@ -152,11 +153,7 @@ class _Entry:
     def prepare(self, case: Case, pace: Pace, contestants: int) -> None:
         self.world.bind(case)
         self.verify()
-        iterations = 1
-        call_s = self.world.time_s(iterations)
-        while call_s * iterations < _CALIBRATION_S and iterations < _MAX_ITERATIONS:
-            iterations *= 8
-            call_s = self.world.time_s(iterations)
+        call_s = estimate_call_s(self.world.time_s, least_s=_CALIBRATION_S, most=_MAX_ITERATIONS)
         if pace.row_budget_s is not None and call_s * pace.rounds > pace.row_budget_s:
             raise CaseError(f"too slow for the time budget: {call_s:.2g} s a call")
         self.iterations = pace.iterations(call_s, contestants)

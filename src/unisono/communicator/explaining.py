@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from unisono.communicator.explain import Estimate, Explanation
-from unisono.communicator.numbers import check_rank
+from unisono.communicator.numbers import check_rank, whole
 from unisono.errors import UnsupportedError
 from unisono.types import Op
 
@@ -47,8 +47,9 @@ def explain(
     """
     if op not in list(Op):
         raise UnsupportedError(f"there is no operation {op!r}; the operations are {', '.join(Op)}")
-    if not hasattr(nbytes, "__index__") or nbytes < 0:
-        raise ValueError(f"nbytes: expected a number of bytes, not {nbytes!r}")
+    nbytes = whole(nbytes, "nbytes", "a number of bytes")
+    if nbytes < 0:
+        raise ValueError(f"nbytes: expected a number of bytes, not {nbytes}")
     op = Op(op)
     if op.rooted:
         check_rank(root, self.size, "root")

@@ -16,21 +16,20 @@ def check_rank(rank: int, ranks: int, name: str) -> None:
     Traceback (most recent call last):
     TypeError: root: expected the number of a rank, not '3'
     """
-    if not hasattr(rank, "__index__"):
-        raise TypeError(f"{name}: expected the number of a rank, not {rank!r}")
-    if not 0 <= rank < ranks:
+    if not 0 <= whole(rank, name, "the number of a rank") < ranks:
         raise ValueError(f"{name} {rank} is not one of the {ranks} ranks of this group")
 
 
-def whole(number: int, name: str) -> int:
+def whole(number: int, name: str, expected: str = "a whole number") -> int:
     """The number. Raises `TypeError` for what is no whole number, such as 1.0.
 
     >>> whole(True, "size")
     1
     """
-    if not hasattr(number, "__index__"):
-        raise TypeError(f"{name}: expected a whole number, not {number!r}")
-    return operator.index(number)
+    try:
+        return operator.index(number)
+    except TypeError:  # also of arrays of several numbers
+        raise TypeError(f"{name}: expected {expected}, not {number!r:.60}") from None
 
 
 def check_tag(tag: int) -> int:
