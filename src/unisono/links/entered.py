@@ -23,7 +23,7 @@ from unisono.links.messages import (
     read_looked,
 )
 from unisono.links.place import Place
-from unisono.links.sockets import prepare
+from unisono.links.sockets import prepare, send_at_once
 
 _BETTER_NEWS_S = 0.2  # a dial may fail before the star says what happened to the peer
 
@@ -125,6 +125,7 @@ class Entered:
 
     def _attach(self, peer: int, said: Introduction, sock: Connection) -> None:
         prepare(sock, self.place.terms.peer_timeout_s)
+        send_at_once(sock)
         self._group.attach(peer, int(said.kind), said.stream, said.streams, sock.detach(), sock.tls)
 
     def _dial_failed(self, peer: int, failed: Failed) -> None:
