@@ -61,9 +61,10 @@ Arrays::Arrays()
       is_conj_(interned("is_conj")) {}
 
 void Arrays::learn(nb::handle array, const Located& located) {
-    const bool tensor = !is_ndarray(array) && nb::hasattr(array, data_ptr_);
-    if (!tensor && !is_ndarray(array)) return;
-    if (!tensor && count_of(fields_of(array)) * size_of(located.dtype) != located.bytes) return;
+    const bool fits = is_ndarray(array)
+                          ? count_of(fields_of(array)) * size_of(located.dtype) == located.bytes
+                          : nb::hasattr(array, data_ptr_);
+    if (!fits) return;
     if (kinds_.size() >= kMostKinds) kinds_.clear();
     nb::object type = array.attr(dtype_);
     PyObject* address = type.ptr();

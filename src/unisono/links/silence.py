@@ -8,14 +8,14 @@ though a retry a moment later would get through. So it is only asked when it las
 from __future__ import annotations
 
 import socket
-import struct
 import time
+
+from unisono.links.sockets import read_info
 
 LOOK_EACH_S = 0.1
 _PAUSE_S = 1.0  # after so long without a look, what is unanswered may just have been sent
 
-_UNACKED, _HEARD_MS = 24, 56  # where they are in Linux' struct tcp_info: 4 bytes each
-_INFO_BYTES = 60
+_UNACKED, _HEARD_MS = 24, 56  # their places in struct tcp_info
 
 
 class Silence:
@@ -28,8 +28,7 @@ class Silence:
     def lasts_s(self) -> float | None:
         """For how long nothing was heard that should have been; None if nothing is owed."""
         now = time.monotonic()
-        info = self._sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, _INFO_BYTES)
-        unacked, heard_ms = (struct.unpack_from("=I", info, at)[0] for at in (_UNACKED, _HEARD_MS))
+        unacked, heard_ms = read_info(self._sock, _UNACKED, _HEARD_MS)
         was_away = now - self._looked_s > _PAUSE_S
         self._looked_s = now
         if was_away:

@@ -23,10 +23,10 @@ _IP_BIND_ADDRESS_NO_PORT = 24
 _TCP_THIN_LINEAR_TIMEOUTS = 16
 _TCP_RTO_MAX_MS = 44  # Linux 6.15
 
-_LEAST_RTT_US = 148  # where it is in Linux' struct tcp_info: 4 bytes
+_LEAST_RTT_US = 148  # its place in struct tcp_info
 _NAME_BYTES = 16  # of a congestion control
 
-_NEAR_S = 3e-3  # the same region, not only the same room
+_NEAR_US = 3000  # the same region, not only the same room
 _BACKLOG = 4096
 _PROBE_S = 1
 _LONGEST_RETRY_MS = 1000  # the shortest that the kernel allows
@@ -146,7 +146,7 @@ def send_at_once(sock: socket.socket) -> None:
     """
     with contextlib.suppress(OSError):
         chosen = sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_CONGESTION, _NAME_BYTES)
-        if chosen.rstrip(b"\0") != b"bbr" or _least_round_trip_s(sock) > _NEAR_S:
+        if chosen.rstrip(b"\0") != b"bbr" or read_info(sock, _LEAST_RTT_US)[0] > _NEAR_US:
             return
     for name in (b"cubic", b"reno"):  # what a user may choose is the system's choice, and reno
         with contextlib.suppress(OSError):
@@ -154,9 +154,11 @@ def send_at_once(sock: socket.socket) -> None:
             return
 
 
-def _least_round_trip_s(sock: socket.socket) -> float:
-    info = sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, _LEAST_RTT_US + 4)
-    return float(struct.unpack_from("=I", info, _LEAST_RTT_US)[0]) / 1e6
+def read_info(sock: socket.socket, *places: int) -> tuple[int, ...]:
+    """What the kernel says of a connection: numbers of 4 bytes, by their places in Linux' struct
+    tcp_info."""
+    info = sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, max(places) + 4)
+    return tuple(struct.unpack_from("=I", info, at)[0] for at in places)
 
 
 def retry_often(sock: socket.socket) -> None:
