@@ -10,6 +10,13 @@ namespace {
 // takes; what is large takes longer, and the cores have it to bring.
 constexpr Patience kPatienceAway{0, 4}, kPatienceAwaySmall{0, 100};
 
+// Whether results go where this rank's input was.
+bool is_in_place(const Execution& call) noexcept {
+    const auto same = [](const Piece& in, const Piece& out) { return in.data == out.data; };
+    return std::equal(call.in.begin(), call.in.begin() + std::min(call.in.size(), call.out.size()),
+                      call.out.begin(), same);
+}
+
 }  // namespace
 
 uint64_t part_bytes(uint64_t piece_bytes, uint32_t parts, size_t element_bytes) noexcept {
@@ -70,7 +77,7 @@ void Executor::begin(Execution& call) {
         std::max<size_t>(scratch_.size(), plan.scratch * (call.lead + 1) * call.block_bytes));
     call.seq = next_number();
     agreement_.enter(call.seq, call.args, call.hash);
-    call.traffic = {bytes, plan.copies_only, plan.one_writer};
+    call.traffic = {bytes, !plan.copies_only && is_in_place(call)};
 }
 
 uint64_t Executor::next_number() noexcept {

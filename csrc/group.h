@@ -113,7 +113,7 @@ class Group {
                 seats ? std::move(*seats) : Seats::one_host(segment_->shape().ranks)),
           members_(view_, nonce),
           waiter_(members_, Patience::for_group(on_host(), cores)),
-          executor_(view_, members_, waiter_, StoreRule(on_host(), cores), make_courier()),
+          executor_(view_, members_, waiter_, StoreRule(on_host()), make_courier()),
           dispatcher_(executor_, members_, grace_for(on_host(), cores)),
           mail_(view_, members_, waiter_, make_mail_wire()) {}
 

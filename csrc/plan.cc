@@ -50,7 +50,6 @@ Plan::Plan(std::span<const std::byte> packed, std::span<const std::byte> packed_
         throw Error(Fault::invalid, "plan: a block does not end where all ranks expect it");
     copies_only = std::none_of(records.begin(), records.end(),
                                [](const Record& r) { return r.action == Action::reduce; });
-    one_writer = std::count_if(slots.begin(), slots.end(), [](uint32_t s) { return s > 0; }) == 1;
     note_slots();
     take_readers(packed_readers);
 }

@@ -83,7 +83,6 @@ class Plan {
     bool lends = false;  // this rank
     bool borrows = false;
     bool copies_only;  // this rank reduces nothing
-    bool one_writer;   // a single rank fills slots
 
   private:
     void check(const Ref& ref, size_t at) const;

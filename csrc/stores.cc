@@ -15,8 +15,6 @@ constexpr int kNearWeighs = 3;
 constexpr int kMostEvidence = 8, kBelievedFar = 6, kBelievedNear = 2;
 constexpr uint64_t kCoreBits = 12;
 
-constexpr uint64_t kLeastBroadcast = 256 << 10;  // for slots that several ranks read from one
-
 kernels::Store streaming_if(bool streams) noexcept {
     return streams ? kernels::Store::streaming : kernels::Store::cached;
 }
@@ -45,22 +43,16 @@ void Distance::learn(std::chrono::nanoseconds took) noexcept {
     if (evidence_ <= kBelievedNear) far_ = false;
 }
 
-StoreRule::StoreRule(uint32_t ranks, uint32_t cores, uint64_t cache_bytes, bool meshed) noexcept
-    : ranks_(ranks), cache_bytes_(cache_bytes), crowded_(ranks > cores), meshed_(meshed) {}
-
-// Measured (benchmarks/RESULTS.md). Slots: near cores read them from each other's caches at 40
-// GB/s, far ones at 11, where memory is better. Output: once the buffers of all ranks no longer
-// stay in the cache, storing past it spares reading what is overwritten; but a reduction in place
-// has just read those lines, and keeps them where each rank has a core's cache for itself.
+// Measured, both ways of each in turns, with 2, 4 and 8 ranks on 2 cores. Slots: near cores read
+// them from each other's caches at 40 GB/s, far ones at 11, where memory is better. Output: once
+// the buffers of all ranks no longer stay in the cache, storing past it spares reading what is
+// overwritten; but a reduction in place has just read those lines, and the cache still has them.
 Stores StoreRule::choose(StorePolicy policy, const Traffic& traffic, bool far) const noexcept {
     if (policy == StorePolicy::cached || traffic.bytes < kLeastStreamed) return {};
     if (policy == StorePolicy::streaming) return {.slot = kernels::Store::streaming};
     const bool spills = ranks_ * traffic.bytes >= cache_bytes_ / 2;
-    const bool broadcasts =
-        traffic.one_writer && (spills || (crowded_ && traffic.bytes >= kLeastBroadcast));
-    const bool overwrites = traffic.copies_only || crowded_ || far;
-    return {.slot = streaming_if((far && !meshed_) || broadcasts),
-            .out = streaming_if(spills && overwrites)};
+    return {.slot = streaming_if(far && !meshed_),
+            .out = streaming_if(spills && !traffic.folds_in_place)};
 }
 
 }  // namespace unisono

@@ -42,9 +42,8 @@ class Distance {
 
 // What the choice depends on, apart from the distance.
 struct Traffic {
-    uint64_t bytes;    // the caller's larger buffer
-    bool copies_only;  // nothing is reduced
-    bool one_writer;   // a single rank fills slots
+    uint64_t bytes;       // the caller's larger buffer
+    bool folds_in_place;  // what is reduced goes where this rank's own part of it was
 };
 
 class StoreRule {
@@ -54,8 +53,9 @@ class StoreRule {
         return policy == StorePolicy::adaptive && traffic.bytes >= kLeastStreamed;
     }
     // `meshed`: a far core reads slots no faster from memory than from the writer's cache.
-    StoreRule(uint32_t ranks, uint32_t cores, uint64_t cache_bytes = last_level_cache_bytes(),
-              bool meshed = meshed_cores()) noexcept;
+    explicit StoreRule(uint32_t ranks, uint64_t cache_bytes = last_level_cache_bytes(),
+                       bool meshed = meshed_cores()) noexcept
+        : ranks_(ranks), cache_bytes_(cache_bytes), meshed_(meshed) {}
     [[nodiscard]] Stores choose(StorePolicy policy, const Traffic& traffic,
                                 bool far) const noexcept;
 
@@ -63,7 +63,6 @@ class StoreRule {
     static constexpr uint64_t kLeastStreamed = 32 << 10;  // below, streaming loses everywhere
     uint64_t ranks_;
     uint64_t cache_bytes_;  // of the last level
-    bool crowded_;          // more ranks than cores
     bool meshed_;
 };
 

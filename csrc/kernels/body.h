@@ -122,7 +122,10 @@ void stream_copy(uint8_t* dst, const uint8_t* src, size_t bytes) {
 void vector_copy(uint8_t* dst, const uint8_t* src, size_t bytes) {
     using V = Vector<uint8_t>;
     constexpr size_t unroll = 4;
-    size_t at = 0;
+    // A store that crosses a line costs two; a load that does, hardly more than one.
+    size_t at = -reinterpret_cast<uintptr_t>(dst) % vector_bytes;
+    if (at > bytes) at = bytes;
+    __builtin_memcpy(dst, src, at);
     for (; bytes - at >= unroll * vector_bytes; at += unroll * vector_bytes) {
         V block[unroll];
 #pragma GCC unroll 4

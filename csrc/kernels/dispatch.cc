@@ -57,10 +57,10 @@ void write(const Table& table, uint8_t* dst, const uint8_t* src, size_t bytes, S
     }
 }
 
-// The first tile ends on a line of `streamed` as far as elements allow, so that later tiles begin
-// on one: a line streamed in two pieces costs twice.
-size_t first_tile_bytes(const uint8_t* streamed, size_t elem_bytes) {
-    const size_t excess = reinterpret_cast<uintptr_t>(streamed) % line_bytes;
+// The first tile ends on a line of `dst` as far as elements allow, so that later tiles begin on
+// one: a line streamed in two pieces costs twice, and every tile's ends are folded on their own.
+size_t first_tile_bytes(const uint8_t* dst, size_t elem_bytes) {
+    const size_t excess = reinterpret_cast<uintptr_t>(dst) % line_bytes;
     return tile_bytes - excess / elem_bytes * elem_bytes;
 }
 
@@ -72,8 +72,9 @@ struct Target {
 // Calls tile(at, bytes) over the whole length.
 template <class F>
 void for_each_tile(Target first, Target second, size_t bytes, size_t elem_bytes, F tile) {
-    const uint8_t* streamed = first.store == Store::streaming ? first.dst : second.dst;
-    size_t step = first_tile_bytes(streamed, elem_bytes);
+    const bool only_second_streams =
+        first.store == Store::cached && second.store == Store::streaming;
+    size_t step = first_tile_bytes(only_second_streams ? second.dst : first.dst, elem_bytes);
     for (size_t at = 0; at < bytes; at += step, step = tile_bytes) {
         tile(at, step < bytes - at ? step : bytes - at);
     }

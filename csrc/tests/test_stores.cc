@@ -17,30 +17,27 @@ bool is(const Stores& stores, bool slot_streams, bool out_streams) {
 }
 
 void check_rule(Report& report) {
-    const StoreRule roomy(2, 2, kCache, false), crowded(4, 2, kCache, false);
-    const StoreRule meshed(2, 2, kCache, true);
-    const Traffic small{4096, true, false}, middle{1 << 20, false, false};
-    const Traffic gather{64 << 20, true, false}, reduction{64 << 20, false, false};
-    const Traffic broadcast{1 << 20, true, true};
+    const StoreRule rule(2, kCache, false), meshed(2, kCache, true);
+    const Traffic small{4096, false}, middle{1 << 20, false};
+    const Traffic large{64 << 20, false}, in_place{64 << 20, true};
     const auto near = [](const StoreRule& rule, const Traffic& traffic) {
         return rule.choose(StorePolicy::adaptive, traffic, false);
     };
     const auto far = [](const StoreRule& rule, const Traffic& traffic) {
         return rule.choose(StorePolicy::adaptive, traffic, true);
     };
-    report.check(is(far(crowded, small), false, false), "small messages stay in the caches");
-    report.check(is(near(crowded, middle), false, false), "near slots stay in the caches");
-    report.check(is(far(roomy, middle), true, false), "far slots stream");
+    report.check(is(far(rule, small), false, false), "small messages stay in the caches");
+    report.check(is(near(rule, middle), false, false), "near slots stay in the caches");
+    report.check(is(far(rule, middle), true, false), "far slots stream");
     report.check(is(far(meshed, middle), false, false), "but not where memory is no faster");
-    report.check(is(far(meshed, reduction), false, true), "output that spills streams there, too");
-    report.check(is(near(roomy, gather), false, true), "output that spills streams");
-    report.check(is(near(roomy, reduction), false, false), "a core's own cache keeps its output");
-    report.check(is(near(crowded, reduction), false, true), "a shared cache does not");
-    report.check(is(far(roomy, reduction), true, true), "far and large: both stream");
-    report.check(is(near(crowded, broadcast), true, false), "slots that several read stream");
-    report.check(is(near(roomy, broadcast), false, false), "a slot that one reads does not");
-    report.check(is(roomy.choose(StorePolicy::cached, gather, true), false, false), "cached");
-    report.check(is(roomy.choose(StorePolicy::streaming, middle, false), true, false), "streaming");
+    report.check(is(far(meshed, large), false, true), "output that spills streams there, too");
+    report.check(is(near(rule, large), false, true), "output that spills streams");
+    report.check(is(far(rule, large), true, true), "far and large: both stream");
+    report.check(is(near(rule, in_place), false, false),
+                 "what was just read is still in the cache");
+    report.check(is(far(rule, in_place), true, false), "wherever the others are");
+    report.check(is(rule.choose(StorePolicy::cached, large, true), false, false), "cached");
+    report.check(is(rule.choose(StorePolicy::streaming, middle, false), true, false), "streaming");
 }
 
 void check_distance(Report& report) {

@@ -100,7 +100,7 @@ class World {
             : view(segment, rank, Seats::one_host(segment.shape().ranks)),
               members(view, nonce),
               waiter(members, Patience::for_group(segment.shape().ranks, cores)),
-              executor(view, members, waiter, StoreRule(segment.shape().ranks, cores)),
+              executor(view, members, waiter, StoreRule(segment.shape().ranks)),
               dispatcher(executor, members),
               mail(view, members, waiter) {}
         View view;
