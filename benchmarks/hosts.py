@@ -1,7 +1,7 @@
 """Measure what the project promises across hosts, on hosts of a lab (root); one JSON file a part.
 
 Parts that are in the results folder are not measured again. The page is written by
-`python benchmarks/sweep.py --page-only`.
+`python benchmarks/page.py`.
 
     python benchmarks/hosts.py              # all parts, about 20 minutes
     python benchmarks/hosts.py --only flat  # one of them

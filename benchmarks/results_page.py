@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from statistics import geometric_mean
 from typing import Any
 
-from hosts_page import render_hosts
+from bars import HEAD, bar
 
 from unisono.bench.cases import OPERATIONS
 from unisono.bench.probe import describe_latency
@@ -54,10 +54,12 @@ class Sample:
 
 
 def render_page(
-    documents: list[Document], trainings: dict[str, Document], hosts: dict[str, Document]
+    documents: list[Document],
+    trainings: Mapping[str, Document],
+    sections: Mapping[str, Sequence[str]],
 ) -> str:
-    """`trainings`: documents of `unisono train --json`, by the name of the task; `hosts`: those of
-    `hosts.py`, by the name of the part."""
+    """`trainings`: documents of `unisono train --json`, by the name of the task; `sections`: what
+    else was measured, by title."""
     samples = [sample for document in documents for sample in _samples(document)]
     samples.sort(key=lambda sample: list(OPERATIONS).index(sample.op))  # stable: sizes stay
     lines = ["# Results", "", *_preface(documents), "", "## Bars", "", *_bars(samples)]
@@ -66,8 +68,8 @@ def render_page(
         lines += ["", f"## {api}, {ranks} ranks", "", *_table(chosen)]
     for task, training in trainings.items():
         lines += ["", f"## Training: {task}", "", *_training(task, training)]
-    if hosts:
-        lines += ["", "## Several hosts", "", *render_hosts(hosts)]
+    for title, section in sections.items():
+        lines += ["", f"## {title}", "", *section]
     return "\n".join(lines) + "\n"
 
 
@@ -128,8 +130,7 @@ def _preface(documents: list[Document]) -> list[str]:
 
 
 def _bars(samples: list[Sample]) -> list[str]:
-    lines = ["| measure | bar | measured | reached |", "|---|---|---|---|"]
-    lines += _ratio_bars(samples)
+    lines = [*HEAD, *_ratio_bars(samples)]
     for mode, trial_ms, factor in (("near", NEAR_MS, 1.15), ("far", FAR_MS, 1.3)):
         for op, per_ranks in trial_ms.items():
             for ranks, trial in zip((2, 4), per_ranks, strict=True):
@@ -152,13 +153,13 @@ def _ratio_bars(samples: list[Sample]) -> Iterator[str]:
         mean = geometric_mean(ratio for ratio, _ in ratios)
         least, worst = min(ratios, key=lambda item: item[0])
         where = f"{worst.op} {format_size(worst.size_bytes)} n={worst.ranks}"
-        yield _bar(
+        yield bar(
             f"{api}: {peer}'s time over ours, geometric mean of {len(ratios)} rows",
             f">= {mean_bar:g}",
             f"{mean:.2f}",
             mean >= mean_bar,
         )
-        yield _bar(
+        yield bar(
             f"{api}: the same, worst row",
             f">= {least_bar:g}",
             f"{least:.2f} ({where})",
@@ -168,38 +169,33 @@ def _ratio_bars(samples: list[Sample]) -> Iterator[str]:
 
 def _large_bar(samples: list[Sample], mode: str, op: str, ranks: int, bar_ms: float) -> str:
     found = _find(samples, op, ranks, LARGE_BYTES)
-    name, bar = f"{op} 64 MiB n={ranks}, {mode}", f"<= {bar_ms:.1f} ms"
+    name, wanted = f"{op} 64 MiB n={ranks}, {mode}", f"<= {bar_ms:.1f} ms"
     if found is None or found.time_s is None or not found.mode.endswith(mode):
-        return _bar(name, bar, f"not seen in {mode} mode", None)
+        return bar(name, wanted, f"not seen in {mode} mode", None)
     measured_ms = found.time_s * 1e3
     measured, reached = f"{measured_ms:.1f} ms", measured_ms <= bar_ms
     if mode == "near" and (ratio := found.ratio("memory")) is not None:
-        bar += f" and {LIMIT_FACTOR} x the limit"
+        wanted += f" and {LIMIT_FACTOR} x the limit"
         measured += f", {1 / ratio:.2f} x the limit"
         reached = reached and 1 / ratio <= LIMIT_FACTOR
-    return _bar(name, bar, measured, reached)
+    return bar(name, wanted, measured, reached)
 
 
 def _crowd_bars(samples: list[Sample]) -> Iterator[str]:
     small = _find(samples, "all_reduce", 8, 8)
     if small is not None and small.time_s is not None:
         time_us = small.time_s * 1e6
-        yield _bar("all_reduce 8 B n=8", "< 60 us", f"{time_us:.1f} us", time_us < 60)
+        yield bar("all_reduce 8 B n=8", "< 60 us", f"{time_us:.1f} us", time_us < 60)
     large, fewer = (_find(samples, "all_reduce", n, LARGE_BYTES) for n in (8, 4))
     if large and fewer and large.time_s and fewer.time_s:
         ratio = large.time_s / fewer.time_s
         name = "all_reduce 64 MiB, n=8 over n=4"
-        yield _bar(name, "<= 2", f"{ratio:.2f} ({fewer.mode} / {large.mode})", ratio <= 2)
+        yield bar(name, "<= 2", f"{ratio:.2f} ({fewer.mode} / {large.mode})", ratio <= 2)
 
 
 def _find(samples: list[Sample], op: str, ranks: int, size_bytes: int) -> Sample | None:
     wanted = ("native", op, ranks, size_bytes)
     return next((s for s in samples if (s.api, s.op, s.ranks, s.size_bytes) == wanted), None)
-
-
-def _bar(name: str, bar: str, measured: str, reached: bool | None) -> str:
-    mark = {True: "yes", False: "**no**", None: "-"}[reached]
-    return f"| {name} | {bar} | {measured} | {mark} |"
 
 
 def _table(samples: list[Sample]) -> list[str]:

@@ -1,52 +1,87 @@
-"""How long the simulator takes, and what memory: `python benchmarks/simulator.py`.
+"""How long the simulator takes, and what memory: `python benchmarks/simulator.py`, two minutes.
 
-Each case runs in a process of its own; prints seconds of building and of simulating, and the peak.
+Each case runs in a process of its own.
 """
 
 from __future__ import annotations
 
+import json
 import resource
 import subprocess
 import sys
 import time
+from dataclasses import dataclass
+from pathlib import Path
 
 from unisono import algorithms, simulate, topology
+from unisono.bench.machine import describe_machine
 from unisono.topology import Topology
 
 LEVELS = "level0:halving_doubling@16;level1:halving_doubling@64;level2:halving_doubling@64"
-CASES: dict[str, tuple[str, Topology, tuple[int, ...] | None]] = {
-    "ring, 1,024 ranks": ("ring", topology.ring(1024), None),
-    "hierarchical, 65,536 ranks, 3-level fat-tree": (LEVELS, topology.fat_tree(64), None),
-    "bucket, torus 32 x 32": ("bucket", topology.torus([32, 32]), (32, 32)),
-    "halving-doubling, torus 32 x 32, congested": (
-        "halving_doubling",
-        topology.torus([32, 32]),
-        None,
+RESULTS = Path(__file__).parent / "results" / "simulator-speed.json"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Case:
+    """An all_reduce of 1 GB, and within how many seconds it must be simulated."""
+
+    algorithm: str
+    net: Topology
+    levels: tuple[int, ...] | None = None
+    bar_s: float | None = None
+
+
+CASES = {
+    "ring, 1,024 ranks": Case(algorithm="ring", net=topology.ring(1024), bar_s=1),
+    "hierarchical, 65,536 ranks, 3-level fat-tree": Case(
+        algorithm=LEVELS, net=topology.fat_tree(64), bar_s=60
     ),
-    "direct, fat-tree of 128 ranks, ECMP collisions": ("direct", topology.fat_tree(8), None),
+    "bucket, torus 32 x 32": Case(
+        algorithm="bucket", net=topology.torus([32, 32]), levels=(32, 32), bar_s=30
+    ),
+    "halving-doubling, torus 32 x 32, congested": Case(
+        algorithm="halving_doubling", net=topology.torus([32, 32]), bar_s=30
+    ),
+    "direct, fat-tree of 128 ranks, ECMP collisions": Case(
+        algorithm="direct", net=topology.fat_tree(8)
+    ),
 }
 
 
-def run(case: str) -> None:
+def run(name: str) -> dict[str, object]:
     """One case, here."""
-    name, net, levels = CASES[case]
+    case = CASES[name]
     begun = time.perf_counter()
-    schedule = algorithms.build("all_reduce", name, ranks=net.num_ranks, levels=levels)
-    built = time.perf_counter()
-    result = simulate(schedule, net, 1e9)
-    ended = time.perf_counter()
-    peak_GiB = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / (1 << 20)
-    print(
-        f"{case}: {len(schedule.transfers):,} transfers, built in {built - begun:.2f} s, "
-        f"simulated in {ended - built:.2f} s, {peak_GiB:.2f} GiB "
-        f"(the all_reduce itself: {result.time_s * 1e3:.4g} ms)",
-        flush=True,
+    schedule = algorithms.build(
+        "all_reduce", case.algorithm, ranks=case.net.num_ranks, levels=case.levels
     )
+    built = time.perf_counter()
+    result = simulate(schedule, case.net, 1e9)
+    ended = time.perf_counter()
+    return {
+        "case": name,
+        "transfers": len(schedule.transfers),
+        "built_s": built - begun,
+        "simulated_s": ended - built,
+        "bar_s": case.bar_s,
+        "peak_GiB": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / (1 << 20),
+        "all_reduce_s": result.time_s,
+    }
+
+
+def main() -> None:
+    found = []
+    for name in CASES:
+        command = [sys.executable, __file__, name]
+        text = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True).stdout
+        print(text, end="", flush=True)
+        found.append(json.loads(text))
+    document = {"machine": describe_machine(), "cases": found}
+    RESULTS.write_text(json.dumps(document, indent=1) + "\n")
 
 
 if __name__ == "__main__":
     if len(sys.argv) > 1:
-        run(sys.argv[1])
+        print(json.dumps(run(sys.argv[1])))
     else:
-        for each in CASES:
-            subprocess.run([sys.executable, __file__, each], check=True)
+        main()

@@ -5,7 +5,7 @@ there already are not measured again, so an interrupted sweep goes on where it s
 
     python benchmarks/sweep.py                       # all parts, then the page
     python benchmarks/sweep.py --ranks 2 --api torch # some parts
-    python benchmarks/sweep.py --page-only           # the page from what is there
+    python benchmarks/page.py                        # the page from what is there
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
-from results_page import render_page
+from page import write_page
 from rich.console import Console
 
 from unisono.bench.cases import Case
@@ -68,7 +68,6 @@ def main(
     bind: Annotated[bool, typer.Option("--bind", help="As for unisono bench.")] = False,
     folder: Annotated[Path, typer.Option(help="Where the parts are kept.")] = HERE / "results",
     page: Annotated[Path, typer.Option(help="The page to write.")] = HERE / "RESULTS.md",
-    page_only: Annotated[bool, typer.Option(help="Measure nothing.")] = False,
 ) -> None:
     console = Console(stderr=True)
     folder.mkdir(parents=True, exist_ok=True)
@@ -81,7 +80,7 @@ def main(
     pace = Pace(rounds=rounds, row_budget_s=row_budget)
     for index, part in enumerate(parts, start=1):
         path = folder / part.file_name
-        if page_only or path.exists():
+        if path.exists():
             continue
         console.print(f"[{index}/{len(parts)}] {part.file_name}")
         document = part.measure(sizes, pace, bind=bind)
@@ -90,22 +89,8 @@ def main(
         partial.rename(path)
         if part_skipped := document["skipped"]:
             console.print(f"  skipped: {part_skipped}")
-    documents = [
-        json.loads(path.read_text())
-        for interface in AGAINST
-        for path in sorted(folder.glob(f"{interface}-*.json"))
-    ]
-    trainings = _named(folder, "train-")  # of unisono train TASK --json
-    page.write_text(render_page(documents, trainings, _named(folder, "hosts-")))
+    write_page(folder, page)
     console.print(f"wrote {page}")
-
-
-def _named(folder: Path, prefix: str) -> dict[str, dict[str, object]]:
-    """Documents of files `prefixNAME.json`, by name."""
-    return {
-        path.stem.removeprefix(prefix): json.loads(path.read_text())
-        for path in sorted(folder.glob(f"{prefix}*.json"))
-    }
 
 
 if __name__ == "__main__":

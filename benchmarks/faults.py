@@ -1,0 +1,63 @@
+"""Every fault between hosts, 50 rounds each (root, half an hour): `python benchmarks/faults.py`.
+
+Runs the slow test of tests/lab/test_faults.py, which asserts in every round that each survivor
+names who is lost, in time, that nothing is left behind, or that what is no loss is borne.
+"""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import tempfile
+import xml.etree.ElementTree as xml
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from unisono.bench.machine import describe_machine
+
+HERE = Path(__file__).parent
+TESTS = "tests/lab/test_faults.py"
+
+
+def results(report: Path) -> list[dict[str, Any]]:
+    """Of each fault: whether all rounds ended as specified, and how long they took together."""
+    return [
+        {
+            "fault": case.attrib["name"].partition("[")[2].rstrip("]"),
+            "as_specified": len(case) == 0,  # no failure, error or skip
+            "seconds": float(case.attrib["time"]),
+        }
+        for case in xml.parse(report).iter("testcase")
+    ]
+
+
+def main(
+    *,
+    only: Annotated[str, typer.Option(help="Of the faults, as for pytest -k.")] = "",
+    jobs: Annotated[int, typer.Option(help="Faults at a time.")] = 2,
+    path: Annotated[Path, typer.Option(help="Results.")] = HERE / "results" / "faults.json",
+) -> None:
+    wanted = f"fifty and ({only})" if only else "fifty"
+    with tempfile.TemporaryDirectory() as folder:
+        report = Path(folder) / "report.xml"
+        command = [sys.executable, "-m", "pytest", "-q", "-m", "slow", TESTS, "-k", wanted]
+        command += ["-n", str(jobs), "--dist", "load", f"--junitxml={report}"]
+        ended = subprocess.run(command, cwd=HERE.parent, check=False)
+        found = results(report)
+    write(path, found)
+    raise typer.Exit(ended.returncode)
+
+
+def write(path: Path, found: list[dict[str, Any]]) -> None:
+    """The faults now, and those of the file that were not tried now."""
+    before = json.loads(path.read_text())["faults"] if path.exists() else []
+    faults = {each["fault"]: each for each in (*before, *found)}
+    document = {"machine": describe_machine(), "faults": list(faults.values())}
+    path.write_text(json.dumps(document, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    typer.run(main)

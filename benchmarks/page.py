@@ -1,0 +1,62 @@
+"""benchmarks/RESULTS.md from everything that was measured: `python benchmarks/page.py`."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from choice_page import render_choice, render_reproducible
+from faults_page import render_faults
+from hosts_page import render_hosts
+from results_page import render_page
+from simulator_page import render_calibration, render_lab, render_speed
+
+HERE = Path(__file__).parent
+APIS = ("native", "torch")
+SECTIONS: Mapping[str, tuple[str, Callable[[Any], list[str]]]] = {
+    "Choice": ("regret", render_choice),
+    "Reproducibility": ("reproducible", render_reproducible),
+    "Faults": ("faults", render_faults),
+    "Simulator: beside hosts of a lab": ("simulator-lab", render_lab),
+    "Simulator: how long it takes": ("simulator-speed", render_speed),
+}
+"""By title: the file of the folder, and what draws it."""
+
+
+def write_page(folder: Path, page: Path) -> None:
+    """The page, of the results in the folder; what was not measured is left out."""
+    documents = [found for api in APIS for found in _named(folder, f"{api}-").values()]
+    sections: dict[str, list[str]] = {}
+    if hosts := _named(folder, "hosts-"):
+        sections["Several hosts"] = render_hosts(hosts)
+    for title, (stem, render) in SECTIONS.items():
+        path = folder / f"{stem}.json"
+        if path.exists():
+            sections[title] = render(json.loads(path.read_text()))
+    if runs := sorted(folder.glob("calibration-*.json")):
+        sections["Simulator: what measurements foretell"] = render_calibration(runs)
+    trainings = _named(folder, "train-")  # of unisono train TASK --json
+    page.write_text(render_page(documents, trainings, sections))
+
+
+def _named(folder: Path, prefix: str) -> dict[str, dict[str, Any]]:
+    """Documents of files `prefixNAME.json`, by name."""
+    return {
+        path.stem.removeprefix(prefix): json.loads(path.read_text())
+        for path in sorted(folder.glob(f"{prefix}*.json"))
+    }
+
+
+def main(
+    *,
+    folder: Annotated[Path, typer.Option(help="Where the results are.")] = HERE / "results",
+    page: Annotated[Path, typer.Option(help="The page to write.")] = HERE / "RESULTS.md",
+) -> None:
+    write_page(folder, page)
+
+
+if __name__ == "__main__":
+    typer.run(main)

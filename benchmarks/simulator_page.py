@@ -1,0 +1,107 @@
+"""The parts of benchmarks/RESULTS.md about the simulator: beside measurements, and its speed."""
+
+from __future__ import annotations
+
+import csv
+from collections.abc import Sequence
+from itertools import groupby
+from pathlib import Path
+from statistics import mean, median
+from typing import Any
+
+from bars import HEAD, at_most, bar
+
+from unisono.bench.sizes import format_size
+from unisono.simulator.calibration import Holdout, holdout, of_contestant
+from unisono.simulator.measured import Sample, read
+
+NCCL = Path(__file__).parents[1] / "tests" / "simulator" / "tables" / "nccl_all_reduce.csv"
+MEDIAN_LAB, WORST_LAB = 0.05, 0.15
+MEDIAN_SHARED_MEMORY, MEAN_NCCL = 0.10, 0.03
+
+
+def render_lab(rows: Sequence[dict[str, Any]]) -> list[str]:
+    """`rows`: of `simulator_lab.py`."""
+    errors = [abs(row["error"]) for row in rows]
+    lines = [
+        "`python benchmarks/simulator_lab.py` (root); options of each run, and what the errors are",
+        "made of: docs/simulator.md. All_reduce, ms measured (error of the simulation).",
+        "",
+        *HEAD,
+        at_most(f"median error of {len(rows)} rows", MEDIAN_LAB, median(errors), ".1%"),
+        at_most("worst error", WORST_LAB, max(errors), ".1%"),
+        "",
+    ]
+    sizes = sorted({row["nbytes"] for row in rows})
+    head = ("hosts", "algorithm", *map(format_size, sizes))
+    lines += ["| " + " | ".join(head) + " |", "|---" * len(head) + "|"]
+    for kind, found in groupby(rows, lambda row: (row["hosts"], row["algorithm"])):
+        of = {
+            row["nbytes"]: f"{row['measured_s'] * 1e3:.0f} ({row['error']:+.1%})" for row in found
+        }
+        lines.append("| " + " | ".join((*kind, *(of.get(size, "") for size in sizes))) + " |")
+    return lines
+
+
+def render_speed(document: dict[str, Any]) -> list[str]:
+    """`document`: of `simulator.py`."""
+    lines = [
+        "`python benchmarks/simulator.py`: all_reduce of 1 GB, on one core.",
+        "",
+        "| case | transfers | built, s | simulated, s | bar, s | peak, GiB (bar: 4) | reached |",
+        "|---|---|---|---|---|---|---|",
+    ]
+    for case in document["cases"]:
+        most = case["bar_s"]
+        reached = most is None or (case["simulated_s"] <= most and case["peak_GiB"] <= 4)
+        shown = "-" if most is None else ("yes" if reached else "**no**")
+        lines.append(
+            f"| {case['case']} | {case['transfers']:,} | {case['built_s']:.2f} | "
+            f"{case['simulated_s']:.2f} | {'-' if most is None else most} | "
+            f"{case['peak_GiB']:.2f} | {shown} |"
+        )
+    return lines
+
+
+def render_calibration(runs: Sequence[Path]) -> list[str]:
+    """`runs`: of `unisono bench --json`, several of each number of ranks."""
+    lines = [
+        "Link models fitted to every other size, judged at the sizes between. This machine's",
+        "shared memory: four runs of `unisono bench all_reduce -n 2 --sizes 8:64M:x2 --against ''",
+        "--rounds 3 --json run.json`, and four with `-n 4`. NCCL: all_reduce on 2 to 8 A100, 1 MiB to",
+        "1 GiB, the table that comes with vTrain; the mean over the numbers of GPUs.",
+        "",
+        *HEAD,
+    ]
+    for name, files in groupby(runs, lambda path: path.stem.rpartition("-")[0]):
+        samples = [s for path in files for s in of_contestant(read(path.read_text()), "unisono")]
+        held = _held(samples)
+        ranks = name.removeprefix("calibration-n")
+        lines.append(
+            at_most(f"{ranks} ranks, median error", MEDIAN_SHARED_MEMORY, held.median, ".1%")
+        )
+        lines.append(bar(f"{ranks} ranks, worst error", "-", f"{held.worst:.0%}", None))
+    errors = [_held([s for s in _nccl() if s.ranks == ranks]).mean for ranks in range(2, 9)]
+    lines.append(at_most("NCCL, mean error", MEAN_NCCL, mean(errors), ".1%"))
+    return lines
+
+
+def _held(samples: Sequence[Sample]) -> Holdout:
+    held = holdout(samples)
+    assert held is not None, "there are sizes enough"
+    return held
+
+
+def _nccl() -> list[Sample]:
+    lines = [line for line in NCCL.read_text().splitlines() if not line.startswith("#")]
+    return [
+        Sample(
+            op="all_reduce",
+            ranks=int(row["nranks"]),
+            nbytes=float(row["bytes"]),
+            seconds=float(row["oop_ns"]) * 1e-9,
+            contestant="nccl",
+        )
+        for row in csv.DictReader(lines)
+        if row["gpu"] == "a100"
+    ]
