@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from operator import truediv
 from statistics import geometric_mean, median
 from typing import Any
 
@@ -40,7 +41,10 @@ def render_choice(document: dict[str, Any]) -> list[str]:
 def render_reproducible(document: dict[str, Any]) -> list[str]:
     """`document`: of `reproducible.py`."""
     rows = document["rows"]
-    prices = [median(row["reproducible_s"]) / median(row["default_s"]) for row in rows]
+    prices = [
+        median(map(truediv, row["reproducible_s"], row["default_s"]))  # turn by turn
+        for row in rows
+    ]
     lines = [
         "`python benchmarks/reproducible.py`: a reproducible communicator and a usual one of the",
         "same ranks in turns; the time of a reproducible call over that of a usual one.",

@@ -42,8 +42,10 @@ class Row:
 
     @property
     def price(self) -> float:
-        """How many times longer a reproducible call takes."""
-        return median(self.reproducible_s) / median(self.default_s)
+        """How many times longer a reproducible call takes, turn by turn: the cores' distance may
+        change from one to the next."""
+        turns = zip(self.reproducible_s, self.default_s, strict=True)
+        return median(strict_s / usual_s for strict_s, usual_s in turns)
 
 
 # ---- a rank
