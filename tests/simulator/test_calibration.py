@@ -250,3 +250,6 @@ def test_what_our_bench_writes() -> None:
         of_contestant(samples, "mpich")
     with pytest.raises(ValueError, match="has no rows"):
         read("{}")
+    for text in ('{"rows": [{"op": "all_reduce"}]}', '{"measured": [1]}', '{"rows": [[]]}'):
+        with pytest.raises(ValueError, match="damaged"):
+            read(text)

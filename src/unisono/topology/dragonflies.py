@@ -124,7 +124,7 @@ class Groups(Routing):
         return first, np.full(len(first), float(self.groups * self.hosts))
 
     def halves(self, topology: Topology) -> Ints:
-        """Half of the groups; of an odd number, one more on one side: a group is not worth cutting."""
+        """Half of the groups; of an odd number, one side has one more, for none is cut."""
         first = self.num_ranks
         side = np.full(topology.num_nodes, -1, dtype=np.int64)
         switches = self.groups * self.switches
