@@ -75,7 +75,7 @@ def test_some_algorithms_and_conditions() -> None:
         (["all_reduce", "ring", "-t", "ring:4", "--degraded", "3"], "links are ids"),
         (["all_reduce", "ring", "-t", "ring:4", "--degraded", "3=2"], "a part up to 1"),
         (["all_reduce", "ring", "-t", "ring:4", "--in-network"], "no switch that reduces"),
-        (["all_reduce", "ring", "-t", "torus:99999x99999"], "does not fit into memory"),
+        (["all_reduce", "ring", "-t", "torus:9999999x9999999"], "does not fit into memory"),
         (["all_reduce", "ring", "-t", "ring:4", "--heat", "h.png"], "must end in .svg"),
         (["all_reduce", "ring", "-t", "ring:4", "--levels", "two"], "written as in 4x8"),
     ],
