@@ -281,3 +281,5 @@ def _check(topology: Topology) -> None:
         raise ValueError(f"{topology.name}: a link from a node to itself")
     if not (links.bandwidth_Bps > 0).all() or not (links.latency_s >= 0).all():
         raise ValueError(f"{topology.name}: bandwidths are positive, latencies not negative")
+    if not np.isfinite(links.bandwidth_Bps).all() or not np.isfinite(links.latency_s).all():
+        raise ValueError(f"{topology.name}: bandwidths and latencies are finite")
