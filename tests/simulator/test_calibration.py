@@ -18,6 +18,7 @@ from unisono.simulator.calibration import (
     models_of,
     of_contestant,
     to_json,
+    worse_holdout,
 )
 from unisono.simulator.fitting import fit
 from unisono.simulator.link_model import nearest
@@ -224,6 +225,14 @@ def test_runs_are_held_against_their_median() -> None:
     assert held is not None
     assert held.sizes == 2
     assert held.worst < 0.02
+
+
+def test_the_worse_half_counts() -> None:
+    samples = [sample for sample in nccl("a100") if sample.ranks == 8]
+    first, second, worse = holdout(samples), holdout(samples, half=1), worse_holdout(samples)
+    assert first is not None and second is not None and first.mean < second.mean
+    assert worse == second
+    assert worse_holdout(samples[:3]) is None
 
 
 def test_what_our_bench_writes() -> None:

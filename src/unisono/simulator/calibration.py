@@ -85,6 +85,14 @@ def holdout(
     )
 
 
+def worse_holdout(samples: Sequence[Sample], *, algorithm: str | None = None) -> Holdout | None:
+    """`holdout` of the half that foretells the other worse: which half is fitted is a choice that
+    nobody should make by its outcome."""
+    halves = (holdout(samples, algorithm=algorithm), holdout(samples, algorithm=algorithm, half=1))
+    there = [held for held in halves if held is not None]
+    return max(there, key=lambda held: held.mean, default=None)
+
+
 def of_contestant(samples: Sequence[Sample], contestant: str | None) -> list[Sample]:
     """The samples of one contestant: by default of the first. Raises `ValueError`."""
     there = list(dict.fromkeys(sample.contestant for sample in samples))
