@@ -39,14 +39,14 @@ def calibrate(
 
     A model is a few lines, each for a range of sizes: alpha seconds, and 1 / rate for each byte.
     Several files of the same operation and ranks are runs, which make one model.
-    Held out: how well every other size, alone, foretells the rest. The file is for
+    Held out: how well every other size, alone, foretells the rest (the worse half). The file is for
     `unisono simulate --model` and `unisono bench --predict`.
     """
     from itertools import groupby
 
     from unisono.bench.execute import result_console, write_json
     from unisono.errors import UnisonoError
-    from unisono.simulator.calibration import calibrate, holdout, of_contestant, to_json
+    from unisono.simulator.calibration import calibrate, of_contestant, to_json, worse_holdout
     from unisono.simulator.measured import Sample, read
 
     def kind(found: tuple[str, Sample]) -> tuple[str, int, str]:
@@ -65,7 +65,7 @@ def calibrate(
             names, runs = zip(*some, strict=True)
             source = ", ".join(dict.fromkeys(names))
             models += calibrate(runs, algorithm=algorithm, source=source)
-            held.append(holdout(runs, algorithm=algorithm))
+            held.append(worse_holdout(runs, algorithm=algorithm))
         text = to_json(models)
         if out_path is not None:
             out_path.write_text(text, encoding="utf-8")
@@ -103,7 +103,7 @@ def _table(models: list[LinkModel], held: list[Holdout | None]) -> Table:
             )
     table.caption = (
         "from: bytes of a message. error: median of the fit. held out: mean error at every other "
-        "size, of a model of the rest."
+        "size, of a model of the rest, from the half that foretells worse."
     )
     return table
 

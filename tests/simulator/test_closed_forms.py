@@ -7,11 +7,15 @@ from collections.abc import Callable
 from math import ceil, log2, prod
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from unisono import algorithms, simulate, topology
-from unisono.simulator import Conditions, Endpoint, Order
+from unisono.algorithms.compose import in_sequence
+from unisono.schedule import Schedule
+from unisono.simulator import Conditions, Endpoint, Job, Order
 from unisono.topology import Cable, LinkKind, Topology
+from unisono.types import Op
 
 TABLES = Path(__file__).parent / "tables"
 ALPHA_S, RATE_BPS, REDUCE_BPS = 1e-6, 1e9, 4e9
@@ -30,9 +34,9 @@ def full_mesh(ranks: int) -> Topology:
     return topology.mesh(ranks, cable=cable)
 
 
-def on_mesh(op: str, name: str, p: int, *, order: Order = Order.ROUNDS) -> float:
+def on_mesh(op: str, name: str | Schedule, p: int, *, order: Order = Order.ROUNDS) -> float:
     ports = Endpoint(send_Bps=RATE_BPS, receive_Bps=RATE_BPS, reduce_Bps=REDUCE_BPS)
-    schedule = algorithms.build(op, name, ranks=p)
+    schedule = algorithms.build(op, name, ranks=p) if isinstance(name, str) else name
     return simulate(
         schedule, full_mesh(p), N, conditions=Conditions(endpoint=ports, order=order)
     ).time_s
@@ -116,6 +120,30 @@ def test_hierarchical_forms() -> None:
         assert on_mesh("all_reduce", name, g * k) == pytest.approx(form, rel=1e-3)
 
 
+@pytest.mark.parametrize("p", POWERS)
+def test_forms_of_two_operations_one_after_the_other(p: int) -> None:
+    """`scatter (binomial) + ring allgather (van de Geijn)`, `scatter + recursive-doubling
+    allgather`, `Rabenseifner: rec. halving RS + binomial gather`."""
+    share = (p - 1) / p
+    scatter = algorithms.build("scatter", "binomial_tree", ranks=p)
+    for name, rounds in (("ring", p - 1), ("recursive_doubling", lg(p))):
+        whole = in_sequence(Op.BROADCAST, [scatter, algorithms.build("all_gather", name, ranks=p)])
+        form = a_b(lg(p) + rounds, 2 * share)
+        assert on_mesh("broadcast", whole, p) == pytest.approx(form, rel=1e-3)
+    halves = algorithms.build("reduce_scatter", "recursive_halving", ranks=p)
+    gather = algorithms.build("gather", "binomial_tree", ranks=p)
+    whole = in_sequence(Op.REDUCE, [halves, gather])
+    form = a_b(2 * lg(p), 2 * share, share)
+    assert on_mesh("reduce", whole, p) == pytest.approx(form, rel=1e-3)
+
+
+def test_all_to_all_in_servers_then_between_them() -> None:
+    """`hierarchical (intra then inter, PXN-like)`"""
+    form = a_b(3 + 2, 3 / 4 + 2 / 3)
+    name = "level0:pairwise@4;level1:pairwise@3"
+    assert on_mesh("all_to_all", name, 12) == pytest.approx(form, rel=1e-3)
+
+
 def test_pipelined_chain() -> None:
     """(p - 2 + S)(a + n b / S), S the segments."""
     for p in (3, 5, 8):
@@ -153,6 +181,33 @@ def test_rings() -> None:
         # Half of the pieces go each way; of an odd number of others, one way has one more.
         half = p // 2
         assert bandwidth_s("bidirectional_ring", (p,)) == pytest.approx(2 * half / p, rel=1e-3)
+
+
+def test_both_directions_of_a_ring_are_the_bound() -> None:
+    """`bidirectional ring on ring(p)`: half of the vector each way, all the way round."""
+    for p in (4, 7, 16):
+        assert bandwidth_s("torus_rings", (p,)) == pytest.approx((p - 1) / p, rel=1e-3)
+
+
+@pytest.mark.parametrize("dims", [(4, 4), (8, 8), (16, 16), (4, 4, 4), (8, 8, 8)])
+def test_halving_doubling_axis_by_axis(dims: tuple[int, ...]) -> None:
+    """`Rabenseifner on torus`: the largest messages go to neighbours, along one axis after the
+    other, so step s loads a link with 2^(s // D) messages of n / 2^(s+1); half of that where it is
+    half way round. In the limit 1.5 in two dimensions, 1.167 in three."""
+    axes, n = len(dims), prod(dims)
+    steps = int(log2(n))
+    place = np.zeros(n, np.int64)
+    for s in range(steps):
+        bit = np.arange(n) >> (steps - 1 - s) & 1
+        place += (bit << s // axes) * dims[0] ** (s % axes)
+    both_ways = [2 if s // axes == log2(dims[0]) - 1 else 1 for s in range(steps)]
+    form = sum(2 ** (s // axes) / 2 ** (s + 1) / both_ways[s] for s in range(steps))
+    cable = Cable(bandwidth_Bps=RATE_BPS, latency_s=0.0, kind=LinkKind.OTHER)
+    schedule = algorithms.build("all_reduce", "halving_doubling", ranks=n)
+    job = Job(schedule=schedule, nbytes=N, ranks=tuple(place.tolist()))
+    told = Conditions(order=Order.ROUNDS)
+    time_s = simulate([job], topology.torus(dims, cable=cable), conditions=told).time_s
+    assert time_s == pytest.approx(2 * form * N / RATE_BPS, rel=1e-3)
 
 
 def test_hamiltonian_rings_fill_all_links() -> None:

@@ -263,6 +263,10 @@ def test_refusals() -> None:
     refuse(ring, net, "ranks 0 to 7, and ring:4 has 4", nbytes=1e6)
     refuse(ring, net, "needs nbytes")
     refuse([Job(schedule=ring, nbytes=1)], net, "jobs have their own", nbytes=1)
+    refuse([], net, "no jobs")
+    for what, where, told in ((ring, "ring:8", "no topology"), ("ring", net, "no schedule")):
+        with pytest.raises(TypeError, match=told):
+            simulate(what, where, 1)  # type: ignore[arg-type]
     a, b = (Compute(name=x, seconds=1, ranks=(0,), after=(y,)) for x, y in ("ab", "ba"))
     refuse([a, b], net, "wait for each other")
     refuse([a], net, "no such job")

@@ -66,7 +66,11 @@ def bisections() -> list[tuple[Topology, float]]:
         *((topology.fat_tree(k), k**3 / 8) for k in (4, 8)),
         (topology.dragonfly(3, 2, 1), 4**2 / 4),
         (topology.dragonfly_plus(6), 10**2 / 4),
+        (topology.dragonfly(4, 2, 2), 4 * 5),  # of an odd number of groups none is cut
+        (topology.dragonfly_plus(4), 2 * 3),
+        (topology.torus([2, 3]), 3),
         (topology.star(8), 4),
+        (topology.star(5), 2),
     ]
 
 

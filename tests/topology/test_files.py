@@ -100,6 +100,7 @@ def test_damaged_networks_are_refused() -> None:
     for table, column, value, says in (
         ("links", "src", 9, "not there"),
         ("links", "bandwidth_Bps", 0.0, "positive"),
+        ("links", "latency_s", float("inf"), "finite"),
         ("nodes", "kind", 1, "ranks are the first 4"),
         ("links", "src", [0, 1], "different lengths"),
     ):
@@ -166,6 +167,8 @@ def test_servers_can_be_written_as_nccl_files(spec: str) -> None:
 def test_what_is_no_server_is_no_nccl_file() -> None:
     with pytest.raises(ValueError, match="no network switches"):
         topology.to_nccl_xml(topology.fat_tree(4))
+    with pytest.raises(ValueError, match="no place for infiniband links"):
+        topology.to_nccl_xml(topology.torus([4, 4]))
     for text, says in (
         ("<a/>", "begins with <system>"),
         ("<", "not XML"),

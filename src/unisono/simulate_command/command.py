@@ -121,6 +121,8 @@ def simulate(
                 heat_path=heat_path, trace_path=trace_path, critical=algorithm is not None
             ),
         )
+        if in_network and not topology.nodes.reduces.any():
+            raise ValueError(f"--in-network: {topology.name} has no switch that reduces")
         with task.progress() as show:
             if sweep is not None:
                 found = what_if.run(work, sweep, compute, svg_path, show)

@@ -76,8 +76,9 @@ class Task:
         from unisono.simulator import bound_s
 
         model = self.conditions.messages
-        net = topology if model is None else model.network(topology)
-        return bound_s(self.op, net, self.nbytes, in_network=self.conditions.in_network)
+        if model is None:
+            return bound_s(self.op, topology, self.nbytes, in_network=self.conditions.in_network)
+        return model.lightest(self.nbytes) * bound_s(self.op, model.network(topology), self.nbytes)
 
 
 def read_names(algorithm: str | None, names: str) -> list[str] | None:

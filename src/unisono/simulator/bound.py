@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from unisono.topology import Topology
+from unisono.topology.measure import middle
 from unisono.topology.ragged import Floats, Ints
 from unisono.types import Op
 
@@ -28,7 +29,8 @@ def bound_s(op: Op | str, topology: Topology, nbytes: float, *, in_network: bool
     if n < 2 or op is Op.BARRIER:
         return 0.0
     out, into = (_rates(topology, ends) for ends in (topology.links.src, topology.links.dst))
-    total, sent, received, across = _needs(op, n)
+    rate_Bps, low = middle(topology)
+    total, sent, received, across = _needs(op, n, low)
     root_only = (op in (Op.BROADCAST, Op.SCATTER), op in (Op.REDUCE, Op.GATHER))
     send_rate = float(out[0] if root_only[0] else out.min())
     receive_rate = float(into[0] if root_only[1] else into.min())
@@ -36,7 +38,7 @@ def bound_s(op: Op | str, topology: Topology, nbytes: float, *, in_network: bool
         0.0 if in_network else total / float(out.sum()),
         sent / send_rate,
         received / receive_rate,
-        across / topology.bisection_Bps(),
+        across / rate_Bps,
     ]
     return nbytes * max(times)
 
@@ -47,17 +49,18 @@ def _rates(topology: Topology, ends: Ints) -> Floats:
     return np.bincount(ends, rate, minlength=topology.num_nodes)[:n].astype(np.float64)
 
 
-def _needs(op: Op, n: int) -> tuple[float, float, float, float]:
-    others = (n - 1) / n
+def _needs(op: Op, n: int, low: int) -> tuple[float, float, float, float]:
+    """`low` of the ranks are on the side from which the middle is crossed."""
+    others, fewer = (n - 1) / n, min(low, n - low) / n
     return {
         Op.ALL_REDUCE: (2.0 * (n - 1), 1.0, 1.0, 1.0),
-        Op.REDUCE_SCATTER: (n - 1.0, others, 1 / n, n // 2 / n),
-        Op.ALL_GATHER: (n - 1.0, 1 / n, others, n // 2 / n),
-        Op.ALL_TO_ALL: (n - 1.0, others, others, n // 2 * ((n + 1) // 2) / n),
+        Op.REDUCE_SCATTER: (n - 1.0, others, 1 / n, (n - low) / n),
+        Op.ALL_GATHER: (n - 1.0, 1 / n, others, low / n),
+        Op.ALL_TO_ALL: (n - 1.0, others, others, low * (n - low) / n),
         Op.BROADCAST: (n - 1.0, 1.0, 1.0, 1.0),
         Op.REDUCE: (n - 1.0, 1.0, 1.0, 1.0),
-        Op.GATHER: (others, 1 / n, others, n // 2 / n),
-        Op.SCATTER: (others, others, 1 / n, n // 2 / n),
+        Op.GATHER: (others, 1 / n, others, fewer),
+        Op.SCATTER: (others, others, 1 / n, fewer),
         Op.SCAN: (n - 1.0, 0.0, 1 / n, 0.5),
         Op.EXSCAN: (n - 1.0, 0.0, 1 / n, 0.5),
     }[op]

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass
 from itertools import groupby
 from statistics import median
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 
@@ -58,14 +58,17 @@ class Holdout:
     sizes: int
 
 
-def holdout(samples: Sequence[Sample], *, algorithm: str | None = None) -> Holdout | None:
-    """How well every other size foretells the rest, from the least size on, of one operation on
-    one number of ranks. None where there are too few sizes, or times do not grow."""
+def holdout(
+    samples: Sequence[Sample], *, algorithm: str | None = None, half: Literal[0, 1] = 0
+) -> Holdout | None:
+    """How well every other size foretells the rest, of one operation on one number of ranks: those
+    from the least size on (`half` 0) or from the next (1), which then has to foretell the least.
+    None where there are too few sizes, or times do not grow."""
     samples = _alike(samples, algorithm)
     sizes = sorted({sample.nbytes for sample in samples})
     if len(sizes) < 4:
         return None
-    fitted, tested = set(sizes[::2]), sizes[1::2]
+    fitted, tested = set(sizes[half::2]), sizes[1 - half :: 2]
     try:
         (model,) = calibrate([s for s in samples if s.nbytes in fitted], algorithm=algorithm)
     except ValueError:
@@ -80,6 +83,14 @@ def holdout(samples: Sequence[Sample], *, algorithm: str | None = None) -> Holdo
         worst=max(errors),
         sizes=len(tested),
     )
+
+
+def worse_holdout(samples: Sequence[Sample], *, algorithm: str | None = None) -> Holdout | None:
+    """`holdout` of the half that foretells the other worse: which half is fitted is a choice that
+    nobody should make by its outcome."""
+    halves = (holdout(samples, algorithm=algorithm), holdout(samples, algorithm=algorithm, half=1))
+    there = [held for held in halves if held is not None]
+    return max(there, key=lambda held: held.mean, default=None)
 
 
 def of_contestant(samples: Sequence[Sample], contestant: str | None) -> list[Sample]:

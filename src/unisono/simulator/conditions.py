@@ -109,10 +109,10 @@ class Conditions:
         if self.messages is not None and self.in_network:
             raise ValueError("conditions: a link model does not tell what switches add up or copy")
         for link, part in self.degraded.items():
-            if not part > 0:
+            if not 0 < part <= 1:
                 raise ValueError(
-                    f"conditions: link {link} has {part} of its bandwidth left; a link without any "
-                    "is one that failed"
+                    f"conditions: link {link} has {part} of its bandwidth left; that is a part up "
+                    "to 1, and a link without any is one that failed"
                 )
 
     def endpoint_of(self, rank: int) -> Endpoint:

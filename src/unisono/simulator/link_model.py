@@ -84,6 +84,13 @@ class LinkModel:
         left = self.at(nbytes) - self.delays_s[self.regime_of(nbytes)]
         return np.maximum(left, 0.0) * self.bandwidth_Bps
 
+    def lightest(self, nbytes: float) -> float:
+        """The least part of its bytes for which a message of up to `nbytes` occupies links: below
+        1 where smaller messages are faster than large ones, as in caches."""
+        line = [regime for regime in self.regimes if regime.least <= nbytes]
+        parts = [r.byte_s + min(r.alpha_s, 0.0) / max(r.least, 1.0) for r in line]
+        return max(0.0, min(parts)) * self.bandwidth_Bps
+
     def network(self, topology: Topology) -> Topology:
         """A network of such links: those of ranks have the rate of the model, others keep their
         part of that. Their latencies are in the model.

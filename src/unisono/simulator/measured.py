@@ -54,7 +54,11 @@ def read(text: str, *, op: Op | str | None = None) -> list[Sample]:
             document = json.loads(text)
         except ValueError as error:
             raise ValueError(f"no JSON: {error}") from error
-        found = list(_of_tune(document) if "measured" in document else _of_bench(document))
+        try:
+            found = list(_of_tune(document) if "measured" in document else _of_bench(document))
+        except (KeyError, TypeError, AttributeError) as error:
+            told = f"a row has no {error}" if isinstance(error, KeyError) else error
+            raise ValueError(f"this JSON is damaged: {told}") from error
         return [sample for sample in found if op is None or sample.op == op]
     return _of_nccl_tests(text, op)
 

@@ -52,7 +52,7 @@ def simulate(
     on). `progress` is called now and then; if it raises, the simulation ends.
 
     Raises `UnsupportedError` if there are too few ranks, or no way between two of them;
-    `ValueError` for what makes no sense.
+    `ValueError` for what makes no sense; `TypeError` for the name of a schedule or a network.
 
     >>> import unisono
     >>> from unisono import algorithms, topology
@@ -61,6 +61,8 @@ def simulate(
     >>> f"{result.time_s * 1e3:.2f} ms"
     '2.25 ms'
     """
+    if not isinstance(topology, Topology):
+        raise TypeError(f"simulate: no topology: {topology!r}; topology.parse(text) makes one")
     jobs = _jobs(what, nbytes)
     network = Network.of(topology, conditions or Conditions())
     paths = PathBook(network)
@@ -79,8 +81,12 @@ def _jobs(what: Schedule | Sequence[Job | Compute], nbytes: float | None) -> lis
         if nbytes is None:
             raise ValueError("simulate: a schedule needs nbytes, the bytes of the operation")
         return [Job(schedule=what, nbytes=nbytes)]
+    if not all(isinstance(job, Job | Compute) for job in what):
+        raise TypeError(f"simulate: no schedule, and no jobs: {what!r}; algorithms.build makes one")
     if nbytes is not None:
         raise ValueError("simulate: jobs have their own nbytes")
+    if not what:
+        raise ValueError("simulate: no jobs")
     return list(what)
 
 

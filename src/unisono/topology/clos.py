@@ -74,7 +74,7 @@ class Clos(Routing):
         if leaves == self.rails:
             # Each leaf has ranks on both sides, and the way over another is no shorter.
             side[:] = 0
-            side[rank] = rank // self.rails >= self.hosts // 2
+            side[rank] = rank // self.rails >= (self.hosts + 1) // 2  # as a leaf, with the larger
             return side
         whole = self.leaves if self.pods > 1 else self.rails
         cut = leaves // whole // 2 * whole

@@ -124,11 +124,12 @@ class Groups(Routing):
         return first, np.full(len(first), float(self.groups * self.hosts))
 
     def halves(self, topology: Topology) -> Ints:
-        """Half of the groups; of an odd number, the one in the middle is cut too."""
+        """Half of the groups; of an odd number, one side has one more, for none is cut."""
         first = self.num_ranks
         side = np.full(topology.num_nodes, -1, dtype=np.int64)
         switches = self.groups * self.switches
-        high = (np.arange(switches) >= switches // 2).astype(np.int64)
+        whole = self.switches if self.groups > 1 else 1
+        high = (np.arange(switches) // whole >= switches // whole // 2).astype(np.int64)
         side[:first] = np.repeat(high, self.hosts)
         side[first : first + switches] = high
         if self.plus:

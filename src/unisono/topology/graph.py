@@ -212,7 +212,8 @@ class Topology:
     def bisection_Bps(self) -> float:
         """Bytes a second that can go from one half of the ranks to the other, one way.
 
-        Of a named network, the cut through its middle that its textbook gives; of another with up
+        Of a named network, the cut through its middle that its textbook gives (where an odd number
+        of rows, leaves or groups is cut, one side has one more); of another with up
         to 12 ranks, the least of all cuts; above, the least of some (see `measure`).
         """
         from unisono.topology.measure import bisection
@@ -280,3 +281,5 @@ def _check(topology: Topology) -> None:
         raise ValueError(f"{topology.name}: a link from a node to itself")
     if not (links.bandwidth_Bps > 0).all() or not (links.latency_s >= 0).all():
         raise ValueError(f"{topology.name}: bandwidths are positive, latencies not negative")
+    if not np.isfinite(links.bandwidth_Bps).all() or not np.isfinite(links.latency_s).all():
+        raise ValueError(f"{topology.name}: bandwidths and latencies are finite")

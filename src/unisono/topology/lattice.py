@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from math import prod
+from math import inf, prod
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -71,8 +71,13 @@ class Lattice(Routing):
         return np.zeros(1, dtype=np.int64), np.full(1, float(topology.num_ranks))
 
     def halves(self, topology: Topology) -> Ints:
-        """Across the longest axis; among equals one of even length."""
-        stride, size, _ = max(self._axes(), key=lambda axis: (axis[1], axis[1] % 2 == 0))
+        """Across the axis that has fewest links to cut; among equals one of even length."""
+
+        def links(axis: tuple[int, int, bool]) -> tuple[float, bool]:
+            _, size, closed = axis
+            return ((2 if closed else 1) / size if size > 1 else inf), size % 2 == 1
+
+        stride, size, _ = min(self._axes(), key=links)
         return (np.arange(topology.num_ranks) // stride % size >= size // 2).astype(np.int64)
 
     def _axes(self) -> Iterator[tuple[int, int, bool]]:

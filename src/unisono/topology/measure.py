@@ -60,18 +60,25 @@ def _by_switch(topology: Topology) -> tuple[Ints, Floats]:
 
 
 def bisection(topology: Topology) -> float:
-    """As `Topology.bisection_Bps`.
+    """As `Topology.bisection_Bps`."""
+    return middle(topology)[0]
+
+
+def middle(topology: Topology) -> tuple[float, int]:
+    """The bisection, and how many ranks are on the side from which it is measured: a half of them,
+    or, where the textbook cuts an odd number of rows, leaves or groups, somewhat less or more.
 
     Of a network without a textbook's cut, up to 12 ranks: every way to halve the ranks, with the
     switches where they serve best (maximum flow). Above: lower against upper ranks, and along the
     second eigenvector of the Laplacian (Fiedler, 1973), which is near the least, never below it.
     """
-    if topology.num_ranks < 2:
-        return 0.0
+    n = topology.num_ranks
+    if n < 2:
+        return 0.0, n
     side = topology.routing.halves(topology)
     if side is not None:
-        return _across(topology, side)
-    return min(_flow(topology, low) for low in _cuts(topology))
+        return _across(topology, side), int((side[:n] == 0).sum())
+    return min(_flow(topology, low) for low in _cuts(topology)), n // 2
 
 
 def _across(topology: Topology, side: Ints) -> float:

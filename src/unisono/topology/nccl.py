@@ -177,9 +177,13 @@ def _topology(found: _Found, name: str) -> Topology:
     )
 
 
+_WRITTEN = {LinkKind.NVLINK, LinkKind.PCIE, LinkKind.INTER_SOCKET}
+
+
 def to_nccl_xml(topology: Topology, *, capability: int = 90) -> str:
     """A server as NCCL's file; its GPUs have this compute capability, which tells what an NVLink
-    carries. Raises `ValueError` for a network that is not a server: with switches of other kinds.
+    carries. Raises `ValueError` for a network that is not a server: with switches or links of
+    other kinds.
 
     >>> from unisono import topology
     >>> again = from_nccl_xml(to_nccl_xml(topology.dgx(8)))
@@ -193,6 +197,10 @@ class _Writer:
     def __init__(self, topology: Topology, capability: int) -> None:
         if (topology.nodes.kind == NodeKind.SWITCH).any():
             raise ValueError(f"{topology.name} is no server: NCCL's file has no network switches")
+        others = set(topology.links.kind.tolist()) - _WRITTEN
+        if others:
+            kind = LinkKind(min(others)).name.lower()
+            raise ValueError(f"{topology.name}: NCCL's file has no place for {kind} links")
         self.topology = topology
         self.capability = capability
         self.written: set[int] = set()

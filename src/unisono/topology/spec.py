@@ -139,7 +139,10 @@ def _one(text: str) -> Topology:
         inspect.signature(builder).bind(*arguments, **values)
     except TypeError as error:
         raise ValueError(f"{text}: {error}; an example: {_example(name)}") from error
-    return builder(*arguments, **values)
+    try:
+        return builder(*arguments, **values)
+    except MemoryError as error:
+        raise ValueError(f"{text}: so large a network does not fit into memory") from error
 
 
 def _size(name: str, word: str) -> int | list[int]:
