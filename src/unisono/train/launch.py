@@ -5,13 +5,13 @@ from __future__ import annotations
 import contextlib
 import subprocess
 import sys
-import tempfile
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TextIO
 
 from unisono.errors import UnisonoError
+from unisono.scratch import Scratch
 from unisono.train import events
 from unisono.train.settings import Run
 
@@ -25,8 +25,8 @@ def launch(run: Run, listen: Callable[[events.Event], None]) -> list[events.Fini
 
     Raises UnisonoError, with the last lines of the ranks' output, when a rank fails.
     """
-    with tempfile.TemporaryDirectory(prefix="unisono-train-") as folder:
-        event_path, log_path = Path(folder, "events"), Path(folder, "log")
+    with Scratch("unisono-train-") as folder:
+        event_path, log_path = folder / "events", folder / "log"
         event_path.touch()
         with log_path.open("w") as log, _started(command(run, event_path), log) as process:
             finished = []
