@@ -24,7 +24,7 @@ def test_bus_factors_are_those_of_nccl_tests(op: str, factor: float) -> None:
 
 def test_size_is_that_of_the_larger_buffer() -> None:
     case = Case(op="all_gather", ranks=4, nbytes=1024)
-    assert (case.piece_count, case.count, case.size_bytes) == (64, 256, 1024)
+    assert (case.shares, case.count, case.size_bytes) == ((64,) * 4, 256, 1024)
 
 
 def test_size_is_rounded_to_whole_pieces() -> None:
@@ -36,6 +36,21 @@ def test_every_rank_has_an_element_even_of_tiny_messages() -> None:
     assert Case(op="reduce_scatter", ranks=8, nbytes=0).size_bytes == 0
 
 
+def test_pieces_of_the_v_forms_grow_from_rank_to_rank() -> None:
+    case = Case(op="reduce_scatter_v", ranks=4, nbytes=403)
+    assert (case.shares, case.size_bytes) == ((10, 20, 30, 40), 400)
+    assert [case.piece(rank) for rank in range(4)] == [10, 20, 30, 40]
+    assert Case(op="gather_v", ranks=4, nbytes=1).shares == (0, 0, 0, 1)
+    assert Case(op="scatter_v", ranks=4, nbytes=0).shares == (0, 0, 0, 0)
+
+
+def test_what_a_rank_sends_in_an_all_to_all_v_the_other_expects() -> None:
+    case = Case(op="all_to_all_v", ranks=5, nbytes=404)
+    for rank in range(5):
+        assert sum(case.lengths(rank)) == case.count == 101
+        assert [case.lengths(other)[rank] for other in range(5)] == list(case.lengths(rank))
+
+
 @pytest.mark.parametrize(
     "wrong",
     [
@@ -45,6 +60,10 @@ def test_every_rank_has_an_element_even_of_tiny_messages() -> None:
         {"root": 2},
         {"redop": "bxor"},
         {"dtype": "bool"},
+        {"redop": "lor"},
+        {"redop": "minloc"},
+        {"dtype": "int32_int32"},
+        {"dtype": "float8_e4m3fn", "redop": "band"},
     ],
 )
 def test_impossible_cases_are_refused(wrong: dict[str, object]) -> None:

@@ -52,6 +52,17 @@ def test_no_schedule_moves_less_than_the_limit(op: str, hosts: int, per_host: in
         assert min(least) == pytest.approx(wire_bytes(case, hosts))  # and one reaches it
 
 
+def test_bytes_between_hosts_where_pieces_differ() -> None:
+    def least(op: str, root: int = 0) -> float:
+        return wire_bytes(Case(op=op, ranks=4, nbytes=400, root=root), hosts=2)
+
+    # The shares are 40, 80, 120 and 160 bytes.
+    assert least("all_gather_v") == least("reduce_scatter_v") == 400 - 120
+    assert (least("gather_v"), least("scatter_v", root=3)) == (280, 120)
+    # Host 0 keeps 40 + 80 of rank 0 and 80 + 120 of rank 1; host 1 as much, in another order.
+    assert least("all_to_all_v") == 800 - 320
+
+
 @pytest.mark.lab
 @pytest.mark.skipif(shutil.which("iperf3") is None, reason="needs iperf3")
 def test_the_payload_of_two_rails_is_that_of_both() -> None:

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from unisono.bench import world as world_module
-from unisono.bench.cases import Case
+from unisono.bench.cases import OPERATIONS, Case
 from unisono.bench.contestants import Contestant, Launch, reason_missing
 from unisono.bench.results import Report
 from unisono.bench.runner import Pace, run_benchmark
@@ -17,6 +17,14 @@ QUICK = Pace(rounds=2, round_s=0.001, min_iterations=1)
 CASES = [
     Case(op="all_reduce", ranks=2, nbytes=64),
     Case(op="all_to_all", ranks=2, nbytes=100_000),
+]
+# What not everybody has.
+SPECIAL = [
+    *(Case(op=op, ranks=2, nbytes=1000, root=1) for op in OPERATIONS if op.endswith("_v")),
+    Case(op="all_reduce", ranks=2, nbytes=1000, dtype="int32", redop="lor"),
+    Case(op="scan", ranks=2, nbytes=1000, dtype="bool", redop="lxor"),
+    Case(op="all_reduce", ranks=2, nbytes=1000, dtype="float32_int32", redop="maxloc"),
+    Case(op="broadcast", ranks=2, nbytes=1000, dtype="float8_e4m3fn"),
 ]
 # A rank whose library gets one element wrong.
 LIAR = """
@@ -69,9 +77,27 @@ def test_our_torch_backend() -> None:
 def test_mpi(name: str) -> None:
     if reason_missing(Contestant(name=name)) is not None:
         pytest.skip(f"{name} is not installed")
-    report = run(name, ours=name)
+    cases = [*CASES, *SPECIAL]
+    report = run_benchmark(cases, [name], ours=name, pace=QUICK)
     assert report.skipped == {}
     assert not report.failed
+
+
+@pytest.mark.torch
+def test_peers_are_left_out_where_they_have_no_such_thing() -> None:
+    pytest.importorskip("torch")
+    report = run_benchmark(SPECIAL, ["unisono", "gloo"], ours="unisono", pace=QUICK)
+    assert not report.failed
+    left_out = {}
+    for row in report.rows:
+        found = row.of("gloo")
+        assert found is not None
+        left_out[row.case.op, row.case.redop] = found.error
+    assert left_out.pop(("all_to_all_v", "sum")) is None
+    assert left_out["gather_v", "sum"] == "gather of gloo moves pieces of one length"
+    assert left_out["all_reduce", "lor"] == "torch.distributed has no lor"
+    assert left_out["all_reduce", "maxloc"] == "torch has no float32_int32"
+    assert all(left_out.values())
 
 
 def test_a_wrong_result_is_found_and_fails_the_run(

@@ -51,4 +51,5 @@ def test_every_type_and_reduction_is_tried() -> None:
     cases = list(check_cases("reduce", 4))
     assert {case.root for case in cases} == {0, 3}
     assert Case(op="reduce", ranks=4, nbytes=1000, dtype="bool", redop="bor", root=3) in cases
-    assert len({case.dtype for case in cases}) == 15
+    assert len({case.dtype for case in cases}) == 21
+    assert {(c.dtype, c.redop) for c in cases} >= {("int64", "lxor"), ("float64_int64", "maxloc")}

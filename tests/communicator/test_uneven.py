@@ -14,7 +14,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from ranks import Threads
-from unisono import Communicator, MismatchError, UnsupportedError, algorithms
+from unisono import Communicator, MismatchError, UnsupportedError, algorithms, pairs
 from unisono.errors import CommunicationError
 
 World = Callable[[int], Threads]
@@ -170,6 +170,29 @@ def test_layouts_that_are_not_contiguous_and_types(threads: World) -> None:
         for algorithm in algorithms.names("reduce_scatter"):
             found = comm.reduce_scatter_v(half, counts, algorithm=algorithm)
             assert found.tolist() == [2050] * counts[me]  # rounded once
+
+    threads(3).run(check)
+
+
+@pytest.mark.parametrize("kind", ["float32", "int64"])
+def test_pairs(kind: str, threads: World) -> None:
+    counts = [2, 0, 3]
+
+    def check(comm: Communicator) -> None:
+        me = comm.rank
+        x = pairs(np.full(counts[me], -me, kind), me)
+        for told in (counts, None):
+            found = comm.all_gather_v(x, told)
+            assert found["index"].tolist() == [0, 0, 2, 2, 2]
+            assert found["value"].tolist() == [0, 0, -2, -2, -2]
+            share = comm.scatter_v(found if me == 1 else None, told, 1, np.zeros_like(x))
+            assert share.tobytes() == x.tobytes()
+        every = comm.gather_v(x, counts, 2)
+        assert every is None or every.tobytes() == found.tobytes()
+        back = comm.all_to_all_v(found, [me, 5 - me, 0], pieces=True)
+        assert [len(piece) for piece in back] == ([0, 1, 2], [5, 4, 3], [0, 0, 0])[me]
+        best = comm.reduce_scatter_v(pairs(np.full(5, me, kind), me), counts, op="maxloc")
+        assert best.tolist() == [(2, 2)] * counts[me]
 
     threads(3).run(check)
 

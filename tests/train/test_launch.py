@@ -1,5 +1,8 @@
 from __future__ import annotations
 
+import signal
+import subprocess
+import sys
 import tempfile
 from pathlib import Path
 
@@ -69,3 +72,19 @@ def test_a_failing_rank_is_quoted(folder: Path) -> None:
         launch(a_run("no_such_backend"), lambda event: None)
     assert "training on no_such_backend failed" in str(caught.value)
     assert list(folder.iterdir()) == []
+
+
+KILLED_AT_ONCE = """
+import os, signal, sys
+from unisono.train import launch
+sleep = [sys.executable, "-c", "print(0, flush=True); import time; time.sleep(100)"]
+with launch._started(sleep, sys.stdout) as process:
+    os.kill(os.getpid(), signal.SIGKILL)
+"""
+
+
+def test_what_was_started_ends_when_the_program_is_killed() -> None:
+    # Its output ends when nobody is left to write any.
+    command = [sys.executable, "-c", KILLED_AT_ONCE]
+    done = subprocess.run(command, capture_output=True, timeout=30, check=False)
+    assert done.returncode == -signal.SIGKILL

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -21,6 +22,8 @@ class Operation:
     rooted: bool = False
     scans: bool = False
     """A rank's result is of the ranks below it."""
+    uneven: bool = False
+    """The pieces differ in length."""
     bus_numerator: int = 1
     """Bus factor: numerator x (n-1)/n where `bus_scales`, otherwise 1."""
     bus_scales: bool = True
@@ -30,7 +33,7 @@ class Operation:
         return self.bus_numerator * (ranks - 1) / ranks if self.bus_scales else 1.0
 
 
-OPERATIONS = {
+_EVEN = {
     "all_reduce": Operation(in_place=True, reduces=True, bus_numerator=2),
     "reduce_scatter": Operation(x_split=True, reduces=True),
     "all_gather": Operation(out_split=True),
@@ -44,18 +47,32 @@ OPERATIONS = {
     "send_recv": Operation(bus_scales=False),
     "barrier": Operation(in_place=True, bus_scales=False),
 }
+_SPLIT = ("reduce_scatter", "all_gather", "all_to_all", "gather", "scatter")
+OPERATIONS = _EVEN | {f"{op}_v": replace(_EVEN[op], uneven=True) for op in _SPLIT}
 
-REDUCTIONS = ("sum", "prod", "min", "max", "avg", "band", "bor", "bxor")
+ARITHMETIC = ("sum", "prod", "min", "max", "avg")
+BITWISE = ("band", "bor", "bxor")
+LOGICAL = ("land", "lor", "lxor")
+PLACES = ("minloc", "maxloc")
+REDUCTIONS = (*ARITHMETIC, *BITWISE, *LOGICAL, *PLACES)
 
-# NumPy has no bfloat16: its buffers hold the bit patterns.
+BIT_PATTERNS = {"bfloat16": "uint16", "float8_e4m3fn": "uint8", "float8_e5m2": "uint8"}
+"""NumPy lacks these types: their buffers hold the bits."""
+PAIRS = {
+    "float32_int32": ("float32", "int32"),
+    "float64_int64": ("float64", "int64"),
+    "int32_int32": ("int32", "int32"),
+    "int64_int64": ("int64", "int64"),
+}
+"""Values with an index, of which the least or largest is looked for."""
 STORAGE: dict[str, np.dtype[Any]] = {
-    name: np.dtype("uint16" if name == "bfloat16" else name)
+    name: np.dtype(BIT_PATTERNS.get(name, name))
     for name in (
-        *("float32", "float64", "float16", "bfloat16"),
+        *("float32", "float64", "float16", "bfloat16", "float8_e4m3fn", "float8_e5m2"),
         *("int8", "uint8", "int16", "uint16", "int32", "uint32", "int64", "uint64"),
         *("bool", "complex64", "complex128"),
     )
-}
+} | {name: np.dtype([("value", value), ("index", index)]) for name, (value, index) in PAIRS.items()}
 
 
 def reductions_of(dtype: str, op: str) -> tuple[str, ...]:
@@ -64,10 +81,15 @@ def reductions_of(dtype: str, op: str) -> tuple[str, ...]:
     >>> reductions_of("complex64", "all_reduce"), reductions_of("complex64", "scan")
     (('sum', 'avg'), ('sum',))
     """
+    if dtype in PAIRS:
+        return PLACES
     if dtype == "bool":
-        return ("min", "max", "band", "bor", "bxor")
-    known: tuple[str, ...] = REDUCTIONS[:5] if "float" in dtype else REDUCTIONS
-    known = ("sum", "avg") if dtype.startswith("complex") else known
+        return ("min", "max", *BITWISE, *LOGICAL)
+    known: tuple[str, ...] = (*ARITHMETIC, *BITWISE, *LOGICAL)
+    if "float" in dtype:
+        known = ARITHMETIC
+    elif dtype.startswith("complex"):
+        known = ("sum", "avg")
     return tuple(r for r in known if not (r == "avg" and OPERATIONS[op].scans))
 
 
@@ -78,8 +100,13 @@ class Case:
     The size is that of the larger buffer of a rank, as in nccl-tests: all_gather's out,
     reduce_scatter's x, both buffers of all_to_all.
 
-    >>> Case(op="all_gather", ranks=4, nbytes=1024).piece_count
-    64
+    The pieces of the v forms grow from rank to rank as 1, 2, 3, ...: the first ranks have nothing
+    where there is little.
+
+    >>> Case(op="all_gather", ranks=4, nbytes=1024).shares
+    (64, 64, 64, 64)
+    >>> Case(op="all_gather_v", ranks=4, nbytes=1000).shares
+    (25, 50, 75, 100)
     """
 
     op: str
@@ -98,8 +125,12 @@ class Case:
             raise ValueError(f"unknown reduction {self.redop!r}; known: {', '.join(REDUCTIONS)}")
         if not 0 <= self.root < self.ranks:
             raise ValueError(f"root {self.root} is not one of {self.ranks} ranks")
-        if self.operation.reduces and self.redop not in reductions_of(self.dtype, self.op):
-            raise ValueError(f"{self.op}: {self.redop} is not defined here for {self.dtype}")
+        defined = reductions_of(self.dtype, self.op)
+        if self.operation.reduces and self.redop not in defined:
+            raise ValueError(
+                f"{self.op}: {self.redop} is not defined here for {self.dtype}, "
+                f"but {', '.join(defined)}"
+            )
 
     @property
     def operation(self) -> Operation:
@@ -115,16 +146,35 @@ class Case:
         return self.ranks if self.operation.x_split or self.operation.out_split else 1
 
     @property
-    def piece_count(self) -> int:
-        """Elements of one piece: at least one, so that tiny sizes still move something."""
+    def count(self) -> int:
+        """Elements of the larger buffer. Pieces of one length have at least one each, so that tiny
+        sizes still move something; so have the v forms in all."""
         if self.op == "barrier" or self.nbytes == 0:
             return 0
-        return max(1, self.nbytes // self.storage.itemsize // self.pieces)
+        alike = 1 if self.operation.uneven else self.pieces
+        return max(1, self.nbytes // self.storage.itemsize // alike) * alike
 
     @property
-    def count(self) -> int:
-        """Elements of the larger buffer."""
-        return self.piece_count * self.pieces
+    def shares(self) -> tuple[int, ...]:
+        """Elements of each piece of the larger buffer; by rank, where each has one."""
+        count, n = self.count, self.pieces
+        if not self.operation.uneven:
+            return (count // n,) * n
+        ends = [count * rank * (rank + 1) // (n * (n + 1)) for rank in range(n + 1)]
+        return tuple(end - start for start, end in pairwise(ends))
+
+    def lengths(self, rank: int) -> tuple[int, ...]:
+        """Elements of what this rank has for each other, or gets from each, where that is split.
+
+        In an all_to_all_v these are the shares, turned by the rank: so both are the same, and all
+        ranks have as much.
+        """
+        turned = rank if self.op == "all_to_all_v" else 0
+        return self.shares[turned:] + self.shares[:turned]
+
+    def piece(self, rank: int) -> int:
+        """Elements of this rank's buffer where it is not split."""
+        return self.shares[rank % self.pieces]
 
     @property
     def size_bytes(self) -> int:

@@ -61,8 +61,23 @@ def wire_bytes(case: Case, hosts: int) -> float:
     >>> wire_bytes(Case(op="all_reduce", ranks=4, nbytes=1000), hosts=2)
     1000.0
     """
+    if case.operation.uneven:
+        return float(_uneven_count(case, hosts) * case.storage.itemsize)
     alike = case.ranks / hosts if case.op == "all_to_all" else 1
     return case.operation.bus_factor(hosts) * case.size_bytes * alike
+
+
+def _uneven_count(case: Case, hosts: int) -> int:
+    """The same for the v forms, in elements: what is not of the host itself, at the host of the
+    root, or at that to which the least belongs."""
+    per_host = case.ranks // hosts
+    groups = [range(host * per_host, (host + 1) * per_host) for host in range(hosts)]
+    if case.op == "all_to_all_v":
+        within = [sum(case.lengths(s)[d] for s in group for d in group) for group in groups]
+        return per_host * case.count - min(within)
+    if case.operation.rooted:
+        groups = [groups[case.root // per_host]]
+    return case.count - min(sum(case.shares[rank] for rank in group) for group in groups)
 
 
 def probe_payload_Bps(lab: Lab) -> float:

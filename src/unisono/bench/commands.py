@@ -44,8 +44,10 @@ def bench(
     rails: RailsOption = 1,
     delay: DelayOption = None,
     sizes: Annotated[str, typer.Option(help="8,64K,1.5M, or a range: 8:64M:x8.")] = "8:64M:x8",
-    dtype: Annotated[str, typer.Option(help="Element type.")] = "float32",
-    redop: Annotated[str, typer.Option(help="Reduction, such as sum.")] = "sum",
+    dtype: Annotated[
+        str, typer.Option(help="Element type, such as bfloat16, or of pairs float32_int32.")
+    ] = "float32",
+    redop: Annotated[str, typer.Option(help="Reduction, such as sum, lor, minloc.")] = "sum",
     root: Annotated[int, typer.Option(help="Root of broadcast, reduce, gather, scatter.")] = 0,
     against: Annotated[
         str, typer.Option(help="Peers: gloo, openmpi, mpich, unisono:ALGORITHM, unisono-tls.")
@@ -72,6 +74,8 @@ def bench(
 ) -> None:
     """Measure operations beside other libraries and the limit of the memory or the network.
 
+    Of the v forms (such as all_gather_v), pieces grow from rank to rank as 1, 2, 3, ... What a peer
+    does not have, it is left out of.
     All contestants take turns in one run, and every rank checks every element of every result: a
     wrong one ends with exit code 1. With --hosts, ranks run on hosts of a lab: network namespaces
     of this machine, with links as fast as --rate says.

@@ -9,21 +9,46 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from functools import reduce
+from functools import lru_cache, reduce
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from unisono.bench.cases import Case
+from unisono.bench.cases import LOGICAL, PAIRS, Case
+from unisono.runtime.narrow import narrowed
+from unisono.types import DType
 
 Array = NDArray[Any]
+Integers = NDArray[np.int64]
 
 TILE_COUNT = 65_521
 _GARBAGE = 0xA5
-_COPY_BITS = {"float16": 11, "bfloat16": 8, "int8": 7, "uint8": 8, "int16": 15, "uint16": 16}
-_SUM_BITS = 3
-_FOLDS = {
+_COPY_BITS = {
+    "float16": 11,
+    "bfloat16": 8,
+    "float8_e4m3fn": 4,
+    "float8_e5m2": 3,
+    "int8": 7,
+    "uint8": 8,
+    "int16": 15,
+    "uint16": 16,
+}
+_SUM_BITS, _FLOAT8_SUM_BITS = 3, 1
+_LOGICAL_BITS = 2
+_MOST_ADDED = 8
+"""So many ranks have something other than nothing to add to an element: sums stay exact."""
+_INDEX_BITS = 20
+_INDEX_MASK = (1 << _INDEX_BITS) - 1
+
+
+def _maxloc(a: Integers, b: Integers) -> Integers:
+    """The larger value, of equal ones the lower index."""
+    largest: Integers = np.maximum(a ^ _INDEX_MASK, b ^ _INDEX_MASK)
+    return largest ^ _INDEX_MASK
+
+
+_FOLDS: dict[str, Callable[[Any, Any], Any]] = {
     "sum": np.add,
     "avg": np.add,
     "prod": np.multiply,
@@ -32,6 +57,11 @@ _FOLDS = {
     "band": np.bitwise_and,
     "bor": np.bitwise_or,
     "bxor": np.bitwise_xor,
+    "land": np.logical_and,
+    "lor": np.logical_or,
+    "lxor": np.logical_xor,
+    "minloc": np.minimum,
+    "maxloc": _maxloc,
 }
 
 
@@ -45,9 +75,9 @@ class Segment:
     tile: Array
 
 
-def allocate(case: Case) -> tuple[Array, Array]:
+def allocate(case: Case, rank: int) -> tuple[Array, Array]:
     """A rank's x and out. out has length 0 where the result lands in x."""
-    operation, piece, total = case.operation, case.piece_count, case.count
+    operation, piece, total = case.operation, case.piece(rank), case.count
     out_count = 0 if operation.in_place else total if operation.out_split else piece
     x = np.empty(total if operation.x_split else piece, case.storage)
     return x, np.empty(out_count, case.storage)
@@ -63,43 +93,71 @@ def count_wrong(case: Case, rank: int, x: Array, out: Array, call: Callable[[], 
 
 
 def _expected(case: Case, rank: int) -> Iterator[Segment]:
-    operation, piece = case.operation, case.piece_count
-    if case.op == "barrier" or (case.op in ("reduce", "gather") and rank != case.root):
+    operation, base = case.operation, case.op.removesuffix("_v")
+    if base == "barrier" or (base in ("reduce", "gather") and rank != case.root):
         return
-    # Where x is split, a rank receives its own piece of what the sources hold.
-    start = rank * piece if operation.x_split else 0
-    if operation.reduces:
-        yield Segment(offset=0, count=piece, start=start, tile=_reduced(case, rank))
-        return
-    for index, source in enumerate(_sources(case, rank)):
-        tile = _encode(case, _values(case, source))
-        yield Segment(offset=index * piece, count=piece, start=start, tile=tile)
+    offset = 0
+    for source in _sources(case, rank):
+        # Where x is split, a rank receives its own piece of what the sources hold.
+        lengths = case.lengths(source)
+        start, count = 0, case.piece(source)
+        if operation.x_split:
+            start, count = sum(lengths[:rank]), lengths[rank]
+        tile = _reduced(case, rank) if operation.reduces else _encode(case, _values(case, source))
+        yield Segment(offset=offset, count=count, start=start, tile=tile)
+        offset += count
 
 
 def _sources(case: Case, rank: int) -> range:
-    """Ranks whose data a copying operation leaves here, in the order of the pieces."""
+    """Ranks whose data an operation leaves here, in the order of the pieces; for all whose data it
+    combines, this one."""
+    if case.operation.reduces:
+        return range(rank, rank + 1)
     if case.operation.out_split:
         return range(case.ranks)
     source = (rank - 1) % case.ranks if case.op == "send_recv" else case.root
     return range(source, source + 1)
 
 
-def _values(case: Case, rank: int) -> NDArray[np.int64]:
-    """One tile of the rank's data as integers."""
+def _values(case: Case, rank: int) -> Integers:
+    """One tile of the rank's data as integers; of pairs, value and index in one."""
+    mixed = _hashed(rank)
+    redop = case.redop if case.operation.reduces else ""
+    if case.dtype == "bool":
+        return mixed >> 31
+    if redop in LOGICAL:
+        # Libraries differ in what becomes of a contribution that is combined with no other.
+        alone = case.ranks == 1 or case.operation.scans
+        return mixed >> (31 if alone else 32 - _LOGICAL_BITS)
+    if redop == "avg":
+        return _around_average(case, rank)
+    if redop not in ("sum", "prod"):
+        return mixed >> (32 - _COPY_BITS.get(case.dtype, 23))
+    # A product's factors are 1 and 2.
+    bits = _FLOAT8_SUM_BITS if redop == "prod" or "float8" in case.dtype else _SUM_BITS
+    adds = (np.arange(TILE_COUNT) + rank) % case.ranks < _MOST_ADDED
+    return (mixed >> (32 - bits)) * adds + (redop == "prod")
+
+
+def _around_average(case: Case, rank: int) -> Integers:
+    """2 or 3, the average of all ranks, or beside it: as much above as the next rank is below."""
+    average = 2 + (_hashed(case.ranks) >> 31)
+    above = _hashed(rank // 2) >> 31
+    if rank % 2:
+        return average - above
+    return average + above * (rank + 1 < case.ranks)
+
+
+@lru_cache(maxsize=64)
+def _hashed(number: int) -> Integers:
+    """A tile of 32-bit numbers, not to be written."""
     mixed = np.arange(1, TILE_COUNT + 1, dtype=np.uint32) * np.uint32(2_654_435_761)
-    mixed += np.uint32((rank + 1) * 0x9E37_79B9 & 0xFFFF_FFFF)
+    mixed += np.uint32((number + 1) * 0x9E37_79B9 & 0xFFFF_FFFF)
     mixed ^= mixed >> np.uint32(15)
     mixed *= np.uint32(2_246_822_519)
-    summed = case.operation.reduces and case.redop in ("sum", "avg", "prod")
-    bits = _SUM_BITS if summed else _COPY_BITS.get(case.dtype, 23)
-    values = (mixed >> np.uint32(32 - bits)).astype(np.int64)
-    if case.dtype == "bool":
-        return values & 1
-    if case.operation.reduces and case.redop == "avg":
-        return (values & 1) * case.ranks  # so that the average is exact in integers as well
-    if case.operation.reduces and case.redop == "prod":
-        return (values & 1) + 1
-    return values
+    tile = mixed.astype(np.int64)
+    tile.flags.writeable = False
+    return tile
 
 
 def _reduced(case: Case, rank: int) -> Array:
@@ -111,13 +169,19 @@ def _reduced(case: Case, rank: int) -> Array:
     return _encode(case, total)
 
 
-def _encode(case: Case, values: NDArray[np.int64]) -> Array:
+def _encode(case: Case, values: Integers) -> Array:
     """The values as the case's type stores them. Linear, so it commutes with sums."""
     if case.dtype == "bfloat16":
         bits = values.astype(np.float32).view(np.uint32) >> np.uint32(16)
         return bits.astype(np.uint16)
+    if case.dtype.startswith("float8"):
+        return narrowed(values.astype(np.float32), DType[case.dtype.upper()])
     if case.dtype.startswith("complex"):
         return (values * (1 - 2j)).astype(case.storage)
+    if case.dtype in PAIRS:
+        pairs = np.empty(values.shape, case.storage)
+        pairs["value"], pairs["index"] = values >> _INDEX_BITS, values & _INDEX_MASK
+        return pairs
     return values.astype(case.storage)
 
 

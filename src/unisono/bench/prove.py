@@ -115,7 +115,7 @@ def _run_file(comm: object, file: str) -> str:
                 dtype=dtype,
                 root=collective.root or 0,
             )
-            x, out = allocate(case)
+            x, out = allocate(case, comm.rank)
             call: Callable[[], object] = bind(comm, case, x, out, algorithm=schedule)
             try:
                 wrong = count_wrong(case, comm.rank, x, out, call)

@@ -11,8 +11,8 @@ import numpy as np
 
 from unisono import algorithms
 from unisono.bench.cases import Case
-from unisono.bench.estimate import estimate_call_s
 from unisono.bench.world import CaseError, World
+from unisono.communicator.estimate import estimate_call_s
 from unisono.errors import UnsupportedError
 from unisono.types import Op
 

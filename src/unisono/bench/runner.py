@@ -11,12 +11,12 @@ from math import ceil
 from unisono.bench.cases import Case
 from unisono.bench.cluster import Cluster, probe_payload_Bps, wire_bytes
 from unisono.bench.contestants import NETWORK, Contestant, reason_missing
-from unisono.bench.estimate import estimate_call_s
 from unisono.bench.machine import busy_cores, describe_machine
 from unisono.bench.probe import probe_core_latency_s
 from unisono.bench.results import Measurement, Report, Row
 from unisono.bench.sizes import format_size
 from unisono.bench.world import CaseError, World, WorldError
+from unisono.communicator.estimate import estimate_call_s
 
 _MAX_ITERATIONS = 200_000
 _CALIBRATION_S = 2e-3

@@ -125,7 +125,7 @@ def _check_operation(comm: Communicator, op: str, ranks: int) -> Verdict:
     dtypes: list[str] = []
     for case in check_cases(op, ranks):
         try:
-            x, out = allocate(case)
+            x, out = allocate(case, comm.rank)
             wrong = count_wrong(case, comm.rank, x, out, bind(comm, case, x, out))
         except UnsupportedError as error:
             skipped.append(f"{case.dtype}: {error}")

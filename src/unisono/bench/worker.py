@@ -46,7 +46,7 @@ class Worker:
     def _bind(self, case: Case) -> Message:
         self._case = case
         if self._peer.moves_data:
-            self._x, self._out = allocate(case)
+            self._x, self._out = allocate(case, self._peer.rank)
         else:
             self._x = self._out = np.empty(0, case.storage)
         self._call = self._peer.bind(case, self._x, self._out)

@@ -4,13 +4,10 @@ from __future__ import annotations
 
 import contextlib
 import os
-import shutil
 import signal
 import socket
 import subprocess
-import tempfile
 import time
-from pathlib import Path
 from types import TracebackType
 
 from unisono.bench.barrier import StartLine
@@ -19,6 +16,7 @@ from unisono.bench.channel import Channel, Message
 from unisono.bench.cluster import Cluster
 from unisono.bench.contestants import Contestant, plan_launch
 from unisono.errors import UnisonoError
+from unisono.scratch import Scratch
 
 _START_TIMEOUT_S = 60.0
 _ANSWER_TIMEOUT_S = 60.0
@@ -52,7 +50,8 @@ class World:
         self.late_s: tuple[float, ...] = ()
         """By how much each rank left the last start line after the first. One clock: all ranks are
         on this machine."""
-        self._folder = Path(tempfile.mkdtemp(prefix="unisono-bench-"))
+        self._scratch = Scratch("unisono-bench-")
+        self._folder = self._scratch.path
         self._processes: list[subprocess.Popen[bytes]] = []
         self._channels: list[Channel] = []
 
@@ -122,7 +121,7 @@ class World:
         for channel in self._channels:
             channel.close()
         self._processes, self._channels = [], []
-        shutil.rmtree(self._folder, ignore_errors=True)
+        self._scratch.remove()
 
     def _spawn(self) -> None:
         if self._cluster is not None:

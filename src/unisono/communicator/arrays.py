@@ -83,8 +83,10 @@ def dtype_of(array: Array) -> DType:
     """The element type. Raises `TypeError` for what is no array, or `UnsupportedError`."""
     if not hasattr(array, "dtype"):
         raise _not_an_array(array)
-    named = array.dtype.name if isinstance(array, np.ndarray) else array.dtype
-    return DType(_element_type(named)[0])
+    if not isinstance(array, np.ndarray):
+        return DType(_element_type(array.dtype)[0])
+    special = _special_type(array.dtype)
+    return DType(_element_type(array.dtype.name)[0]) if special is None else special
 
 
 def _not_an_array(found: object) -> TypeError:

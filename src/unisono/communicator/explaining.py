@@ -5,11 +5,13 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from statistics import median
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from unisono.communicator.estimate import estimate_call_s
 from unisono.communicator.explain import Estimate, Explanation
 from unisono.communicator.numbers import check_rank, whole
 from unisono.errors import UnsupportedError
@@ -20,6 +22,7 @@ if TYPE_CHECKING:
 
 _TURNS = 5
 _TURN_S = 5e-3
+_CALIBRATION_S = 1e-3
 _MOST_CALLS = 2_000
 _DTYPES = {1: np.uint8, 2: np.float16, 4: np.float32, 8: np.float64, 16: np.complex128}
 
@@ -87,13 +90,13 @@ def _call(
         return comm.barrier
     count = found.nbytes // dtype_bytes
     x, piece = (np.zeros(n, np.dtype(_DTYPES[dtype_bytes])) for n in (count, count // comm.size))
-    whole = x[: piece.size * comm.size]
+    pieces = x[: piece.size * comm.size]
     buffers: dict[Op, list[Any]] = {
-        Op.ALL_GATHER: [piece, whole],
-        Op.GATHER: [piece, whole],
-        Op.REDUCE_SCATTER: [whole, piece],
-        Op.SCATTER: [whole, piece],
-        Op.ALL_TO_ALL: [whole, np.zeros_like(whole)],
+        Op.ALL_GATHER: [piece, pieces],
+        Op.GATHER: [piece, pieces],
+        Op.REDUCE_SCATTER: [pieces, piece],
+        Op.SCATTER: [pieces, piece],
+        Op.ALL_TO_ALL: [pieces, np.zeros_like(pieces)],
     }
     arguments = [*buffers.get(op, [x]), *([root] if op.rooted else [])]
     return lambda: getattr(comm, op)(*arguments, algorithm=algorithm)
@@ -108,8 +111,11 @@ def _race(comm: Communicator, calls: dict[str, Callable[[], Any]]) -> dict[str, 
             call()
         except UnsupportedError:  # as a reproducible communicator says of most, on all ranks
             continue
-        first_s = time_s(comm, call, 3)
-        wanted[name] = max(1, min(_MOST_CALLS, int(_TURN_S / first_s)))
+        # All ranks see the same times, so they make as many calls.
+        call_s = estimate_call_s(
+            partial(time_s, comm, call), least_s=_CALIBRATION_S, most=_MOST_CALLS
+        )
+        wanted[name] = max(1, min(_MOST_CALLS, int(_TURN_S / call_s)))
         turns[name] = []
     for _ in range(_TURNS):
         for name, times_s in turns.items():

@@ -3,21 +3,24 @@
 from __future__ import annotations
 
 import contextlib
+import ctypes
+import signal
 import subprocess
 import sys
-import tempfile
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TextIO
 
 from unisono.errors import UnisonoError
+from unisono.scratch import Scratch
 from unisono.train import events
 from unisono.train.settings import Run
 
 _POLL_S = 0.1
 _LEAVE_S = 45.0  # torchrun itself gives its ranks 30 s
 _LOG_LINES = 40
+_PR_SET_PDEATHSIG = 1
 
 
 def launch(run: Run, listen: Callable[[events.Event], None]) -> list[events.Finished]:
@@ -25,8 +28,8 @@ def launch(run: Run, listen: Callable[[events.Event], None]) -> list[events.Fini
 
     Raises UnisonoError, with the last lines of the ranks' output, when a rank fails.
     """
-    with tempfile.TemporaryDirectory(prefix="unisono-train-") as folder:
-        event_path, log_path = Path(folder, "events"), Path(folder, "log")
+    with Scratch("unisono-train-") as folder:
+        event_path, log_path = folder / "events", folder / "log"
         event_path.touch()
         with log_path.open("w") as log, _started(command(run, event_path), log) as process:
             finished = []
@@ -67,6 +70,7 @@ def _started(arguments: list[str], log: TextIO) -> Iterator[subprocess.Popen[byt
         stdin=subprocess.DEVNULL,
         # Ctrl-C reaches this process alone: two signals at once would stop torchrun's tidying up.
         start_new_session=True,
+        preexec_fn=_end_with_parent,  # noqa: PLW1509 - it makes one system call
     )
     try:
         yield process
@@ -79,6 +83,11 @@ def _started(arguments: list[str], log: TextIO) -> Iterator[subprocess.Popen[byt
         except subprocess.TimeoutExpired:
             process.kill()
             process.wait()
+
+
+def _end_with_parent() -> None:
+    """torchrun is told to end, with its ranks, when this process is killed."""
+    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
 
 
 def _follow(path: Path, process: subprocess.Popen[bytes]) -> Iterator[events.Event]:

@@ -26,8 +26,8 @@ class Peer(ABC):
     def bind(self, case: Case, x: Array, out: Array) -> Call:
         """A function that performs the case's operation once, and returns when it is done here.
 
-        x and out stay the caller's; out has length 0 where the result lands in x. bfloat16
-        arrives as uint16 bit patterns. Raises UnsupportedError.
+        x and out stay the caller's; out has length 0 where the result lands in x. bfloat16 and
+        8-bit floats arrive as bit patterns. Raises UnsupportedError.
         """
 
     def choose(self, algorithm: str) -> Peer:

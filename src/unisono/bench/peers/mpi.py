@@ -6,13 +6,14 @@ spares MPI's users about 0.1 us a call: peers are measured at their best.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from functools import partial
 from typing import Any
 
 import numpy as np
 from mpi4py import MPI
 
-from unisono.bench.cases import Case
+from unisono.bench.cases import LOGICAL, Case
 from unisono.bench.peers.base import Array, Call, Peer
 from unisono.errors import UnsupportedError
 
@@ -24,6 +25,11 @@ _REDUCE_OPS = {
     "band": MPI.BAND,
     "bor": MPI.BOR,
     "bxor": MPI.BXOR,
+    "land": MPI.LAND,
+    "lor": MPI.LOR,
+    "lxor": MPI.LXOR,
+    "minloc": MPI.MINLOC,
+    "maxloc": MPI.MAXLOC,
 }
 _TYPES = {
     "float32": MPI.FLOAT,
@@ -38,6 +44,10 @@ _TYPES = {
     "uint64": MPI.UINT64_T,
     "complex64": MPI.C_FLOAT_COMPLEX,
     "complex128": MPI.C_DOUBLE_COMPLEX,
+    "bool": MPI.C_BOOL,
+    # MPI's other pairs have an index of 4 bytes beside a value of 8.
+    "float32_int32": MPI.FLOAT_INT,
+    "int32_int32": MPI.INT_INT,
 }
 
 
@@ -47,6 +57,8 @@ class MpiPeer(Peer):
         self.rank = self._comm.rank
 
     def bind(self, case: Case, x: Array, out: Array) -> Call:
+        if case.operation.uneven:
+            return self._bind_uneven(case, x, out)
         source, target = _message(case, x), _message(case, out)
         if case.operation.reduces:
             return self._bind_reduction(case, source, target)
@@ -70,8 +82,7 @@ class MpiPeer(Peer):
         raise UnsupportedError(f"MPI has no {case.op}")
 
     def _bind_reduction(self, case: Case, source: Any, target: Any) -> Call:
-        if case.dtype not in _TYPES or case.redop not in _REDUCE_OPS:
-            raise UnsupportedError(f"MPI has no {case.redop} of {case.dtype}")
+        _require_reduction(case)
         comm, reduction, root = self._comm, _REDUCE_OPS[case.redop], case.root
         match case.op:
             case "all_reduce":
@@ -88,9 +99,42 @@ class MpiPeer(Peer):
                 return partial(comm.Reduce, source, None, reduction, root)
         raise UnsupportedError(f"MPI has no {case.op}")
 
+    def _bind_uneven(self, case: Case, x: Array, out: Array) -> Call:
+        comm, root, rank = self._comm, case.root, self.rank
+        source, target = _message(case, x), _message(case, out)
+        match case.op:
+            case "all_gather_v":
+                return partial(comm.Allgatherv, source, _pieces(case, out, case.shares))
+            case "reduce_scatter_v":
+                _require_reduction(case)
+                reduction, shares = _REDUCE_OPS[case.redop], list(case.shares)
+                return partial(comm.Reduce_scatter, source, target, shares, reduction)
+            case "all_to_all_v":
+                own = case.lengths(rank)
+                return partial(comm.Alltoallv, _pieces(case, x, own), _pieces(case, out, own))
+            case "gather_v":
+                pieces = _pieces(case, out, case.shares) if rank == root else None
+                return partial(comm.Gatherv, source, pieces, root)
+            case "scatter_v":
+                pieces = _pieces(case, x, case.shares) if rank == root else None
+                return partial(comm.Scatterv, pieces, target, root)
+        raise UnsupportedError(f"MPI has no {case.op}")
 
-def _message(case: Case, array: Array) -> Any:
+
+def _require_reduction(case: Case) -> None:
+    """Raises UnsupportedError for what MPI does not reduce."""
+    known = case.dtype in _TYPES and case.redop in _REDUCE_OPS
+    if not known or (case.dtype == "bool" and case.redop not in LOGICAL):
+        raise UnsupportedError(f"MPI has no {case.redop} of {case.dtype}")
+
+
+def _message(case: Case, array: Array) -> list[Any]:
     """Types that MPI lacks can still be copied, as bytes."""
-    if case.dtype in _TYPES:
-        return [array, _TYPES[case.dtype]]
-    return [array.view(np.uint8), MPI.BYTE]
+    return [array.view(np.uint8), _TYPES.get(case.dtype, MPI.BYTE)]
+
+
+def _pieces(case: Case, array: Array, lengths: Sequence[int]) -> list[Any]:
+    """A message of one piece a rank."""
+    data, kind = _message(case, array)
+    unit = 1 if case.dtype in _TYPES else case.storage.itemsize
+    return [data, [length * unit for length in lengths], kind]

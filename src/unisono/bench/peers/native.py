@@ -6,7 +6,7 @@ import importlib
 from functools import partial
 from typing import Any
 
-from unisono.bench.cases import Case
+from unisono.bench.cases import BIT_PATTERNS, Case
 from unisono.bench.peers.base import Array, Call, Peer
 from unisono.communicator import Communicator, init
 from unisono.errors import UnsupportedError
@@ -35,13 +35,15 @@ class NativePeer(Peer):
 
 def bind(comm: Communicator, case: Case, x: Array, out: Array, **options: Any) -> Call:
     """The case's operation on this communicator, as `Peer.bind` wants it."""
-    if case.dtype == "bfloat16":
-        x, out = _as_bfloat16(x), _as_bfloat16(out)
+    if case.dtype in BIT_PATTERNS:
+        x, out = _from_bits(x, case.dtype), _from_bits(out, case.dtype)
     operation = case.operation
     if case.op == "barrier":
         return comm.barrier
     if case.op == "send_recv":
         return partial(_shift, comm, x, out)
+    if operation.uneven:
+        return partial(getattr(comm, case.op), *_uneven_arguments(comm, case, x, out), **options)
     arguments: list[Any] = [x] if operation.in_place else [x, out]
     if operation.rooted:
         arguments.append(case.root)
@@ -50,15 +52,28 @@ def bind(comm: Communicator, case: Case, x: Array, out: Array, **options: Any) -
     return partial(getattr(comm, case.op), *arguments, **options)
 
 
+def _uneven_arguments(comm: Communicator, case: Case, x: Array, out: Array) -> list[Any]:
+    """With counts, which MPI needs, too: of an all_to_all_v, a rank knows its own."""
+    shares, own = case.shares, case.lengths(comm.rank)
+    match case.op:
+        case "all_gather_v":
+            return [x, shares, out]
+        case "reduce_scatter_v":
+            return [x, shares, out, case.redop]
+        case "all_to_all_v":
+            return [x, own, own, out]
+    return [x, shares, case.root, out]
+
+
 def _shift(comm: Communicator, x: Array, out: Array) -> None:
     work = comm.send(x, (comm.rank + 1) % comm.size, async_op=True)
     comm.recv(out, (comm.rank - 1) % comm.size)
     work.wait()
 
 
-def _as_bfloat16(bits: Array) -> Any:
+def _from_bits(bits: Array, dtype: str) -> Any:
     try:
         torch = importlib.import_module("torch")
     except ImportError as error:
-        raise UnsupportedError("bfloat16 needs torch: NumPy has no such type") from error
-    return torch.from_numpy(bits).view(torch.bfloat16)
+        raise UnsupportedError(f"{dtype} needs torch: NumPy has no such type") from error
+    return torch.from_numpy(bits).view(getattr(torch, dtype))

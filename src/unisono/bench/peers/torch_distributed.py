@@ -8,7 +8,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from unisono.bench.cases import Case
+from unisono.bench.cases import BIT_PATTERNS, PAIRS, Case
 from unisono.bench.peers.base import Array, Call, Peer
 from unisono.errors import UnsupportedError
 
@@ -23,14 +23,25 @@ _REDUCE_OPS: dict[str, Any] = {
     "bxor": dist.ReduceOp.BXOR,
 }
 
+_ALIKE = ("gather_v", "scatter_v")
+_ALIKE_IN_GLOO = ("all_gather_v", "reduce_scatter_v")
+
 
 class TorchPeer(Peer):
     def __init__(self, *, backend: str, rank: int, ranks: int, meeting: str) -> None:
         self.rank = rank
+        self._backend = backend
         torch.set_num_threads(1)
         dist.init_process_group(backend, init_method=meeting, rank=rank, world_size=ranks)
 
     def bind(self, case: Case, x: Array, out: Array) -> Call:
+        if case.dtype in PAIRS:
+            raise UnsupportedError(f"torch has no {case.dtype}")
+        if case.operation.reduces and case.redop not in _REDUCE_OPS:
+            raise UnsupportedError(f"torch.distributed has no {case.redop}")
+        if case.op in _ALIKE or (self._backend == "gloo" and case.op in _ALIKE_IN_GLOO):
+            base = case.op.removesuffix("_v")
+            raise UnsupportedError(f"{base} of {self._backend} moves pieces of one length")
         return _bind(case, self.rank, _tensor(case, x), _tensor(case, out))
 
     def close(self) -> None:
@@ -39,11 +50,11 @@ class TorchPeer(Peer):
 
 def _tensor(case: Case, array: Array) -> torch.Tensor:
     tensor = torch.from_numpy(array)
-    return tensor.view(torch.bfloat16) if case.dtype == "bfloat16" else tensor
+    return tensor.view(getattr(torch, case.dtype)) if case.dtype in BIT_PATTERNS else tensor
 
 
 def _bind(case: Case, rank: int, x: torch.Tensor, out: torch.Tensor) -> Call:
-    reduction, root = _REDUCE_OPS[case.redop], case.root
+    reduction, root = _REDUCE_OPS.get(case.redop), case.root
     at_root = rank == root
     match case.op:
         case "all_reduce":
@@ -62,6 +73,13 @@ def _bind(case: Case, rank: int, x: torch.Tensor, out: torch.Tensor) -> Call:
             return partial(dist.gather, x, _pieces(out, case) if at_root else None, root)
         case "scatter":
             return partial(dist.scatter, out, _pieces(x, case) if at_root else None, root)
+        case "all_gather_v":
+            return partial(dist.all_gather, _pieces(out, case), x)
+        case "reduce_scatter_v":
+            return partial(dist.reduce_scatter, out, _pieces(x, case), reduction)
+        case "all_to_all_v":
+            own = list(case.lengths(rank))
+            return partial(dist.all_to_all_single, out, x, own, own)
         case "send_recv":
             return partial(_shift, x, out, rank, case.ranks)
         case "barrier":
@@ -70,7 +88,7 @@ def _bind(case: Case, rank: int, x: torch.Tensor, out: torch.Tensor) -> Call:
 
 
 def _pieces(tensor: torch.Tensor, case: Case) -> list[torch.Tensor]:
-    return list(tensor.view(case.ranks, case.piece_count).unbind())
+    return list(torch.split(tensor, list(case.shares)))
 
 
 def _shift(x: torch.Tensor, out: torch.Tensor, rank: int, ranks: int) -> None:

@@ -24,7 +24,7 @@ def estimate_call_s(time_s: Callable[[int], float], *, least_s: float, most: int
         call_s = _best_s(time_s, calls)
         if call_s * calls >= least_s or calls >= most:
             return call_s
-        calls *= 8
+        calls = min(8 * calls, most)
 
 
 def _best_s(time_s: Callable[[int], float], calls: int) -> float:
