@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 
 import pytest
@@ -90,3 +91,23 @@ def test_contestants_over_hosts_beside_the_limit() -> None:
     payload_Bps = document["rows"][0]["payload_Bps"]
     assert results["network"]["time_s"] == pytest.approx(65_536 * 4 / 3 / payload_Bps, rel=1e-3)
     assert all(results[name]["time_over_limit"] > 0 for name in names)
+
+
+@pytest.mark.lab
+@pytest.mark.torch
+@pytest.mark.parametrize("name", ["unisono", "gloo", "openmpi", "mpich"])
+def test_nobody_goes_past_the_links(name: str) -> None:
+    """All hosts have one kernel and one memory, which a library may find out and use."""
+    if reason := reason_missing(Contestant(name=name)):
+        pytest.skip(reason)
+    case = Case(op="all_reduce", ranks=4, nbytes=1 << 20)
+    with Lab(hosts=2) as lab:
+        run_benchmark(
+            [case],
+            [name],
+            ours=name,
+            pace=Pace(rounds=1, round_s=0.001, min_iterations=1),
+            cluster=Cluster(lab=lab, per_host=2),
+        )
+        (link,) = json.loads(lab.run(0, ["ip", "-s", "-j", "link", "show", "eth0"]))
+    assert link["stats64"]["tx"]["bytes"] > wire_bytes(case, hosts=2)
