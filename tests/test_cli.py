@@ -63,6 +63,8 @@ def test_help_loads_nothing_heavy() -> None:
         ("all_reduce", "--round-s", "0"),
         ("all_reduce", "--rate", "1gbit"),
         ("all_reduce", "--hosts", "1"),
+        ("all_reduce", "--hosts", "300"),
+        ("all_reduce", "--hosts", "2", "-n", "4"),
     ],
 )
 def test_mistakes_are_refused_before_anything_starts(wrong: tuple[str, ...]) -> None:

@@ -22,6 +22,8 @@ DEFAULT_TIMEOUT_S = 300.0
 DEFAULT_STAGING_BYTES = 16 << 20
 DEFAULT_PEER_TIMEOUT_S = 2.5
 
+_IP_VERSIONS: Mapping[str, int | None] = {"": None, "AF_INET": 4, "AF_INET6": 6}
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Settings:
@@ -46,6 +48,8 @@ class Settings:
     """How long another host may be silent."""
     interface: str = ""
     """The interfaces to speak to other hosts by, in NCCL's syntax; empty: all that lead out."""
+    ip_version: int | None = None
+    """Of the addresses of these interfaces: 4 or 6. None: 4 where an interface has both."""
     rails: int | None = None
     """How many of them at most. None: all."""
     host_id: str = ""
@@ -117,6 +121,7 @@ def settings(environ: Mapping[str, str] = os.environ) -> Settings:
         tls_key=environ.get("UNISONO_TLS_KEY", ""),
         tls_ca=environ.get("UNISONO_TLS_CA", ""),
         interface=environ.get("UNISONO_INTERFACE", ""),
+        ip_version=_ip_version(environ),
         rails=variables.number(environ, "UNISONO_RAILS") if "UNISONO_RAILS" in environ else None,
         host_id=environ.get("UNISONO_HOST_ID", ""),
     )
@@ -208,6 +213,14 @@ def export(found: World, environ: os._Environ[str] = os.environ) -> None:
     environ["UNISONO_RANK"] = str(found.rank)
     environ["UNISONO_SIZE"] = str(found.size)
     environ["UNISONO_RENDEZVOUS"] = found.rendezvous
+
+
+def _ip_version(environ: Mapping[str, str]) -> int | None:
+    """That of UNISONO_SOCKET_FAMILY, in the terms of NCCL_SOCKET_FAMILY."""
+    given = environ.get("UNISONO_SOCKET_FAMILY", "")
+    if given not in _IP_VERSIONS:
+        raise ValueError(f"UNISONO_SOCKET_FAMILY must be AF_INET or AF_INET6, not {given!r}")
+    return _IP_VERSIONS[given]
 
 
 def _ports(environ: Mapping[str, str]) -> range | None:

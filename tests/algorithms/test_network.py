@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from unisono.algorithms import build
 from unisono.algorithms.layout import Hosts
 from unisono.algorithms.network import (
     GIGABIT,
@@ -17,6 +20,7 @@ from unisono.algorithms.network import (
     predict_on,
 )
 from unisono.algorithms.timing import predict
+from unisono.schedule import Builder
 from unisono.types import Op
 
 from .test_hosts import layouts, regular
@@ -70,3 +74,24 @@ def test_the_fastest_is_the_least_of_all_predictions(
 def test_one_host_is_predicted_as_ever() -> None:
     alone = predict_on("all_reduce", "direct", 4096, hosts=((0, 1, 2),), cores=2)
     assert alone == predict("all_reduce", "direct", 3, 4096, cores=2)
+
+
+@pytest.mark.parametrize(
+    ("op", "name"),
+    [(Op.ALL_REDUCE, "rank_order"), (Op.ALL_REDUCE, "by_host"), (Op.BROADCAST, "by_host")],
+)
+def test_256_hosts_are_written_in_few_steps(
+    op: Op, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The first call weighs them all. Written pair by pair of hosts, that took ten seconds."""
+    steps = 0
+    add = Builder._add
+
+    def counted(self: Builder, *row: Any) -> None:
+        nonlocal steps
+        steps += 1
+        add(self, *row)
+
+    monkeypatch.setattr(Builder, "_add", counted)
+    build(op, name, ranks=256, hosts=regular(256, 1))
+    assert steps < 5 * 256

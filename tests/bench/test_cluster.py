@@ -101,3 +101,24 @@ def test_contestants_over_hosts_beside_the_limit() -> None:
     payload_Bps = document["rows"][0]["payload_Bps"]
     assert results["network"]["time_s"] == pytest.approx(65_536 * 4 / 3 / payload_Bps, rel=1e-3)
     assert all(results[name]["time_over_limit"] > 0 for name in names)
+
+
+@pytest.mark.lab
+@pytest.mark.torch
+@pytest.mark.skipif(shutil.which("iperf3") is None, reason="needs iperf3")
+@pytest.mark.parametrize("name", ["unisono", "gloo", "openmpi", "mpich"])
+def test_nobody_goes_past_the_links(name: str) -> None:
+    """All hosts have one kernel and one memory, which a library may find out and use."""
+    if reason := reason_missing(Contestant(name=name)):
+        pytest.skip(reason)
+    case = Case(op="all_reduce", ranks=2, nbytes=1 << 20)
+    with Lab(hosts=2, rate="100mbit") as lab:
+        report = run_benchmark(
+            [case],
+            [name, "network"],
+            ours=name,
+            pace=Pace(rounds=1, round_s=0.001, min_iterations=1),
+            cluster=Cluster(lab=lab),
+        )
+    # A link lets a quarter of it pass at once; memory would take a hundredth of the time.
+    assert report.to_dict()["rows"][0]["results"][name]["time_over_limit"] > 0.5

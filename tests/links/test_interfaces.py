@@ -110,6 +110,9 @@ def test_which_address_of_an_interface_is_used() -> None:
     assert prefer(["fe80::1%eth0", "2001:db8::1"]) == "2001:db8::1"
     assert prefer(["169.254.1.1", "192.0.2.1"]) == "192.0.2.1"
     assert prefer(["fe80::1%eth0", "02:00:00:00:00:01"]) is None
+    assert prefer(["2001:db8::1", "192.0.2.1"], 6) == "2001:db8::1"
+    assert prefer(["192.0.2.1", "fe80::1%eth0"], 6) is None
+    assert prefer(["2001:db8::1"], 4) is None
 
 
 def test_those_of_this_host_can_be_listened_on() -> None:

@@ -65,6 +65,14 @@ def test_ports() -> None:
             config.settings({"UNISONO_PORTS": nonsense})
 
 
+def test_the_family_of_addresses_in_nccl_s_terms() -> None:
+    assert config.settings({}).ip_version is None
+    assert config.settings({"UNISONO_SOCKET_FAMILY": "AF_INET6"}).ip_version == 6
+    assert config.settings({"UNISONO_SOCKET_FAMILY": "AF_INET"}).ip_version == 4
+    with pytest.raises(ValueError, match="AF_INET or AF_INET6, not 'ipv6'"):
+        config.settings({"UNISONO_SOCKET_FAMILY": "ipv6"})
+
+
 @pytest.mark.parametrize(
     "environ",
     [{"UNISONO_PEER_TIMEOUT_S": "0.5"}, {"UNISONO_STREAMS": "0"}, {"UNISONO_STREAMS": "65"}],

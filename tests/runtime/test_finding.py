@@ -119,7 +119,7 @@ def test_loopback_where_hosts_do_not_share_it(change: dict[str, Any]) -> None:
 def test_addresses_of_two_kinds() -> None:
     addresses = [[("192.0.2.1", 1)], [("2001:db8::1", 1)]]
     outcomes = meet([HERE, host("b")], addresses=addresses)
-    all_are(outcomes, RendezvousError, "choose interfaces with addresses of one kind")
+    all_are(outcomes, RendezvousError, "choose addresses of one kind by UNISONO_SOCKET_FAMILY")
 
 
 def test_a_secret_that_only_some_have() -> None:

@@ -125,6 +125,15 @@ def test_without_rank_0(point: str) -> None:
     all_are(at_once(meet(point, 1, 2, 0.3)), RendezvousError, "rank 0 did not listen within 0.3 s")
 
 
+@pytest.mark.parametrize("host", ["127.0.0.1", "localhost"])
+def test_who_waits_in_vain_at_loopback_is_told_what_it_is(host: str) -> None:
+    """For each host it is the host itself, which cannot be known before nobody has come."""
+    point = f"tcp://{host}:{free_port()}"
+    hint = f"{host} is another place on each host: if there are several, set UNISONO_RENDEZVOUS"
+    all_are(at_once(meet(point, 1, 2, 0.3)), RendezvousError, hint)
+    all_are(at_once(meet(point, 0, 2, 0.3)), RendezvousError, hint)
+
+
 def test_ranks_that_disagree_about_the_size(point: str) -> None:
     outcomes = at_once(meet(point, 0, 3), meet(point, 1, 3), meet(point, 2, 4))
     all_are(outcomes, RendezvousError, "rank 2 expects 4 ranks, rank 0 expects 3")

@@ -87,8 +87,9 @@ def all_reduce(
     """
     layout = Layout.of(ranks, hosts)
     columns = layout.columns
-    up = {size: build(Op.REDUCE_SCATTER, inside, ranks=size) for size in layout.sizes}
-    down = {size: build(Op.ALL_GATHER, inside, ranks=size) for size in layout.sizes}
+    sizes = set(layout.sizes)
+    up = {size: build(Op.REDUCE_SCATTER, inside, ranks=size) for size in sizes}
+    down = {size: build(Op.ALL_GATHER, inside, ranks=size) for size in sizes}
     top = build(Op.ALL_REDUCE, between, ranks=len(layout.hosts))
     unit = lcm(*(part.collective.parts for part in (*up.values(), *down.values(), top)))
     collective = Collective(op=Op.ALL_REDUCE, ranks=ranks, parts=columns * unit)
@@ -124,15 +125,18 @@ def all_gather(ranks: int, *, between: str | None = None, hosts: Hosts | None = 
         held = np.isin(chunk // parts, host)
         own = chunk[held]
         at = before = own // parts
+        others = [(number + distance) % count for distance in range(1, count)]
         b.round = 0
         _spread(b, np.array(host), own, at)
-        for distance in range(1, count):
-            there = (number + distance) % count
-            b.round = distance - 1 if ring else 0
-            b.copy(before if ring else at, own, stations[there][held])
+        if others and not ring:
+            b.copy(at, own, np.array([stations[there][held] for there in others]))
+        for there in others:
+            if ring:
+                b.copy(before, own, stations[there][held])
             before = stations[there][held]
-            b.round += 1
+            b.next_round()
             _spread(b, np.array(layout.hosts[there]), own, before)
+            b.round -= not ring  # direct: all at once
     return b.build()
 
 
@@ -179,9 +183,7 @@ def broadcast(ranks: int, root: int, *, hosts: Hosts | None = None) -> Schedule:
         b.copy(at[home], share * columns + column, at[host])
     b.next_round()
     for share, host in enumerate(others):
-        for other in others:
-            if other != host:
-                b.copy(at[host], share * columns + column, at[other])
+        b.copy(at[host], share * columns + column, at[[h for h in others if h != host]])
     b.round += len(others) > 1
     for host in others:
         chunk = np.arange(shares * columns)
@@ -203,8 +205,10 @@ def reduce(ranks: int, root: int, *, hosts: Hosts | None = None) -> Schedule:
 
 def _inside(composer: Composer, layout: Layout, parts: Mapping[int, Schedule], start: int) -> int:
     """Puts in the part for its size on each host; returns the round after the longest."""
+    columns = layout.columns
     for number, host in enumerate(layout.hosts):
-        composer.add(parts[len(host)], host, layout.worked(number, layout.columns), start=start)
+        if len(host) > 1:
+            composer.add(parts[len(host)], host, layout.worked(number, columns), start=start)
     return start + max(part.num_rounds for part in parts.values())
 
 
@@ -240,6 +244,8 @@ def _spread(
     at: np.ndarray,
 ) -> None:
     """Copies each chunk from where it is to all other ranks of the host."""
+    if len(host) == 1:
+        return  # it is there already
     rank, which = np.nonzero(host[:, None] != at[None, :])
     b.copy(at[which], chunk[which], host[rank])
 

@@ -21,7 +21,8 @@ JsonOption = Annotated[
     str | None, typer.Option("--json", metavar="PATH", help="Write JSON here; - is stdout.")
 ]
 LabHosts = Annotated[
-    int | None, typer.Option("--hosts", min=2, help="Hosts of a lab on this machine (root).")
+    int | None,
+    typer.Option("--hosts", min=2, max=250, help="Hosts of a lab on this machine (root)."),
 ]
 PerHostOption = Annotated[int, typer.Option(min=1, help="Ranks on each of these hosts.")]
 RateOption = Annotated[
@@ -35,6 +36,7 @@ RanksOption = Annotated[int, typer.Option("--ranks", "-n", min=1, help="Ranks (p
 
 
 def bench(
+    context: typer.Context,
     *,
     op: Annotated[str, typer.Argument(help="Operation, or several separated by commas.")],
     ranks: RanksOption = 4,
@@ -92,6 +94,9 @@ def bench(
         rows = max(1, len(ops) * len(all_sizes))
         lab = None
         if hosts is not None:
+            source = context.get_parameter_source("ranks")
+            if source is not None and source.name == "COMMANDLINE":
+                raise ValueError("-n goes without --hosts, which has --per-host ranks on each")
             lab = Hosts(hosts=hosts, per_host=per_host, rate=rate, rails=rails, delay=delay)
         elif rate is not None or delay is not None or (per_host, rails) != (1, 1):
             raise ValueError("--per-host, --rate, --rails and --delay go with --hosts")

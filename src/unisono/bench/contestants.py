@@ -124,7 +124,12 @@ def _across(name: str, cluster: Cluster, agent: Path) -> tuple[str, ...]:
     lab = cluster.lab
     hosts = ",".join(f"{lab.address(host)}:{cluster.per_host}" for host in range(lab.hosts))
     if name == "mpich":
-        return ("-launcher", "ssh", "-launcher-exec", str(agent), "-hosts", hosts, "-iface", "eth0")
+        return (
+            *("-launcher", "ssh", "-launcher-exec", str(agent), "-hosts", hosts, "-iface", "eth0"),
+            # UCX sees by the kernel that all is one machine, and would pass the links by. Within a
+            # host MPICH has shared memory of its own.
+            *("-genv", "UCX_TLS", "tcp,self"),
+        )
     return (
         *("--host", hosts, "--bind-to", "none", "--prtemca", "plm_ssh_agent", str(agent)),
         *("--prtemca", "prte_if_include", "eth0"),

@@ -10,6 +10,7 @@ import json
 import logging
 import os
 import re
+import threading
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache
@@ -31,6 +32,8 @@ Selectable: TypeAlias = Selection | str | os.PathLike[str]
 
 BUILT_IN_SOURCE = "built-in"
 MODEL_SOURCE = "cost model"
+_AT_WORK = threading.Lock()
+"""Ranks that are threads of one process ask at once; one of them works it out for all."""
 _PAIR = re.compile(rf";\s*(?=(?:{'|'.join(Op)})\s*=)")
 
 
@@ -85,7 +88,8 @@ class Table:
         if hosts is None or count == 1:
             selection = modelled(op, ranks, self.cores)
         else:
-            selection = modelled_between(op, hosts, self.cores, demands)
+            with _AT_WORK:
+                selection = modelled_between(op, hosts, self.cores, demands)
         rule = selection.choose(op, nbytes, ranks=ranks, hosts=count)
         assert rule is not None, "the cost model has a rule for every size"
         return Verdict(rule=rule, source=MODEL_SOURCE)

@@ -17,7 +17,8 @@ _VIRTUAL = ("docker", "br-", "virbr", "veth", "vnet", "cni", "flannel", "cali", 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Interface:
-    """An interface that is up, and the one address of it that is used: IPv4, else global IPv6."""
+    """An interface that is up, and the one address of it that is used: IPv4, else global IPv6,
+    unless one of them was asked for."""
 
     name: str
     address: str
@@ -93,12 +94,13 @@ def choose(
     return chosen[:rails]
 
 
-def available() -> list[Interface]:
-    """The interfaces of this host (of this network namespace) that are up and have an address."""
+def available(ip_version: int | None = None) -> list[Interface]:
+    """The interfaces of this host (of this network namespace) that are up and have an address, of
+    this version if it is given."""
     states = psutil.net_if_stats()
     found = []
     for name, entries in psutil.net_if_addrs().items():
-        address = _preferred([entry.address for entry in entries])
+        address = _preferred([entry.address for entry in entries], ip_version)
         if address is None or not (name in states and states[name].isup):
             continue
         loopback = ipaddress.ip_address(address).is_loopback
@@ -106,7 +108,7 @@ def available() -> list[Interface]:
     return found
 
 
-def _preferred(texts: Sequence[str]) -> str | None:
+def _preferred(texts: Sequence[str], ip_version: int | None = None) -> str | None:
     """The address to use of those that an interface has (some are of the hardware)."""
     addresses = []
     for text in texts:
@@ -114,7 +116,11 @@ def _preferred(texts: Sequence[str]) -> str | None:
             addresses.append(ipaddress.ip_address(text))
         except ValueError:
             continue
-    usable = [one for one in addresses if one.version == 4 or not one.is_link_local]
+    usable = [
+        one
+        for one in addresses
+        if ip_version in (None, one.version) and (one.version == 4 or not one.is_link_local)
+    ]
     best = min(usable, key=lambda one: (one.version, one.is_link_local), default=None)
     return None if best is None else str(best)
 

@@ -261,6 +261,6 @@ def _require_reachable(cards: Sequence[_Card], hosts: Sequence[Sequence[int]]) -
         if addresses[0].version != ipaddress.ip_address(cards[0].addresses[0][0]).version:
             raise RendezvousError(
                 f"rank 0 ({cards[0].name}) listens on {cards[0].addresses[0][0]}, rank {rank} "
-                f"({card.name}) on {addresses[0]}: choose interfaces with addresses of one kind "
-                "by UNISONO_INTERFACE"
+                f"({card.name}) on {addresses[0]}: choose addresses of one kind by "
+                "UNISONO_SOCKET_FAMILY=AF_INET or AF_INET6, or interfaces by UNISONO_INTERFACE"
             )

@@ -120,6 +120,7 @@ class MeetingPoint:
                     raise RendezvousError(
                         f"{who}: rank 0 did not listen within {timeout_s:g} s ({error}); is its "
                         "host's address right, and does a firewall let the port through?"
+                        + self._place.warning()
                     ) from error
             time.sleep(pause_s * random.uniform(0.5, 1.0))
             pause_s = min(pause_s * 2, _LONGEST_PAUSE_S)

@@ -142,7 +142,8 @@ def meet_at(board: Board, meeting: Meeting, settings: Settings, security: Securi
     Raises `RendezvousError` if they are not within the timeout, `AuthenticationError` if this rank
     is not let in.
     """
-    interfaces = choose(settings.interface, available(), rails=settings.rails)
+    found_here = available(settings.ip_version)
+    interfaces = choose(settings.interface, found_here, rails=settings.rails)
     porter = Porter(
         addresses=[interface.address for interface in interfaces],
         ports=settings.ports,

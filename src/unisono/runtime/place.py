@@ -34,6 +34,12 @@ class Place:
         """Tells jobs apart that meet at one port, one after the other or by mistake."""
         return hashlib.sha256(self.text.encode()).digest()[:16]
 
+    def warning(self) -> str:
+        """What to know of it where ranks have waited in vain."""
+        if not _only_here(self.host):
+            return ""
+        return f"; {self.host} is another place on each host: if there are several, {_SET_IT}"
+
 
 def parse(text: str) -> Place:
     """Takes `tcp://host:port` apart; IPv6 addresses stand in brackets.
@@ -66,7 +72,7 @@ def resolve(place: Place) -> list[Address]:
     """
     found = socket.getaddrinfo(place.host, place.port, type=socket.SOCK_STREAM)
     addresses: list[Address] = [(int(family), where) for family, _, _, _, where in found]  # type: ignore[misc]
-    if _is_address(place.host) or place.host.lower().partition(".")[0] == "localhost":
+    if _is_address(place.host) or _only_here(place.host):
         return addresses
     outside = [one for one in addresses if not ipaddress.ip_address(one[1][0]).is_loopback]
     if not outside:
@@ -149,6 +155,13 @@ def _listen(addresses: list[Address], backlog: int) -> list[socket.socket]:
     if not listeners and foreign is not None:
         raise foreign
     return listeners
+
+
+def _only_here(host: str) -> bool:
+    """Whether it is loopback by its very name."""
+    if _is_address(host):
+        return ipaddress.ip_address(host).is_loopback
+    return host.lower().partition(".")[0] == "localhost"
 
 
 def _is_address(host: str) -> bool:

@@ -148,7 +148,7 @@ class Reception:
                 self._require_time(
                     f"{self._place.text}: after {timeout_s:g} s these ranks of {self._size} had "
                     f"not come: {sorted(set(range(1, self._size)) - set(self._guests))}"
-                    + self._turned_away
+                    + (self._turned_away or self._place.warning())
                 )
                 self._turn()
             self._close_door()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from math import prod
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -14,6 +15,9 @@ from unisono.schedule.transfer import FIELDS, Columns, Transfers
 
 Index: TypeAlias = int | NDArray[np.integer[Any]]
 """One number, or an array of them: one for each of several transfers."""
+
+_PLAIN = (int, bool)
+"""Looked at as they are, which NumPy takes microseconds to do."""
 
 
 class Builder:
@@ -102,19 +106,19 @@ class Builder:
         )
 
     def _add(self, *row: Any) -> None:
-        if all(type(value) is int or value is True or value is False for value in row):
+        if all(type(value) in _PLAIN for value in row):
             self._single.append(row)
             return
         try:
-            shape = np.broadcast_shapes(*(np.shape(value) for value in row))
+            shape = np.broadcast_shapes(*{np.shape(value) for value in row})
         except ValueError as e:
             raise ScheduleError(f"round {self.round}: {e}") from None
         for name, value in zip(FIELDS, row, strict=True):
-            if np.asarray(value).dtype.kind not in "iub":
+            if type(value) not in _PLAIN and np.asarray(value).dtype.kind not in "iub":
                 raise ScheduleError(f"round {self.round}, {name}: expected integers, got {value!r}")
         block = tuple(_flat(value, shape) for value in row)
         self._end_single()
-        self._blocks.append((int(np.prod(shape)), block))
+        self._blocks.append((prod(shape), block))
 
     def _end_single(self) -> None:
         if not self._single:
@@ -129,6 +133,6 @@ class Builder:
 
 def _flat(value: Any, shape: tuple[int, ...]) -> Any:
     """A copy of its own, for the caller may go on changing the array."""
-    if np.ndim(value) == 0:
+    if type(value) in _PLAIN or np.ndim(value) == 0:
         return int(value)
     return np.array(value if len(shape) == 1 else np.broadcast_to(value, shape).ravel())

@@ -149,9 +149,17 @@ def test_what_is_missing_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
     assert "root" in str(lab_module.reason_unavailable())
 
 
-def test_a_wrong_rate_is_told_and_leaves_nothing() -> None:
+@pytest.mark.parametrize("rate", ["fast", "-5mbit", "0mbit", "", "1"])
+def test_a_rate_that_is_none_is_told(rate: str) -> None:
+    with pytest.raises(LabError, match=f"written as 1gbit or 200mbit, not '{rate}'"):
+        Lab(hosts=2, rate=rate)
+    with pytest.raises(LabError, match="written as"):
+        Lab(hosts=2, rates={1: rate})
+
+
+def test_what_tc_refuses_is_told_and_leaves_nothing() -> None:
     before = networks()
-    with pytest.raises(LabError, match="fast"), Lab(hosts=2, rate="fast"):
+    with pytest.raises(LabError, match="latency"), Lab(hosts=2, delay="soon"):
         pass
     assert wait_until(lambda: networks() <= before)
 

@@ -22,7 +22,7 @@ def lab(
         list[str] | None,
         typer.Argument(help="What to run on every host; {I} becomes the host's number."),
     ] = None,
-    hosts: Annotated[int, typer.Option(min=1, help="Hosts.")] = 2,
+    hosts: Annotated[int, typer.Option(min=1, max=250, help="Hosts.")] = 2,
     rate: RateOption = None,
     rails: RailsOption = 1,
     delay: DelayOption = None,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -20,6 +21,8 @@ _TOOLS = {"ip": "iproute2", "tc": "iproute2", "nsenter": "util-linux", "unshare"
 _SWITCH = "switch"
 _COMMAND_S = 20.0
 _MOST_HOSTS = 250
+_RATE = re.compile(r"(?=.*[1-9])\d+(\.\d+)?([kmgt]i?)?(bit|bps)", re.IGNORECASE)
+"""tc takes what is negative for no limit at all."""
 _QUEUE_PACKETS = 20_000
 """What a delayed link holds: a full window of 10 Gbit/s over 20 ms."""
 
@@ -74,6 +77,9 @@ class Lab:
             raise ValueError("a lab whose ports are fair has no delays")
         if not 1 <= hosts <= _MOST_HOSTS or not 1 <= rails <= _MOST_HOSTS:
             raise ValueError(f"a lab has 1 to {_MOST_HOSTS} hosts, and as many rails at most")
+        for given in (rate, *(rates or {}).values()):
+            if given is not None and not _RATE.fullmatch(given):
+                raise LabError(f"a rate is written as 1gbit or 200mbit, not {given!r}")
         self.hosts = hosts
         self.rails = rails
         self.rate = rate
