@@ -71,7 +71,7 @@ def render_calibration(runs: Sequence[Path]) -> list[str]:
         "on (second), judged at the sizes between. This machine's shared memory: four runs of",
         "`unisono bench all_reduce -n 2 --sizes 8:64M:x2 --against '' --rounds 3 --json run.json`,",
         "and four with `-n 4`. NCCL: all_reduce on 2 to 8 A100, 1 MiB to 1 GiB, the table that",
-        "comes with vTrain; mean over the numbers of GPUs. Why its halves differ: docs/simulator.md.",
+        "comes with vTrain; means over 2 to 8 GPUs. Why the halves differ: docs/simulator.md.",
         "",
         *HEAD,
     ]
