@@ -139,6 +139,15 @@ def test_ranks_that_disagree_about_the_size(point: str) -> None:
     all_are(outcomes, RendezvousError, "rank 2 expects 4 ranks, rank 0 expects 3")
 
 
+def test_who_comes_just_after_a_disagreement_hears_of_it(point: str) -> None:
+    def late() -> object:
+        time.sleep(0.2)
+        return meet(point, 1, 3)()
+
+    outcomes = at_once(meet(point, 0, 3), meet(point, 2, 4), late)
+    all_are(outcomes, RendezvousError, "rank 2 expects 4 ranks, rank 0 expects 3")
+
+
 def test_two_claims_to_one_rank(point: str) -> None:
     outcomes = at_once(meet(point, 0, 3), meet(point, 1, 3), meet(point, 1, 3))
     all_are(outcomes, RendezvousError, "two processes claim to be rank 1 of 3 (127.0.0.1 port")

@@ -14,12 +14,11 @@ from unisono.links.connection import Connection
 from unisono.links.handshake import Handshake
 from unisono.links.introduction import Introduction
 from unisono.links.loop import READ, Loop
-from unisono.links.opening import Arriving, Broken
+from unisono.links.opening import LEAST_PATIENCE_S, Arriving, Broken
 from unisono.links.security import Security
 
 STRANGER_S = 5.0
 MOST_STRANGERS = 128
-_CROWD_S = 1.0  # how long a stranger may stay while others cannot come in for it
 _PAUSE_S = 0.1
 _LOG_EACH_S = 60.0
 _MOST_LOGGED = 64
@@ -129,8 +128,8 @@ class Door:
             return True
         oldest, came = next(iter(self._strangers.items()))
         stayed_s = time.monotonic() - came
-        if stayed_s < _CROWD_S:
-            self._pause(min(_CROWD_S - stayed_s, _PAUSE_S))
+        if stayed_s < LEAST_PATIENCE_S:
+            self._pause(min(LEAST_PATIENCE_S - stayed_s, _PAUSE_S))
             return False
         oldest.give_up("said too little while others waited")
         return True

@@ -1,7 +1,8 @@
 """Dialing a peer: attempts until it answers or is known not to.
 
 A refusal is final: the peer listened before its address was known to anybody. What a short cut of
-the link, or a peer that is short of descriptors for a moment, makes of an attempt is not.
+the link, or a peer that is short of descriptors for a moment, makes of an attempt is not; nor is a
+handshake that one of the ends was too slow for, when hundreds of ranks begin on a few cores.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from unisono.links.connection import Connection
 from unisono.links.handshake import Handshake
 from unisono.links.introduction import Introduction
 from unisono.links.loop import WRITE, Alarm, Loop
-from unisono.links.opening import Broken, Entering
+from unisono.links.opening import LEAST_PATIENCE_S, Broken, Entering
 from unisono.links.security import Security
 from unisono.links.sockets import Address, dial, show
 
@@ -69,6 +70,8 @@ class Dial:
         self._loop, self._wanted = loop, wanted
         self._opened, self._failed = opened, failed
         self._deadline = time.monotonic() + wanted.host_s
+        self._last = time.monotonic() + wanted.process_s
+        self._connected_at = 0.0
         self._sock: socket.socket | None = None
         self._entering: Entering | None = None
         self._alarm: Alarm | None = None
@@ -96,6 +99,7 @@ class Dial:
             self._again(number)
             return
         self._clear_alarm()
+        self._connected_at = time.monotonic()
         sock, self._sock = self._sock, None
         wanted = self._wanted
         self._entering = Entering(
@@ -115,7 +119,10 @@ class Dial:
         self._opened(sock)
 
     def _broken(self, broken: Broken) -> None:
-        if broken.false or time.monotonic() >= self._deadline:
+        now = time.monotonic()
+        if now - self._connected_at >= LEAST_PATIENCE_S:  # its host answers, it was only slow
+            self._deadline = min(now + self._wanted.host_s, self._last)
+        if broken.false or now >= self._deadline:
             self._fail(broken.text, false=broken.false, answered=not broken.false)
         else:
             self._entering = None

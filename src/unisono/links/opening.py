@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -13,6 +14,9 @@ from unisono.links.handshake import Handshake
 from unisono.links.introduction import INTRODUCTION_BYTES, Introduction, unpack
 from unisono.links.loop import READ, Loop
 from unisono.links.security import Security
+
+LEAST_PATIENCE_S = 1.0
+"""So long a listener waits at least for what a stranger has to say, even where others wait."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -42,6 +46,7 @@ class _Opening(ABC):
         self._loop = loop
         self._data = b""
         self._over = False
+        self._begun = time.monotonic()
         self._alarm = loop.later(time_s, lambda: self.give_up(f"said too little in {time_s:g} s"))
         loop.watch(sock, READ, self._read)
 
@@ -201,8 +206,10 @@ class Entering(_Opening):
 
     def lost(self) -> None:
         if self.handshake.greeted:
+            # Later, it may only have lost patience: on a busy machine either end may be slow.
+            at_once = time.monotonic() - self._begun < LEAST_PATIENCE_S
             why = "closed the connection on our proof (does every rank have the same job secret?)"
-            self.give_up(why, false=True)
+            self.give_up(why, false=at_once)
         else:
             super().lost()
 

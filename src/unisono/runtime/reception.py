@@ -26,6 +26,8 @@ _GUEST_S = 10.0
 """How long a connection may take to say who it is."""
 _MOST_STRANGERS = 256
 """Connections that have not said who they are; the oldest goes when there are more."""
+_FAREWELL_S = 0.5
+"""So long rank 0, when there will be no group, waits for ranks that do not know it yet."""
 
 
 class Guest:
@@ -136,6 +138,8 @@ class Reception:
         self._guests: dict[int, Guest] = {}
         self._logged: set[str] = set()
         self._turned_away = ""
+        self._refusal: bytes | None = None
+        self._refused: list[Guest] = []
         self._selector = selectors.DefaultSelector()
         for listener in listeners:
             listener.setblocking(False)
@@ -161,13 +165,13 @@ class Reception:
             return texts
         except RendezvousError as error:
             with contextlib.suppress(RendezvousError):
-                self._tell(frames.frame(frames.REFUSED, str(error).encode()))
+                self._refuse(str(error))
             raise
 
     def close(self) -> None:
         """Ends all connections."""
         self._close_door()
-        for guest in self._guests.values():
+        for guest in (*self._guests.values(), *self._refused):
             guest.connection.close()
         self._selector.close()
 
@@ -179,6 +183,16 @@ class Reception:
         self._listeners = []
         for guest in list(self._strangers):
             self._drop(guest)
+
+    def _refuse(self, why: str) -> None:
+        """Tells why there is no group: those who are here, and for a moment those who only come,
+        who would look for rank 0 for as long as they may."""
+        self._refusal = frames.frame(frames.REFUSED, why.encode())
+        self._tell(self._refusal)
+        self._deadline = min(self._deadline, time.monotonic() + _FAREWELL_S)
+        while self._listeners and len(self._guests) + len(self._refused) < self._size - 1:
+            self._require_time(why)
+            self._turn()
 
     def _require_time(self, problem: str) -> None:
         if time.monotonic() > self._deadline:
@@ -236,18 +250,29 @@ class Reception:
         assert hello is not None
         if hello.job != self._place.digest():
             raise AuthenticationError("it looks for another job's meeting point")
-        problem = None
-        if hello.size != self._size:
-            problem = f"rank {hello.rank} expects {hello.size} ranks, rank 0 expects {self._size}"
-        elif not 0 < hello.rank < self._size or hello.rank in self._guests:
-            problem = f"two processes claim to be rank {hello.rank} of {self._size}"
-        if problem is not None:
-            problem = f"{self._place.text}: {problem} ({_name(guest)})"
-            guest.send(frames.frame(frames.REFUSED, problem.encode()))
-            raise RendezvousError(problem)
         del self._strangers[guest]
-        self._guests[hello.rank] = guest
-        guest.send(frames.frame(frames.ADMITTED))
+        problem = self._problem_with(hello)
+        if self._refusal is not None:
+            self._turn_down(guest, self._refusal)
+        elif problem is not None:
+            problem = f"{self._place.text}: {problem} ({_name(guest)})"
+            self._turn_down(guest, frames.frame(frames.REFUSED, problem.encode()))
+            raise RendezvousError(problem)
+        else:
+            self._guests[hello.rank] = guest
+            guest.send(frames.frame(frames.ADMITTED))
+
+    def _problem_with(self, hello: Hello) -> str | None:
+        if hello.size != self._size:
+            return f"rank {hello.rank} expects {hello.size} ranks, rank 0 expects {self._size}"
+        if not 0 < hello.rank < self._size or hello.rank in self._guests:
+            return f"two processes claim to be rank {hello.rank} of {self._size}"
+        return None
+
+    def _turn_down(self, guest: Guest, refusal: bytes) -> None:
+        guest.content = True  # with an answer, and may go
+        self._refused.append(guest)
+        guest.send(refusal)
 
     def _tell(self, message: bytes) -> None:
         for rank, guest in self._guests.items():
