@@ -12,7 +12,7 @@ from typing import Any, Literal
 from bars import HEAD, at_most
 
 from unisono.bench.sizes import format_size
-from unisono.simulator.calibration import Holdout, holdout, of_contestant
+from unisono.simulator.calibration import Holdout, calibrate, holdout, of_contestant
 from unisono.simulator.measured import Sample, read
 
 NCCL = Path(__file__).parents[1] / "tests" / "simulator" / "tables" / "nccl_all_reduce.csv"
@@ -67,25 +67,36 @@ def render_speed(document: dict[str, Any]) -> list[str]:
 def render_calibration(runs: Sequence[Path]) -> list[str]:
     """`runs`: of `unisono bench --json`, several of each number of ranks."""
     lines = [
-        "Link models fitted to every other size, from the least on (first half) or from the next",
-        "on (second), judged at the sizes between. This machine's shared memory: four runs of",
-        "`unisono bench all_reduce -n 2 --sizes 8:64M:x2 --against '' --rounds 3 --json run.json`,",
-        "and four with `-n 4`. NCCL: all_reduce on 2 to 8 A100, 1 MiB to 1 GiB, the table that",
-        "comes with vTrain; means over 2 to 8 GPUs. Why the halves differ: docs/simulator.md.",
+        "Link models fitted to all sizes (calibrated), or to every other, from the least on",
+        "(first half) or from the next on (second), and judged at the sizes between. This",
+        "machine's shared memory: four runs of `unisono bench all_reduce -n 2 --sizes 8:64M:x2",
+        "--against '' --rounds 9 --json run.json`, and four with `-n 4`. NCCL: all_reduce on 2 to",
+        "8 A100, 1 MiB to 1 GiB, the table that comes with vTrain; means over the numbers of GPUs.",
+        "docs/simulator.md says why its halves differ.",
         "",
         *HEAD,
     ]
     for stem, files in groupby(runs, lambda path: path.stem.rpartition("-")[0]):
         samples = [s for path in files for s in of_contestant(read(path.read_text()), "unisono")]
         ranks = stem.removeprefix("calibration-n")
-        for half, called in HALVES:
-            error = _held(samples, half).median
+        found = {"calibrated": _described(samples)}
+        found |= {called: _held(samples, half).median for half, called in HALVES}
+        for called, error in found.items():
             name = f"{ranks} ranks, median error, {called}"
             lines.append(at_most(name, MEDIAN_SHARED_MEMORY, error, ".1%"))
     for half, called in HALVES:
         errors = [_held([s for s in _nccl() if s.ranks == n], half).mean for n in range(2, 9)]
         lines.append(at_most(f"NCCL, mean error, {called}", MEAN_NCCL, mean(errors), ".1%"))
     return lines
+
+
+def _described(samples: Sequence[Sample]) -> float:
+    """The median error at the sizes that the model was fitted to."""
+    (model,) = calibrate(samples)
+    times_s: dict[float, list[float]] = {}
+    for sample in samples:
+        times_s.setdefault(sample.nbytes, []).append(sample.seconds)
+    return median(abs(model.predict(n) / median(found) - 1) for n, found in times_s.items())
 
 
 def _held(samples: Sequence[Sample], half: Literal[0, 1]) -> Holdout:
