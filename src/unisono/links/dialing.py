@@ -19,7 +19,7 @@ from unisono.links.connection import Connection
 from unisono.links.handshake import Handshake
 from unisono.links.introduction import Introduction
 from unisono.links.loop import WRITE, Alarm, Loop
-from unisono.links.opening import LEAST_PATIENCE_S, Broken, Entering
+from unisono.links.opening import Broken, Entering
 from unisono.links.security import Security
 from unisono.links.sockets import Address, dial, show
 
@@ -71,7 +71,6 @@ class Dial:
         self._opened, self._failed = opened, failed
         self._deadline = time.monotonic() + wanted.host_s
         self._last = time.monotonic() + wanted.process_s
-        self._connected_at = 0.0
         self._sock: socket.socket | None = None
         self._entering: Entering | None = None
         self._alarm: Alarm | None = None
@@ -99,7 +98,6 @@ class Dial:
             self._again(number)
             return
         self._clear_alarm()
-        self._connected_at = time.monotonic()
         sock, self._sock = self._sock, None
         wanted = self._wanted
         self._entering = Entering(
@@ -120,7 +118,7 @@ class Dial:
 
     def _broken(self, broken: Broken) -> None:
         now = time.monotonic()
-        if now - self._connected_at >= LEAST_PATIENCE_S:  # its host answers, it was only slow
+        if broken.slow:  # its host does answer
             self._deadline = min(now + self._wanted.host_s, self._last)
         if broken.false or now >= self._deadline:
             self._fail(broken.text, false=broken.false, answered=not broken.false)

@@ -21,11 +21,12 @@ LEAST_PATIENCE_S = 1.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Broken:
-    """How an opening ended: what went wrong, and whether the other end was found out to be false
-    rather than merely lost."""
+    """How an opening ended: what went wrong, whether the other end was found out to be false rather
+    than merely lost, and whether it took so long that patience may have ended instead."""
 
     text: str
     false: bool
+    slow: bool
 
 
 class _Opening(ABC):
@@ -50,12 +51,18 @@ class _Opening(ABC):
         self._alarm = loop.later(time_s, lambda: self.give_up(f"said too little in {time_s:g} s"))
         loop.watch(sock, READ, self._read)
 
+    @property
+    def slow(self) -> bool:
+        """Whether the listener may have lost patience by now: on a busy machine either end may be
+        late."""
+        return time.monotonic() - self._begun >= LEAST_PATIENCE_S
+
     def give_up(self, why: str, *, false: bool = False) -> None:
         """Closes the connection."""
         if not self._over:
             self._end()
             self.sock.close()
-            self.failed(Broken(text=why, false=false))
+            self.failed(Broken(text=why, false=false, slow=self.slow))
 
     def cancel(self) -> None:
         """Closes the connection and tells nobody."""
@@ -206,10 +213,8 @@ class Entering(_Opening):
 
     def lost(self) -> None:
         if self.handshake.greeted:
-            # Later, it may only have lost patience: on a busy machine either end may be slow.
-            at_once = time.monotonic() - self._begun < LEAST_PATIENCE_S
             why = "closed the connection on our proof (does every rank have the same job secret?)"
-            self.give_up(why, false=at_once)
+            self.give_up(why, false=not self.slow)
         else:
             super().lost()
 
