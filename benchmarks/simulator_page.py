@@ -85,7 +85,7 @@ def render_calibration(runs: Sequence[Path]) -> list[str]:
             name = f"{ranks} ranks, median error, {called}"
             lines.append(at_most(name, MEDIAN_SHARED_MEMORY, error, ".1%"))
     for half, called in HALVES:
-        errors = [_held([s for s in _nccl() if s.ranks == n], half).mean for n in range(2, 9)]
+        errors = [_held([s for s in nccl() if s.ranks == n], half).mean for n in range(2, 9)]
         lines.append(at_most(f"NCCL, mean error, {called}", MEAN_NCCL, mean(errors), ".1%"))
     return lines
 
@@ -105,7 +105,8 @@ def _held(samples: Sequence[Sample], half: Literal[0, 1]) -> Holdout:
     return held
 
 
-def _nccl() -> list[Sample]:
+def nccl() -> list[Sample]:
+    """NCCL's times on A100, out of place."""
     lines = [line for line in NCCL.read_text().splitlines() if not line.startswith("#")]
     return [
         Sample(

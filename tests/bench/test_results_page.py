@@ -1,32 +1,25 @@
 from __future__ import annotations
 
-import importlib
-from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
-import pytest
+from choice_page import render_choice, render_reproducible
+from faults import results as fault_results
+from faults_page import render_faults
+from hosts_page import render_hosts
+from page import write_page
+from results_page import render_page
+from simulator_page import render_lab
 
 from unisono.bench.results import Report
 
 FOLDER = Path(__file__).parents[2] / "benchmarks"
 
 
-Load = Callable[[str], ModuleType]
-
-
-@pytest.fixture
-def load(monkeypatch: pytest.MonkeyPatch) -> Load:
-    """Imports a module of the benchmarks."""
-    monkeypatch.syspath_prepend(str(FOLDER))
-    return importlib.import_module
-
-
-def test_rows_and_means(load: Load, report: Report) -> None:
+def test_rows_and_means(report: Report) -> None:
     report = replace(report, settings={"rounds": 7})
-    page = load("results_page").render_page([report.to_dict()], {}, {})
+    page = render_page([report.to_dict()], {}, {})
     assert "of 7 turns" in page
     assert "## native, 4 ranks" in page
     row = "| all_reduce | 8 | 2.00 | 20.00 | 1.00 | 10.00 | 2.00 | 48 near | 0 |"
@@ -34,8 +27,8 @@ def test_rows_and_means(load: Load, report: Report) -> None:
     assert "Geometric mean: gloo / ours 20.00." in page
 
 
-def test_nothing_measured_yet(load: Load) -> None:
-    assert "Nothing was measured yet" in load("results_page").render_page([], {}, {})
+def test_nothing_measured_yet() -> None:
+    assert "Nothing was measured yet" in render_page([], {}, {})
 
 
 def part(rails: int, ours_s: float, gloo_s: float) -> dict[str, Any]:
@@ -56,14 +49,14 @@ def part(rails: int, ours_s: float, gloo_s: float) -> dict[str, Any]:
     return {"settings": {"cluster": cluster}, "rows": [row]}
 
 
-def test_several_hosts(load: Load) -> None:
+def test_several_hosts() -> None:
     documents = {
         "pairs": part(1, 0.147, 0.21),
         "wide": part(1, 0.154, 0.21),
         "one-rail": part(1, 0.15, 0.21),
         "two-rails": part(2, 0.10, 0.21),
     }
-    page = load("hosts_page").render_hosts(documents)
+    page = render_hosts(documents)
     assert "| pairs, 16M: ours over the limit | <= 1.06 | 1.05 | yes |" in page
     assert "| wide, 16M: ours over the limit | <= 1.06 | 1.10 | **no** |" in page
     assert "| one rail's time over two rails', 16M | >= 1.9 | 1.50 | **no** |" in page
@@ -72,46 +65,46 @@ def test_several_hosts(load: Load) -> None:
     assert any(line.startswith(row) for line in page)
 
 
-def test_regret_and_its_bars(load: Load) -> None:
+def test_regret_and_its_bars() -> None:
     cell = {"op": "reduce", "ranks": 2, "size_bytes": 1024, "regret": 1.24}
     document = {"cells": [cell], "geometric_mean": 1.06, "worst": 1.24}
-    page = load("choice_page").render_choice(document)
+    page = render_choice(document)
     assert "| regret, geometric mean of 1 cells | <= 1.05 | 1.060 | **no** |" in page
     assert "| regret, worst cell | <= 1.3 | 1.240 | yes |" in page
     assert page[-3:] == ["| operation | ranks | 1K |", "|---|---|---|", "| reduce | 2 | 1.24 |"]
 
 
-def test_a_price_is_a_median_over_turns(load: Load) -> None:
+def test_a_price_is_a_median_over_turns() -> None:
     row = {"op": "scan", "ranks": 2, "dtype": "float32", "nbytes": 1 << 20}
     times_s = {"default_s": [1.0, 2.0, 9.0], "reproducible_s": [1.1, 3.0, 9.0]}
-    page = load("choice_page").render_reproducible({"rows": [{**row, **times_s}]})
+    page = render_reproducible({"rows": [{**row, **times_s}]})
     assert "| price, worst cell | <= 1.1 | 1.10 | yes |" in page
     assert page[-1] == "| scan | 2 | float32 | 1.10 |"
 
 
-def test_a_fault_that_did_not_end_as_specified(load: Load, tmp_path: Path) -> None:
+def test_a_fault_that_did_not_end_as_specified(tmp_path: Path) -> None:
     report = tmp_path / "report.xml"
     name = "test_fifty_of_fifty"
     report.write_text(
         f'<testsuites><testsuite><testcase name="{name}[cut]" time="9"/>'
         f'<testcase name="{name}[zeros]" time="8"><failure/></testcase></testsuite></testsuites>'
     )
-    page = load("faults_page").render_faults({"faults": load("faults").results(report)})
+    page = render_faults({"faults": fault_results(report)})
     assert page[-2:] == ["| cut | 50 of 50 |", "| zeros | **not all of 50** |"]
 
 
-def test_errors_of_the_simulator(load: Load) -> None:
+def test_errors_of_the_simulator() -> None:
     rows = [
         {"hosts": "2", "algorithm": "ring", "nbytes": n << 20, "measured_s": 0.1, "error": error}
         for n, error in ((1, -0.02), (4, 0.16))
     ]
-    page = load("simulator_page").render_lab(rows)
+    page = render_lab(rows)
     assert "| median error of 2 rows | <= 5% | 9.0% | **no** |" in page
     assert "| worst error | <= 15% | 16.0% | **no** |" in page
     assert page[-1] == "| 2 | ring | 100 (-2.0%) | 100 (+16.0%) |"
 
 
-def test_the_page_tells_the_results(load: Load, tmp_path: Path) -> None:
+def test_the_page_tells_the_results(tmp_path: Path) -> None:
     """Of what lies in the folder: `python benchmarks/page.py` writes it anew."""
-    load("page").write_page(FOLDER / "results", tmp_path / "RESULTS.md")
+    write_page(FOLDER / "results", tmp_path / "RESULTS.md")
     assert (tmp_path / "RESULTS.md").read_text() == (FOLDER / "RESULTS.md").read_text()

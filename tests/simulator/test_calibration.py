@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import csv
 import json
 from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
 import pytest
+from simulator_page import nccl
 
 from unisono import algorithms, simulate, topology
 from unisono.simulator import Conditions, LinkModel, Regime, calibrate
@@ -25,7 +25,6 @@ from unisono.simulator.link_model import nearest
 from unisono.simulator.measured import Sample, read
 
 RESULTS = Path(__file__).parents[2] / "benchmarks" / "results"
-TABLE = Path(__file__).parent / "tables" / "nccl_all_reduce.csv"
 NCCL_TESTS = """
 # nThread 1 nGpus 4 minBytes 8388608 maxBytes 33554432 step: 2(factor) warmup iters: 5 iters: 20
 #
@@ -46,24 +45,9 @@ NCCL_TESTS = """
 """
 
 
-def nccl(gpu: str) -> list[Sample]:
-    lines = [line for line in TABLE.read_text().splitlines() if not line.startswith("#")]
-    return [
-        Sample(
-            op="all_reduce",
-            ranks=int(row["nranks"]),
-            nbytes=float(row["bytes"]),
-            seconds=float(row["oop_ns"]) * 1e-9,
-            contestant="nccl",
-        )
-        for row in csv.DictReader(lines)
-        if row["gpu"] == gpu
-    ]
-
-
 def held_out(half: Literal[0, 1]) -> list[float]:
     """Mean errors of the half that was not fitted, for each number of ranks."""
-    samples, errors = nccl("a100"), []
+    samples, errors = nccl(), []
     for ranks in range(2, 9):
         held = holdout([sample for sample in samples if sample.ranks == ranks], half=half)
         assert held is not None
@@ -228,7 +212,7 @@ def test_runs_are_held_against_their_median() -> None:
 
 
 def test_the_worse_half_counts() -> None:
-    samples = [sample for sample in nccl("a100") if sample.ranks == 8]
+    samples = [sample for sample in nccl() if sample.ranks == 8]
     first, second, worse = holdout(samples), holdout(samples, half=1), worse_holdout(samples)
     assert first is not None and second is not None and first.mean < second.mean
     assert worse == second
