@@ -267,6 +267,8 @@ def test_refusals() -> None:
     for what, where, told in ((ring, "ring:8", "no topology"), ("ring", net, "no schedule")):
         with pytest.raises(TypeError, match=told):
             simulate(what, where, 1)  # type: ignore[arg-type]
+    with pytest.raises(TypeError, match="a number of bytes, not '64M'"):
+        simulate(build("ring", 4), net, "64M")  # type: ignore[arg-type]
     a, b = (Compute(name=x, seconds=1, ranks=(0,), after=(y,)) for x, y in ("ab", "ba"))
     refuse([a, b], net, "wait for each other")
     refuse([a], net, "no such job")

@@ -51,7 +51,12 @@ class Job:
     its values are there."""
 
     def __post_init__(self) -> None:
-        if not 0 <= self.nbytes < inf:
+        try:
+            some = 0 <= self.nbytes < inf
+        except TypeError:
+            told = f"job {self.name!r}: nbytes is a number of bytes, not {self.nbytes!r}"
+            raise TypeError(told) from None
+        if not some:
             raise ValueError(f"job {self.name!r}: {self.nbytes} bytes")
         if not 0 <= self.start_s < inf:
             raise ValueError(f"job {self.name!r}: start_s is a time, not {self.start_s}")

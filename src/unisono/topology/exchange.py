@@ -14,8 +14,9 @@ from unisono.topology.wiring import NETWORK
 
 def to_networkx(topology: Topology) -> Any:
     """A `networkx.MultiDiGraph`: nodes with kind, reduces, name; edges, keyed by the ids of links,
-    with bandwidth_Bps, latency_s, kind. Kinds are names in lower case. Raises `ImportError` where
-    there is no networkx (the extra `graph`).
+    with bandwidth_Bps, latency_s, kind. Kinds are names in lower case. A graph says nothing about
+    routing: `from_networkx` sends messages the shortest ways, whatever the network did; JSON keeps
+    it. Raises `ImportError` where there is no networkx (the extra `graph`).
 
     >>> from unisono import topology
     >>> graph = to_networkx(topology.star(3))
@@ -46,7 +47,8 @@ def to_networkx(topology: Topology) -> Any:
 
 def from_networkx(graph: Any, *, name: str = "", relays: bool | None = None) -> Topology:
     """The network of any networkx graph: nodes without a `kind` are ranks, edges of an undirected
-    graph are links both ways, missing rates are those of 400 Gbit/s InfiniBand.
+    graph are links both ways, missing rates are those of 400 Gbit/s InfiniBand; messages take the
+    shortest ways (`Topology.with_routes` gives others).
 
     Ranks and then the others are numbered in the order of the graph's nodes. Raises `ValueError`
     for kinds that do not exist.
