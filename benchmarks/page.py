@@ -11,12 +11,14 @@ import typer
 from choice_page import render_choice, render_reproducible
 from faults_page import render_faults
 from hosts_page import render_hosts
+from published_page import render_published
 from results_page import render_page
 from simulator_page import render_calibration, render_lab, render_speed
 
 HERE = Path(__file__).parent
 APIS = ("native", "torch")
 SECTIONS: Mapping[str, tuple[str, Callable[[Any], list[str]]]] = {
+    "Published algorithms": ("published", render_published),
     "Choice": ("regret", render_choice),
     "Reproducibility": ("reproducible", render_reproducible),
     "Faults": ("faults", render_faults),
