@@ -12,7 +12,7 @@ from page import write_page
 from results_page import render_page
 from simulator_page import render_lab
 
-from unisono.bench.results import Report
+from unisono.bench.results import Measurement, Report
 
 FOLDER = Path(__file__).parents[2] / "benchmarks"
 
@@ -25,6 +25,25 @@ def test_rows_and_means(report: Report) -> None:
     row = "| all_reduce | 8 | 2.00 | 20.00 | 1.00 | 10.00 | 2.00 | 48 near | 0 |"
     assert row in page
     assert "Geometric mean: gloo / ours 20.00." in page
+
+
+def test_a_mode_is_of_the_turns_that_it_lasted(report: Report) -> None:
+    near, far = 48e-9, 200e-9
+    large = replace(report.rows[0].case, ranks=2, nbytes=64 << 20)
+    turns_s = {"unisono": (9e-3, 9e-3, 20e-3, 5e-3, 7e-3), "memory": (5e-3,) * 5}
+    row = replace(
+        report.rows[0],
+        case=large,
+        measurements=tuple(Measurement(contestant=c, times_s=t) for c, t in turns_s.items()),
+        probes_s=(far, near, far, near, near),
+    )
+    settings = {"rounds": 5}
+    page = render_page([replace(report, rows=(row,), settings=settings).to_dict()], {}, {})
+    assert "| all_reduce 64 MiB n=2, near | <= 6.9 ms | not seen in near mode | - |" in page
+    row = replace(row, probes_s=(near, near, near, far, near))
+    page = render_page([replace(report, rows=(row,), settings=settings).to_dict()], {}, {})
+    assert "| all_reduce 64 MiB n=2, near | <= 6.9 ms | 9.0 ms in 2 of 5 turns | **no** |" in page
+    assert "| all_reduce 64 MiB n=2, near: over the limit | <= 1.3 | 1.80 | **no** |" in page
 
 
 def test_nothing_measured_yet() -> None:
