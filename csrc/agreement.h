@@ -40,6 +40,10 @@ class Agreement {
         return true;
     }
 
+    // Calls up to `seq` that were not compared with the peer's.
+    [[nodiscard]] uint64_t owed(uint32_t peer, uint64_t seq) const noexcept {
+        return seq - verified_[peer];
+    }
     // For a rank that waits for `peer` in call `seq`: throws if that is in vain. `left`: whether
     // the peer has left, known before all that it had shown was taken in.
     void inspect(uint32_t peer, uint64_t seq, bool left);

@@ -38,6 +38,7 @@ Executor::Executor(View& view, Membership& members, Waiter waiter, StoreRule sto
       stores_(stores),
       distance_(members.ranks()),
       own_(view.own()),
+      passed_(members.ranks(), 0),
       agreement_(view, members),
       lanes_{Lane(view, 0), Lane(view, 1), Lane(view, 2)},
       loans_(view, members) {}

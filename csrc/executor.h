@@ -213,6 +213,7 @@ class Executor {
     std::atomic<uint64_t> calls_{0};  // others may look
     uint64_t base_ = 0;               // progress at the start of the current step
     uint64_t last_hash_ = 0;          // of the call before
+    std::vector<uint64_t> passed_;    // by peer: the progress at which it was seen last
     std::vector<Load> loads_;         // of one post to one peer
     Agreement agreement_;
     std::array<Lane, kStrips> lanes_;  // in the order of their areas' sizes

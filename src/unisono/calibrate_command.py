@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from unisono.bench.commands import JsonOption
+from unisono.outputs import writable
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -31,7 +32,8 @@ def calibrate(
         typer.Option(help="What ran: by default what the file says, else direct, for NCCL ring."),
     ] = None,
     out_path: Annotated[
-        Path | None, typer.Option("--out", metavar="FILE", help="Write the models here.")
+        Path | None,
+        typer.Option("--out", callback=writable, metavar="FILE", help="Write the models here."),
     ] = None,
     json_path: JsonOption = None,
 ) -> None:

@@ -21,6 +21,8 @@ World = launchers.World
 DEFAULT_TIMEOUT_S = 300.0
 DEFAULT_STAGING_BYTES = 16 << 20
 DEFAULT_PEER_TIMEOUT_S = 2.5
+MOST_RANKS = 4096
+"""Of a host: `kMaxRanks` of csrc/segment.cc."""
 
 _IP_VERSIONS: Mapping[str, int | None] = {"": None, "AF_INET": 4, "AF_INET6": 6}
 

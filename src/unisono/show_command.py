@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from unisono.bench.commands import JsonOption, RanksOption
+from unisono.bench.commands import JsonOption
+from unisono.outputs import writable
 
 if TYPE_CHECKING:
     from unisono.schedule import Schedule
@@ -24,7 +25,7 @@ def show(
     algorithm: Annotated[
         str | None, typer.Argument(help="Such as ring; left out, they are listed.")
     ] = None,
-    ranks: RanksOption = 8,
+    ranks: Annotated[int, typer.Option("--ranks", "-n", min=1, help="Ranks of the schedule.")] = 8,
     root: Annotated[int, typer.Option(help="Root of broadcast, reduce, gather, scatter.")] = 0,
     size: Annotated[
         str | None, typer.Option(help="Larger buffer of a rank, such as 64M: amounts in bytes.")
@@ -32,10 +33,12 @@ def show(
     every: Annotated[bool, typer.Option("--all", help="Cut nothing out of the table.")] = False,
     layout: Annotated[str, typer.Option(help="Ranks on a circle, grid or line.")] = "auto",
     svg_path: Annotated[
-        Path | None, typer.Option("--svg", metavar="FILE", help="Write this picture only.")
+        Path | None,
+        typer.Option("--svg", callback=writable, metavar="FILE", help="Write this picture only."),
     ] = None,
     html_path: Annotated[
-        Path | None, typer.Option("--html", metavar="FILE", help="Write this page only.")
+        Path | None,
+        typer.Option("--html", callback=writable, metavar="FILE", help="Write this page only."),
     ] = None,
     files: Annotated[
         bool, typer.Option("--files/--no-files", help="Write a picture and a page at all.")

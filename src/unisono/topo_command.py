@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from unisono.bench.commands import JsonOption
+from unisono.outputs import writable
 
 if TYPE_CHECKING:
     from unisono.topology import Topology
@@ -23,14 +24,21 @@ def topo(
         ),
     ] = None,
     svg_path: Annotated[
-        Path | None, typer.Option("--svg", metavar="FILE", help="Write a picture.")
+        Path | None,
+        typer.Option("--svg", callback=writable, metavar="FILE", help="Write a picture."),
     ] = None,
     html_path: Annotated[
-        Path | None, typer.Option("--html", metavar="FILE", help="Write a page to explore.")
+        Path | None,
+        typer.Option("--html", callback=writable, metavar="FILE", help="Write a page to explore."),
     ] = None,
     save_path: Annotated[
         Path | None,
-        typer.Option("--save", metavar="FILE", help="Write the network: .json, or NCCL's .xml."),
+        typer.Option(
+            "--save",
+            callback=writable,
+            metavar="FILE",
+            help="Write the network: .json, or NCCL's .xml.",
+        ),
     ] = None,
     json_path: JsonOption = None,
 ) -> None:

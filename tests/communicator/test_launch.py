@@ -16,6 +16,10 @@ from typing import Any
 
 import pytest
 
+import unisono
+from unisono import config, native
+from unisono.errors import UnisonoError
+
 PROGRAM = """
 import json, multiprocessing, os, signal, sys, time
 import numpy as np
@@ -157,9 +161,17 @@ def test_ranks_that_die_without_a_word(outcomes: Outcomes) -> None:
     assert said["error"] == "PeerLostError"
     assert "rank 2" in said["text"]
     assert outcomes["ranks", 0] | {"seconds": 0} == {
-        "error": "ValueError", "text": "ranks must be positive, not 0", "notes": "",
+        "error": "ValueError", "text": "a host has 1 to 4096 ranks, not 0", "notes": "",
         "children": 0, "seconds": 0,
     }  # fmt: skip
+
+
+def test_more_ranks_than_a_host_can_have() -> None:
+    with pytest.raises(ValueError, match=r"a host has 1 to 4096 ranks, not 4097"):
+        unisono.run(max, config.MOST_RANKS + 1, args=(3, 5))
+    native.segment_shape(config.MOST_RANKS, 2, 1 << 20)
+    with pytest.raises(UnisonoError, match="a group has 1 to 4096 ranks"):
+        native.segment_shape(config.MOST_RANKS + 1, 2, 1 << 20)
 
 
 def test_a_program_without_a_guard_is_told(tmp_path: Path) -> None:

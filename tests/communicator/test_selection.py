@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
+import os
+import signal
+import threading
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -15,7 +20,7 @@ from hypothesis import strategies as st
 import unisono
 from ranks import Threads, unique_name
 from unisono import Communicator, UnsupportedError, algorithms, config
-from unisono.communicator import Measured, Rule, Selection, Span
+from unisono.communicator import Measured, Rule, Selection, Span, table
 from unisono.communicator.selection_file import from_json, load, save, to_json
 from unisono.communicator.table import Layer, Table, own_table, parse_algorithms
 from unisono.types import Op
@@ -298,3 +303,32 @@ def test_a_block_that_does_not_fit_is_refused_saying_who_wanted_it(threads: Worl
     threads(2).run(check)
     with pytest.raises(TypeError, match="Selection or a file"):
         unisono.init(0, 1, unique_name(), selection=3)  # type: ignore[arg-type]
+
+
+def test_a_child_that_is_forked_while_a_thread_chooses_can_choose(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    begun, fastest_between = threading.Event(), table.fastest_between
+
+    def slowly(*args: Any, **kwargs: Any) -> Any:
+        begun.set()
+        time.sleep(0.3)
+        return fastest_between(*args, **kwargs)
+
+    def choose() -> None:
+        table.modelled_between.cache_clear()
+        Table(cores=2).choose(Op.ALL_REDUCE, 8, ranks=3, hosts=((0,), (1, 2)))
+
+    monkeypatch.setattr(table, "fastest_between", slowly)
+    thread = threading.Thread(target=choose)
+    thread.start()
+    begun.wait()
+    child = os.fork()
+    if child == 0:
+        with contextlib.suppress(BaseException):
+            signal.alarm(20)
+            choose()
+            os._exit(0)
+        os._exit(1)
+    thread.join()
+    assert os.waitpid(child, 0)[1] == 0

@@ -9,6 +9,9 @@ from typing import Annotated
 
 import typer
 
+from unisono.config import MOST_RANKS
+from unisono.outputs import writable
+
 
 class Api(StrEnum):
     """Which of our interfaces is measured."""
@@ -18,7 +21,8 @@ class Api(StrEnum):
 
 
 JsonOption = Annotated[
-    str | None, typer.Option("--json", metavar="PATH", help="Write JSON here; - is stdout.")
+    str | None,
+    typer.Option("--json", callback=writable, metavar="PATH", help="Write JSON here; - is stdout."),
 ]
 LabHosts = Annotated[
     int | None,
@@ -32,7 +36,9 @@ RailsOption = Annotated[int, typer.Option(min=1, help="Links of each host.")]
 DelayOption = Annotated[
     str | None, typer.Option(help="Added on the way from host to host, such as 1ms.")
 ]
-RanksOption = Annotated[int, typer.Option("--ranks", "-n", min=1, help="Ranks (processes).")]
+RanksOption = Annotated[
+    int, typer.Option("--ranks", "-n", min=1, max=MOST_RANKS, help="Ranks (processes).")
+]
 
 
 def bench(
@@ -67,7 +73,8 @@ def bench(
     ] = False,
     json_path: JsonOption = None,
     plot_path: Annotated[
-        Path | None, typer.Option("--plot", help="Write a PNG (needs the plot extra).")
+        Path | None,
+        typer.Option("--plot", callback=writable, help="Write a PNG (needs the plot extra)."),
     ] = None,
     predict_path: Annotated[
         Path | None,

@@ -20,9 +20,9 @@ from unisono.bench.plot import require_plotting, save_plot
 from unisono.bench.predict import with_predictions
 from unisono.bench.report import render_report
 from unisono.bench.runner import Observer, Pace, run_benchmark
+from unisono.outputs import STDOUT
 from unisono.simulator.link_model import LinkModel
 
-STDOUT = "-"
 _PIPE_COLUMNS = 150
 
 

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from unisono.bench.commands import JsonOption
+from unisono.outputs import writable
 
 if TYPE_CHECKING:
     from unisono.bench.tune import Request
@@ -20,7 +21,8 @@ def tune(
     sizes: Annotated[str, typer.Option(help="As for unisono bench.")] = "8,1K:64M:x4",
     time_budget: Annotated[float, typer.Option(min=1, help="About how many seconds.")] = 150.0,
     out: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="Left out: this machine's own file.")
+        Path | None,
+        typer.Option(callback=writable, metavar="FILE", help="Left out: this machine's own file."),
     ] = None,
     resume: Annotated[bool, typer.Option("--resume", help="Go on where a run stopped.")] = False,
     json_path: JsonOption = None,

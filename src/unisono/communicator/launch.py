@@ -31,14 +31,14 @@ def run(fn: Callable[..., Any], ranks: int = 4, args: Sequence[Any] = ()) -> lis
     `fn` must be picklable; in it, `unisono.init()` joins the group. The ranks import the program,
     so it calls this under `if __name__ == "__main__":`. The first failure of any rank is raised
     here, with that rank's traceback as a note, after the others were ended. Raises `PeerLostError`
-    for a rank that ends without a result, `ValueError` for less than one rank.
+    for a rank that ends without a result, `ValueError` for less than one rank or more than 4096.
 
     >>> import unisono
     >>> unisono.run(max, ranks=2, args=(3, 5))
     [5, 5]
     """
-    if ranks < 1:
-        raise ValueError(f"ranks must be positive, not {ranks}")
+    if not 1 <= ranks <= config.MOST_RANKS:
+        raise ValueError(f"a host has 1 to {config.MOST_RANKS} ranks, not {ranks}")
     context = multiprocessing.get_context(_start_method())
     rendezvous = f"run-{secrets.token_hex(16)}"
     pipes: list[Connection] = []

@@ -8,6 +8,7 @@ from typing import Annotated
 import typer
 
 from unisono.bench.commands import JsonOption
+from unisono.outputs import writable
 
 
 def simulate(
@@ -28,13 +29,16 @@ def simulate(
     ] = None,
     sizes: Annotated[str, typer.Option(help="Sizes of the picture of --svg.")] = "1K:1G:x8",
     svg_path: Annotated[
-        Path | None, typer.Option("--svg", metavar="FILE", help="Times against sizes.")
+        Path | None,
+        typer.Option("--svg", callback=writable, metavar="FILE", help="Times against sizes."),
     ] = None,
     heat_path: Annotated[
-        Path | None, typer.Option("--heat", metavar="FILE", help="Links over time (SVG).")
+        Path | None,
+        typer.Option("--heat", callback=writable, metavar="FILE", help="Links over time (SVG)."),
     ] = None,
     trace_path: Annotated[
-        Path | None, typer.Option("--trace", metavar="FILE", help="For Perfetto or Chrome.")
+        Path | None,
+        typer.Option("--trace", callback=writable, metavar="FILE", help="For Perfetto or Chrome."),
     ] = None,
     sweep: Annotated[
         str | None,

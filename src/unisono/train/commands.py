@@ -13,7 +13,9 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
+from unisono.config import MOST_RANKS
 from unisono.errors import UnisonoError
+from unisono.outputs import writable
 from unisono.train.launch import launch
 from unisono.train.progress import shown
 from unisono.train.report import Outcome, Report
@@ -28,13 +30,16 @@ _DIGITS_EPOCHS = 25
 _TEXT_STEPS = 600
 _TEXT_STEPS_PER_PERIOD = 50
 
-Ranks = Annotated[int, typer.Option("--ranks", "-n", min=1, help="Ranks on this machine.")]
+Ranks = Annotated[
+    int, typer.Option("--ranks", "-n", min=1, max=MOST_RANKS, help="Ranks on this machine.")
+]
 Backends = Annotated[str, typer.Option(help="Backends of torch.distributed, separated by commas.")]
 Seed = Annotated[int, typer.Option(min=0, help="Of the model, the order and the augmentation.")]
 Batch = Annotated[int, typer.Option(min=1, help="Samples a rank takes for one step.")]
 LearningRate = Annotated[float, typer.Option(min=0.0, help="The highest of the schedule.")]
 Json = Annotated[
-    str | None, typer.Option("--json", help="Write everything measured there; - is stdout.")
+    str | None,
+    typer.Option("--json", callback=writable, help="Write everything measured there; - is stdout."),
 ]
 
 
