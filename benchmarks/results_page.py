@@ -207,10 +207,16 @@ def _crowd_bars(samples: list[Sample]) -> Iterator[str]:
         time_us = small.time_s * 1e6
         yield bar("all_reduce 8 B n=8", "< 60 us", f"{time_us:.1f} us", time_us < 60)
     large, fewer = (_find(samples, "all_reduce", n, LARGE_BYTES) for n in (8, 4))
-    if large and fewer and large.time_s and fewer.time_s:
-        ratio = large.time_s / fewer.time_s
-        name = "all_reduce 64 MiB, n=8 over n=4"
-        yield bar(name, "<= 2", f"{ratio:.2f} ({fewer.mode} / {large.mode})", ratio <= 2)
+    if large is None or fewer is None:
+        return
+    modes = [(large.within(mode), fewer.within(mode), mode) for mode in ("near", "far")]
+    alike = [(a, b, mode) for a, b, mode in modes if a and b]
+    for many, few, mode in alike or [(large, fewer, f"{fewer.mode} / {large.mode}")]:
+        if many.time_s and few.time_s:
+            ratio = many.time_s / few.time_s
+            limit = many.times_s["memory"] / few.times_s["memory"]
+            name = f"all_reduce 64 MiB, n=8 over n=4, {mode}"
+            yield bar(name, "<= 2", f"{ratio:.2f} (the limit: {limit:.2f})", ratio <= 2)
 
 
 def _find(samples: list[Sample], op: str, ranks: int, size_bytes: int) -> Sample | None:
