@@ -8,7 +8,7 @@ namespace {
 
 constexpr double kNapWhileSending_s = 300e-6;
 constexpr double kAnxious_s = 0.1;
-constexpr uint64_t kMostOwed = 16;  // calls: looking at so many at once costs little more than at one
+constexpr uint64_t kMostOwed = 16;  // calls: to look at all of these costs little more than one
 
 }  // namespace
 
