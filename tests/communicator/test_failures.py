@@ -181,6 +181,13 @@ def test_a_message_that_is_late_tells_what_its_sender_did() -> None:
 
 # ---- ranks disagree
 
+
+def broadcasts(comm: Communicator) -> None:
+    """The root runs ahead, and compares with the others only now and then."""
+    for number in range(500):
+        comm.broadcast(np.ones(4 if comm.rank == 2 and number == 150 else 3))
+
+
 MISMATCHES: dict[str, tuple[Callable[[Communicator], Any], str]] = {
     "operation": (
         lambda c: c.barrier() if c.rank == 1 else c.all_reduce(np.ones(3)),
@@ -201,6 +208,10 @@ MISMATCHES: dict[str, tuple[Callable[[Communicator], Any], str]] = {
     "root": (
         lambda c: c.broadcast(np.ones(3), root=c.rank // 2),
         r"rank 1 called broadcast\(float64\[3\], root=0\), rank 2 called .*root=1\)",
+    ),
+    "in a loop": (
+        broadcasts,
+        r"rank [01] called broadcast\(float64\[3\], root=0\).*rank 2 called .*float64\[4\]",
     ),
     "asynchronous": (
         lambda c: c.all_gather(np.ones(3 + c.rank), async_op=True).wait(),

@@ -32,7 +32,7 @@ Selectable: TypeAlias = Selection | str | os.PathLike[str]
 
 BUILT_IN_SOURCE = "built-in"
 MODEL_SOURCE = "cost model"
-_AT_WORK = threading.Lock()
+_AT_WORK = threading.RLock()
 """Ranks that are threads of one process ask at once; one of them works it out for all."""
 os.register_at_fork(  # a child would wait for ever for a thread that it does not have
     before=_AT_WORK.acquire, after_in_parent=_AT_WORK.release, after_in_child=_AT_WORK.release
