@@ -120,7 +120,7 @@ def main(
         str, typer.Option(help="Operations that reduce.")
     ] = "all_reduce,reduce,reduce_scatter,scan",
     sizes: Annotated[str, typer.Option(help="As for unisono bench.")] = "64K,256K,1M,16M,64M",
-    rounds: Annotated[int, typer.Option(min=2, help="Turns of each communicator.")] = 11,
+    rounds: Annotated[int, typer.Option(min=2, help="Turns of each communicator.")] = 33,
     round_s: Annotated[float, typer.Option(help="About how long a turn takes.")] = 0.02,
     json_path: Annotated[
         Path, typer.Option("--json", help="Where to write everything measured.")
