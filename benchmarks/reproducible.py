@@ -1,14 +1,15 @@
 """What does reproducible=True cost on one host? Two communicators of the same ranks take turns.
 
-python benchmarks/reproducible.py                         # 2 and 4 ranks, about two minutes
+python benchmarks/reproducible.py                         # 2 and 4 ranks, about four minutes
 python benchmarks/reproducible.py --ranks 2 --ops scan --sizes 64K,1M
 """
 
 from __future__ import annotations
 
 import secrets
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from itertools import chain
 from pathlib import Path
 from statistics import median
 from typing import Annotated, Any
@@ -46,6 +47,15 @@ class Row:
         change from one to the next."""
         turns = zip(self.reproducible_s, self.default_s, strict=True)
         return median(strict_s / usual_s for strict_s, usual_s in turns)
+
+
+def merged(rows: Sequence[Row]) -> Row:
+    """The turns of all worlds."""
+    default_s, reproducible_s = (
+        tuple(chain.from_iterable(turns))
+        for turns in ([r.default_s for r in rows], [r.reproducible_s for r in rows])
+    )
+    return replace(rows[0], default_s=default_s, reproducible_s=reproducible_s)
 
 
 # ---- a rank
@@ -120,14 +130,19 @@ def main(
         str, typer.Option(help="Operations that reduce.")
     ] = "all_reduce,reduce,reduce_scatter,scan",
     sizes: Annotated[str, typer.Option(help="As for unisono bench.")] = "64K,256K,1M,16M,64M",
-    rounds: Annotated[int, typer.Option(min=2, help="Turns of each communicator.")] = 33,
+    worlds: Annotated[
+        int, typer.Option(min=1, help="Processes anew: memory and cores lie otherwise.")
+    ] = 5,
+    rounds: Annotated[int, typer.Option(min=2, help="Turns of each communicator in each.")] = 11,
     round_s: Annotated[float, typer.Option(help="About how long a turn takes.")] = 0.02,
     json_path: Annotated[
         Path, typer.Option("--json", help="Where to write everything measured.")
     ] = Path(__file__).parent / "results" / "reproducible.json",
 ) -> None:
     arguments = (ops.split(","), list(parse_sizes(sizes)), rounds, round_s)
-    rows, probes_s = on_every(ranks, measure, arguments)
+    runs = [on_every(ranks, measure, arguments) for _ in range(worlds)]
+    rows = [merged(same) for same in zip(*(rows for rows, _ in runs), strict=True)]
+    probes_s = [probe_s for _, probes_s in runs for probe_s in probes_s]
     Console(width=120).print(render(rows, probes_s))
     write(json_path, rows, probes_s)
 
