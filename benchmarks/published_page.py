@@ -12,9 +12,9 @@ def render_published(document: dict[str, Any]) -> list[str]:
     lines = [
         "`unisono prove FILES --run 16 --json benchmarks/results/published.json` on the 72 MSCCL",
         "programs of `tools/msccl-algorithms` of ROCm/rccl, in all versions that its history has.",
-        "Ten names (`allgather_*_direct_*`, `allgather_64n_rd_*`) are not in that history: those are",
-        "not the files themselves. Of eight, passages were read, the rest follows their pattern; of",
-        "all ten the lengths are those published.",
+        "Ten names (`allgather_*_direct_*`, `allgather_64n_rd_*`) are not in that history: theirs",
+        "are not the files themselves. Of eight, passages were read, the rest follows their",
+        "pattern; the lengths of all ten are those published.",
         "",
         "| operation | ranks | files | proved | run, and equal to NumPy |",
         "|---|---|---|---|---|",
