@@ -51,11 +51,11 @@ class Row:
 
 def merged(rows: Sequence[Row]) -> Row:
     """The turns of all worlds."""
-    default_s, reproducible_s = (
-        tuple(chain.from_iterable(turns))
-        for turns in ([r.default_s for r in rows], [r.reproducible_s for r in rows])
+    return replace(
+        rows[0],
+        default_s=tuple(chain.from_iterable(row.default_s for row in rows)),
+        reproducible_s=tuple(chain.from_iterable(row.reproducible_s for row in rows)),
     )
-    return replace(rows[0], default_s=default_s, reproducible_s=reproducible_s)
 
 
 # ---- a rank

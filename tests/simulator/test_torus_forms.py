@@ -33,6 +33,16 @@ def bandwidth_s(name: str, dims: tuple[int, ...]) -> float:
     return simulate(all_reduce(name, dims), torus(dims), N).time_s * RATE_BPS / N
 
 
+def in_rounds_s(
+    schedule: Schedule, dims: tuple[int, ...], place: NDArray[np.int64] | None = None
+) -> float:
+    """The same rank by rank in rounds; `place`: where each rank stands."""
+    ranks = None if place is None else tuple(place.tolist())
+    job = Job(schedule=schedule, nbytes=N, ranks=ranks)
+    told = Conditions(order=Order.ROUNDS)
+    return simulate([job], torus(dims), conditions=told).time_s * RATE_BPS / N
+
+
 def steps(name: str, dims: tuple[int, ...]) -> int:
     """Latencies one after the other between neighbours, when bytes cost nothing."""
     net = torus(dims, rate_Bps=1e30, latency_s=1.0)
@@ -83,9 +93,7 @@ def test_one_axis_after_the_other(dims: tuple[int, ...]) -> None:
     levels = [f"level{i}:torus_rings:dims={k}@{k}" for i, k in enumerate(dims)]
     schedule = algorithms.build("all_reduce", ";".join(levels), ranks=prod(dims))
     bound = 2 * (prod(dims) - 1) / prod(dims) / 2
-    told = Conditions(order=Order.ROUNDS)
-    time_s = simulate(schedule, torus(dims), N, conditions=told).time_s
-    assert time_s * RATE_BPS / N == pytest.approx(bound, rel=1e-3)
+    assert in_rounds_s(schedule, dims) == pytest.approx(bound, rel=1e-3)
     assert schedule.num_rounds == 2 * len(dims) * (dims[0] - 1)
 
 
@@ -111,12 +119,6 @@ def loads(dims: tuple[int, ...]) -> list[float]:
     return [2 ** (s // axes) / (2 if s // axes == half_way else 1) for s in range(count)]
 
 
-def placed_s(schedule: Schedule, dims: tuple[int, ...], place: NDArray[np.int64]) -> float:
-    job = Job(schedule=schedule, nbytes=N, ranks=tuple(place.tolist()))
-    told = Conditions(order=Order.ROUNDS)
-    return simulate([job], torus(dims), conditions=told).time_s * RATE_BPS / N
-
-
 SQUARES_AND_CUBES = pytest.mark.parametrize(
     "dims", [(4, 4), (8, 8), (16, 16), (4, 4, 4), (8, 8, 8)]
 )
@@ -130,7 +132,7 @@ def test_halving_doubling_axis_by_axis(dims: tuple[int, ...]) -> None:
     schedule = algorithms.build("all_reduce", "halving_doubling", ranks=prod(dims))
     form = 2 * sum(load / 2 ** (s + 1) for s, load in enumerate(loads(dims)))
     place = places(dims, last_bit_first=False)
-    assert placed_s(schedule, dims, place) == pytest.approx(form, rel=1e-3)
+    assert in_rounds_s(schedule, dims, place) == pytest.approx(form, rel=1e-3)
     assert schedule.num_rounds == 2 * log2(prod(dims))
 
 
@@ -140,7 +142,7 @@ def test_recursive_doubling_axis_by_axis(dims: tuple[int, ...]) -> None:
     """The whole vector in every step: sum_s 2^floor(s/D) n / B."""
     schedule = algorithms.build("all_reduce", "recursive_doubling", ranks=prod(dims))
     place = places(dims, last_bit_first=True)
-    assert placed_s(schedule, dims, place) == pytest.approx(sum(loads(dims)), rel=1e-3)
+    assert in_rounds_s(schedule, dims, place) == pytest.approx(sum(loads(dims)), rel=1e-3)
     assert schedule.num_rounds == log2(prod(dims))
 
 
@@ -202,10 +204,8 @@ def test_swing_of_whole_vectors(dims: tuple[int, ...]) -> None:
     schedule = whole_vectors_by_swing(dims)
     check(schedule)
     assert schedule.num_rounds == log2(prod(dims))
-    told = Conditions(order=Order.ROUNDS)
-    time_s = simulate(schedule, torus(dims), N, conditions=told).time_s
     form = sum(distances(dims)) / (2 * len(dims))
-    assert time_s * RATE_BPS / N == pytest.approx(form, rel=1e-3)
+    assert in_rounds_s(schedule, dims) == pytest.approx(form, rel=1e-3)
 
 
 def test_every_row_is_tested() -> None:

@@ -3,12 +3,12 @@ sources in their first lines."""
 
 from __future__ import annotations
 
-import csv
 from pathlib import Path
 
 import numpy as np
 import pytest
 
+from closed_forms import rows
 from unisono import topology
 from unisono.topology import Topology
 
@@ -18,8 +18,7 @@ LINK_BPS = 50e9
 
 
 def verified() -> list[dict[str, str]]:
-    lines = (TABLES / "topology_closed_forms_verified.csv").read_text().splitlines()
-    return list(csv.DictReader(line for line in lines if not line.startswith("#")))
+    return rows(TABLES / "topology_closed_forms_verified.csv")
 
 
 def build(row: dict[str, str]) -> Topology:
