@@ -12,6 +12,8 @@ from unisono.bench.cases import OPERATIONS, Case
 from unisono.bench.contestants import Contestant, Launch, reason_missing
 from unisono.bench.results import Report
 from unisono.bench.runner import Pace, run_benchmark
+from unisono.bench.world import WorldError
+from unisono.config import MOST_RANKS
 
 QUICK = Pace(rounds=2, round_s=0.001, min_iterations=1)
 CASES = [
@@ -130,6 +132,15 @@ def test_ranks_that_end_are_reported_and_not_waited_for(monkeypatch: pytest.Monk
     report = run("unisono", ours="unisono")
     assert "no such library" in report.skipped["unisono"]
     assert report.failed
+
+
+def test_more_ranks_than_a_host_has_are_refused_before_any_process(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(world_module.subprocess, "Popen", None)
+    case = Case(op="all_reduce", ranks=MOST_RANKS + 1, nbytes=64)
+    with pytest.raises(WorldError, match="1 to 4096 ranks, not 4097"):
+        run_benchmark([case], ["unisono"], ours="unisono", pace=QUICK)
 
 
 def test_pace_is_the_same_rule_for_all() -> None:

@@ -9,7 +9,6 @@ from typing import Annotated
 
 import typer
 
-from unisono.config import MOST_RANKS
 from unisono.outputs import writable
 
 
@@ -36,9 +35,7 @@ RailsOption = Annotated[int, typer.Option(min=1, help="Links of each host.")]
 DelayOption = Annotated[
     str | None, typer.Option(help="Added on the way from host to host, such as 1ms.")
 ]
-RanksOption = Annotated[
-    int, typer.Option("--ranks", "-n", min=1, max=MOST_RANKS, help="Ranks (processes).")
-]
+RanksOption = Annotated[int, typer.Option("--ranks", "-n", min=1, help="Ranks (processes).")]
 
 
 def bench(
