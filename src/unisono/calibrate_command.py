@@ -7,8 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from unisono.bench.commands import JsonOption
-from unisono.outputs import writable
+from unisono.outputs import JsonOption, result_console, writable, write_json
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -46,7 +45,6 @@ def calibrate(
     """
     from itertools import groupby
 
-    from unisono.bench.execute import result_console, write_json
     from unisono.errors import UnisonoError
     from unisono.simulator.calibration import calibrate, of_contestant, to_json, worse_holdout
     from unisono.simulator.measured import Sample, read

@@ -9,7 +9,7 @@ from typing import Annotated
 
 import typer
 
-from unisono.outputs import writable
+from unisono.outputs import JsonOption, result_console, writable, write_json
 
 
 class Api(StrEnum):
@@ -19,10 +19,6 @@ class Api(StrEnum):
     TORCH = "torch"
 
 
-JsonOption = Annotated[
-    str | None,
-    typer.Option("--json", callback=writable, metavar="PATH", help="Write JSON here; - is stdout."),
-]
 LabHosts = Annotated[
     int | None,
     typer.Option("--hosts", min=2, max=250, help="Hosts of a lab on this machine (root)."),
@@ -128,7 +124,6 @@ def bench(
 
 def check(*, ranks: RanksOption = 4, json_path: JsonOption = None) -> None:
     """Show whether this machine works: every operation, several types and sizes, against NumPy."""
-    from unisono.bench.execute import result_console, write_json
     from unisono.bench.selfcheck import render_checks, run_checks
 
     checks = run_checks(ranks)
@@ -149,7 +144,6 @@ def explain(
     The rule, whether it comes from the environment, a file, what is built in or the cost model;
     predicted time, and the time that it takes now; the runner-up.
     """
-    from unisono.bench.execute import result_console, write_json
     from unisono.bench.selfcheck import explain_choice
     from unisono.bench.sizes import parse_size
 
@@ -181,7 +175,6 @@ def prove(
 
     Exit code 1 if one is refused, or gives results other than NumPy's.
     """
-    from unisono.bench.execute import result_console, write_json
     from unisono.bench.prove import judge, render_verdicts, run_proved
 
     verdicts = [judge(path) for path in files]
