@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import asdict
-from enum import StrEnum
+from enum import IntEnum, StrEnum
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
 from unisono.outputs import JsonOption, result_console, writable, write_json
+from unisono.types import DType, Op, ReduceOp
 
 
 class Api(StrEnum):
@@ -34,10 +36,20 @@ DelayOption = Annotated[
 RanksOption = Annotated[int, typer.Option("--ranks", "-n", min=1, help="Ranks (processes).")]
 
 
+def _names(members: Iterable[IntEnum]) -> str:
+    return ", ".join(member.name.lower() for member in sorted(members))
+
+
 def bench(
     context: typer.Context,
     *,
-    op: Annotated[str, typer.Argument(help="Operation, or several separated by commas.")],
+    op: Annotated[
+        str,
+        typer.Argument(
+            help=f"Operation, or several separated by commas: {', '.join(Op)}, send_recv, "
+            "reduce_scatter_v, all_gather_v, all_to_all_v, gather_v, scatter_v."
+        ),
+    ],
     ranks: RanksOption = 4,
     hosts: LabHosts = None,
     per_host: PerHostOption = 1,
@@ -45,10 +57,10 @@ def bench(
     rails: RailsOption = 1,
     delay: DelayOption = None,
     sizes: Annotated[str, typer.Option(help="8,64K,1.5M, or a range: 8:64M:x8.")] = "8:64M:x8",
-    dtype: Annotated[
-        str, typer.Option(help="Element type, such as bfloat16, or of pairs float32_int32.")
-    ] = "float32",
-    redop: Annotated[str, typer.Option(help="Reduction, such as sum, lor, minloc.")] = "sum",
+    dtype: Annotated[str, typer.Option(help=f"Element type: {_names(DType)}.")] = "float32",
+    redop: Annotated[
+        str, typer.Option(help=f"Reduction: {_names(set(ReduceOp) - {ReduceOp.PREMUL_SUM})}.")
+    ] = "sum",
     root: Annotated[int, typer.Option(help="Root of broadcast, reduce, gather, scatter.")] = 0,
     against: Annotated[
         str, typer.Option(help="Peers: gloo, openmpi, mpich, unisono:ALGORITHM, unisono-tls.")
