@@ -9,7 +9,7 @@ import pytest
 
 from unisono.bench import world as world_module
 from unisono.bench.cases import OPERATIONS, Case
-from unisono.bench.contestants import Contestant, Launch, reason_missing
+from unisono.bench.contestants import Contestant, reason_missing
 from unisono.bench.results import Report
 from unisono.bench.runner import Pace, run_benchmark
 from unisono.bench.world import WorldError
@@ -110,10 +110,9 @@ def test_a_wrong_result_is_found_and_fails_the_run(
 
     def plan_liar(
         contestant: Contestant, *, ranks: int, folder: Path, bind: bool, cluster: object
-    ) -> Launch:
+    ) -> list[tuple[str, ...]]:
         command = [sys.executable, str(script), contestant.name, str(folder), "--ranks", str(ranks)]
-        commands = tuple((*command, "--rank", str(rank)) for rank in range(ranks))
-        return Launch(commands=commands)
+        return [(*command, "--rank", str(rank)) for rank in range(ranks)]
 
     monkeypatch.setattr(world_module, "plan_launch", plan_liar)
     report = run_benchmark(CASES[:1], ["unisono"], ours="unisono", pace=QUICK)
@@ -124,9 +123,9 @@ def test_a_wrong_result_is_found_and_fails_the_run(
 def test_ranks_that_end_are_reported_and_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
     def plan_end(
         contestant: Contestant, *, ranks: int, folder: Path, bind: bool, cluster: object
-    ) -> Launch:
+    ) -> list[tuple[str, ...]]:
         command = (sys.executable, "-c", "print('no such library'); raise SystemExit(3)")
-        return Launch(commands=(command,) * ranks)
+        return [command] * ranks
 
     monkeypatch.setattr(world_module, "plan_launch", plan_end)
     report = run("unisono", ours="unisono")

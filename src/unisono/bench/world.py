@@ -133,7 +133,7 @@ class World:
     def _spawn(self) -> None:
         if self._cluster is not None:
             self._cluster.lab.write_agent(self._folder / "agent")
-        launch = plan_launch(
+        commands = plan_launch(
             self.contestant,
             ranks=self.ranks,
             folder=self._folder,
@@ -141,7 +141,7 @@ class World:
             cluster=self._cluster,
         )
         with (self._folder / "log").open("wb") as log:
-            for command in launch.commands:
+            for command in commands:
                 process = subprocess.Popen(
                     command,
                     stdin=subprocess.DEVNULL,
