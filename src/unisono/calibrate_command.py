@@ -81,8 +81,7 @@ def calibrate(
 def _table(models: list[LinkModel], held: list[Holdout | None]) -> Table:
     from rich.table import Table
 
-    from unisono.show.network.facts import rate_text
-    from unisono.show.simulation.words import bytes_text, time_text
+    from unisono.show.amounts import bytes_text, rate_text, time_text
 
     table = Table(title="what a message takes", title_justify="left")
     for name in ("operation", "ranks", "as", "from", "alpha", "rate", "error", "held out"):
