@@ -156,7 +156,7 @@ def explain(
     The rule, whether it comes from the environment, a file, what is built in or the cost model;
     predicted time, and the time that it takes now; the runner-up.
     """
-    from unisono.bench.selfcheck import explain_choice
+    from unisono.bench.explain import explain_choice
     from unisono.bench.sizes import parse_size
 
     try:
