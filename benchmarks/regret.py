@@ -28,7 +28,6 @@ from unisono import algorithms
 from unisono.algorithms.timing import Constants, predict, work
 from unisono.bench.cases import Case
 from unisono.bench.contestants import OURS, Contestant
-from unisono.bench.execute import progress
 from unisono.bench.machine import busy_cores, describe_machine
 from unisono.bench.probe import probe_core_latency_s
 from unisono.bench.race import Pace, distinct, medians, race
@@ -36,6 +35,7 @@ from unisono.bench.sizes import format_size, parse_sizes
 from unisono.bench.tune import default_algorithm
 from unisono.bench.world import World
 from unisono.native import usable_cores
+from unisono.outputs import progress
 from unisono.types import Op
 
 HERE = Path(__file__).parent

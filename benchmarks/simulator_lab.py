@@ -30,12 +30,12 @@ from unisono import algorithms, simulate, topology
 from unisono.bench.cases import Case
 from unisono.bench.cluster import Cluster
 from unisono.bench.contestants import NETWORK
-from unisono.bench.execute import progress
 from unisono.bench.lab import EVEN, Lab, Shaping
 from unisono.bench.results import Report
 from unisono.bench.runner import Pace, run_benchmark
 from unisono.bench.sizes import format_size, parse_sizes
 from unisono.config import DEFAULT_STAGING_BYTES
+from unisono.outputs import progress
 from unisono.runtime.finding import shape_among
 from unisono.runtime.native_executor import spanning_block_bytes
 from unisono.simulator import Blocks, Conditions, Endpoint, Job

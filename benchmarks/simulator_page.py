@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import csv
 from collections.abc import Sequence
 from itertools import groupby
 from pathlib import Path
@@ -10,12 +9,12 @@ from statistics import mean, median
 from typing import Any, Literal
 
 from bars import HEAD, at_most
+from tables import nccl
 
 from unisono.bench.sizes import format_size
 from unisono.simulator.calibration import Holdout, calibrate, holdout, of_contestant
 from unisono.simulator.measured import Sample, read
 
-NCCL = Path(__file__).parents[1] / "tests" / "simulator" / "tables" / "nccl_all_reduce.csv"
 MEDIAN_LAB, WORST_LAB = 0.05, 0.15
 MEDIAN_SHARED_MEMORY, MEAN_NCCL = 0.10, 0.03
 HALVES: Sequence[tuple[Literal[0, 1], str]] = ((0, "first half"), (1, "second half"))
@@ -103,19 +102,3 @@ def _held(samples: Sequence[Sample], half: Literal[0, 1]) -> Holdout:
     held = holdout(samples, half=half)
     assert held is not None, "there are sizes enough"
     return held
-
-
-def nccl() -> list[Sample]:
-    """NCCL's times on A100, out of place."""
-    lines = [line for line in NCCL.read_text().splitlines() if not line.startswith("#")]
-    return [
-        Sample(
-            op="all_reduce",
-            ranks=int(row["nranks"]),
-            nbytes=float(row["bytes"]),
-            seconds=float(row["oop_ns"]) * 1e-9,
-            contestant="nccl",
-        )
-        for row in csv.DictReader(lines)
-        if row["gpu"] == "a100"
-    ]

@@ -2,27 +2,19 @@
 
 from __future__ import annotations
 
-import csv
 from collections.abc import Callable
-from pathlib import Path
 from typing import TypeVar
 
-TABLES = Path(__file__).parent / "simulator" / "tables"
+from tables import SIMULATOR, rows
 
 _Test = TypeVar("_Test", bound=Callable[..., None])
-
-
-def rows(table: Path) -> list[dict[str, str]]:
-    """Of a CSV whose first lines, after #, name its sources."""
-    lines = table.read_text().splitlines()
-    return list(csv.DictReader(line for line in lines if not line.startswith("#")))
 
 
 class Rows:
     """The rows of a table, each by what stands in the `columns` that name it."""
 
     def __init__(self, table: str, *columns: str) -> None:
-        self.known = {tuple(row[column] for column in columns) for row in rows(TABLES / table)}
+        self.known = {tuple(row[column] for column in columns) for row in rows(SIMULATOR / table)}
         self.tested: set[tuple[str, ...]] = set()
 
     def has(self, *names: str | tuple[str, ...]) -> Callable[[_Test], _Test]:

@@ -1,11 +1,13 @@
 from __future__ import annotations
 
+import re
 import subprocess
 import sys
 
 import pytest
 from typer.testing import CliRunner
 
+from unisono.bench.cases import OPERATIONS, REDUCTIONS, STORAGE
 from unisono.cli import app
 
 COMMANDS = (
@@ -40,6 +42,12 @@ def test_all_commands_are_listed() -> None:
     code, output = run("--help")
     assert code == 0
     assert all(command in output for command in COMMANDS)
+
+
+def test_help_of_bench_lists_all_that_can_be_measured() -> None:
+    _, output = run("bench", "--help")
+    words = set(re.findall(r"\w+", output))
+    assert {*OPERATIONS, *STORAGE, *REDUCTIONS} <= words
 
 
 def test_help_loads_nothing_heavy() -> None:

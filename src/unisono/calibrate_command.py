@@ -7,8 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from unisono.bench.commands import JsonOption
-from unisono.outputs import writable
+from unisono.outputs import JsonOption, result_console, writable, write_json
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -46,7 +45,6 @@ def calibrate(
     """
     from itertools import groupby
 
-    from unisono.bench.execute import result_console, write_json
     from unisono.errors import UnisonoError
     from unisono.simulator.calibration import calibrate, of_contestant, to_json, worse_holdout
     from unisono.simulator.measured import Sample, read
@@ -83,8 +81,7 @@ def calibrate(
 def _table(models: list[LinkModel], held: list[Holdout | None]) -> Table:
     from rich.table import Table
 
-    from unisono.show.network.facts import rate_text
-    from unisono.show.simulation.words import bytes_text, time_text
+    from unisono.show.amounts import bytes_text, rate_text, time_text
 
     table = Table(title="what a message takes", title_justify="left")
     for name in ("operation", "ranks", "as", "from", "alpha", "rate", "error", "held out"):

@@ -1,15 +1,23 @@
-"""Files that commands write: refused before the work that fills them, not after it."""
+"""What commands write: tables, and files, refused before the work that fills them, not after it."""
 
 from __future__ import annotations
 
 import errno
+import json
 import os
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
-from typing import TypeVar
+from typing import TYPE_CHECKING, Annotated, TypeVar
 
 import typer
 
+if TYPE_CHECKING:
+    from rich.console import Console
+
 STDOUT = "-"
+_PIPE_COLUMNS = 150
 
 _Output = TypeVar("_Output", Path, str, None)
 
@@ -33,3 +41,40 @@ def writable(path: _Output) -> _Output:
     except OSError as error:
         raise typer.BadParameter(f"cannot write {path}: {error.strerror}") from error
     return path
+
+
+JsonOption = Annotated[
+    str | None,
+    typer.Option("--json", callback=writable, metavar="PATH", help="Write JSON here; - is stdout."),
+]
+
+
+def write_json(document: dict[str, object], json_path: str | None) -> None:
+    """Write a document to a file, to standard output (`-`), or nowhere (None)."""
+    if json_path is None:
+        return
+    text = json.dumps(document, indent=2) + "\n"
+    if json_path == STDOUT:
+        sys.stdout.write(text)
+    else:
+        Path(json_path).write_text(text, encoding="utf-8")
+
+
+def result_console(json_path: str | None) -> Console:
+    """Where tables go: standard output, unless JSON goes there."""
+    from rich.console import Console
+
+    console = Console(stderr=json_path == STDOUT)
+    return console if console.is_terminal else Console(file=console.file, width=_PIPE_COLUMNS)
+
+
+@contextmanager
+def progress() -> Iterator[Callable[[str, float], None]]:
+    """A bar on standard error, gone when done; told what is being done, and the share done."""
+    from rich.console import Console
+    from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
+
+    columns = (TextColumn("{task.description}"), BarColumn(), TimeElapsedColumn())
+    with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
+        task = bar.add_task("", total=1.0)
+        yield lambda step, share: bar.update(task, description=step, completed=share)

@@ -8,8 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from unisono.bench.commands import JsonOption
-from unisono.outputs import writable
+from unisono.outputs import JsonOption, result_console, writable, write_json
 
 if TYPE_CHECKING:
     from unisono.schedule import Schedule
@@ -53,7 +52,6 @@ def show(
     too: a wrong one is shown with its mistake and ends with exit code 1. An operation alone lists
     its algorithms.
     """
-    from unisono.bench.execute import result_console, write_json
     from unisono.bench.sizes import parse_size
     from unisono.show import table, tell
     from unisono.show.document import document
@@ -82,7 +80,6 @@ def show(
 
 
 def _list_algorithms(what: str, ranks: int, size: str | None, json_path: str | None) -> None:
-    from unisono.bench.execute import result_console, write_json
     from unisono.bench.sizes import parse_size
     from unisono.show.choices import choices, table_of
 

@@ -7,8 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from unisono.bench.commands import JsonOption
-from unisono.outputs import writable
+from unisono.outputs import JsonOption, result_console, writable, write_json
 
 if TYPE_CHECKING:
     from unisono.topology import Topology
@@ -49,7 +48,6 @@ def topo(
     dragonfly_plus:k=4, nvswitch:8, pcie_server, dgx:8, and a server at each endpoint of a network:
     dgx:8/fat_tree:k=8. Links: bandwidth=400Gbit, latency=500ns, kind=ethernet.
     """
-    from unisono.bench.execute import result_console, write_json
     from unisono.show import network
     from unisono.topology import discover, load
 

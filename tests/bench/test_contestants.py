@@ -22,10 +22,10 @@ def test_unknown_contestants_are_refused(name: str) -> None:
 
 
 def test_one_process_a_rank() -> None:
-    launch = plan_launch(Contestant(name="gloo"), ranks=3, folder=Path("/folder"), bind=False)
-    assert len(launch.commands) == 3
-    assert launch.commands[2][-2:] == ("--rank", "2")
-    assert "GLOO_SOCKET_IFNAME=lo" in launch.commands[0]
+    commands = plan_launch(Contestant(name="gloo"), ranks=3, folder=Path("/folder"), bind=False)
+    assert len(commands) == 3
+    assert commands[2][-2:] == ("--rank", "2")
+    assert "GLOO_SOCKET_IFNAME=lo" in commands[0]
 
 
 @pytest.mark.parametrize(
@@ -41,7 +41,7 @@ def test_each_mpi_is_started_by_files_that_only_it_has(
     contestant = Contestant(name=name)
     if reason_missing(contestant) is not None:
         pytest.skip(f"{name} is not installed")
-    (command,) = plan_launch(contestant, ranks=3, folder=Path("/folder"), bind=False).commands
+    (command,) = plan_launch(contestant, ranks=3, folder=Path("/folder"), bind=False)
     assert any(Path(word).name == launcher for word in command)
     (setting,) = (word for word in command if word.startswith("MPI4PY_LIBMPI="))
     assert setting.endswith(library)

@@ -46,6 +46,21 @@ def test_a_mode_is_of_the_turns_that_it_lasted(report: Report) -> None:
     assert "| all_reduce 64 MiB n=2, near: over the limit | <= 1.3 | 1.80 | **no** |" in page
 
 
+def test_many_ranks_beside_few_with_and_without_the_limit(report: Report) -> None:
+    def page(*, limit: bool) -> str:
+        rows = []
+        for ranks, ours_s, memory_s in ((4, 10e-3, 8e-3), (8, 15e-3, 16e-3)):
+            case = replace(report.rows[0].case, ranks=ranks, nbytes=64 << 20)
+            times_s = {"unisono": ours_s, **({"memory": memory_s} if limit else {})}
+            found = tuple(Measurement(contestant=c, times_s=(t,)) for c, t in times_s.items())
+            rows.append(replace(report.rows[0], case=case, measurements=found))
+        document = replace(report, rows=tuple(rows), settings={"rounds": 1}).to_dict()
+        return render_page([document], {}, {})
+
+    assert "| <= 2 | 1.50 (the limit: 2.00) | yes |" in page(limit=True)
+    assert "| <= 2 | 1.50 | yes |" in page(limit=False)
+
+
 def test_nothing_measured_yet() -> None:
     assert "Nothing was measured yet" in render_page([], {}, {})
 

@@ -9,9 +9,11 @@ import pytest
 
 from unisono.bench import world as world_module
 from unisono.bench.cases import OPERATIONS, Case
-from unisono.bench.contestants import Contestant, Launch, reason_missing
+from unisono.bench.contestants import Contestant, reason_missing
 from unisono.bench.results import Report
 from unisono.bench.runner import Pace, run_benchmark
+from unisono.bench.world import WorldError
+from unisono.config import MOST_RANKS
 
 QUICK = Pace(rounds=2, round_s=0.001, min_iterations=1)
 CASES = [
@@ -108,10 +110,9 @@ def test_a_wrong_result_is_found_and_fails_the_run(
 
     def plan_liar(
         contestant: Contestant, *, ranks: int, folder: Path, bind: bool, cluster: object
-    ) -> Launch:
+    ) -> list[tuple[str, ...]]:
         command = [sys.executable, str(script), contestant.name, str(folder), "--ranks", str(ranks)]
-        commands = tuple((*command, "--rank", str(rank)) for rank in range(ranks))
-        return Launch(commands=commands)
+        return [(*command, "--rank", str(rank)) for rank in range(ranks)]
 
     monkeypatch.setattr(world_module, "plan_launch", plan_liar)
     report = run_benchmark(CASES[:1], ["unisono"], ours="unisono", pace=QUICK)
@@ -122,14 +123,23 @@ def test_a_wrong_result_is_found_and_fails_the_run(
 def test_ranks_that_end_are_reported_and_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
     def plan_end(
         contestant: Contestant, *, ranks: int, folder: Path, bind: bool, cluster: object
-    ) -> Launch:
+    ) -> list[tuple[str, ...]]:
         command = (sys.executable, "-c", "print('no such library'); raise SystemExit(3)")
-        return Launch(commands=(command,) * ranks)
+        return [command] * ranks
 
     monkeypatch.setattr(world_module, "plan_launch", plan_end)
     report = run("unisono", ours="unisono")
     assert "no such library" in report.skipped["unisono"]
     assert report.failed
+
+
+def test_more_ranks_than_a_host_has_are_refused_before_any_process(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(world_module.subprocess, "Popen", None)
+    case = Case(op="all_reduce", ranks=MOST_RANKS + 1, nbytes=64)
+    with pytest.raises(WorldError, match="1 to 4096 ranks, not 4097"):
+        run_benchmark([case], ["unisono"], ours="unisono", pace=QUICK)
 
 
 def test_pace_is_the_same_rule_for_all() -> None:

@@ -8,7 +8,7 @@ from typing import Any, Literal
 
 import numpy as np
 import pytest
-from simulator_page import nccl
+from tables import nccl
 
 from unisono import algorithms, simulate, topology
 from unisono.simulator import Conditions, LinkModel, Regime, calibrate

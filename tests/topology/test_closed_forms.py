@@ -7,8 +7,8 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from tables import rows
 
-from closed_forms import rows
 from unisono import topology
 from unisono.topology import Topology
 

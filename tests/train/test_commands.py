@@ -15,7 +15,7 @@ from unisono.train.settings import Run
 def fake_launch(run: Run, listen: Callable[[events.Event], None]) -> list[events.Finished]:
     """Trains nothing; the losses of the backend named `bad` are off."""
     steps = run.periods * (run.steps_per_period or 22)
-    listen(events.Started(total_steps=steps, parameters=1024, samples_per_step=64))
+    listen(events.Started(total_steps=steps, parameters=1024))
     for backend in run.backends:
         listen(events.Stepped(backend=backend, step=1, loss=1.0))
         listen(events.Scored(backend=backend, period=1, score=0.5))

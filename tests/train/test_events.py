@@ -22,7 +22,7 @@ def a_run(**changes: object) -> Run:
 @pytest.mark.parametrize(
     "event",
     [
-        events.Started(total_steps=10, parameters=5, samples_per_step=64),
+        events.Started(total_steps=10, parameters=5),
         events.Stepped(backend="gloo", step=3, loss=0.25),
         events.Scored(backend="gloo", period=1, score=0.5),
         events.Measuring(),

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import asdict
-from enum import StrEnum
+from enum import IntEnum, StrEnum
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from unisono.config import MOST_RANKS
-from unisono.outputs import writable
+from unisono.outputs import JsonOption, result_console, writable, write_json
+from unisono.types import DType, Op, ReduceOp
 
 
 class Api(StrEnum):
@@ -20,10 +21,6 @@ class Api(StrEnum):
     TORCH = "torch"
 
 
-JsonOption = Annotated[
-    str | None,
-    typer.Option("--json", callback=writable, metavar="PATH", help="Write JSON here; - is stdout."),
-]
 LabHosts = Annotated[
     int | None,
     typer.Option("--hosts", min=2, max=250, help="Hosts of a lab on this machine (root)."),
@@ -36,15 +33,23 @@ RailsOption = Annotated[int, typer.Option(min=1, help="Links of each host.")]
 DelayOption = Annotated[
     str | None, typer.Option(help="Added on the way from host to host, such as 1ms.")
 ]
-RanksOption = Annotated[
-    int, typer.Option("--ranks", "-n", min=1, max=MOST_RANKS, help="Ranks (processes).")
-]
+RanksOption = Annotated[int, typer.Option("--ranks", "-n", min=1, help="Ranks (processes).")]
+
+
+def _names(members: Iterable[IntEnum]) -> str:
+    return ", ".join(member.name.lower() for member in sorted(members))
 
 
 def bench(
     context: typer.Context,
     *,
-    op: Annotated[str, typer.Argument(help="Operation, or several separated by commas.")],
+    op: Annotated[
+        str,
+        typer.Argument(
+            help=f"Operation, or several separated by commas: {', '.join(Op)}, send_recv, "
+            "reduce_scatter_v, all_gather_v, all_to_all_v, gather_v, scatter_v."
+        ),
+    ],
     ranks: RanksOption = 4,
     hosts: LabHosts = None,
     per_host: PerHostOption = 1,
@@ -52,10 +57,10 @@ def bench(
     rails: RailsOption = 1,
     delay: DelayOption = None,
     sizes: Annotated[str, typer.Option(help="8,64K,1.5M, or a range: 8:64M:x8.")] = "8:64M:x8",
-    dtype: Annotated[
-        str, typer.Option(help="Element type, such as bfloat16, or of pairs float32_int32.")
-    ] = "float32",
-    redop: Annotated[str, typer.Option(help="Reduction, such as sum, lor, minloc.")] = "sum",
+    dtype: Annotated[str, typer.Option(help=f"Element type: {_names(DType)}.")] = "float32",
+    redop: Annotated[
+        str, typer.Option(help=f"Reduction: {_names(set(ReduceOp) - {ReduceOp.PREMUL_SUM})}.")
+    ] = "sum",
     root: Annotated[int, typer.Option(help="Root of broadcast, reduce, gather, scatter.")] = 0,
     against: Annotated[
         str, typer.Option(help="Peers: gloo, openmpi, mpich, unisono:ALGORITHM, unisono-tls.")
@@ -131,7 +136,6 @@ def bench(
 
 def check(*, ranks: RanksOption = 4, json_path: JsonOption = None) -> None:
     """Show whether this machine works: every operation, several types and sizes, against NumPy."""
-    from unisono.bench.execute import result_console, write_json
     from unisono.bench.selfcheck import render_checks, run_checks
 
     checks = run_checks(ranks)
@@ -152,8 +156,7 @@ def explain(
     The rule, whether it comes from the environment, a file, what is built in or the cost model;
     predicted time, and the time that it takes now; the runner-up.
     """
-    from unisono.bench.execute import result_console, write_json
-    from unisono.bench.selfcheck import explain_choice
+    from unisono.bench.explain import explain_choice
     from unisono.bench.sizes import parse_size
 
     try:
@@ -184,7 +187,6 @@ def prove(
 
     Exit code 1 if one is refused, or gives results other than NumPy's.
     """
-    from unisono.bench.execute import result_console, write_json
     from unisono.bench.prove import judge, render_verdicts, run_proved
 
     verdicts = [judge(path) for path in files]

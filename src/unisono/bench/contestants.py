@@ -62,13 +62,6 @@ class Contestant:
         return self.name.partition(":")[2] or None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Launch:
-    """Commands that start one world: one per rank, or one launcher for all."""
-
-    commands: tuple[tuple[str, ...], ...]
-
-
 def reason_missing(contestant: Contestant) -> str | None:
     """Why this contestant cannot run here, or None if it can."""
     if contestant.base in _MPI_LAUNCHERS:
@@ -90,8 +83,9 @@ def plan_launch(
     folder: Path,
     bind: bool,
     cluster: Cluster | None = None,
-) -> Launch:
-    """How to start this contestant's ranks; they connect to the socket in `folder`.
+) -> list[tuple[str, ...]]:
+    """The commands that start this contestant's ranks, one per rank, or one launcher for all; they
+    connect to the socket in `folder`.
 
     On the hosts of a cluster, an MPI starts its ranks through the program `folder/agent`.
     """
@@ -100,7 +94,7 @@ def plan_launch(
     if contestant.base in _MPI_LAUNCHERS:
         options = () if cluster is None else _across(contestant.base, cluster, folder / "agent")
         command = mpi_command(contestant.base, ranks=ranks, program=worker, options=options)
-        return Launch(commands=(_on_host(cluster, 0, command),))
+        return [_on_host(cluster, 0, command)]
     if cluster is not None:
         worker += ["--meeting", cluster.meeting]
     environment = dict(_ENVIRONMENT)
@@ -109,7 +103,7 @@ def plan_launch(
     if contestant.base == UNDER_TLS:
         environment |= {"UNISONO_TLS": "psk", "UNISONO_JOB_SECRET": secrets.token_hex()}
     commands = ((*_with(environment), *worker, "--rank", str(rank)) for rank in range(ranks))
-    return Launch(commands=tuple(_on_host(cluster, r, c) for r, c in enumerate(commands)))
+    return [_on_host(cluster, rank, command) for rank, command in enumerate(commands)]
 
 
 def _on_host(cluster: Cluster | None, rank: int, command: Sequence[str]) -> tuple[str, ...]:

@@ -2,15 +2,11 @@
 
 from __future__ import annotations
 
-import json
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
-
-from rich.console import Console
-from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
 from unisono.bench.cases import Case
 from unisono.bench.cluster import Cluster
@@ -19,11 +15,9 @@ from unisono.bench.lab import Lab
 from unisono.bench.plot import require_plotting, save_plot
 from unisono.bench.predict import with_predictions
 from unisono.bench.report import render_report
-from unisono.bench.runner import Observer, Pace, run_benchmark
-from unisono.outputs import STDOUT
+from unisono.bench.runner import Pace, run_benchmark
+from unisono.outputs import progress, result_console, write_json
 from unisono.simulator.link_model import LinkModel
-
-_PIPE_COLUMNS = 150
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -122,29 +116,3 @@ def execute(request: Request) -> int:
 def split_names(text: str) -> tuple[str, ...]:
     """Names of a comma-separated list."""
     return tuple(name.strip() for name in text.split(",") if name.strip())
-
-
-def result_console(json_path: str | None) -> Console:
-    """Where tables go: standard output, unless JSON goes there."""
-    console = Console(stderr=json_path == STDOUT)
-    return console if console.is_terminal else Console(file=console.file, width=_PIPE_COLUMNS)
-
-
-def write_json(document: dict[str, object], json_path: str | None) -> None:
-    """Write a document to a file, to standard output (`-`), or nowhere (None)."""
-    if json_path is None:
-        return
-    text = json.dumps(document, indent=2) + "\n"
-    if json_path == STDOUT:
-        sys.stdout.write(text)
-    else:
-        Path(json_path).write_text(text)
-
-
-@contextmanager
-def progress() -> Iterator[Observer]:
-    """A bar on standard error, gone when done."""
-    columns = (TextColumn("{task.description}"), BarColumn(), TimeElapsedColumn())
-    with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
-        task = bar.add_task("", total=1.0)
-        yield lambda step, share: bar.update(task, description=step, completed=share)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from importlib import util
 from pathlib import Path
+from typing import Any
 
 from unisono.bench.contestants import LIMITS
 from unisono.bench.results import Report, Row
@@ -37,19 +38,21 @@ def save_plot(report: Report, path: Path) -> None:
             time_panel.plot(sizes, times_us, label=name, **style)
             if name not in LIMITS:
                 rate_panel.plot(sizes, rates_GBps, label=name, **style)
-        ticks = sorted({row.case.size_bytes for row in rows})
         for panel in (time_panel, rate_panel):
-            panel.set_xscale("log", base=2)
-            panel.set_xticks(ticks, [format_size(tick) for tick in ticks], rotation=45)
-            panel.set_xlabel("size (bytes)")
-            panel.grid(alpha=0.3)
-            panel.legend()
+            _set_sizes(panel, sorted({row.case.size_bytes for row in rows}))
         time_panel.set_yscale("log")
         time_panel.set_ylabel("time (us)")
         rate_panel.set_ylabel("bus bandwidth (GB/s)")
-        ranks = report.rows[0].case.ranks
-        time_panel.set_title(f"{op}, {ranks} ranks")
+        time_panel.set_title(f"{op}, {report.rows[0].case.ranks} ranks")
     figure.savefig(path, format="png", dpi=120)
+
+
+def _set_sizes(panel: Any, sizes: list[int]) -> None:
+    panel.set_xscale("log", base=2)
+    panel.set_xticks(sizes, [format_size(size) for size in sizes], rotation=45)
+    panel.set_xlabel("size (bytes)")
+    panel.grid(alpha=0.3)
+    panel.legend()
 
 
 def _series(rows: list[Row], name: str) -> tuple[list[int], list[float], list[float]]:

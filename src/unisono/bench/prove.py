@@ -2,13 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 from rich.markup import escape
 from rich.table import Table
 
+import unisono
+from unisono import config
+from unisono.bench.cases import Case
+from unisono.bench.patterns import allocate, count_wrong
+from unisono.bench.peers.native import bind
+from unisono.communicator import Communicator
+from unisono.communicator.joining import join
 from unisono.errors import UnisonoError, UnsupportedError
 from unisono.schedule import Schedule, check, from_json, from_msccl_xml, from_mscclpp_json
 
@@ -69,8 +76,6 @@ def judge(path: Path) -> Verdict:
 
 def run_proved(verdicts: Sequence[Verdict], most_ranks: int) -> list[Verdict]:
     """Run what was proved for so few ranks between as many processes, against NumPy."""
-    import unisono
-
     answers = dict.fromkeys((v.file for v in verdicts), "")
     ran = set()
     for ranks in sorted({v.ranks for v in verdicts if v.proved and v.ranks <= most_ranks}):
@@ -87,9 +92,6 @@ def run_proved(verdicts: Sequence[Verdict], most_ranks: int) -> list[Verdict]:
 
 def _run_rank(files: Sequence[str]) -> list[str]:
     """For each file, what was wrong on this rank; all ranks go on together."""
-    from unisono import config
-    from unisono.communicator.joining import join
-
     settings = config.override(config.settings(), timeout_s=_TIMEOUT_S)
     # Files made for GPUs may stage hundreds of small pieces; only pages that are used exist.
     staging_bytes = max(settings.staging_bytes, _STAGING_BYTES)
@@ -97,13 +99,7 @@ def _run_rank(files: Sequence[str]) -> list[str]:
         return [_run_file(comm, file) for file in files]
 
 
-def _run_file(comm: object, file: str) -> str:
-    from unisono.bench.cases import Case
-    from unisono.bench.patterns import allocate, count_wrong
-    from unisono.bench.peers.native import bind
-    from unisono.communicator import Communicator
-
-    assert isinstance(comm, Communicator)
+def _run_file(comm: Communicator, file: str) -> str:
     schedule = read_schedule(Path(file).read_text())
     collective = schedule.collective
     for dtype in _DTYPES:
@@ -116,7 +112,7 @@ def _run_file(comm: object, file: str) -> str:
                 root=collective.root or 0,
             )
             x, out = allocate(case, comm.rank)
-            call: Callable[[], object] = bind(comm, case, x, out, algorithm=schedule)
+            call = bind(comm, case, x, out, algorithm=schedule)
             try:
                 wrong = count_wrong(case, comm.rank, x, out, call)
             except UnsupportedError as error:  # on all ranks alike

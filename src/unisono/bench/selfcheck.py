@@ -10,12 +10,11 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 
 import unisono
-from unisono import algorithms
 from unisono.bench.cases import OPERATIONS, STORAGE, Case, reductions_of
 from unisono.bench.facts import Fact, gather_facts, read_neighbour
 from unisono.bench.patterns import allocate, count_wrong
 from unisono.bench.peers.native import bind
-from unisono.communicator import Communicator, Explanation
+from unisono.communicator import Communicator
 from unisono.errors import UnsupportedError
 
 SIZES = (0, 8, 1000, 65_536, 3_000_000)
@@ -77,14 +76,6 @@ def run_checks(ranks: int) -> Checks:
     verdicts = tuple(_merge(parts) for parts in zip(*(a.verdicts for a in answers), strict=True))
     readable = all(answer.reads_neighbour for answer in answers)
     return Checks(ranks=ranks, facts=gather_facts(readable), verdicts=verdicts)
-
-
-def explain_choice(op: str, nbytes: int, ranks: int) -> Explanation:
-    """What the communicator says about its choice of algorithm, with times measured now. Raises
-    `UnsupportedError` for what is no operation."""
-    algorithms.names(op)
-    answers: list[Explanation] = unisono.run(_explain_rank, ranks=ranks, args=(op, nbytes))
-    return answers[0]
 
 
 def render_checks(checks: Checks) -> RenderableType:
@@ -154,8 +145,3 @@ def _merge(parts: tuple[Verdict, ...]) -> Verdict:
         failures=failures,
         skipped=first.skipped,
     )
-
-
-def _explain_rank(op: str, nbytes: int) -> Explanation:
-    with unisono.init() as comm:
-        return comm.explain(op, nbytes, measure=True)

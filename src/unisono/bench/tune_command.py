@@ -7,8 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from unisono.bench.commands import JsonOption
-from unisono.outputs import writable
+from unisono.outputs import JsonOption, progress, result_console, writable, write_json
 
 if TYPE_CHECKING:
     from unisono.bench.tune import Request
@@ -34,7 +33,6 @@ def tune(
     beside it in FILE.journal, for --resume.
     """
     from unisono import config
-    from unisono.bench.execute import progress, result_console, write_json
     from unisono.bench.journal import Journal
     from unisono.bench.machine import describe_machine
     from unisono.bench.tune import tune as run

@@ -15,6 +15,7 @@ from unisono.bench.cases import Case
 from unisono.bench.channel import Channel, Message
 from unisono.bench.cluster import Cluster
 from unisono.bench.contestants import Contestant, plan_launch
+from unisono.config import MOST_RANKS
 from unisono.errors import UnisonoError
 from unisono.scratch import Scratch
 
@@ -33,7 +34,10 @@ class CaseError(UnisonoError):
 
 
 class World:
-    """The ranks of one contestant, asleep unless asked: here, or on the hosts of a cluster."""
+    """The ranks of one contestant, asleep unless asked: here, or on the hosts of a cluster.
+
+    Raises WorldError for more ranks than a host can have.
+    """
 
     def __init__(
         self,
@@ -43,6 +47,9 @@ class World:
         bind: bool = False,
         cluster: Cluster | None = None,
     ) -> None:
+        on_a_host = ranks if cluster is None else cluster.per_host
+        if not 1 <= on_a_host <= MOST_RANKS:
+            raise WorldError(f"a host has 1 to {MOST_RANKS} ranks, not {on_a_host}")
         self.contestant = contestant
         self.ranks = ranks
         self._bind_ranks = bind
@@ -126,7 +133,7 @@ class World:
     def _spawn(self) -> None:
         if self._cluster is not None:
             self._cluster.lab.write_agent(self._folder / "agent")
-        launch = plan_launch(
+        commands = plan_launch(
             self.contestant,
             ranks=self.ranks,
             folder=self._folder,
@@ -134,7 +141,7 @@ class World:
             cluster=self._cluster,
         )
         with (self._folder / "log").open("wb") as log:
-            for command in launch.commands:
+            for command in commands:
                 process = subprocess.Popen(
                     command,
                     stdin=subprocess.DEVNULL,

@@ -56,6 +56,8 @@ def explain(
     op = Op(op)
     if op.rooted:
         check_rank(root, self.size, "root")
+    if measure:
+        self._engine.refuse_in_batch("explain with measure=True")
     book = self._engine.book
     choice = book.choose(op, nbytes, root if op.rooted else -1, dtype_bytes=dtype_bytes)
     choice = replace(choice, plan=book.form(choice, op, nbytes))
@@ -65,7 +67,6 @@ def explain(
 
 def _timed(comm: Communicator, found: Explanation, root: int, dtype_bytes: int) -> Explanation:
     """The same with the times of now."""
-    comm._engine.refuse_in_batch("explain with measure=True")
     if dtype_bytes not in _DTYPES:
         raise UnsupportedError(f"elements of {dtype_bytes} bytes cannot be measured")
     calls = {found.algorithm: _call(comm, found, root, dtype_bytes, None)}

@@ -6,7 +6,7 @@ The functions with a `self` are methods of `Communicator`.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 from unisono.communicator.arrays import Array, duplicate, empty, overlap, stage
 from unisono.communicator.engine import Engine, Message
@@ -14,27 +14,24 @@ from unisono.communicator.numbers import TAGS, check_rank, check_tag
 from unisono.communicator.rows import rows, split
 from unisono.errors import UnsupportedError
 
+if TYPE_CHECKING:
+    from unisono.communicator.communicator import Communicator
+
 _ANY_SOURCE = -1
 _NEIGHBOR_TAG = TAGS
-
-
-class Member(Protocol):
-    """A communicator."""
-
-    _engine: Engine
 
 
 # ---- the methods
 
 
-def send(self: Member, x: Array, dst: int, tag: int = 0, *, async_op: bool = False) -> Any:
+def send(self: Communicator, x: Array, dst: int, tag: int = 0, *, async_op: bool = False) -> Any:
     """Sends `x` to rank `dst`, which may be this rank. May return before it is received."""
     message = _sending(self._engine, x, dst, check_tag(tag))
     return self._engine.deliver([message], None, async_op)
 
 
 def recv(
-    self: Member, x: Array, src: int | None = None, tag: int = 0, *, async_op: bool = False
+    self: Communicator, x: Array, src: int | None = None, tag: int = 0, *, async_op: bool = False
 ) -> Any:
     """Receives into `x` from rank `src`, or from any rank; returns the rank it came from.
 
@@ -58,7 +55,7 @@ def recv(
 
 
 def sendrecv(
-    self: Member,
+    self: Communicator,
     x: Array,
     dst: int,
     out: Array,
@@ -80,7 +77,7 @@ def sendrecv(
 
 
 def neighbor_exchange(
-    self: Member,
+    self: Communicator,
     x: Array | Sequence[Array],
     neighbors: Sequence[int],
     out: Array | Sequence[Array] | None = None,

@@ -10,7 +10,7 @@ The functions with a `self` are methods of `Communicator`.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 from unisono.communicator import custom, exchange
 from unisono.communicator.arrays import Array, Staged
@@ -33,18 +33,14 @@ from unisono.communicator.rows import (
 from unisono.schedule import Schedule
 from unisono.types import Op
 
-
-class Member(Protocol):
-    """A communicator."""
-
-    _engine: Engine
-
+if TYPE_CHECKING:
+    from unisono.communicator.communicator import Communicator
 
 # ---- the methods
 
 
 def all_gather_v(
-    self: Member,
+    self: Communicator,
     x: Array,
     counts: Counts | None = None,
     out: Array | Sequence[Array] | None = None,
@@ -79,7 +75,7 @@ def all_gather_v(
 
 
 def gather_v(
-    self: Member,
+    self: Communicator,
     x: Array,
     counts: Counts | None = None,
     root: int = 0,
@@ -96,7 +92,7 @@ def gather_v(
 
 
 def scatter_v(
-    self: Member,
+    self: Communicator,
     x: Array | Sequence[Array] | None,
     counts: Counts | None = None,
     root: int = 0,
@@ -116,7 +112,7 @@ def scatter_v(
 
 
 def reduce_scatter_v(
-    self: Member,
+    self: Communicator,
     x: Array,
     counts: Counts,
     out: Array | None = None,
@@ -136,7 +132,7 @@ def reduce_scatter_v(
 
 
 def all_to_all_v(
-    self: Member,
+    self: Communicator,
     x: Array,
     send_counts: Counts | Sequence[Counts],
     recv_counts: Counts | None = None,

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from unisono.errors import RendezvousError
 from unisono.runtime.finding import Found
-from unisono.runtime.rendezvous import Meeting, Met, OpenGroup, meet, open_group
+from unisono.runtime.rendezvous import Meeting, Met, meet
 from unisono.types import SingleCopy
 
 
@@ -17,14 +17,12 @@ def form(
     rank: int,
     *,
     timeout_s: float,
-    open_group: OpenGroup = open_group,
     single_copy: SingleCopy = SingleCopy.AUTO,
 ) -> Met:
     """The group of this rank's host; in it a rank has its place in `found.host_of(rank)`.
 
-    Segments of all hosts have one shape, `found.shape`. `open_group` makes the group from the
-    segment. Raises `RendezvousError` if the ranks that look as if they were on this host cannot
-    share memory.
+    Segments of all hosts have one shape, `found.shape`. Raises `RendezvousError` if the ranks that
+    look as if they were on this host cannot share memory.
     """
     local = found.host_of(rank)
     meeting = Meeting(
@@ -39,7 +37,7 @@ def form(
         single_copy=single_copy,
     )
     try:
-        return meet(meeting, open_group)
+        return meet(meeting)
     except RendezvousError as error:
         raise RendezvousError(
             f"ranks {list(local)} look as if they were on one host, but rank {rank} cannot share "

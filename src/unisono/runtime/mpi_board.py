@@ -15,14 +15,14 @@ _FIRST_NAP_S, _LAST_NAP_S = 20e-6, 5e-3
 
 
 class MpiBoard:
-    """A `Board` of the ranks of an mpi4py communicator (None: all that mpiexec started).
+    """A `Board` of all ranks that mpiexec started.
 
     MPI lets nobody in whom its launcher did not start, hence there is no secret.
     """
 
-    def __init__(self, comm: Any = None) -> None:
+    def __init__(self) -> None:
         self.mpi = load_mpi()
-        self.comm = self.mpi.COMM_WORLD if comm is None else comm
+        self.comm = self.mpi.COMM_WORLD
 
     @property
     def secret(self) -> bytes | None:

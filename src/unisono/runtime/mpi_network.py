@@ -6,7 +6,7 @@ import hashlib
 import threading
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, NoReturn
+from typing import NoReturn
 
 from unisono.config import Settings
 from unisono.errors import RendezvousError, UnsupportedError
@@ -112,13 +112,13 @@ class MpiNetwork:
         return tuple(map(tuple, ranks.values()))
 
 
-def meet_by_mpi(meeting: Meeting, settings: Settings, comm: Any = None) -> Met:
-    """Joins the world of the ranks of an mpi4py communicator (None: all that mpiexec started).
+def meet_by_mpi(meeting: Meeting, settings: Settings) -> Met:
+    """Joins the world of all ranks that mpiexec started.
 
     Raises `RendezvousError` if they are not there within the timeout, `UnsupportedError` if there
     is no MPI that can be the wire.
     """
-    board = MpiBoard(comm)
+    board = MpiBoard()
     arrival = Arrival(
         rank=meeting.rank,
         size=meeting.size,

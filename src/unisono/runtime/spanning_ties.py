@@ -59,7 +59,6 @@ class SpanningTies:
         self._ended: set[int] = set()
         self._unreached: set[int] = set()
         self._quit: set[int] = set()
-        self._finished = False
         self._box = porter.open_box(name, [members[rank] for rank in self._others])
 
     def close(self, *, finished: bool) -> None:

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from unisono.schedule.collective import Numbers
 from unisono.schedule.dataflow import Dataflow
-from unisono.schedule.lending import places_of, returned_in_time
+from unisono.schedule.lending import first_written, places_of, returned_in_time
 from unisono.schedule.record import Space, words
 from unisono.schedule.staging import Staging
 from unisono.types import Op
@@ -122,19 +122,13 @@ def _in_place(flow: Dataflow, staging: Staging, written: NDArray[np.bool_]) -> N
 
     `written` are the values made whose home is the output.
     """
-    places, steps = flow.moves.places, staging.steps
-    collective = places.schedule.collective
-    index = np.arange(len(steps))
+    steps = staging.steps
     moved = steps < flow.inputs
-    writing = np.flatnonzero(written[steps] | (moved & ~staging.fills))
-    first = np.full(len(places), len(steps))
-    first[flow.place[steps[writing[::-1]]]] = writing[::-1]
-    when = np.empty(len(flow.rank), np.int64)
-    when[steps] = index
+    first = first_written(flow, staging, written[steps] | (moved & ~staging.fills))
     local = np.flatnonzero(~staging.far & (flow.operands < flow.inputs))
     read = np.concatenate((steps[moved], flow.operands[local]))
-    at = np.concatenate((index[moved], when[staging.target[local]]))
+    at = np.concatenate((np.flatnonzero(moved), staging.when()[staging.target[local]]))
     there = places_of(flow, read)
-    in_place = np.ones(collective.ranks, np.bool_)
+    in_place = np.ones(flow.moves.places.schedule.collective.ranks, np.bool_)
     in_place[flow.rank[read[first[there] < at]]] = False
     return in_place

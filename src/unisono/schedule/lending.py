@@ -28,6 +28,14 @@ def places_of(flow: Dataflow, given: Numbers) -> Numbers:
     return places.number(flow.rank[given] * places.schedule.num_locations + chunk)
 
 
+def first_written(flow: Dataflow, staging: Staging, writes: NDArray[np.bool_]) -> Numbers:
+    """For each place the first step that writes there, of those that do: else, after the last."""
+    writing = np.flatnonzero(writes)[::-1]
+    first = np.full(len(flow.moves.places), len(staging.steps))
+    first[flow.place[staging.steps[writing]]] = writing
+    return first
+
+
 def returned_in_time(
     flow: Dataflow, staging: Staging, lent: NDArray[np.bool_], written: NDArray[np.bool_]
 ) -> NDArray[np.bool_]:
@@ -38,14 +46,10 @@ def returned_in_time(
     reading. `written` are the values made whose home is the output.
     """
     ranks, steps = flow.moves.places.schedule.collective.ranks, staging.steps
-    when = np.empty(len(flow.rank), np.int64)
-    when[steps] = np.arange(len(steps))
+    when = staging.when()
     reading = np.flatnonzero(staging.far & lent[flow.operands] & (flow.operands < flow.inputs))
     given, into = flow.operands[reading], staging.target[reading]
-    writes = np.flatnonzero(written[steps])
-    first = np.full(len(flow.moves.places), len(steps))  # step that writes to a place
-    first[flow.place[steps[writes[::-1]]]] = writes[::-1]
-    overwritten = first[places_of(flow, given)]
+    overwritten = first_written(flow, staging, written[steps])[places_of(flow, given)]
     owner, reader = flow.rank[given], flow.rank[into]
 
     # The first post of the reader after its reading, against the posts of it that the owner has

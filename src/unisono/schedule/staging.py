@@ -47,6 +47,12 @@ class Staging:
     num_slots: Numbers
     posts: Numbers
 
+    def when(self) -> Numbers:
+        """Of each value that is made, its step."""
+        found = np.empty_like(self.slot)
+        found[self.steps] = np.arange(len(self.steps))
+        return found
+
 
 def stage(flow: Dataflow) -> Staging:
     """Bring all that is done into an order, and number slots and posts."""

@@ -49,13 +49,10 @@ def draw_text(
     fill: str = "",
     weight: int = 0,
     anchor: str = "",
-    turn: tuple[float, float, float] | None = None,
 ) -> str:
     extra = f' fill="{fill}"' if fill else ""
     extra += f' font-weight="{weight}"' if weight else ""
     extra += f' text-anchor="{anchor}"' if anchor else ""
-    if turn is not None:
-        extra += f' transform="translate({turn[0]} {turn[1]}) rotate({turn[2]})"'
     return (
         f'<text x="{number(x)}" y="{number(y)}" font-size="{number(size)}"{extra}>'
         f"{escape(text)}</text>"

@@ -7,8 +7,7 @@ from typing import Annotated
 
 import typer
 
-from unisono.bench.commands import JsonOption
-from unisono.outputs import writable
+from unisono.outputs import JsonOption, result_console, writable, write_json
 
 
 def simulate(
@@ -85,7 +84,6 @@ def simulate(
     hosts the first take part; bandwidth=100Gbit,400Gbit and latency are of links; radix,
     oversubscription and the like are the network's own options.
     """
-    from unisono.bench.execute import result_console, write_json
     from unisono.bench.sizes import parse_size
     from unisono.simulate_command import league, searching, task, what_if
     from unisono.topology import load

@@ -70,7 +70,7 @@ def chart_of_sizes(task: Task, sizes: str, show: Show) -> str:
 
 def table(task: Task, entries: Sequence[Entry], bound: float) -> Table:
     """The league."""
-    from unisono.show.simulation.words import bytes_text, time_text
+    from unisono.show.amounts import bytes_text, time_text
 
     ranks = task.topology.num_ranks
     title = f"{task.op} of {bytes_text(task.nbytes)} on {task.topology.name}, {ranks} ranks"
@@ -97,8 +97,7 @@ def new_table(title: str, *columns: str) -> Table:
 
 def cells(task: Task, result: Result, ranks: int) -> tuple[str, ...]:
     """The columns of every table here."""
-    from unisono.show.network.facts import rate_text
-    from unisono.show.simulation.words import time_text
+    from unisono.show.amounts import rate_text, time_text
 
     link, algbw_Bps = result.busiest_link, result.algbw_Bps(task.nbytes)
     return (
@@ -131,7 +130,7 @@ def best(entries: Sequence[Entry]) -> Entry:
 
 def critical_lines(entry: Entry) -> list[str]:
     """The critical path in words."""
-    from unisono.show.simulation.words import bytes_text, time_text
+    from unisono.show.amounts import bytes_text, time_text
     from unisono.simulator import Kind
 
     assert entry.result is not None, "it was simulated"

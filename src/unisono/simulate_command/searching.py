@@ -42,7 +42,7 @@ def run(task: Task, budget_s: float, show: Show) -> Output:
 
 def table(task: Task, done: Search, bound: float) -> Table:
     """The best of each algorithm."""
-    from unisono.show.simulation.words import bytes_text
+    from unisono.show.amounts import bytes_text
 
     ranks = task.topology.num_ranks
     title = f"fastest {task.op} of {bytes_text(task.nbytes)} on {task.topology.name}, {ranks} ranks"

@@ -141,7 +141,7 @@ def read_model(path: Path, op: str, ranks: int) -> LinkModel:
 @contextmanager
 def progress() -> Iterator[Show]:
     """A bar on standard error."""
-    from unisono.bench.execute import progress as bar
+    from unisono.outputs import progress as bar
 
     with bar() as show:
         yield lambda name, at: show(name, at.done / max(1, at.total))

@@ -68,7 +68,7 @@ def simulate(task: Task, name: str, values: Sequence[str], show: Show) -> list[P
 
 def table(task: Task, name: str, points: Sequence[Point], compute_s: float | None) -> Table:
     """A row a value: the fastest algorithm; with `compute_s` the scale factor."""
-    from unisono.show.simulation.words import bytes_text, time_text
+    from unisono.show.amounts import bytes_text, time_text
     from unisono.simulator.sweep import scale_factor
 
     title = f"{task.op} of {bytes_text(task.nbytes)} on {task.spec}, by {name}"
@@ -131,9 +131,8 @@ def document(
 
 def picture(task: Task, name: str, points: Sequence[Point], compute_s: float | None) -> str:
     """Times over values as SVG, a line an algorithm; with `compute_s` scale factors."""
-    from unisono.show.network.facts import rate_text
+    from unisono.show.amounts import rate_text, time_text
     from unisono.show.simulation import chart
-    from unisono.show.simulation.words import time_text
     from unisono.simulator.sweep import scale_factor
 
     places = [_place(name, point) for point in points]

@@ -177,16 +177,8 @@ def _from_dict(found: dict[str, Any]) -> LinkModel:
     return LinkModel(**{**found, "regimes": tuple(Regime(**row) for row in found["regimes"])})
 
 
-def models_of(
-    text: str,
-    *,
-    op: str | None = None,
-    contestant: str | None = None,
-    algorithm: str | None = None,
-    source: str = "",
-) -> list[LinkModel]:
+def models_of(text: str, *, source: str = "") -> list[LinkModel]:
     """The models of a text: one that `to_json` wrote, or measurements, which are then fitted."""
     if text.lstrip().startswith("{") and f'"{FORMAT}"' in text[:200]:
         return from_json(text)
-    samples = of_contestant(read(text, op=op), contestant)
-    return calibrate(samples, algorithm=algorithm, source=source)
+    return calibrate(of_contestant(read(text), None), source=source)

@@ -123,8 +123,35 @@ def _run(
     bins: int,
     progress: Callable[[Progress], None] | None,
 ) -> Result:
+    engine = _engine(paths, tasks, capacity, bins)
+    total = engine.to_come()
+    while engine.advance(_EVENTS_AT_ONCE):
+        if progress is not None:
+            progress(Progress(done=total - engine.to_come(), total=total, now_s=engine.now_s()))
+    if engine.to_come():
+        raise ValueError(
+            "simulate: messages of jobs wait for each other in their streams: a job that comes "
+            "after another needs a later first_round"
+        )
+    begun_s, arrived_s, cause, carried, binned, width_s = engine.take()
+    names = ("job", "kind", "round", "src", "dst", "channel", "bytes")
+    columns = {name: getattr(tasks, name) for name in names}
+    steps = Steps(begun_s=begun_s, arrived_s=arrived_s, cause=cause, **columns)
+    usage = Usage(width_s=width_s, link_bytes=_by_link(network, binned)) if bins else None
+    return Result(
+        topology=network.original,
+        time_s=float(arrived_s.max(initial=0.0)),
+        jobs=_times(jobs, steps),
+        steps=steps,
+        link_bytes=_by_link(network, carried),
+        capacity_Bps=_by_link(network, capacity),
+        usage=usage,
+    )
+
+
+def _engine(paths: PathBook, tasks: Tasks, capacity: Floats, bins: int) -> Simulation:
     found = paths.build()
-    engine = Simulation(
+    return Simulation(
         capacity=capacity,
         path_values=found.values,
         path_starts=found.starts,
@@ -139,31 +166,6 @@ def _run(
         needs_starts=tasks.needs_starts,
         after=tasks.after,
         bins=bins,
-    )
-    total = engine.to_come()
-    while engine.advance(_EVENTS_AT_ONCE):
-        if progress is not None:
-            progress(Progress(done=total - engine.to_come(), total=total, now_s=engine.now_s()))
-    if engine.to_come():
-        raise ValueError(
-            "simulate: messages of jobs wait for each other in their streams: a job that comes "
-            "after another needs a later first_round"
-        )
-    begun_s, arrived_s, cause, carried, binned, width_s = engine.take()
-    names = ("job", "kind", "round", "src", "dst", "channel", "bytes")
-    columns = {name: getattr(tasks, name) for name in names}
-    steps = Steps(begun_s=begun_s, arrived_s=arrived_s, cause=cause, **columns)
-    usage = None
-    if bins:
-        usage = Usage(width_s=width_s, link_bytes=_by_link(network, binned))
-    return Result(
-        topology=network.original,
-        time_s=float(arrived_s.max(initial=0.0)),
-        jobs=_times(jobs, steps),
-        steps=steps,
-        link_bytes=_by_link(network, carried),
-        capacity_Bps=_by_link(network, capacity),
-        usage=usage,
     )
 
 

@@ -192,33 +192,22 @@ class TaskBook:
             of = np.flatnonzero(kind == Kind.REDUCTION)
             done = needs[starts[of]]
             path[of[trees.joined[(np.cumsum(kind == Kind.MESSAGE) - 1)[done]]]] = self.paths.nowhere
-        if gates is not None:
-            gate = np.array([gates[rank] for rank in job.members], np.int32)
-            own = gate[np.where(needs < 0, -1 - needs, 0)]
-            needs = np.where(needs < 0, own, needs + self.size)
-        elif self.size:
-            needs += np.int32(self.size)
         if self._ordered and not len(after):
             after = np.full(len(kind), -1, np.int32)
-        if self.size and len(after):
-            after = np.where(after < 0, -1, after + self.size).astype(np.int32)
-        first = self._append(
-            Tasks(
-                path=path,
-                bytes=size,
-                needs=needs.astype(np.int32, copy=False),
-                needs_starts=starts,
-                after=after,
-                job=np.full(len(kind), number, np.int32),
-                kind=kind,
-                round=round_,
-                src=src,
-                dst=dst,
-                channel=channel,
-            )
+        tasks = Tasks(
+            path=path,
+            bytes=size,
+            needs=needs,
+            needs_starts=starts,
+            after=after,
+            job=np.full(len(kind), number, np.int32),
+            kind=kind,
+            round=round_,
+            src=src,
+            dst=dst,
+            channel=channel,
         )
-        if job.name in self._wanted:
-            self._end(number, job, first, gates)
+        self._number_on(number, job, tasks, gates)
 
     def _executed(
         self, number: int, job: Job, blocks: Blocks, gates: dict[int, int] | None
@@ -229,25 +218,33 @@ class TaskBook:
         src, dst = members[done.src], members[done.dst]
         channel = np.zeros(len(src), np.int32)
         path = self._paths_of(done.kind, src, dst, channel, done.bytes, None, np.empty(0, np.bool_))
-        gate = ints([] if gates is None else [gates[rank] for rank in job.members])
-        needs = done.needs + self.size
-        if gates is not None:
-            needs = np.where(done.needs < 0, gate[np.minimum(done.needs, -1) * -1 - 1], needs)
-        first = self._append(
-            Tasks(
-                path=path,
-                bytes=done.bytes,
-                needs=needs.astype(np.int32),
-                needs_starts=done.starts,
-                after=np.where(done.after < 0, -1, done.after + self.size).astype(np.int32),
-                job=np.full(len(path), number, np.int32),
-                kind=done.kind,
-                round=done.round,
-                src=src,
-                dst=dst,
-                channel=channel,
-            )
+        tasks = Tasks(
+            path=path,
+            bytes=done.bytes,
+            needs=done.needs.astype(np.int32),
+            needs_starts=done.starts,
+            after=done.after,
+            job=np.full(len(path), number, np.int32),
+            kind=done.kind,
+            round=done.round,
+            src=src,
+            dst=dst,
+            channel=channel,
         )
+        self._number_on(number, job, tasks, gates)
+
+    def _number_on(self, number: int, job: Job, tasks: Tasks, gates: dict[int, int] | None) -> None:
+        """Add a job's tasks, which know each other by their places among themselves; a need below
+        0 is the gate of a member, -1 - its place."""
+        needs, after = tasks.needs, tasks.after
+        if self.size:
+            needs = np.where(needs < 0, needs, needs + np.int32(self.size))
+            after = np.where(after < 0, after, after + np.int32(self.size))
+        if gates is not None:
+            gate = np.array([gates[rank] for rank in job.members], np.int32)
+            own = needs < 0
+            needs[own] = gate[-1 - needs[own]]
+        first = self._append(replace(tasks, needs=needs, after=after))
         if job.name in self._wanted:
             self._end(number, job, first, gates)
 

@@ -14,7 +14,7 @@ import numpy as np
 from unisono.topology.graph import Topology
 from unisono.topology.ragged import Floats, Ints, Ragged, ints, pick
 from unisono.topology.routing import Routing, along
-from unisono.topology.wiring import NETWORK, Cable, Wiring
+from unisono.topology.wiring import NETWORK, Cable, Wiring, check_counts
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,7 +94,7 @@ def star(ranks: int, *, cable: Cable = NETWORK, reduces: bool = False) -> Topolo
     >>> star(8).num_links, star(8).diameter()
     (8, 2)
     """
-    _check("star", ranks=ranks)
+    check_counts("star", ranks=ranks)
     return _build(f"star:{ranks}", Clos(1, 1, ranks, 0, 0), cable, cable, reduces)
 
 
@@ -115,7 +115,7 @@ def leaf_spine(
     >>> leaf_spine(leaves=4, spines=2, hosts=2).diameter()
     4
     """
-    _check("leaf_spine", leaves=leaves, spines=spines, hosts=hosts)
+    check_counts("leaf_spine", leaves=leaves, spines=spines, hosts=hosts)
     above = cable
     if oversubscription is not None:
         _check_ratio("leaf_spine", oversubscription)
@@ -142,7 +142,7 @@ def fat_tree(
     >>> fat_tree(4).num_ranks, fat_tree(4).diameter(), fat_tree(4, levels=2).num_ranks
     (16, 6, 8)
     """
-    _check("fat_tree", k=k)
+    check_counts("fat_tree", k=k)
     _check_ratio("fat_tree", oversubscription)
     half = k // 2
     up = round(half / oversubscription)
@@ -172,7 +172,7 @@ def rails(
     (8, 4)
     """
     unit = unit or hosts
-    _check("rails", hosts=hosts, rails=rails, unit=unit)
+    check_counts("rails", hosts=hosts, rails=rails, unit=unit)
     if hosts % unit:
         raise ValueError(f"rails: {hosts} hosts are not whole units of {unit}")
     name = f"rails:hosts={hosts},rails={rails}" + (f",unit={unit}" if unit != hosts else "")
@@ -193,12 +193,6 @@ def _build(name: str, shape: Clos, below: Cable, above: Cable, reduces: bool) ->
     planes = core.reshape(1, shape.spines, shape.cores)
     wiring.join(spine.reshape(shape.pods, shape.spines, 1), planes, above)
     return wiring.build(name, shape)
-
-
-def _check(name: str, **counts: int) -> None:
-    for what, count in counts.items():
-        if count < 1:
-            raise ValueError(f"{name}: {what} is at least 1, not {count}")
 
 
 def _check_ratio(name: str, ratio: float) -> None:

@@ -15,7 +15,7 @@ import numpy as np
 from unisono.topology.graph import Topology
 from unisono.topology.ragged import Floats, Ints, Ragged, pick
 from unisono.topology.routing import Routing, along
-from unisono.topology.wiring import NETWORK, Cable, Wiring
+from unisono.topology.wiring import NETWORK, Cable, Wiring, check_counts
 
 MINIMAL, VALIANT = "minimal", "valiant"
 
@@ -157,7 +157,8 @@ def dragonfly(
     (72, 162, 5)
     """
     groups = a * h + 1 if groups is None else groups
-    _check("dragonfly", {"a": a, "p": p, "h": h, "groups": groups}, most=a * h + 1)
+    check_counts("dragonfly", a=a, p=p, h=h, groups=groups)
+    _check_groups("dragonfly", groups, most=a * h + 1)
     full = "" if groups == a * h + 1 else f",groups={groups}"
     name = f"dragonfly:a={a},p={p},h={h}{full}{_suffix(routing)}"
     return _build(name, Groups(groups, a, p, h, False, routing == VALIANT), cable, far)
@@ -183,7 +184,8 @@ def dragonfly_plus(
     if k % 2:
         raise ValueError(f"dragonfly_plus: k is even, not {k}")
     groups = half * half + 1 if groups is None else groups
-    _check("dragonfly_plus", {"k": k, "groups": groups}, most=half * half + 1)
+    check_counts("dragonfly_plus", k=k, groups=groups)
+    _check_groups("dragonfly_plus", groups, most=half * half + 1)
     full = "" if groups == half * half + 1 else f",groups={groups}"
     name = f"dragonfly_plus:k={k}{full}{_suffix(routing)}"
     return _build(name, Groups(groups, half, half, half, True, routing == VALIANT), cable, far)
@@ -220,9 +222,6 @@ def _build(name: str, shape: Groups, near: Cable, far: Cable | None) -> Topology
     return wiring.build(name, shape)
 
 
-def _check(name: str, counts: dict[str, int], *, most: int) -> None:
-    for what, count in counts.items():
-        if count < 1:
-            raise ValueError(f"{name}: {what} is at least 1, not {count}")
-    if counts["groups"] > most:
-        raise ValueError(f"{name}: links reach {most} groups, not {counts['groups']}")
+def _check_groups(name: str, groups: int, *, most: int) -> None:
+    if groups > most:
+        raise ValueError(f"{name}: links reach {most} groups, not {groups}")

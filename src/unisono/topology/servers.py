@@ -11,7 +11,7 @@ import numpy as np
 from unisono.topology.graph import NodeKind, Topology
 from unisono.topology.ragged import Ints
 from unisono.topology.routing import Shortest
-from unisono.topology.wiring import NVLINK, PCIE, SOCKETS, Cable, Wiring
+from unisono.topology.wiring import NVLINK, PCIE, SOCKETS, Cable, Wiring, check_counts
 
 
 def nvswitch(
@@ -33,7 +33,7 @@ def nvswitch(
     >>> nvswitch(8, switches=4, links=18).num_links
     144
     """
-    _check("nvswitch", gpus=gpus, switches=switches, links=links)
+    check_counts("nvswitch", gpus=gpus, switches=switches, links=links)
     if links < switches:
         raise ValueError(f"nvswitch: {links} links of a GPU do not reach {switches} switches")
     wiring = Wiring(num_ranks=gpus)
@@ -61,7 +61,7 @@ def pcie_server(
     >>> server.num_ranks, server.diameter()
     (8, 5)
     """
-    _check("pcie_server", sockets=sockets, switches=switches, gpus=gpus)
+    check_counts("pcie_server", sockets=sockets, switches=switches, gpus=gpus)
     wiring = Wiring(num_ranks=sockets * switches * gpus)
     _tree(wiring, sockets, switches, gpus, nics, cable)
     name = f"pcie_server:sockets={sockets},switches={switches},gpus={gpus},nics={nics}"
@@ -85,7 +85,7 @@ def dgx(
     >>> dgx(8).num_ranks, dgx(8).diameter()
     (8, 2)
     """
-    _check("dgx", gpus=gpus, sockets=sockets, per_switch=per_switch)
+    check_counts("dgx", gpus=gpus, sockets=sockets, per_switch=per_switch)
     if gpus % (sockets * per_switch):
         raise ValueError(f"dgx: {gpus} GPUs are not {sockets} sockets of {per_switch} a switch")
     wiring = Wiring(num_ranks=gpus)
@@ -112,9 +112,3 @@ def _tree(wiring: Wiring, sockets: int, switches: int, gpus: int, nics: int, cab
     wiring.join(bridges, np.repeat(roots, switches), cable)
     wiring.join(np.arange(wiring.num_ranks), np.repeat(bridges, gpus), cable)
     wiring.join(cards, np.repeat(bridges, nics), cable)
-
-
-def _check(name: str, **counts: int) -> None:
-    for what, count in counts.items():
-        if count < 1:
-            raise ValueError(f"{name}: {what} is at least 1, not {count}")

@@ -97,3 +97,10 @@ class Wiring:
             routing=routing,
             relays=relays,
         )
+
+
+def check_counts(name: str, **counts: int) -> None:
+    """Raises `ValueError` for a number of parts below 1."""
+    for what, count in counts.items():
+        if count < 1:
+            raise ValueError(f"{name}: {what} is at least 1, not {count}")

@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import importlib.util
-import json
 import math
 import signal
 import sys
-from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -15,7 +13,7 @@ from rich.console import Console
 
 from unisono.config import MOST_RANKS
 from unisono.errors import UnisonoError
-from unisono.outputs import writable
+from unisono.outputs import JsonOption, result_console, write_json
 from unisono.train.launch import launch
 from unisono.train.progress import shown
 from unisono.train.report import Outcome, Report
@@ -37,10 +35,6 @@ Backends = Annotated[str, typer.Option(help="Backends of torch.distributed, sepa
 Seed = Annotated[int, typer.Option(min=0, help="Of the model, the order and the augmentation.")]
 Batch = Annotated[int, typer.Option(min=1, help="Samples a rank takes for one step.")]
 LearningRate = Annotated[float, typer.Option(min=0.0, help="The highest of the schedule.")]
-Json = Annotated[
-    str | None,
-    typer.Option("--json", callback=writable, help="Write everything measured there; - is stdout."),
-]
 
 
 @app.command(epilog="Example: unisono train digits -n 4 --backends unisono,gloo --json out.json")
@@ -52,7 +46,7 @@ def digits(
     batch: Batch = 16,
     learning_rate: LearningRate = 0.1,
     seed: Seed = 0,
-    json_path: Json = None,
+    json_path: JsonOption = None,
 ) -> None:
     """A convolutional network on scikit-learn's digits, with DistributedDataParallel.
 
@@ -82,7 +76,7 @@ def text(
     batch: Batch = 2,
     learning_rate: LearningRate = 2e-3,
     seed: Seed = 0,
-    json_path: Json = None,
+    json_path: JsonOption = None,
 ) -> None:
     """A byte-level transformer on the source of Python's own library, with the same loop.
 
@@ -124,9 +118,8 @@ def _compare(run: Run, json_path: str | None, *, is_default_length: bool) -> Non
         )
         raise typer.Exit(1) from None
     report = Report(outcomes=outcomes, is_default_length=is_default_length)
-    _print(report, Console(stderr=json_path == "-"))
-    if json_path is not None:
-        _write(report, json_path)
+    _print(report, result_console(json_path))
+    write_json(report.as_json(), json_path)
     if report.failures:
         raise typer.Exit(1)
 
@@ -152,11 +145,3 @@ def _print(report: Report, console: Console) -> None:
             console.print(f"[green]ok[/]: {agreement}", highlight=False)
     for failure in report.failures:
         console.print(f"[red]FAILED[/]: {failure}", highlight=False)
-
-
-def _write(report: Report, json_path: str) -> None:
-    text_ = json.dumps(report.as_json(), indent=1)
-    if json_path == "-":
-        typer.echo(text_)
-    else:
-        Path(json_path).write_text(text_ + "\n", encoding="utf-8")

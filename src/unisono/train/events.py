@@ -12,8 +12,6 @@ class Started:
 
     total_steps: int
     parameters: int
-    samples_per_step: int
-    """Of all ranks together."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

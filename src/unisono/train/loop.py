@@ -95,7 +95,6 @@ class Trainer:
         return events.Started(
             total_steps=self.total_steps,
             parameters=sum(parameter.numel() for parameter in self.ddp.parameters()),
-            samples_per_step=self.run.batch * dist.get_world_size(),
         )
 
     def train_period(self, period: int) -> None:

@@ -10,7 +10,8 @@ from typing import IO, TYPE_CHECKING, Annotated
 
 import typer
 
-from unisono.bench.commands import DelayOption, JsonOption, RailsOption, RateOption
+from unisono.bench.commands import DelayOption, RailsOption, RateOption
+from unisono.outputs import JsonOption, result_console, write_json
 
 if TYPE_CHECKING:
     from unisono.bench.lab import Lab
@@ -33,7 +34,6 @@ def lab(
     Without a command the hosts stay until Ctrl-C, and how to enter them is printed. The exit code
     is the first that is not 0. When the command is over, so is the lab, with all its processes.
     """
-    from unisono.bench.execute import result_console, write_json
     from unisono.bench.lab import Lab
 
     with Lab(hosts=hosts, rate=rate, rails=rails, delay=delay) as made:

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 import numpy as np
 from rich.table import Table
 
+from unisono.show.amounts import rate_text
 from unisono.topology import LinkKind, NodeKind, Topology
 
 Fact = tuple[str, str]
@@ -80,18 +81,6 @@ def sorts(topology: Topology) -> list[Fact]:
         )
         for (kind, rate, wait), count in zip(found, counts, strict=True)
     ]
-
-
-def rate_text(rate: float) -> str:
-    """A rate as people read it.
-
-    >>> rate_text(50e9), rate_text(1.25e6)
-    ('50 GB/s', '1.25 MB/s')
-    """
-    for factor, unit in ((1e12, "TB/s"), (1e9, "GB/s"), (1e6, "MB/s"), (1e3, "kB/s")):
-        if rate >= factor:
-            return f"{rate / factor:.4g} {unit}"
-    return f"{rate:.4g} B/s"
 
 
 def _others(topology: Topology) -> Iterator[str]:

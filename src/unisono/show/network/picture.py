@@ -10,8 +10,9 @@ from html import escape
 import numpy as np
 
 from unisono.errors import UnsupportedError
+from unisono.show.amounts import rate_text
 from unisono.show.marks import FAINT, INK, PAPER, SOFT, draw_text
-from unisono.show.network.facts import KIND_NAMES, facts, rate_text
+from unisono.show.network.facts import KIND_NAMES, facts
 from unisono.show.network.places import Points, places
 from unisono.show.palette import palette
 from unisono.show.picture import FONTS

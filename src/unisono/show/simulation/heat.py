@@ -7,9 +7,9 @@ from html import escape
 import numpy as np
 from numpy.typing import NDArray
 
+from unisono.show.amounts import time_text
 from unisono.show.marks import FAINT, INK, PAPER, SOFT, draw_text
 from unisono.show.picture import FONTS
-from unisono.show.simulation.words import time_text
 from unisono.show.stage import number
 from unisono.simulator.result import Result
 

@@ -25,3 +25,15 @@ def bytes_text(nbytes: float) -> str:
     while nbytes >= 1024 and unit < 4:
         nbytes, unit = nbytes / 1024, unit + 1
     return f"{nbytes:.4g} {('B', 'KiB', 'MiB', 'GiB', 'TiB')[unit]}"
+
+
+def rate_text(rate: float) -> str:
+    """A rate as people read it.
+
+    >>> rate_text(50e9), rate_text(1.25e6)
+    ('50 GB/s', '1.25 MB/s')
+    """
+    for factor, unit in ((1e12, "TB/s"), (1e9, "GB/s"), (1e6, "MB/s"), (1e3, "kB/s")):
+        if rate >= factor:
+            return f"{rate / factor:.4g} {unit}"
+    return f"{rate:.4g} B/s"

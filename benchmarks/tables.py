@@ -1,0 +1,31 @@
+"""Tables of what others measured or proved: CSV, whose first lines, after #, name their sources."""
+
+from __future__ import annotations
+
+import csv
+from pathlib import Path
+
+from unisono.simulator.measured import Sample
+
+SIMULATOR = Path(__file__).parents[1] / "tests" / "simulator" / "tables"
+
+
+def rows(table: Path) -> list[dict[str, str]]:
+    """Its rows, by the names of the columns."""
+    lines = table.read_text().splitlines()
+    return list(csv.DictReader(line for line in lines if not line.startswith("#")))
+
+
+def nccl() -> list[Sample]:
+    """NCCL's times on A100, out of place."""
+    return [
+        Sample(
+            op="all_reduce",
+            ranks=int(row["nranks"]),
+            nbytes=float(row["bytes"]),
+            seconds=float(row["oop_ns"]) * 1e-9,
+            contestant="nccl",
+        )
+        for row in rows(SIMULATOR / "nccl_all_reduce.csv")
+        if row["gpu"] == "a100"
+    ]

@@ -1,0 +1,20 @@
+"""`unisono explain`: what new ranks say about their choice of algorithm."""
+
+from __future__ import annotations
+
+import unisono
+from unisono import algorithms
+from unisono.communicator import Explanation
+
+
+def explain_choice(op: str, nbytes: int, ranks: int) -> Explanation:
+    """What the communicator says, with times measured now. Raises `UnsupportedError` for what is
+    no operation."""
+    algorithms.names(op)  # refused before any process starts
+    answers: list[Explanation] = unisono.run(_explain_rank, ranks=ranks, args=(op, nbytes))
+    return answers[0]
+
+
+def _explain_rank(op: str, nbytes: int) -> Explanation:
+    with unisono.init() as comm:
+        return comm.explain(op, nbytes, measure=True)
