@@ -39,6 +39,7 @@ def test_every_error_is_public_and_drawn_in_the_tree() -> None:
     assert errors.__doc__ is not None
     assert all(name in errors.__doc__ for name in defined)
     assert issubclass(errors.CollectiveTimeoutError, TimeoutError)
+    assert issubclass(errors.CommunicationError, RuntimeError)
     assert issubclass(errors.UnsupportedError, ValueError)
 
 
