@@ -19,6 +19,7 @@ from unisono.bench.sizes import format_size
 from unisono.bench.world import World
 from unisono.communicator import Measured, Rule, Selection, Span
 from unisono.communicator.table import Table
+from unisono.config import MOST_RANKS
 from unisono.errors import UnsupportedError
 from unisono.types import Op
 
@@ -48,6 +49,8 @@ class Request:
             raise ValueError(f"{unknown[0]} has nothing to tune; {', '.join(TUNABLE)} have")
         if not self.cells or min(self.ranks) < 2 or min(self.sizes) < 1:
             raise ValueError("give operations, 2 or more ranks, and sizes above 0")
+        if max(self.ranks) > MOST_RANKS:
+            raise ValueError(f"a host has {MOST_RANKS} ranks at most, not {max(self.ranks)}")
 
     @property
     def cells(self) -> list[Cell]:
