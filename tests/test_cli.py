@@ -1,12 +1,15 @@
 from __future__ import annotations
 
+import os
 import re
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 from typer.testing import CliRunner
 
+import unisono
 from unisono.bench.cases import OPERATIONS, REDUCTIONS, STORAGE
 from unisono.cli import app
 
@@ -50,6 +53,35 @@ def test_help_of_bench_lists_all_that_can_be_measured() -> None:
     assert {*OPERATIONS, *STORAGE, *REDUCTIONS} <= words
 
 
+def test_the_version_is_told() -> None:
+    code, output = run("--version")
+    assert code == 0 and output.split() == ["unisono", unisono.__version__]
+
+
+@pytest.mark.parametrize("options", [(), ("--json", "-")])
+def test_a_full_disk_is_told_in_a_line(options: tuple[str, ...]) -> None:
+    with Path("/dev/full").open("w") as full:
+        answer = subprocess.run(
+            [sys.executable, "-m", "unisono", "show", "barrier", *options],
+            stdout=full,
+            stderr=subprocess.PIPE,
+            text=True,
+            check=False,
+        )
+    assert answer.returncode != 0 and "No space left on device" in answer.stderr
+    assert "Traceback" not in answer.stderr
+
+
+def test_a_locale_without_the_signs_of_tables_gets_others() -> None:
+    answer = subprocess.run(
+        [sys.executable, "-m", "unisono", "topo", "ring:4"],
+        env={**os.environ, "PYTHONIOENCODING": "ascii"},
+        capture_output=True,
+        check=True,
+    )
+    assert b"ranks" in answer.stdout and answer.stdout.isascii()
+
+
 def test_help_loads_nothing_heavy() -> None:
     script = (
         "import sys, unisono.cli; "
@@ -69,6 +101,8 @@ def test_help_loads_nothing_heavy() -> None:
         ("all_reduce", "--dtype", "float31"),
         ("broadcast", "-n", "2", "--root", "2"),
         ("all_reduce", "--round-s", "0"),
+        ("all_reduce", "--round-s", "nan"),
+        ("all_reduce", "--time-budget", "0"),
         ("all_reduce", "--rate", "1gbit"),
         ("all_reduce", "--hosts", "1"),
         ("all_reduce", "--hosts", "300"),

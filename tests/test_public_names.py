@@ -26,6 +26,7 @@ def test_every_public_name_exists() -> None:
     assert sorted(unisono.__all__) == unisono.__all__
     with pytest.raises(AttributeError, match="no attribute 'nothing'"):
         _ = unisono.nothing
+    assert set(unisono.__all__) <= set(dir(unisono))
 
 
 def test_every_error_is_public_and_drawn_in_the_tree() -> None:
@@ -39,6 +40,7 @@ def test_every_error_is_public_and_drawn_in_the_tree() -> None:
     assert errors.__doc__ is not None
     assert all(name in errors.__doc__ for name in defined)
     assert issubclass(errors.CollectiveTimeoutError, TimeoutError)
+    assert issubclass(errors.CommunicationError, RuntimeError)
     assert issubclass(errors.UnsupportedError, ValueError)
 
 

@@ -78,6 +78,7 @@ def test_some_algorithms_and_conditions() -> None:
         (["all_reduce", "ring", "-t", "torus:9999999x9999999"], "does not fit into memory"),
         (["all_reduce", "ring", "-t", "ring:4", "--heat", "h.png"], "must end in .svg"),
         (["all_reduce", "ring", "-t", "ring:4", "--levels", "two"], "written as in 4x8"),
+        (["all_reduce", "-t", "ring:4", "--compare", ""], "takes names of algorithms"),
     ],
 )
 def test_refusals(arguments: list[str], told: str) -> None:
@@ -102,6 +103,12 @@ def test_a_sweep_as_table_picture_and_json() -> None:
     text = Path("s.svg").read_text()
     assert "scale factor, 10 ms of computing" in text and ">80%<" in text and ">direct<" in text
     assert ElementTree.fromstring(text).tag.endswith("svg")
+
+
+def test_a_sweep_over_ranks_has_one_column_of_them() -> None:
+    code, output = simulate("all_reduce", "ring", "-t", "ring:4", "--sweep", "ranks=2,4")
+    head = next(line for line in output.splitlines() if "algorithm" in line)
+    assert code == 0 and head.count("ranks") == 1
 
 
 def test_a_picture_over_bandwidths() -> None:

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import io
 import sys
+from typing import Annotated
 
 import typer
 
+from unisono import __version__
 from unisono.bench.commands import bench, check, explain, prove
 from unisono.bench.lab.command import lab
 from unisono.bench.tune_command import tune
@@ -22,6 +25,26 @@ app = typer.Typer(
     add_completion=False,
     pretty_exceptions_enable=False,
 )
+
+
+def _tell_version(wanted: bool) -> None:
+    if wanted:
+        typer.echo(f"unisono {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def everything(
+    version: Annotated[
+        bool,
+        typer.Option(
+            "--version", callback=_tell_version, is_eager=True, help="Say which version this is."
+        ),
+    ] = False,
+) -> None:
+    """Collective communication for AI training."""
+
+
 app.command(epilog="Example: unisono check -n 4")(check)
 app.command(
     epilog="Example: unisono bench all_reduce -n 4 --sizes 8,64K,16M --against gloo,openmpi "
@@ -59,9 +82,16 @@ def train(context: typer.Context) -> None:
 
 
 def main() -> None:
-    """Run the command line; our own errors are told in one line, without a trace."""
+    """Run the command line; our own errors, and the system's, are told in one line, without a
+    trace."""
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):  # lines and arrows that a locale has not
+            stream.reconfigure(errors="replace")
     try:
         app()
     except UnisonoError as error:
         typer.secho(f"unisono: {type(error).__name__}: {error}", err=True)
+        sys.exit(1)
+    except OSError as error:  # such as a full disk
+        typer.secho(f"unisono: {error}", err=True)
         sys.exit(1)

@@ -2,6 +2,7 @@
 
 UnisonoError
 ├── CommunicationError          a collective could not finish; the communicator refuses further work
+│   │                           (a RuntimeError, as what torch's own backends raise)
 │   ├── PeerLostError           a rank died or left while others still needed it
 │   ├── CollectiveTimeoutError  a rank did not arrive in time
 │   ├── MismatchError           the ranks called different things
@@ -19,8 +20,10 @@ class UnisonoError(Exception):
     """Base of all errors raised by this library."""
 
 
-class CommunicationError(UnisonoError):
-    """A collective could not finish. The communicator refuses all further work with this cause."""
+class CommunicationError(UnisonoError, RuntimeError):
+    """A collective could not finish. The communicator refuses all further work with this cause.
+
+    A RuntimeError, so that programs written for Gloo or NCCL catch it as they catch theirs."""
 
 
 class PeerLostError(CommunicationError):

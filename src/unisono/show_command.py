@@ -57,10 +57,10 @@ def show(
     from unisono.show.document import document
     from unisono.types import Op
 
+    if what in list(Op) and algorithm is None:
+        _list_algorithms(what, ranks, size, json_path)
+        return
     try:
-        if what in list(Op) and algorithm is None:
-            _list_algorithms(what, ranks, size, json_path)
-            return
         schedule, name = _find(what, algorithm, ranks, root)
         story = tell(schedule, nbytes=None if size is None else parse_size(size))
         paths = _paths(story, name, svg_path, html_path, files)
@@ -83,8 +83,11 @@ def _list_algorithms(what: str, ranks: int, size: str | None, json_path: str | N
     from unisono.bench.sizes import parse_size
     from unisono.show.choices import choices, table_of
 
-    found = choices(what, ranks=ranks)
-    nbytes = None if size is None else parse_size(size)
+    try:
+        found = choices(what, ranks=ranks)
+        nbytes = None if size is None else parse_size(size)
+    except ValueError as error:
+        raise typer.BadParameter(str(error)) from error
     result_console(json_path).print(table_of(found, nbytes=nbytes))
     write_json({"op": what, "ranks": ranks, "algorithms": [c.as_dict() for c in found]}, json_path)
 

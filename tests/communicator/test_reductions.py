@@ -453,6 +453,10 @@ def test_wrong_arguments_of_functions(threads: World) -> None:
             comm.reduce_scatter(np.ones(4), np.ones(3), np.add)
         with pytest.raises(TypeError, match="NumPy array"):
             comm.all_reduce([1], np.add)
+        with pytest.raises(TypeError, match="root: expected the number of a rank, not '0'"):
+            comm.reduce(np.ones(3), "0", np.add)  # type: ignore[arg-type]
+        with pytest.raises(ValueError, match="one array per rank: 2, not 1"):
+            comm.reduce_scatter([np.ones(3)], None, np.add)
         assert comm.all_reduce(np.ones(1)).tolist() == [2]
 
     threads(2).run(check)

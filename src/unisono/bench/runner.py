@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass, replace
 from functools import partial
-from math import ceil
+from math import ceil, inf
 
 from unisono.bench.cases import Case
 from unisono.bench.cluster import Cluster, probe_payload_Bps, wire_bytes
@@ -38,8 +38,10 @@ class Pace:
     """About how long one row may take: shortens rounds, and then allows single calls."""
 
     def __post_init__(self) -> None:
-        if self.rounds < 1 or self.round_s <= 0 or self.min_iterations < 1:
+        if self.rounds < 1 or not 0 < self.round_s < inf or self.min_iterations < 1:
             raise ValueError("rounds, round_s and min_iterations are positive")
+        if self.row_budget_s is not None and not self.row_budget_s > 0:
+            raise ValueError("a time budget is positive")
 
     def iterations(self, call_s: float, contestants: int) -> int:
         """Calls per round for a contestant whose call takes call_s."""

@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from unisono.communicator import exchange
-from unisono.communicator.arrays import Array, assign, empty, stage
+from unisono.communicator.arrays import Array, assign, empty, stage, stage_pieces
 from unisono.communicator.engine import Call, Engine
 from unisono.communicator.exchange import Reduction
 from unisono.communicator.negotiation import followed
@@ -39,6 +39,7 @@ def in_place(
     """all_reduce, reduce, scan and exscan by any reduction."""
     if not callable(reduction):
         return exchange.in_place(engine, op, x, reduction, root, algorithm)
+    engine.book.check_root(op, root)
     telling, told = _telling(engine, op, reduction, x, root, algorithm)
     gather = Op.GATHER if op is Op.REDUCE else Op.ALL_GATHER
     receives = gather is Op.ALL_GATHER or engine.rank == root
@@ -64,6 +65,8 @@ def reduce_scatter(
     if not callable(reduction):
         return exchange.scattering(engine, Op.REDUCE_SCATTER, x, out, -1, reduction, algorithm)
     several = isinstance(x, (list, tuple))
+    if several:
+        stage_pieces(x, engine.size, writable=False, what="x")
     share = exchange.share_of(x, engine.size, engine.rank) if out is None else out
     mine: Any = x[engine.rank] if several else x
     expected = math.prod(mine.shape) // (1 if several else engine.size)

@@ -13,6 +13,8 @@ ROUNDS = 32
 """More rounds than this are cut in the middle."""
 _HEAD, _TAIL = 20, 8
 _ENTRIES = 16
+_LEAST_WIDTH = 14
+"""Of the transfers, however narrow the terminal."""
 _LEGEND = (
     "0→1: 3+ rank 0 sends chunk 3 to rank 1, which reduces it into its own; without + it copies"
 )
@@ -51,7 +53,7 @@ def _rows(story: Story, every: bool) -> Table:
     grid = Table(show_edge=False, pad_edge=False)
     grid.add_column("round", justify="right", no_wrap=True)
     grid.add_column("kind", no_wrap=True)
-    grid.add_column("transfers", ratio=1)
+    grid.add_column("transfers", ratio=1, min_width=_LEAST_WIDTH)
     grid.add_column("a rank sends", justify="right", no_wrap=True)
     grid.add_column("done", justify="right", no_wrap=True)
     scenes = story.scenes

@@ -82,12 +82,15 @@ class Task:
 
 
 def read_names(algorithm: str | None, names: str) -> list[str] | None:
-    """Algorithms of --compare; None for all."""
+    """Algorithms of --compare; None for all. Raises ValueError if there are none."""
     if algorithm is not None:
         return [algorithm]
     # Commas are inside names (`swing:dims=4x4,ports=4`), but most names have none.
     cut = names.split(";" if ";" in names or ":" in names else ",")
-    return None if names == "all" else [name.strip() for name in cut if name.strip()]
+    found = [name.strip() for name in cut if name.strip()]
+    if not found:
+        raise ValueError("--compare takes names of algorithms, or all")
+    return None if found == ["all"] else found
 
 
 def read_levels(text: str | None) -> tuple[int, ...] | None:

@@ -78,13 +78,15 @@ def table(task: Task, name: str, points: Sequence[Point], compute_s: float | Non
         *(["of the bound"] if any(bounds) else []),
         *([] if compute_s is None else ["scale factor"]),
     ]
-    found = league.new_table(title, name, "ranks", "algorithm", *league.COLUMNS, *extra)
+    counts = name != "ranks"  # which are a column already
+    head = [name, *(["ranks"] if counts else []), "algorithm"]
+    found = league.new_table(title, *head, *league.COLUMNS, *extra)
     for point, bound in zip(points, bounds, strict=True):
         best = point.best
         assert best is not None and best.result is not None, "asked before"
         found.add_row(
             point.value,
-            str(point.ranks),
+            *([str(point.ranks)] if counts else []),
             best.algorithm,
             *league.cells(task, best.result, point.ranks),
             *([league.of_bound(bound, best.result) if bound else ""] if any(bounds) else []),

@@ -6,6 +6,7 @@ import signal
 import subprocess
 import sys
 import threading
+from contextlib import suppress
 from typing import IO, TYPE_CHECKING, Annotated
 
 import typer
@@ -82,7 +83,7 @@ def _run_everywhere(made: Lab, command: list[str]) -> int:
 
 
 def _pass_on(stream: IO[str], prefix: str) -> None:
-    with stream:
+    with stream, suppress(BrokenPipeError):  # nobody reads any more: nor do we
         for line in stream:
             sys.stdout.write(prefix + line)
             sys.stdout.flush()
