@@ -103,6 +103,7 @@ def test_the_costs_listed_are_of_these_ranks_and_this_size() -> None:
     [
         (("allreduce", "ring"), "no file and none of the operations"),
         (("all_reduce", "rings"), "has no algorithm"),
+        (("all_reduce", "ring", "-n", "400"), "take fewer ranks"),
         (("broadcast", "direct", "--root", "8"), "root 8"),
         (("all_reduce", "ring", "--size", "8Q"), "not a size"),
         (("all_reduce", "ring", "--svg", "x.png"), "must end in .svg"),

@@ -57,7 +57,7 @@ def test_some_algorithms_and_conditions() -> None:
     assert code == 0 and "left out: recursive_halving" in output
     assert "critical path: " in simulate("all_reduce", "ring", "-t", "ring:4")[1]
     simulate("all_reduce", "ring", "-t", "ring:4", "--json", "whole.json")
-    conditions = ["--degraded", "0=0.5", "--overhead", "1e-6", "--failed", "7"]
+    conditions = ["--degraded", "0=0.5", "--overhead", "1e-6", "--failed", "0-3"]
     simulate("all_reduce", "ring", "-t", "ring:4", "--json", "less.json", *conditions)
     whole, less = (json.loads(Path(name).read_text()) for name in ("whole.json", "less.json"))
     assert less["algorithms"][0]["time_s"] > 1.5 * whole["algorithms"][0]["time_s"]
@@ -69,10 +69,13 @@ def test_some_algorithms_and_conditions() -> None:
         (["all_reduce", "-t", "tours:4x4"], "is no topology"),
         (["reduce_all", "-t", "ring:4"], "is none of the operations"),
         (["all_reduce", "rign", "-t", "ring:4"], "has no algorithm"),
+        (["all_reduce", "-t", "ring:4", "--compare", "ring,rign"], "has no algorithm"),
         (["all_reduce", "swing:dims=3x3", "-t", "torus:3x3"], "powers of two"),
         (["all_reduce", "ring", "-t", "ring:4", "--size", "many"], "not a size"),
         (["all_reduce", "ring", "-t", "ring:4", "--failed", "99"], "no link 99"),
-        (["all_reduce", "ring", "-t", "ring:4", "--degraded", "3"], "links are ids"),
+        (["all_reduce", "ring", "-t", "ring:4", "--degraded", "3"], "written as in 5=0.5"),
+        (["all_reduce", "ring", "-t", "ring:4", "--failed", "a"], "the nodes that it joins"),
+        (["all_reduce", "ring", "-t", "ring:4", "--failed", "0-2"], "no link from node 0"),
         (["all_reduce", "ring", "-t", "ring:4", "--degraded", "3=2"], "a part up to 1"),
         (["all_reduce", "ring", "-t", "ring:4", "--in-network"], "no switch that reduces"),
         (["all_reduce", "ring", "-t", "torus:9999999x9999999"], "does not fit into memory"),

@@ -8,11 +8,15 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from unisono.config import MOST_RANKS
 from unisono.outputs import JsonOption, result_console, writable, write_json
 
 if TYPE_CHECKING:
     from unisono.schedule import Schedule
     from unisono.show.story import Story
+
+_MOST_TRANSFERS = 1 << 18
+"""Half a minute of work; nobody looks at more."""
 
 
 def show(
@@ -24,7 +28,10 @@ def show(
     algorithm: Annotated[
         str | None, typer.Argument(help="Such as ring; left out, they are listed.")
     ] = None,
-    ranks: Annotated[int, typer.Option("--ranks", "-n", min=1, help="Ranks of the schedule.")] = 8,
+    ranks: Annotated[
+        int,
+        typer.Option("--ranks", "-n", min=1, max=MOST_RANKS, help="Ranks of the schedule."),
+    ] = 8,
     root: Annotated[int, typer.Option(help="Root of broadcast, reduce, gather, scatter.")] = 0,
     size: Annotated[
         str | None, typer.Option(help="Larger buffer of a rank, such as 64M: amounts in bytes.")
@@ -62,6 +69,11 @@ def show(
         return
     try:
         schedule, name = _find(what, algorithm, ranks, root)
+        if len(schedule.transfers) > _MOST_TRANSFERS:
+            raise ValueError(
+                f"{name} has {len(schedule.transfers):,} transfers; to look at are "
+                f"{_MOST_TRANSFERS:,} at most: take fewer ranks (-n), or `unisono simulate`"
+            )
         story = tell(schedule, nbytes=None if size is None else parse_size(size))
         paths = _paths(story, name, svg_path, html_path, files)
         drawings = [(path, _draw(story, path, layout)) for path in paths]

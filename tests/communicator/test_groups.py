@@ -165,6 +165,7 @@ def test_a_timeout_can_be_set_and_is_inherited(threads: World) -> None:
         (lambda comm: comm.group([0.5, 1]), "a rank: expected a whole number, not 0.5"),
         (lambda comm: comm.group("01"), "a rank: expected a whole number, not '0'"),
         (lambda comm: comm.shrink(["1"]), "a rank: expected a whole number, not '1'"),
+        (lambda comm: setattr(comm, "timeout_s", "5"), "timeout_s: expected seconds, not '5'"),
     ],
 )
 def test_numbers_of_a_wrong_kind_are_refused(
@@ -178,12 +179,23 @@ def test_numbers_of_a_wrong_kind_are_refused(
     threads(2).run(check)
 
 
+def test_a_color_of_too_many_bits_is_refused(threads: World) -> None:
+    def check(comm: Communicator) -> None:
+        with pytest.raises(ValueError, match="color: expected a number of 64 bits"):
+            comm.split(1 << 70)
+        assert comm.all_reduce(np.ones(1)).tolist() == [2]
+
+    threads(2).run(check)
+
+
 @pytest.mark.parametrize(
     ("wrong", "text"),
     [
         ({"rank": "0"}, "rank: expected a whole number, not '0'"),
         ({"size": 1.0}, "size: expected a whole number, not 1.0"),
         ({"rendezvous": 5}, "rendezvous: expected a text, not 5"),
+        ({"timeout_s": "5"}, "timeout_s: expected seconds, not '5'"),
+        ({"reproducible": "no"}, "reproducible: expected True or False, not 'no'"),
     ],
 )
 def test_a_world_of_a_wrong_kind_is_refused(wrong: dict[str, Any], text: str) -> None:

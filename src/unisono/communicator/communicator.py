@@ -22,6 +22,7 @@ from unisono.communicator.arrays import Array
 from unisono.communicator.batch import Batch
 from unisono.communicator.custom import AnyReduction
 from unisono.communicator.engine import Engine
+from unisono.communicator.numbers import check_timeout
 from unisono.communicator.table import Table
 from unisono.runtime.gathering import gather
 from unisono.runtime.native_executor import OP_CODES
@@ -99,9 +100,7 @@ class Communicator:
 
     @timeout_s.setter
     def timeout_s(self, timeout_s: float) -> None:
-        if not timeout_s > 0:
-            raise ValueError(f"a timeout must be positive, not {timeout_s}")
-        self._engine.timeout_s = timeout_s
+        self._engine.timeout_s = check_timeout(timeout_s)
 
     @property
     def reproducible(self) -> bool:

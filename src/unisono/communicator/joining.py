@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from unisono import config, native
 from unisono.communicator.communicator import Communicator
-from unisono.communicator.numbers import whole
+from unisono.communicator.numbers import check_timeout, whole
 from unisono.communicator.table import Selectable, own_table
 from unisono.runtime.gathering import gather
 from unisono.runtime.rendezvous import Meeting
@@ -42,6 +42,10 @@ def init(
     ...     comm.reproducible
     True
     """
+    if timeout_s is not None:
+        timeout_s = check_timeout(timeout_s)
+    if not (reproducible is None or isinstance(reproducible, bool)):
+        raise TypeError(f"reproducible: expected True or False, not {reproducible!r:.60}")
     settings = config.override(config.settings(), timeout_s=timeout_s, reproducible=reproducible)
     if rank is None and size is None and rendezvous is None:
         world = config.world()

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import operator
+from numbers import Real
+from typing import Any
 
 TAGS = 1 << 63
 """Tags of callers are below; those from here on are the library's."""
@@ -30,6 +32,28 @@ def whole(number: int, name: str, expected: str = "a whole number") -> int:
         return operator.index(number)
     except TypeError:  # also of arrays of several numbers
         raise TypeError(f"{name}: expected {expected}, not {number!r:.60}") from None
+
+
+def word(number: int, name: str) -> int:
+    """The number. Raises `TypeError` as `whole`, `ValueError` for one of more than 64 bits."""
+    number = whole(number, name)
+    if not -(1 << 63) <= number < 1 << 63:
+        raise ValueError(f"{name}: expected a number of 64 bits, not {number}")
+    return number
+
+
+def check_timeout(timeout_s: Any) -> float:
+    """The seconds. Raises `ValueError` unless they are positive, `TypeError` for no number.
+
+    >>> check_timeout("5")
+    Traceback (most recent call last):
+    TypeError: timeout_s: expected seconds, not '5'
+    """
+    if not isinstance(timeout_s, Real):
+        raise TypeError(f"timeout_s: expected seconds, not {timeout_s!r:.60}")
+    if not float(timeout_s) > 0:
+        raise ValueError(f"a timeout must be positive, not {timeout_s}")
+    return float(timeout_s)
 
 
 def check_tag(tag: int) -> int:

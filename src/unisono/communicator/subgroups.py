@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from unisono.communicator.numbers import whole
+from unisono.communicator.numbers import whole, word
 from unisono.communicator.table import Selectable, Table
 from unisono.runtime.rendezvous import Meeting
 
@@ -30,8 +30,8 @@ def split(
     with self._engine.telling_refusals("split"):
         self._engine.refuse_in_batch("split")
         if color is not None:
-            color = whole(color, "color")
-        key = whole(key, "key")
+            color = word(color, "color")
+        key = word(key, "key")
         token = np.frombuffer(secrets.token_bytes(_TOKEN_BYTES), np.int64)
         member = [0 if color is None else 1, 0 if color is None else color, key]
         mine = np.concatenate([np.array(member, np.int64), token])

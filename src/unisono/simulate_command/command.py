@@ -62,10 +62,17 @@ def simulate(
         float, typer.Option(help="Seconds before each message leaves its rank.")
     ] = 0.0,
     failed: Annotated[
-        str, typer.Option(metavar="LINK,...", help="Directed links that are gone, by id.")
+        str,
+        typer.Option(
+            metavar="LINK,...",
+            help="Directed links that are gone: ids, or 0-1 from node 0 to node 1.",
+        ),
     ] = "",
     degraded: Annotated[
-        str, typer.Option(metavar="LINK=PART,...", help="Links with a part of their rate left.")
+        str,
+        typer.Option(
+            metavar="LINK=PART,...", help="Such as 0-1=0.5: links with a part of their rate left."
+        ),
     ] = "",
     in_network: Annotated[
         bool, typer.Option("--in-network", help="Switches that can reduce and copy do so.")
@@ -108,9 +115,10 @@ def simulate(
             spec=topology_spec,
             topology=topology,
             nbytes=parse_size(size),
-            names=task.read_names(algorithm, names),
+            names=task.read_names(op, algorithm, names),
             levels=task.read_levels(levels),
             conditions=task.read_conditions(
+                topology=topology,
                 overhead=overhead,
                 failed=failed,
                 degraded=degraded,

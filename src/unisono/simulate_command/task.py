@@ -8,6 +8,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
+from unisono import algorithms
+from unisono.types import Op
+
 if TYPE_CHECKING:
     from rich.table import Table
 
@@ -81,8 +86,8 @@ class Task:
         return model.lightest(self.nbytes) * bound_s(self.op, model.network(topology), self.nbytes)
 
 
-def read_names(algorithm: str | None, names: str) -> list[str] | None:
-    """Algorithms of --compare; None for all. Raises ValueError if there are none."""
+def read_names(op: str, algorithm: str | None, names: str) -> list[str] | None:
+    """Algorithms of --compare; None for all. Raises ValueError if there are none of the name."""
     if algorithm is not None:
         return [algorithm]
     # Commas are inside names (`swing:dims=4x4,ports=4`), but most names have none.
@@ -90,7 +95,13 @@ def read_names(algorithm: str | None, names: str) -> list[str] | None:
     found = [name.strip() for name in cut if name.strip()]
     if not found:
         raise ValueError("--compare takes names of algorithms, or all")
-    return None if found == ["all"] else found
+    if found == ["all"]:
+        return None
+    elsewhere = {name for each in Op for name in algorithms.names(each)}
+    for name in found:
+        if name.partition(":")[0] not in elsewhere:  # what other operations have is left out
+            algorithms.find(op, name)
+    return found
 
 
 def read_levels(text: str | None) -> tuple[int, ...] | None:
@@ -103,8 +114,29 @@ def read_levels(text: str | None) -> tuple[int, ...] | None:
         raise ValueError(f"--levels {text}: sizes are written as in 4x8") from None
 
 
+def read_links(word: str, topology: Topology) -> list[int]:
+    """The directed links that a word names: `7` is an id, `0-1` all from node 0 to node 1.
+
+    Raises ValueError.
+    """
+    try:
+        ends = [int(end) for end in word.split("-")]
+    except ValueError:
+        ends = []
+    if len(ends) == 1:
+        return ends
+    if len(ends) != 2:
+        raise ValueError(f"{word}: a link is an id, or the nodes that it joins: 7 or 0-1")
+    src, dst = ends
+    found = np.flatnonzero((topology.links.src == src) & (topology.links.dst == dst))
+    if not found.size:
+        raise ValueError(f"{topology.name} has no link from node {src} to node {dst}")
+    return [int(link) for link in found]
+
+
 def read_conditions(
     *,
+    topology: Topology,
     overhead: float,
     failed: str,
     degraded: str,
@@ -116,12 +148,12 @@ def read_conditions(
     """Everything but the network. Raises ValueError."""
     from unisono.simulator import Conditions, Endpoint
 
-    try:
-        gone = tuple(int(link) for link in failed.split(",") if link)
-        pairs = [word.split("=") for word in degraded.split(",") if word]
-        slow = {int(link): float(part) for link, part in pairs}
-    except ValueError:
-        raise ValueError("links are ids: --failed 3,4 --degraded 5=0.5") from None
+    gone = tuple(link for word in failed.split(",") if word for link in read_links(word, topology))
+    slow = {}
+    for word in degraded.split(","):
+        if word:
+            links, part = _read_part(word)
+            slow.update(dict.fromkeys(read_links(links, topology), part))
     return Conditions(
         endpoint=Endpoint(overhead_s=overhead),
         failed=gone,
@@ -131,6 +163,14 @@ def read_conditions(
         seed=seed,
         messages=model,
     )
+
+
+def _read_part(word: str) -> tuple[str, float]:
+    links, _, part = word.partition("=")
+    try:
+        return links, float(part)
+    except ValueError:
+        raise ValueError(f"--degraded {word}: written as in 5=0.5 or 0-1=0.5") from None
 
 
 def read_model(path: Path, op: str, ranks: int) -> LinkModel:
