@@ -141,6 +141,18 @@ void check_called_by_a_signal(Report& report, Mapping mapping) {
     expect(report, within, Fault::invalid, "signal handler", "called by a handler");
 }
 
+// A rank that refuses again and again does not wait for those that make the calls.
+void check_refused_far_ahead(Report& report, Mapping mapping) {
+    World world(shape_of(2, 2), mapping, 1);
+    for (size_t i = 0; i < 2 * kCallHistory; ++i) {
+        Execution refused{};
+        refused.refusal = std::make_shared<const std::string>("no data left");
+        world[1].dispatcher->submit(std::move(refused), kLong_s, kLong_s);
+    }
+    expect(report, run_step(world[0], simple(Kind::direct, 100), 0.5), Fault::mismatch,
+           "rank 1 called a call no longer remembered", "refused far ahead");
+}
+
 // Memory that its owner gives back while a thread of the same process still reads it, for the call
 // has failed.
 void check_lent_memory_taken_away(Report& report) {
@@ -429,6 +441,7 @@ int main() {
         check_closed_by_a_signal(report, mapping);
         check_called_by_a_signal(report, mapping);
         check_interrupted_behind_another(report, mapping);
+        check_refused_far_ahead(report, mapping);
         check_timeout_on_busy_cores(report, mapping);
     }
     return report.finish();
