@@ -88,8 +88,9 @@ def test_a_wait_with_a_timeout_does_no_harm(threads: World) -> None:
                 assert 0.09 < time.monotonic() - started < 5
                 assert not handle.is_completed()
                 assert handle.exception() is None
-                with pytest.raises(TimeoutError):
-                    handle.wait(0)
+                for gone_s in (0, -1.0):
+                    with pytest.raises(TimeoutError):
+                        handle.wait(gone_s)
             go.set()
             assert work.wait(10).tolist() == [2] * 5
             assert receiving.wait(10).tolist() == [3, 3]
