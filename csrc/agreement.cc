@@ -9,8 +9,8 @@
 namespace unisono {
 namespace {
 
-// Whether a rank had another fingerprint for a call. Ranks of a host are never further apart than
-// the history is long; of ranks elsewhere one knows those calls of which one heard.
+// Whether a rank had another fingerprint for a call that it remembers. Of ranks elsewhere one knows
+// those calls of which one heard.
 bool differ(const RankControl& own, const RankControl& other, uint64_t seq) {
     const CallRecord& mine = own.calls[seq % kCallHistory];
     const CallRecord& theirs = other.calls[seq % kCallHistory];
@@ -21,6 +21,9 @@ bool differ(const RankControl& own, const RankControl& other, uint64_t seq) {
 }  // namespace
 
 bool Agreement::catch_up(uint32_t peer, uint64_t seq, uint64_t theirs) {
+    // Ranks of a host get further apart than the history is long only by refusing calls.
+    if (view_.local(peer) && ahead_of(theirs, seq) >= static_cast<int32_t>(kCallHistory))
+        mismatch(seq);
     uint64_t& verified = verified_[peer];
     if (seq > kCallHistory) verified = std::max(verified, seq - kCallHistory);
     for (; verified < seq; ++verified) {

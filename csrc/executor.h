@@ -181,9 +181,6 @@ class Executor {
     void reduce(const Execution& call, const Record* record);
     void reduce_some(const Execution& call, const Record* record, uint64_t at, uint64_t bytes);
     void lend(const Execution& call, const Ref& slot, const Ref& memory) const noexcept;
-    [[nodiscard]] bool is_foreign(const Ref& ref) const noexcept {
-        return ref.space == Space::lent && !loans_.own(ref.rank);
-    }
     [[nodiscard]] std::byte* resolve(const Execution& call, const Ref& ref) const noexcept;
     [[nodiscard]] uint64_t length_of(const Execution& call, const Ref& ref) const noexcept;
     [[nodiscard]] kernels::Store store_for(const Execution& call, const Ref& ref) const noexcept {

@@ -49,7 +49,7 @@ void Executor::copy(const Execution& call, const Record& r) {
     if (bytes == 0) return;
     std::byte* dst = resolve(call, r.dst);
     const std::byte* src = resolve(call, r.src);
-    if (is_foreign(r.src)) {
+    if (r.src.space == Space::lent) {
         loans_.read(r.src.rank, dst, src, bytes);
         if (r.flags & kHasSecond)
             kernels::copy(resolve(call, r.dst2), dst, bytes, store_for(call, r.dst2));
@@ -66,11 +66,11 @@ void Executor::lend(const Execution& call, const Ref& slot, const Ref& memory) c
     show_loan(resolve(call, slot), resolve(call, memory));
 }
 
-// Of what other processes lend, as much at a time as stays in the cache.
+// Of what others lend, as much at a time as stays in the cache.
 void Executor::reduce(const Execution& call, const Record* r) {
     const uint64_t bytes = length_of(call, r->length), element = size_of(call.args.dtype);
     const auto foreign = static_cast<uint64_t>(std::count_if(
-        r + 1, r + 1 + r->sources, [this](const Record& arg) { return is_foreign(arg.src); }));
+        r + 1, r + 1 + r->sources, [](const Record& arg) { return arg.src.space == Space::lent; }));
     const uint64_t most =
         foreign == 0 ? bytes
                      : std::max(kBorrowedBytes / foreign, kLeastBorrowedBytes) / element * element;
@@ -86,7 +86,7 @@ void Executor::reduce_some(const Execution& call, const Record* r, uint64_t at, 
     for (size_t k = 0; k < r->sources; ++k) {
         const Ref& ref = r[k + 1].src;
         const std::byte* source = resolve(call, ref) + at;
-        if (is_foreign(ref)) {
+        if (ref.space == Space::lent) {
             loans_.read(ref.rank, borrowed, source, bytes);
             source = std::exchange(borrowed, borrowed + bytes);
         }

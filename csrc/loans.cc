@@ -23,14 +23,9 @@ Loans::Loans(View& view, Membership& members)
     view.own().token.store(reinterpret_cast<uintptr_t>(&token_), std::memory_order_release);
 }
 
-bool Loans::own(uint32_t rank) const noexcept {
-    return view_.control(rank).process.load(std::memory_order_relaxed) == token_.process;
-}
-
 bool Loans::reach_all() const noexcept {
     const auto& here = view_.here();
-    return std::all_of(here.begin(), here.end(),
-                       [this](uint32_t rank) { return own(rank) || reach(rank); });
+    return std::all_of(here.begin(), here.end(), [this](uint32_t rank) { return reach(rank); });
 }
 
 bool Loans::reach(uint32_t rank) const noexcept {

@@ -1,6 +1,6 @@
 // Memory that ranks of one host lend to each other for the time of a call, so that it is copied
-// once: read where it lies, by the kernel (process_vm_readv) or, between threads of one process,
-// without it.
+// once: read where it lies by the kernel (process_vm_readv). Also between threads of one process:
+// the owner of memory may take it away once the call has failed, which the kernel survives.
 #pragma once
 
 #include <cstdint>
@@ -29,9 +29,7 @@ class Loans {
 
     // Whether this rank can read the memory of every other rank of its host, which all have joined.
     [[nodiscard]] bool reach_all() const noexcept;
-    // Whether the memory of a rank is this process's own.
-    [[nodiscard]] bool own(uint32_t rank) const noexcept;
-    // Copies memory of a rank of another process. Throws Error if that is gone, or its rank.
+    // Copies memory of a rank. Throws Error if that is gone, or its rank.
     void read(uint32_t rank, std::byte* dst, const std::byte* theirs, uint64_t bytes);
 
   private:

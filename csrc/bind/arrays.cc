@@ -54,6 +54,7 @@ Arrays::Arrays()
     : ndarray_(
           reinterpret_cast<PyTypeObject*>(nb::module_::import_("numpy").attr("ndarray").ptr())),
       dtype_(interned("dtype")),
+      is_cpu_(interned("is_cpu")),
       data_ptr_(interned("data_ptr")),
       numel_(interned("numel")),
       is_contiguous_(interned("is_contiguous")),
@@ -102,6 +103,7 @@ std::optional<Located> Arrays::locate_tensor(nb::handle tensor) const {
     if (!type.is_valid()) return give_up();
     const auto dtype = known(type.ptr());
     if (!dtype) return std::nullopt;
+    if (nb::steal(PyObject_GetAttr(tensor.ptr(), is_cpu_.ptr())).ptr() != Py_True) return give_up();
     if (!is_true(tensor, is_contiguous_) || is_true(tensor, is_neg_)) return give_up();
     if (is_complex(*dtype) && is_true(tensor, is_conj_)) return give_up();
     const auto address = number(tensor, data_ptr_), count = number(tensor, numel_);

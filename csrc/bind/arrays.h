@@ -35,7 +35,7 @@ class Arrays {
     [[nodiscard]] std::optional<Located> locate_tensor(nanobind::handle tensor) const;
 
     PyTypeObject* ndarray_;
-    nanobind::str dtype_, data_ptr_, numel_, is_contiguous_, is_neg_, is_conj_;
+    nanobind::str dtype_, is_cpu_, data_ptr_, numel_, is_contiguous_, is_neg_, is_conj_;
     std::unordered_map<PyObject*, Kind> kinds_;  // by NumPy's or torch's type of elements
 };
 

@@ -6,6 +6,7 @@
 
 #include "carrier.h"
 #include "errors.h"
+#include "gil.h"
 #include "message_wire.h"
 
 namespace nb = nanobind;
@@ -16,7 +17,7 @@ namespace {
 // Calls into Python with what it raises made the core's.
 template <class Call>
 auto in_python(Call&& call) {
-    const nb::gil_scoped_acquire gil;
+    const WithGil gil;
     try {
         return call();
     } catch (const nb::python_error& raised) {
@@ -38,7 +39,7 @@ class PythonCarrier final : public Carrier {
     PythonCarrier(const PythonCarrier&) = delete;
     PythonCarrier& operator=(const PythonCarrier&) = delete;
     ~PythonCarrier() override {
-        const nb::gil_scoped_acquire gil;
+        const WithGil gil;
         for (nb::object* object : {&poll_, &receive_, &send_, &send_head_, &reuse_, &carrier_})
             object->reset();
     }
@@ -95,7 +96,7 @@ class PythonCarrier final : public Carrier {
 
 std::shared_ptr<void> hold(const nb::object& object) {
     return {nb::object(object).release().ptr(), [](void* held) {
-                const nb::gil_scoped_acquire gil;
+                const WithGil gil;
                 Py_DECREF(static_cast<PyObject*>(held));
             }};
 }

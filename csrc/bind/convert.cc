@@ -4,6 +4,7 @@
 
 #include "buffer.h"
 #include "error.h"
+#include "gil.h"
 #include "kernels/kernels.h"
 #include "register.h"
 
@@ -26,7 +27,7 @@ void scale(uint32_t dtype, Address dst, Address src, uint64_t count, const nb::b
     if (factor.size() != (is_narrow_float(type) ? sizeof(float) : size_of(type)))
         throw Error(Fault::invalid, "the factor is not an element");
     const char* value = factor.c_str();
-    const nb::gil_scoped_release release;
+    const WithoutGil release;
     kernels::scale(type, at(dst), at(src), count, value);
 }
 
@@ -37,7 +38,7 @@ void register_convert(nb::module_& m) {
         "widen",
         [](uint32_t dtype, Address dst, Address src, uint64_t count, std::optional<float> factor) {
             const DType type = narrow_type(dtype);
-            const nb::gil_scoped_release release;
+            const WithoutGil release;
             kernels::widen(type, reinterpret_cast<float*>(dst), at(src), count,
                            factor ? &*factor : nullptr);
         },
@@ -46,7 +47,7 @@ void register_convert(nb::module_& m) {
         "narrow",
         [](uint32_t dtype, Address dst, Address src, uint64_t count) {
             const DType type = narrow_type(dtype);
-            const nb::gil_scoped_release release;
+            const WithoutGil release;
             kernels::narrow(type, at(dst), reinterpret_cast<const float*>(src), count);
         },
         "dtype"_a, "dst"_a, "src"_a, "count"_a);

@@ -5,6 +5,8 @@
 #include <string>
 #include <string_view>
 
+#include "gil.h"
+
 namespace nb = nanobind;
 
 namespace unisono::bind {
@@ -69,7 +71,7 @@ Error error_from(const nb::python_error& raised) {
 
 Interrupted python_signals() {
     return [] {
-        const nb::gil_scoped_acquire gil;
+        const WithGil gil;
         return PyErr_CheckSignals() != 0;
     };
 }

@@ -14,6 +14,7 @@
 #include "buffer.h"
 #include "carriers.h"
 #include "errors.h"
+#include "gil.h"
 #include "hosts.h"
 #include "nonce.h"
 #include "prepared.h"
@@ -40,11 +41,11 @@ Pieces pieces_of(const Memory& memory) {
 Sequel sequel_of(Group& group, nb::object then) {
     if (then.is_none()) return {};
     const std::shared_ptr<PyObject> held(then.release().ptr(), [](PyObject* object) {
-        const nb::gil_scoped_acquire gil;
+        const WithGil gil;
         Py_DECREF(object);
     });
     return [&group, held] {
-        const nb::gil_scoped_acquire gil;
+        const WithGil gil;
         try {
             const auto next = nb::cast<nb::tuple>(nb::handle(held.get())());
             return nb::cast<const Prepared&>(next[0]).bind(pieces_of(nb::cast<Memory>(next[1])),
@@ -125,7 +126,7 @@ void bind_calls(nb::class_<Group>& group) {
                double timeout_s, nb::object then) {
                 Execution execution = call.bind(pieces_of(in), pieces_of(out));
                 Sequel sequel = sequel_of(self, std::move(then));
-                const nb::gil_scoped_release release;
+                const WithoutGil release;
                 self.dispatcher().run(std::move(execution), timeout_s, python_signals(),
                                       std::move(sequel));
             },
@@ -136,7 +137,7 @@ void bind_calls(nb::class_<Group>& group) {
                double timeout_s, double inline_s, nb::object then) {
                 Execution execution = call.bind(pieces_of(in), pieces_of(out));
                 Sequel sequel = sequel_of(self, std::move(then));
-                const nb::gil_scoped_release release;
+                const WithoutGil release;
                 return self.dispatcher().submit(std::move(execution), timeout_s, inline_s,
                                                 std::move(sequel));
             },
@@ -144,7 +145,7 @@ void bind_calls(nb::class_<Group>& group) {
         .def(
             "wait",
             [](Group& self, Job& job, double timeout_s) {
-                const nb::gil_scoped_release release;
+                const WithoutGil release;
                 return self.dispatcher().wait(job, timeout_s, python_signals());
             },
             "job"_a, "timeout_s"_a);
@@ -163,7 +164,7 @@ void bind_mail(nb::class_<Group>& group) {
             [message](Group& self, Address data, uint64_t bytes, uint32_t dtype, int32_t peer,
                       uint64_t tag, const nb::object& keep) {
                 const Message m = message(self, data, bytes, dtype, peer, tag, keep);
-                const nb::gil_scoped_release release;
+                const WithoutGil release;
                 return self.mail().send(m);
             },
             "data"_a, "bytes"_a, "dtype"_a, "peer"_a, "tag"_a, "keep"_a = nb::none())
@@ -172,17 +173,16 @@ void bind_mail(nb::class_<Group>& group) {
             [message](Group& self, Address data, uint64_t bytes, uint32_t dtype, int32_t peer,
                       uint64_t tag, const nb::object& keep) {
                 const Message m = message(self, data, bytes, dtype, peer, tag, keep);
-                const nb::gil_scoped_release release;
+                const WithoutGil release;
                 return self.mail().receive(m);
             },
             "data"_a, "bytes"_a, "dtype"_a, "peer"_a, "tag"_a, "keep"_a = nb::none())
         .def(
-            "carry_on", [](Group& self) { self.mail().carry_on(); },
-            nb::call_guard<nb::gil_scoped_release>())
+            "carry_on", [](Group& self) { self.mail().carry_on(); }, nb::call_guard<WithoutGil>())
         .def(
             "wait_parcel",
             [](Group& self, Parcel& parcel, double timeout_s, double limit_s) {
-                const nb::gil_scoped_release release;
+                const WithoutGil release;
                 return self.mail().wait(parcel, timeout_s, limit_s, python_signals());
             },
             "parcel"_a, "timeout_s"_a, "limit_s"_a);
@@ -223,7 +223,7 @@ void register_group(nb::module_& m) {
         .def_prop_ro("calls", &Group::calls)
         .def("can_borrow", &Group::can_borrow)
         .def("require_healthy", [](Group& self) { self.members().require_healthy(); })
-        .def("refuse", &Group::refuse, "reason"_a, nb::call_guard<nb::gil_scoped_release>())
+        .def("refuse", &Group::refuse, "reason"_a, nb::call_guard<WithoutGil>())
         .def("fail_mismatch", &Group::fail_mismatch, "text"_a)
         .def("abort", &Group::abort, "reason"_a)
         .def(
@@ -235,7 +235,7 @@ void register_group(nb::module_& m) {
                 return self.members().exchange_successor(expected, desired);
             },
             "expected"_a, "desired"_a)
-        .def("close", &Group::close, nb::call_guard<nb::gil_scoped_release>());
+        .def("close", &Group::close, nb::call_guard<WithoutGil>());
     bind_calls(group);
     bind_mail(group);
     bind_hosts(group);

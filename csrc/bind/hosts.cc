@@ -7,6 +7,7 @@
 
 #include "carriers.h"
 #include "errors.h"
+#include "gil.h"
 #include "nonce.h"
 #include "tls_end.h"
 
@@ -45,7 +46,7 @@ void bind_hosts(nb::class_<Group>& group) {
                     throw Error(Fault::invalid, "a failure of an unknown kind");
                 self.fail(static_cast<Fault>(fault), text);
             },
-            "fault"_a, "text"_a, nb::call_guard<nb::gil_scoped_release>())
+            "fault"_a, "text"_a, nb::call_guard<WithoutGil>())
         .def("failure",
              [](Group& self) -> nb::object {
                  const auto failure = self.members().failure();

@@ -1,6 +1,7 @@
 // What this machine is like.
 #include <nanobind/nanobind.h>
 
+#include "gil.h"
 #include "kernels/kernels.h"
 #include "probe.h"
 #include "register.h"
@@ -11,8 +12,7 @@ using namespace nb::literals;
 namespace unisono::bind {
 
 void register_machine(nb::module_& m) {
-    m.def("probe_core_latency", &probe_core_latency_s, "samples"_a,
-          nb::call_guard<nb::gil_scoped_release>());
+    m.def("probe_core_latency", &probe_core_latency_s, "samples"_a, nb::call_guard<WithoutGil>());
     m.def("meshed_cores", &meshed_cores);
     m.def("usable_cores", &usable_cores);
     m.def("last_level_cache_bytes", &last_level_cache_bytes);

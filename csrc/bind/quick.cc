@@ -10,6 +10,7 @@
 
 #include "arrays.h"
 #include "errors.h"
+#include "gil.h"
 #include "group.h"
 #include "pack.h"
 #include "prepared.h"
@@ -93,7 +94,7 @@ class QuickCalls {
         const double limit_s = timeout_s;
         std::shared_ptr<Job> job;
         {
-            const nb::gil_scoped_release release;
+            const WithoutGil release;
             if (async_op) {
                 job = group_->dispatcher().submit(std::move(call), limit_s, inline_s_);
             } else {

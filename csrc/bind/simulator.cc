@@ -7,6 +7,7 @@
 #include <utility>
 #include <vector>
 
+#include "gil.h"
 #include "register.h"
 #include "simulator/engine.h"
 #include "simulator/messages.h"
@@ -61,7 +62,7 @@ nb::tuple messages(const In<int32_t>& round, const In<int32_t>& src, const In<in
     };
     simulator::Messages found;
     {
-        const nb::gil_scoped_release release;
+        const WithoutGil release;
         found = simulator::messages_of(transfers, options);
     }
     return nb::make_tuple(given(std::move(found.kind)), given(std::move(found.round)),
@@ -101,12 +102,12 @@ class Simulation {
             .after = seen(after),
         };
         const simulator::Times times{begun_s_, arrived_s_, cause_};
-        const nb::gil_scoped_release release;
+        const WithoutGil release;
         engine_ = std::make_unique<simulator::Engine>(seen(capacity), paths, tasks, times, bins);
     }
 
     bool advance(uint64_t events) {
-        const nb::gil_scoped_release release;
+        const WithoutGil release;
         return engine_->advance(events);
     }
 

@@ -141,6 +141,56 @@ void check_called_by_a_signal(Report& report, Mapping mapping) {
     expect(report, within, Fault::invalid, "signal handler", "called by a handler");
 }
 
+// A rank that refuses again and again does not wait for those that make the calls.
+void check_refused_far_ahead(Report& report, Mapping mapping) {
+    World world(shape_of(2, 2), mapping, 1);
+    for (size_t i = 0; i < 2 * kCallHistory; ++i) {
+        Execution refused{};
+        refused.refusal = std::make_shared<const std::string>("no data left");
+        world[1].dispatcher->submit(std::move(refused), kLong_s, kLong_s);
+    }
+    expect(report, run_step(world[0], simple(Kind::direct, 100), 0.5), Fault::mismatch,
+           "rank 1 called a call no longer remembered", "refused far ahead");
+}
+
+// Memory that its owner gives back while a thread of the same process still reads it, for the call
+// has failed.
+void check_lent_memory_taken_away(Report& report) {
+    constexpr uint64_t bytes = 256 << 20;
+    World world(shape_of(2, 2), Mapping::own, 1);
+    const auto map = [] {  // not touched, so that reading takes long
+        return static_cast<std::byte*>(::mmap(nullptr, bytes, PROT_READ | PROT_WRITE,
+                                              MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0));
+    };
+    std::byte *const lent = map(), *const read = map();
+    *lent = std::byte{1};
+    const std::atomic_ref<std::byte> arriving(*read);
+    const CallArgs args{OpKind::all_gather, DType::int32, ReduceOp::sum, -1, bytes / 4, 0};
+    std::atomic<int> ended{0};
+    std::thread breaker([&] {
+        while (arriving.load() == std::byte{0} && ended.load() == 0) ::sched_yield();
+        world[1].members->record(Fault::aborted, "enough of this");
+    });
+    world.run([&](Rank& rank) {
+        const auto plan =
+            hand::with_readers(rank.rank, 2, [](uint32_t r) { return hand::lending_gather(r, 2); });
+        const Prepared call{plan,  args,  fingerprint(args),    bytes,
+                            bytes, bytes, StorePolicy::adaptive};
+        Pieces in, out;
+        in.push_back({lent, rank.rank == 0 ? bytes : 0});
+        out.push_back({rank.rank == 0 ? lent : read, bytes});
+        out.push_back({read, 0});
+        const auto outcome = outcome_of(
+            [&] { rank.dispatcher->run(call.bind(std::move(in), std::move(out)), kLong_s, {}); });
+        if (rank.rank == 0) ::munmap(lent, bytes);
+        ++ended;
+        report.check(outcome.fault == Fault::aborted || outcome.fault == Fault::none,
+                     "lent memory taken away gave " + outcome.text);
+    });
+    breaker.join();
+    ::munmap(read, bytes);
+}
+
 // Threads of other programs have the cores: a rank that yields gets them back late each time.
 void check_timeout_on_busy_cores(Report& report, Mapping mapping) {
     std::atomic<bool> over{false};
@@ -374,6 +424,7 @@ int main() {
     check_neighbour_closed(report);
     check_what_a_failed_group_is_good_for(report);
     if (forks_wipe_memory()) check_forked(report);
+    check_lent_memory_taken_away(report);
 #endif
     check_refusals(report);
     for (const Mapping mapping : {Mapping::own, Mapping::one}) {
@@ -390,6 +441,7 @@ int main() {
         check_closed_by_a_signal(report, mapping);
         check_called_by_a_signal(report, mapping);
         check_interrupted_behind_another(report, mapping);
+        check_refused_far_ahead(report, mapping);
         check_timeout_on_busy_cores(report, mapping);
     }
     return report.finish();

@@ -88,8 +88,9 @@ def test_a_wait_with_a_timeout_does_no_harm(threads: World) -> None:
                 assert 0.09 < time.monotonic() - started < 5
                 assert not handle.is_completed()
                 assert handle.exception() is None
-                with pytest.raises(TimeoutError):
-                    handle.wait(0)
+                for gone_s in (0, -1.0):
+                    with pytest.raises(TimeoutError):
+                        handle.wait(gone_s)
             go.set()
             assert work.wait(10).tolist() == [2] * 5
             assert receiving.wait(10).tolist() == [3, 3]
@@ -291,6 +292,45 @@ def test_threads_that_drop_their_handles_do_not_free_memory_in_use(tmp_path: Pat
         check=False,
     )
     assert done.returncode == 0, done.stderr
+
+
+CALLS_AT_THE_END = """
+import threading, time
+import numpy as np
+import unisono
+
+def join(rank):
+    comms[rank] = unisono.init(rank=rank, size=2, rendezvous="NAME")
+
+comms = [None, None]
+threads = [threading.Thread(target=join, args=(rank,)) for rank in range(2)]
+for thread in threads:
+    thread.start()
+for thread in threads:
+    thread.join()
+one, other = comms
+
+def call():
+    try:
+        while True:
+            one.CALL
+    except unisono.AbortedError:
+        pass
+
+threading.Thread(target=call, daemon=True).start()
+time.sleep(0.05)
+"""
+
+
+@pytest.mark.parametrize(
+    "call", ["barrier()", "recv(np.ones(3), 1)", "all_gather_v(np.ones(3), async_op=True)"]
+)
+def test_the_interpreter_ends_while_a_daemon_is_in_a_call(call: str) -> None:
+    program = CALLS_AT_THE_END.replace("NAME", unique_name()).replace("CALL", call)
+    done = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, timeout=60, check=False
+    )
+    assert (done.returncode, done.stderr) == (0, "")
 
 
 def test_a_message_that_is_waited_for_does_not_hold_finished_arrays(threads: World) -> None:

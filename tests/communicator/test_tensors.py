@@ -167,9 +167,18 @@ def test_every_reduction_of_bfloat16(threads: World) -> None:
     threads(RANKS).run(check)
 
 
+class OnAnAccelerator(torch.Tensor):  # type: ignore[misc]
+    """Says so: its memory, which is the host's here, must not be touched."""
+
+    is_cpu = False
+    device = torch.device("cuda", 3)
+
+
 def test_what_cannot_be_served_is_refused(threads: World) -> None:
     def check(comm: Communicator) -> None:
+        comm.all_reduce(torch.ones(2))  # such calls are known from here on
         cases = [
+            (torch.ones(2).as_subclass(OnAnAccelerator), "cuda:3"),
             (torch.zeros(2, device="meta"), "meta"),
             (torch.zeros(2, 2).to_sparse(), "sparse"),
             (torch.zeros(2, dtype=torch.float8_e4m3fnuz), "float8_e4m3fnuz"),

@@ -57,7 +57,12 @@ def locate(array: Array, *, writable: bool) -> Located | None:
         return native.locate(array, writable)
     try:
         code, size_bytes, is_complex = _element_type(array.dtype)
-        if not array.is_contiguous() or array.is_neg() or (is_complex and array.is_conj()):
+        if (
+            not array.is_cpu
+            or not array.is_contiguous()
+            or array.is_neg()
+            or (is_complex and array.is_conj())
+        ):
             return None
         address = array.data_ptr()
         nbytes = array.numel() * size_bytes

@@ -53,7 +53,8 @@ class Work(ABC):
         Raises what the call failed with, or `TimeoutError` if it is still under way after
         `timeout_s` seconds, which does the call no harm.
         """
-        if not self._wait_native(timeout_s):
+        # Below, less than nothing means without end.
+        if not self._wait_native(None if timeout_s is None else max(0.0, timeout_s)):
             raise TimeoutError(f"the call is still under way after {timeout_s:g} s")
         if self._lock is not None:
             with self._lock:  # whichever thread comes second finds the result in its place
