@@ -25,16 +25,6 @@ enum class Kind : uint8_t {
 };
 inline constexpr uint32_t kKinds = 8;
 
-// ThreadSanitizer sees that what threads lend each other is in order only if they share the mapping
-// by whose words it is.
-inline uint32_t kinds_for(Mapping mapping) {
-#if defined(__SANITIZE_THREAD__)
-    if (mapping != Mapping::one) return static_cast<uint32_t>(Kind::lending);
-#endif
-    static_cast<void>(mapping);
-    return kKinds;
-}
-
 inline bool gathers(Kind kind) {
     return kind == Kind::all_gather || kind == Kind::lending_gather;
 }

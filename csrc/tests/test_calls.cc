@@ -12,10 +12,10 @@ namespace {
 using namespace unisono;
 using namespace unisono::test;
 
-Step random_step(std::mt19937_64& random, uint32_t ranks, Mapping mapping) {
+Step random_step(std::mt19937_64& random, uint32_t ranks) {
     constexpr uint64_t counts[] = {0, 1, 7, 64, 500, 3000};
     Step step{};
-    step.kind = static_cast<Kind>(random() % kinds_for(mapping));
+    step.kind = static_cast<Kind>(random() % kKinds);
     step.count = counts[random() % std::size(counts)];
     step.root = static_cast<uint32_t>(random() % ranks);
     step.block_bytes = 64ULL << random() % 5;
@@ -45,8 +45,7 @@ void check_sequences(Report& report, Mapping mapping, uint32_t ranks, uint64_t s
         };
         const Outcome outcome = outcome_of([&] {
             for (int i = 0; i < 60; ++i) {
-                auto call =
-                    std::make_unique<Call>(random_step(script, ranks, mapping), rank.rank, ranks);
+                auto call = std::make_unique<Call>(random_step(script, ranks), rank.rank, ranks);
                 auto execution = call->execution();
                 if (own() % 2) {
                     rank.dispatcher->run(std::move(execution), kLong_s, {});

@@ -65,8 +65,7 @@ def reduce_scatter(
     if not callable(reduction):
         return exchange.scattering(engine, Op.REDUCE_SCATTER, x, out, -1, reduction, algorithm)
     several = isinstance(x, (list, tuple))
-    if several:
-        stage_pieces(x, engine.size, writable=False, what="x")
+    pieces = stage_pieces(x, engine.size, writable=False, what="x") if several else []
     share = exchange.share_of(x, engine.size, engine.rank) if out is None else out
     mine: Any = x[engine.rank] if several else x
     expected = math.prod(mine.shape) // (1 if several else engine.size)
@@ -82,7 +81,7 @@ def reduce_scatter(
         assign(share, _fold(engine, reduction, _each(rows)))
 
     if several:
-        lengths = tuple(stage(piece, writable=False).located[1] for piece in x) * engine.size
+        lengths = tuple(piece.located[1] for piece in pieces) * engine.size
         exchanging = exchange.all_to_all(engine, x, _each(rows), None, lengths)
     else:
         exchanging = exchange.all_to_all(engine, x, rows, None)

@@ -51,9 +51,10 @@ def check_timeout(timeout_s: Any) -> float:
     """
     if not isinstance(timeout_s, Real):
         raise TypeError(f"timeout_s: expected seconds, not {timeout_s!r:.60}")
-    if not float(timeout_s) > 0:
+    limit_s = float(timeout_s)
+    if not limit_s > 0:
         raise ValueError(f"a timeout must be positive, not {timeout_s}")
-    return float(timeout_s)
+    return limit_s
 
 
 def check_tag(tag: int) -> int:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from unisono.communicator.numbers import whole
+from unisono.communicator.numbers import check_timeout, whole
 from unisono.communicator.table import Selectable
 from unisono.runtime.rendezvous import Meeting
 from unisono.runtime.succession import HostTies, Succession, succeed
@@ -56,9 +56,7 @@ def shrink(
     (1, (0,))
     """
     self._engine.refuse_in_batch("shrink")
-    limit_s = self.timeout_s if timeout_s is None else timeout_s
-    if not limit_s > 0:
-        raise ValueError(f"a timeout must be positive, not {limit_s}")
+    limit_s = self.timeout_s if timeout_s is None else check_timeout(timeout_s)
     asked = Succession(
         name=self._name,
         rank=self.rank,

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from unisono import algorithms
+from unisono import algorithms, outputs
 from unisono.types import Op
 
 if TYPE_CHECKING:
@@ -184,7 +184,5 @@ def read_model(path: Path, op: str, ranks: int) -> LinkModel:
 @contextmanager
 def progress() -> Iterator[Show]:
     """A bar on standard error."""
-    from unisono.outputs import progress as bar
-
-    with bar() as show:
+    with outputs.progress() as show:
         yield lambda name, at: show(name, at.done / max(1, at.total))
