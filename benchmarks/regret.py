@@ -30,7 +30,7 @@ from unisono.bench.cases import Case
 from unisono.bench.contestants import OURS, Contestant
 from unisono.bench.machine import busy_cores, describe_machine
 from unisono.bench.probe import probe_core_latency_s
-from unisono.bench.race import Pace, distinct, medians, race
+from unisono.bench.race import RaceLength, distinct, medians, race
 from unisono.bench.sizes import format_size, parse_sizes
 from unisono.bench.tune import default_algorithm
 from unisono.bench.world import World
@@ -53,11 +53,13 @@ def measure(world: World, op: Op, nbytes: int, budget_s: float) -> dict[str, Any
     case = Case(op=op, ranks=world.ranks, nbytes=nbytes)
     default = default_algorithm(op, case.size_bytes, world.ranks)
     names = distinct(op, [default, *algorithms.names(op), *CHANNELS], world.ranks)
-    first = medians(race(world, case, names, Pace(turns=3, budget_s=budget_s), keep=[default]))
+    first = medians(
+        race(world, case, names, RaceLength(turns=3, budget_s=budget_s), keep=[default])
+    )
     best = sorted(first, key=lambda name: first[name])[:FINALISTS]
     finalists = list(dict.fromkeys([default, *best]))
-    pace = Pace(turns=FINAL_TURNS, budget_s=budget_s)
-    turns_s = race(world, case, finalists, pace, keep=finalists)
+    length = RaceLength(turns=FINAL_TURNS, budget_s=budget_s)
+    turns_s = race(world, case, finalists, length, keep=finalists)
     final = medians(turns_s)
     return {
         "op": op,

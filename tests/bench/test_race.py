@@ -8,11 +8,11 @@ import pytest
 from unisono import algorithms
 from unisono.bench.cases import Case
 from unisono.bench.contestants import Contestant
-from unisono.bench.race import Pace, distinct, race
+from unisono.bench.race import RaceLength, distinct, race
 from unisono.bench.world import World
 from unisono.types import Op
 
-QUICK = Pace(turns=2, budget_s=0.01, drop=1000)
+QUICK = RaceLength(turns=2, budget_s=0.01, drop=1000)
 
 
 @pytest.mark.parametrize("op", [op for op in Op if op is not Op.BARRIER])
@@ -42,11 +42,13 @@ def test_a_race_has_times_of_all_that_can_serve() -> None:
         assert list(times_s) == ["direct", "ring:channels=2", "ring:block_bytes=8192"]
         assert all(len(times) == 2 and min(times) > 0 for times in times_s.values())
         assert set(seen) == set(names)
-        kept = race(world, case, ["direct", "chain"], Pace(budget_s=0.01, drop=1), keep=["chain"])
+        kept = race(
+            world, case, ["direct", "chain"], RaceLength(budget_s=0.01, drop=1), keep=["chain"]
+        )
         assert "chain" in kept
 
 
 @pytest.mark.parametrize("wrong", [{"turns": 0}, {"budget_s": 0.0}, {"drop": 0.5}])
-def test_a_pace_that_makes_no_sense_is_refused(wrong: dict[str, float]) -> None:
+def test_a_length_that_makes_no_sense_is_refused(wrong: dict[str, float]) -> None:
     with pytest.raises(ValueError, match="positive"):
-        Pace(**wrong)  # type: ignore[arg-type]
+        RaceLength(**wrong)  # type: ignore[arg-type]

@@ -25,7 +25,7 @@ measurements, and `unisono check` does it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Pace:
+class RaceLength:
     """How long a race takes: turns of everybody, about `budget_s` in all. Who takes more than
     `drop` times as long as the fastest when first tried gets no further turns."""
 
@@ -69,7 +69,7 @@ def race(
     world: World,
     case: Case,
     names: Sequence[str],
-    pace: Pace,
+    length: RaceLength,
     keep: Sequence[str] = (),
     observe: Callable[[str], None] = lambda name: None,
 ) -> dict[str, tuple[float, ...]]:
@@ -90,10 +90,10 @@ def race(
             raise WrongResultError(f"{case.op} by {name}: {wrong} wrong elements")
         first_s[name] = estimate_call_s(world.time_s, least_s=_CALIBRATION_S, most=_MOST_ITERATIONS)
     least_s = min(first_s.values(), default=0.0)
-    running = [n for n in first_s if n in keep or first_s[n] <= least_s * pace.drop]
-    share_s = pace.budget_s / (pace.turns * max(1, len(running)))
+    running = [n for n in first_s if n in keep or first_s[n] <= least_s * length.drop]
+    share_s = length.budget_s / (length.turns * max(1, len(running)))
     times_s: dict[str, list[float]] = {name: [] for name in running}
-    for turn in range(pace.turns):
+    for turn in range(length.turns):
         first = turn % max(1, len(running))
         for name in running[first:] + running[:first]:
             observe(name)

@@ -13,7 +13,7 @@ from unisono.bench.cases import OPERATIONS, Case
 from unisono.bench.contestants import OURS, Contestant
 from unisono.bench.journal import Cell, Journal
 from unisono.bench.machine import usable_cores
-from unisono.bench.race import Pace, distinct, medians, race
+from unisono.bench.race import RaceLength, distinct, medians, race
 from unisono.bench.runner import Observer
 from unisono.bench.sizes import format_size
 from unisono.bench.world import World
@@ -97,7 +97,7 @@ def tune(
     """Measures what the journal lacks, cell by cell, and says what is to be chosen."""
     cells = request.cells
     todo = [cell for cell in cells if cell not in journal.cells]
-    pace = Pace(budget_s=request.budget_s / len(cells) / 2)
+    length = RaceLength(budget_s=request.budget_s / len(cells) / 2)
     done = len(cells) - len(todo)
     for ranks, group in groupby(todo, key=lambda cell: cell.ranks):
         observe(f"starting {ranks} ranks", done / len(cells))
@@ -110,13 +110,15 @@ def tune(
                 def tell(name: str, where: str = where, share: float = share) -> None:
                     observe(f"{where}: {name}", share)
 
-                journal.add(cell, _measure(world, cell, pace, tell))
+                journal.add(cell, _measure(world, cell, length, tell))
                 done += 1
     observe("done", 1.0)
     return select({cell: journal.cells[cell] for cell in cells})
 
 
-def _measure(world: World, cell: Cell, pace: Pace, tell: Callable[[str], None]) -> dict[str, float]:
+def _measure(
+    world: World, cell: Cell, length: RaceLength, tell: Callable[[str], None]
+) -> dict[str, float]:
     """Two races: of the algorithms, then of the default, the fastest, and other ways to run it.
 
     Where there was a second, its times count: the first chose who is in it, also by luck.
@@ -124,11 +126,11 @@ def _measure(world: World, cell: Cell, pace: Pace, tell: Callable[[str], None]) 
     op, case = Op(cell.op), Case(op=cell.op, ranks=cell.ranks, nbytes=cell.nbytes)
     default = default_algorithm(op, cell.nbytes, cell.ranks)
     names = candidates(op, cell.nbytes, cell.ranks)
-    times_s = medians(race(world, case, names, pace, keep=[default], observe=tell))
+    times_s = medians(race(world, case, names, length, keep=[default], observe=tell))
     best = min(times_s, key=lambda name: times_s[name])
     finalists = list(dict.fromkeys([default, best, *variants(best, cell.nbytes)]))
     if len(finalists) > 1:
-        final = medians(race(world, case, finalists, pace, keep=[best, default], observe=tell))
+        final = medians(race(world, case, finalists, length, keep=[best, default], observe=tell))
         times_s |= final
     return times_s
 
