@@ -63,6 +63,10 @@ const char* name_of(DType type) noexcept {
     return name_of(kTypes, static_cast<uint32_t>(type));
 }
 
+const char* name_of(OpKind op) noexcept {
+    return name_of(kOps, static_cast<uint32_t>(op));
+}
+
 uint64_t fingerprint(const CallArgs& args) noexcept {
     uint64_t h = mix(0, kind_of(args));
     h = mix(h, static_cast<uint64_t>(static_cast<int64_t>(args.root)));
@@ -106,7 +110,7 @@ void hear(RankControl& mirror, const Called& called) noexcept {
     }
 }
 
-void remember_refusal(RankControl& control, uint64_t seq, const std::string& reason) noexcept {
+void remember_refusal(RankControl& control, uint64_t seq, std::string_view reason) noexcept {
     Refusal& refusal = control.refusal;
     refusal.seq.store(0, std::memory_order_relaxed);
     std::atomic_thread_fence(std::memory_order_release);

@@ -89,8 +89,8 @@ void PostOffice::send_here(Parcel& parcel) {
 bool PostOffice::poll() {
     try {
         members_.require_healthy();
-    } catch (const Error& error) {
-        fail_all(error);
+    } catch (const std::exception& error) {
+        fail_all(error_of(error));
         throw;
     }
     try {
@@ -100,9 +100,11 @@ bool PostOffice::poll() {
         fail_all(error);
         throw;
     } catch (const std::exception& error) {  // no memory for what nobody has asked for yet
-        members_.record(Fault::system, "rank " + std::to_string(members_.rank()) +
-                                           " cannot store a message: " + error.what());
-        fail_all(Error(Fault::system, error.what()));
+        members_.record_made(Fault::system, [&] {
+            return "rank " + std::to_string(members_.rank()) +
+                   " cannot store a message: " + error_of(error).what();
+        });
+        fail_all(error_of(error));
         members_.require_healthy();
         throw;
     }
@@ -373,7 +375,7 @@ void PostOffice::end_all() noexcept {
     const std::lock_guard lock(mutex_);
     try {
         poll();
-    } catch (const Error&) {  // all parcels have it now
+    } catch (const std::exception&) {  // all parcels have it now
     }
 }
 

@@ -142,7 +142,7 @@ void Membership::require_peers_alive() {
     }
 }
 
-void Membership::record(Fault fault, const std::string& text) noexcept {
+void Membership::record(Fault fault, std::string_view text) noexcept {
     if (guard_.in_child()) return;
     FaultRecord& failure = segment().group().failure;
     uint32_t none = 0;

@@ -36,6 +36,10 @@ Pieces pieces_of(const Memory& memory) {
     return pieces;
 }
 
+Execution bound(Group& group, const Prepared& call, const Memory& in, const Memory& out) {
+    return group.dispatcher().or_fail([&] { return call.bind(pieces_of(in), pieces_of(out)); });
+}
+
 // `then` returns the call that follows, as (call, in, out); or it raises, after it has failed the
 // group where the ranks disagree. It runs in whatever thread drives the calls.
 Sequel sequel_of(Group& group, nb::object then) {
@@ -124,7 +128,7 @@ void bind_calls(nb::class_<Group>& group) {
             "run_pieces",
             [](Group& self, const Prepared& call, const Memory& in, const Memory& out,
                double timeout_s, nb::object then) {
-                Execution execution = call.bind(pieces_of(in), pieces_of(out));
+                Execution execution = bound(self, call, in, out);
                 Sequel sequel = sequel_of(self, std::move(then));
                 const WithoutGil release;
                 self.dispatcher().run(std::move(execution), timeout_s, python_signals(),
@@ -135,7 +139,7 @@ void bind_calls(nb::class_<Group>& group) {
             "submit_pieces",
             [](Group& self, const Prepared& call, const Memory& in, const Memory& out,
                double timeout_s, double inline_s, nb::object then) {
-                Execution execution = call.bind(pieces_of(in), pieces_of(out));
+                Execution execution = bound(self, call, in, out);
                 Sequel sequel = sequel_of(self, std::move(then));
                 const WithoutGil release;
                 return self.dispatcher().submit(std::move(execution), timeout_s, inline_s,

@@ -153,6 +153,60 @@ void check_refused_far_ahead(Report& report, Mapping mapping) {
            "rank 1 called a call no longer remembered", "refused far ahead");
 }
 
+// What only one rank finds wrong with its call, before it has begun: the others learn why, at once.
+// Where all find the same, no harm is done.
+void check_refused_by_the_executor(Report& report, Mapping mapping) {
+    Step large = simple(Kind::direct, 1000000);
+    large.block_bytes = 1 << 20;
+    {
+        World world(shape_of(kRanks, 2), mapping, 1);
+        world.run([&](Rank& rank) {
+            expect(report, run_step(rank, simple(Kind::direct, 100)), Fault::none, "", "before");
+            for (int i = 0; i < 3; ++i)
+                expect(report, run_step(rank, large), Fault::invalid, "bytes of staging", "alike");
+            expect(report, run_step(rank, simple(Kind::direct, 100)), Fault::none, "", "after");
+        });
+    }
+    for (const double inline_s : {-1.0, 0.0, 1.0}) {
+        World world(shape_of(kRanks, 2), mapping, 1);
+        world.run([&](Rank& rank) {
+            if (rank.rank != 1) {
+                expect(report, run_step(rank, simple(Kind::direct, 100)), Fault::mismatch,
+                       "rank 1 refused all_reduce: the plan needs", "refused by another");
+                return;
+            }
+            Call call(large, rank.rank, kRanks);
+            const auto outcome = outcome_of([&] {
+                if (inline_s < 0) return rank.dispatcher->run(call.execution(), kLong_s, {});
+                const auto job = rank.dispatcher->submit(call.execution(), kLong_s, inline_s);
+                rank.dispatcher->wait(*job, -1, {});
+            });
+            expect(report, outcome, Fault::invalid, "all_reduce: the plan needs", "refused here");
+        });
+    }
+}
+
+// A handler that calls, and lives with the answer: its call keeps its place among the others.
+void check_numbers_after_a_signal(Report& report, Mapping mapping) {
+    World world(shape_of(2, 2), mapping, 1);
+    Outcome within;
+    bool asked = false;
+    const auto handler = [&] {
+        if (!std::exchange(asked, true)) within = run_step(world[0], simple(Kind::barrier, 0));
+        return false;
+    };
+    std::thread late([&] {
+        pause(0.3);
+        expect(report, run_step(world[1], simple(Kind::direct, 100)), Fault::none, "", "the first");
+        expect(report, run_step(world[1], simple(Kind::barrier, 0)), Fault::mismatch,
+               "rank 0 refused barrier: a signal handler", "the call of a handler");
+    });
+    expect(report, run_step(world[0], simple(Kind::direct, 100), kLong_s, handler), Fault::none, "",
+           "the interrupted call");
+    expect(report, within, Fault::invalid, "signal handler", "called by a handler");
+    late.join();
+}
+
 // Memory that its owner gives back while a thread of the same process still reads it, for the call
 // has failed.
 void check_lent_memory_taken_away(Report& report) {
@@ -440,6 +494,8 @@ int main() {
         check_closed_under_a_caller(report, mapping);
         check_closed_by_a_signal(report, mapping);
         check_called_by_a_signal(report, mapping);
+        check_numbers_after_a_signal(report, mapping);
+        check_refused_by_the_executor(report, mapping);
         check_interrupted_behind_another(report, mapping);
         check_refused_far_ahead(report, mapping);
         check_timeout_on_busy_cores(report, mapping);
