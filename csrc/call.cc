@@ -129,11 +129,6 @@ void remember_refusal(RankControl& control, uint64_t seq, std::string_view reaso
 }
 
 std::string recall(const RankControl& control, uint64_t seq) {
-    if (seq == 0) {
-        for (const CallRecord& r : control.calls)
-            seq = std::max(seq, r.seq.load(std::memory_order_relaxed));
-        if (seq == 0) return "nothing yet";
-    }
     const CallRecord& record = control.calls[seq % kCallHistory];
     if (record.seq.load(std::memory_order_relaxed) != seq) return "a call no longer remembered";
     const uint32_t kind = record.kind.load(std::memory_order_relaxed);
@@ -151,13 +146,20 @@ std::string recall(const RankControl& control, uint64_t seq) {
     return text + ")";
 }
 
+std::string last_call(const RankControl& control) {
+    uint64_t last = 0;
+    for (const CallRecord& r : control.calls)
+        last = std::max(last, r.seq.load(std::memory_order_relaxed));
+    return last == 0 ? "it has made no call yet" : "its last call was " + recall(control, last);
+}
+
 std::string errand_text(bool sends, int32_t peer) {
     return (sends ? "send to " : "recv from ") +
            (peer < 0 ? "any rank" : "rank " + std::to_string(peer));
 }
 
 std::string whereabouts(const RankControl& control) {
-    const std::string text = "its last call was " + recall(control, 0);
+    const std::string text = last_call(control);
     const uint64_t errand = control.errand.load(std::memory_order_relaxed);
     if (errand == 0) return text;
     const auto peer = static_cast<int32_t>(errand & 0xffffffff);

@@ -83,9 +83,11 @@ void remember_refusal(RankControl& control, uint64_t seq, std::string_view reaso
 [[nodiscard]] Called called_by(const RankControl& control) noexcept;
 // Writes it down in a mirror, unless that has heard of a later call.
 void hear(RankControl& mirror, const Called& called) noexcept;
-// "all_reduce(sum, float32[1000])", or "nothing yet"; `seq` 0 asks for the latest.
+// "all_reduce(sum, float32[1000])".
 [[nodiscard]] std::string recall(const RankControl& control, uint64_t seq);
-// The same of the latest call, and for which message the rank waits, if it does.
+// "its last call was all_reduce(sum, float32[1000])", or "it has made no call yet".
+[[nodiscard]] std::string last_call(const RankControl& control);
+// The same, and for which message the rank waits, if it does.
 [[nodiscard]] std::string whereabouts(const RankControl& control);
 // "called all_reduce(sum, float32[1000])", or "refused all_reduce: " with the reason.
 [[nodiscard]] std::string deed(const RankControl& control, uint64_t seq);

@@ -136,7 +136,8 @@ bool Dispatcher::advance(Job& job, const Interrupted& interrupted, double limit_
         if (!drive(job.execution_, job.sequel_, job.deadline_, interrupted, limit_s)) return false;
     } catch (const Error& error) {
         interrupt = error.fault() == Fault::interrupted;
-        job.error_ = interrupt ? Error(Fault::aborted, "a signal interrupted this call") : error;
+        job.error_ =
+            interrupt ? Error(Fault::aborted, "this call was interrupted by a signal") : error;
     } catch (const std::exception& error) {
         job.error_ = error_of(error);
     }

@@ -57,7 +57,9 @@ class Group {
     void attach(uint32_t peer, WireKind kind, uint32_t stream, uint32_t streams, Channel channel) {
         TcpWire* const wire = tcp_[static_cast<size_t>(kind)];
         if (!wire || peer >= view_.ranks() || view_.local(peer))
-            throw Error(Fault::invalid, "a connection of no rank of another host");
+            throw Error(Fault::invalid, "a connection to rank " + std::to_string(peer) +
+                                            ": expected a rank of another host, in a group over "
+                                            "TCP");
         wire->attach(peer, stream, streams, std::move(channel));
     }
     // In a forked child: lets go of the parent's connections, which else would outlive the parent.

@@ -34,7 +34,7 @@ void check_timeout(Report& report, Mapping mapping) {
     world.run([&](Rank& rank) {
         if (rank.rank == 1) pause(0.3);
         expect(report, run_step(rank, simple(Kind::direct, 100), 0.1), Fault::timeout,
-               "rank 1 has not arrived", "timeout");
+               "rank 1 has not arrived, it has made no call yet", "timeout");
     });
 }
 
