@@ -42,8 +42,8 @@ void Agreement::inspect(uint32_t peer, uint64_t seq, bool left) {
     if (left && !entered(peer, seq)) {
         members_.fail(Fault::peer_lost, "rank " + std::to_string(peer) +
                                             " left the group before call #" + std::to_string(seq) +
-                                            " " + recall(own_, seq) + "; its last call was " +
-                                            recall(view_.control(peer), 0));
+                                            " " + recall(own_, seq) + "; " +
+                                            last_call(view_.control(peer)));
     }
 }
 
@@ -63,7 +63,7 @@ void Agreement::mismatch(uint64_t seq) {
         const std::string done = entered(r, seq) ? deed(view_.control(r), seq) : "";
         alike = alike && (done.empty() || done == deed(own_, seq));
         text += (r ? ", rank " : " rank ") + std::to_string(r) + " " +
-                (done.empty() ? "has not called anything" : done);
+                (done.empty() ? "has not made it yet" : done);
     }
     if (alike)
         text += "; they differ in the algorithm, in the lengths of the pieces, or in reproducible=";
@@ -81,11 +81,13 @@ std::string Agreement::late(uint64_t seq) const {
         named = true;
     }
     if (named) return text;
-    text += " all ranks have arrived, but not all go on:";
+    text += " all ranks have arrived, but not all go on";
     const uint64_t mine = own_.progress.load(std::memory_order_relaxed);
     for (uint32_t r = 0; r < members_.ranks(); ++r) {
         const uint64_t theirs = view_.control(r).progress.load(std::memory_order_acquire);
-        if (r != members_.rank() && theirs <= mine) text += " rank " + std::to_string(r);
+        if (r == members_.rank() || theirs > mine) continue;
+        text += (named ? ", rank " : ": rank ") + std::to_string(r);
+        named = true;
     }
     return text;
 }

@@ -3,6 +3,7 @@
 
 #include <cstdint>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "call.h"
@@ -20,7 +21,7 @@ class Agreement {
         remember(own_, seq, args, hash);
     }
     // The same for a call that this rank will not take part in.
-    void refuse(uint64_t seq, const std::string& reason) noexcept {
+    void refuse(uint64_t seq, std::string_view reason) noexcept {
         remember_refusal(own_, seq, reason);
     }
     // Lets the others see it.

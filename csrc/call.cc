@@ -63,6 +63,10 @@ const char* name_of(DType type) noexcept {
     return name_of(kTypes, static_cast<uint32_t>(type));
 }
 
+const char* name_of(OpKind op) noexcept {
+    return name_of(kOps, static_cast<uint32_t>(op));
+}
+
 uint64_t fingerprint(const CallArgs& args) noexcept {
     uint64_t h = mix(0, kind_of(args));
     h = mix(h, static_cast<uint64_t>(static_cast<int64_t>(args.root)));
@@ -106,7 +110,7 @@ void hear(RankControl& mirror, const Called& called) noexcept {
     }
 }
 
-void remember_refusal(RankControl& control, uint64_t seq, const std::string& reason) noexcept {
+void remember_refusal(RankControl& control, uint64_t seq, std::string_view reason) noexcept {
     Refusal& refusal = control.refusal;
     refusal.seq.store(0, std::memory_order_relaxed);
     std::atomic_thread_fence(std::memory_order_release);
@@ -125,11 +129,6 @@ void remember_refusal(RankControl& control, uint64_t seq, const std::string& rea
 }
 
 std::string recall(const RankControl& control, uint64_t seq) {
-    if (seq == 0) {
-        for (const CallRecord& r : control.calls)
-            seq = std::max(seq, r.seq.load(std::memory_order_relaxed));
-        if (seq == 0) return "nothing yet";
-    }
     const CallRecord& record = control.calls[seq % kCallHistory];
     if (record.seq.load(std::memory_order_relaxed) != seq) return "a call no longer remembered";
     const uint32_t kind = record.kind.load(std::memory_order_relaxed);
@@ -147,13 +146,20 @@ std::string recall(const RankControl& control, uint64_t seq) {
     return text + ")";
 }
 
+std::string last_call(const RankControl& control) {
+    uint64_t last = 0;
+    for (const CallRecord& r : control.calls)
+        last = std::max(last, r.seq.load(std::memory_order_relaxed));
+    return last == 0 ? "it has made no call yet" : "its last call was " + recall(control, last);
+}
+
 std::string errand_text(bool sends, int32_t peer) {
     return (sends ? "send to " : "recv from ") +
            (peer < 0 ? "any rank" : "rank " + std::to_string(peer));
 }
 
 std::string whereabouts(const RankControl& control) {
-    const std::string text = "its last call was " + recall(control, 0);
+    const std::string text = last_call(control);
     const uint64_t errand = control.errand.load(std::memory_order_relaxed);
     if (errand == 0) return text;
     const auto peer = static_cast<int32_t>(errand & 0xffffffff);

@@ -4,6 +4,7 @@
 #include <cstdint>
 #include <optional>
 #include <string>
+#include <string_view>
 
 #include "control.h"
 #include "types.h"
@@ -68,6 +69,7 @@ struct Called {
 static_assert(sizeof(Called) == 40);
 
 [[nodiscard]] const char* name_of(DType type) noexcept;
+[[nodiscard]] const char* name_of(OpKind op) noexcept;
 
 // "send to rank 1", or "recv from any rank" of a peer that is negative.
 [[nodiscard]] std::string errand_text(bool sends, int32_t peer);
@@ -77,13 +79,15 @@ static_assert(sizeof(Called) == 40);
 }
 
 void remember(RankControl& control, uint64_t seq, const CallArgs& args, uint64_t hash) noexcept;
-void remember_refusal(RankControl& control, uint64_t seq, const std::string& reason) noexcept;
+void remember_refusal(RankControl& control, uint64_t seq, std::string_view reason) noexcept;
 [[nodiscard]] Called called_by(const RankControl& control) noexcept;
 // Writes it down in a mirror, unless that has heard of a later call.
 void hear(RankControl& mirror, const Called& called) noexcept;
-// "all_reduce(sum, float32[1000])", or "nothing yet"; `seq` 0 asks for the latest.
+// "all_reduce(sum, float32[1000])".
 [[nodiscard]] std::string recall(const RankControl& control, uint64_t seq);
-// The same of the latest call, and for which message the rank waits, if it does.
+// "its last call was all_reduce(sum, float32[1000])", or "it has made no call yet".
+[[nodiscard]] std::string last_call(const RankControl& control);
+// The same, and for which message the rank waits, if it does.
 [[nodiscard]] std::string whereabouts(const RankControl& control);
 // "called all_reduce(sum, float32[1000])", or "refused all_reduce: " with the reason.
 [[nodiscard]] std::string deed(const RankControl& control, uint64_t seq);

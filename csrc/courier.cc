@@ -1,6 +1,7 @@
 #include "courier.h"
 
 #include <algorithm>
+#include <string>
 
 #include "call.h"
 
@@ -73,12 +74,20 @@ std::byte* Courier::place(uint32_t peer, const Frame& frame) {
         if (std::byte* text = news_.place(peer, frame)) return text;
     }
     const bool known = frame.kind == FrameKind::load || frame.kind == FrameKind::post;
-    if (known && frame.strip < kStrips) {
-        const uint64_t room = view_.segment().strip(frame.strip).bytes(1);
-        if (frame.place <= room && frame.bytes <= room - frame.place)
-            return view_.areas(peer, frame.strip) + frame.place;
+    if (!known || frame.strip >= kStrips) {
+        nonsense(peer, "a frame with payload of kind " +
+                           std::to_string(static_cast<uint32_t>(frame.kind)) + " for staging " +
+                           std::to_string(frame.strip) +
+                           ": expected a load or a post, for staging 0 to " +
+                           std::to_string(kStrips - 1));
     }
-    nonsense(peer, "a frame that makes no sense");
+    const uint64_t room = view_.segment().strip(frame.strip).bytes(1);
+    if (frame.place > room || frame.bytes > room - frame.place) {
+        nonsense(peer, std::to_string(frame.bytes) + " bytes for place " +
+                           std::to_string(frame.place) + " of its staging, which has " +
+                           std::to_string(room) + " bytes");
+    }
+    return view_.areas(peer, frame.strip) + frame.place;
 }
 
 void Courier::deliver(uint32_t peer, const Frame& frame) {
@@ -86,7 +95,8 @@ void Courier::deliver(uint32_t peer, const Frame& frame) {
     switch (frame.kind) {
         case FrameKind::post:
             if (frame.progress < mirror.progress.load(std::memory_order_relaxed))
-                nonsense(peer, "progress that falls");
+                nonsense(peer, "progress that falls: " + std::to_string(frame.progress) +
+                                   " after " + std::to_string(mirror.progress.load()));
             hear(mirror, frame.called);
             mirror.progress.store(frame.progress, std::memory_order_release);
             return;
@@ -102,7 +112,8 @@ void Courier::deliver(uint32_t peer, const Frame& frame) {
         case FrameKind::taken:
             break;
     }
-    nonsense(peer, "a frame of an unknown kind");
+    nonsense(peer, "a frame of kind " + std::to_string(static_cast<uint32_t>(frame.kind)) +
+                       ", which the connections of collectives do not carry");
 }
 
 void Courier::lost(uint32_t peer, const std::string& why) {

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <chrono>
+#include <string>
 #include <utility>
 
 #include "progress_thread.h"
@@ -11,6 +12,9 @@ namespace {
 
 constexpr std::chrono::milliseconds kLook{50};  // how often a blocked thread looks for signals
 constexpr std::chrono::seconds kFarewell{1};    // for a driver that a signal handler may hold up
+constexpr double kRefusal_s = 1;                // positive: here and now, if no call is before it
+constexpr const char* kInHandler =
+    "a signal handler cannot wait for a call: the one that the signal interrupted comes first";
 
 void check_interrupt(const Interrupted& interrupted, Membership& members) {
     if (!interrupted || !interrupted()) return;
@@ -47,7 +51,12 @@ void Dispatcher::run(Execution&& execution, double timeout_s, const Interrupted&
             return;
         }
     }
-    auto job = std::make_shared<Job>(std::move(execution), timeout_s, std::move(sequel));
+    if (driven_from_here()) {
+        refuse(std::string(name_of(execution.args.op)) + ": " + kInHandler);
+        throw Error(Fault::invalid, kInHandler);
+    }
+    const auto job = or_fail(
+        [&] { return std::make_shared<Job>(std::move(execution), timeout_s, std::move(sequel)); });
     enqueue(job);
     try {
         work_until(*job, interrupted);
@@ -61,7 +70,8 @@ void Dispatcher::run(Execution&& execution, double timeout_s, const Interrupted&
 std::shared_ptr<Job> Dispatcher::submit(Execution execution, double timeout_s, double inline_s,
                                         Sequel sequel) {
     members_.require_own_process();
-    auto job = std::make_shared<Job>(std::move(execution), timeout_s, std::move(sequel));
+    auto job = or_fail(
+        [&] { return std::make_shared<Job>(std::move(execution), timeout_s, std::move(sequel)); });
     if (inline_s > 0 && nothing_before()) {
         const Turn turn(*this);
         if (turn && nothing_before()) {
@@ -74,6 +84,12 @@ std::shared_ptr<Job> Dispatcher::submit(Execution execution, double timeout_s, d
     enqueue(job);
     start_thread();
     return job;
+}
+
+void Dispatcher::refuse(std::string reason) {
+    Execution call{};
+    call.refusal = or_fail([&] { return std::make_shared<const std::string>(std::move(reason)); });
+    submit(std::move(call), 0, kRefusal_s);
 }
 
 bool Dispatcher::wait(Job& job, double timeout_s, const Interrupted& interrupted) {
@@ -104,11 +120,7 @@ void Dispatcher::work_until(Job& job, const Interrupted& interrupted) {
             while (auto next = job.done() ? nullptr : front()) advance(*next, interrupted, 0);
             continue;
         }
-        if (driven_from_here()) {
-            throw Error(Fault::invalid,
-                        "a signal handler cannot wait for a call: the one that the signal "
-                        "interrupted comes first");
-        }
+        if (driven_from_here()) throw Error(Fault::invalid, kInHandler);
         std::unique_lock lock(mutex_);
         changed_->wait_for(lock, kLook, [&] { return job.done() || !driving(); });
         lock.unlock();
@@ -124,9 +136,10 @@ bool Dispatcher::advance(Job& job, const Interrupted& interrupted, double limit_
         if (!drive(job.execution_, job.sequel_, job.deadline_, interrupted, limit_s)) return false;
     } catch (const Error& error) {
         interrupt = error.fault() == Fault::interrupted;
-        job.error_ = interrupt ? Error(Fault::aborted, "a signal interrupted this call") : error;
+        job.error_ =
+            interrupt ? Error(Fault::aborted, "this call was interrupted by a signal") : error;
     } catch (const std::exception& error) {
-        job.error_ = Error(Fault::system, error.what());
+        job.error_ = error_of(error);
     }
     finish(job);
     if (interrupt) throw Error(Fault::interrupted, "interrupted");
@@ -144,14 +157,14 @@ void Dispatcher::finish(Job& job) noexcept {
     changed_->notify_all();
 }
 
-void Dispatcher::enqueue(std::shared_ptr<Job> job) {
+void Dispatcher::enqueue(const std::shared_ptr<Job>& job) {
     const std::lock_guard lock(mutex_);
     const bool begun = job->execution_.seq != 0;
     if (stopping_) {
         executor_.abandon(job->execution_, "the communicator was closed");
         throw Error(Fault::aborted, "this communicator is closed");
     }
-    queue_.insert(begun ? queue_.begin() : queue_.end(), std::move(job));
+    or_fail([&] { return queue_.insert(begun ? queue_.begin() : queue_.end(), job); });
     queued_.fetch_add(1);
 }
 

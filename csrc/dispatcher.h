@@ -9,7 +9,9 @@
 #include <functional>
 #include <memory>
 #include <mutex>
+#include <new>
 #include <optional>
+#include <string>
 #include <thread>
 
 #include "executor.h"
@@ -55,6 +57,22 @@ class Dispatcher {
     // waiting; what is left goes to the progress thread.
     std::shared_ptr<Job> submit(Execution execution, double timeout_s, double inline_s,
                                 Sequel sequel = {});
+    // Takes the number of a call that this rank does not make, as soon as all calls before it have
+    // theirs. Waits for nobody.
+    void refuse(std::string reason);
+    // What `make` returns. If it finds no memory, the group fails: a call that cannot even be
+    // queued has no number, and all that follow it would have wrong ones.
+    template <class Make>
+    auto or_fail(Make&& make) {
+        try {
+            return make();
+        } catch (const std::bad_alloc&) {
+            members_.record_made(Fault::aborted, [this] {
+                return "rank " + std::to_string(members_.rank()) + " has no memory for a call";
+            });
+            throw;
+        }
+    }
     // Waits for the end; works on it (and on what is before it) if nobody else does. False after
     // `timeout_s` (negative: never), with the job still under way. Throws the job's Error.
     bool wait(Job& job, double timeout_s, const Interrupted& interrupted);
@@ -89,7 +107,7 @@ class Dispatcher {
                const Interrupted& interrupted, double limit_s);
     bool advance(Job& job, const Interrupted& interrupted, double limit_s);
     void work_until(Job& job, const Interrupted& interrupted);
-    void enqueue(std::shared_ptr<Job> job);
+    void enqueue(const std::shared_ptr<Job>& job);
     void withdraw(Job& job) noexcept;
     void finish(Job& job) noexcept;
     void start_thread();

@@ -30,6 +30,9 @@ class Error : public std::runtime_error {
     Fault fault_;
 };
 
+// What was thrown, as an Error; one that was made before where memory is lacking to make it.
+[[nodiscard]] Error error_of(const std::exception& thrown) noexcept;
+
 // Throws Fault::system with what the kernel said about `what`.
 [[noreturn]] void throw_errno(const std::string& what);
 

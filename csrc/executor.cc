@@ -17,6 +17,14 @@ bool is_in_place(const Execution& call) noexcept {
                       call.out.begin(), same);
 }
 
+[[noreturn]] void invalid(const Execution& call, const std::string& why) {
+    throw Error(Fault::invalid, std::string(name_of(call.args.op)) + ": " + why);
+}
+
+std::string count_of(size_t in, size_t out) {
+    return std::to_string(in) + " pieces of input and " + std::to_string(out) + " of output";
+}
+
 }  // namespace
 
 uint64_t part_bytes(uint64_t piece_bytes, uint32_t parts, size_t element_bytes) noexcept {
@@ -43,15 +51,35 @@ Executor::Executor(View& view, Membership& members, Waiter waiter, StoreRule sto
       lanes_{Lane(view, 0), Lane(view, 1), Lane(view, 2)},
       loans_(view, members) {}
 
+// Whatever goes wrong before the call has its number: the number is taken all the same, for the
+// numbers of the other ranks go on, and those who make the call find the reason beside it.
 void Executor::begin(Execution& call) {
     members_.require_healthy();
+    try {
+        prepare(call);
+    } catch (const std::exception& error) {
+        refuse(error.what());
+        throw;
+    }
+    call.seq = next_number();
+    agreement_.enter(call.seq, call.args, call.hash);
+    if (courier_ && call.lead > 0) courier_->answer_all(call.lane->place(0).strip);
+}
+
+// Nobody sees anything of it yet.
+void Executor::prepare(Execution& call) {
     const Plan& plan = *call.plan;
     if (call.in.size() != plan.pieces_in || call.out.size() != plan.pieces_out) {
-        throw Error(Fault::invalid, "the call does not have as many pieces as its plan");
+        invalid(call, "the call has " + count_of(call.in.size(), call.out.size()) +
+                          ", its plan is for " + count_of(plan.pieces_in, plan.pieces_out));
     }
-    if (plan.rank != members_.rank() || plan.ranks != members_.ranks() || call.block_bytes == 0) {
-        throw Error(Fault::invalid, "the plan is not for this rank of this group");
+    if (plan.rank != members_.rank() || plan.ranks != members_.ranks()) {
+        invalid(call, "the plan is for rank " + std::to_string(plan.rank) + " of " +
+                          std::to_string(plan.ranks) + ", this is rank " +
+                          std::to_string(members_.rank()) + " of " +
+                          std::to_string(members_.ranks()));
     }
+    if (call.block_bytes == 0) invalid(call, "a block has at least one element, got 0 bytes");
     const size_t element = size_of(call.args.dtype);
     uint64_t longest = part_bytes(call.longest_bytes, plan.parts, element), bytes = 0;
     for (const auto* pieces : {&call.in, &call.out}) {
@@ -66,19 +94,28 @@ void Executor::begin(Execution& call) {
     call.slot_bytes = std::min(call.block_bytes, (longest + kLine - 1) / kLine * kLine);
     if (plan.loans_only) call.slot_bytes = kLine;
     if ((plan.lends || plan.borrows) && longest > 0 && call.slot_bytes < sizeof(std::byte*))
-        throw Error(Fault::invalid, "the call's blocks are too small to lend memory");
+        invalid(call, "blocks of " + std::to_string(call.block_bytes) +
+                          " bytes are too small to lend memory: they hold an address of " +
+                          std::to_string(sizeof(std::byte*)) + " bytes");
     // Also the slots of the peers, for they are read here.
     const uint64_t most = *std::max_element(plan.slots.begin(), plan.slots.end());
-    call.lane = lane_for(most * call.slot_bytes);
+    call.lane = lane_for(call, most * call.slot_bytes);
     // Every block under way must have an area, and a round at which it is.
     call.lead = static_cast<uint32_t>(std::min(
         {uint64_t{call.lead}, call.lane->depth() - 1, call.blocks - 1, uint64_t{plan.rounds} - 1}));
-    if (courier_ && call.lead > 0) courier_->answer_all(call.lane->place(0).strip);
-    scratch_.resize(
-        std::max<size_t>(scratch_.size(), plan.scratch * (call.lead + 1) * call.block_bytes));
-    call.seq = next_number();
-    agreement_.enter(call.seq, call.args, call.hash);
+    reserve_scratch(call);
     call.traffic = {bytes, !plan.copies_only && is_in_place(call)};
+}
+
+void Executor::reserve_scratch(const Execution& call) {
+    const uint64_t bytes = uint64_t{call.plan->scratch} * (call.lead + 1) * call.block_bytes;
+    if (bytes <= scratch_.size()) return;
+    try {
+        scratch_.resize(bytes);
+    } catch (const std::exception&) {  // too little memory, or more than there can be
+        throw Error(Fault::system, std::string(name_of(call.args.op)) + ": no memory for " +
+                                       std::to_string(bytes) + " bytes of intermediate results");
+    }
 }
 
 uint64_t Executor::next_number() noexcept {
@@ -89,20 +126,23 @@ uint64_t Executor::next_number() noexcept {
 
 // Those who wait for this rank in the call of this number find that it refused, and why. Where all
 // ranks refuse, none waits: their numbers stay in step, and no harm was done.
-void Executor::refuse(Execution& call) {
-    members_.require_healthy();
-    call.seq = next_number();
-    agreement_.refuse(call.seq, *call.refusal);
-    agreement_.announce(call.seq, kRefusedHash);
+void Executor::refuse(std::string_view reason) noexcept {
+    const uint64_t seq = next_number();
+    agreement_.refuse(seq, reason);
+    agreement_.announce(seq, kRefusedHash);
     last_hash_ = kRefusedHash;
     ring(own_.bell, fence());
 }
 
-Lane* Executor::lane_for(uint64_t bytes) {
+Lane* Executor::lane_for(const Execution& call, uint64_t bytes) {
     const auto fits = [bytes](const Lane& lane) { return bytes <= lane.area_bytes(); };
     const auto found = std::find_if(lanes_.begin(), lanes_.end(), fits);
-    if (found == lanes_.end())
-        throw Error(Fault::invalid, "the plan needs more staging than the group has");
+    if (found == lanes_.end()) {
+        invalid(call, "the plan needs " + std::to_string(bytes) +
+                          " bytes of staging for a block, the group has " +
+                          std::to_string(lanes_.back().area_bytes()) +
+                          ": take smaller blocks, or raise UNISONO_STAGING_BYTES");
+    }
     return found;
 }
 
@@ -116,11 +156,12 @@ void Executor::announce(Execution& call) noexcept {
 bool Executor::advance(Execution& call, Deadline& deadline, const Interrupted& interrupted,
                        double limit_s) {
     if (call.refusal != nullptr) {
-        refuse(call);
+        members_.require_healthy();
+        refuse(*call.refusal);
         return true;
     }
-    if (call.seq == 0) begin(call);
     try {
+        if (call.seq == 0) begin(call);
         return carry_on({call, deadline, interrupted, limit_s});
     } catch (const std::exception& error) {
         abandon(call, error.what());
@@ -128,10 +169,12 @@ bool Executor::advance(Execution& call, Deadline& deadline, const Interrupted& i
     }
 }
 
-void Executor::abandon(const Execution& call, const char* why) {
+void Executor::abandon(const Execution& call, const char* why) noexcept {
     if (call.seq == 0) return;
-    members_.record(Fault::aborted, "rank " + std::to_string(members_.rank()) + " gave up call #" +
-                                        std::to_string(call.seq) + ": " + why);
+    members_.record_made(Fault::aborted, [&] {
+        return "rank " + std::to_string(members_.rank()) + " gave up call #" +
+               std::to_string(call.seq) + ": " + why;
+    });
 }
 
 bool Executor::carry_on(Wait wait) {

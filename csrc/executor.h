@@ -5,6 +5,7 @@
 #include <cstdint>
 #include <memory>
 #include <span>
+#include <string_view>
 #include <vector>
 
 #include "agreement.h"
@@ -140,7 +141,7 @@ class Executor {
                  double limit_s);
     // A call that has begun will not be completed: the others learn it, for they would wait in
     // vain.
-    void abandon(const Execution& call, const char* why);
+    void abandon(const Execution& call, const char* why) noexcept;
 
     // Whether this rank can read the memory of all others of its host.
     [[nodiscard]] bool can_borrow() const noexcept { return loans_.reach_all(); }
@@ -155,7 +156,9 @@ class Executor {
     };
 
     void begin(Execution& call);
-    void refuse(Execution& call);
+    void prepare(Execution& call);
+    void reserve_scratch(const Execution& call);
+    void refuse(std::string_view reason) noexcept;
     [[nodiscard]] uint64_t next_number() noexcept;
     bool carry_on(Wait wait);
     void announce(Execution& call) noexcept;
@@ -193,7 +196,7 @@ class Executor {
     [[nodiscard]] bool is_large(const Execution& call) const noexcept {
         return call.lane == &lanes_.back();
     }
-    [[nodiscard]] Lane* lane_for(uint64_t bytes);
+    [[nodiscard]] Lane* lane_for(const Execution& call, uint64_t bytes);
     [[nodiscard]] Fence fence() const noexcept {
         const bool full =
             view_.segment().group().fences_needed.load(std::memory_order_relaxed) != 0;

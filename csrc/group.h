@@ -52,16 +52,14 @@ class Group {
 
     // Takes the number of a collective call of which this rank refuses the arguments: ranks that
     // make it raise the reason. Waits for nobody.
-    void refuse(std::string reason) {
-        Execution call{};
-        call.refusal = std::make_shared<const std::string>(std::move(reason));
-        dispatcher_.submit(std::move(call), 0, kRefusal_s);
-    }
+    void refuse(std::string reason) { dispatcher_.refuse(std::move(reason)); }
     // A connection whose other end was proved to be `peer`; from any thread.
     void attach(uint32_t peer, WireKind kind, uint32_t stream, uint32_t streams, Channel channel) {
         TcpWire* const wire = tcp_[static_cast<size_t>(kind)];
         if (!wire || peer >= view_.ranks() || view_.local(peer))
-            throw Error(Fault::invalid, "a connection of no rank of another host");
+            throw Error(Fault::invalid, "a connection to rank " + std::to_string(peer) +
+                                            ": expected a rank of another host, in a group over "
+                                            "TCP");
         wire->attach(peer, stream, streams, std::move(channel));
     }
     // In a forked child: lets go of the parent's connections, which else would outlive the parent.
@@ -103,8 +101,6 @@ class Group {
     }
 
   private:
-    static constexpr double kRefusal_s = 1;  // positive: here and now, if no call is before it
-
     Group(std::unique_ptr<Segment> segment, uint32_t rank, std::optional<Seats> seats,
           const std::array<uint8_t, 16>& nonce, uint32_t cores, MakeWire make_wire)
         : make_(std::move(make_wire)),

@@ -49,7 +49,10 @@ std::shared_ptr<Parcel> PostOffice::begin(const Message& message, bool sends) {
     const bool any = !sends && message.peer == kAnySource;
     const auto peer = static_cast<uint32_t>(message.peer);
     if (!any && peer >= lanes_.size())
-        throw Error(Fault::invalid, "a message goes to a rank of the group");
+        throw Error(Fault::invalid, errand_text(sends, message.peer) +
+                                        ": expected a rank from 0 to " +
+                                        std::to_string(lanes_.size() - 1) + ", got " +
+                                        std::to_string(message.peer));
     auto parcel = std::make_shared<Parcel>(message, sends);
     const std::lock_guard lock(mutex_);
     if (sends && peer == members_.rank()) {
@@ -89,8 +92,8 @@ void PostOffice::send_here(Parcel& parcel) {
 bool PostOffice::poll() {
     try {
         members_.require_healthy();
-    } catch (const Error& error) {
-        fail_all(error);
+    } catch (const std::exception& error) {
+        fail_all(error_of(error));
         throw;
     }
     try {
@@ -100,9 +103,11 @@ bool PostOffice::poll() {
         fail_all(error);
         throw;
     } catch (const std::exception& error) {  // no memory for what nobody has asked for yet
-        members_.record(Fault::system, "rank " + std::to_string(members_.rank()) +
-                                           " cannot store a message: " + error.what());
-        fail_all(Error(Fault::system, error.what()));
+        members_.record_made(Fault::system, [&] {
+            return "rank " + std::to_string(members_.rank()) +
+                   " cannot store a message: " + error_of(error).what();
+        });
+        fail_all(error_of(error));
         members_.require_healthy();
         throw;
     }
@@ -231,7 +236,9 @@ std::byte* PostOffice::place(uint32_t peer, const Frame& frame) {
         if (std::byte* text = news_.place(peer, frame)) return text;
     }
     if (frame.kind != FrameKind::letter || frame.called.kind >= num_dtypes)
-        nonsense(peer, "a letter that makes no sense");
+        nonsense(peer, "a frame of kind " + std::to_string(static_cast<uint32_t>(frame.kind)) +
+                           " and type " + std::to_string(frame.called.kind) +
+                           ": expected a letter of a type below " + std::to_string(num_dtypes));
     if (receives_.empty()) return nullptr;
     Lane& lane = lanes_[peer];
     match(peer, lane, frame.place, frame.called.kind, frame.bytes);
@@ -247,7 +254,8 @@ void PostOffice::deliver(uint32_t peer, const Frame& frame) {
         const Error error = news_.read(peer, frame);
         members_.fail(error.fault(), error.what());
     } else if (frame.kind != FrameKind::letter) {
-        nonsense(peer, "a frame that is no letter");
+        nonsense(peer, "a frame of kind " + std::to_string(static_cast<uint32_t>(frame.kind)) +
+                           ", which the connections of messages do not carry");
     } else if (lane.receiving) {
         finish(*std::exchange(lane.receiving, nullptr));
     } else if (Early* stored = std::exchange(lane.storing, nullptr)) {
@@ -310,7 +318,11 @@ void PostOffice::accept(Parcel& parcel, uint32_t peer, uint64_t kind, uint64_t b
     parcel.source_.store(static_cast<int32_t>(peer), std::memory_order_relaxed);
     if (kind == kind_of(m) && bytes == m.bytes) return;
     const auto size = [](uint64_t k) { return size_of(static_cast<DType>(k)); };
-    if (kind >= num_dtypes) members_.fail(Fault::mismatch, "a message of unknown type arrived");
+    if (kind >= num_dtypes) {
+        members_.fail(Fault::mismatch, "rank " + std::to_string(peer) + " sent a message of type " +
+                                           std::to_string(kind) + ": expected one below " +
+                                           std::to_string(num_dtypes));
+    }
     members_.fail(Fault::mismatch,
                   "rank " + std::to_string(peer) + " sent " + std::to_string(bytes) + " bytes (" +
                       std::to_string(bytes / size(kind)) + " elements of type " +
@@ -373,7 +385,7 @@ void PostOffice::end_all() noexcept {
     const std::lock_guard lock(mutex_);
     try {
         poll();
-    } catch (const Error&) {  // all parcels have it now
+    } catch (const std::exception&) {  // all parcels have it now
     }
 }
 

@@ -142,7 +142,7 @@ void PostOffice::progress_loop() {
             lock.unlock();
             if (rest(here, wire_ != nullptr, ready, kSlice_s) == Woken::timed_out)
                 waiter_.check_world({});
-        } catch (const Error&) {  // recorded in the group: the next poll ends what is under way
+        } catch (const std::exception&) {  // recorded in the group: poll ends what is under way
         }
         if (!lock.owns_lock()) lock.lock();
     }

@@ -33,7 +33,8 @@ uint64_t process_identity() {
 
 ForkGuard::ForkGuard() {
     void* page = ::mmap(nullptr, kPage, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
-    if (page == MAP_FAILED) throw_errno("mmap");
+    if (page == MAP_FAILED)
+        throw_errno("mmap of the page that tells a forked child from its parent");
     ::madvise(page, kPage, MADV_WIPEONFORK);
     page_ = new (page) std::atomic<uint32_t>(1);
 }
@@ -46,13 +47,13 @@ Membership::Membership(View& view, const std::array<uint8_t, 16>& nonce) : view_
     if (!std::equal(nonce.begin(), nonce.end(), segment().group().nonce)) {
         throw Error(
             Fault::invalid,
-            "the group's segment does not carry the nonce of its owner: not the same memory");
+            "the group's segment does not carry the nonce of its owner: it is other memory");
     }
     RankControl& own = view_.own();
     uint32_t expected = static_cast<uint32_t>(Presence::absent);
     if (!own.presence.compare_exchange_strong(expected, static_cast<uint32_t>(Presence::joined))) {
-        throw Error(Fault::invalid,
-                    "rank " + std::to_string(rank()) + " has joined this group already");
+        throw Error(Fault::invalid, "rank " + std::to_string(rank()) +
+                                        " has joined this group already: each joins once");
     }
     lock_own_byte();
     if (!register_for_heavy_barrier()) {
@@ -114,7 +115,10 @@ bool Membership::alive(uint32_t peer) const noexcept {
 
 bool Membership::present(uint32_t peer) const {
     if (closed_.load(std::memory_order_relaxed) || guard_.in_child()) raise();
-    if (peer >= ranks()) throw Error(Fault::invalid, "rank is out of the group's range");
+    if (peer >= ranks()) {
+        throw Error(Fault::invalid, "expected a rank from 0 to " + std::to_string(ranks() - 1) +
+                                        ", got " + std::to_string(peer));
+    }
     const auto left = static_cast<uint32_t>(Presence::left);
     return view_.control(peer).presence.load(std::memory_order_acquire) != left && alive(peer);
 }
@@ -142,7 +146,7 @@ void Membership::require_peers_alive() {
     }
 }
 
-void Membership::record(Fault fault, const std::string& text) noexcept {
+void Membership::record(Fault fault, std::string_view text) noexcept {
     if (guard_.in_child()) return;
     FaultRecord& failure = segment().group().failure;
     uint32_t none = 0;
@@ -199,7 +203,8 @@ std::optional<Error> Membership::failure() const {
     for (int i = 0; i < 1000 && failure.state.load(std::memory_order_acquire) != 2; ++i)
         ::usleep(100);
     if (failure.state.load(std::memory_order_acquire) != 2)
-        return Error(Fault::aborted, "the group has failed");
+        return Error(Fault::aborted,
+                     "the group has failed, and who failed it ended before it said why");
     return Error(static_cast<Fault>(failure.fault.load(std::memory_order_relaxed)),
                  std::string(failure.text, ::strnlen(failure.text, kFaultText)));
 }

@@ -4,8 +4,10 @@
 #include <array>
 #include <cstdint>
 #include <functional>
+#include <new>
 #include <optional>
 #include <string>
+#include <string_view>
 
 #include "error.h"
 #include "events.h"
@@ -63,7 +65,16 @@ class Membership {
     // Fails: the rank sent what no rank sends.
     [[noreturn]] void fail_nonsense(uint32_t rank, const std::string& what);
     // The same without raising.
-    void record(Fault fault, const std::string& text) noexcept;
+    void record(Fault fault, std::string_view text) noexcept;
+    // The same with the text that `make` returns, if there is memory for it.
+    template <class Make>
+    void record_made(Fault fault, Make&& make) noexcept {
+        try {
+            record(fault, make());
+        } catch (const std::bad_alloc&) {
+            record(fault, "a rank has no memory left, and gave up its call");
+        }
+    }
     void leave() noexcept;
     // Whether `peer` still is of this group: it has not left, and its process lives. Works in a
     // group that has failed.

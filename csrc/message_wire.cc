@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <chrono>
 #include <cstring>
+#include <string>
 #include <utility>
 
 #include "error.h"
@@ -234,7 +235,11 @@ void MessageWire::take(const std::byte* slot) {
     Head head{};
     std::memcpy(&head, slot, sizeof(head));
     if (head.from >= peers_.size() || view_.local(head.from) || head.spans > kMostSpans)
-        throw Error(Fault::system, "a message of no rank of the group came");
+        throw Error(Fault::system, "a message came that says it is of rank " +
+                                       std::to_string(head.from) + " with " +
+                                       std::to_string(head.spans) +
+                                       " payloads: expected a rank of another host with at most " +
+                                       std::to_string(kMostSpans));
     Peer& from = peers_[head.from];
     if (head.frame.kind == FrameKind::taken) {
         from.untaken -= static_cast<uint32_t>(std::min<uint64_t>(head.frame.number, from.untaken));
@@ -242,7 +247,8 @@ void MessageWire::take(const std::byte* slot) {
     }
     const bool letter = head.frame.kind == FrameKind::letter;
     if (letter && from.incoming.size() >= kMostLetters)
-        receiver_.nonsense(head.from, "more letters than this rank has taken");
+        receiver_.nonsense(head.from, "a letter more than the " + std::to_string(kMostLetters) +
+                                          " that may wait until this rank has taken them");
     Incoming& in = from.incoming.emplace_back();
     in.number = from.came++;
     in.frame = head.frame;
@@ -259,7 +265,9 @@ void MessageWire::take(const std::byte* slot) {
     }
     const bool shows = head.frame.kind == FrameKind::load || head.frame.kind == FrameKind::post;
     if (payload != head.frame.bytes || (!shows && head.spans > 1))
-        receiver_.nonsense(head.from, "a message that makes no sense");
+        receiver_.nonsense(head.from, "a message of " + std::to_string(head.frame.bytes) +
+                                          " bytes with " + std::to_string(head.spans) +
+                                          " payloads of " + std::to_string(payload) + " bytes");
     if (head.inside) in.inside = slot + before;
     advance(head.from);
     if (!from.incoming.empty() && in.inside && !from.incoming.back().placed) {

@@ -33,9 +33,17 @@ Plan::Plan(std::span<const std::byte> packed, std::span<const std::byte> packed_
       scratch(scratch_),
       loans_only(loans_only_) {
     if (packed.size() % sizeof(Record) != 0)
-        throw Error(Fault::invalid, "plan: not a whole number of records");
-    if (rank >= ranks || slots.size() != ranks || parts == 0 || rounds == 0)
-        throw Error(Fault::invalid, "plan: bad shape");
+        throw Error(Fault::invalid, "plan: expected records of " + std::to_string(sizeof(Record)) +
+                                        " bytes each, got " + std::to_string(packed.size()) +
+                                        " bytes in all");
+    if (rank >= ranks || slots.size() != ranks || parts == 0 || rounds == 0) {
+        throw Error(Fault::invalid,
+                    "plan: expected a rank below the ranks, slots of each, and at least one part "
+                    "and round; got rank " +
+                        std::to_string(rank) + " of " + std::to_string(ranks) + ", slots of " +
+                        std::to_string(slots.size()) + ", " + std::to_string(parts) + " parts, " +
+                        std::to_string(rounds) + " rounds");
+    }
     if (!packed.empty()) std::memcpy(records.data(), packed.data(), packed.size());
     uint32_t posted = 0, round = 0;
     for (size_t i = 0; i < records.size(); ++i) {
@@ -47,7 +55,8 @@ Plan::Plan(std::span<const std::byte> packed, std::span<const std::byte> packed_
         posted = records[i].value;
     }
     if (posted != stages)
-        throw Error(Fault::invalid, "plan: a block does not end where all ranks expect it");
+        throw Error(Fault::invalid, "plan: a block ends with post " + std::to_string(posted) +
+                                        ", all ranks expect " + std::to_string(stages));
     copies_only = std::none_of(records.begin(), records.end(),
                                [](const Record& r) { return r.action == Action::reduce; });
     note_slots();
@@ -77,7 +86,9 @@ void Plan::note_slots() {
 
 void Plan::take_readers(std::span<const std::byte> packed) {
     if (packed.size() % sizeof(Reader) != 0)
-        throw Error(Fault::invalid, "plan: not a whole number of readers");
+        throw Error(Fault::invalid, "plan: expected readers of " + std::to_string(sizeof(Reader)) +
+                                        " bytes each, got " + std::to_string(packed.size()) +
+                                        " bytes in all");
     readers.resize(packed.size() / sizeof(Reader));
     if (!packed.empty()) std::memcpy(readers.data(), packed.data(), packed.size());
     std::sort(readers.begin(), readers.end(), [](const Reader& a, const Reader& b) {
@@ -86,7 +97,11 @@ void Plan::take_readers(std::span<const std::byte> packed) {
     for (const Reader& reader : readers) {
         if (reader.rank >= ranks || reader.rank == rank || reader.slot >= slots[rank] ||
             reader.post > stages || slot_lengths[reader.slot].space == Space::slot) {
-            throw Error(Fault::invalid, "plan: a reader of what is not there");
+            throw Error(Fault::invalid, "plan: rank " + std::to_string(reader.rank) +
+                                            " reads slot " + std::to_string(reader.slot) +
+                                            " after post " + std::to_string(reader.post) +
+                                            ", which rank " + std::to_string(rank) +
+                                            " does not show to it");
         }
         readers_of_any.push_back(reader.rank);
     }
@@ -112,7 +127,7 @@ void Plan::check(const Ref& ref, size_t at) const {
                 refuse(at, "output part out of range");
             return;
         case Space::lent:
-            if (ref.rank == rank) refuse(at, "lends to itself");
+            if (ref.rank == rank) refuse(at, "takes a loan from its own rank");
             [[fallthrough]];
         case Space::slot:
             if (ref.rank >= ranks || ref.index >= slots[ref.rank]) refuse(at, "slot out of range");
@@ -130,11 +145,11 @@ void Plan::check_record(size_t at) const {
         check(ref, at);
         if (ref.space == Space::in || ref.space == Space::lent ||
             (ref.space == Space::slot && ref.rank != rank))
-            refuse(at, "writes what it may not");
+            refuse(at, "writes to the input, to a loan or to a slot of another rank");
     };
     const auto lendable = [&](const Ref& slot, const Ref& memory) {
         if (slot.space != Space::slot || (memory.space != Space::in && memory.space != Space::out))
-            refuse(at, "lends what it may not");
+            refuse(at, "lends something else than input or output, or not by a slot");
         check(memory, at);
     };
     switch (r.action) {
@@ -145,22 +160,23 @@ void Plan::check_record(size_t at) const {
             if (r.flags & (kHasSecond | kLends)) writable(r.dst2);
             if (r.flags & kLends) lendable(r.dst2, r.dst);
             if (r.length.space != Space::in && r.length.space != Space::out)
-                refuse(at, "length of no part");
+                refuse(at, "its length is that of no part of input or output");
             check(r.length, at);
             if (r.action == Action::lend) return lendable(r.dst, r.src);
             if (r.action == Action::copy) return check(r.src, at);
             if (r.sources == 0 || r.sources > kMostSources)
-                refuse(at, "too few or too many operands");
-            if (at + r.sources >= records.size()) refuse(at, "operands missing");
+                refuse(at, "expected 1 to 4096 operands");
+            if (at + r.sources >= records.size()) refuse(at, "fewer operands follow than it says");
             for (size_t k = 1; k <= r.sources; ++k) {
-                if (records[at + k].action != Action::arg) refuse(at, "operands missing");
+                if (records[at + k].action != Action::arg)
+                    refuse(at, "fewer operands follow than it says");
             }
             return;
         case Action::arg:
             return check(r.src, at);
         case Action::wait:
             if (r.peer >= ranks || r.peer == rank || r.value > stages || r.posted > r.round)
-                refuse(at, "waits for what never comes");
+                refuse(at, "waits for its own rank, for no rank, or for a post that never comes");
             return;
         case Action::post:
             if (r.value > stages) refuse(at, "posts more than a block has");

@@ -2,7 +2,7 @@
 #pragma once
 
 #include <csignal>
-#include <system_error>
+#include <exception>
 #include <thread>
 #include <utility>
 
@@ -19,7 +19,7 @@ void start_progress(std::thread& thread, Loop loop) {
             pthread_sigmask(SIG_SETMASK, &all, nullptr);
             loop();
         });
-    } catch (const std::system_error&) {
+    } catch (const std::exception&) {  // no thread, or no memory for what the library keeps of it
         return;
     }
 }

@@ -78,7 +78,8 @@ SegmentShape shape_for(uint32_t ranks, uint32_t cores, uint64_t staging_bytes) {
     // A third block in flight hides the peers' jitter; with more ranks than cores they run in
     // turns anyway, and the larger footprint only leaves the cache.
     if (ranks == 0 || ranks > kMaxRanks)
-        throw Error(Fault::invalid, "a group has 1 to " + std::to_string(kMaxRanks) + " ranks");
+        throw Error(Fault::invalid, "a group has 1 to " + std::to_string(kMaxRanks) +
+                                        " ranks, got " + std::to_string(ranks));
     const uint32_t depth = ranks <= cores ? 3 : 2;
     const uint64_t least = uint64_t{ranks} * 16 * 1024;  // direct exchange needs a slot per peer
     const uint64_t area = std::max(staging_bytes / (uint64_t{ranks} * depth), least);
@@ -86,10 +87,15 @@ SegmentShape shape_for(uint32_t ranks, uint32_t cores, uint64_t staging_bytes) {
 }
 
 Descriptor create_segment(const SegmentShape& shape, const std::array<uint8_t, 16>& nonce) {
-    if (!plausible(shape)) throw Error(Fault::invalid, "a group cannot have so much staging");
+    if (!plausible(shape)) {
+        throw Error(Fault::invalid, "a group of " + std::to_string(shape.ranks) +
+                                        " ranks cannot have " + std::to_string(shape.depth) +
+                                        " blocks of " + std::to_string(shape.area_bytes) +
+                                        " bytes of staging each: change UNISONO_STAGING_BYTES");
+    }
     const Offsets o = offsets_of(shape);
     Descriptor fd(::memfd_create("unisono", MFD_CLOEXEC | MFD_ALLOW_SEALING));
-    if (fd.get() < 0) throw_errno("memfd_create");
+    if (fd.get() < 0) throw_errno("memfd_create of the group's segment");
     if (::ftruncate(fd.get(), static_cast<off_t>(o.total)) != 0)
         throw_errno("ftruncate of the group's segment");
     // Nobody can shorten it later and make the others fault.
@@ -118,7 +124,9 @@ Segment::Segment(Descriptor fd) : fd_(std::move(fd)) {
     if (::fstat(fd_.get(), &info) != 0) throw_errno("fstat of the group's segment");
     bytes_ = static_cast<size_t>(info.st_size);
     if (bytes_ < sizeof(GroupControl))
-        throw Error(Fault::invalid, "the group's segment is too short");
+        throw Error(Fault::invalid, "the group's segment has " + std::to_string(bytes_) +
+                                        " bytes, expected at least " +
+                                        std::to_string(sizeof(GroupControl)));
     void* base = ::mmap(nullptr, bytes_, PROT_READ | PROT_WRITE, MAP_SHARED, fd_.get(), 0);
     if (base == MAP_FAILED) throw_errno("mmap of the group's segment");
     base_ = static_cast<std::byte*>(base);

@@ -9,6 +9,7 @@
 #include <cerrno>
 #include <chrono>
 #include <cmath>
+#include <string>
 #include <system_error>
 #include <utility>
 
@@ -51,7 +52,11 @@ TcpWire::TcpWire(uint32_t ranks, Receiver& receiver)
 
 void TcpWire::attach(uint32_t peer, uint32_t stream, uint32_t streams, Channel channel) {
     if (peer >= peers_.size() || stream >= streams || streams > kMostStreams)
-        throw Error(Fault::invalid, "a connection of no rank of the group");
+        throw Error(Fault::invalid, "connection " + std::to_string(stream) + " of " +
+                                        std::to_string(streams) + " to rank " +
+                                        std::to_string(peer) + ": expected one of at most " +
+                                        std::to_string(kMostStreams) + " to a rank below " +
+                                        std::to_string(peers_.size()));
     {
         const std::lock_guard lock(mutex_);
         if (closed_) return;
@@ -90,7 +95,9 @@ bool TcpWire::take(Arrival& arrival) {
     auto& streams = peers_[arrival.peer].streams;
     if (streams.empty()) streams.resize(arrival.streams);
     if (streams.size() != arrival.streams)
-        receiver_.nonsense(arrival.peer, "different numbers of streams");
+        receiver_.nonsense(arrival.peer,
+                           "different numbers of streams: " + std::to_string(arrival.streams) +
+                               " after " + std::to_string(streams.size()));
     auto& stream = streams[arrival.stream];
     if (stream) return false;
     stream = std::make_unique<Stream>(std::move(arrival.channel));
@@ -244,7 +251,7 @@ bool TcpWire::read(uint32_t peer, size_t index) {
     const auto place = [&](const Frame& frame) {
         // Letters keep their order: two at once would have one place.
         if (frame.kind == FrameKind::letter && index != 0)
-            receiver_.nonsense(peer, "a letter by the wrong connection");
+            receiver_.nonsense(peer, "a letter by the wrong connection: they all go by the first");
         return receiver_.place(peer, frame);
     };
     const auto on_frame = [&](const Frame& frame) { arrived(peer, frame); };
@@ -288,7 +295,9 @@ void TcpWire::arrived(uint32_t peer, const Frame& frame) {
         case FrameKind::taken:
             break;
     }
-    receiver_.nonsense(peer, "a frame of an unknown kind");
+    receiver_.nonsense(peer, "a frame of kind " +
+                                 std::to_string(static_cast<uint32_t>(frame.kind)) +
+                                 ", which no connection carries");
 }
 
 // Writes down what has come of a post.

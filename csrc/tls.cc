@@ -61,7 +61,7 @@ TlsContext::TlsContext(const TlsFiles* files) : by_certificate_(files != nullptr
     ssl_ctx_st* const c = context_.get();
     require(o.SSL_CTX_ctrl(c, kCtrlLowest, kTls13, nullptr) == 1 &&
                 o.SSL_CTX_set_ciphersuites(c, kSuites) == 1 && o.SSL_CTX_set_num_tickets(c, 0) == 1,
-            "TLS 1.3 with AES-GCM or ChaCha20");
+            "setting up TLS 1.3 with AES-GCM or ChaCha20");
     o.SSL_CTX_ctrl(c, kCtrlMode, kPartialWrites | kMovingBuffer, nullptr);
     o.SSL_CTX_ctrl(c, kCtrlSessionCache, 0, nullptr);
     if (!files) return;

@@ -5,6 +5,7 @@
 
 #include <new>
 #include <numeric>
+#include <string>
 #include <utility>
 
 #include "error.h"
@@ -26,17 +27,23 @@ View::View(Segment& segment, uint32_t rank, Seats seats)
     : segment_(segment), rank_(rank), seen_(seats.ranks), here_(std::move(seats.here)) {
     const uint32_t ranks = seats.ranks;
     if (here_.size() != segment.shape().ranks)
-        throw Error(Fault::invalid, "the segment has another number of ranks than this host");
+        throw Error(Fault::invalid, "the segment has places for " +
+                                        std::to_string(segment.shape().ranks) +
+                                        " ranks, this host has " + std::to_string(here_.size()));
     for (uint32_t place = 0; place < here_.size(); ++place) {
         const uint32_t r = here_[place];
         if (r >= ranks || local(r))
-            throw Error(Fault::invalid, "a place of the segment has no rank of its own");
+            throw Error(Fault::invalid, "rank " + std::to_string(r) + " at place " +
+                                            std::to_string(place) +
+                                            " of the segment: expected ranks below " +
+                                            std::to_string(ranks) + ", each at one place");
         seen_[r].place = place;
         seen_[r].control = &segment.rank(place);
         for (size_t s = 0; s < kStrips; ++s) seen_[r].areas[s] = segment.strip(s).area(place, 0);
     }
     if (rank >= ranks || !local(rank))
-        throw Error(Fault::invalid, "rank is out of the group's range");
+        throw Error(Fault::invalid, "rank " + std::to_string(rank) +
+                                        " is not one of the group's ranks on this host");
     for (uint32_t r = 0; r < ranks; ++r) {
         if (!local(r)) away_.push_back(r);
     }

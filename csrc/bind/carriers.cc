@@ -23,7 +23,8 @@ auto in_python(Call&& call) {
     } catch (const nb::python_error& raised) {
         throw error_from(raised);
     } catch (const nb::cast_error&) {
-        throw Error(Fault::system, "a carrier returned something else than it should");
+        throw Error(Fault::system,
+                    "a method of the carrier returned a value of another type than Carrier says");
     }
 }
 

@@ -2,6 +2,8 @@
 #include <nanobind/nanobind.h>
 #include <nanobind/stl/optional.h>
 
+#include <string>
+
 #include "buffer.h"
 #include "error.h"
 #include "gil.h"
@@ -16,16 +18,21 @@ namespace {
 
 DType narrow_type(uint32_t dtype) {
     if (dtype >= num_dtypes || !is_narrow_float(static_cast<DType>(dtype)))
-        throw Error(Fault::invalid, "only 16- and 8-bit floats are converted");
+        throw Error(Fault::invalid, "expected the number of a 16- or 8-bit float type, got " +
+                                        std::to_string(dtype));
     return static_cast<DType>(dtype);
 }
 
 void scale(uint32_t dtype, Address dst, Address src, uint64_t count, const nb::bytes& factor) {
     const auto type = static_cast<DType>(dtype);
     if (dtype >= num_dtypes || !supports(type, ReduceOp::premul_sum))
-        throw Error(Fault::invalid, "elements of this type are not multiplied");
-    if (factor.size() != (is_narrow_float(type) ? sizeof(float) : size_of(type)))
-        throw Error(Fault::invalid, "the factor is not an element");
+        throw Error(Fault::invalid, "expected the number of a type that premul_sum takes, got " +
+                                        std::to_string(dtype));
+    const size_t expected = is_narrow_float(type) ? sizeof(float) : size_of(type);
+    if (factor.size() != expected) {
+        throw Error(Fault::invalid, "expected a factor of " + std::to_string(expected) +
+                                        " bytes, got " + std::to_string(factor.size()));
+    }
     const char* value = factor.c_str();
     const WithoutGil release;
     kernels::scale(type, at(dst), at(src), count, value);

@@ -36,6 +36,10 @@ Pieces pieces_of(const Memory& memory) {
     return pieces;
 }
 
+Execution bound(Group& group, const Prepared& call, const Memory& in, const Memory& out) {
+    return group.dispatcher().or_fail([&] { return call.bind(pieces_of(in), pieces_of(out)); });
+}
+
 // `then` returns the call that follows, as (call, in, out); or it raises, after it has failed the
 // group where the ranks disagree. It runs in whatever thread drives the calls.
 Sequel sequel_of(Group& group, nb::object then) {
@@ -84,7 +88,12 @@ void bind_plan(nb::module_& m) {
                 if (op >= kOpKinds || dtype >= num_dtypes || reduction >= num_reduce_ops ||
                     policy > static_cast<uint32_t>(StorePolicy::adaptive) ||
                     caller_dtype.value_or(0) >= num_dtypes) {
-                    throw Error(Fault::invalid, "unknown operation, type, reduction or policy");
+                    throw Error(
+                        Fault::invalid,
+                        "expected numbers of an operation, types, a reduction and a policy, got " +
+                            std::to_string(op) + ", " + std::to_string(dtype) + " and " +
+                            std::to_string(caller_dtype.value_or(dtype)) + ", " +
+                            std::to_string(reduction) + ", " + std::to_string(policy));
                 }
                 CallArgs args{static_cast<OpKind>(op),
                               static_cast<DType>(dtype),
@@ -94,7 +103,9 @@ void bind_plan(nb::module_& m) {
                               extra};
                 if (caller_dtype) args.caller_dtype = static_cast<DType>(*caller_dtype);
                 if (block_bytes == 0 || block_bytes % size_of(args.dtype) != 0) {
-                    throw Error(Fault::invalid, "a block is a whole number of elements");
+                    throw Error(Fault::invalid, "block_bytes: expected a positive multiple of " +
+                                                    std::to_string(size_of(args.dtype)) + ", got " +
+                                                    std::to_string(block_bytes));
                 }
                 new (self) Prepared{std::move(plan),
                                     args,
@@ -124,7 +135,7 @@ void bind_calls(nb::class_<Group>& group) {
             "run_pieces",
             [](Group& self, const Prepared& call, const Memory& in, const Memory& out,
                double timeout_s, nb::object then) {
-                Execution execution = call.bind(pieces_of(in), pieces_of(out));
+                Execution execution = bound(self, call, in, out);
                 Sequel sequel = sequel_of(self, std::move(then));
                 const WithoutGil release;
                 self.dispatcher().run(std::move(execution), timeout_s, python_signals(),
@@ -135,7 +146,7 @@ void bind_calls(nb::class_<Group>& group) {
             "submit_pieces",
             [](Group& self, const Prepared& call, const Memory& in, const Memory& out,
                double timeout_s, double inline_s, nb::object then) {
-                Execution execution = call.bind(pieces_of(in), pieces_of(out));
+                Execution execution = bound(self, call, in, out);
                 Sequel sequel = sequel_of(self, std::move(then));
                 const WithoutGil release;
                 return self.dispatcher().submit(std::move(execution), timeout_s, inline_s,
@@ -154,7 +165,11 @@ void bind_calls(nb::class_<Group>& group) {
 void bind_mail(nb::class_<Group>& group) {
     const auto message = [](Group& self, Address data, uint64_t bytes, uint32_t dtype, int32_t peer,
                             uint64_t tag, const nb::object& keep) {
-        if (dtype >= num_dtypes) throw Error(Fault::invalid, "unknown type");
+        if (dtype >= num_dtypes) {
+            throw Error(Fault::invalid, "dtype: expected a number below " +
+                                            std::to_string(num_dtypes) + ", got " +
+                                            std::to_string(dtype));
+        }
         auto held = self.outlives_calls() ? hold(keep) : nullptr;
         return Message{at(data), bytes, static_cast<DType>(dtype), peer, tag, std::move(held)};
     };

@@ -33,7 +33,8 @@ void bind_hosts(nb::class_<Group>& group) {
                TlsEnd* tls) {
                 Channel channel(Descriptor(fd), tls ? std::move(tls->session) : nullptr);
                 if (kind > static_cast<uint32_t>(WireKind::mail))
-                    throw Error(Fault::invalid, "a connection of an unknown kind");
+                    throw Error(Fault::invalid, "kind: expected 0 (collectives) or 1 (mail), got " +
+                                                    std::to_string(kind));
                 self.attach(peer, static_cast<WireKind>(kind), stream, streams, std::move(channel));
             },
             "peer"_a, "kind"_a, "stream"_a, "streams"_a, "fd"_a, "tls"_a.none() = nb::none())
@@ -43,7 +44,10 @@ void bind_hosts(nb::class_<Group>& group) {
             "fail",
             [](Group& self, uint32_t fault, const std::string& text) {
                 if (fault == 0 || fault > static_cast<uint32_t>(Fault::invalid))
-                    throw Error(Fault::invalid, "a failure of an unknown kind");
+                    throw Error(Fault::invalid,
+                                "fault: expected a number from 1 to " +
+                                    std::to_string(static_cast<uint32_t>(Fault::invalid)) +
+                                    ", got " + std::to_string(fault));
                 self.fail(static_cast<Fault>(fault), text);
             },
             "fault"_a, "text"_a, nb::call_guard<WithoutGil>())
@@ -63,7 +67,9 @@ void bind_hosts(nb::class_<Group>& group) {
             [](Group& self, uint32_t peer, const nb::bytes& packed) {
                 Called called{};
                 if (packed.size() != sizeof(called))
-                    throw Error(Fault::invalid, "what a peer called has 40 bytes");
+                    throw Error(Fault::invalid, "called: expected " +
+                                                    std::to_string(sizeof(called)) +
+                                                    " bytes, got " + std::to_string(packed.size()));
                 std::memcpy(&called, packed.c_str(), sizeof(called));
                 self.heard(peer, called);
             },

@@ -90,7 +90,8 @@ class QuickCalls {
         if (recording_ && recording_->thread == PyThread_get_thread_ident())
             return found && !async_op && record(*found, out) ? nb::borrow(out) : nb::none();
         if (!found) return nb::none();
-        Execution call = found->call->bind(at(found->source), at(found->target));
+        Execution call = group_->dispatcher().or_fail(
+            [&] { return found->call->bind(at(found->source), at(found->target)); });
         const double limit_s = timeout_s;
         std::shared_ptr<Job> job;
         {

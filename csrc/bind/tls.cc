@@ -22,7 +22,8 @@ namespace {
 TlsSession::Key key_of(const nb::bytes& bytes) {
     TlsSession::Key key;
     if (bytes.size() != key.size())
-        throw Error(Fault::invalid, "a key for TLS has " + std::to_string(key.size()) + " bytes");
+        throw Error(Fault::invalid, "a key for TLS has " + std::to_string(key.size()) +
+                                        " bytes, got " + std::to_string(bytes.size()));
     std::copy_n(reinterpret_cast<const unsigned char*>(bytes.c_str()), key.size(), key.begin());
     return key;
 }
@@ -40,7 +41,8 @@ TlsSession::Key key_of(const nb::bytes& bytes) {
 }  // namespace
 
 TlsSession& TlsEnd::get() const {
-    if (!session) throw Error(Fault::invalid, "this TLS session belongs to a group");
+    if (!session)
+        throw Error(Fault::invalid, "this TLS session was handed to a group, which alone uses it");
     return *session;
 }
 

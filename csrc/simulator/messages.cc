@@ -38,7 +38,8 @@ class Book {
     // What follows belongs to this task, until `close`.
     int32_t open(Kind kind, int32_t round, int32_t src, int32_t dst, int32_t channel) {
         if (m_.kind.size() >= index(std::numeric_limits<int32_t>::max()))
-            throw Error(Fault::invalid, "a schedule of more than 2^31 messages");
+            throw Error(Fault::invalid,
+                        "a schedule of more than 2^31 - 1 messages: simulate fewer ranks or parts");
         m_.kind.push_back(static_cast<uint8_t>(kind));
         m_.round.push_back(round);
         m_.src.push_back(src);

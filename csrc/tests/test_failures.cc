@@ -1,4 +1,4 @@
-// What is refused, what fails, and what every rank then gets: the same cause, soon.
+// What fails, and what every rank then gets: the same cause, soon.
 #include <sys/mman.h>
 #include <sys/wait.h>
 
@@ -34,7 +34,7 @@ void check_timeout(Report& report, Mapping mapping) {
     world.run([&](Rank& rank) {
         if (rank.rank == 1) pause(0.3);
         expect(report, run_step(rank, simple(Kind::direct, 100), 0.1), Fault::timeout,
-               "rank 1 has not arrived", "timeout");
+               "rank 1 has not arrived, it has made no call yet", "timeout");
     });
 }
 
@@ -127,32 +127,6 @@ void check_closed_by_a_signal(Report& report, Mapping mapping) {
            Fault::aborted, "closed", "closed by a handler while waiting");
 }
 
-// A handler runs in the middle of the call that it interrupts, and cannot wait for what is behind
-// it.
-void check_called_by_a_signal(Report& report, Mapping mapping) {
-    World world(shape_of(kRanks, 2), mapping, 1);
-    Outcome within;
-    const auto handler = [&] {
-        within = run_step(world[0], simple(Kind::barrier, 0));
-        return true;
-    };
-    expect(report, run_step(world[0], simple(Kind::direct, 100), kLong_s, handler),
-           Fault::interrupted, "", "a call whose handler calls");
-    expect(report, within, Fault::invalid, "signal handler", "called by a handler");
-}
-
-// A rank that refuses again and again does not wait for those that make the calls.
-void check_refused_far_ahead(Report& report, Mapping mapping) {
-    World world(shape_of(2, 2), mapping, 1);
-    for (size_t i = 0; i < 2 * kCallHistory; ++i) {
-        Execution refused{};
-        refused.refusal = std::make_shared<const std::string>("no data left");
-        world[1].dispatcher->submit(std::move(refused), kLong_s, kLong_s);
-    }
-    expect(report, run_step(world[0], simple(Kind::direct, 100), 0.5), Fault::mismatch,
-           "rank 1 called a call no longer remembered", "refused far ahead");
-}
-
 // Memory that its owner gives back while a thread of the same process still reads it, for the call
 // has failed.
 void check_lent_memory_taken_away(Report& report) {
@@ -222,57 +196,6 @@ void check_interrupted_behind_another(Report& report, Mapping mapping) {
            "signal", "what was before it");
     expect(report, run_step(world[1], simple(Kind::barrier, 0)), Fault::aborted,
            "rank 0 was interrupted", "the others");
-}
-
-// ---- shapes and plans that are refused
-
-void check_refusals(Report& report) {
-    const auto refused = [&](const char* what, auto&& make) {
-        report.check(outcome_of(make).fault == Fault::invalid,
-                     std::string(what) + " is not refused");
-    };
-    refused("a group of nobody", [] { static_cast<void>(shape_for(0, 1, 1 << 20)); });
-    refused("staging beyond all bounds",
-            [] { create_segment({2, 2, 1ULL << 40, 2, 256}, World::nonce); });
-    refused("a slot of nobody", [] {
-        hand::Writer()
-            .copy(hand::slot(2, 0), hand::in(0), hand::in(0))
-            .post(1)
-            .plan(0, 2, 1, 1, 1, 1, {1, 1});
-    });
-    refused("writing a peer's slot", [] {
-        hand::Writer()
-            .copy(hand::slot(1, 0), hand::in(0), hand::in(0))
-            .post(1)
-            .plan(0, 2, 1, 1, 1, 1, {1, 1});
-    });
-    refused("a block without its end",
-            [] { hand::Writer().post(1).plan(0, 2, 1, 1, 1, 2, {1, 1}); });
-    refused("falling progress",
-            [] { hand::Writer().post(2).post(1).plan(0, 2, 1, 1, 1, 1, {1, 1}); });
-    refused("missing operands", [] {
-        hand::Writer()
-            .reduce(hand::out(0), {}, hand::in(0), 0)
-            .post(1)
-            .plan(0, 2, 1, 1, 1, 1, {1, 1});
-    });
-    World world(shape_of(2, 1), Mapping::own, 2);
-    refused("a rank twice", [&] {
-        View view(*world[0].segment, 0, Seats::one_host(2));
-        Membership(view, World::nonce);
-    });
-    refused("a place with two ranks", [&] { View(*world[0].segment, 0, Seats{3, {0, 0}}); });
-    refused("a rank that is elsewhere", [&] { View(*world[0].segment, 2, Seats{3, {0, 1}}); });
-    Step large = simple(Kind::direct, 1000000);
-    large.block_bytes = 1 << 20;
-    report.check(run_step(world[0], large).fault == Fault::invalid,
-                 "blocks larger than the staging are not refused");
-    for (const uint64_t seq : {1ULL, 0xffffffULL, 0x1000000ULL, 0x1000001ULL, 0xffffffffffULL}) {
-        report.check(ahead_of(header_of(seq, 5), seq) == 0 &&
-                         ahead_of(header_of(seq + 1, 5), seq) == 1 &&
-                         ahead_of(header_of(seq - 1, kHashMask), seq) == -1,
-                     "the wrap of 24 bits");
-    }
 }
 
 #if !defined(__SANITIZE_THREAD__)
@@ -426,7 +349,6 @@ int main() {
     if (forks_wipe_memory()) check_forked(report);
     check_lent_memory_taken_away(report);
 #endif
-    check_refusals(report);
     for (const Mapping mapping : {Mapping::own, Mapping::one}) {
         const Step direct = simple(Kind::direct, 100);
         check_mismatch(report, mapping, direct, simple(Kind::direct, 101));
@@ -439,9 +361,7 @@ int main() {
         check_aborted(report, mapping);
         check_closed_under_a_caller(report, mapping);
         check_closed_by_a_signal(report, mapping);
-        check_called_by_a_signal(report, mapping);
         check_interrupted_behind_another(report, mapping);
-        check_refused_far_ahead(report, mapping);
         check_timeout_on_busy_cores(report, mapping);
     }
     return report.finish();

@@ -31,7 +31,24 @@ SECRET = {"UNISONO_JOB_SECRET": "what only the ranks of this test know"}
 PSK = SECRET | {"UNISONO_TLS": "psk"}
 MARK = b"a text that everybody would know again; "
 
+IPV6 = "[::1]"
+
 Body = Callable[[Communicator], Any]
+
+
+def has_ipv6() -> bool:
+    try:
+        with socket.socket(socket.AF_INET6) as sock:
+            sock.bind(("::1", 0))
+    except OSError:
+        return False
+    return True
+
+
+both_families = pytest.mark.parametrize(
+    "address",
+    ["127.0.0.1", pytest.param(IPV6, marks=pytest.mark.skipif(not has_ipv6(), reason="no ::1"))],
+)
 
 
 @pytest.fixture(scope="module")
@@ -45,14 +62,17 @@ def spanning(
     *,
     per_host: int = 1,
     timeout_s: float = 40.0,
+    address: str = "127.0.0.1",
 ) -> list[Any]:
     """`body(comm)` on a rank for each of the environments: what it returned or raised."""
-    rendezvous = f"tcp://127.0.0.1:{free_port()}"
+    rendezvous = f"tcp://{address}:{free_port()}"
+    family = "AF_INET6" if address == IPV6 else "AF_INET"
 
     def rank_body(rank: int) -> Any:
         environ = {
             "UNISONO_HOST_ID": str(rank // per_host),
             "UNISONO_INTERFACE": "=lo",
+            "UNISONO_SOCKET_FAMILY": family,
             "UNISONO_TIMEOUT_S": str(timeout_s),
             **environs[rank],
         }
@@ -90,17 +110,19 @@ def everything(comm: Communicator) -> str:
     return "right"
 
 
+@both_families
 @pytest.mark.parametrize("streams", ["1", "3"])
-def test_everything_by_the_secret(streams: str) -> None:
+def test_everything_by_the_secret(streams: str, address: str) -> None:
     environ = PSK | {"UNISONO_STREAMS": streams}
-    assert spanning(everything, [environ] * 3, per_host=2) == ["right"] * 3
+    assert spanning(everything, [environ] * 3, per_host=2, address=address) == ["right"] * 3
 
 
 @needs_openssl
-def test_everything_by_certificates(authority: Authority) -> None:
+@both_families
+def test_everything_by_certificates(authority: Authority, address: str) -> None:
     """Without a job secret: certificates alone say who takes part."""
     environs = [authority.member(f"rank{rank}") for rank in range(2)]
-    assert spanning(everything, environs) == ["right"] * 2
+    assert spanning(everything, environs, address=address) == ["right"] * 2
 
 
 def tapped(monkeypatch: pytest.MonkeyPatch, tap: Tap) -> None:
@@ -201,11 +223,15 @@ def test_another_secret() -> None:
 
 
 @needs_openssl
+@both_families
 @pytest.mark.usefixtures("impatient")
-def test_a_certificate_of_another_authority(authority: Authority, tmp_path: Path) -> None:
+def test_a_certificate_of_another_authority(
+    authority: Authority, tmp_path: Path, address: str
+) -> None:
     stranger = Authority(tmp_path / "other").member("stranger")
     stranger["UNISONO_TLS_CA"] = str(authority.file)  # it believes, but is not believed
-    found = spanning(everything, [authority.member("rank0"), stranger], timeout_s=2.0)
+    environs = [authority.member("rank0"), stranger]
+    found = spanning(everything, environs, timeout_s=2.0, address=address)
     assert [type(one) for one in found] == [RendezvousError, AuthenticationError]
     assert "unknown ca" in str(found[1])
 

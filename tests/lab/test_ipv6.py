@@ -1,8 +1,10 @@
-"""Hosts that have IPv6 addresses, alone or beside others: the same calls, the same failures."""
+"""Hosts that have IPv6 addresses, alone or beside others, in clear text and under TLS: the same
+calls, the same failures."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from pathlib import Path
 
 import pytest
 
@@ -10,6 +12,7 @@ from lab.bodies import busy
 from lab.job import PORT, Job, await_no_remains, give_disks, last_ranks, listening
 from lab.switch import needs_hosts
 from lab.test_faults import FAULTS, all_given_back, check
+from tls import Authority, needs_openssl
 from unisono.bench.lab import Lab
 
 pytestmark = [pytest.mark.lab, needs_hosts]
@@ -47,10 +50,24 @@ def suffer(lab: Lab, env: Mapping[str, str]) -> None:
     assert await_no_remains(lab, [0]) == []
 
 
-def test_hosts_with_no_other_address(lab: Lab) -> None:
+def leave_no_other_address(lab: Lab) -> None:
     for host in range(2):
         lab.run(host, ["ip", "address", "delete", f"{lab.address(host)}/24", "dev", "eth0"])
-    suffer(lab, {})
+
+
+PSK = {"UNISONO_TLS": "psk", "UNISONO_JOB_SECRET": "what only the ranks of this test know"}
+
+
+@pytest.mark.parametrize("env", [{}, PSK], ids=["clear", "psk"])
+def test_hosts_with_no_other_address(lab: Lab, env: Mapping[str, str]) -> None:
+    leave_no_other_address(lab)
+    suffer(lab, env)
+
+
+@needs_openssl
+def test_certificates_and_no_other_address(lab: Lab, tmp_path: Path) -> None:
+    leave_no_other_address(lab)
+    suffer(lab, Authority(tmp_path / "ca").member("rank"))
 
 
 def test_hosts_with_both_kinds(lab: Lab) -> None:

@@ -1,0 +1,161 @@
+// Memory that is not there, wherever a rank asks for some: no rank waits for it in vain, and what
+// the ranks count stays in step.
+#include <cstdint>
+#include <cstdlib>
+#include <new>
+
+#include "calls.h"
+#include "hosts.h"
+#include "report.h"
+
+namespace {
+
+// How many times this thread still gets memory; negative: always.
+thread_local int64_t t_left = -1;
+thread_local bool t_refused = false;
+
+void* get(std::size_t bytes) {
+    if (t_left == 0) {
+        t_refused = true;
+        return nullptr;
+    }
+    if (t_left > 0) --t_left;
+    return std::malloc(bytes == 0 ? 1 : bytes);
+}
+
+// Whether `work` asked for memory so often that from there on it got none.
+template <class Work>
+bool starve(int64_t from, Work&& work) {
+    t_left = from;
+    t_refused = false;
+    work();
+    t_left = -1;
+    return t_refused;
+}
+
+}  // namespace
+
+void* operator new(std::size_t bytes) {
+    if (void* const memory = get(bytes)) return memory;
+    throw std::bad_alloc();
+}
+void* operator new(std::size_t bytes, const std::nothrow_t&) noexcept {
+    return get(bytes);
+}
+void operator delete(void* memory) noexcept {
+    std::free(memory);
+}
+void operator delete(void* memory, std::size_t) noexcept {
+    std::free(memory);
+}
+
+namespace {
+
+using namespace unisono;
+using namespace unisono::test;
+
+constexpr uint32_t kRanks = 3;
+constexpr double kSoon_s = 5;
+
+enum class Way : uint8_t { run, begin, queue };
+
+// Whatever a starved rank meets, as one of: right, an error of the core, no memory.
+template <class Work>
+Outcome met(Work&& work) {
+    try {
+        return outcome_of(work);
+    } catch (const std::bad_alloc&) {
+        return {Fault::system, "std::bad_alloc"};
+    }
+}
+
+void make(Rank& rank, Execution call, Way way) {
+    if (way == Way::run) return rank.dispatcher->run(std::move(call), kSoon_s, {});
+    const double inline_s = way == Way::begin ? kSoon_s : 0;
+    rank.dispatcher->wait(*rank.dispatcher->submit(std::move(call), kSoon_s, inline_s), -1, {});
+}
+
+// Rank 1 gets no memory from its request `from` on; true if it asked for so much at all. `tells`:
+// the others hear of what failed; else, as nobody here asks across hosts, when a rank closes.
+template <class SomeWorld>
+bool check_call(Report& report, SomeWorld& world, Kind kind, Way way, int64_t from, bool tells) {
+    bool starved = false;
+    const std::string what = "call " + std::to_string(static_cast<int>(kind)) + ", way " +
+                             std::to_string(static_cast<int>(way)) + ", starved from " +
+                             std::to_string(from);
+    std::array<Outcome, kRanks> first, second;
+    world.run([&](Rank& rank) {
+        Call call(simple(kind, 1000), rank.rank, kRanks),
+            next(simple(Kind::direct, 100), rank.rank, kRanks);
+        Outcome& outcome = first[rank.rank];
+        Execution execution = call.execution();
+        const auto run = [&] { outcome = met([&] { make(rank, std::move(execution), way); }); };
+        if (rank.rank == 1) {
+            starved = starve(from, run);
+        } else {
+            run();
+        }
+        if (outcome.fault == Fault::none) report.check(call.right(), what + ": wrong");
+        if (outcome.fault != Fault::none && !tells) rank.close();
+        second[rank.rank] = met([&] { make(rank, next.execution(), Way::run); });
+    });
+    for (const auto* outcomes : {&first, &second}) {
+        for (const Outcome& outcome : *outcomes)
+            report.check(outcome.fault != Fault::timeout, what + " ended late: " + outcome.text);
+    }
+    const bool lives = second[0].fault == Fault::none;
+    for (const Outcome& outcome : second)
+        report.check((outcome.fault == Fault::none) == lives, what + ", then " + outcome.text);
+    if (!starved) report.check(lives, what + ": failed for nothing: " + second[0].text);
+    return starved;
+}
+
+void check_letters(Report& report) {
+    bool starved = true;
+    for (int64_t from = 0; starved; ++from) {
+        World world(shape_of(2, 2), Mapping::own, 1);
+        const std::string what = "letters, starved from " + std::to_string(from);
+        world.run([&](Rank& rank) {
+            std::vector<uint8_t> data(5000, static_cast<uint8_t>(rank.rank));
+            const Message m = message(data, rank.rank == 0 ? 1 : 0, 0);
+            const auto exchange = [&] {
+                const auto out = rank.mail->send(m);
+                const auto in = rank.mail->receive(m);
+                rank.mail->carry_on();
+                rank.mail->wait(*in, kSoon_s, -1, {});
+                rank.mail->wait(*out, kSoon_s, -1, {});
+            };
+            if (rank.rank == 0) {
+                const Outcome outcome = met(exchange);
+                report.check(outcome.fault != Fault::timeout, what + " late: " + outcome.text);
+            } else {
+                Outcome outcome;
+                starved = starve(from, [&] { outcome = met(exchange); });
+                // A message that could not begin at all: its rank goes on without it.
+                if (outcome.fault != Fault::none) rank.close();
+            }
+        });
+    }
+}
+
+}  // namespace
+
+int main() {
+    Report report;
+    for (const Kind kind : {Kind::direct, Kind::chain, Kind::all_gather}) {
+        for (const Way way : {Way::run, Way::begin, Way::queue}) {
+            bool starved = true;
+            for (int64_t from = 0; starved; ++from) {
+                World world(shape_of(kRanks, 2), Mapping::own, 1);
+                starved = check_call(report, world, kind, way, from, true);
+            }
+            starved = true;
+            for (int64_t from = 0; starved; ++from) {
+                Hosts hosts({{0}, {1, 2}}, 2);
+                starved = check_call(report, hosts, kind, way, from, false);
+            }
+        }
+    }
+    check_letters(report);
+    return report.finish();
+}

@@ -1,0 +1,156 @@
+// What a rank refuses, and what the others learn of it.
+#include <thread>
+#include <utility>
+
+#include "calls.h"
+#include "report.h"
+
+namespace {
+
+using namespace unisono;
+using namespace unisono::test;
+
+constexpr uint32_t kRanks = 3;
+
+// A handler runs in the middle of the call that it interrupts, and cannot wait for what is behind
+// it.
+void check_called_by_a_signal(Report& report, Mapping mapping) {
+    World world(shape_of(kRanks, 2), mapping, 1);
+    Outcome within;
+    const auto handler = [&] {
+        within = run_step(world[0], simple(Kind::barrier, 0));
+        return true;
+    };
+    expect(report, run_step(world[0], simple(Kind::direct, 100), kLong_s, handler),
+           Fault::interrupted, "", "a call whose handler calls");
+    expect(report, within, Fault::invalid, "signal handler", "called by a handler");
+}
+
+// A rank that refuses again and again does not wait for those that make the calls.
+void check_refused_far_ahead(Report& report, Mapping mapping) {
+    World world(shape_of(2, 2), mapping, 1);
+    for (size_t i = 0; i < 2 * kCallHistory; ++i) {
+        Execution refused{};
+        refused.refusal = std::make_shared<const std::string>("no data left");
+        world[1].dispatcher->submit(std::move(refused), kLong_s, kLong_s);
+    }
+    expect(report, run_step(world[0], simple(Kind::direct, 100), 0.5), Fault::mismatch,
+           "rank 1 called a call no longer remembered", "refused far ahead");
+}
+
+// What only one rank finds wrong with its call, before it has begun: the others learn why, at once.
+// Where all find the same, no harm is done.
+void check_refused_by_the_executor(Report& report, Mapping mapping) {
+    Step large = simple(Kind::direct, 1000000);
+    large.block_bytes = 1 << 20;
+    {
+        World world(shape_of(kRanks, 2), mapping, 1);
+        world.run([&](Rank& rank) {
+            expect(report, run_step(rank, simple(Kind::direct, 100)), Fault::none, "", "before");
+            for (int i = 0; i < 3; ++i)
+                expect(report, run_step(rank, large), Fault::invalid, "bytes of staging", "alike");
+            expect(report, run_step(rank, simple(Kind::direct, 100)), Fault::none, "", "after");
+        });
+    }
+    for (const double inline_s : {-1.0, 0.0, 1.0}) {
+        World world(shape_of(kRanks, 2), mapping, 1);
+        world.run([&](Rank& rank) {
+            if (rank.rank != 1) {
+                expect(report, run_step(rank, simple(Kind::direct, 100)), Fault::mismatch,
+                       "rank 1 refused all_reduce: the plan needs", "refused by another");
+                return;
+            }
+            Call call(large, rank.rank, kRanks);
+            const auto outcome = outcome_of([&] {
+                if (inline_s < 0) return rank.dispatcher->run(call.execution(), kLong_s, {});
+                const auto job = rank.dispatcher->submit(call.execution(), kLong_s, inline_s);
+                rank.dispatcher->wait(*job, -1, {});
+            });
+            expect(report, outcome, Fault::invalid, "all_reduce: the plan needs", "refused here");
+        });
+    }
+}
+
+// A handler that calls, and lives with the answer: its call keeps its place among the others.
+void check_numbers_after_a_signal(Report& report, Mapping mapping) {
+    World world(shape_of(2, 2), mapping, 1);
+    Outcome within;
+    bool asked = false;
+    const auto handler = [&] {
+        if (!std::exchange(asked, true)) within = run_step(world[0], simple(Kind::barrier, 0));
+        return false;
+    };
+    std::thread late([&] {
+        pause(0.3);
+        expect(report, run_step(world[1], simple(Kind::direct, 100)), Fault::none, "", "the first");
+        expect(report, run_step(world[1], simple(Kind::barrier, 0)), Fault::mismatch,
+               "rank 0 refused barrier: a signal handler", "the call of a handler");
+    });
+    expect(report, run_step(world[0], simple(Kind::direct, 100), kLong_s, handler), Fault::none, "",
+           "the interrupted call");
+    expect(report, within, Fault::invalid, "signal handler", "called by a handler");
+    late.join();
+}
+
+void check_refusals(Report& report) {
+    const auto refused = [&](const char* what, auto&& make) {
+        report.check(outcome_of(make).fault == Fault::invalid,
+                     std::string(what) + " is not refused");
+    };
+    refused("a group of nobody", [] { static_cast<void>(shape_for(0, 1, 1 << 20)); });
+    refused("staging beyond all bounds",
+            [] { create_segment({2, 2, 1ULL << 40, 2, 256}, World::nonce); });
+    refused("a slot of nobody", [] {
+        hand::Writer()
+            .copy(hand::slot(2, 0), hand::in(0), hand::in(0))
+            .post(1)
+            .plan(0, 2, 1, 1, 1, 1, {1, 1});
+    });
+    refused("writing a peer's slot", [] {
+        hand::Writer()
+            .copy(hand::slot(1, 0), hand::in(0), hand::in(0))
+            .post(1)
+            .plan(0, 2, 1, 1, 1, 1, {1, 1});
+    });
+    refused("a block without its end",
+            [] { hand::Writer().post(1).plan(0, 2, 1, 1, 1, 2, {1, 1}); });
+    refused("falling progress",
+            [] { hand::Writer().post(2).post(1).plan(0, 2, 1, 1, 1, 1, {1, 1}); });
+    refused("missing operands", [] {
+        hand::Writer()
+            .reduce(hand::out(0), {}, hand::in(0), 0)
+            .post(1)
+            .plan(0, 2, 1, 1, 1, 1, {1, 1});
+    });
+    World world(shape_of(2, 1), Mapping::own, 2);
+    refused("a rank twice", [&] {
+        View view(*world[0].segment, 0, Seats::one_host(2));
+        Membership(view, World::nonce);
+    });
+    refused("a place with two ranks", [&] { View(*world[0].segment, 0, Seats{3, {0, 0}}); });
+    refused("a rank that is elsewhere", [&] { View(*world[0].segment, 2, Seats{3, {0, 1}}); });
+    Step large = simple(Kind::direct, 1000000);
+    large.block_bytes = 1 << 20;
+    report.check(run_step(world[0], large).fault == Fault::invalid,
+                 "blocks larger than the staging are not refused");
+    for (const uint64_t seq : {1ULL, 0xffffffULL, 0x1000000ULL, 0x1000001ULL, 0xffffffffffULL}) {
+        report.check(ahead_of(header_of(seq, 5), seq) == 0 &&
+                         ahead_of(header_of(seq + 1, 5), seq) == 1 &&
+                         ahead_of(header_of(seq - 1, kHashMask), seq) == -1,
+                     "the wrap of 24 bits");
+    }
+}
+
+}  // namespace
+
+int main() {
+    Report report;
+    check_refusals(report);
+    for (const Mapping mapping : {Mapping::own, Mapping::one}) {
+        check_called_by_a_signal(report, mapping);
+        check_numbers_after_a_signal(report, mapping);
+        check_refused_far_ahead(report, mapping);
+        check_refused_by_the_executor(report, mapping);
+    }
+    return report.finish();
+}
