@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from unisono.config import MOST_RANKS
-from unisono.outputs import JsonOption, given, result_console, writable, write_json
+from unisono.outputs import JsonOption, given, progress, result_console, writable, write_json
 
 if TYPE_CHECKING:
     from unisono.schedule import Schedule
@@ -76,9 +76,15 @@ def show(
                 f"{name} has {len(schedule.transfers):,} transfers; to look at are "
                 f"{_MOST_TRANSFERS:,} at most: take fewer ranks (-n), or `unisono simulate`"
             )
-        story = tell(schedule, nbytes=None if size is None else parse_size(size))
-        paths = _paths(story, name, svg_path, html_path, files)
-        drawings = [(path, _draw(story, path, layout)) for path in paths]
+        nbytes = None if size is None else parse_size(size)
+        with progress() as step:
+            step(f"{name}: {len(schedule.transfers):,} transfers, round by round", 0.0)
+            story = tell(schedule, nbytes=nbytes)
+            paths = _paths(story, name, svg_path, html_path, files)
+            drawings = []
+            for number, path in enumerate(paths, 1):
+                step(f"{path}", number / (len(paths) + 1))
+                drawings.append((path, _draw(story, path, layout)))
         for path, text in drawings:
             path.write_text(text, encoding="utf-8")
     except (ValueError, OSError) as error:
