@@ -110,6 +110,10 @@ def test_the_costs_listed_are_of_these_ranks_and_this_size() -> None:
         (("all_reduce", "ring", "--layout", "star"), "auto, circle, grid, line"),
         (("all_reduce", "ring", "-n", "129", "--html", "x.html"), "up to 128 ranks"),
         (("all_reduce", "ring", "--svg", "."), "Is a directory"),
+        (("all_reduce", "ring", "--root", "1"), "all_reduce has no root"),
+        (("all_reduce", "--all"), "name an algorithm"),
+        (("all_reduce", "ring", "--no-files", "--open"), "nothing is drawn"),
+        ((".",), "cannot be read: Is a directory"),
     ],
 )
 def test_mistakes_are_refused_and_nothing_is_written(wrong: tuple[str, ...], says: str) -> None:

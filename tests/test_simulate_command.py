@@ -82,6 +82,11 @@ def test_some_algorithms_and_conditions() -> None:
         (["all_reduce", "ring", "-t", "ring:4", "--heat", "h.png"], "must end in .svg"),
         (["all_reduce", "ring", "-t", "ring:4", "--levels", "two"], "written as in 4x8"),
         (["all_reduce", "-t", "ring:4", "--compare", ""], "takes names of algorithms"),
+        (["all_reduce", "ring", "-t", "ring:4", "--levels", "2x2"], "--levels: ring takes none"),
+        (["all_reduce", "bucket:dims=4", "-t", "ring:4", "--levels", "2x2"], "names its own"),
+        (["all_reduce", "ring", "-t", "ring:4", "--compare", "direct"], "--compare is for when"),
+        (["all_reduce", "ring", "-t", "ring:4", "--sizes", "1K"], "--sizes are of the picture"),
+        (["all_reduce", "ring", "-t", "ring:4", "--budget", "3"], "--budget goes with --search"),
     ],
 )
 def test_refusals(arguments: list[str], told: str) -> None:
@@ -161,3 +166,10 @@ def test_a_sweep_without_a_bound_has_no_column_for_it() -> None:
     _, all_there_are = simulate("all_reduce", "ring", "-t", "torus:4x4", "--sweep", "ranks=4,16")
     assert "of the bound" not in some
     assert "of the bound" in all_there_are
+
+
+def test_what_takes_too_long_is_left_out_unless_named() -> None:
+    spec = ("-t", "star:256", "--size", "1M")
+    code, output = simulate("all_reduce", *spec, "--budget", "0")
+    assert code == 2 and "not tried: the 0 s for all were over" in output
+    assert simulate("all_reduce", "leaders", *spec)[0] == 0

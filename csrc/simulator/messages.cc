@@ -77,53 +77,68 @@ class Book {
     std::vector<int32_t> seen_;  // of each task, the last that came to need it
 };
 
-// Who has made a value: a task, or several, as -2 - the number of a list.
+// Who has made a value: a task, or several, as -2 - the number of a list. A list is the one that it
+// goes on from and one more, so a sum of n takes n entries, not a copy of all before for each.
 class Makers {
   public:
     explicit Makers(Book& book) : book_(book) {}
 
     void need(int32_t value) {
-        if (value >= 0) {
-            book_.need(value);
-        } else if (value != kInitial) {
-            for (const int32_t maker : list(value)) book_.need(maker);
-        }
+        if (value == kInitial) return;
+        some_.clear();
+        for (; value < kInitial; value = list(value).rest) some_.push_back(list(value).last);
+        book_.need(value);
+        for (; !some_.empty(); some_.pop_back()) book_.need(some_.back());
     }
 
     // Made by one more. Neighbours have mostly the same, and share it.
     int32_t with(int32_t value, int32_t maker) {
         if (value == kInitial || value == maker) return maker;
         if (value == of_ && maker == by_) return made_;
-        std::vector<int32_t> makers = value >= 0 ? std::vector{value} : list(value);
-        if (std::ranges::find(makers, maker) != makers.end()) return value;
+        if (among_last(value, maker)) return value;
         of_ = value;
         by_ = maker;
-        makers.push_back(maker);
-        many_ |= makers.size() > kMostMakers;
-        lists_.push_back(std::move(makers));
+        const uint32_t size = (value < kInitial ? list(value).size : 1) + 1;
+        many_ |= size > kMostMakers;
+        lists_.push_back({value, maker, size});
         return made_ = -1 - static_cast<int32_t>(lists_.size());
     }
 
     // The last to have made it.
-    int32_t last(int32_t value) { return value < kInitial ? list(value).back() : value; }
+    int32_t last(int32_t value) { return value < kInitial ? list(value).last : value; }
 
     // Whether there may be values that `shorten` would make a task for.
     [[nodiscard]] bool many() const { return many_; }
 
     int32_t shorten(int32_t value) {
-        if (value >= kInitial || list(value).size() <= kMostMakers) return value;
+        if (value >= kInitial || list(value).size <= kMostMakers) return value;
         const int32_t join = book_.open(Kind::join, -1, -1, -1, 0);
-        for (const int32_t maker : list(value)) book_.need(maker);
+        need(value);
         book_.close();
-        list(value) = {join};
+        // Lists that go on from this one, and who still has it, have the task from now on.
+        list(value) = {join, join, 1};
         return join;
     }
 
   private:
-    std::vector<int32_t>& list(int32_t value) { return lists_[index(-2 - value)]; }
+    struct List {
+        int32_t rest;  // a value made by all but the last
+        int32_t last;
+        uint32_t size;
+    };
+
+    List& list(int32_t value) { return lists_[index(-2 - value)]; }
+
+    // Who is further back comes twice, which costs an entry: a task is needed only once.
+    bool among_last(int32_t value, int32_t maker) {
+        for (size_t i = 0; i < kMostMakers && value < kInitial; ++i, value = list(value).rest)
+            if (list(value).last == maker) return true;
+        return value == maker;
+    }
 
     Book& book_;
-    std::vector<std::vector<int32_t>> lists_;
+    std::vector<List> lists_;
+    std::vector<int32_t> some_;
     bool many_ = false;
     int32_t of_ = kNone, by_ = kNone, made_ = kNone;  // what `with` did last
 };

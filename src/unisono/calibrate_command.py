@@ -14,6 +14,7 @@ if TYPE_CHECKING:
 
     from unisono.simulator import LinkModel
     from unisono.simulator.calibration import Holdout
+    from unisono.simulator.measured import Sample
 
 
 def calibrate(
@@ -46,8 +47,7 @@ def calibrate(
     from itertools import groupby
 
     from unisono.errors import UnisonoError
-    from unisono.simulator.calibration import calibrate, of_contestant, to_json, worse_holdout
-    from unisono.simulator.measured import Sample, read
+    from unisono.simulator.calibration import calibrate, to_json, worse_holdout
 
     def kind(found: tuple[str, Sample]) -> tuple[str, int, str]:
         _, sample = found
@@ -57,9 +57,7 @@ def calibrate(
     held: list[Holdout | None] = []
     try:
         samples = [
-            (path.name, sample)
-            for path in files
-            for sample in of_contestant(read(path.read_text(encoding="utf-8"), op=op), contestant)
+            (path.name, sample) for path in files for sample in _samples(path, op, contestant)
         ]
         for _, some in groupby(sorted(samples, key=kind), key=kind):
             names, runs = zip(*some, strict=True)
@@ -76,6 +74,16 @@ def calibrate(
     if out_path is not None:
         console.print(f"written: {out_path}", style="dim", highlight=False, soft_wrap=True)
     write_json(_document(models, held), json_path)
+
+
+def _samples(path: Path, op: str | None, contestant: str | None) -> list[Sample]:
+    """What a file says was measured. Raises ValueError."""
+    from unisono.reading import reading
+    from unisono.simulator.calibration import of_contestant
+    from unisono.simulator.measured import read
+
+    with reading(path) as text:
+        return list(of_contestant(read(text, op=op), contestant))
 
 
 def _table(models: list[LinkModel], held: list[Holdout | None]) -> Table:

@@ -43,6 +43,14 @@ def writable(path: _Output) -> _Output:
     return path
 
 
+def given(context: typer.Context, *names: str) -> bool:
+    """Whether one of these options stands on the command line, as its default or not."""
+    return any(
+        (source := context.get_parameter_source(name)) is not None and source.name == "COMMANDLINE"
+        for name in names
+    )
+
+
 JsonOption = Annotated[
     str | None,
     typer.Option("--json", callback=writable, metavar="PATH", help="Write JSON here; - is stdout."),

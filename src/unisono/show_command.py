@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from unisono.config import MOST_RANKS
-from unisono.outputs import JsonOption, result_console, writable, write_json
+from unisono.outputs import JsonOption, given, progress, result_console, writable, write_json
 
 if TYPE_CHECKING:
     from unisono.schedule import Schedule
@@ -20,6 +20,7 @@ _MOST_TRANSFERS = 1 << 18
 
 
 def show(
+    context: typer.Context,
     *,
     what: Annotated[
         str,
@@ -64,6 +65,7 @@ def show(
     from unisono.show.document import document
     from unisono.types import Op
 
+    _check_given(context)
     if what in list(Op) and algorithm is None:
         _list_algorithms(what, ranks, size, json_path)
         return
@@ -74,9 +76,15 @@ def show(
                 f"{name} has {len(schedule.transfers):,} transfers; to look at are "
                 f"{_MOST_TRANSFERS:,} at most: take fewer ranks (-n), or `unisono simulate`"
             )
-        story = tell(schedule, nbytes=None if size is None else parse_size(size))
-        paths = _paths(story, name, svg_path, html_path, files)
-        drawings = [(path, _draw(story, path, layout)) for path in paths]
+        nbytes = None if size is None else parse_size(size)
+        with progress() as step:
+            step(f"{name}: {len(schedule.transfers):,} transfers, round by round", 0.0)
+            story = tell(schedule, nbytes=nbytes)
+            paths = _paths(story, name, svg_path, html_path, files)
+            drawings = []
+            for number, path in enumerate(paths, 1):
+                step(f"{path}", number / (len(paths) + 1))
+                drawings.append((path, _draw(story, path, layout)))
         for path, text in drawings:
             path.write_text(text, encoding="utf-8")
     except (ValueError, OSError) as error:
@@ -89,6 +97,38 @@ def show(
     for page in (path for path in paths if launch and path.suffix == ".html"):
         typer.launch(str(page.resolve()))
     raise typer.Exit(0 if story.problem is None else 1)
+
+
+_OF_ONE = {
+    "root": "--root",
+    "every": "--all",
+    "layout": "--layout",
+    "svg_path": "--svg",
+    "html_path": "--html",
+    "files": "--files",
+    "launch": "--open",
+}
+"""Options that a list of algorithms does not read."""
+
+
+def _check_given(context: typer.Context) -> None:
+    """Refuses options that what is asked for would leave unread."""
+    from unisono.types import Op
+
+    what, params = context.params["what"], context.params
+    unread: list[tuple[dict[str, str], str]] = []
+    if what not in list(Op):
+        unread.append(({"ranks": "-n", "root": "--root"}, "the schedule of a file has its own"))
+    elif params["algorithm"] is None:
+        unread.append((_OF_ONE, f"name an algorithm, as in unisono show {what} ring"))
+    elif not Op(what).rooted:
+        unread.append(({"root": "--root"}, f"{what} has no root"))
+    if not (params["files"] or params["svg_path"] or params["html_path"]):
+        unread.append(({"layout": "--layout", "launch": "--open"}, "nothing is drawn"))
+    for names, why in unread:
+        for name, option in names.items():
+            if given(context, name):
+                raise typer.BadParameter(f"{option}: {why}")
 
 
 def _list_algorithms(what: str, ranks: int, size: str | None, json_path: str | None) -> None:
@@ -110,7 +150,7 @@ def _find(what: str, algorithm: str | None, ranks: int, root: int) -> tuple[Sche
     from unisono.types import Op
 
     if what not in list(Op):
-        if not Path(what).is_file():
+        if not Path(what).exists():
             raise ValueError(f"{what} is no file and none of the operations {', '.join(Op)}")
         if algorithm is not None:
             raise ValueError(f"{what} is a schedule; there is no choice of algorithm {algorithm}")
@@ -121,17 +161,18 @@ def _find(what: str, algorithm: str | None, ranks: int, root: int) -> tuple[Sche
 
 def _read(path: Path) -> Schedule:
     """A schedule of a file: as `schedule.to_json` writes it, or inside what `--json` wrote."""
+    from unisono.reading import reading
     from unisono.schedule import from_json
     from unisono.show.document import FORMAT
 
-    text = path.read_text(encoding="utf-8")
-    try:
-        found = json.loads(text)
-    except ValueError:
-        found = None  # `from_json` says what is wrong
-    if isinstance(found, dict) and found.get("format") == FORMAT:
-        text = json.dumps(found.get("schedule"))
-    return from_json(text)
+    with reading(path) as text:
+        try:
+            found = json.loads(text)
+        except ValueError:
+            found = None  # `from_json` says what is wrong
+        if isinstance(found, dict) and found.get("format") == FORMAT:
+            return from_json(json.dumps(found.get("schedule")))
+        return from_json(text)
 
 
 def _paths(

@@ -6,6 +6,8 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+import numpy as np
+
 from unisono.algorithms import build, find
 from unisono.algorithms.describe import describe
 from unisono.errors import ScheduleError, UnisonoError
@@ -121,17 +123,20 @@ def tell(schedule: Schedule, *, nbytes: int | None = None) -> Story:
 def _scenes(schedule: Schedule, played: Holdings) -> tuple[Scene, ...]:
     done = {place for place, held in played.start.items() if _is_done(schedule, place, held)}
     scenes = []
-    for (number, transfers), moved in zip(schedule.rounds(), played.rounds, strict=True):
+    columns = schedule.columns
+    carried = columns.src, columns.dst, columns.count
+    told = zip(schedule.rounds(), columns.rounds(), played.rounds, strict=True)
+    for (number, transfers), (_, rows), moved in told:
         for place, held in moved.writes.items():
             if _is_done(schedule, place, held):
                 done.add(place)
             else:
                 done.discard(place)
         sent, links = Counter[int](), Counter[Link]()
-        for t in transfers:
-            if t.src != t.dst:
-                sent[t.src] += t.count
-                links[t.src, t.dst] += t.count
+        for src, dst, count in zip(*(column[rows].tolist() for column in carried), strict=True):
+            if src != dst:
+                sent[src] += count
+                links[src, dst] += count
         scenes.append(
             Scene(
                 number=number,
@@ -157,8 +162,7 @@ def _is_done(schedule: Schedule, place: Place, held: Held) -> bool:
 
 def _in_order(schedule: Schedule) -> Schedule:
     """The schedule, whose transfers must be ordered by round."""
-    rounds = [t.round for t in schedule.transfers]
-    if rounds != sorted(rounds):
+    if (np.diff(schedule.columns.round) < 0).any():
         raise ScheduleError("the transfers are not ordered by round")
     return schedule
 

@@ -7,10 +7,11 @@ from typing import Annotated
 
 import typer
 
-from unisono.outputs import JsonOption, result_console, writable, write_json
+from unisono.outputs import JsonOption, given, result_console, writable, write_json
 
 
 def simulate(
+    context: typer.Context,
     *,
     op: Annotated[str, typer.Argument(metavar="OPERATION", help="Such as all_reduce.")],
     algorithm: Annotated[
@@ -53,7 +54,9 @@ def simulate(
     search: Annotated[
         bool, typer.Option("--search", help="Try channels and orders of the ranks, too.")
     ] = False,
-    budget: Annotated[float, typer.Option(min=0, help="Seconds of --search.")] = 60.0,
+    budget: Annotated[
+        float, typer.Option(min=0, help="Seconds of --search, or to compare all.")
+    ] = 60.0,
     model_path: Annotated[
         Path | None,
         typer.Option("--model", metavar="FILE", help="Of `unisono calibrate`, or measurements."),
@@ -108,6 +111,7 @@ def simulate(
             svg=svg_path,
             others=(heat_path, trace_path),
         )
+        _check_given(context)
         topology = load(topology_spec)
         model = None if model_path is None else task.read_model(model_path, op, topology.num_ranks)
         work = task.Task(
@@ -130,7 +134,9 @@ def simulate(
             told=task.Told(
                 heat_path=heat_path, trace_path=trace_path, critical=algorithm is not None
             ),
+            budget_s=budget,
         )
+        task.check_levels(work)
         if in_network and not topology.nodes.reduces.any():
             raise ValueError(f"--in-network: {topology.name} has no switch that reduces")
         with task.progress() as show:
@@ -151,6 +157,19 @@ def simulate(
     for path, _ in found.files:
         console.print(f"written: {path}", style="dim", highlight=False, soft_wrap=True)
     write_json(found.document, json_path)
+
+
+def _check_given(context: typer.Context) -> None:
+    """Refuses options that what is asked for would leave unread."""
+    every = context.params["algorithm"] is None and context.params["names"].strip() == "all"
+    if context.params["algorithm"] is not None and given(context, "names"):
+        raise ValueError("--compare is for when no algorithm is named before it")
+    if given(context, "sizes") and (
+        context.params["svg_path"] is None or context.params["sweep"] is not None
+    ):
+        raise ValueError("--sizes are of the picture of --svg, without --sweep")
+    if given(context, "budget") and not (every or context.params["search"]):
+        raise ValueError("--budget goes with --search or all algorithms: named ones have no limit")
 
 
 def _check(

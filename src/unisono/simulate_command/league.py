@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -24,18 +25,33 @@ def run(task: Task, svg_path: Path | None, sizes: str, show: Show) -> Output:
     first = best(entries)
     files = list(pictures(task, first))
     if svg_path is not None:
-        files.append((svg_path, chart_of_sizes(task, sizes, show)))
+        done = [entry.algorithm for entry in entries if entry.result is not None]
+        files.append((svg_path, chart_of_sizes(replace(task, names=done), sizes, show)))
     lines = task.model_lines
     if task.told.critical:
         lines += critical_lines(first)
     if task.names is not None:
         lines += [f"left out: {e.algorithm}: {e.reason}" for e in entries if e.result is None]
+    else:
+        lines += too_large_lines(task, {e.algorithm: e.reason for e in entries if e.too_large})
     return Output(
         table=table(task, entries, bound),
         document=document(task, entries, bound),
         lines=lines,
         files=files,
     )
+
+
+def too_large_lines(task: Task, reasons: Mapping[str, str]) -> list[str]:
+    """Which algorithms were not waited for, why, and how to have them all the same."""
+    if not reasons:
+        return []
+    first = next(iter(reasons))
+    how = f"unisono simulate {task.op} {first} --topology {task.spec}"
+    return [
+        *(f"left out: {name}: {reason}" for name, reason in reasons.items()),
+        f"named, each is simulated to its end ({how}); --budget gives all more seconds",
+    ]
 
 
 def pictures(
@@ -162,7 +178,8 @@ def row(task: Task, entry: Entry, ranks: int) -> dict[str, Any]:
     """One algorithm as JSON."""
     result = entry.result
     if result is None:
-        return {"algorithm": entry.algorithm, "reason": entry.reason}
+        found: dict[str, Any] = {"algorithm": entry.algorithm, "reason": entry.reason}
+        return {**found, "too_large": True} if entry.too_large else found
     link, algbw_Bps = result.busiest_link, result.algbw_Bps(task.nbytes)
     return {
         "algorithm": entry.algorithm,
@@ -172,5 +189,5 @@ def row(task: Task, entry: Entry, ranks: int) -> dict[str, Any]:
         "busiest_link": link,
         "busiest_link_name": result.link_name(link) if link >= 0 else "",
         "busiest_link_utilisation": float(result.utilisation[link]) if link >= 0 else 0.0,
-        "messages": len(result.steps.messages()),
+        "messages": entry.messages,
     }

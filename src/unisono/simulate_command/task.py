@@ -11,12 +11,14 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from unisono import algorithms, outputs
+from unisono.errors import UnsupportedError
 from unisono.types import Op
 
 if TYPE_CHECKING:
     from rich.table import Table
 
     from unisono.simulator import Conditions, Entry, LinkModel, Progress
+    from unisono.simulator.limits import Limits
     from unisono.topology import Topology
 
     Show = Callable[[str, Progress], None]
@@ -53,6 +55,14 @@ class Task:
     levels: tuple[int, ...] | None
     conditions: Conditions
     told: Told
+    budget_s: float = 60.0
+
+    @property
+    def limits(self) -> Limits | None:
+        """None for algorithms that are named: those are waited for."""
+        from unisono.simulator.limits import Limits
+
+        return Limits(budget_s=self.budget_s) if self.names is None else None
 
     def compare(self, nbytes: float, show: Show) -> list[Entry]:
         """The algorithms, the fastest first."""
@@ -65,6 +75,7 @@ class Task:
             names=self.names,
             levels=self.levels,
             conditions=self.conditions,
+            limits=self.limits,
             progress=show,
         )
 
@@ -112,6 +123,24 @@ def read_levels(text: str | None) -> tuple[int, ...] | None:
         return tuple(int(size) for size in text.split("x"))
     except ValueError:
         raise ValueError(f"--levels {text}: sizes are written as in 4x8") from None
+
+
+def check_levels(task: Task) -> None:
+    """Raises ValueError for levels if no algorithm reads them."""
+    names = algorithms.names(task.op) if task.names is None else task.names
+    if task.levels is None or any(_takes_levels(task.op, name) for name in names):
+        return
+    told = ", ".join(names) if task.names is not None else f"what does {task.op}"
+    raise ValueError(f"--levels: {told} takes none, or names its own")
+
+
+def _takes_levels(op: str, name: str) -> bool:
+    try:
+        found = algorithms.find(op, name)
+    except UnsupportedError:
+        return False  # an algorithm of another operation, which is left out
+    says_them = "dims=" in name or name.startswith("level")
+    return not says_them and "dims" in {parameter.name for parameter in found.parameters}
 
 
 def read_links(word: str, topology: Topology) -> list[int]:
@@ -174,11 +203,13 @@ def _read_part(word: str) -> tuple[str, float]:
 
 
 def read_model(path: Path, op: str, ranks: int) -> LinkModel:
-    """The model of a file that was measured most like this. Raises ValueError and OSError."""
+    """The model of a file that was measured most like this. Raises ValueError."""
+    from unisono.reading import reading
     from unisono.simulator.calibration import models_of
     from unisono.simulator.link_model import nearest
 
-    return nearest(models_of(path.read_text(encoding="utf-8"), source=path.name), op, ranks)
+    with reading(path) as text:
+        return nearest(models_of(text, source=path.name), op, ranks)
 
 
 @contextmanager

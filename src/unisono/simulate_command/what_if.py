@@ -39,9 +39,19 @@ def run(task: Task, text: str, compute: str | None, svg_path: Path | None, show:
     return Output(
         table=table(task, name, points, compute_s),
         document=document(task, name, points, compute_s),
-        lines=task.model_lines,
+        lines=task.model_lines + league.too_large_lines(task, _too_large(name, points)),
         files=files,
     )
+
+
+def _too_large(name: str, points: Sequence[Point]) -> dict[str, str]:
+    """Algorithms that were left out, and why at the first value where they were."""
+    found: dict[str, str] = {}
+    for point in points:
+        for entry in point.entries:
+            if entry.too_large:
+                found.setdefault(entry.algorithm, f"{name}={point.value}: {entry.reason}")
+    return found
 
 
 def simulate(task: Task, name: str, values: Sequence[str], show: Show) -> list[Point]:
@@ -57,6 +67,7 @@ def simulate(task: Task, name: str, values: Sequence[str], show: Show) -> list[P
         names=task.names,
         levels=task.levels,
         conditions=task.conditions,
+        limits=task.limits,
         progress=show,
     )
     for point in points:

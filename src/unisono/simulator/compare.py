@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields, replace
+from time import monotonic
 
 from unisono import algorithms
 from unisono.errors import UnsupportedError
 from unisono.schedule import Schedule
 from unisono.simulator.conditions import Conditions
 from unisono.simulator.job import Job
-from unisono.simulator.result import Result
+from unisono.simulator.limits import Limits, quick_first
+from unisono.simulator.result import Result, Steps
 from unisono.simulator.simulation import Progress, simulate
 from unisono.topology import Topology
 from unisono.topology.lattice import Lattice
@@ -19,12 +21,24 @@ from unisono.types import Op
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Entry:
-    """An algorithm and what came of it: a result, or why it does not fit."""
+    """An algorithm and what came of it: a result, or why there is none. `too_large` if it would
+    fit, but was not waited for. `messages` are those from one rank to another."""
 
     algorithm: str
     schedule: Schedule | None = None
     result: Result | None = None
+    messages: int = 0
     reason: str = ""
+    too_large: bool = False
+
+    @property
+    def time_s(self) -> float:
+        """Of the operation; infinite without a result."""
+        return float("inf") if self.result is None else self.result.time_s
+
+
+class _LateError(Exception):
+    """A simulation has reached its deadline."""
 
 
 def compare(
@@ -36,6 +50,7 @@ def compare(
     levels: tuple[int, ...] | None = None,
     placement: Sequence[int] | None = None,
     conditions: Conditions | None = None,
+    limits: Limits | None = None,
     progress: Callable[[str, Progress], None] | None = None,
 ) -> list[Entry]:
     """Algorithms on all ranks of a network, the fastest first; then those that do not fit.
@@ -43,17 +58,71 @@ def compare(
     `names` are written as for `algorithms.build`; None: all there are, on a torus also those for
     all its ports. `levels` are sizes of groups, innermost first, for algorithms that take them; by
     default the axes of a torus or grid. `placement`: which of the ranks take part, in their order.
+    With `limits` no algorithm is waited for beyond them, and only the fastest keeps its schedule
+    and steps, which can take gigabytes.
 
     >>> from unisono import topology
     >>> found = compare("all_reduce", topology.torus([4, 4]), 1e6, names=["ring", "bucket"])
     >>> [entry.algorithm for entry in found]
     ['bucket', 'ring']
     """
-    found = []
     place = None if placement is None else tuple(placement)
-    for name in every(op, topology) if names is None else names:
-        found.append(entry(op, name, topology, nbytes, levels, place, conditions, progress))
-    return sorted(found, key=lambda e: e.result.time_s if e.result is not None else float("inf"))
+    chosen = every(op, topology) if names is None else list(names)
+    if limits is not None:
+        found = _within(limits, op, chosen, topology, nbytes, levels, place, conditions, progress)
+    else:
+        found = [
+            entry(op, name, topology, nbytes, levels, place, conditions, progress)
+            for name in chosen
+        ]
+    return sorted(found, key=lambda one: one.time_s)
+
+
+def _within(
+    limits: Limits,
+    op: Op | str,
+    names: Sequence[str],
+    topology: Topology,
+    nbytes: float,
+    levels: tuple[int, ...] | None,
+    placement: tuple[int, ...] | None,
+    conditions: Conditions | None,
+    progress: Callable[[str, Progress], None] | None,
+) -> list[Entry]:
+    """An entry for each name, in their order."""
+    ranks = topology.num_ranks if placement is None else len(placement)
+    ends_s = monotonic() + limits.budget_s
+    found: list[Entry] = []
+    for name, transfers in quick_first(op, names, ranks).items():
+        if reason := _too_large(transfers, limits, ends_s):
+            found.append(Entry(algorithm=name, reason=reason, too_large=True))
+            continue
+        one = entry(
+            op, name, topology, nbytes, levels, placement, conditions, progress, limits.each_s
+        )
+        found = _only_fastest_whole([*found, one])
+    return sorted(found, key=lambda one: names.index(one.algorithm))
+
+
+def _too_large(transfers: int, limits: Limits, ends_s: float) -> str:
+    """Why an algorithm is not begun; empty if it is."""
+    if monotonic() >= ends_s:
+        return f"not tried: the {limits.budget_s:g} s for all were over"
+    return f"too large: about {transfers:,} transfers" if transfers > limits.transfers else ""
+
+
+def _only_fastest_whole(entries: list[Entry]) -> list[Entry]:
+    fastest = min(entries, key=lambda one: one.time_s)
+    return [one if one is fastest else _in_short(one) for one in entries]
+
+
+def _in_short(one: Entry) -> Entry:
+    """Without its schedule and steps."""
+    if one.result is None or one.schedule is None:
+        return one
+    steps = one.result.steps
+    none = Steps(**{f.name: getattr(steps, f.name)[:0].copy() for f in fields(Steps)})
+    return replace(one, schedule=None, result=replace(one.result, steps=none))
 
 
 def every(op: Op | str, topology: Topology) -> list[str]:
@@ -92,8 +161,9 @@ def entry(
     placement: tuple[int, ...] | None = None,
     conditions: Conditions | None = None,
     progress: Callable[[str, Progress], None] | None = None,
+    limit_s: float | None = None,
 ) -> Entry:
-    """One algorithm."""
+    """One algorithm, given up if it is still being simulated so long after it has been built."""
     if progress is not None:
         progress(name, Progress(done=0, total=1, now_s=0.0))
     try:
@@ -101,7 +171,18 @@ def entry(
         schedule = build(op, name, topology, levels, count)
     except UnsupportedError as error:
         return Entry(algorithm=name, reason=str(error))
-    told = None if progress is None else lambda at: progress(name, at)
+    ends_s = float("inf") if limit_s is None else monotonic() + limit_s
+
+    def told(at: Progress) -> None:
+        if progress is not None:
+            progress(name, at)
+        if monotonic() >= ends_s and at.done < at.total:
+            raise _LateError
+
     job = Job(schedule=schedule, nbytes=nbytes, ranks=placement)
-    result = simulate([job], topology, conditions=conditions, progress=told)
-    return Entry(algorithm=name, schedule=schedule, result=result)
+    try:
+        result = simulate([job], topology, conditions=conditions, progress=told)
+    except _LateError:
+        return Entry(algorithm=name, reason=f"not done after {limit_s:.3g} s", too_large=True)
+    messages = len(result.steps.messages())
+    return Entry(algorithm=name, schedule=schedule, result=result, messages=messages)

@@ -13,7 +13,7 @@ from unisono.simulator.conditions import Conditions, Endpoint
 from unisono.topology import Topology
 from unisono.topology.ragged import Floats, Ints, Ragged, counting, ints, starts_of
 
-_AT_ONCE = 1 << 20
+_AT_ONCE = 1 << 17
 """Paths that are looked for at a time."""
 
 

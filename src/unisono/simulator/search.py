@@ -8,12 +8,11 @@ from dataclasses import dataclass, field
 from itertools import groupby
 from time import monotonic
 
-import numpy as np
-
 from unisono.algorithms import cost
 from unisono.errors import UnsupportedError
 from unisono.simulator.compare import Entry, entry, every
 from unisono.simulator.conditions import Conditions
+from unisono.simulator.limits import rate_and_latency
 from unisono.simulator.simulation import Progress
 from unisono.topology import Topology
 from unisono.topology.lattice import Lattice
@@ -75,8 +74,9 @@ def search(
 
     The cost model decides what is tried first, and leaves out what cannot win: an algorithm whose
     busiest rank has more to send than its links carry in the best time so far. It cannot leave out
-    anything where links follow a model of messages, or switches copy. After `budget_s` seconds no
-    other combination is begun. Raises `ValueError` if no algorithm fits.
+    anything where links follow a model of messages, or switches copy. After `budget_s` seconds, if
+    something was found, nothing else is begun, and what is under way is given up. Raises
+    `ValueError` if no algorithm fits.
 
     >>> from unisono import topology
     >>> done = search("all_reduce", topology.grid([4, 4]), 64e6, names=["ring"], channels=[1])
@@ -109,11 +109,7 @@ class _Run:
         self.state = Search()
         self.best: dict[str, Found] = {}
         self.reasons: list[str] = []
-        links = topology.links
-        leaving = links.src < topology.num_ranks
-        rates = np.bincount(links.src[leaving], links.bandwidth_Bps[leaving], minlength=1)
-        self.rate_Bps = float(rates.max()) if leaving.any() else float("inf")
-        self.latency_s = float(links.latency_s[leaving].min()) if leaving.any() else 0.0
+        self.rate_Bps, self.latency_s = rate_and_latency(topology)
 
     def run(self, names: Sequence[str], channels: Sequence[int]) -> Search:
         for base, name, least_s in self._candidates(names, channels):
@@ -180,10 +176,14 @@ class _Run:
         if self.best and monotonic() > self.deadline_s:
             self.state.late += 1
             return None
+        left_s = max(0.0, self.deadline_s - monotonic()) if self.best else None
         made = entry(
             self.op, name, self.topology, self.nbytes,
-            self.levels, placement, self.conditions, self.progress,
+            self.levels, placement, self.conditions, self.progress, left_s,
         )  # fmt: skip
+        if made.too_large:
+            self.state.late += 1
+            return None
         if made.result is None:
             self.reasons.append(f"{name}: {made.reason}")
             return None

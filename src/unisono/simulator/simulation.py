@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from time import monotonic
 from typing import Any
 
 import numpy as np
@@ -19,7 +20,9 @@ from unisono.simulator.tasks import TaskBook, Tasks
 from unisono.topology import Topology
 from unisono.topology.ragged import Floats
 
-_EVENTS_AT_ONCE = 200_000
+_EVENTS_AT_FIRST = 1000
+_TURN_S = 0.1
+"""About how often `progress` is called. An event takes from a microsecond to milliseconds."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -124,10 +127,7 @@ def _run(
     progress: Callable[[Progress], None] | None,
 ) -> Result:
     engine = _engine(paths, tasks, capacity, bins)
-    total = engine.to_come()
-    while engine.advance(_EVENTS_AT_ONCE):
-        if progress is not None:
-            progress(Progress(done=total - engine.to_come(), total=total, now_s=engine.now_s()))
+    _advance(engine, progress)
     if engine.to_come():
         raise ValueError(
             "simulate: messages of jobs wait for each other in their streams: a job that comes "
@@ -147,6 +147,24 @@ def _run(
         capacity_Bps=_by_link(network, capacity),
         usage=usage,
     )
+
+
+def _advance(engine: Simulation, progress: Callable[[Progress], None] | None) -> None:
+    """To the end, some events at a time, as many as a turn takes."""
+    total, events = engine.to_come(), _EVENTS_AT_FIRST
+    begun_s = monotonic()
+    while engine.advance(events):
+        took_s = monotonic() - begun_s
+        events = (
+            max(1, events // 2)
+            if took_s > _TURN_S
+            else events * 2
+            if took_s < _TURN_S / 4
+            else events
+        )
+        if progress is not None:
+            progress(Progress(done=total - engine.to_come(), total=total, now_s=engine.now_s()))
+        begun_s = monotonic()
 
 
 def _engine(paths: PathBook, tasks: Tasks, capacity: Floats, bins: int) -> Simulation:

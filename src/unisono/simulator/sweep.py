@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from unisono.simulator.compare import Entry, compare
 from unisono.simulator.conditions import Conditions
+from unisono.simulator.limits import Limits
 from unisono.simulator.simulation import Progress
 from unisono.topology import Topology, load, parse, variable, vary
 from unisono.types import Op
@@ -40,13 +41,15 @@ def sweep(
     names: Sequence[str] | None = None,
     levels: tuple[int, ...] | None = None,
     conditions: Conditions | None = None,
+    limits: Limits | None = None,
     progress: Callable[[str, Progress], None] | None = None,
 ) -> list[Point]:
     """Algorithms on a network of which something is changed from value to value.
 
     `name` is an option of the spec, see `topology.vary`; or `ranks` or `hosts` where the spec has
     no such option: then so many take part, the first ones. Raises `ValueError` for what cannot be
-    varied, and for values that do not fit.
+    varied, and for values that do not fit. `limits` are for each
+    value, see `compare`.
 
     >>> found = sweep("all_reduce", "star:16", "ranks", ["2", "4", "8"], 1e9, names=["ring"])
     >>> [(p.ranks, round(p.best.result.time_s * 1e3)) for p in found]
@@ -63,6 +66,7 @@ def sweep(
             levels=levels,
             placement=None if ranks == topology.num_ranks else range(ranks),
             conditions=conditions,
+            limits=limits,
             progress=progress,
         )
         point = Point(value=value, topology=topology, ranks=ranks, entries=tuple(entries))

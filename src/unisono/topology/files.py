@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from unisono.reading import reading
 from unisono.topology.codec import from_json
 from unisono.topology.graph import Topology
 from unisono.topology.nccl import from_nccl_xml
@@ -13,14 +14,16 @@ from unisono.topology.spec import parse
 def load(text: str) -> Topology:
     """The network of a file that ends in .json (ours) or .xml (NCCL's), or of a spec.
 
-    Raises `ValueError` for what is neither, `OSError` for a file that cannot be read.
+    Raises `ValueError` for what is neither, and for a file that cannot be read.
 
     >>> load("ring:4").num_ranks
     4
     """
     path = Path(text)
     if path.suffix == ".json":
-        return from_json(path.read_text(encoding="utf-8"))
+        with reading(path) as found:
+            return from_json(found)
     if path.suffix == ".xml":
-        return from_nccl_xml(path.read_text(encoding="utf-8"), name=path.stem)
+        with reading(path) as found:
+            return from_nccl_xml(found, name=path.stem)
     return parse(text)

@@ -1,0 +1,30 @@
+"""Text files that users name: what is wrong with one is told in a line that names it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from unisono.errors import UnisonoError
+
+
+@contextmanager
+def reading(path: Path) -> Iterator[str]:
+    """The text of a file, to be understood within. Raises `ValueError` if that fails.
+
+    >>> with reading(Path("/")) as text:
+    ...     print(text)
+    Traceback (most recent call last):
+    ValueError: /: cannot be read: Is a directory
+    """
+    try:
+        yield path.read_text(encoding="utf-8")
+    except UnicodeDecodeError:
+        raise ValueError(f"{path}: cannot be read: not text in UTF-8") from None
+    except OSError as error:
+        raise ValueError(f"{path}: cannot be read: {error.strerror}") from None
+    except RecursionError:
+        raise ValueError(f"{path}: nested too deep") from None
+    except (ValueError, UnisonoError) as error:
+        raise ValueError(f"{path}: {error}") from error
