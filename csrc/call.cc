@@ -9,7 +9,7 @@ namespace {
 
 constexpr std::array kOps{"all_reduce", "reduce_scatter", "all_gather", "all_to_all",
                           "broadcast",  "reduce",         "gather",     "scatter",
-                          "barrier",    "scan",           "exscan"};
+                          "barrier",    "scan",           "exscan",     "split"};
 constexpr std::array kReductions{"sum",  "prod", "min", "max",  "avg",        "band",   "bor",
                                  "bxor", "land", "lor", "lxor", "premul_sum", "minloc", "maxloc"};
 constexpr std::array kTypes{
@@ -135,7 +135,7 @@ std::string recall(const RankControl& control, uint64_t seq) {
     if (kind == kRefusedKind) return "one that it refused: " + recall_refusal(control.refusal, seq);
     const auto op = static_cast<OpKind>(kind & 0xff);
     std::string text = name_of(kOps, kind & 0xff);
-    if (op == OpKind::barrier) return text + "()";
+    if (op == OpKind::barrier || op == OpKind::split) return text + "()";
     text += "(";
     if (reduces(op)) text += std::string(name_of(kReductions, kind >> 8 & 0xff)) + ", ";
     const uint64_t count = record.count.load(std::memory_order_relaxed);

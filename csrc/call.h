@@ -11,7 +11,7 @@
 
 namespace unisono {
 
-// The values are the order of unisono.types.Op.
+// The values are the order of unisono.types.Op; then what the library does by itself.
 enum class OpKind : uint8_t {
     all_reduce,
     reduce_scatter,
@@ -24,8 +24,9 @@ enum class OpKind : uint8_t {
     barrier,
     scan,
     exscan,
+    split,
 };
-inline constexpr uint32_t kOpKinds = 11;
+inline constexpr uint32_t kOpKinds = 12;
 
 // What stands in the history for a call whose arguments a rank refused. It has a fingerprint of its
 // own: ranks that refuse alike agree, and one that refuses alone disagrees with the others.

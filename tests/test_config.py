@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import dataclasses
 import os
+import re
+from pathlib import Path
 
 import pytest
 
@@ -19,6 +21,28 @@ def test_the_variables_of_unisono() -> None:
     for missing in ("UNISONO_SIZE", "UNISONO_RENDEZVOUS"):
         with pytest.raises(RendezvousError, match=f"{missing} is not set"):
             config.world({name: value for name, value in environ.items() if name != missing})
+
+
+def test_a_misspelt_variable_is_told_once_with_the_nearest(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setenv("UNISONO_TIMEOUT", "5")
+    config._warn_once.cache_clear()
+    for _ in range(2):
+        config.settings()
+    told = "UNISONO_TIMEOUT is not a variable that unisono reads: is it UNISONO_TIMEOUT_S?"
+    assert [r.getMessage() for r in caplog.records if "TIMEOUT" in r.getMessage()] == [told]
+
+
+def test_all_variables_are_known_and_documented() -> None:
+    root = Path(__file__).parents[1]
+    named = re.compile(r"UNISONO_[A-Z_]*[A-Z](?![A-Z_])")
+    documented = set(named.findall((root / "docs" / "environment.md").read_text()))
+    assert documented == config.VARIABLES
+    read = {
+        name for path in (root / "src").rglob("*.py") for name in named.findall(path.read_text())
+    }
+    assert read <= config.VARIABLES
 
 
 def test_torchrun() -> None:

@@ -66,9 +66,14 @@ Located located(const nb::tuple& t) {
 
 class QuickCalls {
   public:
-    // `make_work(job, (in, out), result)` is what an asynchronous call returns.
-    QuickCalls(std::shared_ptr<Group> group, nb::callable make_work, double inline_s)
-        : group_(std::move(group)), make_work_(std::move(make_work)), inline_s_(inline_s) {}
+    // `hold(op, (in, out), result)` is what an asynchronous call returns, once its `job` was set;
+    // it holds the arrays until `let_go(work)`.
+    QuickCalls(std::shared_ptr<Group> group, nb::callable hold, nb::callable let_go,
+               double inline_s)
+        : group_(std::move(group)),
+          hold_(std::move(hold)),
+          let_go_(std::move(let_go)),
+          inline_s_(inline_s) {}
 
     double timeout_s = 0;
 
@@ -93,17 +98,12 @@ class QuickCalls {
         Execution call = group_->dispatcher().or_fail(
             [&] { return found->call->bind(at(found->source), at(found->target)); });
         const double limit_s = timeout_s;
-        std::shared_ptr<Job> job;
+        if (async_op) return begin(op, in, out, std::move(call), limit_s);
         {
             const WithoutGil release;
-            if (async_op) {
-                job = group_->dispatcher().submit(std::move(call), limit_s, inline_s_);
-            } else {
-                group_->dispatcher().run(std::move(call), limit_s, python_signals());
-            }
+            group_->dispatcher().run(std::move(call), limit_s, python_signals());
         }
-        return async_op ? make_work_(std::move(job), nb::make_tuple(in, out), out)
-                        : nb::borrow(out);
+        return nb::borrow(out);
     }
 
     // From here on the calls of this thread are not run: its all_reduces of a kind for which there
@@ -134,6 +134,24 @@ class QuickCalls {
         unsigned long thread;
         std::vector<Kind> kinds;
     };
+
+    // The arrays are held first: what Python runs between the beginning of a call and holding them
+    // could be ended by a signal handler.
+    nb::object begin(uint32_t op, nb::handle in, nb::handle out, Execution call, double limit_s) {
+        nb::object work = hold_(op, nb::make_tuple(in, out), out);
+        std::shared_ptr<Job> job;
+        try {
+            const WithoutGil release;
+            job = group_->dispatcher().submit(std::move(call), limit_s, inline_s_);
+        } catch (...) {
+            let_go_(work);
+            throw;
+        }
+        const bool done = job->done();
+        work.attr("job") = std::move(job);
+        if (done) let_go_(work);
+        return work;
+    }
 
     static std::optional<int32_t> whole(nb::handle number) {
         int overflow = 0;
@@ -188,7 +206,7 @@ class QuickCalls {
     }
 
     std::shared_ptr<Group> group_;
-    nb::callable make_work_;
+    nb::callable hold_, let_go_;
     double inline_s_;
     Arrays arrays_;
     std::optional<Recording> recording_;
@@ -199,8 +217,8 @@ class QuickCalls {
 
 void register_quick(nb::module_& m) {
     nb::class_<QuickCalls>(m, "QuickCalls")
-        .def(nb::init<std::shared_ptr<Group>, nb::callable, double>(), "group"_a, "make_work"_a,
-             "inline_s"_a)
+        .def(nb::init<std::shared_ptr<Group>, nb::callable, nb::callable, double>(), "group"_a,
+             "hold"_a, "let_go"_a, "inline_s"_a)
         .def_rw("timeout_s", &QuickCalls::timeout_s)
         .def(
             "learn",

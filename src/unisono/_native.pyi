@@ -156,7 +156,11 @@ class Pack:
 class QuickCalls:
     timeout_s: float
     def __init__(
-        self, group: Group, make_work: Callable[[Job, object, Any], Any], inline_s: float
+        self,
+        group: Group,
+        hold: Callable[[int, object, Any], Any],
+        let_go: Callable[[Any], None],
+        inline_s: float,
     ) -> None: ...
     def learn(
         self,

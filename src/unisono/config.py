@@ -24,6 +24,16 @@ DEFAULT_PEER_TIMEOUT_S = 2.5
 MOST_RANKS = 4096
 """Of a host: `kMaxRanks` of csrc/segment.cc."""
 
+VARIABLES = frozenset((
+    "UNISONO_RANK", "UNISONO_SIZE", "UNISONO_RENDEZVOUS", "UNISONO_TIMEOUT_S",
+    "UNISONO_STAGING_BYTES", "UNISONO_STORES", "UNISONO_SINGLE_COPY", "UNISONO_REPRODUCIBLE",
+    "UNISONO_ALGORITHM", "UNISONO_SELECTION", "UNISONO_JOB_SECRET", "UNISONO_JOB_SECRET_FILE",
+    "UNISONO_TLS", "UNISONO_TLS_CERTIFICATE", "UNISONO_TLS_KEY", "UNISONO_TLS_CA",
+    "UNISONO_PORTS", "UNISONO_PEER_TIMEOUT_S", "UNISONO_INTERFACE", "UNISONO_SOCKET_FAMILY",
+    "UNISONO_RAILS", "UNISONO_HOST_ID", "UNISONO_STREAMS", "UNISONO_WIRE",
+))  # fmt: skip
+"""All that are ours."""
+
 _IP_VERSIONS: Mapping[str, int | None] = {"": None, "AF_INET": 4, "AF_INET6": 6}
 
 
@@ -97,6 +107,8 @@ def settings(environ: Mapping[str, str] = os.environ) -> Settings:
     >>> settings({"UNISONO_TIMEOUT_S": "5"}).timeout_s
     5.0
     """
+    if environ is os.environ:
+        _warn_once()
     stores = environ.get("UNISONO_STORES", "adaptive")
     if stores.upper() not in StorePolicy.__members__:
         raise ValueError(f"UNISONO_STORES must be cached, streaming or adaptive, not {stores!r}")
@@ -127,6 +139,11 @@ def settings(environ: Mapping[str, str] = os.environ) -> Settings:
         rails=variables.number(environ, "UNISONO_RAILS") if "UNISONO_RAILS" in environ else None,
         host_id=environ.get("UNISONO_HOST_ID", ""),
     )
+
+
+@functools.cache
+def _warn_once() -> None:
+    variables.warn_of_unknown(os.environ, VARIABLES)
 
 
 def override(

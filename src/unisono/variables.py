@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import logging
+from collections.abc import Collection, Iterable, Mapping
 
 from unisono.errors import RendezvousError
+
+_log = logging.getLogger(__name__)
+_OURS = "UNISONO_"
 
 
 def text(environ: Mapping[str, str], name: str) -> str:
@@ -44,3 +48,13 @@ def switch(environ: Mapping[str, str], name: str) -> bool:
     if given not in ("0", "1"):
         raise ValueError(f"{name} must be 0 or 1, not {given!r}")
     return given == "1"
+
+
+def warn_of_unknown(names: Iterable[str], known: Collection[str]) -> None:
+    """Names what looks like a variable of ours and is none, with the nearest that is."""
+    for name in names:
+        if name.startswith(_OURS) and name not in known:
+            import difflib  # which most processes never need
+
+            (nearest,) = difflib.get_close_matches(name, known, 1, cutoff=0)
+            _log.warning("%s is not a variable that unisono reads: is it %s?", name, nearest)

@@ -54,6 +54,47 @@ def test_every_operation_gives_a_handle(threads: World) -> None:
     threads(3).run(check)
 
 
+def test_a_handle_tells_what_it_is_of(threads: World) -> None:
+    def check(comm: Communicator) -> None:
+        comm.all_reduce(np.ones(3))
+        if comm.rank == 1:
+            seen.wait(20)
+            comm.all_reduce(np.ones(3))
+            comm.send(np.ones(2), 0, tag=7)
+            return
+        work = comm.all_reduce(np.ones(3), async_op=True)
+        message = comm.recv(np.ones(2), 1, tag=7, async_op=True)
+        assert repr(work) == "<Work: all_reduce, pending>"
+        assert repr(message) == "<Work: recv from rank 1 with tag 7, pending>"
+        seen.set()
+        work.wait()
+        message.wait()
+        assert repr(work) == "<Work: all_reduce, done>"
+        assert repr(message) == "<Work: recv from rank 1 with tag 7, done>"
+
+    seen = threading.Event()
+    threads(2).run(check)
+
+
+def test_a_batch_and_a_failure_tell_what_they_are() -> None:
+    def check(comm: Communicator) -> None:
+        with comm.batch(async_op=True) as batch:
+            work = comm.all_gather(np.ones(3), async_op=True)
+            comm.all_reduce(np.ones(2))
+            assert repr(work) == "<Work: all_gather in a batch, not begun>"
+            assert repr(batch) == "<Work: batch of 2 calls, not begun>"
+        batch.wait()
+        assert repr(work) == "<Work: all_gather in a batch, done>"
+        assert repr(batch) == "<Work: batch of 2 calls, done>"
+        failing = comm.all_reduce(np.ones(3 + comm.rank), async_op=True)
+        with pytest.raises(MismatchError):
+            failing.wait()
+        assert repr(failing).startswith("<Work: all_reduce, failed: MismatchError: the ranks")
+
+    with Threads(2) as world:
+        assert world.outcomes(check) == [None, None]
+
+
 def test_calls_run_in_the_order_in_which_they_were_made(threads: World) -> None:
     def check(comm: Communicator) -> None:
         x = np.ones(1000)

@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 
 import unisono
-from ranks import Threads
-from unisono import AbortedError, Communicator, MismatchError
+from ranks import Threads, unique_name
+from unisono import AbortedError, Communicator, MismatchError, RendezvousError
 
 World = Callable[[int], Threads]
 
@@ -216,3 +216,47 @@ def test_one_rank_alone(threads: World) -> None:
         child.barrier()
 
     threads(1).run(check)
+
+
+CLOSED: dict[str, Callable[[Communicator], Any]] = {
+    "all_reduce": lambda c: c.all_reduce(np.ones(2)),
+    "barrier": lambda c: c.barrier(),
+    "all_gather_v": lambda c: c.all_gather_v(np.ones(2)),
+    "send": lambda c: c.send(np.ones(2), 0),
+    "recv": lambda c: c.recv(np.ones(2), 0),
+    "an exchange with nobody": lambda c: c.neighbor_exchange([], [], out=[]),
+    "batch": lambda c: c.batch(),
+    "split": lambda c: c.split(0),
+    "split without a color": lambda c: c.split(None),
+    "group": lambda c: c.group([0]),
+    "group of others": lambda c: c.group([]),
+    "shrink": lambda c: c.shrink(),
+    "explain": lambda c: c.explain("all_reduce", 8),
+    "with": lambda c: c.__enter__(),
+}
+
+
+@pytest.mark.parametrize("name", CLOSED)
+def test_a_closed_communicator_says_so(name: str) -> None:
+    comm = unisono.init(rank=0, size=1, rendezvous=unique_name())
+    comm.close()
+    with pytest.raises(AbortedError, match=r"^this communicator is closed$"):
+        CLOSED[name](comm)
+
+
+def test_a_mismatch_names_split() -> None:
+    with Threads(2) as world:
+        call = lambda c: c.split(0) if c.rank == 0 else c.barrier()  # noqa: E731
+        for error in world.outcomes(call):
+            assert isinstance(error, MismatchError)
+            assert "rank 0 called split(), rank 1 called barrier()" in str(error)
+
+
+def test_ranks_that_do_not_meet_are_told_what_they_called() -> None:
+    with Threads(2, timeout_s=0.5) as world:
+        zero, one = world.outcomes(lambda c: c.group([c.rank, 1 - c.rank]))
+    assert isinstance(zero, RendezvousError)
+    assert str(zero).startswith("group([0, 1]): ")
+    assert isinstance(one, RendezvousError)
+    assert str(one).startswith("group([1, 0]): ")
+    assert "must call it with the same list" in str(one)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
 import pytest
 
 from ranks import Threads
@@ -194,9 +195,36 @@ def test_what_cannot_be_served_is_refused(threads: World) -> None:
 def test_an_expanded_tensor_cannot_take_a_result(threads: World) -> None:
     def check(comm: Communicator) -> None:
         x = torch.ones(1).expand(4)
-        with pytest.raises((RuntimeError, ValueError), match=r"single memory location|expanded"):
-            comm.all_reduce(x)
-        assert comm.all_reduce(torch.ones(1)).item() == 2
+        calls: list[Callable[[], Any]] = [
+            lambda: comm.all_reduce(x),
+            lambda: comm.all_gather(torch.ones(2), x),
+            lambda: comm.all_to_all(torch.ones(4), torch.ones(1, 2).expand(2, 2)),
+            lambda: comm.all_reduce(torch.ones(6).as_strided((2, 3), (1, 1))),
+        ]
+        for call in calls:
+            with pytest.raises(ValueError, match=r"share memory.* give its \.contiguous\(\)"):
+                call()
+        array = np.lib.stride_tricks.as_strided(np.ones(4), (2, 3), (8, 8))
+        with pytest.raises(ValueError, match=r"share memory.* give its \.copy\(\)"):
+            comm.all_reduce(array)
+        assert comm.all_reduce(x.contiguous()).tolist() == [2] * 4
+        assert comm.all_reduce(torch.ones(2, 3, 4).permute(2, 0, 1)).sum().item() == 48
+
+    threads(2).run(check)
+
+
+def test_an_expanded_tensor_can_be_read(threads: World) -> None:
+    def check(comm: Communicator) -> None:
+        x = torch.tensor([[1.0], [2.0]]).expand(2, 2)
+        assert comm.all_gather(x).tolist() == [[1, 1], [2, 2]] * 2
+        assert comm.all_gather_v(x, out=torch.zeros(4, 2)).tolist() == [[1, 1], [2, 2]] * 2
+        assert comm.all_to_all(x, torch.zeros(2, 2)).tolist() == [[1 + comm.rank] * 2] * 2
+        out = torch.zeros(2, 2)
+        assert comm.sendrecv(x, 1 - comm.rank, out, 1 - comm.rank).tolist() == x.tolist()
+        if comm.rank == 0:  # where it is only read
+            comm.broadcast(x, 0)
+        else:
+            assert comm.broadcast(torch.zeros(2, 2), 0).tolist() == x.tolist()
 
     threads(2).run(check)
 

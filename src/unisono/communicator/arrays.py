@@ -101,6 +101,8 @@ def _not_an_array(found: object) -> TypeError:
 def _stage_numpy(array: Array, *, writable: bool) -> Staged:
     if writable and not array.flags.writeable:
         raise ValueError("the array is read-only, but the result belongs there")
+    if writable:
+        _require_apart(array.shape, array.strides, array.itemsize, "array", ".copy()")
     plain = array if array.dtype.isnative else array.astype(array.dtype.newbyteorder("="))
     copy = np.ascontiguousarray(plain)
     special = _special_type(plain.dtype)
@@ -112,6 +114,25 @@ def _stage_numpy(array: Array, *, writable: bool) -> Staged:
     if located is None:
         raise UnsupportedError(f"elements of type {array.dtype} cannot be communicated")
     return Staged(located, array, None if copy is array else copy)
+
+
+def _require_apart(
+    shape: Sequence[int], strides: Sequence[int], unit: int, kind: str, cure: str
+) -> None:
+    """Raises `ValueError` if elements may share memory: then it cannot hold a result. `unit` is
+    the stride from one element to the next."""
+    if 0 in shape:
+        return
+    reach = unit
+    for stride, length in sorted(zip(map(abs, strides), shape, strict=True)):
+        if length > 1:
+            if stride < reach:
+                raise ValueError(
+                    f"elements of the {kind} share memory, as after an expansion (shape "
+                    f"{tuple(shape)}, strides {tuple(strides)}), so it cannot take a result: give "
+                    f"its {cure} instead"
+                )
+            reach += stride * (length - 1)
 
 
 _ML_DTYPES = {
@@ -145,9 +166,8 @@ def _stage_tensor(tensor: Array, *, writable: bool) -> Staged:
             f"the tensor's layout is {tensor.layout}; only strided ones are served"
         )
     _element_type(tensor.dtype)
-    strides = zip(tensor.stride(), tensor.shape, strict=True)
-    if writable and any(stride == 0 and length > 1 for stride, length in strides):
-        raise ValueError("elements of the tensor share memory (it was expanded): give a clone")
+    if writable:
+        _require_apart(tensor.shape, tensor.stride(), 1, "tensor", ".contiguous()")
     copy = tensor.detach().resolve_conj().resolve_neg().contiguous()
     located = locate(copy, writable=True)
     if located is None:

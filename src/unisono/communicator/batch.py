@@ -27,9 +27,10 @@ _MOST_PACKED_BYTES = 32 << 10  # above, a copy costs more than the exchange that
 class BatchedWork(Work):
     """The handle of one call of a batch; of use once the block has ended."""
 
-    def __init__(self, finish: Callable[[], Any] | None = None) -> None:
-        """`finish` ends this one of several calls that travel as one."""
+    def __init__(self, name: str, finish: Callable[[], Any] | None = None) -> None:
+        """`finish` ends this one, called `name`, of several calls that travel as one."""
         super().__init__(self._outcome)
+        self._name = name
         self._own_finish = finish
         self._bound: Work | None = None
         self._cancelled: UnisonoError | None = None
@@ -42,6 +43,13 @@ class BatchedWork(Work):
         """The call will not begin, unless it has."""
         if self._bound is None:
             self._cancelled = error
+
+    def _call(self) -> str:
+        return f"{self._name} in a batch"
+
+    def _state(self) -> str:
+        waits = self._bound is None and self._cancelled is None
+        return "not begun" if waits else super()._state()
 
     def _begun(self) -> Work:
         if self._cancelled is not None:
@@ -84,6 +92,7 @@ class _Delivery(NamedTuple):
 class _Single(NamedTuple):
     """A collective that travels alone."""
 
+    name: str
     call: Call
     handles: Sequence[BatchedWork]
 
@@ -105,6 +114,7 @@ class _Pack:
     """Small all_reduces of one kind."""
 
     def __init__(self, request: Request) -> None:
+        self.name = "all_reduce"
         self.handles: list[BatchedWork] = []
         self.native = native.Pack()
         self._request = request
@@ -186,7 +196,7 @@ class Batch(JoinedWork):
             handles.append(handle)
         begun: list[Work] = []
         for entry, call in zip(self._calls, calls, strict=True):
-            work = engine.begin(call)
+            work = engine.begin(entry.name, call)
             begun.append(work)
             for handle in entry.handles:
                 handle.bind(work)
@@ -214,7 +224,7 @@ class Batch(JoinedWork):
 
     def _cancel(self, why: BaseException) -> None:
         error = AbortedError(f"the batch was cancelled on this rank by {type(why).__name__}: {why}")
-        cancelled = BatchedWork()
+        cancelled = BatchedWork("all")
         handles = [cancelled, *(delivery.handle for delivery in self._deliveries)]
         handles += [handle for entry in self._calls for handle in entry.handles]
         for handle in handles:
@@ -222,6 +232,16 @@ class Batch(JoinedWork):
         self.works, self._begun = [cancelled], True
 
     # ---- afterwards
+
+    def _call(self) -> str:
+        packed = sum(
+            len(entry.native.memory()) for entry in self._calls if isinstance(entry, _Pack)
+        )
+        single = sum(isinstance(entry, _Single) for entry in self._calls)
+        return f"batch of {single + packed + len(self._deliveries)} calls"
+
+    def _state(self) -> str:
+        return super()._state() if self._begun else "not begun"
 
     def _wait_native(self, timeout_s: float | None) -> bool:
         if not self._begun:
@@ -237,7 +257,7 @@ class Batch(JoinedWork):
         """Whether calls of this thread belong to the batch."""
         return threading.get_ident() == self._thread
 
-    def add_call(self, call: Call, async_op: bool) -> Any:
+    def add_call(self, name: str, call: Call, async_op: bool) -> Any:
         """Records a collective."""
         if isinstance(call.result, Later) and not async_op:
             raise UnsupportedError(
@@ -246,10 +266,10 @@ class Batch(JoinedWork):
             )
         pack = self._pack_for(call.request)
         if pack is None:
-            handle = BatchedWork()
-            self._calls.append(_Single(call, [handle]))
+            handle = BatchedWork(name)
+            self._calls.append(_Single(name, call, [handle]))
         else:
-            handle = BatchedWork(call.finish)
+            handle = BatchedWork(name, call.finish)
             pack.native.add(*call.outputs[0], call)
             pack.handles.append(handle)
         return handle if async_op else call.result
@@ -276,7 +296,7 @@ class Batch(JoinedWork):
 
     def add_messages(self, messages: Sequence[Message], result: Any, async_op: bool) -> Any:
         """Records sends and receives."""
-        handle = BatchedWork()
+        handle = BatchedWork(" and ".join(map(str, messages)))
         self._deliveries.append(_Delivery(messages, result, handle))
         return handle if async_op else result
 

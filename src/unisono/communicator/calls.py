@@ -209,12 +209,9 @@ class CallBook:
             self._remember(key, found, 1)
         return found
 
-    def telling(
-        self, op: Op, dtype: DType, root: int, row_bytes: int, nbytes: int
-    ) -> native.Prepared:
-        """The call in which all ranks of an `op` tell all others `nbytes` each. `row_bytes` is
-        what their numbers count, so it must agree."""
-        key = (op, dtype, root, row_bytes, nbytes)
+    def telling(self, op: Op, dtype: DType, root: int, nbytes: int) -> native.Prepared:
+        """The call in which all ranks of an `op` tell all others `nbytes` each."""
+        key = (op, dtype, root, nbytes)
         found = self._remembered.get(key)
         if found is None:
             found = self._executor.prepare(
@@ -225,12 +222,17 @@ class CallBook:
                     root=root,
                     count=UNTOLD,
                     caller_dtype=dtype,
-                    others=(row_bytes,),
                 ),
                 piece_bytes=nbytes,
             )
             self._remember(key, found, 1)
         return found
+
+    def splitting(self, nbytes: int) -> native.Prepared:
+        """The call in which all ranks tell all others `nbytes` each, to split the group."""
+        plan = self.choose(Op.ALL_GATHER, nbytes * self._ranks).plan
+        args = Arguments(op=Op.ALL_GATHER, dtype=DType.UINT8, count=nbytes, splits=True)
+        return self._executor.prepare(plan, args, piece_bytes=nbytes)
 
     def check_uneven(self, op: Op, root: int, algorithm: str | Schedule | None) -> None:
         """Raises `UnsupportedError` if the algorithm cannot serve pieces of different lengths."""

@@ -24,6 +24,7 @@ from unisono.communicator.custom import AnyReduction
 from unisono.communicator.engine import Engine
 from unisono.communicator.numbers import check_timeout
 from unisono.communicator.table import Table
+from unisono.errors import AbortedError
 from unisono.runtime.gathering import gather
 from unisono.runtime.native_executor import OP_CODES
 from unisono.runtime.rendezvous import Meeting, Met
@@ -44,9 +45,10 @@ _EXSCAN = OP_CODES[Op.EXSCAN]
 class Communicator:
     """A group of ranks seen from one of them.
 
-    Arrays are NumPy arrays or CPU torch tensors of any strides. Every collective must be called
-    by all ranks of the group, in one order and with matching arguments; a call that does not
-    match raises `MismatchError` on all ranks. A rank whose arguments are wrong raises `ValueError`,
+    Arrays are NumPy arrays or CPU torch tensors of any strides; one whose elements share memory, as
+    after `expand`, can be read but takes no result: give its `.contiguous()`. Every collective must
+    be called by all ranks, in one order and with matching arguments; a call that does not match
+    raises `MismatchError` on all ranks. A rank whose arguments are wrong raises `ValueError`,
     `TypeError` or `UnsupportedError`; ranks whose arguments are right raise `MismatchError` with
     its reason, and if there are none, no harm was done. After any `CommunicationError` the
     communicator refuses further work with the same cause. Methods may be called from several
@@ -349,6 +351,7 @@ class Communicator:
         >>> y.tolist(), total is x
         ([5.0, 5.0], True)
         """
+        self._require_open()
         return Batch(self._engine, async_op)
 
     # ---- groups
@@ -376,7 +379,13 @@ class Communicator:
         """Leaves the group. Idempotent; the other ranks can finish what does not need this one."""
         self._finalizer()
 
+    def _require_open(self) -> None:
+        """For methods that may end without a call. Raises `AbortedError`."""
+        if not self._finalizer.alive:
+            raise AbortedError("this communicator is closed")
+
     def __enter__(self) -> Communicator:
+        self._require_open()
         return self
 
     def __exit__(

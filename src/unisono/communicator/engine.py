@@ -12,7 +12,7 @@ from unisono.communicator.arrays import Array, Staged
 from unisono.communicator.calls import CallBook, Request
 from unisono.communicator.table import Table
 from unisono.communicator.work import CollectiveWork, JoinedWork, MessageWork, UnderWay
-from unisono.errors import CommunicationError, MismatchError, UnsupportedError
+from unisono.errors import CommunicationError, MismatchError, UnisonoError, UnsupportedError
 from unisono.runtime.lending import NO_LENDING, lending_for
 from unisono.runtime.native_executor import OP_CODES, NativeExecutor
 from unisono.runtime.span import Span, Wire
@@ -74,6 +74,12 @@ class Message(NamedTuple):
     tag: int
     result: Array | None = None
 
+    def __str__(self) -> str:
+        tag = "" if not self.tag else f" with tag {self.tag}"
+        if self.sends:
+            return f"send to rank {self.peer}{tag}"
+        return f"recv from {'any rank' if self.peer < 0 else f'rank {self.peer}'}{tag}"
+
     def finish(self) -> Any:
         """To be called once after the end; returns the result."""
         if not self.sends:
@@ -87,7 +93,7 @@ class Recorder(Protocol):
     def takes(self) -> bool:
         """Whether calls of this thread belong to the batch."""
 
-    def add_call(self, call: Call, async_op: bool) -> Any:
+    def add_call(self, name: str, call: Call, async_op: bool) -> Any:
         """Records a collective; returns what its method does."""
 
     def add_messages(self, messages: Sequence[Message], result: Any, async_op: bool) -> Any:
@@ -126,7 +132,9 @@ class Engine:
         self._inline_s = _INLINE_S if size <= native.usable_cores() else _INLINE_CROWDED_S
         self._under_way = UnderWay(group)
         # Without a reference to this engine: C++ holds it, where no collector finds a cycle.
-        self._quick = native.QuickCalls(group, self._under_way.begin, self._inline_s)
+        self._quick = native.QuickCalls(
+            group, self._under_way.hold, self._under_way.let_go, self._inline_s
+        )
         self._quick.timeout_s = settings.timeout_s
         self.quick = self._quick.run
         """Runs or begins a call that looks like one that was checked before; its result or its
@@ -171,9 +179,9 @@ class Engine:
         with self.telling_refusals(name):
             call = make(self, *args)
             if self.recorder is not None and self.recorder.takes():
-                return self.recorder.add_call(call, async_op)
+                return self.recorder.add_call(name, call, async_op)
         if async_op:
-            return self.begin(call)
+            return self.begin(name, call)
         self.group.run_pieces(call.prepared, call.inputs, call.outputs, self.timeout_s, call.then)
         return call.finish()
 
@@ -204,17 +212,26 @@ class Engine:
             reason = str(error).removeprefix(f"{name}: ")
             self.group.refuse(f"{name}: {type(error).__name__}: {reason}")
 
-    def begin(self, call: Call) -> CollectiveWork:
-        """Begins the call."""
-        job = self.group.submit_pieces(
-            call.prepared, call.inputs, call.outputs, self.timeout_s, self._inline_s, call.then
-        )
-        return self._under_way.begin(job, call, None, call.finish)
+    def begin(self, name: str, call: Call) -> CollectiveWork:
+        """Begins the call of the method `name`."""
+        work = self._under_way.hold(name, call, None, call.finish)
+        try:
+            work.job = self.group.submit_pieces(
+                call.prepared, call.inputs, call.outputs, self.timeout_s, self._inline_s, call.then
+            )
+        except UnisonoError:  # it did not begin; what a signal handler raises may come later
+            self._under_way.let_go(work)
+            raise
+        if work.is_completed():
+            self._under_way.let_go(work)
+        return work
 
     def deliver(self, messages: Sequence[Message], result: Any, async_op: bool) -> Any:
         """Exchanges messages in any order; returns `result`, or a `Work` that will."""
         if self.recorder is not None and self.recorder.takes():
             return self.recorder.add_messages(messages, result, async_op)
+        if not messages:
+            self.group.require_healthy()
         works = self.post(messages)
         work = works[0] if len(works) == 1 else JoinedWork(works, lambda: result)
         if async_op:
@@ -238,8 +255,14 @@ class Engine:
         if self.span is not None:
             self._reach_partner(self.span, message)
         begin = self.group.send if message.sends else self.group.receive
-        parcel = begin(*message.staged.located, message.peer, message.tag, message)
-        return MessageWork(self.group, parcel, message, self.timeout_s, message.finish)
+        work = MessageWork(self.group, message, self.timeout_s, self._under_way.let_go)
+        self._under_way.keep(work)
+        try:
+            work.parcel = begin(*message.staged.located, message.peer, message.tag, message)
+        except UnisonoError:  # see `begin`
+            self._under_way.let_go(work)
+            raise
+        return work
 
     def _reach_partner(self, span: Span, message: Message) -> None:
         if message.peer < 0:
@@ -249,11 +272,14 @@ class Engine:
 
     def carry_on(self, works: Sequence[MessageWork]) -> None:
         """Lets messages go on while the program does something else."""
-        left = [work for work in works if not work.is_completed()]
+        left = False
+        for work in works:
+            if work.is_completed():
+                self._under_way.let_go(work)
+            else:
+                left = True
         if left:
             self.group.carry_on()
-        for work in left:
-            self._under_way.keep(work)
 
     def disagree(self, text: str) -> NoReturn:
         """Ends the group with `MismatchError` on all ranks."""

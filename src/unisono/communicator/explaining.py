@@ -48,6 +48,7 @@ def explain(
     ...     comm.explain("all_reduce", 1 << 20).algorithm
     'direct'
     """
+    self._require_open()
     if op not in list(Op):
         raise UnsupportedError(f"there is no operation {op!r}; the operations are {', '.join(Op)}")
     nbytes = whole(nbytes, "nbytes", "a number of bytes")

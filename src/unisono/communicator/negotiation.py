@@ -11,6 +11,7 @@ from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import numpy as np
+from numpy.typing import NDArray
 
 from unisono.communicator.engine import Call, Engine, Later, Ready
 from unisono.communicator.rows import ANY, Rows, Table
@@ -46,11 +47,11 @@ def negotiated(
     `Later`. Raises what `CallBook.check_uneven` does.
     """
     engine.book.check_uneven(op, root, algorithm)
-    mine = np.array([*told.gives, *told.takes, told.has, told.room], np.int64)
+    mine = np.array([*told.gives, *told.takes, told.has, told.room, row.nbytes], np.int64)
     everything = np.empty((engine.size, mine.size), np.int64)
     where = [(each.ctypes.data, mine.nbytes) for each in everything]
     telling = Call(
-        engine.book.telling(op, row.dtype, root, row.nbytes, mine.nbytes),
+        engine.book.telling(op, row.dtype, root, mine.nbytes),
         [(mine.ctypes.data, mine.nbytes)],
         where,
         None,
@@ -84,6 +85,7 @@ def followed(first: Call, proceed: Callable[[], Call], result: Any) -> Call:
 def _agreed(engine: Engine, op: Op, row: Rows, everything: Table) -> Table:
     """Who sends how much to whom; `MismatchError` on all ranks if two of them disagree."""
     n = engine.size
+    _require_one_width(engine, op, row, everything[:, -1])
     gives, takes = everything[:, :n], everything[:, n : 2 * n].T
     sent = np.where(gives == ANY, takes, gives)
     kind = row.dtype.name.lower()
@@ -104,6 +106,18 @@ def _agreed(engine: Engine, op: Op, row: Rows, everything: Table) -> Table:
             f"{_text(sent[:, rank].sum(), row)} of {kind}"
         )
     return sent
+
+
+def _require_one_width(engine: Engine, op: Op, row: Rows, nbytes: NDArray[np.int64]) -> None:
+    if len(set(nbytes.tolist())) > 1:
+        each = ", ".join(
+            f"rank {rank} has {width} elements a row"
+            for rank, width in enumerate(nbytes // row.dtype.size_bytes)
+        )
+        engine.disagree(
+            f"{op}_v: rows differ in width: {each} of {row.dtype.name.lower()}. Arrays may differ "
+            "in their first axis only"
+        )
 
 
 def _text(count: np.int64, row: Rows) -> str:

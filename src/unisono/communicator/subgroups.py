@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import secrets
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import numpy as np
 
+from unisono.communicator.engine import Call, Engine
 from unisono.communicator.numbers import whole, word
 from unisono.communicator.table import Selectable, Table
+from unisono.errors import RendezvousError
 from unisono.runtime.rendezvous import Meeting
 
 if TYPE_CHECKING:
@@ -27,21 +30,27 @@ def split(
     Collective over all ranks; those with color None get None. `selection` (a `Selection` or a
     file) comes before what this communicator chooses by; that of the new rank 0 counts.
     """
-    with self._engine.telling_refusals("split"):
-        self._engine.refuse_in_batch("split")
-        if color is not None:
-            color = word(color, "color")
-        key = word(key, "key")
-        token = np.frombuffer(secrets.token_bytes(_TOKEN_BYTES), np.int64)
-        member = [0 if color is None else 1, 0 if color is None else color, key]
-        mine = np.concatenate([np.array(member, np.int64), token])
-    table = self.all_gather(mine).reshape(self.size, -1)
+    table = self._engine.collective("split", False, _telling, color, key)
     if color is None:
         return None
     same = [r for r in range(self.size) if table[r, 0] and table[r, 1] == color]
     ordered = sorted(same, key=lambda r: (int(table[r, 2]), r))
     name = "split-" + table[ordered[0], 3:].tobytes().hex()
-    return _child(self, ordered, name, selection)
+    with _naming(f"split of ranks {ordered}", ""):
+        return _child(self, ordered, name, selection)
+
+
+def _telling(engine: Engine, color: int | None, key: int) -> Call:
+    """The call in which all ranks tell each other whether they have a color, which, their key, and
+    what makes the name of a group that they lead."""
+    engine.refuse_in_batch("split")
+    member = [0, 0] if color is None else [1, word(color, "color")]
+    token = np.frombuffer(secrets.token_bytes(_TOKEN_BYTES), np.int64)
+    mine = np.array([*member, word(key, "key"), *token], np.int64)
+    table = np.empty((engine.size, mine.size), np.int64)
+    inputs = [(mine.ctypes.data, mine.nbytes)]
+    outputs = [(row.ctypes.data, row.nbytes) for row in table]
+    return Call(engine.book.splitting(mine.nbytes), inputs, outputs, table, (mine, table))
 
 
 def group(
@@ -52,6 +61,7 @@ def group(
     Collective over those ranks alone; on others it returns None at once. `selection` as for
     `split`.
     """
+    self._require_open()
     ordered = [whole(rank, "a rank") for rank in ranks]
     if len(set(ordered)) != len(ordered) or not all(0 <= r < self.size for r in ordered):
         raise ValueError(f"{ordered} are not distinct ranks of 0..{self.size - 1}")
@@ -60,7 +70,17 @@ def group(
     members = tuple(ordered)
     self._forks[members] += 1
     name = f"group-{self._name}-{members}-{self._forks[members]}"
-    return _child(self, ordered, name, selection)
+    with _naming(f"group({ordered})", "; all its ranks must call it with the same list"):
+        return _child(self, ordered, name, selection)
+
+
+@contextmanager
+def _naming(call: str, advice: str) -> Iterator[None]:
+    """Ranks that do not meet are told of what they called."""
+    try:
+        yield
+    except RendezvousError as error:
+        raise RendezvousError(f"{call}: {error}{advice}") from error
 
 
 def _child(

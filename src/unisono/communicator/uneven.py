@@ -25,6 +25,7 @@ from unisono.communicator.rows import (
     Table,
     checked,
     require_alike,
+    require_share,
     require_sum,
     rows,
     split,
@@ -205,7 +206,10 @@ def _all_to_all(
         else table[engine.rank].tolist()
     )
     require_sum(gives, have, "send_counts")
-    takes = None if recv_counts is None else checked(recv_counts, engine.size, "recv_counts")
+    takes = None
+    if recv_counts is not None:
+        takes = checked(recv_counts, engine.size, "recv_counts")
+        place.require(have, takes)
 
     def proceed(sent: Table) -> Call:
         comes = sent[:, engine.rank].tolist()
@@ -231,7 +235,10 @@ def _reduce_scatter(
     algorithm: str | Schedule | None,
 ) -> Call:
     shares = checked(counts, engine.size, "counts")
-    require_sum(shares, rows(x, "x"), "counts")
+    have = rows(x, "x")
+    require_sum(shares, have, "counts")
+    if out is not None:
+        require_share(out, have, shares[engine.rank], engine.rank)
     return custom.reduce_scatter(engine, split(x, shares), out, op, algorithm)
 
 
@@ -308,7 +315,7 @@ def _scattering(
     listed = isinstance(x, (list, tuple))
     if listed and len(x) != n:
         raise ValueError(f"x must have one array per rank: {n}, not {len(x)}")
-    have = rows(x[0] if listed else x, "x")
+    have = rows(x[0], "x[0]") if listed else rows(x, "x")
 
     def with_counts(shares: list[int]) -> Call:
         sources = x if listed else split(x, shares)
@@ -317,18 +324,22 @@ def _scattering(
             engine, Op.SCATTER, sources, out, root, "sum", algorithm, lengths
         )
 
-    gives = [require_alike(piece, have).count for piece in x] if listed else [ANY] * n
+    gives = [ANY] * n
+    if listed:
+        gives = [require_alike(x[r], have, f"x[{r}]", "x[0]").count for r in range(n)]
     if counts is not None:
         shares = checked(counts, n, "counts")
         if listed and shares != gives:
             raise ValueError(f"the arrays of x have {gives} rows, but counts are {shares}")
         if not listed:
             require_sum(shares, have, "counts")
+        if out is not None:
+            require_share(out, have, shares[root], root)
         return with_counts(shares)
     if out is None and not listed:
         raise ValueError("scatter_v of one array needs counts, or out on every rank")
     takes = [0] * n
-    takes[root] = ANY if out is None else require_alike(out, have).count
+    takes[root] = ANY if out is None else require_alike(out, have, "out").count
     told = Told(gives, takes, has=ANY if listed else have.count)
     promise = Later() if out is None else out
     return negotiated(
@@ -361,7 +372,9 @@ def _scattered(
         return exchange.scattering(engine, Op.SCATTER, None, out, root, "sum", algorithm, lengths)
 
     if counts is not None:
-        return with_counts(checked(counts, n, "counts"))
+        shares = checked(counts, n, "counts")
+        require_share(out, wants, shares[engine.rank], engine.rank)
+        return with_counts(shares)
     takes = [wants.count if rank == root else 0 for rank in range(n)]
     return negotiated(
         engine,

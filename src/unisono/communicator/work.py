@@ -6,9 +6,15 @@ import threading
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from unisono import errors, native
+from unisono.types import Op
+
+if TYPE_CHECKING:
+    from unisono.communicator.engine import Message
+
+_OPS = tuple(Op)
 
 _FAULTS: dict[int, type[errors.UnisonoError]] = {
     1: errors.PeerLostError,
@@ -34,6 +40,19 @@ class Work(ABC):
         self._finish = finish
         self._result = result
         self._lock = threading.Lock() if finish is not None else None
+
+    def __repr__(self) -> str:
+        return f"<Work: {self._call()}, {self._state()}>"
+
+    def _state(self) -> str:
+        if not self.is_completed():
+            return "pending"
+        error = self.exception()
+        return "done" if error is None else f"failed: {type(error).__name__}: {error}"
+
+    @abstractmethod
+    def _call(self) -> str:
+        """What was called, in words."""
 
     @abstractmethod
     def _wait_native(self, timeout_s: float | None) -> bool:
@@ -69,51 +88,67 @@ class Work(ABC):
 
 
 class CollectiveWork(Work):
-    """A collective under way. `keep` holds its memory."""
+    """A collective under way, or about to be: then it has no `job` yet. `keep` holds its memory."""
 
     def __init__(
         self,
         group: native.Group,
-        job: native.Job,
+        op: int | str,
         keep: object,
         result: Any,
-        finish: Callable[[], Any] | None = None,
+        finish: Callable[[], Any] | None,
+        let_go: Callable[[Work], None],
     ) -> None:
+        """`op` by its code or its name; `let_go` is told of the end."""
         super().__init__(finish, result)
         self._group = group
-        self._job = job
+        self._op = op
+        self._let_go = let_go
         self.keep = keep
+        self.job: native.Job | None = None
+
+    def _call(self) -> str:
+        return self._op if isinstance(self._op, str) else _OPS[self._op]
 
     def _wait_native(self, timeout_s: float | None) -> bool:
-        return self._group.wait(self._job, -1.0 if timeout_s is None else timeout_s)
+        assert self.job is not None
+        if not self._group.wait(self.job, -1.0 if timeout_s is None else timeout_s):
+            return False
+        self._let_go(self)
+        return True
 
     def is_completed(self) -> bool:
-        return self._job.done()
+        return self.job is not None and self.job.done()
 
     def exception(self) -> Exception | None:
-        return _exception(self._job.error())
+        return None if self.job is None else _exception(self.job.error())
 
 
 class UnderWay:
-    """Holds the arrays of calls until they have ended, even if the program drops its handles."""
+    """Holds the arrays of calls until they have ended, even if the program drops its handles.
+
+    They are held before a call begins. Once it has begun other threads read and write them, while
+    a signal handler may raise before the next step of this one: then nobody has the handle.
+    """
 
     def __init__(self, group: native.Group) -> None:
         self._group = group
         self._works: set[Work] = set()
         self._crowd = 1
+        self.let_go: Callable[[Work], None] = self._works.discard
+        """For a work that has ended, or that will not begin."""
 
-    def begin(
+    def hold(
         self,
-        job: native.Job,
+        op: int | str,
         keep: object,
         result: Any,
         finish: Callable[[], Any] | None = None,
     ) -> CollectiveWork:
-        """The work of a collective that was begun; `keep` is its memory, `result` what `finish`
-        need not find."""
-        work = CollectiveWork(self._group, job, keep, result, finish)
-        if not job.done():
-            self.keep(work)
+        """The work of a collective that is about to begin; `keep` is its memory, `result` what
+        `finish` need not find. Who begins it gives it its `job`."""
+        work = CollectiveWork(self._group, op, keep, result, finish, self.let_go)
+        self.keep(work)
         return work
 
     def keep(self, work: Work) -> None:
@@ -128,35 +163,43 @@ class UnderWay:
 
 
 class MessageWork(Work):
-    """A send or receive under way. `keep` holds its memory."""
+    """A send or receive under way, or about to be: then it has no `parcel` yet."""
 
     def __init__(
         self,
         group: native.Group,
-        parcel: native.Parcel,
-        keep: object,
+        message: Message,
         timeout_s: float,
-        finish: Callable[[], Any],
+        let_go: Callable[[Work], None],
     ) -> None:
-        super().__init__(finish)
+        super().__init__(message.finish)
         self._group = group
-        self._parcel = parcel
+        self._message = message  # with its memory
         self._timeout_s = timeout_s
-        self.keep = keep
+        self._let_go = let_go
+        self.parcel: native.Parcel | None = None
+
+    def _call(self) -> str:
+        return str(self._message)
 
     def _wait_native(self, timeout_s: float | None) -> bool:
+        assert self.parcel is not None
         limit_s = -1.0 if timeout_s is None else timeout_s
-        return self._group.wait_parcel(self._parcel, self._timeout_s, limit_s)
+        if not self._group.wait_parcel(self.parcel, self._timeout_s, limit_s):
+            return False
+        self._let_go(self)
+        return True
 
     def is_completed(self) -> bool:
-        return self._parcel.done()
+        return self.parcel is not None and self.parcel.done()
 
     def exception(self) -> Exception | None:
-        return _exception(self._parcel.error())
+        return None if self.parcel is None else _exception(self.parcel.error())
 
     def source_rank(self) -> int:
         """The rank that the message came from, once it has come."""
-        return self._parcel.source()
+        assert self.parcel is not None
+        return self.parcel.source()
 
 
 class JoinedWork(Work):
@@ -165,6 +208,9 @@ class JoinedWork(Work):
     def __init__(self, works: Sequence[Work], finish: Callable[[], Any]) -> None:
         super().__init__(finish)
         self.works = works
+
+    def _call(self) -> str:
+        return " and ".join(work._call() for work in self.works)
 
     def _wait_native(self, timeout_s: float | None) -> bool:
         until = None if timeout_s is None else time.monotonic() + timeout_s

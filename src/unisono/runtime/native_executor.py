@@ -16,6 +16,7 @@ from unisono.schedule import Code, Plan, Schedule, check, coarsen, lower_rank, t
 from unisono.types import DType, Op, ReduceOp, StorePolicy
 
 OP_CODES = {op: code for code, op in enumerate(Op)}
+_SPLIT_CODE = len(OP_CODES)
 _LEAST_BLOCK_BYTES, _MOST_BLOCK_BYTES = 32 << 10, 256 << 10
 _LEAST_SPANNING_BYTES, _MOST_SPANNING_BYTES = 64 << 10, 512 << 10
 _MOST_ADOPTED = 256
@@ -128,6 +129,8 @@ class Arguments:
     others: tuple[int, ...] = ()
     """Whatever else must be equal."""
     reproducible: bool = False
+    splits: bool = False
+    """Whether this is how a group is split: the program knows of no other call."""
 
 
 class NativeExecutor:
@@ -263,7 +266,7 @@ class NativeExecutor:
         agreed = f"{plan.name}/{block_bytes}/{rest}".encode()
         return native.Prepared(
             plan=plan.native,
-            op=OP_CODES[args.op],
+            op=_SPLIT_CODE if args.splits else OP_CODES[args.op],
             dtype=args.dtype,
             reduction=args.reduction,
             root=args.root,
