@@ -66,13 +66,14 @@ Located located(const nb::tuple& t) {
 
 class QuickCalls {
   public:
-    // `hold(op, (in, out), result)` is what an asynchronous call returns, once its `job` was set;
-    // it holds the arrays until `let_go(work)`.
-    QuickCalls(std::shared_ptr<Group> group, nb::callable hold, nb::callable let_go,
-               double inline_s)
+    // `make_work(op, (in, out), result)` is what an asynchronous call returns, once its `job` was
+    // set. What is in `held` keeps its arrays; `prune()` takes out what has ended.
+    QuickCalls(std::shared_ptr<Group> group, nb::callable make_work, nb::set held,
+               nb::callable prune, double inline_s)
         : group_(std::move(group)),
-          hold_(std::move(hold)),
-          let_go_(std::move(let_go)),
+          make_work_(std::move(make_work)),
+          held_(std::move(held)),
+          prune_(std::move(prune)),
           inline_s_(inline_s) {}
 
     double timeout_s = 0;
@@ -90,7 +91,11 @@ class QuickCalls {
                    nb::handle root, nb::handle algorithm, nb::handle later) {
         const auto number = whole(root);
         if (!number) return nb::none();
-        const bool async_op = PyObject_IsTrue(later.ptr()) != 0;
+        const int async_op = PyObject_IsTrue(later.ptr());
+        if (async_op < 0) {
+            PyErr_Clear();
+            return nb::none();
+        }
         const auto found = find(op, in, out, reduction, *number, algorithm);
         if (recording_ && recording_->thread == PyThread_get_thread_ident())
             return found && !async_op && record(*found, out) ? nb::borrow(out) : nb::none();
@@ -135,22 +140,26 @@ class QuickCalls {
         std::vector<Kind> kinds;
     };
 
-    // The arrays are held first: what Python runs between the beginning of a call and holding them
-    // could be ended by a signal handler.
+    // From the beginning of the call until its arrays are held, nothing here runs Python's own
+    // code, which a signal handler could end.
     nb::object begin(uint32_t op, nb::handle in, nb::handle out, Execution call, double limit_s) {
-        nb::object work = hold_(op, nb::make_tuple(in, out), out);
+        nb::object work = make_work_(op, nb::make_tuple(in, out), out);
         std::shared_ptr<Job> job;
-        try {
+        {
             const WithoutGil release;
             job = group_->dispatcher().submit(std::move(call), limit_s, inline_s_);
-        } catch (...) {
-            let_go_(work);
-            throw;
         }
         const bool done = job->done();
+        if (!done) hold(work);
         work.attr("job") = std::move(job);
-        if (done) let_go_(work);
+        if (!done) prune_();
         return work;
+    }
+
+    void hold(const nb::object& work) noexcept {
+        if (PySet_Add(held_.ptr(), work.ptr()) == 0) return;
+        PyErr_Clear();  // no memory for that: held for good
+        work.inc_ref();
     }
 
     static std::optional<int32_t> whole(nb::handle number) {
@@ -206,7 +215,9 @@ class QuickCalls {
     }
 
     std::shared_ptr<Group> group_;
-    nb::callable hold_, let_go_;
+    nb::callable make_work_;
+    nb::set held_;
+    nb::callable prune_;
     double inline_s_;
     Arrays arrays_;
     std::optional<Recording> recording_;
@@ -217,8 +228,8 @@ class QuickCalls {
 
 void register_quick(nb::module_& m) {
     nb::class_<QuickCalls>(m, "QuickCalls")
-        .def(nb::init<std::shared_ptr<Group>, nb::callable, nb::callable, double>(), "group"_a,
-             "hold"_a, "let_go"_a, "inline_s"_a)
+        .def(nb::init<std::shared_ptr<Group>, nb::callable, nb::set, nb::callable, double>(),
+             "group"_a, "make_work"_a, "held"_a, "prune"_a, "inline_s"_a)
         .def_rw("timeout_s", &QuickCalls::timeout_s)
         .def(
             "learn",

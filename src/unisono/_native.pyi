@@ -158,8 +158,9 @@ class QuickCalls:
     def __init__(
         self,
         group: Group,
-        hold: Callable[[int, object, Any], Any],
-        let_go: Callable[[Any], None],
+        make_work: Callable[[int, object, Any], Any],
+        held: set[Any],
+        prune: Callable[[], None],
         inline_s: float,
     ) -> None: ...
     def learn(

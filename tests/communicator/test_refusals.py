@@ -80,6 +80,17 @@ def wrong_in_a_batch(me: Me) -> None:
     _one_is_wrong(me, lambda w: call(w, 0), lambda w: call(w, 3))
 
 
+def wrong_async_op(me: Me) -> None:
+    """Neither true nor false, in a call of which all else is known from one before."""
+
+    def call(world: Communicator, async_op: Any) -> None:
+        data = np.ones(3)
+        world.all_reduce(data)
+        world.all_reduce(data, async_op=async_op)
+
+    _one_is_wrong(me, lambda w: call(w, False), lambda w: call(w, np.arange(2)))
+
+
 def wrong_behind_others(me: Me) -> None:
     """The refused call is the third; two that are begun come before it."""
 
@@ -105,6 +116,7 @@ def wrong_behind_others(me: Me) -> None:
         (wrong_algorithm, "UnsupportedError", "all_reduce: UnsupportedError: "),
         (wrong_counts, "ValueError", "all_gather_v: ValueError: x has 2 rows"),
         (wrong_in_a_batch, "ValueError", "broadcast: ValueError: root 3 is not one of"),
+        (wrong_async_op, "ValueError", "all_reduce: ValueError: The truth value"),
         (wrong_behind_others, "UnsupportedError", "all_reduce: UnsupportedError: "),
     ],
 )

@@ -133,7 +133,11 @@ class Engine:
         self._under_way = UnderWay(group)
         # Without a reference to this engine: C++ holds it, where no collector finds a cycle.
         self._quick = native.QuickCalls(
-            group, self._under_way.hold, self._under_way.let_go, self._inline_s
+            group,
+            self._under_way.make,
+            self._under_way.held,
+            self._under_way.prune,
+            self._inline_s,
         )
         self._quick.timeout_s = settings.timeout_s
         self.quick = self._quick.run
@@ -177,6 +181,7 @@ class Engine:
         Where it raises instead, the other ranks are told: see `refuse`.
         """
         with self.telling_refusals(name):
+            async_op = bool(async_op)  # raises for what is neither true nor false
             call = make(self, *args)
             if self.recorder is not None and self.recorder.takes():
                 return self.recorder.add_call(name, call, async_op)
@@ -214,7 +219,8 @@ class Engine:
 
     def begin(self, name: str, call: Call) -> CollectiveWork:
         """Begins the call of the method `name`."""
-        work = self._under_way.hold(name, call, None, call.finish)
+        work = self._under_way.make(name, call, None, call.finish)
+        self._under_way.keep(work)
         try:
             work.job = self.group.submit_pieces(
                 call.prepared, call.inputs, call.outputs, self.timeout_s, self._inline_s, call.then

@@ -133,12 +133,12 @@ class UnderWay:
 
     def __init__(self, group: native.Group) -> None:
         self._group = group
-        self._works: set[Work] = set()
         self._crowd = 1
-        self.let_go: Callable[[Work], None] = self._works.discard
+        self.held: set[Work] = set()
+        self.let_go: Callable[[Work], None] = self.held.discard
         """For a work that has ended, or that will not begin."""
 
-    def hold(
+    def make(
         self,
         op: int | str,
         keep: object,
@@ -147,19 +147,22 @@ class UnderWay:
     ) -> CollectiveWork:
         """The work of a collective that is about to begin; `keep` is its memory, `result` what
         `finish` need not find. Who begins it gives it its `job`."""
-        work = CollectiveWork(self._group, op, keep, result, finish, self.let_go)
-        self.keep(work)
-        return work
+        return CollectiveWork(self._group, op, keep, result, finish, self.let_go)
 
     def keep(self, work: Work) -> None:
-        """Holds one more, and lets go of those that have ended since they were half as many."""
-        if len(self._works) >= self._crowd:
-            # Step by step, and from a copy: other threads may be doing the same.
-            for old in self._works.copy():
-                if old.is_completed():
-                    self._works.discard(old)
-            self._crowd = 2 * len(self._works) + 1
-        self._works.add(work)
+        """Holds one more."""
+        self.held.add(work)
+        self.prune()
+
+    def prune(self) -> None:
+        """Lets go of those that have ended since they were half as many."""
+        if len(self.held) <= self._crowd:
+            return
+        # Step by step, and from a copy: other threads may be doing the same.
+        for old in self.held.copy():
+            if old.is_completed():
+                self.held.discard(old)
+        self._crowd = 2 * len(self.held) + 1
 
 
 class MessageWork(Work):
