@@ -73,7 +73,6 @@ CALLS: dict[str, Callable[[Communicator, Any], Any]] = {
     "a call": lambda c, x: c.all_reduce(x[::2], async_op=True),
     "send": lambda c, x: c.send(x, 1, async_op=True),
     "recv": lambda c, x: c.recv(x, 1, async_op=True),
-    "sendrecv": lambda c, x: c.sendrecv(x[: COUNT // 2], 1, x[COUNT // 2 :], 1, async_op=True),
 }
 
 
