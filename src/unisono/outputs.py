@@ -43,12 +43,10 @@ def writable(path: _Output) -> _Output:
     return path
 
 
-def given(context: typer.Context, *names: str) -> bool:
-    """Whether one of these options stands on the command line, as its default or not."""
-    return any(
-        (source := context.get_parameter_source(name)) is not None and source.name == "COMMANDLINE"
-        for name in names
-    )
+def given(context: typer.Context, name: str) -> bool:
+    """Whether this option stands on the command line, as its default or not."""
+    source = context.get_parameter_source(name)
+    return source is not None and source.name == "COMMANDLINE"
 
 
 JsonOption = Annotated[

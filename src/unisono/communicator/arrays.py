@@ -81,21 +81,23 @@ def stage(array: Array, *, writable: bool) -> Staged:
         return _stage_numpy(array, writable=writable)
     if hasattr(array, "data_ptr"):
         return _stage_tensor(array, writable=writable)
-    raise _not_an_array(array)
+    raise not_an_array(array)
 
 
 def dtype_of(array: Array) -> DType:
     """The element type. Raises `TypeError` for what is no array, or `UnsupportedError`."""
     if not hasattr(array, "dtype"):
-        raise _not_an_array(array)
+        raise not_an_array(array)
     if not isinstance(array, np.ndarray):
         return DType(_element_type(array.dtype)[0])
     special = _special_type(array.dtype)
     return DType(_element_type(array.dtype.name)[0]) if special is None else special
 
 
-def _not_an_array(found: object) -> TypeError:
-    return TypeError(f"expected a NumPy array or a CPU torch tensor, not {type(found).__name__}")
+def not_an_array(found: object, what: str = "") -> TypeError:
+    """What to raise for something else; `what` begins the text."""
+    kind = type(found).__name__
+    return TypeError(f"{what}expected a NumPy array or a CPU torch tensor, not {kind}")
 
 
 def _stage_numpy(array: Array, *, writable: bool) -> Staged:

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from unisono.communicator.arrays import Array, dtype_of, empty
+from unisono.communicator.arrays import Array, dtype_of, empty, not_an_array
 from unisono.communicator.engine import Later
 from unisono.types import DType
 
@@ -45,8 +45,7 @@ def rows(array: Array, what: str) -> Rows:
     Rows(count=3, shape=(4,), nbytes=16, dtype=<DType.FLOAT32: 0>)
     """
     if not hasattr(array, "dtype"):
-        kind = type(array).__name__
-        raise TypeError(f"{what}: expected a NumPy array or a CPU torch tensor, not {kind}")
+        raise not_an_array(array, f"{what}: ")
     dtype = dtype_of(array)
     if not len(array.shape):
         raise ValueError(f"{what} has no leading axis, so no rows: give it shape (1,)")

@@ -127,8 +127,9 @@ class CollectiveWork(Work):
 class UnderWay:
     """Holds the arrays of calls until they have ended, even if the program drops its handles.
 
-    They are held before a call begins. Once it has begun other threads read and write them, while
-    a signal handler may raise before the next step of this one: then nobody has the handle.
+    They are held before a call begins; calls that C++ begins by itself, in the same step. Once it
+    has begun other threads read and write them, while a signal handler may raise before the next
+    step of this one: then nobody has the handle.
     """
 
     def __init__(self, group: native.Group) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from time import monotonic
 
@@ -68,40 +68,30 @@ def compare(
     """
     place = None if placement is None else tuple(placement)
     chosen = every(op, topology) if names is None else list(names)
-    if limits is not None:
-        found = _within(limits, op, chosen, topology, nbytes, levels, place, conditions, progress)
+
+    def simulated(name: str, limit_s: float | None = None) -> Entry:
+        return entry(op, name, topology, nbytes, levels, place, conditions, progress, limit_s)
+
+    if limits is None:
+        found = [simulated(name) for name in chosen]
     else:
-        found = [
-            entry(op, name, topology, nbytes, levels, place, conditions, progress)
-            for name in chosen
-        ]
-    return sorted(found, key=lambda one: one.time_s)
+        ranks = topology.num_ranks if place is None else len(place)
+        found = _within(limits, quick_first(op, chosen, ranks), simulated)
+    return sorted(found, key=lambda one: (one.time_s, chosen.index(one.algorithm)))
 
 
 def _within(
-    limits: Limits,
-    op: Op | str,
-    names: Sequence[str],
-    topology: Topology,
-    nbytes: float,
-    levels: tuple[int, ...] | None,
-    placement: tuple[int, ...] | None,
-    conditions: Conditions | None,
-    progress: Callable[[str, Progress], None] | None,
+    limits: Limits, transfers: Mapping[str, int], simulated: Callable[[str, float], Entry]
 ) -> list[Entry]:
-    """An entry for each name, in their order."""
-    ranks = topology.num_ranks if placement is None else len(placement)
+    """An entry for each name, of which so many transfers are expected."""
     ends_s = monotonic() + limits.budget_s
     found: list[Entry] = []
-    for name, transfers in quick_first(op, names, ranks).items():
-        if reason := _too_large(transfers, limits, ends_s):
+    for name, expected in transfers.items():
+        if reason := _too_large(expected, limits, ends_s):
             found.append(Entry(algorithm=name, reason=reason, too_large=True))
-            continue
-        one = entry(
-            op, name, topology, nbytes, levels, placement, conditions, progress, limits.each_s
-        )
-        found = _only_fastest_whole([*found, one])
-    return sorted(found, key=lambda one: names.index(one.algorithm))
+        else:
+            found = _only_fastest_whole([*found, simulated(name, limits.each_s)])
+    return found
 
 
 def _too_large(transfers: int, limits: Limits, ends_s: float) -> str:

@@ -5,11 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-import numpy as np
-
 from unisono import algorithms
 from unisono.errors import UnsupportedError
-from unisono.topology import Topology
 from unisono.types import Op
 
 _SMALL = 256
@@ -43,16 +40,6 @@ def quick_first(op: Op | str, names: Sequence[str], ranks: int) -> dict[str, int
         return found[name] ** 2 / max(1, rounds)
 
     return {name: found[name] for name in sorted(names, key=work)}
-
-
-def rate_and_latency(topology: Topology) -> tuple[float, float]:
-    """What the links of a rank carry together at most, and the least latency of one."""
-    links = topology.links
-    leaving = links.src < topology.num_ranks
-    if not leaving.any():
-        return float("inf"), 0.0
-    rates = np.bincount(links.src[leaving], links.bandwidth_Bps[leaving])
-    return float(rates.max()), float(links.latency_s[leaving].min())
 
 
 def expected_transfers(op: Op | str, name: str, ranks: int) -> int:

@@ -8,11 +8,12 @@ from dataclasses import dataclass, field
 from itertools import groupby
 from time import monotonic
 
+import numpy as np
+
 from unisono.algorithms import cost
 from unisono.errors import UnsupportedError
 from unisono.simulator.compare import Entry, entry, every
 from unisono.simulator.conditions import Conditions
-from unisono.simulator.limits import rate_and_latency
 from unisono.simulator.simulation import Progress
 from unisono.topology import Topology
 from unisono.topology.lattice import Lattice
@@ -109,7 +110,7 @@ class _Run:
         self.state = Search()
         self.best: dict[str, Found] = {}
         self.reasons: list[str] = []
-        self.rate_Bps, self.latency_s = rate_and_latency(topology)
+        self.rate_Bps, self.latency_s = _rate_and_latency(topology)
 
     def run(self, names: Sequence[str], channels: Sequence[int]) -> Search:
         for base, name, least_s in self._candidates(names, channels):
@@ -251,3 +252,13 @@ def _snake(sizes: Sequence[int]) -> tuple[int, ...]:
         ]
         stride *= size
     return tuple(ways)
+
+
+def _rate_and_latency(topology: Topology) -> tuple[float, float]:
+    """What the links of a rank carry together at most, and the least latency of one."""
+    links = topology.links
+    leaving = links.src < topology.num_ranks
+    if not leaving.any():
+        return float("inf"), 0.0
+    rates = np.bincount(links.src[leaving], links.bandwidth_Bps[leaving])
+    return float(rates.max()), float(links.latency_s[leaving].min())

@@ -155,13 +155,10 @@ def _advance(engine: Simulation, progress: Callable[[Progress], None] | None) ->
     begun_s = monotonic()
     while engine.advance(events):
         took_s = monotonic() - begun_s
-        events = (
-            max(1, events // 2)
-            if took_s > _TURN_S
-            else events * 2
-            if took_s < _TURN_S / 4
-            else events
-        )
+        if took_s > _TURN_S:
+            events = max(1, events // 2)
+        elif took_s < _TURN_S / 4:
+            events *= 2
         if progress is not None:
             progress(Progress(done=total - engine.to_come(), total=total, now_s=engine.now_s()))
         begun_s = monotonic()
