@@ -13,6 +13,7 @@ from unisono.communicator.arrays import (
     Located,
     Staged,
     assign,
+    dtype_of,
     duplicate,
     empty,
     overlap,
@@ -118,7 +119,7 @@ def gathering(
     where = memory_of(targets, engine.size)
     if source.located[0] != where[engine.rank][0]:
         source = _apart([source], targets)[0]
-    if len(targets) == 1:
+    if op is Op.ALL_GATHER and len(targets) == 1:
         engine.remember_quick(op, source, targets[0], "sum", root, algorithm, call)
     inputs = [source.located[:2]]
     return Call(call, inputs, where, out, (source, targets), request, _restoring(targets))
@@ -167,7 +168,7 @@ def scattering(
         sources = [_changed(duplicate(source.array), change) for source in sources]
     elif memory_of(sources, engine.size)[engine.rank][0] != target.located[0]:
         sources = _apart(sources, [target])
-    if len(sources) == 1 and change is None:
+    if op is Op.REDUCE_SCATTER and len(sources) == 1 and change is None:
         engine.remember_quick(op, sources[0], target, reduction, root, algorithm, call)
     inputs, where = memory_of(sources, engine.size), [target.located[:2]]
     return Call(call, inputs, where, out, (sources, target), request, _restoring([target]))
@@ -233,6 +234,7 @@ def all_to_all(
     """One piece per rank in and out. `lengths` are the bytes from each rank to each, where the
     pieces may differ; those of this rank have them."""
     if out is None:
+        dtype_of(x)  # raises for what is no array
         out = empty(x, tuple(x.shape))  # type: ignore[union-attr]
     sources, targets = both_sides(engine, x, out)
     if lengths is None:
