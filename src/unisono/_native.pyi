@@ -47,6 +47,7 @@ class Prepared:
         policy: int,
         caller_dtype: int | None = None,
         lead: int = 0,
+        lengths_from: int = 0,
     ) -> None: ...
 
 class Job:

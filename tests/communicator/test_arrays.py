@@ -210,7 +210,7 @@ def test_all_to_all_whose_ends_disagree_says_who(threads: World) -> None:
             assert isinstance(outcome, MismatchError)
             assert str(outcome) == (
                 "all_to_all: rank 1 sends 3 elements (24 bytes) of float64 to rank 0, which "
-                "receives 4 elements (32 bytes)"
+                "receives 4 elements (32 bytes): x[0] of rank 1 and out[1] of rank 0 must be equal"
             )
 
 
