@@ -59,14 +59,19 @@ void Agreement::mismatch(uint64_t seq) {
     while (!arrived() && !moment.passed()) ::sched_yield();
     std::string text = "the ranks disagree about call #" + std::to_string(seq) + " of their group:";
     bool alike = true;
+    std::string others;
     for (uint32_t r = 0; r < members_.ranks(); ++r) {
         const std::string done = entered(r, seq) ? deed(view_.control(r), seq) : "";
         alike = alike && (done.empty() || done == deed(own_, seq));
         text += (r ? ", rank " : " rank ") + std::to_string(r) + " " +
                 (done.empty() ? "has not made it yet" : done);
+        if (!done.empty() && differ(own_, view_.control(r), seq))
+            others += (others.empty() ? "rank " : ", rank ") + std::to_string(r);
     }
-    if (alike)
-        text += "; they differ in the algorithm, in the lengths of the pieces, or in reproducible=";
+    if (alike && !others.empty()) {
+        text += "; rank " + std::to_string(members_.rank()) + " differs from " + others +
+                " in the algorithm, in " + lengths_of(own_, seq) + ", or in reproducible=";
+    }
     members_.fail(Fault::mismatch, text);
 }
 

@@ -17,7 +17,8 @@ constexpr std::array kTypes{
     "int16",         "uint16",      "int32",      "uint32",        "int64",       "uint64",
     "bool",          "complex64",   "complex128", "float8_e4m3fn", "float8_e5m2", "float32_int32",
     "float64_int64", "int32_int32", "int64_int64"};
-static_assert(kOps.size() == kOpKinds);
+constexpr std::array kLengths{"the lengths of the pieces", "counts", "send_counts"};
+static_assert(kOps.size() == kOpKinds && kLengths.size() == kLengthsFrom);
 static_assert(kReductions.size() == num_reduce_ops && kTypes.size() == num_dtypes);
 
 bool reduces(OpKind op) {
@@ -25,11 +26,13 @@ bool reduces(OpKind op) {
            op == OpKind::scan || op == OpKind::exscan;
 }
 
+// All that must agree, and in the highest byte what need not.
 uint32_t kind_of(const CallArgs& a) {
     // A reduction that the operation does not use must not make two equal calls differ.
     const uint32_t reduction = reduces(a.op) ? static_cast<uint32_t>(a.reduction) : 0;
     return static_cast<uint32_t>(a.op) | reduction << 8 |
-           static_cast<uint32_t>(a.caller_dtype.value_or(a.dtype)) << 16;
+           static_cast<uint32_t>(a.caller_dtype.value_or(a.dtype)) << 16 |
+           static_cast<uint32_t>(a.lengths_from) << 24;
 }
 
 uint64_t mix(uint64_t h, uint64_t value) {  // splitmix64's finaliser
@@ -68,7 +71,7 @@ const char* name_of(OpKind op) noexcept {
 }
 
 uint64_t fingerprint(const CallArgs& args) noexcept {
-    uint64_t h = mix(0, kind_of(args));
+    uint64_t h = mix(0, kind_of(args) & 0xffffff);
     h = mix(h, static_cast<uint64_t>(static_cast<int64_t>(args.root)));
     h = mix(h, args.count);
     h = mix(h, args.extra);
@@ -141,6 +144,7 @@ std::string recall(const RankControl& control, uint64_t seq) {
     const uint64_t count = record.count.load(std::memory_order_relaxed);
     text += std::string(name_of(kTypes, kind >> 16 & 0xff)) + "[" +
             (count == kUntold ? "any" : std::to_string(count)) + "]";
+    if (kind >> 24) text += std::string(", lengths from ") + name_of(kLengths, kind >> 24);
     const int32_t root = record.root.load(std::memory_order_relaxed);
     if (root >= 0) text += ", root=" + std::to_string(root);
     return text + ")";
@@ -172,6 +176,11 @@ std::string deed(const RankControl& control, uint64_t seq) {
                          record.kind.load(std::memory_order_relaxed) == kRefusedKind;
     return refused ? "refused " + recall_refusal(control.refusal, seq)
                    : "called " + recall(control, seq);
+}
+
+std::string lengths_of(const RankControl& control, uint64_t seq) {
+    const CallRecord& record = control.calls[seq % kCallHistory];
+    return name_of(kLengths, record.kind.load(std::memory_order_relaxed) >> 24);
 }
 
 }  // namespace unisono

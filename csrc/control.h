@@ -26,7 +26,7 @@ struct CallRecord {
     std::atomic<uint64_t> seq{0};
     std::atomic<uint64_t> count{0};
     std::atomic<uint64_t> hash{0};
-    std::atomic<uint32_t> kind{0};  // op | reduction << 8 | type << 16
+    std::atomic<uint32_t> kind{0};  // op | reduction << 8 | type << 16 | LengthsFrom << 24
     std::atomic<int32_t> root{-1};
 };
 
