@@ -21,7 +21,7 @@ static_assert(std::atomic<uint64_t>::is_always_lock_free);
 static_assert(std::atomic<uint32_t>::is_always_lock_free);
 
 // What a rank called, kept so that an error can say it. `seq` is the number of the call in its
-// group.
+// group; 0 while the rest is being written, which others may read meanwhile.
 struct CallRecord {
     std::atomic<uint64_t> seq{0};
     std::atomic<uint64_t> count{0};

@@ -15,6 +15,10 @@ namespace {
 
 constexpr size_t kPage = 4096;
 
+const Error kUnsaid(Fault::aborted,
+                    "the group has failed, and who failed it ended before it said why"),
+    kUnreadable(Fault::aborted, "the group has failed, and there is no memory to say why");
+
 // Ranks that are threads of one process share a POSIX lock owner, so the kernel cannot tell them
 // apart; this number tells them that they need not ask. The address space is the identity: the
 // address of a static is the same in two processes, the pid is the same in two containers.
@@ -196,17 +200,19 @@ void Membership::raise() const {
     throw failure().value_or(Error(Fault::aborted, "the group has failed"));
 }
 
-std::optional<Error> Membership::failure() const {
+std::optional<Error> Membership::failure() const noexcept {
     const FaultRecord& failure = segment().group().failure;
     if (!failed()) return std::nullopt;
     // The writer may have been killed between the two states.
     for (int i = 0; i < 1000 && failure.state.load(std::memory_order_acquire) != 2; ++i)
         ::usleep(100);
-    if (failure.state.load(std::memory_order_acquire) != 2)
-        return Error(Fault::aborted,
-                     "the group has failed, and who failed it ended before it said why");
-    return Error(static_cast<Fault>(failure.fault.load(std::memory_order_relaxed)),
-                 std::string(failure.text, ::strnlen(failure.text, kFaultText)));
+    if (failure.state.load(std::memory_order_acquire) != 2) return kUnsaid;
+    try {
+        return Error(static_cast<Fault>(failure.fault.load(std::memory_order_relaxed)),
+                     std::string(failure.text, ::strnlen(failure.text, kFaultText)));
+    } catch (const std::bad_alloc&) {
+        return kUnreadable;
+    }
 }
 
 void Membership::leave() noexcept {

@@ -54,8 +54,8 @@ class Membership {
     [[nodiscard]] bool failed() const noexcept {
         return segment().group().failure.state.load(std::memory_order_relaxed) != 0;
     }
-    // The recorded failure; nothing if there is none.
-    [[nodiscard]] std::optional<Error> failure() const;
+    // The recorded failure; nothing if there is none. Also where memory is lacking.
+    [[nodiscard]] std::optional<Error> failure() const noexcept;
     // Asks the kernel about every peer; fails the group if one is gone. Some microseconds.
     void require_peers_alive();
     // Records the group's failure unless one is recorded already, wakes all, and raises.
