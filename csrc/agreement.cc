@@ -7,19 +7,6 @@
 #include "waiter.h"
 
 namespace unisono {
-namespace {
-
-// Whether a rank had another fingerprint for a call that it remembers. Of ranks elsewhere one knows
-// those calls of which one heard.
-bool differ(const RankControl& own, const RankControl& other, uint64_t seq) {
-    const CallRecord& mine = own.calls[seq % kCallHistory];
-    const CallRecord& theirs = other.calls[seq % kCallHistory];
-    return theirs.seq.load(std::memory_order_relaxed) == seq &&
-           mine.hash.load(std::memory_order_relaxed) != theirs.hash.load(std::memory_order_relaxed);
-}
-
-}  // namespace
-
 bool Agreement::catch_up(uint32_t peer, uint64_t seq, uint64_t theirs) {
     // Ranks of a host get further apart than the history is long only by refusing calls.
     if (view_.local(peer) && ahead_of(theirs, seq) >= static_cast<int32_t>(kCallHistory))

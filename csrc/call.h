@@ -87,8 +87,11 @@ static_assert(sizeof(Called) == 40);
 void remember(RankControl& control, uint64_t seq, const CallArgs& args, uint64_t hash) noexcept;
 void remember_refusal(RankControl& control, uint64_t seq, std::string_view reason) noexcept;
 [[nodiscard]] Called called_by(const RankControl& control) noexcept;
-// Writes it down in a mirror, unless that has heard of a later call.
+// Writes it down in a mirror, unless that has heard of a later call. By one thread at a time.
 void hear(RankControl& mirror, const Called& called) noexcept;
+// Whether the fingerprints differ that two ranks had for a call which both remember. Of ranks
+// elsewhere one knows those calls of which one heard.
+[[nodiscard]] bool differ(const RankControl& one, const RankControl& other, uint64_t seq) noexcept;
 // "all_reduce(sum, float32[1000])".
 [[nodiscard]] std::string recall(const RankControl& control, uint64_t seq);
 // "its last call was all_reduce(sum, float32[1000])", or "it has made no call yet".

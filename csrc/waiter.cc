@@ -8,7 +8,7 @@ void Waiter::check_world(const Interrupted& interrupted) {
                         "rank " + std::to_string(members_.rank()) + " was interrupted by a signal");
         throw Error(Fault::interrupted, "interrupted");
     }
-    members_.require_peers_alive();
+    members_.require_due_peers_alive();
 }
 
 }  // namespace unisono

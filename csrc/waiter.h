@@ -113,7 +113,7 @@ class Waiter {
         return wait(rest, ready, inspect, late, deadline, interrupted, limit_s);
     }
 
-    // The slow checks: has a signal come, is every peer alive?
+    // The slow checks: has a signal come, are the peers alive whose turn it is?
     void check_world(const Interrupted& interrupted);
 
   private:
