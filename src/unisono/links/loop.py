@@ -19,8 +19,12 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable
+from typing import TYPE_CHECKING, TypeAlias
 
 from unisono.errors import AbortedError
+
+if TYPE_CHECKING:
+    from _typeshed import FileDescriptorLike
 
 READ = selectors.EVENT_READ
 WRITE = selectors.EVENT_WRITE
@@ -28,7 +32,7 @@ WRITE = selectors.EVENT_WRITE
 _log = logging.getLogger("unisono")
 
 Action = Callable[[], None]
-Watched = socket.socket | int
+Watched: TypeAlias = "FileDescriptorLike"
 
 
 class Alarm:
@@ -181,7 +185,7 @@ class Loop:
                 # What an earlier one of these actions ended is not called any more.
                 watched = self._selector.get_map().get(key.fd)
                 if watched is key and not self._guarded(key.data):
-                    self.unwatch(key.fd)  # or it would fail again at once, for ever
+                    self.unwatch(key.fileobj)  # or it would fail again at once, for ever
             while self._calls and not self._stopping:
                 self._do_call()
             while self._alarms and self._alarms[0][0] <= time.monotonic() and not self._stopping:
