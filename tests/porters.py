@@ -10,7 +10,8 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 
-from unisono.links.ends import Contact
+from unisono.errors import UnisonoError
+from unisono.links.ends import Contact, Fault
 from unisono.links.introduction import tag_of
 from unisono.links.porter import Porter
 
@@ -51,6 +52,8 @@ class Recorder:
         self.left.add(peer)
 
     def fail(self, fault: int, text: str) -> None:
+        if fault not in list(Fault):  # as the core does
+            raise UnisonoError(f"fault: expected a number that is known, got {fault}")
         if self._failure is None:
             self._failure = (fault, text)
             self.failed_at = time.monotonic()
@@ -98,8 +101,8 @@ class Place:
         self.porter, self.rank = porter, rank
         self.ends: dict[bytes, Recorder] = {}
 
-    def enter(self, group: bytes, members: Sequence[int]) -> Recorder:
-        end = self.ends[group] = Recorder()
+    def enter(self, group: bytes, members: Sequence[int], end: Recorder | None = None) -> Recorder:
+        end = self.ends[group] = end or Recorder()
         self.porter.enter(group, members, list(members).index(self.rank), end)
         return end
 

@@ -1,15 +1,16 @@
 """A signal handler may raise between any two steps of Python: the arrays of a call that has begun
-must outlive that, for other threads still read and write them."""
+must outlive that, for other threads still read and write them. Or it may call anything itself."""
 
 from __future__ import annotations
 
 import itertools
 import sys
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
+from contextlib import suppress
 from functools import partial
 from types import FrameType
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import pytest
@@ -17,6 +18,9 @@ import pytest
 from ranks import Threads
 from unisono import Communicator
 from unisono.communicator import engine, work
+from unisono.communicator.work import Work
+from unisono.errors import UnisonoError
+from unisono.runtime.span import Span, Wire
 
 COUNT = 1 << 17  # a message of more than a mailbox holds
 _WATCHED = (engine.__file__, work.__file__)
@@ -42,8 +46,15 @@ class Begun:
         return begin
 
 
-def interrupt_at(step: int, call: Callable[[], Any]) -> bool:
-    """Whether there was such a step: the handler of a signal raises before it."""
+def raise_interrupt() -> None:
+    """What a signal handler does by default."""
+    raise KeyboardInterrupt
+
+
+def interrupt_at(
+    step: int, call: Callable[[], Any], handler: Callable[[], None] = raise_interrupt
+) -> bool:
+    """Whether there was such a step: the handler of a signal runs before it."""
     steps = itertools.count()
     reached = False
 
@@ -54,7 +65,7 @@ def interrupt_at(step: int, call: Callable[[], Any]) -> bool:
         frame.f_trace_opcodes = True
         if event in ("call", "opcode") and next(steps) == step:
             reached = True
-            raise KeyboardInterrupt
+            handler()
         return trace
 
     before = sys.gettrace()
@@ -101,3 +112,40 @@ def test_arrays_of_a_call_that_has_begun_outlive_an_interrupt(name: str) -> None
             return bool(world.run(attempt, step)[0])
 
     assert next(step for step in itertools.count() if not was_reached(step)) > 10
+
+
+def test_a_handler_may_wait_for_the_call_whose_wait_it_interrupts() -> None:
+    def attempt(comm: Communicator, step: int) -> bool:
+        x = np.ones(8)
+        work = comm.all_reduce(x[::2], async_op=True)
+        assert isinstance(work, Work)
+
+        def handler() -> None:
+            with suppress(UnisonoError):  # too near to the end to wait
+                assert work.wait() is work.wait()
+
+        reached = interrupt_at(step, work.wait, handler)
+        assert work.wait().tolist() == [comm.size] * 4
+        assert x[1::2].tolist() == [1] * 4
+        return reached
+
+    with Threads(2) as world:
+        assert next(step for step in itertools.count() if not any(world.run(attempt, step))) > 10
+
+
+def test_connections_that_an_interrupt_prevented_are_made_by_the_next_call() -> None:
+    class Interrupted:
+        reached: ClassVar[list[int]] = []
+
+        def reach(self, name: bytes, peers: Iterable[int], wire: Wire) -> None:
+            if not self.reached:
+                self.reached.append(-1)
+                raise KeyboardInterrupt
+            self.reached += peers
+
+    roads: Any = Interrupted()
+    span = Span(roads, b"", 0, (0, 1), ((0,), (1,)))
+    with pytest.raises(KeyboardInterrupt):
+        span.reach_all(Wire.COLLECTIVES)
+    span.reach_all(Wire.COLLECTIVES)
+    assert roads.reached == [-1, 1]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import signal
+import socket
 import sys
 import time
 from collections.abc import Callable
@@ -12,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pytest
 
 from ranks import Me, Processes, Threads
 from unisono import AbortedError, Communicator
@@ -139,8 +141,16 @@ def forks(me: Me) -> None:
     me.say("names", names=[*actions, *quiet])
 
 
-def test_a_forked_child_cannot_use_the_group_and_does_no_harm() -> None:
-    with Processes(forks, 2) as ranks:
+@pytest.mark.parametrize("hosts", [1, 2])
+def test_a_forked_child_cannot_use_the_group_and_does_no_harm(hosts: int) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as probe:
+        port = probe.getsockname()[1]
+
+    def environment(rank: int) -> dict[str, str]:
+        return {"UNISONO_HOST_ID": f"host {rank % hosts}", "UNISONO_INTERFACE": "=lo"}
+
+    name = f"tcp://127.0.0.1:{port}"
+    with Processes(forks, 2, name=name, environment=environment) as ranks:
         names = ranks.wait_for("names", [0])[0]["names"]
         found = {name: ranks.wait_for(name, [0])[0] for name in names}
         wrong = {name: e["status"] for name, e in found.items() if e["status"] != e["wanted"]}

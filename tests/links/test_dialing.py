@@ -24,7 +24,8 @@ def loop() -> Iterator[Loop]:
     found = Loop()
     found.start("dialing")
     yield found
-    found.stop(5)
+    found.call(found.end)
+    assert found.join(5)
 
 
 @pytest.fixture

@@ -7,6 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from unisono.errors import AuthenticationError
+from unisono.links.ends import Fault, fault_of
 from unisono.links.introduction import INTRODUCTION_BYTES, Introduction, Kind, tag_of, unpack
 from unisono.links.messages import (
     MOST_FRAME_BYTES,
@@ -69,7 +70,8 @@ def test_more_receivers_than_bytes_are_refused() -> None:
 @given(ranks, st.text(max_size=3000))
 def test_failures(fault: int, text: str) -> None:
     found, told = read_failed(failed_body(fault, text))
-    assert found == fault
+    assert found == fault_of(fault)
+    assert found in list(Fault)
     # What is too long loses its end, maybe in the middle of a character.
     assert told == text or text.startswith(told.rstrip("\ufffd"))
 

@@ -16,10 +16,10 @@ from porters import SECRET, WORLD, Place, Recorder, exchange, wait_until, world
 from ranks import no_descriptors
 from unisono.errors import AuthenticationError
 from unisono.links import accepting
-from unisono.links.ends import Fault
+from unisono.links.ends import ANXIOUS_EVENT, Fault
 from unisono.links.handshake import Handshake, authenticate
 from unisono.links.introduction import Introduction, Kind, purpose_of
-from unisono.links.messages import MOST_FRAME_BYTES, Message, Say
+from unisono.links.messages import MOST_FRAME_BYTES, Message, Say, failed_body
 
 GROUP = b"a group"
 
@@ -212,6 +212,37 @@ def test_garbage_of_a_rank_is_its_end(garbage: bytes) -> None:
             fault, text = end.failure() or (0, "")
             assert fault == Fault.PEER_LOST
             assert f"rank 2 (host 127.0.0.1, pid {os.getpid()}) speaks garbage" in text
+
+
+def test_a_fault_of_another_version_is_a_failure_all_the_same() -> None:
+    with world(3) as places:
+        ends = [place.enter(GROUP, range(3)) for place in places]
+        line = places[2].porter._joined._world._star._line
+        tag, told = places[2].tag(GROUP), failed_body(99, "too warm")
+        failed = Message(say=Say.FAILED, origin=2, tag=tag, to=(0, 1), body=told)
+        left = Message(say=Say.LEFT, origin=2, tag=tag, to=(0, 1))
+        places[2].porter._loop.run(lambda: line._sock.sendall(failed.pack() + left.pack()), 1)
+        wait_until(lambda: all(2 in end.left for end in ends[:2]))  # and the line goes on
+        assert [end.failure() for end in ends[:2]] == [(Fault.SYSTEM, "too warm")] * 2
+
+
+def test_a_message_that_cannot_be_handled_ends_its_line(caplog: pytest.LogCaptureFixture) -> None:
+    """An error of our own, too: a line that nobody reads any more must not look alive."""
+
+    class Broken(Recorder):
+        def called(self) -> bytes:
+            raise RuntimeError("a bug")
+
+    with world(3) as places:
+        ends = [place.enter(GROUP, range(3), None if place.rank else Broken()) for place in places]
+        places[0].porter._loop.run(lambda: None, 1)  # it has entered
+        ends[1].raise_events(ANXIOUS_EVENT)  # so rank 0 is asked what it called
+        wait_until(lambda: all(end.failure() for end in ends))
+        for end in ends:
+            fault, text = end.failure() or (0, "")
+            assert fault == Fault.PEER_LOST
+            assert text.startswith("rank 1 (") and "failed to handle (RuntimeError: a bug)" in text
+    assert "an error of unisono's own" in caplog.text
 
 
 def test_half_a_frame_waits_for_its_other_half() -> None:

@@ -39,7 +39,8 @@ class Work(ABC):
         """`finish`, where there is one, is called once after the end, and returns the result."""
         self._finish = finish
         self._result = result
-        self._lock = threading.Lock() if finish is not None else None
+        self._lock = threading.RLock() if finish is not None else None
+        self._finishing = False
 
     def __repr__(self) -> str:
         return f"<Work: {self._call()}, {self._state()}>"
@@ -70,17 +71,30 @@ class Work(ABC):
         """Waits for the end and returns the result.
 
         Raises what the call failed with, or `TimeoutError` if it is still under way after
-        `timeout_s` seconds, which does the call no harm.
+        `timeout_s` seconds, which does the call no harm; `UnisonoError` in a signal handler that
+        has interrupted the end of this very method.
         """
         # Below, less than nothing means without end.
         if not self._wait_native(None if timeout_s is None else max(0.0, timeout_s)):
             raise TimeoutError(f"the call is still under way after {timeout_s:g} s")
         if self._lock is not None:
             with self._lock:  # whichever thread comes second finds the result in its place
-                if self._finish is not None:
-                    self._result = self._finish()
-                    self._finish = None
+                self._finish_once()
         return self._result
+
+    def _finish_once(self) -> None:
+        if self._finishing:
+            raise errors.UnisonoError(
+                "a signal handler cannot wait for a call whose result the interrupted thread is "
+                "just putting in its place"
+            )
+        self._finishing = True
+        try:
+            if self._finish is not None:
+                self._result = self._finish()
+                self._finish = None
+        finally:
+            self._finishing = False
 
     def result(self) -> Any:
         """The result, waiting for it if need be."""

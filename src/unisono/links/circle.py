@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import os
 import socket
-import threading
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -13,6 +12,7 @@ from dataclasses import replace
 from unisono.errors import AuthenticationError, RendezvousError, UnisonoError
 from unisono.links.dialing import Dial, Failed
 from unisono.links.introduction import Introduction, Kind
+from unisono.links.loop import Once
 from unisono.links.messages import Message, Say
 from unisono.links.place import Place
 from unisono.links.star import Hub, Spoke, Star
@@ -41,7 +41,7 @@ class Circle:
         self._star: Star | None = None
         self._hub: Hub | None = None
         self._dial: Dial | None = None
-        self._complete = threading.Event()
+        self._complete = Once()
         self._problem: UnisonoError | None = None
 
     def begin(self, host_s: float) -> None:
@@ -71,7 +71,7 @@ class Circle:
                 watch()
         if self._problem is not None:
             raise self._problem
-        if not self._complete.is_set():
+        if not self._complete.told:
             whom = f"rank {self._members[0]}" if self._hub is None else f"ranks {self._hub.missing}"
             raise RendezvousError(
                 f"rank {self.place.terms.rank}: after {timeout_s:g} s {whom} of "
@@ -88,9 +88,9 @@ class Circle:
 
     def give_up(self, problem: UnisonoError) -> None:
         """There is no use in waiting any more; nothing happens if it is over."""
-        if not self._complete.is_set():
+        if not self._complete.told:
             self._problem = problem
-            self._complete.set()
+            self._complete.tell()
 
     def bye(self) -> None:
         """Leaves in good order."""
@@ -125,7 +125,7 @@ class Circle:
 
     def _welcome(self, word: bytes) -> None:
         self.word = word
-        self._complete.set()
+        self._complete.tell()
 
     def _refused(self, failed: Failed) -> None:
         text = f"rank {self.place.terms.rank} cannot connect to {failed.text}"
@@ -133,7 +133,7 @@ class Circle:
 
     def _check_complete(self) -> None:
         if self._hub is not None and not self._hub.missing:
-            self._complete.set()
+            self._complete.tell()
 
     def _tell(self, message: Message) -> None:
         if self._star is not None:

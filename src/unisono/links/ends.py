@@ -14,10 +14,24 @@ ANXIOUS_EVENT = 2
 
 
 class Fault(IntEnum):
-    """Some of the faults of `csrc/error.h`."""
+    """What can be the failure of a group: faults of `csrc/error.h`."""
 
     PEER_LOST = 1
+    TIMEOUT = 2
+    MISMATCH = 3
+    ABORTED = 4
     SYSTEM = 6
+    INVALID = 7
+
+
+def fault_of(number: int) -> Fault:
+    """The fault that a peer tells by its number. One that is not known here is `SYSTEM`, as the
+    core takes it: the group has failed for the peer, and the text says why.
+
+    >>> fault_of(1), fault_of(99)
+    (<Fault.PEER_LOST: 1>, <Fault.SYSTEM: 6>)
+    """
+    return Fault(number) if number in list(Fault) else Fault.SYSTEM
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

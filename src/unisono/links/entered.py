@@ -82,7 +82,7 @@ class Entered:
     def take(self, sock: Connection, said: Introduction) -> str:
         """Takes a connection of a higher peer; returns why not, or nothing."""
         peer = self._peers.get(said.rank)
-        if peer is None or peer <= self._me:
+        if peer is None or peer <= self._me or not self.place.is_remote(said.rank):
             return f"rank {said.rank} has no reason to dial for this group"
         have = self._attached.setdefault((peer, said.kind), set())
         if said.stream in have:

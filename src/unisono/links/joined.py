@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import contextlib
 import socket
-import threading
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
 
-from unisono.errors import AbortedError, AuthenticationError, RendezvousError
+from unisono.errors import AuthenticationError, RendezvousError
 from unisono.links.accepting import Door
 from unisono.links.circle import Circle
 from unisono.links.connection import Connection
@@ -24,7 +22,8 @@ _MOST_EARLY = 1024  # ranks that dial for circles that are not known here yet
 
 
 class Joined:
-    """`begin` and what a `Circle` or `post` has are for the loop's thread; the rest for others."""
+    """`begin`, `goodbye` and what a `Circle` or `post` has are for the loop's thread; the rest for
+    others."""
 
     def __init__(self, loop: Loop, listeners: Sequence[socket.socket], terms: Terms) -> None:
         self._loop, self._listeners, self._terms = loop, listeners, terms
@@ -86,13 +85,16 @@ class Joined:
         self._loop.call(lambda: self._end(tag))
 
     def goodbye(self) -> None:
-        """Leaves everything in good order, as far as the others take part in that."""
-        with contextlib.suppress(AbortedError):
-            self._loop.run(self._leave, _GOODBYE_S)
-            gone = threading.Event()
-            self._loop.call(lambda: self._await_end(gone, time.monotonic() + _GOODBYE_S))
-            gone.wait(2 * _GOODBYE_S)
-            self._loop.run(self._close, _GOODBYE_S)
+        """Leaves everything in good order, as far as the others take part in that, and ends the
+        loop. For the loop's thread."""
+        try:
+            if self._door is not None:
+                self._door.close()
+            self.groups.leave_all()
+            for circle in self._circles.values():
+                circle.bye()
+        finally:
+            self._await_end(time.monotonic() + _GOODBYE_S)
 
     def abandon(self) -> None:
         """In a forked child: closes its copies of the connections that the loop does not watch."""
@@ -100,26 +102,24 @@ class Joined:
         for sock, _ in self._early:
             sock.close()
 
-    def _leave(self) -> None:
-        if self._door is not None:
-            self._door.close()
-        self.groups.leave_all()
-        for circle in self._circles.values():
-            circle.bye()
-
-    def _await_end(self, gone: threading.Event, deadline: float) -> None:
+    def _await_end(self, deadline: float) -> None:
         ended = all(circle.ended() for circle in self._circles.values())
         if ended or time.monotonic() > deadline:
-            gone.set()
+            self._close()
         else:
-            self._loop.later(0.002, lambda: self._await_end(gone, deadline))
+            self._loop.later(0.002, lambda: self._await_end(deadline))
 
     def _close(self) -> None:
-        for circle in self._circles.values():
-            circle.close()
-        for sock, _ in self._early:
-            sock.close()
-        self.post.close()
+        try:
+            for circle in self._circles.values():
+                circle.close()
+            for sock, _ in self._early:
+                sock.close()
+            self.post.close()
+            for listener in self._listeners:
+                listener.close()
+        finally:
+            self._loop.end()
 
     # ---- circles
 

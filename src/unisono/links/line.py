@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import logging
 import socket
 from collections.abc import Callable
 
@@ -11,6 +12,8 @@ from unisono.links.loop import READ, WRITE, Loop
 from unisono.links.messages import Frames, Message, Say
 from unisono.links.silence import LOOK_EACH_S, Silence
 from unisono.links.sockets import prepare, retry_often, watch_idle
+
+_log = logging.getLogger("unisono")
 
 _READ_BYTES = 1 << 16
 _MOST_PENDING_BYTES = 8 << 20
@@ -101,6 +104,11 @@ class Line:
                     return
         except ValueError as error:
             self._end(f"speaks garbage ({error})")
+        except Exception as error:
+            # A fault of ours. A line that is not read any more, and not ended either, would leave
+            # its rank without news for ever.
+            _log.exception("a message of another rank met an error of unisono's own")
+            self._end(f"said what this rank failed to handle ({type(error).__name__}: {error})")
 
     def _flush(self) -> None:
         self._flush_is_due = False

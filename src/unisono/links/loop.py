@@ -1,7 +1,8 @@
 """One thread that waits for sockets and clocks, and sleeps when there is nothing to do.
 
-Everything that belongs to the thread is called by it alone, so nothing here needs a lock but the
-queue through which other threads hand it work.
+Everything that belongs to the thread is called by it alone. Other threads hand it work through a
+queue, without a lock: a signal handler or the garbage collector may interrupt a thread between any
+two steps, and hand over work of its own. It would wait for ever for a lock of the thread below it.
 """
 
 from __future__ import annotations
@@ -18,8 +19,12 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable
+from typing import TYPE_CHECKING, TypeAlias
 
 from unisono.errors import AbortedError
+
+if TYPE_CHECKING:
+    from _typeshed import FileDescriptorLike
 
 READ = selectors.EVENT_READ
 WRITE = selectors.EVENT_WRITE
@@ -39,7 +44,7 @@ _FAULTS = {
 faulthandler's."""
 
 Action = Callable[[], None]
-Watched = socket.socket | int
+Watched: TypeAlias = "FileDescriptorLike"
 
 
 class Alarm:
@@ -64,20 +69,62 @@ class Alarm:
         return self._action is None
 
 
+class Once:
+    """Something that happens once; one thread waits for it.
+
+    Unlike with `threading.Event`, who tells of it never waits for a thread that is interrupted in
+    `wait`.
+    """
+
+    def __init__(self) -> None:
+        self._untold = threading.Lock()
+        self._untold.acquire()
+        self.told = False
+        """Whether it has happened."""
+
+    def tell(self) -> None:
+        """It has happened."""
+        if not self.told:
+            self.told = True
+            self._untold.release()
+
+    def wait(self, timeout_s: float) -> bool:
+        """Waits for it; returns whether it has happened."""
+        if not self.told:
+            self._untold.acquire(timeout=timeout_s)
+        return self.told
+
+
+class _Bell:
+    """A descriptor to wake the thread by. It is open for as long as anybody holds the bell."""
+
+    def __init__(self, fd: int) -> None:
+        self.fd = fd
+
+    def __del__(self) -> None:
+        os.close(self.fd)
+
+    def ring(self) -> None:
+        os.eventfd_write(self.fd, 1)
+
+    def hush(self) -> None:
+        with contextlib.suppress(BlockingIOError):
+            os.eventfd_read(self.fd)
+
+
 class Loop:
     """The thread, what it waits for, and what it will do."""
 
     def __init__(self) -> None:
         self._selector = selectors.DefaultSelector()
-        self._wake = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
-        self._selector.register(self._wake, READ, self._drain)
-        self._calls: deque[Action] = deque()
+        bell = _Bell(os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC))
+        self._bell: _Bell | None = bell
+        self._selector.register(bell.fd, READ, bell.hush)
+        self._calls: deque[tuple[Action, Once]] = deque()  # what is to be told when it is over
         self._alarms: list[tuple[float, int, Alarm]] = []
         self._order = itertools.count()
         self._thread: threading.Thread | None = None
         self._stopping = False
-        self._lock = threading.Lock()  # the descriptor to wake by is open, or nobody writes to it
-        self._closed = False
         self._pid = os.getpid()
 
     # ---- from any thread
@@ -88,38 +135,25 @@ class Loop:
         self._thread.start()
 
     def call(self, action: Action) -> None:
-        """Has the thread do something soon. Raises `AbortedError` after `stop` and in a fork."""
-        if os.getpid() != self._pid:  # where the lock may be held for ever
-            raise AbortedError("the connections to other hosts belong to the parent process")
-        with self._lock:
-            if self._stopping:
-                raise AbortedError("the connections to other hosts are closed")
-            self._calls.append(action)
-            os.eventfd_write(self._wake, 1)
+        """Has the thread do something soon. Raises `AbortedError` after its end and in a fork."""
+        self._hand_over(action, Once())
 
-    def run(self, action: Action, timeout_s: float) -> bool:
-        """The same, and waits until it is done; returns whether it was, in time."""
-        done = threading.Event()
+    def run(self, action: Action, timeout_s: float) -> None:
+        """The same, and waits until it is done, or never will be. In the thread itself, where the
+        garbage collector may call this, it does not wait."""
+        over = Once()
+        self._hand_over(action, over)
+        if not self._is_here():
+            over.wait(timeout_s)
 
-        def act() -> None:
-            try:
-                action()
-            finally:
-                done.set()
-
-        self.call(act)
-        return done.wait(timeout_s)
-
-    def stop(self, timeout_s: float) -> None:
-        """Ends the thread and waits for that. What the thread watched is the caller's to close."""
-        if self._thread is not None:
-            with contextlib.suppress(AbortedError):
-                self.call(self._end)
+    def join(self, timeout_s: float) -> bool:
+        """Waits for the thread to end, if it was started, and not in the thread itself; returns
+        whether it has. What it watched is the caller's to close."""
+        if self._thread is None:
+            self._close()
+        elif not self._is_here():
             self._thread.join(timeout_s)
-        with self._lock:
-            self._stopping = True
-            if self._thread is None or not self._thread.is_alive():
-                self._close()
+        return self._bell is None
 
     def abandon(self) -> None:
         """In a forked child: closes its copies of all descriptors. The parent's see nothing of it.
@@ -132,6 +166,10 @@ class Loop:
         self._close()
 
     # ---- from the thread only
+
+    def end(self) -> None:
+        """Ends the thread: it does nothing more."""
+        self._stopping = True
 
     def watch(self, what: Watched, events: int, action: Action) -> None:
         """Calls `action` whenever `what` is ready; replaces what was said about it before."""
@@ -159,11 +197,17 @@ class Loop:
                 # What an earlier one of these actions ended is not called any more.
                 watched = self._selector.get_map().get(key.fd)
                 if watched is key and not self._guarded(key.data):
-                    self.unwatch(key.fd)  # or it would fail again at once, for ever
+                    self.unwatch(key.fileobj)  # or it would fail again at once, for ever
             while self._calls and not self._stopping:
-                self._guarded(self._calls.popleft())
-            while self._alarms and self._alarms[0][0] <= time.monotonic():
+                self._do_call()
+            while self._alarms and self._alarms[0][0] <= time.monotonic() and not self._stopping:
                 self._guarded(heapq.heappop(self._alarms)[2].ring)
+        self._close()
+
+    def _do_call(self) -> None:
+        action, over = self._calls.popleft()
+        self._guarded(action)
+        over.tell()
 
     def _next_alarm_s(self) -> float | None:
         while self._alarms and self._alarms[0][2].cancelled:
@@ -179,17 +223,28 @@ class Loop:
             _log.exception("a connection between hosts met an error of unisono's own")
             return False
 
-    def _drain(self) -> None:
-        with contextlib.suppress(BlockingIOError):
-            os.eventfd_read(self._wake)
+    def _is_here(self) -> bool:
+        return self._thread is not None and self._thread.ident == threading.get_ident()
 
-    def _end(self) -> None:
-        self._stopping = True
+    def _hand_over(self, action: Action, over: Once) -> None:
+        if os.getpid() != self._pid:
+            raise AbortedError("the connections to other hosts belong to the parent process")
+        bell = self._bell
+        if self._stopping or bell is None:
+            raise AbortedError("the connections to other hosts are closed")
+        self._calls.append((action, over))
+        bell.ring()
+        if self._bell is None:  # the thread has ended meanwhile, perhaps without a look at this
+            self._drop_calls()
 
     def _close(self) -> None:
-        if not self._closed:
-            self._closed = True
-            self._calls.clear()  # they hold on to groups
-            self._alarms.clear()
-            self._selector.close()
-            os.close(self._wake)
+        self._bell = None
+        self._drop_calls()
+        self._alarms.clear()
+        self._selector.close()
+
+    def _drop_calls(self) -> None:
+        """They hold on to groups, and somebody may wait for them."""
+        with contextlib.suppress(IndexError):
+            while True:
+                self._calls.popleft()[1].tell()

@@ -12,6 +12,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from enum import IntEnum
 
+from unisono.links.ends import Fault, fault_of
 from unisono.links.introduction import NO_GROUP, TAG_BYTES
 
 _HEAD = struct.Struct(f"<IB3xI{TAG_BYTES}sI")  # bytes that follow the head, kind, origin, tag, to
@@ -92,15 +93,16 @@ def failed_body(fault: int, text: str) -> bytes:
     return _FAULT.pack(fault) + text.encode()[:MOST_TEXT_BYTES]
 
 
-def read_failed(body: bytes) -> tuple[int, str]:
+def read_failed(body: bytes) -> tuple[Fault, str]:
     """Fault and text. Raises `ValueError`.
 
     >>> read_failed(failed_body(1, "rank 3 is gone"))
-    (1, 'rank 3 is gone')
+    (<Fault.PEER_LOST: 1>, 'rank 3 is gone')
     """
     if not _FAULT.size <= len(body) <= _FAULT.size + MOST_TEXT_BYTES:
         raise ValueError(f"a failure of {len(body)} bytes")
-    return _FAULT.unpack_from(body)[0], body[_FAULT.size :].decode(errors="replace")
+    (number,) = _FAULT.unpack_from(body)
+    return fault_of(number), body[_FAULT.size :].decode(errors="replace")
 
 
 def looked_bodies(called: Iterable[tuple[int, bytes]]) -> list[bytes]:

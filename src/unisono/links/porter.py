@@ -7,12 +7,13 @@ hands them over; the bytes of collectives and messages never pass through it.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import threading
 import weakref
 from collections.abc import Callable, Iterable, Sequence
 
-from unisono.errors import RendezvousError
+from unisono.errors import AbortedError, RendezvousError
 from unisono.links.ends import Contact, GroupEnd
 from unisono.links.introduction import NO_GROUP, tag_of
 from unisono.links.joined import Joined
@@ -57,8 +58,7 @@ class Porter:
         self._bound: tuple[Address, ...] = tuple(one.getsockname()[:2] for one in self._listeners)
         self._loop = Loop()
         self._joined: Joined | None = None
-        self._close_lock = threading.Lock()
-        self._closed = False
+        self._open = threading.Lock()  # taken by the one who closes it, and never waited for
         this = weakref.ref(self)
         os.register_at_fork(after_in_child=lambda: _abandon(this))
 
@@ -180,15 +180,12 @@ class Porter:
 
     def close(self) -> None:
         """Leaves all groups and the world, and closes everything. Does nothing a second time."""
-        if os.getpid() != self._pid:
+        if os.getpid() != self._pid or not self._open.acquire(blocking=False):
             return
-        with self._close_lock:
-            if self._closed:
-                return
-            self._closed = True
-            if self._joined is not None:
-                self._joined.goodbye()
-            self._loop.stop(_STOP_S)
+        if self._joined is not None:
+            with contextlib.suppress(AbortedError):
+                self._loop.call(self._joined.goodbye)
+        if self._loop.join(_STOP_S):
             self._close_descriptors()
 
     def _world(self) -> Joined:

@@ -131,8 +131,7 @@ class Hub(Star):
             case Say.LOOKED:
                 self._looks.answer(message, read_looked(message.body))
             case Say.BYE:
-                self._lines[rank].close()
-                del self._lines[rank]
+                self._lines.pop(rank).close()
             case _:
                 raise ValueError(f"a message of kind {message.say} from rank {rank}")
 

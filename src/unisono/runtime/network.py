@@ -7,11 +7,13 @@ are connected when a call first needs them.
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
 from unisono.config import Settings
+from unisono.errors import AbortedError
 from unisono.links.interfaces import available, choose
 from unisono.links.porter import Porter
 from unisono.links.security import Security
@@ -64,7 +66,8 @@ class Network:
 
     def leave(self, name: bytes) -> None:
         """Leaves a group; with the last one the network ends."""
-        self._porter.leave(name)
+        with contextlib.suppress(AbortedError):  # in a forked child: the groups are the parent's
+            self._porter.leave(name)
         self._entered.discard(name)
         if not self._entered:
             self._porter.close()

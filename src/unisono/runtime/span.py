@@ -62,8 +62,8 @@ class Span:
         """Sees to it that this rank is, or soon will be, connected to these of its peers."""
         new = set(peers) - self._reached[wire]
         if new:
-            self._reached[wire] |= new
             self.roads.reach(self._name, sorted(new), wire)
+            self._reached[wire] |= new  # last: a signal handler may raise before it is done
 
     def reach_all(self, wire: Wire) -> None:
         """The same for all of the group."""

@@ -1,0 +1,148 @@
+"""Whatever a rank says that has proved itself: the thread of the links takes it, or refuses it by
+the one error that ends the connection."""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from porters import SECRET, WORLD
+from unisono.links.circle import Circle
+from unisono.links.connection import Connection
+from unisono.links.ends import Contact
+from unisono.links.groups import Groups
+from unisono.links.introduction import Introduction, Kind, tag_of
+from unisono.links.loop import Loop
+from unisono.links.messages import Message, Say, failed_body, looked_bodies
+from unisono.links.place import Place, Terms
+from unisono.links.post import Box, Post
+from unisono.links.security import CLEAR
+from unisono.links.star import Hub
+from unisono.links.vote import Ask, Step
+from unisono.native import Group, create_segment, usable_cores
+
+RANKS = 3
+TAG = tag_of(b"a group")
+
+numbers = st.integers(0, 2**32 - 1)
+ranks = st.one_of(st.integers(0, RANKS), numbers)
+asks = st.builds(
+    Ask,
+    step=st.sampled_from(Step),
+    rank=ranks,
+    ballot=st.integers(0, 2**64 - 1),
+    choice=st.integers(0, 2**64 - 1),
+    ended=st.frozensets(ranks, max_size=3),
+)
+bodies = st.one_of(
+    st.binary(max_size=100),
+    st.builds(failed_body, numbers, st.text(max_size=20)),
+    st.builds(
+        lambda called: looked_bodies(called)[0],
+        st.lists(st.tuples(ranks, st.binary(min_size=40, max_size=40)), max_size=3),
+    ),
+    asks.map(Ask.pack),
+    st.builds(lambda head, ask: head + ask.pack(), st.binary(min_size=26, max_size=26), asks),
+)
+messages = st.builds(
+    Message,
+    say=st.sampled_from(Say),
+    origin=ranks,
+    tag=st.one_of(st.just(TAG), st.binary(min_size=32, max_size=32)),
+    to=st.lists(ranks, max_size=3).map(tuple),
+    body=bodies,
+)
+fuzzed = settings(max_examples=300, suppress_health_check=[HealthCheck.function_scoped_fixture])
+
+
+@pytest.fixture
+def place() -> Iterator[Place]:
+    loop = Loop()  # that is not started: it only writes down what is to be watched
+    contacts = [
+        Contact(rank=rank, host=rank // 2, addresses=(("127.0.0.1", 1),)) for rank in range(RANKS)
+    ]
+    terms = Terms(
+        world=WORLD,
+        rank=0,
+        contacts=tuple(contacts),
+        sources=("127.0.0.1",),
+        secret=SECRET,
+        security=CLEAR,
+        streams=1,
+        peer_timeout_s=1.0,
+        timeout_s=1.0,
+    )
+    yield Place(loop=loop, terms=terms, tell=lambda _: None)
+    loop.join(1)
+
+
+@contextmanager
+def core_group() -> Iterator[Group]:
+    """Rank 0, with rank 1 on its host, as the core has it."""
+    nonce = secrets.token_bytes(16)
+    fd = create_segment(2, 4, 1 << 14, nonce)
+    group = Group.of_hosts(fd, 0, RANKS, [0, 1], nonce, usable_cores())
+    yield group
+    group.close()
+
+
+def unwanted(sock: Connection, why: str) -> None:
+    raise AssertionError(f"nobody has connected: {why}")
+
+
+@fuzzed
+@given(said=st.lists(messages, min_size=1, max_size=4))
+def test_a_group_of_the_core_takes_what_came_through(place: Place, said: list[Message]) -> None:
+    groups = Groups(unwanted)
+    circle = Circle(place, TAG, range(RANKS), b"", groups.hear)
+    with core_group() as group:
+        groups.enter(TAG, range(RANKS), 0, group, circle)
+        for message in said:
+            with suppress(ValueError):
+                groups.hear(message, circle)
+        groups.leave_all()
+
+
+@fuzzed
+@given(said=st.lists(messages, min_size=1, max_size=4))
+def test_the_middle_of_a_star(place: Place, said: list[Message]) -> None:
+    hub = Hub(place.loop, 0, dict.fromkeys(range(RANKS), "host"), 1.0, b"", lambda _: None)
+    for message in said:
+        if message.say is not Say.BYE:  # which takes a line
+            with suppress(ValueError):
+                hub._heard(1, message)
+
+
+class Ear:
+    """A line that takes every answer."""
+
+    def say(self, message: Message) -> None:
+        message.pack()
+
+
+@fuzzed
+@given(said=st.lists(messages, min_size=1, max_size=4))
+def test_what_is_said_to_one_who_shrinks(place: Place, said: list[Message]) -> None:
+    post = Post(place)
+    post.open(TAG, (), Box())
+    for message in said:
+        with suppress(ValueError):
+            post.heard(message.origin, message, Ear())  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("rank", [0, 1, RANKS])
+def test_who_has_no_reason_to_dial_for_a_group_is_refused(place: Place, rank: int) -> None:
+    """Rank 1 is on this host, where the core takes no connection of it."""
+    refused: list[str] = []
+    groups = Groups(lambda sock, why: refused.append(why))
+    circle = Circle(place, TAG, range(RANKS), b"", groups.hear)
+    with core_group() as group, Connection() as sock:
+        groups.enter(TAG, range(RANKS), 0, group, circle)
+        groups.take(sock, Introduction(kind=Kind.COLLECTIVES, rank=rank, pid=1, tag=TAG))
+        groups.leave_all()
+    assert refused == [f"rank {rank} has no reason to dial for this group"]

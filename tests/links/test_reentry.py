@@ -1,0 +1,103 @@
+"""A signal handler, or the garbage collector, may call a porter between any two steps of a call
+that it interrupts, and the collector in the porter's own thread too: nothing waits for itself."""
+
+from __future__ import annotations
+
+import itertools
+import os
+import sys
+import threading
+from collections.abc import Callable
+from contextlib import suppress
+from types import FrameType
+from typing import Any
+
+import pytest
+
+from porters import SECRET, WORLD, contacts_of, make_porter, wait_until
+from unisono.errors import AbortedError
+from unisono.links import circle, joined, loop, porter
+from unisono.links.porter import Porter
+
+_WATCHED = (circle.__file__, joined.__file__, loop.__file__, porter.__file__)
+_PATIENCE_S = 4.0  # less than any wait within a porter that ends by itself
+
+
+def alone() -> Porter:
+    """A porter that is a world of its own."""
+    found = make_porter()
+    found.join(world=WORLD, secret=SECRET, rank=0, contacts=contacts_of([found]), timeout_s=5)
+    return found
+
+
+def interrupt_at(step: int, call: Callable[[], Any], handler: Callable[[], Any]) -> bool:
+    """Whether there was such a step, before which the handler ran. Fails if the two do not end."""
+    steps = itertools.count()
+    reached = False
+
+    def trace(frame: FrameType, event: str, arg: object) -> Any:
+        nonlocal reached
+        if frame.f_code.co_filename not in _WATCHED:
+            return None
+        frame.f_trace_opcodes = True
+        if event in ("call", "opcode") and next(steps) == step:
+            reached = True
+            with suppress(AbortedError):
+                handler()
+        return trace
+
+    def run() -> None:
+        sys.settrace(trace)
+        with suppress(AbortedError):
+            call()
+
+    thread = threading.Thread(target=run, daemon=True)
+    thread.start()
+    thread.join(_PATIENCE_S)
+    assert not thread.is_alive(), f"hangs when it is interrupted at step {step}"
+    return reached
+
+
+CALLS: dict[str, Callable[[Porter], Any]] = {
+    "leave": lambda p: p.leave(b"a group"),
+    "reach": lambda p: p.reach(b"a group", [0], 0),
+    "a word for a vote": lambda p: p.send(b"a group", 0, b"text"),
+}
+
+
+@pytest.mark.parametrize("interrupting", CALLS)
+@pytest.mark.parametrize("interrupted", CALLS)
+def test_a_call_within_a_call(interrupted: str, interrupting: str) -> None:
+    one = alone()
+    steps = 0
+    while interrupt_at(steps, lambda: CALLS[interrupted](one), lambda: CALLS[interrupting](one)):
+        steps += 1
+    assert steps > 30
+    one.close()
+
+
+@pytest.mark.parametrize("interrupting", ["close", "leave"])
+def test_a_call_within_close(interrupting: str) -> None:
+    handlers = {"close": Porter.close, "leave": CALLS["leave"]}
+    before = len(os.listdir("/proc/self/fd"))
+    for step in itertools.count():
+        one = alone()
+        reached = interrupt_at(step, one.close, lambda one=one: handlers[interrupting](one))
+        wait_until(lambda: len(os.listdir("/proc/self/fd")) == before)
+        if not reached:
+            break
+    assert step > 30
+
+
+def test_the_thread_itself_may_leave_and_close(caplog: pytest.LogCaptureFixture) -> None:
+    """As it does where the garbage collector, in this very thread, finds the communicator."""
+    before = len(os.listdir("/proc/self/fd"))
+    one = alone()
+
+    def collect() -> None:
+        one.leave(b"a group")
+        one.close()
+
+    one._loop.call(collect)
+    wait_until(lambda: len(os.listdir("/proc/self/fd")) == before, _PATIENCE_S)
+    assert not caplog.records
