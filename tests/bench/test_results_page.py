@@ -8,11 +8,13 @@ from choice_page import render_choice, render_reproducible
 from faults import results as fault_results
 from faults_page import render_faults
 from hosts_page import render_hosts
+from p2p_page import render_p2p
 from page import write_page
 from results_page import render_page
 from simulator_page import render_lab
 
-from unisono.bench.results import Measurement, Report
+from unisono.bench.cases import Case
+from unisono.bench.results import Measurement, Report, Row
 
 FOLDER = Path(__file__).parents[2] / "benchmarks"
 
@@ -97,6 +99,64 @@ def test_several_hosts() -> None:
     assert "### two-rails: 2 hosts x 2 ranks, 1gbit, 2 rails" in page
     row = "| 16M | 147000 | 132300-161700 | 210000 | 140000 | 1.43 | 1.05 | 1.50 |"
     assert any(line.startswith(row) for line in page)
+
+
+def messages(report: Report, ranks: int, rows: dict[tuple[str, int], tuple[float, float]]) -> Any:
+    """A document of messages: our time and Open MPI's, by operation and size."""
+    made = tuple(
+        Row(
+            case=Case(op=op, ranks=ranks, nbytes=nbytes),
+            probes_s=(50e-9,),
+            measurements=(
+                Measurement(contestant="unisono", times_s=(ours_s,)),
+                Measurement(contestant="openmpi", times_s=(theirs_s,)),
+            ),
+        )
+        for (op, nbytes), (ours_s, theirs_s) in rows.items()
+    )
+    return replace(report, rows=made, contestants=("unisono", "openmpi"), skipped={}).to_dict()
+
+
+def test_messages_and_their_bars(report: Report) -> None:
+    small, large = 8, 1 << 20
+    two = {
+        ("ping_pong", small): (0.5e-6, 0.4e-6),
+        ("ping_pong", large): (100e-6, 400e-6),
+        ("stream", small): (0.2e-6, 0.3e-6),
+    }
+    eight = {("stream", small): (1e-6, 1.1e-6)}
+    page = render_p2p({"n2": messages(report, 2, two), "n8": messages(report, 8, eight)})
+    name = "half round trip, n = 2"
+    mean = f"| {name}: openmpi's time over ours, geometric mean of 2 sizes | >= 1.3 | 1.79 | yes |"
+    assert mean in page
+    assert f"| {name}: openmpi's time over ours, worst size | >= 0.9 | 0.80 (8) | **no** |" in page
+    assert f"| {name}, 8 B | < 0.6 us | 0.50 us | yes |" in page
+    rate = (
+        "| stream, n = 2, 8 B: messages a second over openmpi's | >= 1.3 | 1.50 (5,000,000) | yes |"
+    )
+    assert rate in page
+    rate = "| stream, n = 8, 8 B: messages a second over openmpi's | >= 1.2 | 1.10 (4,000,000) |"
+    assert f"{rate} **no** |" in page
+    row = "| ping_pong | 1M | 100 | - | 400 | - | 10.5 | 10,000 | 4.00 | 50 near | 0 |"
+    assert row in page
+
+
+def test_memory_and_pipelines() -> None:
+    load = {"messages": 48, "nbytes": 8 << 20, "hosts": 2}
+    grown = {"waiting_bytes": 5 << 20, "growth_bytes": 9 << 20, "wrong": 0}
+    memory = {
+        "rows": [{**load, **grown}, {**load, **grown, "wrong": 3}, {**load, "error": "it hung"}]
+    }
+    step = {"microbatches": 8, "message_bytes": 1024, "wrong": 0}
+    pipeline = {"stages": 4, "rows": [{**step, "time_s": {"unisono": 2e-3, "gloo": 1.9e-3}}]}
+    page = render_p2p({"memory": memory, "pipeline": pipeline})
+    name = "memory for 48 x 8M that nobody asked for, 2 hosts"
+    assert f"| {name} | < 16 MiB | 9.0 MiB | yes |" in page
+    assert f"| {name} | < 16 MiB | 9.0 MiB | **no** |" in page  # three elements were wrong
+    assert f"| {name} | < 16 MiB | it hung | **no** |" in page
+    assert "| 8 | 1K | 2.00 | 1.90 | 0.95 | 0 |" in page
+    name = "1F1B, 4 stages, messages of 1K: gloo's step over ours"
+    assert f"| {name} | >= 1 | 0.95 | **no** |" in page
 
 
 def test_regret_and_its_bars() -> None:
