@@ -53,7 +53,7 @@ struct alignas(2 * kLine) RankControl {
     std::atomic<uint64_t> progress{0};
 
     alignas(2 * kLine) Bell bell;  // rung when header or progress moves
-    Bell mail;                     // rung when a mailbox of this rank moves
+    Bell p2p;                      // rung when a message moves to this rank or from it
     std::atomic<uint32_t> presence{0};
     std::atomic<int32_t> pid{0};
     std::atomic<uint64_t> process{0};  // tells ranks that are threads of one process
@@ -81,8 +81,7 @@ struct alignas(2 * kLine) GroupControl {
     uint32_t ranks;
     uint32_t depth;       // blocks of staging a rank may have in flight
     uint64_t area_bytes;  // staging of one rank for one block
-    uint64_t mail_slots;  // per ordered pair of ranks
-    uint64_t mail_slot_bytes;
+    uint64_t pair_slots, pair_bytes;  // of messages from one rank to another
     uint8_t nonce[16];                    // read back to the owner: proof that the memory is shared
     std::atomic<uint32_t> fences_needed;  // a rank could not register for heavy barriers
     // What the ranks have agreed on about the group that succeeds this one. It is moved by compare

@@ -145,6 +145,7 @@ class Executor {
 
     // Whether this rank can read the memory of all others of its host.
     [[nodiscard]] bool can_borrow() const noexcept { return loans_.reach_all(); }
+    [[nodiscard]] Loans& loans() noexcept { return loans_; }
     [[nodiscard]] uint64_t calls() const noexcept { return calls_.load(std::memory_order_relaxed); }
 
   private:

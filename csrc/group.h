@@ -13,13 +13,13 @@
 
 #include "courier.h"
 #include "dispatcher.h"
-#include "mail.h"
+#include "p2p/engine.h"
 #include "tcp_wire.h"
 
 namespace unisono {
 
-// The two wires of a group: mail never waits behind a collective.
-enum class WireKind : uint32_t { collectives = 0, mail = 1 };
+// The two wires of a group: a message never waits behind a collective.
+enum class WireKind : uint32_t { collectives = 0, p2p = 1 };
 
 // Makes the wires of a group to ranks of other hosts.
 using MakeWire = std::function<std::unique_ptr<Wire>(WireKind, View&, Receiver&)>;
@@ -44,8 +44,8 @@ class Group {
     [[nodiscard]] View& view() noexcept { return view_; }
     [[nodiscard]] Membership& members() noexcept { return members_; }
     [[nodiscard]] Dispatcher& dispatcher() noexcept { return dispatcher_; }
-    [[nodiscard]] PostOffice& mail() noexcept { return mail_; }
-    // Whether messages' memory may be used for longer than their calls last: see `Message::keep`.
+    [[nodiscard]] p2p::Engine& p2p() noexcept { return p2p_; }
+    // Whether messages' memory may be used for longer than their calls last: see `p2p::Message::keep`.
     [[nodiscard]] bool outlives_calls() const noexcept { return make_ != nullptr; }
     [[nodiscard]] uint64_t calls() const noexcept { return executor_.calls(); }
     [[nodiscard]] bool can_borrow() const noexcept { return executor_.can_borrow(); }
@@ -94,7 +94,7 @@ class Group {
     void close() noexcept {
         members_.leave();
         dispatcher_.stop();
-        mail_.stop();
+        p2p_.stop();
         if (!wire_ || members_.in_child() || closed_.exchange(true)) return;
         // Who drives the executor still, moves the wire: its connections end with this object then.
         if (dispatcher_.quiet()) wire_->close(members_.failure());
@@ -111,7 +111,7 @@ class Group {
           waiter_(members_, Patience::for_group(on_host(), cores)),
           executor_(view_, members_, waiter_, StoreRule(on_host()), make_courier()),
           dispatcher_(executor_, members_, grace_for(on_host(), cores)),
-          mail_(view_, members_, waiter_, make_mail_wire()) {}
+          p2p_(view_, members_, waiter_, executor_.loans(), make_p2p_wire()) {}
 
     [[nodiscard]] uint32_t on_host() const noexcept { return segment_->shape().ranks; }
     // With more ranks than cores nothing is gained by a thread that works beside its caller.
@@ -125,11 +125,11 @@ class Group {
         courier_->use(*wire_);
         return &*courier_;
     }
-    PostOffice::MakeWire make_mail_wire() {
+    p2p::Engine::MakeWire make_p2p_wire() {
         if (view_.away().empty()) return {};
         return [this](Receiver& receiver) {
-            auto wire = make_wire(WireKind::mail, receiver);
-            mail_wire_ = wire.get();
+            auto wire = make_wire(WireKind::p2p, receiver);
+            p2p_wire_ = wire.get();
             return wire;
         };
     }
@@ -142,7 +142,7 @@ class Group {
     void wake() noexcept {
         if (members_.in_child()) return;  // the bells are the parent's
         if (wire_) wire_->wake();
-        if (mail_wire_) mail_wire_->wake();
+        if (p2p_wire_) p2p_wire_->wake();
     }
 
     const MakeWire make_;
@@ -153,11 +153,11 @@ class Group {
     Waiter waiter_;
     std::optional<Courier> courier_;
     std::unique_ptr<Wire> wire_;
-    Wire* mail_wire_ = nullptr;
+    Wire* p2p_wire_ = nullptr;
     std::atomic<bool> closed_{false};
     Executor executor_;
     Dispatcher dispatcher_;
-    PostOffice mail_;
+    p2p::Engine p2p_;
 };
 
 }  // namespace unisono

@@ -54,6 +54,15 @@ void Loans::read(uint32_t rank, std::byte* dst, const std::byte* theirs, uint64_
     }
 }
 
+bool Loans::write(uint32_t rank, const std::atomic<uint64_t>* to, const std::byte* data,
+                  uint64_t bytes) const noexcept {
+    static_assert(sizeof(iovec) == 2 * sizeof(std::atomic<uint64_t>));
+    const iovec from{const_cast<std::byte*>(data), bytes};
+    return ::process_vm_writev(view_.control(rank).pid.load(std::memory_order_relaxed), &from, 1,
+                               reinterpret_cast<const iovec*>(to), 1, 0) ==
+           static_cast<ssize_t>(bytes);
+}
+
 // Its rank is gone, or has given the call up; else it has taken memory away that was in use.
 void Loans::explain(uint32_t rank, int error) {
     for (int look = 0; look < kLooks; ++look) {

@@ -29,8 +29,16 @@ class Loans {
 
     // Whether this rank can read the memory of every other rank of its host, which all have joined.
     [[nodiscard]] bool reach_all() const noexcept;
+    // Whether it can read the memory of this one.
+    [[nodiscard]] bool reach(uint32_t rank) const noexcept;
     // Copies memory of a rank. Throws Error if that is gone, or its rank.
     void read(uint32_t rank, std::byte* dst, const std::byte* theirs, uint64_t bytes);
+
+    // Copies into memory of a rank: where `to` says, two words of memory that both share. The kernel
+    // reads them at the moment of the call, so that the rank may still change them. False: it copied
+    // less than `bytes`.
+    bool write(uint32_t rank, const std::atomic<uint64_t>* to, const std::byte* data,
+               uint64_t bytes) const noexcept;
 
   private:
     // What only the process that a pid means to this one has at the address that it tells: pids of
@@ -38,7 +46,6 @@ class Loans {
     struct Token {
         uint64_t process, rank;
     };
-    [[nodiscard]] bool reach(uint32_t rank) const noexcept;
     [[nodiscard]] int64_t fetch(uint32_t rank, void* dst, const void* theirs,
                                 uint64_t bytes) const noexcept;
     [[noreturn]] void explain(uint32_t rank, int error);

@@ -1,5 +1,6 @@
 #include "membership.h"
 
+#include <dirent.h>
 #include <fcntl.h>
 #include <sys/mman.h>
 #include <sys/stat.h>
@@ -7,7 +8,10 @@
 
 #include <algorithm>
 #include <chrono>
+#include <array>
+#include <cstdio>
 #include <cstring>
+#include <memory>
 #include <new>
 
 #include "futex.h"
@@ -153,6 +157,30 @@ bool Membership::alive(uint32_t peer) const noexcept {
     return lock.l_type != F_UNLCK || !joined();
 }
 
+bool Membership::runs(uint32_t peer) const noexcept {
+    if (view_.control(peer).process.load(std::memory_order_acquire) ==
+        view_.own().process.load(std::memory_order_relaxed))
+        return true;
+    std::array<char, 64> path;
+    std::snprintf(path.data(), path.size(), "/proc/%d/task",
+                  view_.control(peer).pid.load(std::memory_order_relaxed));
+    const std::unique_ptr<DIR, int (*)(DIR*)> tasks(::opendir(path.data()), ::closedir);
+    if (!tasks) return false;
+    while (const dirent* task = ::readdir(tasks.get())) {
+        std::array<char, 512> stat;
+        if (task->d_name[0] == '.') continue;
+        std::snprintf(stat.data(), stat.size(), "%s/%s/stat", path.data(), task->d_name);
+        const Descriptor file(::open(stat.data(), O_RDONLY | O_CLOEXEC));
+        const ssize_t got = file.get() < 0 ? -1 : ::read(file.get(), stat.data(), stat.size() - 1);
+        if (got <= 0) continue;
+        stat[static_cast<size_t>(got)] = 0;
+        const char* const name_end = std::strrchr(stat.data(), ')');
+        // One that sleeps, waits or computes may be in the middle of a system call.
+        if (name_end && name_end[1] && !std::strchr("TtZXx", name_end[2])) return true;
+    }
+    return false;
+}
+
 bool Membership::present(uint32_t peer) const {
     if (closed_.load(std::memory_order_relaxed) || guard_.in_child()) raise();
     if (peer >= ranks()) {
@@ -214,7 +242,7 @@ void Membership::record(Fault fault, std::string_view text) noexcept {
 void Membership::wake_all() noexcept {
     for (uint32_t r = 0; r < ranks(); ++r) {  // of a mirror only this rank's own threads
         ring_always(view_.control(r).bell);
-        ring_always(view_.control(r).mail);
+        ring_always(view_.control(r).p2p);
     }
 }
 

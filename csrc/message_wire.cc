@@ -15,7 +15,6 @@ namespace {
 
 using Clock = std::chrono::steady_clock;
 
-constexpr uint32_t kMostLetters = 64;  // that nobody has taken
 constexpr uint64_t kMostSpans = 128;   // of one head
 // How long to look without a nap: payloads move only while somebody looks.
 constexpr std::chrono::microseconds kLooking{200}, kLookingWhileMoving{20000};
@@ -39,13 +38,11 @@ MessageWire::~MessageWire() {
 
 void MessageWire::send(uint32_t peer, const Frame& frame, std::span<const Load> loads) {
     if (peers_[peer].left) return;  // it needs nothing any more
-    if (frame.kind == FrameKind::letter) {
-        peers_[peer].waiting.push_back({frame, loads.front()});
-        unsent_.fetch_add(1, std::memory_order_relaxed);
-        post_letters(peer);
-    } else {
-        post(peer, frame, loads);
-    }
+    if (!is_p2p(frame.kind)) return post(peer, frame, loads);
+    if (!is_callers(frame.kind)) return pack(peer, frame, loads, What::payload, 0);
+    Peer& to = peers_[peer];
+    to.leaving.push_back(false);
+    pack(peer, frame, loads, What::callers, to.handed + to.leaving.size());
 }
 
 // Slots that lie side by side go as one payload.
@@ -68,21 +65,6 @@ void MessageWire::post(uint32_t peer, const Frame& frame, std::span<const Load> 
         pack(peer, piece, rest.first(kMostSpans), What::payload, 0);
     }
     pack(peer, frame, rest, What::payload, 0);
-}
-
-// A peer that takes no letters is sent no more of them.
-void MessageWire::post_letters(uint32_t peer) {
-    Peer& to = peers_[peer];
-    while (!to.waiting.empty() && to.untaken < kMostLetters) {
-        const Letter letter = to.waiting.front();
-        to.waiting.pop_front();
-        unsent_.fetch_sub(1, std::memory_order_relaxed);
-        ++to.untaken;
-        to.leaving.push_back(false);
-        const uint64_t number = to.handed + to.leaving.size();
-        const bool empty = letter.load.bytes == 0;
-        pack(peer, letter.frame, {&letter.load, empty ? 0U : 1U}, What::letter, number);
-    }
 }
 
 void MessageWire::pack(uint32_t peer, const Frame& frame, std::span<const Load> loads, What what,
@@ -117,7 +99,7 @@ void MessageWire::pack(uint32_t peer, const Frame& frame, std::span<const Load> 
         return carrier_->send_head(peer, begin, static_cast<uint64_t>(at - begin), ticket);
     });
     if (head.inside) {
-        if (what == What::letter) settle_letter(peers_[peer], number);
+        if (what == What::callers) settle_callers(peers_[peer], number);
         return;
     }
     for (const Load& load : loads) {
@@ -171,15 +153,15 @@ void MessageWire::settle(const Ticket& ticket) {
             return;
         case What::payload:
             return;
-        case What::letter:
-            return settle_letter(peer, ticket.of);
+        case What::callers:
+            return settle_callers(peer, ticket.of);
         case What::arrival:
             --peer.incoming[ticket.of - peer.incoming.front().number].missing;
             return;
     }
 }
 
-void MessageWire::settle_letter(Peer& to, uint64_t number) {
+void MessageWire::settle_callers(Peer& to, uint64_t number) {
     to.leaving[number - to.handed - 1] = true;
     for (; !to.leaving.empty() && to.leaving.front(); to.leaving.pop_front()) ++to.handed;
 }
@@ -201,7 +183,6 @@ bool MessageWire::poll() {
         const std::lock_guard lock(carrying_);
         look();
     }
-    for (const uint32_t peer : std::exchange(stalled_, {})) advance(peer);
     return handle();
 }
 
@@ -241,14 +222,6 @@ void MessageWire::take(const std::byte* slot) {
                                        " payloads: expected a rank of another host with at most " +
                                        std::to_string(kMostSpans));
     Peer& from = peers_[head.from];
-    if (head.frame.kind == FrameKind::taken) {
-        from.untaken -= static_cast<uint32_t>(std::min<uint64_t>(head.frame.number, from.untaken));
-        return post_letters(head.from);
-    }
-    const bool letter = head.frame.kind == FrameKind::letter;
-    if (letter && from.incoming.size() >= kMostLetters)
-        receiver_.nonsense(head.from, "a letter more than the " + std::to_string(kMostLetters) +
-                                          " that may wait until this rank has taken them");
     Incoming& in = from.incoming.emplace_back();
     in.number = from.came++;
     in.frame = head.frame;
@@ -269,49 +242,28 @@ void MessageWire::take(const std::byte* slot) {
                                           " bytes with " + std::to_string(head.spans) +
                                           " payloads of " + std::to_string(payload) + " bytes");
     if (head.inside) in.inside = slot + before;
+    place(head.from, in);
     advance(head.from);
-    if (!from.incoming.empty() && in.inside && !from.incoming.back().placed) {
-        Incoming& last = from.incoming.back();  // its slot is needed for others
-        last.aside.assign(last.inside, last.inside + payload);
-        last.inside = last.aside.data();
-    }
 }
 
+// Delivers what is there, in the order in which it was sent.
 void MessageWire::advance(uint32_t peer) {
     auto& incoming = peers_[peer].incoming;
-    const auto place_next = [&] {
-        for (size_t i = 0; i < incoming.size(); ++i) {
-            Incoming& in = incoming[i];
-            if (in.placed) continue;
-            // The receiver takes one letter after the other.
-            if (in.frame.kind == FrameKind::letter && i > 0) return;
-            if (place(peer, in)) continue;
-            stalled_.push_back(peer);
-            return;
-        }
-    };
-    for (place_next(); !incoming.empty(); place_next()) {
-        if (!incoming.front().placed || incoming.front().missing > 0) return;
+    while (!incoming.empty() && incoming.front().placed && incoming.front().missing == 0) {
         const Frame frame = incoming.front().frame;
         incoming.pop_front();
         deliver(peer, frame);
     }
 }
 
-// Puts payloads where they belong, or has them put there; false if there is no place yet.
-bool MessageWire::place(uint32_t peer, Incoming& in) {
-    if (in.frame.kind == FrameKind::letter && in.spans.empty()) {
-        if (!receiver_.place(peer, in.frame)) return false;
-        in.placed = true;
-        return true;
-    }
+// Puts payloads where they belong, or has them put there.
+void MessageWire::place(uint32_t peer, Incoming& in) {
     const std::byte* data = in.inside;
     Frame frame = in.frame;
     for (const Span& span : in.spans) {
-        if (frame.kind != FrameKind::letter) frame.place = span.place;
+        if (!is_p2p(frame.kind)) frame.place = span.place;
         frame.bytes = span.bytes;
         std::byte* const to = receiver_.place(peer, frame);
-        if (!to) return false;  // letters only, which have one payload
         if (data) {
             std::memcpy(to, data, span.bytes);
             data += span.bytes;
@@ -322,22 +274,12 @@ bool MessageWire::place(uint32_t peer, Incoming& in) {
               [&](uint64_t ticket) { return carrier_->receive(peer, to, span.bytes, ticket); });
     }
     in.placed = true;
-    return true;
 }
 
 void MessageWire::deliver(uint32_t peer, const Frame& frame) {
     if (frame.kind == FrameKind::load) return;
     if (frame.kind == FrameKind::left) peers_[peer].left = true;
     receiver_.deliver(peer, frame);
-    if (frame.kind == FrameKind::letter && ++peers_[peer].taken >= kMostLetters / 2)
-        say_taken(peer);
-}
-
-void MessageWire::say_taken(uint32_t peer) {
-    Frame frame{};
-    frame.kind = FrameKind::taken;
-    frame.number = std::exchange(peers_[peer].taken, 0);
-    pack(peer, frame, {}, What::payload, 0);
 }
 
 Woken MessageWire::sleep(double seconds, const std::function<bool()>& awake) {

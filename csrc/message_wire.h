@@ -32,7 +32,7 @@ class MessageWire final : public Wire {
     // Nothing wakes a thread for a message: this looks again and again, with naps between.
     Woken sleep(double seconds, const std::function<bool()>& awake) override;
     void wake() noexcept override;
-    [[nodiscard]] bool forget_letters() noexcept override;
+    [[nodiscard]] bool forget_messages() noexcept override;
     [[nodiscard]] bool idle() const noexcept override;
     [[nodiscard]] bool needs_looks() const noexcept override { return true; }
     [[nodiscard]] bool reached(uint32_t peer) const noexcept override;
@@ -62,43 +62,33 @@ class MessageWire final : public Wire {
         Frame frame{};
         std::vector<Span> spans;
         const std::byte* inside = nullptr;  // payloads that came with the head
-        std::vector<std::byte> aside;       // those of a head that has to wait
         bool placed = false;
         uint32_t missing = 0;  // payloads that are on their way
     };
-    struct Letter {
-        Frame frame;
-        Load load;
-    };
     struct Peer {
-        std::deque<Letter> waiting;  // until the peer has taken others
-        std::deque<bool> leaving;    // letters under way, from `handed` on: has it left?
-        uint64_t handed = 0;         // letters
-        uint32_t untaken = 0;        // letters that the peer has not said it has taken
-        uint32_t taken = 0;          // letters from the peer, since it was told
+        std::deque<bool> leaving;  // frames of callers' memory, from `handed` on: has it left?
+        uint64_t handed = 0;       // of those frames
         std::deque<Incoming> incoming;
         uint64_t came = 0;  // frames
         bool left = false;
     };
-    enum class What : uint8_t { head, payload, letter, arrival };
+    enum class What : uint8_t { head, payload, callers, arrival };
     struct Ticket {
         What what;
         uint32_t peer;
-        uint64_t of;  // head: its buffer; letter: its number; arrival: of which incoming frame
+        uint64_t of;  // head: its buffer; callers: its number; arrival: of which incoming frame
     };
 
     void post(uint32_t peer, const Frame& frame, std::span<const Load> loads);
-    void post_letters(uint32_t peer);
     void pack(uint32_t peer, const Frame& frame, std::span<const Load> loads, What what,
               uint64_t number);
     void take(const std::byte* slot);
     void advance(uint32_t peer);
-    bool place(uint32_t peer, Incoming& in);
+    void place(uint32_t peer, Incoming& in);
     void deliver(uint32_t peer, const Frame& frame);
-    void say_taken(uint32_t peer);
     void end(const Carrier::Ended& ended);
     void settle(const Ticket& ticket);
-    void settle_letter(Peer& to, uint64_t number);
+    void settle_callers(Peer& to, uint64_t number);
     uint64_t issue(const Ticket& ticket);
     void retire(uint64_t ticket);
     template <class Call>
@@ -120,7 +110,6 @@ class MessageWire final : public Wire {
     std::vector<uint64_t> free_buffers_;
     std::vector<Ticket> tickets_;
     std::vector<uint64_t> free_tickets_;
-    std::vector<uint32_t> stalled_;  // peers whose letters nobody asks for yet
     std::atomic<uint64_t> unsent_{0};
     std::atomic<uint64_t> coming_{0};  // payloads
 

@@ -16,11 +16,7 @@ constexpr std::chrono::seconds kLinger{2};
 }  // namespace
 
 // What the carrier has begun can only be taken back by closing it.
-bool MessageWire::forget_letters() noexcept {
-    for (Peer& peer : peers_) {
-        unsent_.fetch_sub(peer.waiting.size(), std::memory_order_relaxed);
-        peer.waiting.clear();
-    }
+bool MessageWire::forget_messages() noexcept {
     return let_go();
 }
 

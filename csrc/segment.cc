@@ -17,10 +17,10 @@ namespace unisono {
 namespace {
 
 constexpr uint64_t kPage = 4096;
-constexpr uint64_t kMailSlots = 4;
-constexpr uint64_t kMailSlotBytes = 64 * 1024;
+constexpr uint64_t kPairSlots = 512;
+constexpr uint64_t kPairBytes = 64 * 1024;
 constexpr uint32_t kMaxRanks = 4096;
-constexpr uint64_t kMostMail = 1ULL << 46;  // bytes; a process cannot map much more
+constexpr uint64_t kMostPairs = 1ULL << 46;  // bytes; a process cannot map much more
 
 constexpr uint64_t round_up(uint64_t value, uint64_t unit) {
     return (value + unit - 1) / unit * unit;
@@ -38,28 +38,29 @@ std::array<Strip, kStrips> strips_of(const SegmentShape& s) {
 }
 
 struct Offsets {
-    uint64_t ranks, staging, mail, mail_pair, total;
+    uint64_t ranks, staging, pairs, each_pair, total;
 };
 
 Offsets offsets_of(const SegmentShape& s) {
     Offsets o{};
     o.ranks = round_up(sizeof(GroupControl), kPage);
     o.staging = round_up(o.ranks + s.ranks * sizeof(RankControl), kPage);
-    o.mail = o.staging;
-    for (const Strip& strip : strips_of(s)) o.mail += strip.bytes(s.ranks);
-    o.mail_pair =
-        round_up(sizeof(Mailbox) + s.mail_slots * (sizeof(MailSlot) + s.mail_slot_bytes), kPage);
-    o.total = o.mail + o.mail_pair * s.ranks * s.ranks;
+    o.pairs = o.staging;
+    for (const Strip& strip : strips_of(s)) o.pairs += strip.bytes(s.ranks);
+    o.each_pair = round_up(sizeof(p2p::Pair) + s.pair_slots * sizeof(p2p::Slot) +
+                               s.pair_bytes * (1 + kStagedBlocks),
+                           kPage);
+    o.total = o.pairs + o.each_pair * s.ranks * s.ranks;
     return o;
 }
 
 bool plausible(const SegmentShape& s) {
     return s.ranks >= 1 && s.ranks <= kMaxRanks && s.depth >= 1 && s.depth <= 64 &&
            s.area_bytes >= kPage && s.area_bytes <= (1ULL << 32) && s.area_bytes % kLine == 0 &&
-           s.mail_slots >= 1 && s.mail_slots <= 1024 && s.mail_slot_bytes >= kLine &&
-           s.mail_slot_bytes % kLine == 0 && s.mail_slot_bytes <= (1ULL << 30) &&
+           s.pair_slots >= 1 && s.pair_slots <= 4096 && s.pair_bytes >= kLine &&
+           s.pair_bytes % kLine == 0 && s.pair_bytes <= (1ULL << 30) &&
            // Within these bounds nothing else comes near 64 bits.
-           offsets_of(s).mail_pair <= kMostMail / s.ranks / s.ranks;
+           offsets_of(s).each_pair <= kMostPairs / s.ranks / s.ranks;
 }
 
 }  // namespace
@@ -86,7 +87,7 @@ SegmentShape shape_for(uint32_t ranks, uint32_t cores, uint64_t staging_bytes) {
     const uint32_t depth = ranks <= cores ? 3 : 2;
     const uint64_t least = uint64_t{ranks} * 16 * 1024;  // direct exchange needs a slot per peer
     const uint64_t area = std::max(staging_bytes / (uint64_t{ranks} * depth), least);
-    return {ranks, depth, round_up(area, kPage), kMailSlots, kMailSlotBytes};
+    return {ranks, depth, round_up(area, kPage), kPairSlots, kPairBytes};
 }
 
 Descriptor create_segment(const SegmentShape& shape, const std::array<uint8_t, 16>& nonce) {
@@ -112,8 +113,8 @@ Descriptor create_segment(const SegmentShape& shape, const std::array<uint8_t, 1
     group->ranks = shape.ranks;
     group->depth = shape.depth;
     group->area_bytes = shape.area_bytes;
-    group->mail_slots = shape.mail_slots;
-    group->mail_slot_bytes = shape.mail_slot_bytes;
+    group->pair_slots = shape.pair_slots;
+    group->pair_bytes = shape.pair_bytes;
     std::copy(nonce.begin(), nonce.end(), group->nonce);
     for (uint32_t r = 0; r < shape.ranks; ++r)
         new (bytes + o.ranks + r * sizeof(RankControl)) RankControl{};
@@ -137,7 +138,7 @@ Segment::Segment(Descriptor fd) : fd_(std::move(fd)) {
     // A forked child must not write here: it does not even inherit the mapping.
     ::madvise(base, bytes_, MADV_DONTFORK);
     const GroupControl& g = group();
-    shape_ = {g.ranks, g.depth, g.area_bytes, g.mail_slots, g.mail_slot_bytes};
+    shape_ = {g.ranks, g.depth, g.area_bytes, g.pair_slots, g.pair_bytes};
     if (g.magic != kMagic || !plausible(shape_) || offsets_of(shape_).total != bytes_) {
         ::munmap(base, bytes_);
         throw Error(Fault::invalid, "the group's segment was not made by this version of unisono");
@@ -147,8 +148,8 @@ Segment::Segment(Descriptor fd) : fd_(std::move(fd)) {
     strips_ = strips_of(shape_);
     std::byte* place = base_ + o.staging;
     for (Strip& strip : strips_) place = (strip.base = place) + strip.bytes(shape_.ranks);
-    mail_ = base_ + o.mail;
-    mail_pair_bytes_ = o.mail_pair;
+    pairs_ = base_ + o.pairs;
+    each_pair_ = o.each_pair;
 }
 
 Segment::~Segment() {
@@ -160,16 +161,15 @@ GroupControl& Segment::group() const noexcept {
     return *reinterpret_cast<GroupControl*>(base_);
 }
 
-Mailbox& Segment::mailbox(uint32_t from, uint32_t to) const noexcept {
-    const uint64_t pair = uint64_t{from} * shape_.ranks + to;
-    // Fresh memfd pages are zero, which is what an empty mailbox is.
-    return *reinterpret_cast<Mailbox*>(mail_ + pair * mail_pair_bytes_);
-}
-
-MailSlot* Segment::mail_slot(uint32_t from, uint32_t to, uint64_t index) const noexcept {
-    auto* base = reinterpret_cast<std::byte*>(&mailbox(from, to)) + sizeof(Mailbox);
-    return reinterpret_cast<MailSlot*>(base + (index % shape_.mail_slots) *
-                                                  (sizeof(MailSlot) + shape_.mail_slot_bytes));
+PairMemory Segment::pair(uint32_t from, uint32_t to) const noexcept {
+    // Fresh memfd pages are zero, which is what an empty pair is.
+    std::byte* at = pairs_ + (uint64_t{from} * shape_.ranks + to) * each_pair_;
+    PairMemory pair{};
+    pair.shared = reinterpret_cast<p2p::Pair*>(at);
+    pair.slots = reinterpret_cast<p2p::Slot*>(at += sizeof(p2p::Pair));
+    pair.bytes = at += shape_.pair_slots * sizeof(p2p::Slot);
+    pair.staging = at + shape_.pair_bytes;
+    return pair;
 }
 
 }  // namespace unisono

@@ -6,6 +6,7 @@
 #include <cstdint>
 
 #include "control.h"
+#include "p2p/pair.h"
 
 namespace unisono {
 
@@ -29,8 +30,8 @@ struct SegmentShape {
     uint32_t ranks;
     uint32_t depth;
     uint64_t area_bytes;
-    uint64_t mail_slots;
-    uint64_t mail_slot_bytes;
+    uint64_t pair_slots;  // messages from one rank to another that may wait; see p2p/pair.h
+    uint64_t pair_bytes;  // of small ones' content
 };
 
 // Staging that suits `ranks` ranks on `cores` cores; `staging_bytes` is the total of the group.
@@ -39,19 +40,14 @@ SegmentShape shape_for(uint32_t ranks, uint32_t cores, uint64_t staging_bytes);
 // Creates the segment of a group; nothing of it has a name, so nothing is left behind.
 Descriptor create_segment(const SegmentShape& shape, const std::array<uint8_t, 16>& nonce);
 
-struct MailSlot {
-    // Atomic, so that a receiver decides by one look whatever the sender does to them meanwhile.
-    std::atomic<uint64_t> bytes;  // of the whole message
-    std::atomic<uint64_t> tag;
-    std::atomic<uint64_t> kind;  // element type, checked by the receiver
-    uint64_t pad[5];
-    // followed by mail_slot_bytes of payload
+// What two ranks share for the messages from the one to the other; see p2p/pair.h.
+struct PairMemory {
+    p2p::Pair* shared;
+    p2p::Slot* slots;
+    std::byte* bytes;    // the ring of bytes
+    std::byte* staging;  // `kStagedBlocks` blocks, each as long as the ring of bytes
 };
-
-struct alignas(2 * kLine) Mailbox {  // from one rank to another; single producer, single consumer
-    std::atomic<uint64_t> head{0};   // slots filled
-    alignas(2 * kLine) std::atomic<uint64_t> tail{0};  // slots emptied
-};
+inline constexpr uint64_t kStagedBlocks = 4;
 
 // The staging areas of all ranks that messages of one size class go round through. The smaller the
 // messages the more areas, so that a rank can run far ahead of those that share its core.
@@ -84,8 +80,8 @@ class Segment {
     [[nodiscard]] GroupControl& group() const noexcept;
     [[nodiscard]] RankControl& rank(uint32_t r) const noexcept { return ranks_[r]; }
     [[nodiscard]] const Strip& strip(size_t index) const noexcept { return strips_[index]; }
-    [[nodiscard]] Mailbox& mailbox(uint32_t from, uint32_t to) const noexcept;
-    [[nodiscard]] MailSlot* mail_slot(uint32_t from, uint32_t to, uint64_t index) const noexcept;
+    // `from` and `to` are places in the segment.
+    [[nodiscard]] PairMemory pair(uint32_t from, uint32_t to) const noexcept;
 
   private:
     Descriptor fd_;
@@ -96,8 +92,8 @@ class Segment {
     int owner_pid_ = 0;
     RankControl* ranks_ = nullptr;
     std::array<Strip, kStrips> strips_;
-    std::byte* mail_ = nullptr;
-    uint64_t mail_pair_bytes_ = 0;
+    std::byte* pairs_ = nullptr;
+    uint64_t each_pair_ = 0;
 };
 
 }  // namespace unisono

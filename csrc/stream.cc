@@ -66,7 +66,7 @@ void Stream::sent(size_t bytes) noexcept {
         const size_t whole = sizeof(Frame) + frame.bytes;
         if (front_sent_ < whole) return;
         front_sent_ -= whole;
-        if (frame.kind == FrameKind::letter) ++letters_;
+        if (is_callers(frame.kind)) ++handed_;
         queue_.pop_front();
     }
 }
@@ -103,18 +103,7 @@ void Stream::cut_short() noexcept {
     while (queue_.size() > frames) queue_.pop_back();
     waiting_bytes_ = queue_.empty() ? 0 : whole - front_sent_;
     if (queue_.empty() || whole == begun) return;
-    Outgoing& last = queue_.back();
-    const uint64_t bytes = last.frame.bytes;
-    if (last.frame.kind != FrameKind::letter || bytes == 0) return;
-    if (last.payload == kept_.get()) return;
-    kept_.reset(new (std::nothrow) std::byte[bytes]);
-    if (!kept_) {
-        abandon();
-        return;
-    }
-    const uint64_t gone = bytes - std::min(bytes, whole - begun);
-    std::memcpy(kept_.get() + gone, last.payload + gone, bytes - gone);
-    last.payload = kept_.get();
+    if (is_callers(queue_.back().frame.kind)) abandon();
 }
 
 uint64_t Stream::abandon() noexcept {

@@ -33,18 +33,17 @@ class Stream {
     [[nodiscard]] Silence& silence() noexcept { return silence_; }
     [[nodiscard]] uint64_t waiting_bytes() const noexcept { return waiting_bytes_; }
     [[nodiscard]] bool drained() const noexcept { return queue_.empty(); }
-    // Letters that were handed to the kernel as a whole.
-    [[nodiscard]] uint64_t letters() const noexcept { return letters_; }
+    // Frames with callers' memory that were handed to the kernel as a whole.
+    [[nodiscard]] uint64_t handed() const noexcept { return handed_; }
 
     // Nothing is taken any more after `abandon` or an error: false.
     bool push(const Outgoing& outgoing);
     // Sends what the kernel takes. After an error nothing is sent any more.
     void flush() noexcept;
 
-    enum class Input : uint8_t { nothing, drained, more, stalled, ended };
+    enum class Input : uint8_t { nothing, drained, more, ended };
     // Reads once, and hands what is complete to `on_frame(frame)`; `place(frame)` tells where a
-    // payload goes, nullptr: not yet. `drained`: there was less than would have been taken;
-    // `stalled`: `place` has to be asked again.
+    // payload goes. `drained`: there was less than would have been taken.
     template <class Place, class OnFrame>
     Input receive(Place&& place, OnFrame&& on_frame);
     // Something may be there to receive of which the descriptor will not tell.
@@ -60,8 +59,8 @@ class Stream {
     [[nodiscard]] bool acknowledged() const noexcept;
     // Throws away some of what comes; false if nothing will come any more.
     bool discard() noexcept;
-    // Gives up what is still to be sent, but for the rest of a frame that has begun. A letter's is
-    // kept here, for its memory is the caller's.
+    // Gives up what is still to be sent, but for the rest of a frame that has begun; with a caller's
+    // memory, that too, and the connection with it.
     void cut_short() noexcept;
     // Gives up what is still to be sent; returns how many bytes that was.
     uint64_t abandon() noexcept;
@@ -83,8 +82,7 @@ class Stream {
     std::deque<Outgoing> queue_;
     size_t front_sent_ = 0;  // bytes of the first frame, head included
     uint64_t waiting_bytes_ = 0;
-    uint64_t letters_ = 0;
-    std::unique_ptr<std::byte[]> kept_;  // of a letter whose memory is not here any more
+    uint64_t handed_ = 0;
     int error_ = 0;
     bool broken_ = false;  // for sending
 
@@ -98,11 +96,11 @@ class Stream {
 
 template <class Place, class OnFrame>
 Stream::Input Stream::receive(Place&& place, OnFrame&& on_frame) {
-    // Takes from the buffer what it can; false if the receiver has no place for a payload yet.
+    // Takes from the buffer what it can.
     const auto digest = [&] {
         for (;;) {
             if (!in_payload_) {
-                if (end_ - begin_ < sizeof(Frame)) return true;
+                if (end_ - begin_ < sizeof(Frame)) return;
                 std::memcpy(&frame_, buffer_.data() + begin_, sizeof(Frame));
                 begin_ += sizeof(Frame);
                 in_payload_ = true;
@@ -110,21 +108,18 @@ Stream::Input Stream::receive(Place&& place, OnFrame&& on_frame) {
                 left_ = frame_.bytes;
             }
             if (left_ > 0) {
-                if (!payload_ && !(payload_ = place(frame_))) return false;
+                if (!payload_) payload_ = place(frame_);
                 const size_t bytes = std::min<uint64_t>(left_, end_ - begin_);
                 std::memcpy(payload_, buffer_.data() + begin_, bytes);
                 payload_ += bytes;
                 left_ -= bytes;
                 begin_ += bytes;
-                if (left_ > 0) return true;
-            } else if (frame_.kind == FrameKind::letter && !payload_ && !place(frame_)) {
-                return false;
+                if (left_ > 0) return;
             }
             in_payload_ = false;
             on_frame(frame_);
         }
     };
-    if (in_payload_ && !payload_ && !digest()) return Input::stalled;  // asked again
     if (begin_ > 0) {
         std::memmove(buffer_.data(), buffer_.data() + begin_, end_ - begin_);
         end_ -= begin_;
@@ -148,7 +143,7 @@ Stream::Input Stream::receive(Place&& place, OnFrame&& on_frame) {
         in_payload_ = false;
         on_frame(frame_);
     }
-    if (!digest()) return Input::stalled;
+    digest();
     return static_cast<size_t>(got) < direct + room && !pending() ? Input::drained : Input::more;
 }
 

@@ -124,7 +124,7 @@ void TcpWire::send(uint32_t peer, const Frame& head, std::span<const Load> loads
     Peer& to = peers_[peer];
     if (to.connected && to.open == 0) return;  // it has left, and needs nothing any more
     Frame frame = head;
-    if (frame.kind != FrameKind::letter) frame.number = ++to.sent;
+    if (!is_p2p(frame.kind)) frame.number = ++to.sent;
     const auto enqueue = [&](const Frame& f, const std::byte* data) {
         if (to.connected) return push(to, {f, data});
         to.early.push_back({f, data});
@@ -132,7 +132,7 @@ void TcpWire::send(uint32_t peer, const Frame& head, std::span<const Load> loads
     };
     uint64_t total = 0;
     for (const Load& load : loads) total += load.bytes;
-    const bool cut = to.streams.size() > 1 && total > kUncut && frame.kind != FrameKind::letter;
+    const bool cut = to.streams.size() > 1 && total > kUncut && !is_p2p(frame.kind);
     const Load* with_post = nullptr;  // a load that rides with the post itself
     for (const Load& load : loads) {
         if (!cut && &load == &loads.back()) {
@@ -154,17 +154,17 @@ void TcpWire::send(uint32_t peer, const Frame& head, std::span<const Load> loads
         }
     }
     if (with_post) {
-        if (frame.kind != FrameKind::letter) frame.place = with_post->place;
+        if (!is_p2p(frame.kind)) frame.place = with_post->place;
         frame.bytes = with_post->bytes;
     }
     enqueue(frame, with_post ? with_post->data : nullptr);
     if (to.connected) flush(peer);
 }
 
-// To the stream that will be done first; letters keep their order.
+// To the stream that will be done first; point-to-point frames keep their order.
 void TcpWire::push(Peer& to, const Outgoing& outgoing) {
     Stream* chosen = to.streams.front().get();
-    if (outgoing.frame.kind != FrameKind::letter) {
+    if (!is_p2p(outgoing.frame.kind)) {
         for (const auto& stream : to.streams) {
             if (stream->broken()) continue;
             if (chosen->broken() || stream->waiting_bytes() < chosen->waiting_bytes())
@@ -192,12 +192,11 @@ void TcpWire::flush(uint32_t peer, size_t index) {
 
 uint64_t TcpWire::handed(uint32_t peer) const noexcept {
     const Peer& to = peers_[peer];
-    return to.connected ? to.streams.front()->letters() : 0;
+    return to.connected ? to.streams.front()->handed() : 0;
 }
 
 bool TcpWire::poll() {
     if (any_arrivals_.load(std::memory_order_acquire)) admit();
-    if (!stalled_.empty()) retry_stalled();
     listen_for_silence();
     bool came = false;
     for (const auto& [peer, index] : std::exchange(here_, {})) {
@@ -220,17 +219,6 @@ bool TcpWire::poll() {
     return came;
 }
 
-// Somebody may have asked for what they carry; a receiver that still has no place lets them wait.
-void TcpWire::retry_stalled() {
-    for (const auto& [peer, index] : std::exchange(stalled_, {})) {
-        Stream& stream = *peers_[peer].streams[index];
-        if (stream.ended) continue;
-        stream.watched_for_input = true;
-        read(peer, index);
-        if (!stream.ended) watch(peer, index);
-    }
-}
-
 // Whoever waits for a peer polls, and hears so that the peer's host is lost.
 void TcpWire::listen_for_silence() {
     const auto now = Silence::Clock::now();
@@ -249,12 +237,13 @@ bool TcpWire::read(uint32_t peer, size_t index) {
     Stream& stream = *peers_[peer].streams[index];
     if (!stream.watched_for_input) return false;
     const auto place = [&](const Frame& frame) {
-        // Letters keep their order: two at once would have one place.
-        if (frame.kind == FrameKind::letter && index != 0)
-            receiver_.nonsense(peer, "a letter by the wrong connection: they all go by the first");
         return receiver_.place(peer, frame);
     };
-    const auto on_frame = [&](const Frame& frame) { arrived(peer, frame); };
+    const auto on_frame = [&](const Frame& frame) {
+        if (is_p2p(frame.kind) && index != 0)
+            receiver_.nonsense(peer, "a message by the wrong connection: all go by the first");
+        arrived(peer, frame);
+    };
     bool came = false;
     for (int i = 0; i < kMostReads; ++i) {
         switch (stream.receive(place, on_frame)) {
@@ -265,11 +254,6 @@ bool TcpWire::read(uint32_t peer, size_t index) {
             case Stream::Input::more:
                 came = true;
                 break;
-            case Stream::Input::stalled:  // its data would wake every sleep
-                stream.watched_for_input = false;
-                watch(peer, index);
-                stalled_.emplace_back(peer, index);
-                return came;
             case Stream::Input::ended:
                 end(peer, index);
                 return true;
@@ -283,21 +267,12 @@ bool TcpWire::read(uint32_t peer, size_t index) {
 }
 
 void TcpWire::arrived(uint32_t peer, const Frame& frame) {
-    switch (frame.kind) {
-        case FrameKind::letter:
-        case FrameKind::failed:
-            return receiver_.deliver(peer, frame);
-        case FrameKind::load:
-        case FrameKind::post:
-        case FrameKind::left:
-            note(peer, frame);
-            return deliver_whole(peer);
-        case FrameKind::taken:
-            break;
+    if (frame.kind == FrameKind::load || frame.kind == FrameKind::post ||
+        frame.kind == FrameKind::left) {
+        note(peer, frame);
+        return deliver_whole(peer);
     }
-    receiver_.nonsense(peer, "a frame of kind " +
-                                 std::to_string(static_cast<uint32_t>(frame.kind)) +
-                                 ", which no connection carries");
+    receiver_.deliver(peer, frame);
 }
 
 // Writes down what has come of a post.

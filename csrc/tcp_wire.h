@@ -31,7 +31,7 @@ class TcpWire final : public Wire {
     bool poll() override;
     Woken sleep(double seconds, const std::function<bool()>& awake) override;
     void wake() noexcept override;
-    [[nodiscard]] bool forget_letters() noexcept override;
+    [[nodiscard]] bool forget_messages() noexcept override;
     [[nodiscard]] bool idle() const noexcept override;
     [[nodiscard]] bool reached(uint32_t peer) const noexcept override;
     void close(const std::optional<Error>& failure) noexcept override;
@@ -68,7 +68,6 @@ class TcpWire final : public Wire {
     void deliver_whole(uint32_t peer);
     void end(uint32_t peer, size_t index);
     void watch(uint32_t peer, size_t index);
-    void retry_stalled();
     void listen_for_silence();
     void say_left();
     void say_failed(const Error& failure);
@@ -78,7 +77,6 @@ class TcpWire final : public Wire {
     Descriptor epoll_, bell_;
     std::vector<Peer> peers_;
     std::atomic<uint64_t> unsent_bytes_{0};             // of all streams and early queues
-    std::vector<std::pair<uint32_t, size_t>> stalled_;  // streams whose receiver had no place
     Silence::Clock::time_point listened_{};             // for silence
     std::vector<std::pair<uint32_t, size_t>> here_;     // whose bytes have left the socket already
     std::atomic<uint32_t> asleep_{0};                   // threads, or about to be

@@ -28,7 +28,6 @@ void TcpWire::close(const std::optional<Error>& failure) noexcept {
         static_cast<void>(linger(failure ? kLingerFailed_s : kLinger_s));
     } catch (const std::exception&) {  // no memory for the last words
     }
-    stalled_.clear();
     const std::lock_guard lock(mutex_);
     for (Peer& peer : peers_) peer = {};
     unsent_bytes_.store(0, std::memory_order_relaxed);
@@ -88,7 +87,7 @@ bool TcpWire::linger(double seconds) noexcept {
     }
 }
 
-bool TcpWire::forget_letters() noexcept {
+bool TcpWire::forget_messages() noexcept {
     for (Peer& peer : peers_) {
         for (const Outgoing& outgoing : peer.early)
             unsent_bytes_ -= sizeof(Frame) + outgoing.frame.bytes;

@@ -1,0 +1,352 @@
+#include "p2p/engine.h"
+
+#include <algorithm>
+#include <utility>
+
+#include "call.h"
+#include "p2p/self_endpoint.h"
+#include "p2p/shm_endpoint.h"
+#include "p2p/wire_endpoint.h"
+
+namespace unisono::p2p {
+
+Engine::Engine(View& view, Membership& members, Waiter waiter, Loans& loans,
+               const MakeWire& make_wire)
+    : view_(view),
+      members_(members),
+      waiter_(waiter),
+      wire_(make_wire ? make_wire(*this) : nullptr),
+      peers_(members.ranks()),
+      wired_(members.ranks()),
+      matcher_(members.ranks()) {
+    Completion& completion = *this;
+    for (uint32_t rank = 0; rank < peers_.size(); ++rank) {
+        auto& endpoint = peers_[rank].endpoint;
+        if (rank == members.rank()) {
+            endpoint = std::make_unique<SelfEndpoint>(rank, completion);
+        } else if (view.local(rank)) {
+            endpoint = std::make_unique<ShmEndpoint>(view, members, loans, completion, rank,
+                                                     single_copy_);
+        } else {
+            auto wired = std::make_unique<WireEndpoint>(members, *wire_, completion, rank);
+            wired_[rank] = wired.get();
+            endpoint = std::move(wired);
+        }
+    }
+}
+
+Engine::~Engine() {
+    stop();
+}
+
+// ---- beginning
+
+void Engine::check(const Request& request) const {
+    members_.require_healthy();
+    const int32_t peer = request.message().peer;
+    if (!request.sends() && peer == kAnySource) return;
+    if (static_cast<uint32_t>(peer) >= peers_.size())
+        throw Error(Fault::invalid, errand_text(request.sends(), peer) +
+                                        ": expected a rank from 0 to " +
+                                        std::to_string(peers_.size() - 1) + ", got " +
+                                        std::to_string(peer));
+}
+
+void Engine::begin(Request& request) {
+    check(request);
+    const std::lock_guard lock(mutex_);
+    begin_locked(request);
+}
+
+bool Engine::try_begin(Request& request) {
+    check(request);
+    const std::unique_lock lock(mutex_, std::try_to_lock);
+    if (lock.owns_lock()) begin_locked(request);
+    return lock.owns_lock();
+}
+
+void Engine::begin_locked(Request& request) {
+    members_.require_healthy();
+    ++under_way_;
+    guarded([&] {
+        request.sends() ? begin_send(request) : begin_receive(request);
+        return true;
+    });
+}
+
+void Engine::begin_send(Request& send) {
+    Peer& peer = peers_[static_cast<size_t>(send.message().peer)];
+    if (peer.held.empty() && peer.endpoint->put(send)) {
+        if (static_cast<uint32_t>(send.message().peer) == members_.rank()) advance(peer);
+        return;
+    }
+    peer.held.push_back(&send);
+    peer.endpoint->hold_back(++peer.holds);
+}
+
+void Engine::begin_receive(Request& receive) {
+    const Message& m = receive.message();
+    while (const Envelope* const found = matcher_.find_unexpected(m.peer, m.tag)) {
+        if (accept(matcher_.take(found), receive)) return;
+    }
+    matcher_.post(receive);
+    poll_for(receive);
+}
+
+// False: the message was withdrawn meanwhile.
+bool Engine::accept(const Envelope& came, Request& receive) {
+    require_fit(came, receive);
+    receive.matched(came.source, came.tag);
+    return peers_[came.source].endpoint->accept(came, receive);
+}
+
+void Engine::require_fit(const Envelope& came, const Request& receive) {
+    const Message& m = receive.message();
+    if (came.kind >= num_dtypes)
+        members_.fail_nonsense(came.source, "a message of type " + std::to_string(came.kind) +
+                                                ": expected one below " +
+                                                std::to_string(num_dtypes));
+    const auto dtype = static_cast<DType>(came.kind);
+    if (dtype == m.dtype && came.bytes == m.bytes) return;
+    members_.fail(Fault::mismatch,
+                  "rank " + std::to_string(came.source) + " sent " + std::to_string(came.bytes) +
+                      " bytes (" + std::to_string(came.bytes / size_of(dtype)) +
+                      " elements of type " + name_of(dtype) + ") with tag " +
+                      std::to_string(came.tag) + ", but rank " + std::to_string(members_.rank()) +
+                      " receives " + std::to_string(m.bytes) + " bytes (" +
+                      std::to_string(m.bytes / size_of(m.dtype)) + " elements of type " +
+                      name_of(m.dtype) + ")");
+}
+
+// ---- moving
+
+// What `move` returns. Once the group has failed nothing moves any more, and all requests end: their
+// callers are about to take their memory back.
+template <class Move>
+bool Engine::guarded(Move&& move) {
+    try {
+        members_.require_healthy();
+        return move();
+    } catch (const Error& error) {  // of a carrier's, perhaps: then nobody has heard of it
+        members_.record(error.fault(), error.what());
+        fail_all(error);
+        throw;
+    } catch (const std::exception& error) {
+        members_.record_made(Fault::system, [&] {
+            return "rank " + std::to_string(members_.rank()) +
+                   " cannot move a message: " + error_of(error).what();
+        });
+        fail_all(error_of(error));
+        members_.require_healthy();
+        throw;
+    }
+}
+
+bool Engine::poll() {
+    looks_.fetch_add(1, std::memory_order_relaxed);
+    return guarded([this] {
+        bool moved = wire_ && wire_->poll();
+        for (Peer& peer : peers_) moved |= advance(peer);
+        return moved;
+    });
+}
+
+// The same for what one request may wait for.
+bool Engine::poll_for(const Request& request) {
+    const int32_t rank = request.message().peer;
+    if (rank == kAnySource || wired_[static_cast<size_t>(rank)]) return poll();
+    return guarded([&] { return advance(peers_[static_cast<size_t>(rank)]); });
+}
+
+bool Engine::advance(Peer& peer) {
+    bool moved = peer.endpoint->progress();
+    if (!peer.held.empty()) moved |= advance_held(peer);
+    if (peer.endpoint->asked()) moved |= answer(peer);
+    if (!matcher_.posted().empty()) moved |= advance_arrivals(peer);
+    return moved;
+}
+
+bool Engine::advance_held(Peer& peer) {
+    bool moved = false;
+    while (!peer.held.empty()) {
+        Request* const send = peer.held.front();
+        if (!peer.endpoint->put(*send)) break;  // which may end it
+        peer.held.pop_front();
+        moved = true;
+    }
+    if (peer.held.empty()) peer.endpoint->hold_back(0);
+    return moved;
+}
+
+// The peer asks for a message that is held back.
+bool Engine::answer(Peer& peer) {
+    const auto tag = peer.endpoint->asked();
+    const auto found = std::find_if(peer.held.begin(), peer.held.end(), [&](const Request* send) {
+        return fits(kAnySource, *tag, {0, 0, send->message().tag, 0, 0});
+    });
+    if (found == peer.held.end()) {
+        peer.endpoint->deny();
+        return true;
+    }
+    if (!peer.endpoint->put_aside(**found)) return false;
+    peer.held.erase(found);
+    if (peer.held.empty()) peer.endpoint->hold_back(0);
+    return true;
+}
+
+bool Engine::advance_arrivals(Peer& peer) {
+    bool moved = false;
+    const auto take = [&] {
+        while (!matcher_.posted().empty()) {
+            const auto came = peer.endpoint->next();
+            if (!came) return;
+            moved = true;
+            Request* const receive = matcher_.find_posted(*came);
+            if (!receive) {
+                matcher_.store(*came);
+            } else if (accept(*came, *receive)) {
+                matcher_.withdraw(*receive);
+            }
+        }
+    };
+    take();
+    const auto rank = static_cast<uint32_t>(&peer - peers_.data());
+    if (peer.endpoint->held() != 0 && ask(rank, peer)) take();
+    return moved;
+}
+
+// Where messages that nobody asks for keep back others, asks the peer for one that is wanted: for
+// each posted receive in turn, until all were denied. True: an answer has come.
+bool Engine::ask(uint32_t rank, Peer& peer) {
+    switch (peer.endpoint->answer()) {
+        case Endpoint::Answer::waiting:
+            return false;
+        case Endpoint::Answer::found:
+            peer.next_question = 0;
+            return true;
+        case Endpoint::Answer::denied:
+            ++peer.next_question;
+            break;
+        case Endpoint::Answer::none:
+            break;
+    }
+    if (matcher_.unexpected_of(rank) == 0) return false;  // room will come by itself
+    const uint64_t holds = peer.endpoint->held();
+    if (peer.denied_holds == holds && peer.denied_posts == matcher_.posts()) return false;
+    const auto& posted = matcher_.posted();
+    for (; peer.next_question < posted.size(); ++peer.next_question) {
+        const Message& m = posted[peer.next_question]->message();
+        if (m.peer != kAnySource && m.peer != static_cast<int32_t>(rank)) continue;
+        peer.endpoint->ask(m.tag);
+        return false;
+    }
+    peer.next_question = 0;
+    peer.denied_holds = holds;
+    peer.denied_posts = matcher_.posts();
+    return false;
+}
+
+// ---- ending
+
+void Engine::complete(Request& request) noexcept {
+    --under_way_;
+    request.set_done();
+    ring(view_.own().p2p);  // a thread of this rank may sleep for it
+    if (away_sleepers_.load(std::memory_order_seq_cst) > 0) wire_->wake();
+}
+
+bool Engine::cancel(Request& request) {
+    members_.require_own_process();
+    const std::lock_guard lock(mutex_);
+    if (request.done()) return false;
+    bool taken = false;
+    if (!request.sends()) {
+        taken = matcher_.withdraw(request);
+    } else {
+        Peer& peer = peers_[static_cast<size_t>(request.message().peer)];
+        taken = std::erase(peer.held, &request) > 0 || peer.endpoint->withdraw(request);
+        if (peer.held.empty()) peer.endpoint->hold_back(0);
+    }
+    if (!taken) return false;
+    request.set_cancelled();
+    complete(request);
+    return true;
+}
+
+std::optional<Envelope> Engine::probe(int32_t source, uint64_t tag) {
+    members_.require_healthy();
+    const std::lock_guard lock(mutex_);
+    const Envelope* found = nullptr;
+    guarded([&] {
+        if (wire_) wire_->poll();
+        for (uint32_t rank = 0; rank < peers_.size(); ++rank) {
+            if (source != kAnySource && source != static_cast<int32_t>(rank)) continue;
+            peers_[rank].endpoint->progress();
+            while (!(found = matcher_.find_unexpected(source, tag))) {
+                const auto came = peers_[rank].endpoint->next();
+                if (!came) break;
+                if (Request* const receive = matcher_.find_posted(*came)) {
+                    if (accept(*came, *receive)) matcher_.withdraw(*receive);
+                } else {
+                    matcher_.store(*came);
+                }
+            }
+        }
+        return true;
+    });
+    return found ? std::optional(*found) : std::nullopt;
+}
+
+void Engine::fail_all(const Error& error) noexcept {
+    if (wire_ && !wire_closed_) unfinished_ = unfinished_ || !wire_->idle();
+    if (wire_ && !wire_closed_ && !wire_->forget_messages()) {
+        for (WireEndpoint* const wired : wired_) {
+            if (wired) wired->keep_memory();
+        }
+    }
+    const auto end = [&](Request* request) {
+        request->failed(error);
+        complete(*request);
+    };
+    for (Request* const receive : matcher_.take_all_posted()) end(receive);
+    matcher_.forget_all();
+    for (Peer& peer : peers_) {
+        for (Request* const send : std::exchange(peer.held, {})) end(send);
+        peer.endpoint->fail(error);
+    }
+}
+
+// After the group has failed: from here on nothing moves into memory that is the callers' again.
+void Engine::end_all() noexcept {
+    const std::lock_guard lock(mutex_);
+    try {
+        poll();
+    } catch (const std::exception&) {  // all requests have it now
+    }
+}
+
+bool Engine::idle() const noexcept {
+    return under_way_ == 0;
+}
+
+std::string Engine::text_of(const Request& request) {
+    const Message& m = request.message();
+    return errand_text(request.sends(), m.peer) + " (" + std::to_string(m.bytes) + " bytes, " +
+           (m.tag == kAnyTag ? std::string("any tag") : "tag " + std::to_string(m.tag)) + ")";
+}
+
+// ---- from other hosts
+
+std::byte* Engine::place(uint32_t peer, const Frame& frame) {
+    return wired_[peer]->place(frame);
+}
+
+void Engine::deliver(uint32_t peer, const Frame& frame) {
+    wired_[peer]->deliver(frame);
+}
+
+void Engine::lost(uint32_t peer, const std::string& why) {
+    if (!wired_[peer]->has_left()) members_.fail_gone(peer, why);
+}
+
+}  // namespace unisono::p2p

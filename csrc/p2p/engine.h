@@ -1,0 +1,130 @@
+// Point-to-point messages of one rank: sends and receives under way, and who moves them.
+//
+// Whoever waits for a request moves all of the rank's messages. Where nobody waits, a thread does,
+// after a while: most programs wait soon.
+#pragma once
+
+#include <atomic>
+#include <condition_variable>
+#include <deque>
+#include <functional>
+#include <memory>
+#include <mutex>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "loans.h"
+#include "p2p/endpoint.h"
+#include "p2p/matcher.h"
+#include "view.h"
+#include "waiter.h"
+#include "wire.h"
+
+namespace unisono::p2p {
+
+class WireEndpoint;
+
+class Engine final : private Receiver, private Completion {
+  public:
+    // `make_wire(receiver)` makes the wire to ranks of other hosts, if there are any.
+    using MakeWire = std::function<std::unique_ptr<Wire>(Receiver&)>;
+    Engine(View& view, Membership& members, Waiter waiter, Loans& loans,
+           const MakeWire& make_wire = {});
+    Engine(const Engine&) = delete;
+    Engine& operator=(const Engine&) = delete;
+    ~Engine() override;
+
+    // Whether ranks of this host may read and write each other's memory. Before the first request.
+    void use_single_copy(bool use) noexcept { single_copy_ = use; }
+
+    // Begins a request, as far as that goes without waiting. It stays where it is until it is done.
+    void begin(Request& request);
+    // The same if no other thread is at work here; false: nothing has happened.
+    bool try_begin(Request& request);
+    // Lets a thread of its own carry on with whatever is under way.
+    void carry_on();
+    // False after `limit_s` (negative: never) with the request still under way. After `timeout_s`
+    // the group fails. Throws Error.
+    bool wait(Request& request, double timeout_s, double limit_s, const Interrupted& interrupted);
+    // Moves what can be moved now; whether the request is done. Throws Error.
+    bool test(Request& request);
+    // Takes a request back; false if that comes too late: then it will be done as others are.
+    bool cancel(Request& request);
+    // The first message that a receive would get; nothing if none has come. Throws Error.
+    std::optional<Envelope> probe(int32_t source, uint64_t tag);
+    // After the group was left. What is under way fails as aborted.
+    void stop() noexcept;
+    // To ranks of other hosts.
+    [[nodiscard]] Wire* wire() const noexcept { return wire_.get(); }
+    // "send to rank 1 (8 bytes, tag 0)".
+    [[nodiscard]] static std::string text_of(const Request& request);
+
+  private:
+    struct Peer {
+        std::unique_ptr<Endpoint> endpoint;
+        std::deque<Request*> held;  // sends for which there is no room
+        uint64_t holds = 0;         // how many had to wait
+        // Asking the peer for messages that it holds back: which of the posted receives is next, and
+        // the state in which all of them were denied.
+        size_t next_question = 0;
+        uint64_t denied_holds = 0, denied_posts = 0;
+    };
+
+    void begin_locked(Request& request);
+    void begin_send(Request& send);
+    void begin_receive(Request& receive);
+    void check(const Request& request) const;
+    bool accept(const Envelope& came, Request& receive);
+    void require_fit(const Envelope& came, const Request& receive);
+    bool poll();
+    bool poll_for(const Request& request);
+    template <class Move>
+    bool guarded(Move&& move);
+    bool advance(Peer& peer);
+    bool advance_held(Peer& peer);
+    bool advance_arrivals(Peer& peer);
+    bool answer(Peer& peer);
+    bool ask(uint32_t rank, Peer& peer);
+    void complete(Request& request) noexcept override;
+    void fail_all(const Error& error) noexcept;
+    void end_all() noexcept;
+    [[nodiscard]] bool idle() const noexcept;
+
+    std::byte* place(uint32_t peer, const Frame& frame) override;
+    void deliver(uint32_t peer, const Frame& frame) override;
+    void lost(uint32_t peer, const std::string& why) override;
+    [[noreturn]] void nonsense(uint32_t peer, const std::string& what) override {
+        members_.fail_nonsense(peer, what);
+    }
+
+    void progress_loop();
+    template <class Awake>
+    Woken rest(bool here, bool away, Awake&& awake, double seconds);
+    [[nodiscard]] bool has_departed(uint32_t peer) const noexcept;
+    void check_departed(const Request& request);
+    [[nodiscard]] std::string late(const Request& request) const;
+
+    View& view_;
+    Membership& members_;
+    Waiter waiter_;
+    bool single_copy_ = true;
+    std::unique_ptr<Wire> wire_;
+    std::atomic<uint32_t> away_sleepers_{0};
+    std::atomic<uint64_t> looks_{0};         // by those who wait
+    std::atomic<bool> background_asleep_{false};  // the thread sleeps until it is woken
+    std::mutex mutex_;                       // guards all below
+    std::vector<Peer> peers_;
+    std::vector<WireEndpoint*> wired_;  // by rank; nullptr on this host
+    Matcher matcher_;
+    uint64_t under_way_ = 0;
+    // On the heap: a forked child has to leak it, for its end waits for threads that are not there.
+    std::unique_ptr<std::condition_variable> changed_ = std::make_unique<std::condition_variable>();
+    bool stopping_ = false;
+    bool parked_ = false;  // the thread has nothing to do
+    bool wire_closed_ = false;
+    bool unfinished_ = false;  // a message to another host was given up
+    std::thread thread_;
+};
+
+}  // namespace unisono::p2p

@@ -1,0 +1,213 @@
+// Who moves messages: those who wait for one, and a thread where nobody waits.
+#include <algorithm>
+#include <chrono>
+#include <string>
+
+#include "call.h"
+#include "p2p/engine.h"
+#include "p2p/wire_endpoint.h"
+#include "progress_thread.h"
+
+namespace unisono::p2p {
+namespace {
+
+constexpr double kSlice_s = 0.05;
+constexpr double kNapBetween_s = 1e-3;  // where both memory and a wire may bring something
+constexpr uint64_t kLooksEach = 8;      // of a waiter at its own peer, before it looks at all
+// How long the thread leaves messages to those who wait before it takes a look of its own, and how
+// long it stays awake after the last message: to wake it costs as much as a message.
+constexpr std::chrono::microseconds kNap{200};
+constexpr std::chrono::milliseconds kLinger{20};
+
+// Others can say what a rank waits for that is late.
+class Waiting {
+  public:
+    Waiting(RankControl& own, uint64_t word) noexcept : word_(own.errand) {
+        word_.store(word, std::memory_order_relaxed);
+    }
+    Waiting(const Waiting&) = delete;
+    Waiting& operator=(const Waiting&) = delete;
+    ~Waiting() { word_.store(0, std::memory_order_relaxed); }
+
+  private:
+    std::atomic<uint64_t>& word_;
+};
+
+}  // namespace
+
+bool Engine::test(Request& request) {
+    if (request.done()) return true;
+    members_.require_own_process();
+    const std::lock_guard lock(mutex_);
+    if (!request.done()) poll();
+    return request.done();
+}
+
+bool Engine::wait(Request& request, double timeout_s, double limit_s,
+                  const Interrupted& interrupted) {
+    if (!request.done()) members_.require_own_process();
+    Deadline deadline(timeout_s);
+    uint64_t looks = 0;
+    const auto ready = [&] {
+        if (request.done()) return true;
+        // Not try_lock: who has the lock may have looked already, and never look again.
+        const std::lock_guard lock(mutex_);
+        if (!request.done()) ++looks % kLooksEach == 0 ? poll() : poll_for(request);
+        return request.done();
+    };
+    const auto sleepless = [&] {  // the last look before a sleep
+        const std::lock_guard lock(mutex_);
+        if (!request.done()) poll();
+        return request.done();
+    };
+    const auto inspect = [&] {
+        members_.require_healthy();
+        check_departed(request);
+    };
+    const Message& m = request.message();
+    const bool any = m.peer == kAnySource;
+    const bool here = any ? view_.here().size() > 1 : view_.local(static_cast<uint32_t>(m.peer));
+    const bool away = any ? wire_ != nullptr : !here;
+    const auto sleep = [&](auto&&, double seconds) {
+        const auto awake = [&] { return sleepless() || members_.failed(); };
+        return rest(here, away, awake, seconds);
+    };
+    const double most_s = limit_s < 0 ? 0 : std::max(limit_s, 1e-9);
+    try {
+        if (!ready()) {
+            if (background_asleep_.load(std::memory_order_relaxed)) ring_always(view_.own().p2p);
+            const Waiting waiting(view_.own(), errand_of(request.sends(), m.peer));
+            const auto tell = [&] { return late(request); };
+            if (!waiter_.wait(sleep, ready, inspect, tell, deadline, interrupted, most_s))
+                return false;
+        }
+    } catch (...) {
+        if (!members_.in_child()) end_all();
+        throw;
+    }
+    if (request.error()) throw *request.error();
+    return true;
+}
+
+// Sleeps until a peer of this host (`here`) or of another (`away`) may have done something.
+template <class Awake>
+Woken Engine::rest(bool here, bool away, Awake&& awake, double seconds) {
+    Bell& bell = view_.own().p2p;
+    if (!away && (!wire_ || !wire_->needs_looks())) return sleep_on(bell, awake, seconds);
+    const double nap_s = here ? std::min(seconds, kNapBetween_s) : seconds;
+    away_sleepers_.fetch_add(1, std::memory_order_seq_cst);
+    const Woken woken = away ? wire_->sleep(nap_s, std::ref(awake)) : sleep_on(bell, awake, nap_s);
+    away_sleepers_.fetch_sub(1, std::memory_order_relaxed);
+    return woken == Woken::timed_out && nap_s < seconds ? Woken::rung : woken;
+}
+
+bool Engine::has_departed(uint32_t peer) const noexcept {
+    const bool left = view_.control(peer).presence.load(std::memory_order_acquire) ==
+                      static_cast<uint32_t>(Presence::left);
+    if (const WireEndpoint* const wired = wired_[peer])
+        return wired->has_left() || (left && !wire_->reached(peer));
+    return left;
+}
+
+// Fails if everybody who could serve the request has left the group.
+void Engine::check_departed(const Request& request) {
+    const Message& m = request.message();
+    const std::lock_guard lock(mutex_);  // else a message just being moved is in no place
+    if (request.done()) return;
+    bool departed = false;
+    for (uint32_t peer = 0; peer < peers_.size(); ++peer) {
+        if (peer == members_.rank() ||
+            (m.peer != kAnySource && m.peer != static_cast<int32_t>(peer)))
+            continue;
+        if (!has_departed(peer)) return;
+        // What it sent may still be to be taken.
+        if (!request.sends() && peers_[peer].endpoint->has_arrivals()) return;
+        departed = true;
+    }
+    if (!departed) return;
+    const std::string who =
+        m.peer == kAnySource ? "every other rank" : "rank " + std::to_string(m.peer);
+    members_.fail(Fault::peer_lost, who + " left the group while rank " +
+                                        std::to_string(members_.rank()) + " was " +
+                                        (request.sends() ? "sending to it" : "receiving from it"));
+}
+
+void Engine::progress_loop() {
+    std::unique_lock lock(mutex_);
+    const bool here = view_.here().size() > 1;
+    auto lingers = std::chrono::steady_clock::time_point{};
+    while (!stopping_) {
+        const auto now = std::chrono::steady_clock::now();
+        if (!idle()) lingers = now + kLinger;
+        if (idle() && now > lingers) {
+            parked_ = true;
+            changed_->wait(lock, [this] { return stopping_ || !idle(); });
+            parked_ = false;
+            continue;
+        }
+        const uint64_t looks = looks_.load(std::memory_order_relaxed);
+        changed_->wait_for(lock, kNap, [this] { return stopping_; });
+        if (stopping_ || idle() || looks_.load(std::memory_order_relaxed) != looks) continue;
+        const auto ready = [&] {  // looks once more after it has said that it sleeps
+            const std::lock_guard again(mutex_);
+            return stopping_ || members_.failed() || poll() || idle();
+        };
+        try {
+            if (poll() || idle()) continue;
+            lock.unlock();
+            background_asleep_.store(true, std::memory_order_relaxed);
+            if (rest(here, wire_ != nullptr, ready, kSlice_s) == Woken::timed_out)
+                waiter_.check_world({});
+        } catch (const std::exception&) {  // recorded in the group: poll ends what is under way
+        }
+        background_asleep_.store(false, std::memory_order_relaxed);
+        if (!lock.owns_lock()) lock.lock();
+    }
+}
+
+void Engine::carry_on() {
+    const std::lock_guard lock(mutex_);
+    if (stopping_ || idle()) return;
+    if (!thread_.joinable()) {
+        start_progress(thread_, [this] { progress_loop(); });
+    }
+    if (parked_) changed_->notify_all();
+}
+
+void Engine::stop() noexcept {
+    if (members_.in_child()) {  // the lock may be held, and the thread is there, in the parent only
+        if (thread_.joinable()) thread_.detach();
+        static_cast<void>(changed_.release());
+        return;
+    }
+    {
+        const std::lock_guard lock(mutex_);
+        stopping_ = true;
+        changed_->notify_all();
+    }
+    ring_always(view_.own().p2p);
+    if (wire_) wire_->wake();
+    if (thread_.joinable()) thread_.join();
+    const std::lock_guard lock(mutex_);
+    const Error unfinished(Fault::aborted,
+                           "the communicator was closed with this message under way");
+    // What is still under way must not read the callers' memory any more.
+    if (wire_ && !wire_closed_) {
+        const bool sent = wire_->idle() && !unfinished_;
+        wire_->close(sent || members_.failed() ? members_.failure() : std::optional(unfinished));
+    }
+    wire_closed_ = true;
+    fail_all(unfinished);
+}
+
+std::string Engine::late(const Request& request) const {
+    const Message& m = request.message();
+    const std::string text = text_of(request) + " timed out on rank " +
+                             std::to_string(members_.rank()) +
+                             (request.sends() ? ": it was not received" : ": nothing was sent");
+    if (m.peer == kAnySource) return text;
+    return text + "; rank " + std::to_string(m.peer) + ": " +
+           whereabouts(view_.control(static_cast<uint32_t>(m.peer)));
+}
+
+}  // namespace unisono::p2p

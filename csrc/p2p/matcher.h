@@ -1,0 +1,101 @@
+// Which message goes to which receive, by MPI's rules. Pure: it moves nothing and waits for nobody.
+//
+// Messages from one rank with one tag are received in the order in which they were sent, by
+// receives in the order in which they were posted; a receive of any source or tag takes what came
+// first. (MPI 4.1, section 3.5.)
+#pragma once
+
+#include <algorithm>
+#include <cstddef>
+#include <cstdint>
+#include <list>
+#include <optional>
+#include <vector>
+
+#include "request.h"
+
+namespace unisono::p2p {
+
+// What is known of a message that has come, wholly or in part.
+struct Envelope {
+    uint32_t source;
+    uint32_t kind;  // element type, as the sender says
+    uint64_t tag;
+    uint64_t bytes;
+    uint64_t id;  // its endpoint's name for it
+};
+
+[[nodiscard]] inline bool fits(int32_t source, uint64_t tag, const Envelope& came) noexcept {
+    return (source == kAnySource || source == static_cast<int32_t>(came.source)) &&
+           (tag == kAnyTag ? came.tag < kOwnTags : tag == came.tag);
+}
+
+class Matcher {
+  public:
+    explicit Matcher(uint32_t ranks) : unexpected_of_(ranks) {}
+
+    void post(Request& receive) {
+        posted_.push_back(&receive);
+        ++posts_;
+    }
+    // The first posted receive that the message satisfies; nullptr if there is none.
+    [[nodiscard]] Request* find_posted(const Envelope& came) const noexcept {
+        for (Request* receive : posted_) {
+            if (fits(receive->message().peer, receive->message().tag, came)) return receive;
+        }
+        return nullptr;
+    }
+    // False if it is not posted: it was matched.
+    bool withdraw(const Request& receive) noexcept {
+        const auto found = std::find(posted_.begin(), posted_.end(), &receive);
+        if (found == posted_.end()) return false;
+        posted_.erase(found);
+        return true;
+    }
+
+    // A message that no posted receive asks for.
+    void store(const Envelope& came) {
+        unexpected_.push_back(came);
+        ++unexpected_of_[came.source];
+    }
+    // The first stored message that satisfies a receive.
+    [[nodiscard]] const Envelope* find_unexpected(int32_t source, uint64_t tag) const noexcept {
+        const bool none = source == kAnySource ? unexpected_.empty()
+                                               : unexpected_of_[static_cast<size_t>(source)] == 0;
+        if (none) return nullptr;
+        for (const Envelope& came : unexpected_) {
+            if (fits(source, tag, came)) return &came;
+        }
+        return nullptr;
+    }
+    // `came` is what `find_unexpected` returned.
+    Envelope take(const Envelope* came) noexcept {
+        const auto found = std::find_if(unexpected_.begin(), unexpected_.end(),
+                                        [came](const Envelope& e) { return &e == came; });
+        const Envelope taken = *found;
+        unexpected_.erase(found);
+        --unexpected_of_[taken.source];
+        return taken;
+    }
+
+    [[nodiscard]] const std::vector<Request*>& posted() const noexcept { return posted_; }
+    // Changes with every post.
+    [[nodiscard]] uint64_t posts() const noexcept { return posts_; }
+    [[nodiscard]] size_t unexpected_of(uint32_t source) const noexcept {
+        return unexpected_of_[source];
+    }
+    [[nodiscard]] std::vector<Request*> take_all_posted() noexcept { return std::move(posted_); }
+    void forget_all() noexcept {
+        posted_.clear();
+        unexpected_.clear();
+        std::fill(unexpected_of_.begin(), unexpected_of_.end(), 0);
+    }
+
+  private:
+    std::vector<Request*> posted_;    // in the order of their posts
+    std::list<Envelope> unexpected_;  // in the order in which they came
+    std::vector<size_t> unexpected_of_;
+    uint64_t posts_ = 0;
+};
+
+}  // namespace unisono::p2p

@@ -1,0 +1,279 @@
+#include "p2p/shm_endpoint.h"
+
+#include <algorithm>
+#include <cstring>
+#include <utility>
+
+#include "call.h"
+#include "kernels/kernels.h"
+
+namespace unisono::p2p {
+namespace {
+
+constexpr uint64_t kMostEager = 8192;       // above, one copy by two ranks is faster than two copies
+constexpr uint64_t kMostAside = 256 << 10;  // bytes of messages that nobody asks for, beside the ring
+
+}  // namespace
+
+ShmEndpoint::ShmEndpoint(View& view, Membership& members, Loans& loans, Completion& completion,
+                         uint32_t peer, const bool& single_copy)
+    : view_(view),
+      members_(members),
+      loans_(loans),
+      completion_(completion),
+      peer_(peer),
+      single_copy_(single_copy),
+      out_(view.segment().pair(view.place(view.rank()), view.place(peer))),
+      in_(view.segment().pair(view.place(peer), view.place(view.rank()))) {
+    for (uint32_t t = kTransfers; t-- > 0;) free_.push_back(t);
+}
+
+uint64_t ShmEndpoint::eager_bytes() const noexcept {
+    return std::min(kMostEager, ring_bytes() / 4);
+}
+
+void ShmEndpoint::ring_peer() noexcept {
+    const bool full = view_.segment().group().fences_needed.load(std::memory_order_relaxed) != 0;
+    ring(view_.control(peer_).p2p, full ? Fence::full : Fence::light);
+}
+
+void ShmEndpoint::nonsense(const std::string& what) {
+    members_.fail_nonsense(peer_, what);
+}
+
+// ---- as sender
+
+// Where in the ring of bytes there is room for so many in a row.
+std::optional<uint64_t> ShmEndpoint::room_for(uint64_t bytes) noexcept {
+    const uint64_t length = ring_bytes();
+    uint64_t place = put_bytes_;
+    if (length - place % length < bytes) place += length - place % length;
+    if (place + bytes - bytes_taken_ <= length) return place;
+    bytes_taken_ = out_.shared->bytes_taken.load(std::memory_order_acquire);
+    if (place + bytes - bytes_taken_ <= length) return place;
+    return std::nullopt;
+}
+
+bool ShmEndpoint::put(Request& send) {
+    if (put_ - slots_taken_ >= slot_count()) {
+        slots_taken_ = out_.shared->slots_taken.load(std::memory_order_acquire);
+        if (put_ - slots_taken_ >= slot_count()) return false;
+    }
+    const Message& m = send.message();
+    Slot& slot = out_slot(put_);
+    if (m.bytes > eager_bytes()) {
+        if (free_.empty()) return false;
+        const uint32_t transfer = free_.back();
+        free_.pop_back();
+        offer(transfer, send);
+        publish(slot, send, put_bytes_, transfer);
+        return true;
+    }
+    uint64_t place = put_bytes_;
+    if (m.bytes > kInline) {
+        const auto room = room_for(m.bytes);
+        if (!room) return false;
+        place = *room;
+        kernels::copy(out_.bytes + place % ring_bytes(), m.data, m.bytes);
+        put_bytes_ = place + m.bytes;
+    } else if (m.bytes > 0) {
+        std::memcpy(slot.data, m.data, m.bytes);
+    }
+    publish(slot, send, place, kNoTransfer);
+    completion_.complete(send);
+    return true;
+}
+
+void ShmEndpoint::publish(Slot& slot, const Request& send, uint64_t place,
+                          uint32_t transfer) noexcept {
+    const Message& m = send.message();
+    slot.tag.store(m.tag, std::memory_order_relaxed);
+    slot.bytes.store(m.bytes, std::memory_order_relaxed);
+    slot.place.store(place, std::memory_order_relaxed);
+    slot.kind.store(static_cast<uint32_t>(m.dtype), std::memory_order_relaxed);
+    slot.transfer.store(transfer, std::memory_order_relaxed);
+    slot.number.store(++put_, std::memory_order_release);
+    ring_peer();
+}
+
+void ShmEndpoint::offer(uint32_t transfer, Request& send) noexcept {
+    const Message& m = send.message();
+    Transfer& t = out_.shared->transfers[transfer];
+    t.source.store(reinterpret_cast<uintptr_t>(m.data), std::memory_order_relaxed);
+    t.bytes.store(m.bytes, std::memory_order_relaxed);
+    t.tag.store(m.tag, std::memory_order_relaxed);
+    t.kind.store(static_cast<uint64_t>(m.dtype), std::memory_order_relaxed);
+    t.phase.store(static_cast<uint64_t>(Phase::offered), std::memory_order_release);
+    send.moved = 0;
+    outgoing_.push_back({transfer, &send});
+    active_.fetch_add(1, std::memory_order_relaxed);
+}
+
+void ShmEndpoint::hold_back(uint64_t number) {
+    out_.shared->held.store(number, std::memory_order_release);
+    if (number) ring_peer();
+}
+
+std::optional<uint64_t> ShmEndpoint::asked() const noexcept {
+    if (out_.shared->asked.load(std::memory_order_acquire) == answered_) return std::nullopt;
+    return out_.shared->asked_tag.load(std::memory_order_relaxed);
+}
+
+bool ShmEndpoint::put_aside(Request& send) {
+    Transfer& t = out_.shared->transfers[kAside];
+    if (t.phase.load(std::memory_order_acquire) != static_cast<uint64_t>(Phase::idle)) return false;
+    offer(kAside, send);
+    out_.shared->answered.store(++answered_ * 2 + 1, std::memory_order_release);
+    ring_peer();
+    return true;
+}
+
+void ShmEndpoint::deny() {
+    out_.shared->answered.store(++answered_ * 2, std::memory_order_release);
+    ring_peer();
+}
+
+bool ShmEndpoint::withdraw(Request& send) noexcept {
+    const auto found = std::find_if(outgoing_.begin(), outgoing_.end(),
+                                    [&](const Active& a) { return a.request == &send; });
+    if (found == outgoing_.end()) return false;
+    auto offered = static_cast<uint64_t>(Phase::offered);
+    Transfer& t = out_.shared->transfers[found->transfer];
+    if (!t.phase.compare_exchange_strong(offered, static_cast<uint64_t>(Phase::withdrawn),
+                                         std::memory_order_acq_rel))
+        return false;
+    found->request = nullptr;  // the transfer comes back when the receiver has seen it
+    return true;
+}
+
+// ---- as receiver
+
+bool ShmEndpoint::has_arrivals() const noexcept {
+    const uint64_t seen = seen_.load(std::memory_order_relaxed);
+    return in_slot(seen).number.load(std::memory_order_acquire) == seen + 1;
+}
+
+bool ShmEndpoint::has_news() const noexcept {
+    return has_arrivals() || active_.load(std::memory_order_relaxed) > 0;
+}
+
+std::optional<Envelope> ShmEndpoint::next() {
+    if (aside_waits_) {
+        aside_waits_ = false;
+        const Transfer& t = in_.shared->transfers[kAside];
+        return Envelope{peer_, static_cast<uint32_t>(t.kind.load(std::memory_order_relaxed)),
+                        t.tag.load(std::memory_order_relaxed),
+                        t.bytes.load(std::memory_order_relaxed), 0};
+    }
+    if (!has_arrivals()) return std::nullopt;
+    const uint64_t number = seen_.load(std::memory_order_relaxed) + 1;
+    const Slot& slot = in_slot(number - 1);
+    const Envelope came{peer_, slot.kind.load(std::memory_order_relaxed),
+                        slot.tag.load(std::memory_order_relaxed),
+                        slot.bytes.load(std::memory_order_relaxed), number};
+    const uint64_t place = slot.place.load(std::memory_order_relaxed);
+    const bool eager = slot.transfer.load(std::memory_order_relaxed) == kNoTransfer;
+    const bool in_ring = eager && came.bytes > kInline;
+    const uint64_t left = ring_bytes() - place % ring_bytes();
+    if (in_ring && (came.bytes > eager_bytes() || came.bytes > left)) {
+        nonsense("a message of " + std::to_string(came.bytes) + " bytes at place " +
+                 std::to_string(place) + " of a ring of " + std::to_string(ring_bytes()) +
+                 " bytes, of which it may fill " + std::to_string(eager_bytes()));
+    }
+    ahead_.push_back({place + (in_ring ? came.bytes : 0), false});
+    seen_.store(number, std::memory_order_relaxed);
+    make_way();
+    return came;
+}
+
+// Messages that nobody asks for leave the ring to those behind them, as far as the budget goes.
+void ShmEndpoint::make_way() {
+    const auto crowded = [this] {
+        const uint64_t freed = in_.shared->bytes_taken.load(std::memory_order_relaxed);
+        return ahead_.size() > 1 && (ahead_.size() > slot_count() / 2 ||
+                                     ahead_.back().bytes_end - freed > ring_bytes() / 2);
+    };
+    while (crowded() && aside_bytes_ < kMostAside) {
+        const uint64_t number = released_ + 1;
+        const Slot& slot = in_slot(number - 1);
+        const uint32_t transfer = slot.transfer.load(std::memory_order_relaxed);
+        Aside aside{{}, transfer};
+        if (transfer == kNoTransfer) {
+            const uint64_t bytes = slot.bytes.load(std::memory_order_relaxed);
+            const std::byte* const data = content_of(number, bytes);
+            aside.data.assign(data, data + bytes);
+        }
+        aside_bytes_ += sizeof(Slot) + aside.data.size();
+        aside_.emplace(number, std::move(aside));
+        release(number);
+    }
+}
+
+const std::byte* ShmEndpoint::content_of(uint64_t number, uint64_t bytes) const {
+    const Slot& slot = in_slot(number - 1);
+    if (bytes <= kInline) return slot.data;
+    return in_.bytes + slot.place.load(std::memory_order_relaxed) % ring_bytes();
+}
+
+bool ShmEndpoint::accept(const Envelope& came, Request& receive) {
+    if (came.id == 0) return accept_transfer(kAside, receive);
+    if (const auto found = aside_.find(came.id); found != aside_.end()) {
+        const Aside aside = std::move(found->second);
+        aside_.erase(found);
+        aside_bytes_ -= sizeof(Slot) + aside.data.size();
+        if (aside.transfer != kNoTransfer) return accept_transfer(aside.transfer, receive);
+        kernels::copy(receive.message().data, aside.data.data(), aside.data.size());
+        completion_.complete(receive);
+        return true;
+    }
+    const uint32_t transfer = in_slot(came.id - 1).transfer.load(std::memory_order_relaxed);
+    if (transfer == kNoTransfer) {
+        const uint64_t bytes = receive.message().bytes;
+        const std::byte* const data = content_of(came.id, bytes);
+        if (bytes > kInline) {
+            kernels::copy(receive.message().data, data, bytes);
+        } else if (bytes > 0) {
+            std::memcpy(receive.message().data, data, bytes);
+        }
+        release(came.id);
+        completion_.complete(receive);
+        return true;
+    }
+    release(came.id);
+    if (transfer >= kTransfers) nonsense("a message by transfer " + std::to_string(transfer));
+    return accept_transfer(transfer, receive);
+}
+
+// The slot is needed no more. Slots are freed in their order.
+void ShmEndpoint::release(uint64_t number) noexcept {
+    ahead_[number - released_ - 1].done = true;
+    if (number != released_ + 1) return;
+    uint64_t bytes_end = 0;
+    for (; !ahead_.empty() && ahead_.front().done; ahead_.pop_front(), ++released_)
+        bytes_end = ahead_.front().bytes_end;
+    in_.shared->bytes_taken.store(bytes_end, std::memory_order_release);
+    in_.shared->slots_taken.store(released_, std::memory_order_release);
+    ring_peer();
+}
+
+uint64_t ShmEndpoint::held() const noexcept {
+    return in_.shared->held.load(std::memory_order_acquire);
+}
+
+void ShmEndpoint::ask(uint64_t tag) {
+    in_.shared->asked_tag.store(tag, std::memory_order_relaxed);
+    in_.shared->asked.store(++asked_, std::memory_order_release);
+    ring_peer();
+}
+
+Endpoint::Answer ShmEndpoint::answer() noexcept {
+    if (heard_ == asked_) return Answer::none;
+    const uint64_t answered = in_.shared->answered.load(std::memory_order_acquire);
+    if (answered / 2 != asked_) return Answer::waiting;
+    heard_ = asked_;
+    if (answered % 2 == 0) return Answer::denied;
+    aside_waits_ = true;
+    return Answer::found;
+}
+
+}  // namespace unisono::p2p

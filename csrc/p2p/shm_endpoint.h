@@ -1,0 +1,122 @@
+// A peer on this host: messages go through memory that both share, large ones from the sender's
+// memory straight into the receiver's.
+#pragma once
+
+#include <deque>
+#include <string>
+#include <unordered_map>
+#include <vector>
+
+#include "endpoint.h"
+#include "futex.h"
+#include "loans.h"
+#include "membership.h"
+
+namespace unisono::p2p {
+
+class ShmEndpoint final : public Endpoint {
+  public:
+    // `single_copy`: whether ranks may read and write each other's memory, where the kernel permits.
+    ShmEndpoint(View& view, Membership& members, Loans& loans, Completion& completion,
+                uint32_t peer, const bool& single_copy);
+
+    bool put(Request& send) override;
+    bool put_aside(Request& send) override;
+    void hold_back(uint64_t number) override;
+    [[nodiscard]] std::optional<uint64_t> asked() const noexcept override;
+    void deny() override;
+    bool withdraw(Request& send) noexcept override;
+
+    std::optional<Envelope> next() override;
+    bool accept(const Envelope& came, Request& receive) override;
+    [[nodiscard]] uint64_t held() const noexcept override;
+    void ask(uint64_t tag) override;
+    Answer answer() noexcept override;
+
+    bool progress() override;
+    [[nodiscard]] bool has_news() const noexcept override;
+    [[nodiscard]] bool has_arrivals() const noexcept override;
+    void fail(const Error& error) noexcept override;
+    [[nodiscard]] bool idle() const noexcept override {
+        return outgoing_.empty() && incoming_.empty();
+    }
+
+  private:
+    struct Active {
+        uint32_t transfer;
+        Request* request;
+    };
+    // A message in the ring that this rank has seen: whether its slot is needed no more, and where
+    // the ring of bytes goes on behind it.
+    struct Seen {
+        uint64_t bytes_end;
+        bool done;
+    };
+    // One that nobody asks for yet, and that had to make way for those behind it.
+    struct Aside {
+        std::vector<std::byte> data;
+        uint32_t transfer;
+    };
+
+    [[nodiscard]] uint64_t slot_count() const noexcept { return view_.segment().shape().pair_slots; }
+    [[nodiscard]] uint64_t ring_bytes() const noexcept { return view_.segment().shape().pair_bytes; }
+    [[nodiscard]] uint64_t eager_bytes() const noexcept;
+    [[nodiscard]] Slot& out_slot(uint64_t number) const noexcept {
+        return out_.slots[number % slot_count()];
+    }
+    [[nodiscard]] Slot& in_slot(uint64_t number) const noexcept {
+        return in_.slots[number % slot_count()];
+    }
+    std::optional<uint64_t> room_for(uint64_t bytes) noexcept;
+    void publish(Slot& slot, const Request& send, uint64_t place, uint32_t transfer) noexcept;
+    void offer(uint32_t transfer, Request& send) noexcept;
+    bool accept_eager(uint64_t number, Request& receive);
+    bool accept_transfer(uint32_t transfer, Request& receive);
+    void release(uint64_t number) noexcept;
+    void make_way();
+    [[nodiscard]] const std::byte* content_of(uint64_t number, uint64_t bytes) const;
+    bool advance_send(const Active& active);
+    bool advance_receive(const Active& active);
+    bool help(Transfer& t, const Request& send);
+    bool read(Transfer& t, Request& receive);
+    bool stage(Transfer& t, Request& send);
+    bool unstage(Transfer& t, Request& receive);
+    void revoke(Transfer& t) noexcept;
+    [[nodiscard]] bool reaches() noexcept;
+    void ring_peer() noexcept;
+    [[noreturn]] void nonsense(const std::string& what);
+
+    View& view_;
+    Membership& members_;
+    Loans& loans_;
+    Completion& completion_;
+    const uint32_t peer_;
+    const bool& single_copy_;
+    enum class Reach : uint8_t { unknown, yes, no } reach_ = Reach::unknown;
+
+    // As sender.
+    const PairMemory out_;
+    uint64_t put_ = 0;         // messages
+    uint64_t put_bytes_ = 0;   // of the ring of bytes, gaps included
+    uint64_t slots_taken_ = 0, bytes_taken_ = 0;  // as seen last
+    uint64_t answered_ = 0;
+    uint64_t staged_turn_ = 0;  // of the transfer that is staged now
+    std::vector<uint32_t> free_;
+    std::vector<Active> outgoing_;
+
+    // As receiver.
+    const PairMemory in_;
+    std::atomic<uint64_t> seen_{0};  // messages; others may look
+    uint64_t released_ = 0;          // messages whose slots are free again
+    std::deque<Seen> ahead_;         // those seen and not released
+    std::unordered_map<uint64_t, Aside> aside_;  // by number
+    uint64_t aside_bytes_ = 0;
+    uint64_t asked_ = 0, heard_ = 0;
+    bool aside_waits_ = false;       // the answer has come, and `next` has not told it
+    uint64_t turns_ = 0;             // transfers that are staged, or were
+    uint64_t unstaged_turn_ = 0;
+    std::vector<Active> incoming_;
+    std::atomic<uint32_t> active_{0};  // transfers; others may look
+};
+
+}  // namespace unisono::p2p

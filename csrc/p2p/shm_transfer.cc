@@ -1,0 +1,241 @@
+// How large messages move on one host: the receiver reads the sender's memory from the front, and a
+// sender that waits for it writes from the back; or, where the kernel forbids that, the sender copies
+// blocks into memory that both share, and the receiver out of it.
+#include <unistd.h>
+
+#include <algorithm>
+
+#include "kernels/kernels.h"
+#include "p2p/shm_endpoint.h"
+
+namespace unisono::p2p {
+namespace {
+
+constexpr uint64_t kLeastChunk = 16 << 10, kMostChunk = 512 << 10;  // bytes of one system call
+constexpr uint64_t kMostAtOnce = 4 << 20;  // bytes, before others of the engine have their turn
+constexpr uint64_t kFront = 0xffffffff;    // of `Transfer::claims`
+
+// Both ends cut a message alike.
+uint64_t chunk_bytes(uint64_t bytes) noexcept {
+    const uint64_t wanted = std::clamp(bytes / 4, kLeastChunk, kMostChunk);
+    return (wanted + 4095) / 4096 * 4096;
+}
+
+uint64_t chunks_of(uint64_t bytes) noexcept {
+    return (bytes + chunk_bytes(bytes) - 1) / chunk_bytes(bytes);
+}
+
+Phase phase_of(const Transfer& t) noexcept {
+    return static_cast<Phase>(t.phase.load(std::memory_order_acquire));
+}
+
+void set_phase(Transfer& t, Phase phase) noexcept {
+    t.phase.store(static_cast<uint64_t>(phase), std::memory_order_release);
+}
+
+}  // namespace
+
+bool ShmEndpoint::reaches() noexcept {
+    if (!single_copy_) return false;
+    if (reach_ == Reach::unknown) reach_ = loans_.reach(peer_) ? Reach::yes : Reach::no;
+    return reach_ == Reach::yes;
+}
+
+bool ShmEndpoint::accept_transfer(uint32_t transfer, Request& receive) {
+    Transfer& t = in_.shared->transfers[transfer];
+    const bool reads = reaches();
+    t.target.store(reinterpret_cast<uintptr_t>(receive.message().data), std::memory_order_relaxed);
+    t.claims.store(0, std::memory_order_relaxed);
+    t.written.store(0, std::memory_order_relaxed);
+    t.turn.store(turns_, std::memory_order_relaxed);
+    auto offered = static_cast<uint64_t>(Phase::offered);
+    const auto begun = static_cast<uint64_t>(reads ? Phase::reading : Phase::staging);
+    if (!t.phase.compare_exchange_strong(offered, begun, std::memory_order_acq_rel)) {
+        set_phase(t, Phase::complete);  // it was withdrawn: the sender's again
+        ring_peer();
+        return false;
+    }
+    if (!reads) ++turns_;
+    receive.moved = 0;
+    incoming_.push_back({transfer, &receive});
+    active_.fetch_add(1, std::memory_order_relaxed);
+    ring_peer();
+    return true;
+}
+
+bool ShmEndpoint::progress() {
+    bool moved = false;
+    for (size_t i = 0; i < incoming_.size();) {
+        const Active active = incoming_[i];
+        moved |= advance_receive(active);
+        i += i < incoming_.size() && incoming_[i].transfer == active.transfer;
+    }
+    for (size_t i = 0; i < outgoing_.size();) {
+        const Active active = outgoing_[i];
+        moved |= advance_send(active);
+        i += i < outgoing_.size() && outgoing_[i].transfer == active.transfer;
+    }
+    return moved;
+}
+
+bool ShmEndpoint::advance_receive(const Active& active) {
+    Transfer& t = in_.shared->transfers[active.transfer];
+    const bool staged = phase_of(t) == Phase::staging;
+    bool all = false;
+    const bool moved = staged ? unstage(t, *active.request) : read(t, *active.request);
+    if (staged) {
+        all = active.request->moved == active.request->message().bytes;
+        if (all) ++unstaged_turn_;
+    } else {
+        const uint64_t claims = t.claims.load(std::memory_order_acquire);
+        all = (claims & kFront) + (claims >> 32) == chunks_of(active.request->message().bytes) &&
+              t.written.load(std::memory_order_acquire) == claims >> 32;
+    }
+    if (!all) return moved;
+    members_.require_healthy();  // else it may be what a sender that failed has left there
+    set_phase(t, Phase::complete);
+    ring_peer();
+    std::erase_if(incoming_, [&](const Active& a) { return a.transfer == active.transfer; });
+    active_.fetch_sub(1, std::memory_order_relaxed);
+    completion_.complete(*active.request);
+    return true;
+}
+
+// Reads chunks from the front, some at a time.
+bool ShmEndpoint::read(Transfer& t, Request& receive) {
+    const Message& m = receive.message();
+    const uint64_t chunk = chunk_bytes(m.bytes), chunks = chunks_of(m.bytes);
+    const auto* const source =
+        reinterpret_cast<const std::byte*>(t.source.load(std::memory_order_relaxed));
+    uint64_t claims = t.claims.load(std::memory_order_acquire), read = 0;
+    while (read < kMostAtOnce && (claims & kFront) + (claims >> 32) < chunks) {
+        if (!t.claims.compare_exchange_weak(claims, claims + 1, std::memory_order_acq_rel)) continue;
+        const uint64_t at = (claims & kFront) * chunk, bytes = std::min(chunk, m.bytes - at);
+        loans_.read(peer_, m.data + at, source + at, bytes);
+        read += bytes;
+        claims = t.claims.load(std::memory_order_acquire);
+    }
+    return read > 0;
+}
+
+bool ShmEndpoint::advance_send(const Active& active) {
+    Transfer& t = out_.shared->transfers[active.transfer];
+    switch (phase_of(t)) {
+        case Phase::complete: {
+            Request* const send = active.request;
+            set_phase(t, Phase::idle);
+            if (active.transfer != kAside) free_.push_back(active.transfer);
+            std::erase_if(outgoing_,
+                          [&](const Active& a) { return a.transfer == active.transfer; });
+            active_.fetch_sub(1, std::memory_order_relaxed);
+            if (send) completion_.complete(*send);
+            return true;
+        }
+        case Phase::reading:
+            return active.request && reaches() && help(t, *active.request);
+        case Phase::staging:
+            return active.request && stage(t, *active.request);
+        default:
+            return false;
+    }
+}
+
+// Writes chunks from the back, some at a time.
+bool ShmEndpoint::help(Transfer& t, const Request& send) {
+    const Message& m = send.message();
+    const uint64_t chunk = chunk_bytes(m.bytes), chunks = chunks_of(m.bytes);
+    const uint64_t target = t.target.load(std::memory_order_relaxed);
+    uint64_t claims = t.claims.load(std::memory_order_acquire), written = 0;
+    while (written < kMostAtOnce && (claims & kFront) + (claims >> 32) < chunks) {
+        const uint64_t back = claims >> 32;
+        if (!t.claims.compare_exchange_weak(claims, claims + (1ULL << 32),
+                                            std::memory_order_acq_rel))
+            continue;
+        const uint64_t at = (chunks - 1 - back) * chunk, bytes = std::min(chunk, m.bytes - at);
+        // The receiver may revoke it: either it sees the length after this, and sets it to zero, or
+        // this sees that it has.
+        t.write_to.store(target + at, std::memory_order_relaxed);
+        t.write_bytes.store(bytes, std::memory_order_seq_cst);
+        const bool revoked =
+            t.phase.load(std::memory_order_seq_cst) == static_cast<uint64_t>(Phase::revoked);
+        const bool wrote = !revoked && loans_.write(peer_, &t.write_to, m.data + at, bytes);
+        t.written.fetch_add(1, std::memory_order_release);
+        if (!wrote) members_.require_peers_alive();
+        if (!wrote && !revoked)
+            members_.fail(Fault::aborted, "rank " + std::to_string(members_.rank()) +
+                                              " cannot write the memory that rank " +
+                                              std::to_string(peer_) + " gave to a receive");
+        written += bytes;
+        claims = t.claims.load(std::memory_order_acquire);
+    }
+    if (written > 0) ring_peer();
+    return written > 0;
+}
+
+bool ShmEndpoint::stage(Transfer& t, Request& send) {
+    if (t.turn.load(std::memory_order_relaxed) != staged_turn_) return false;
+    const Message& m = send.message();
+    const uint64_t block = ring_bytes();
+    uint64_t staged = out_.shared->blocks.load(std::memory_order_relaxed);
+    bool moved = false;
+    while (send.moved < m.bytes &&
+           staged - out_.shared->blocks_taken.load(std::memory_order_acquire) < kStagedBlocks) {
+        const uint64_t bytes = std::min(block, m.bytes - send.moved);
+        kernels::copy(out_.staging + staged % kStagedBlocks * block, m.data + send.moved, bytes);
+        send.moved += bytes;
+        out_.shared->blocks.store(++staged, std::memory_order_release);
+        ring_peer();
+        moved = true;
+    }
+    if (moved && send.moved == m.bytes) ++staged_turn_;
+    return moved;
+}
+
+bool ShmEndpoint::unstage(Transfer& t, Request& receive) {
+    if (t.turn.load(std::memory_order_relaxed) != unstaged_turn_) return false;
+    const Message& m = receive.message();
+    const uint64_t block = ring_bytes();
+    uint64_t taken = in_.shared->blocks_taken.load(std::memory_order_relaxed);
+    bool moved = false;
+    while (receive.moved < m.bytes &&
+           in_.shared->blocks.load(std::memory_order_acquire) != taken) {
+        const uint64_t bytes = std::min(block, m.bytes - receive.moved);
+        kernels::copy(m.data + receive.moved, in_.staging + taken % kStagedBlocks * block, bytes);
+        receive.moved += bytes;
+        in_.shared->blocks_taken.store(++taken, std::memory_order_release);
+        ring_peer();
+        moved = true;
+    }
+    return moved;
+}
+
+// Nobody writes to the receiver's memory when this returns: no chunk is left to be claimed, a write
+// that was claimed and has not begun writes nothing, and one that has begun ends, since the kernel
+// stops no process in the middle of it.
+void ShmEndpoint::revoke(Transfer& t) noexcept {
+    t.phase.store(static_cast<uint64_t>(Phase::revoked), std::memory_order_seq_cst);
+    t.write_bytes.store(0, std::memory_order_seq_cst);
+    const uint64_t claims = t.claims.exchange(kFront, std::memory_order_acq_rel);
+    while (t.written.load(std::memory_order_acquire) != claims >> 32) {
+        if (!members_.runs(peer_)) return;
+        ::usleep(100);
+    }
+}
+
+void ShmEndpoint::fail(const Error& error) noexcept {
+    for (const Active& active : incoming_) {
+        Transfer& t = in_.shared->transfers[active.transfer];
+        if (phase_of(t) == Phase::reading) revoke(t);
+    }
+    active_.store(0, std::memory_order_relaxed);
+    for (auto* const list : {&incoming_, &outgoing_}) {
+        for (const Active& active : *list) {
+            if (!active.request) continue;
+            active.request->failed(error);
+            completion_.complete(*active.request);
+        }
+        list->clear();
+    }
+}
+
+}  // namespace unisono::p2p
