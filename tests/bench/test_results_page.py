@@ -128,6 +128,7 @@ def test_messages_and_their_bars(report: Report) -> None:
     }
     eight = {("stream", small): (1e-6, 1.1e-6)}
     page = render_p2p({"n2": messages(report, 2, two), "n8": messages(report, 8, eight)})
+    assert "Others used at most 0.1 cores when a part began." in page
     name = "half round trip, n = 2"
     mean = f"| {name}: openmpi's time over ours, geometric mean of 2 sizes | >= 1.3 | 1.79 | yes |"
     assert mean in page
