@@ -32,6 +32,7 @@ def render_p2p(documents: Mapping[str, Document]) -> list[str]:
         "that a stream has outstanding (of large ones 128 MiB, or 4). Every message was verified.",
         "Ratios are the peer's time over ours: above 1, ours is faster. Where the cores were near",
         "in some turns, bars are of those turns.",
+        *_others(documents),
         "",
         *HEAD,
         *_bars(documents),
@@ -40,6 +41,12 @@ def render_p2p(documents: Mapping[str, Document]) -> list[str]:
         draw = {"memory": _memory_table, "pipeline": _pipeline_table}.get(name, _pairs_table)
         lines += ["", f"### {_title(name, document)}", "", *draw(document)]
     return lines
+
+
+def _others(documents: Mapping[str, Document]) -> Iterator[str]:
+    """How busy the machine was."""
+    if busy := [d["machine"]["busy_cores"] for d in documents.values() if "machine" in d]:
+        yield f"Others used at most {max(busy):.1f} cores when a part began."
 
 
 # ---- bars

@@ -62,9 +62,9 @@ void Agreement::mismatch(uint64_t seq) {
     members_.fail(Fault::mismatch, text);
 }
 
-std::string Agreement::late(uint64_t seq) const {
-    std::string text = "call #" + std::to_string(seq) + " " + recall(own_, seq) +
-                       " timed out on rank " + std::to_string(members_.rank()) + ":";
+std::string Agreement::late(uint64_t seq, double timeout_s) const {
+    std::string text = "call #" + std::to_string(seq) + " " + recall(own_, seq) + " " +
+                       timed_out(members_.rank(), timeout_s) + ":";
     bool named = false;
     for (uint32_t r = 0; r < members_.ranks(); ++r) {
         if (entered(r, seq)) continue;

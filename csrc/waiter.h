@@ -54,6 +54,9 @@ class Deadline {
     std::chrono::steady_clock::time_point started_{};
 };
 
+// "timed out on rank 1 after 5 s (timeout)": with the word and the time that programs look for.
+[[nodiscard]] std::string timed_out(uint32_t rank, double timeout_s);
+
 // Returns true if a signal handler wants the call to end; called about every 50 ms of a sleep.
 using Interrupted = std::function<bool()>;
 

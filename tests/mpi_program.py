@@ -7,15 +7,20 @@ from __future__ import annotations
 
 import gc
 import os
+import resource
+import selectors
 import signal
+import struct
 import sys
 import time
 from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 
 import unisono
 from unisono import Communicator, config
+from unisono.links.mpi_wire import WATCH_TAG, MpiLink
 
 Body = Callable[[Communicator], None]
 
@@ -47,6 +52,8 @@ def everything(comm: Communicator) -> None:
     collectives(comm, np.dtype("int64"), 300_001)
     messages(comm)
     parts(comm)
+    if len(comm.hosts) > 1:
+        many(comm)
 
 
 def collectives(comm: Communicator, dtype: np.dtype, length: int) -> None:
@@ -158,6 +165,79 @@ def tear(comm: Communicator, delay_s: float) -> None:
         work.wait()
 
 
+def many(comm: Communicator) -> None:
+    """Groups one after the other use few communicators of MPI, which has a limited number."""
+    handles = set()
+    for number in range(10):
+        sets = ((0, 1, 2, 3),) if number % 2 else ((3, 1, 0), (2,))
+        for part in filter(None, map(comm.group, sets)):
+            with part:
+                if len(part.hosts) > 1:
+                    handles.add(_link(part).comm.py2f())
+                part.all_reduce(np.ones(100 if number % 3 else 100_000))
+    assert len(handles) < 5, sorted(handles)
+
+
+def forked(comm: Communicator) -> None:
+    """A child leaves its parent's groups alone."""
+    comm.barrier()
+    child = os.fork()
+    if child == 0:
+        comm.close()
+        os._exit(0)
+    assert os.waitpid(child, 0)[1] == 0
+    network: Any = comm._span and comm._span.roads
+    (entered,) = network._groups.values()
+    with selectors.DefaultSelector() as selector:
+        selector.register(entered.watch._bell.fd, selectors.EVENT_READ)
+        assert not selector.select(0), "the parent's thread was woken, and will be for ever"
+    comm.barrier()
+
+
+def garbage(comm: Communicator) -> None:
+    """What no rank of this version says fails the group in words, wherever its descriptors are."""
+    forked(comm)
+    kept = _high_descriptors()
+    for said, heard in {
+        b"": "rank 0 sent 0 bytes of kind 0",
+        struct.pack("<BI", 3, 0) + b"short": "rank 0 sent 10 bytes of kind 3",
+        struct.pack("<BI", 1, 99) + b"too warm": "too warm",
+    }.items():
+        part = comm.split(0)
+        assert part is not None
+        part.barrier()
+        link = _link(part)
+        if comm.rank == 0:
+            for peer in comm.hosts[1]:
+                link.comm.Send([said, link.mpi.BYTE], peer, WATCH_TAG)
+        if comm.rank in comm.hosts[1]:
+            expect(unisono.UnisonoError, lambda part=part: _until_failed(part), heard)
+        part.close()
+        comm.barrier()
+    for fd in kept:
+        os.close(fd)
+
+
+def _high_descriptors() -> list[int]:
+    """Takes so many descriptors that the next ones have numbers too high for `select`."""
+    resource.setrlimit(
+        resource.RLIMIT_NOFILE, (4096, resource.getrlimit(resource.RLIMIT_NOFILE)[1])
+    )
+    return [os.dup(0) for _ in range(1100)]
+
+
+def _until_failed(comm: Communicator) -> None:
+    while True:
+        comm.recv(np.empty(1), comm.rank, tag=7)
+
+
+def _link(comm: Communicator) -> MpiLink:
+    assert comm._span is not None
+    network: Any = comm._span.roads
+    found: MpiLink = network._groups[comm._span._name].link
+    return found
+
+
 def late(comm: Communicator) -> None:
     comm.barrier()
     if comm.rank == 0:
@@ -204,7 +284,8 @@ def expect(kind: type[Exception], call: Callable[[], object], part: str) -> None
 
 
 SCENARIOS: dict[str, Body] = {
-    body.__name__: body for body in (everything, mismatch, abort, torn, late, leave, killed)
+    body.__name__: body
+    for body in (everything, garbage, mismatch, abort, torn, late, leave, killed)
 }
 
 if __name__ == "__main__":

@@ -36,7 +36,8 @@ void check_timeout(Report& report, Mapping mapping) {
     world.run([&](Rank& rank) {
         if (rank.rank == 1) pause(0.3);
         expect(report, run_step(rank, simple(Kind::direct, 100), 0.1), Fault::timeout,
-               "rank 1 has not arrived, it has made no call yet", "timeout");
+               " after 0.1 s (timeout): rank 1 has not arrived, it has made no call yet",
+               "timeout");
     });
 }
 
@@ -165,6 +166,16 @@ void check_lent_memory_taken_away(Report& report) {
     });
     breaker.join();
     ::munmap(read, bytes);
+}
+
+// As a person would write them.
+void check_seconds(Report& report) {
+    for (const auto& [seconds, text] : std::initializer_list<std::pair<double, const char*>>{
+             {5, "5 s"}, {0.25, "0.25 s"}, {1800, "1800 s"}, {1e8, "100000000 s"}}) {
+        report.check(timed_out(1, seconds) ==
+                         "timed out on rank 1 after " + std::string(text) + " (timeout)",
+                     timed_out(1, seconds));
+    }
 }
 
 // Threads of other programs have the cores: a rank that yields gets them back late each time.
@@ -387,6 +398,7 @@ void check_forked(Report& report) {
 
 int main() {
     Report report;
+    check_seconds(report);
 #if !defined(__SANITIZE_THREAD__)
     check_killed(report);  // first, while this process has one thread
     check_joining_again(report);

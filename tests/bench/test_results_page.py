@@ -1,11 +1,13 @@
 from __future__ import annotations
 
+import json
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from choice_page import render_choice, render_reproducible
 from faults import results as fault_results
+from faults import write as write_faults
 from faults_page import render_faults
 from hosts_page import render_hosts
 from p2p_page import render_p2p
@@ -126,6 +128,7 @@ def test_messages_and_their_bars(report: Report) -> None:
     }
     eight = {("stream", small): (1e-6, 1.1e-6)}
     page = render_p2p({"n2": messages(report, 2, two), "n8": messages(report, 8, eight)})
+    assert "Others used at most 0.1 cores when a part began." in page
     name = "half round trip, n = 2"
     mean = f"| {name}: openmpi's time over ours, geometric mean of 2 sizes | >= 1.3 | 1.79 | yes |"
     assert mean in page
@@ -185,6 +188,16 @@ def test_a_fault_that_did_not_end_as_specified(tmp_path: Path) -> None:
     )
     page = render_faults({"faults": fault_results(report)})
     assert page[-2:] == ["| cut | 50 of 50 |", "| zeros | **not all of 50** |"]
+
+
+def test_faults_amid_other_things_are_not_kept(tmp_path: Path) -> None:
+    path = tmp_path / "faults.json"
+    path.write_text('{"faults": [{"fault": "cut", "as_specified": true}]}')
+    write_faults(path, [{"fault": "zeros", "as_specified": True}])
+    write_faults(path, [{"fault": "killed", "as_specified": True}])
+    page = render_faults(json.loads(path.read_text()))
+    assert "calls and messages of all phases are under way" in page[0]
+    assert page[-2:] == ["| zeros | 50 of 50 |", "| killed | 50 of 50 |"]
 
 
 def test_errors_of_the_simulator() -> None:

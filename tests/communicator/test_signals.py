@@ -180,9 +180,10 @@ def test_no_thread_of_the_library_blocks_what_faulthandler_waits_for() -> None:
     loop.start("test")
     with Threads(2) as ranks:
         ranks.run(begin)
-        assert loop.run(lambda: None, 20)
+        loop.run(lambda: None, 20)
         masks = blocked_signals()
-    loop.stop(20)
+    loop.call(loop.end)
+    assert loop.join(20)
     assert sum(mask >> (signal.SIGINT - 1) & 1 for mask in masks) >= before + 2, "no such threads"
     faults = ("SEGV", "BUS", "FPE", "ILL", "ABRT", "TRAP", "SYS")
     for fault in faults:

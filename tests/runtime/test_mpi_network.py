@@ -50,7 +50,13 @@ def test_every_operation(launcher: str, hosts: str) -> None:
 
 @pytest.mark.parametrize(
     ("launcher", "scenario"),
-    [("openmpi", "mismatch"), ("mpich", "abort"), ("openmpi", "late"), ("mpich", "leave")],
+    [
+        ("openmpi", "mismatch"),
+        ("mpich", "abort"),
+        ("openmpi", "late"),
+        ("mpich", "leave"),
+        ("mpich", "garbage"),
+    ],
 )
 def test_failures(launcher: str, scenario: str) -> None:
     require_done(play(launcher, scenario, "0,0,1,1"))

@@ -95,7 +95,7 @@ class Once:
         return self.told
 
 
-class _Bell:
+class Bell:
     """A descriptor to wake the thread by. It is open for as long as anybody holds the bell."""
 
     def __init__(self, fd: int) -> None:
@@ -105,9 +105,11 @@ class _Bell:
         os.close(self.fd)
 
     def ring(self) -> None:
+        """From any thread."""
         os.eventfd_write(self.fd, 1)
 
     def hush(self) -> None:
+        """Makes it ready to be rung again."""
         with contextlib.suppress(BlockingIOError):
             os.eventfd_read(self.fd)
 
@@ -117,8 +119,8 @@ class Loop:
 
     def __init__(self) -> None:
         self._selector = selectors.DefaultSelector()
-        bell = _Bell(os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC))
-        self._bell: _Bell | None = bell
+        bell = Bell(os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC))
+        self._bell: Bell | None = bell
         self._selector.register(bell.fd, READ, bell.hush)
         self._calls: deque[tuple[Action, Once]] = deque()  # what is to be told when it is over
         self._alarms: list[tuple[float, int, Alarm]] = []

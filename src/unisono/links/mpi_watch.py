@@ -15,7 +15,9 @@ import time
 from collections.abc import Sequence
 from typing import Any
 
-from unisono.links.ends import ANXIOUS_EVENT, FAILED_EVENT, GroupEnd
+from unisono.links.ends import ANXIOUS_EVENT, FAILED_EVENT, Fault, GroupEnd, fault_of
+from unisono.links.loop import Bell
+from unisono.links.messages import CALLED_BYTES
 from unisono.links.mpi_wire import WATCH_TAG, MpiLink
 
 _LOOK_S = 0.05
@@ -36,21 +38,27 @@ class MpiWatch:
         self._told = False  # that the group has failed
         self._sends: list[tuple[Any, bytes]] = []
         self._closing = False
-        self._bell = os.eventfd(0, os.EFD_CLOEXEC)
+        self._bell = Bell(os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC))
+        self._pid = os.getpid()
         self._thread = threading.Thread(target=self._run, name="unisono-mpi-watch", daemon=True)
         self._thread.start()
 
     def close(self) -> None:
-        """Ends the thread, after it has told what there is to tell."""
-        self._closing = True
-        os.eventfd_write(self._bell, 1)
-        self._thread.join()
-        os.close(self._bell)
+        """Ends the thread, after it has told what there is to tell. Does nothing in a forked child,
+        and does not wait in the thread itself, where the garbage collector may call this."""
+        if os.getpid() == self._pid:
+            self._closing = True
+            self._bell.ring()
+            if threading.current_thread() is not self._thread:
+                self._thread.join()
 
     def _run(self) -> None:
+        poll = select.poll()
+        for fd in (self._group.events_fd(), self._bell.fd):
+            poll.register(fd, select.POLLIN)
         try:
             while not self._closing:
-                select.select([self._group.events_fd(), self._bell], [], [], _LOOK_S)
+                poll.poll(_LOOK_S * 1000)
                 self._tell()
                 self._listen()
             self._tell()
@@ -88,15 +96,18 @@ class MpiWatch:
             self._hear(peer, bytes(data))
 
     def _hear(self, peer: int, data: bytes) -> None:
-        what, fault = _HEAD.unpack_from(data)
+        what, fault = _HEAD.unpack(data[: _HEAD.size].ljust(_HEAD.size, b"\0"))
         rest = data[_HEAD.size :]
         if what == _FAILED:
             self._told = True  # by the peer, to all
-            self._group.fail(fault, rest.decode(errors="replace"))
-            return
-        self._group.heard(peer, rest)
-        if what == _LOOK:
-            self._send(peer, _HEAD.pack(_LOOKED, 0) + self._group.called())
+            self._group.fail(fault_of(fault), rest.decode(errors="replace"))
+        elif what in (_LOOK, _LOOKED) and len(rest) == CALLED_BYTES:
+            self._group.heard(peer, rest)
+            if what == _LOOK:
+                self._send(peer, _HEAD.pack(_LOOKED, 0) + self._group.called())
+        else:
+            text = f"rank {peer} sent {len(data)} bytes of kind {what}, as no rank does"
+            self._group.fail(Fault.SYSTEM, text)
 
     def _send_all(self, data: bytes) -> None:
         for peer in self._away:

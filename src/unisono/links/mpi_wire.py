@@ -16,6 +16,8 @@ from typing import Any
 from unisono.errors import PeerLostError, UnsupportedError
 
 WATCH_TAG = 0
+_WIRES = 2
+LAST_TAG = WATCH_TAG + 1 + 2 * _WIRES
 _FAREWELL_S = 0.5  # for what is coming when a wire is closed
 _FAREWELL_NAP_S = 100e-6
 _NEEDS_MPI = "MPI as wire needs mpi4py: pip install 'unisono[mpi]'"
@@ -60,6 +62,8 @@ class Carrier:
         self._requests: list[Any] = []  # under way, with
         self._tickets: list[int] = []
         self._inward: list[bool] = []  # whether they are receives
+        self.over = False
+        """Whether it is closed, and MPI has nothing of it any more."""
 
     def listen(self, address: int, slot_bytes: int, slots: int) -> None:
         """Posts receives of heads from anybody into `slots` pieces of memory, in their order."""
@@ -115,8 +119,10 @@ class Carrier:
         moment to come. What this rank has sent stays to be fetched: MPI may read it as late as in
         MPI_Finalize, of this process or of the peer's.
         """
-        if self._mpi.Is_finalized():
-            return True
+        self.over = self._mpi.Is_finalized() or self._give_up()
+        return self.over
+
+    def _give_up(self) -> bool:
         order = self._ring[self._first :] + self._ring[: self._first]
         heads, idle = order[: self._posted], order[self._posted :]
         coming = [r for r, inward in zip(self._requests, self._inward, strict=True) if inward]
@@ -203,6 +209,12 @@ class MpiLink:
     def __init__(self, mpi: ModuleType, comm: Any) -> None:
         self.mpi = mpi
         self.comm = comm
+        self._carriers: list[Carrier] = []
+
+    @property
+    def quiet(self) -> bool:
+        """Whether its wires are closed, and MPI moves nothing for them any more."""
+        return all(carrier.over for carrier in self._carriers)
 
     def part(self, members: Sequence[int]) -> MpiLink:
         """The link of a group of some ranks, in this order; only they call it."""
@@ -218,7 +230,9 @@ class MpiLink:
 
     def carrier(self, kind: int) -> Carrier:
         """For the wire of collectives (0) or of messages (1)."""
-        return Carrier(self.mpi, self.comm, kind)
+        carrier = Carrier(self.mpi, self.comm, kind)
+        self._carriers.append(carrier)
+        return carrier
 
 
 def _lost(peer: int, error: Exception) -> PeerLostError:

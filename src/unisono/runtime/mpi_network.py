@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
+import os
 import threading
+from collections import deque
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import NoReturn
 
 from unisono.config import Settings
 from unisono.errors import RendezvousError, UnsupportedError
+from unisono.links.mpi_parting import Parting
 from unisono.links.mpi_watch import MpiWatch
 from unisono.links.mpi_wire import MpiLink
 from unisono.native import Group, usable_cores
@@ -43,19 +47,23 @@ class _Entered:
 
     link: MpiLink
     watch: MpiWatch
+    group: Group
 
 
 class MpiNetwork:
     """A rank's way to all others of its world, by MPI: `Roads`.
 
-    What MPI has made for a group it keeps until it is finalised: a communicator of MPI can be given
-    back only by all its ranks together, which a rank that leaves must not wait for.
+    The communicator that MPI has made for a group is given back after all its ranks have left, at
+    the next opportunity. That of a group that failed stays until MPI is finalised: nobody knows
+    what it may still move.
     """
 
     def __init__(self, link: MpiLink, found: Found) -> None:
         self._link = link
         self._found = found
         self._groups: dict[bytes, _Entered] = {}
+        self._partings: deque[Parting] = deque()
+        self._pid = os.getpid()
 
     def form(self, meeting: Meeting, members: Sequence[int]) -> Met:
         """A group of these ranks of the world, in this order; all of them call this.
@@ -78,6 +86,7 @@ class MpiNetwork:
             names=here,
             single_copy=SingleCopy.NEVER,
         )
+        self._give_back()
         link = _part(self._link, members, meeting.timeout_s)
 
         def open_group(fd: int, _: int, nonce: bytes) -> Group:
@@ -85,7 +94,7 @@ class MpiNetwork:
             return Group.of_hosts(fd, meeting.rank, len(members), here, nonce, cores, link.carrier)
 
         group, watch = open_mpi_group(link, local, here, open_group)
-        self._groups[name] = _Entered(link=link, watch=watch)
+        self._groups[name] = _Entered(link=link, watch=watch, group=group)
         span = Span(self, name, meeting.rank, tuple(members), hosts)
         return Met(group=group, nonce=name, word=meeting.word, span=span)
 
@@ -93,8 +102,14 @@ class MpiNetwork:
         """Nothing is to be done: MPI connects by itself."""
 
     def leave(self, name: bytes) -> None:
-        """Leaves a group that was closed."""
-        self._groups.pop(name).watch.close()
+        """Leaves a group that was closed. In a forked child it stays the parent's."""
+        if os.getpid() != self._pid:
+            return
+        left = self._groups.pop(name)
+        left.watch.close()
+        if left.link.quiet and left.group.failure() is None:
+            self._partings.append(Parting(left.link))
+        self._give_back()
 
     def ties(
         self, name: bytes, members: Sequence[int], group: Group, succession: Succession
@@ -104,6 +119,14 @@ class MpiNetwork:
             "a communicator whose wire is MPI cannot shrink: MPI ends the whole job when a rank "
             "dies. Without UNISONO_WIRE=mpi ranks of several hosts connect by TCP, and can"
         )
+
+    def _give_back(self) -> None:
+        """Gives MPI its communicators back, as far as all their ranks have left."""
+        for _ in range(len(self._partings)):
+            with contextlib.suppress(IndexError):  # another thread looks, too
+                parting = self._partings.popleft()
+                if not parting.over():
+                    self._partings.append(parting)
 
     def _hosts(self, members: Sequence[int]) -> Hosts:
         ranks: dict[int, list[int]] = {}
