@@ -61,12 +61,6 @@ Sequel sequel_of(Group& group, nb::object then) {
     };
 }
 
-template <class Ended>
-nb::object error_of(const Ended& ended) {
-    if (!ended.done() || !ended.error()) return nb::none();
-    return nb::make_tuple(static_cast<uint32_t>(ended.error()->fault()), text_of(*ended.error()));
-}
-
 void bind_plan(nb::module_& m) {
     nb::class_<Plan>(m, "Plan").def(
         "__init__",
@@ -125,11 +119,10 @@ void bind_plan(nb::module_& m) {
 }
 
 void bind_under_way(nb::module_& m) {
-    nb::class_<Job>(m, "Job").def("done", &Job::done).def("error", &error_of<Job>);
-    nb::class_<Parcel>(m, "Parcel")
-        .def("done", &Parcel::done)
-        .def("error", &error_of<Parcel>)
-        .def("source", &Parcel::source);
+    nb::class_<Job>(m, "Job").def("done", &Job::done).def("error", [](const Job& job) -> nb::object {
+        if (!job.done() || !job.error()) return nb::none();
+        return nb::make_tuple(static_cast<uint32_t>(job.error()->fault()), text_of(*job.error()));
+    });
 }
 
 void bind_calls(nb::class_<Group>& group) {
@@ -163,47 +156,6 @@ void bind_calls(nb::class_<Group>& group) {
                 return self.dispatcher().wait(job, timeout_s, python_signals());
             },
             "job"_a, "timeout_s"_a);
-}
-
-void bind_mail(nb::class_<Group>& group) {
-    const auto message = [](Group& self, Address data, uint64_t bytes, uint32_t dtype, int32_t peer,
-                            uint64_t tag, const nb::object& keep) {
-        if (dtype >= num_dtypes) {
-            throw Error(Fault::invalid, "dtype: expected a number below " +
-                                            std::to_string(num_dtypes) + ", got " +
-                                            std::to_string(dtype));
-        }
-        auto held = self.outlives_calls() ? hold(keep) : nullptr;
-        return Message{at(data), bytes, static_cast<DType>(dtype), peer, tag, std::move(held)};
-    };
-    group
-        .def(
-            "send",
-            [message](Group& self, Address data, uint64_t bytes, uint32_t dtype, int32_t peer,
-                      uint64_t tag, const nb::object& keep) {
-                const Message m = message(self, data, bytes, dtype, peer, tag, keep);
-                const WithoutGil release;
-                return self.mail().send(m);
-            },
-            "data"_a, "bytes"_a, "dtype"_a, "peer"_a, "tag"_a, "keep"_a = nb::none())
-        .def(
-            "receive",
-            [message](Group& self, Address data, uint64_t bytes, uint32_t dtype, int32_t peer,
-                      uint64_t tag, const nb::object& keep) {
-                const Message m = message(self, data, bytes, dtype, peer, tag, keep);
-                const WithoutGil release;
-                return self.mail().receive(m);
-            },
-            "data"_a, "bytes"_a, "dtype"_a, "peer"_a, "tag"_a, "keep"_a = nb::none())
-        .def(
-            "carry_on", [](Group& self) { self.mail().carry_on(); }, nb::call_guard<WithoutGil>())
-        .def(
-            "wait_parcel",
-            [](Group& self, Parcel& parcel, double timeout_s, double limit_s) {
-                const WithoutGil release;
-                return self.mail().wait(parcel, timeout_s, limit_s, python_signals());
-            },
-            "parcel"_a, "timeout_s"_a, "limit_s"_a);
 }
 
 }  // namespace
@@ -255,7 +207,6 @@ void register_group(nb::module_& m) {
             "expected"_a, "desired"_a)
         .def("close", &Group::close, nb::call_guard<WithoutGil>());
     bind_calls(group);
-    bind_mail(group);
     bind_hosts(group);
 }
 

@@ -32,8 +32,8 @@ void bind_hosts(nb::class_<Group>& group) {
             [](Group& self, uint32_t peer, uint32_t kind, uint32_t stream, uint32_t streams, int fd,
                TlsEnd* tls) {
                 Channel channel(Descriptor(fd), tls ? std::move(tls->session) : nullptr);
-                if (kind > static_cast<uint32_t>(WireKind::mail))
-                    throw Error(Fault::invalid, "kind: expected 0 (collectives) or 1 (mail), got " +
+                if (kind > static_cast<uint32_t>(WireKind::p2p))
+                    throw Error(Fault::invalid, "kind: expected 0 (collectives) or 1 (p2p), got " +
                                                     std::to_string(kind));
                 self.attach(peer, static_cast<WireKind>(kind), stream, streams, std::move(channel));
             },

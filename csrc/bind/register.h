@@ -8,6 +8,7 @@ void register_convert(nanobind::module_& module);
 void register_group(nanobind::module_& module);
 void register_machine(nanobind::module_& module);
 void register_memory(nanobind::module_& module);
+void register_messages(nanobind::module_& module);
 void register_quick(nanobind::module_& module);
 void register_simulator(nanobind::module_& module);
 void register_tls(nanobind::module_& module);

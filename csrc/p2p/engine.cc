@@ -52,26 +52,35 @@ void Engine::check(const Request& request) const {
                                         std::to_string(peer));
 }
 
-void Engine::begin(Request& request) {
+void Engine::begin(Request& request, bool carried) {
     check(request);
     const std::lock_guard lock(mutex_);
-    begin_locked(request);
+    begin_locked(request, carried);
 }
 
-bool Engine::try_begin(Request& request) {
+bool Engine::try_begin(Request& request, bool carried) {
     check(request);
     const std::unique_lock lock(mutex_, std::try_to_lock);
-    if (lock.owns_lock()) begin_locked(request);
+    if (lock.owns_lock()) begin_locked(request, carried);
     return lock.owns_lock();
 }
 
-void Engine::begin_locked(Request& request) {
+void Engine::begin_locked(Request& request, bool carried) {
     members_.require_healthy();
     ++under_way_;
-    guarded([&] {
-        request.sends() ? begin_send(request) : begin_receive(request);
-        return true;
-    });
+    try {
+        guarded([&] {
+            request.sends() ? begin_send(request) : begin_receive(request);
+            return true;
+        });
+        if (carried && !request.done()) carry_on();
+    } catch (const std::exception& error) {
+        if (!request.done()) {
+            request.failed(error_of(error));
+            complete(request);
+        }
+        throw;
+    }
 }
 
 void Engine::begin_send(Request& send) {
@@ -268,7 +277,7 @@ bool Engine::cancel(Request& request) {
         if (peer.held.empty()) peer.endpoint->hold_back(0);
     }
     if (!taken) return false;
-    request.set_cancelled();
+    request.failed(Error(Fault::invalid, text_of(request) + " was cancelled"));
     complete(request);
     return true;
 }

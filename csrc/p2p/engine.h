@@ -10,6 +10,7 @@
 #include <functional>
 #include <memory>
 #include <mutex>
+#include <span>
 #include <string>
 #include <thread>
 #include <vector>
@@ -38,21 +39,27 @@ class Engine final : private Receiver, private Completion {
     // Whether ranks of this host may read and write each other's memory. Before the first request.
     void use_single_copy(bool use) noexcept { single_copy_ = use; }
 
-    // Begins a request, as far as that goes without waiting. It stays where it is until it is done.
-    void begin(Request& request);
+    // Begins a request, as far as that goes without waiting. It stays where it is until it is done,
+    // as it is when this throws an Error, too. `carried`: if nobody waits for it, a thread carries on
+    // with it.
+    void begin(Request& request, bool carried);
     // The same if no other thread is at work here; false: nothing has happened.
-    bool try_begin(Request& request);
-    // Lets a thread of its own carry on with whatever is under way.
-    void carry_on();
+    bool try_begin(Request& request, bool carried);
     // False after `limit_s` (negative: never) with the request still under way. After `timeout_s`
     // the group fails. Throws Error.
     bool wait(Request& request, double timeout_s, double limit_s, const Interrupted& interrupted);
-    // Moves what can be moved now; whether the request is done. Throws Error.
-    bool test(Request& request);
+    // The same until one at least of several is done; what they failed with is theirs to say.
+    bool wait_any(std::span<Request* const> requests, double timeout_s, double limit_s,
+                  const Interrupted& interrupted);
+    // Moves what can be moved now, unless another thread does that; whether the request is done.
+    bool test(Request& request) noexcept;
     // Takes a request back; false if that comes too late: then it will be done as others are.
     bool cancel(Request& request);
     // The first message that a receive would get; nothing if none has come. Throws Error.
     std::optional<Envelope> probe(int32_t source, uint64_t tag);
+    // The same, once one has come; nothing after `limit_s`.
+    std::optional<Envelope> wait_probe(int32_t source, uint64_t tag, double timeout_s,
+                                       double limit_s, const Interrupted& interrupted);
     // After the group was left. What is under way fails as aborted.
     void stop() noexcept;
     // To ranks of other hosts.
@@ -71,7 +78,7 @@ class Engine final : private Receiver, private Completion {
         uint64_t denied_holds = 0, denied_posts = 0;
     };
 
-    void begin_locked(Request& request);
+    void begin_locked(Request& request, bool carried);
     void begin_send(Request& send);
     void begin_receive(Request& receive);
     void check(const Request& request) const;
@@ -98,12 +105,17 @@ class Engine final : private Receiver, private Completion {
         members_.fail_nonsense(peer, what);
     }
 
+    void carry_on();
     void progress_loop();
+    template <class Ready, class Last>
+    bool wait_for(std::span<Request* const> requests, Ready&& ready, Last&& last, double timeout_s,
+                  double limit_s, const Interrupted& interrupted);
     template <class Awake>
     Woken rest(bool here, bool away, Awake&& awake, double seconds);
     [[nodiscard]] bool has_departed(uint32_t peer) const noexcept;
     void check_departed(const Request& request);
-    [[nodiscard]] std::string late(const Request& request) const;
+    [[nodiscard]] std::string late(const Request& request, double timeout_s) const;
+    [[nodiscard]] std::string cycle() const;
 
     View& view_;
     Membership& members_;

@@ -1,6 +1,7 @@
 // Who moves messages: those who wait for one, and a thread where nobody waits.
 #include <algorithm>
 #include <chrono>
+#include <span>
 #include <string>
 
 #include "call.h"
@@ -12,6 +13,7 @@ namespace unisono::p2p {
 namespace {
 
 constexpr double kSlice_s = 0.05;
+constexpr double kAnxious_s = 0.5;  // then asks ranks of other hosts what they wait for
 constexpr double kNapBetween_s = 1e-3;  // where both memory and a wire may bring something
 constexpr uint64_t kLooksEach = 8;      // of a waiter at its own peer, before it looks at all
 // How long the thread leaves messages to those who wait before it takes a look of its own, and how
@@ -35,18 +37,20 @@ class Waiting {
 
 }  // namespace
 
-bool Engine::test(Request& request) {
+bool Engine::test(Request& request) noexcept {
     if (request.done()) return true;
-    members_.require_own_process();
-    const std::lock_guard lock(mutex_);
-    if (!request.done()) poll();
+    if (members_.in_child()) return false;
+    const std::unique_lock lock(mutex_, std::try_to_lock);
+    if (!lock.owns_lock() || request.done()) return request.done();
+    try {
+        poll();
+    } catch (const std::exception&) {  // the request has it, as all that were under way
+    }
     return request.done();
 }
 
 bool Engine::wait(Request& request, double timeout_s, double limit_s,
                   const Interrupted& interrupted) {
-    if (!request.done()) members_.require_own_process();
-    Deadline deadline(timeout_s);
     uint64_t looks = 0;
     const auto ready = [&] {
         if (request.done()) return true;
@@ -55,38 +59,75 @@ bool Engine::wait(Request& request, double timeout_s, double limit_s,
         if (!request.done()) ++looks % kLooksEach == 0 ? poll() : poll_for(request);
         return request.done();
     };
-    const auto sleepless = [&] {  // the last look before a sleep
+    const auto last = [&] {
         const std::lock_guard lock(mutex_);
         if (!request.done()) poll();
         return request.done();
     };
+    Request* const one = &request;
+    if (!wait_for({&one, 1}, ready, last, timeout_s, limit_s, interrupted)) return false;
+    if (request.error()) throw *request.error();
+    return true;
+}
+
+bool Engine::wait_any(std::span<Request* const> requests, double timeout_s, double limit_s,
+                      const Interrupted& interrupted) {
+    const auto any_done = [&] {
+        return std::any_of(requests.begin(), requests.end(), [](Request* r) { return r->done(); });
+    };
+    const auto ready = [&] {
+        if (any_done()) return true;
+        const std::lock_guard lock(mutex_);
+        if (!any_done()) poll();
+        return any_done();
+    };
+    return wait_for(requests, ready, ready, timeout_s, limit_s, interrupted);
+}
+
+std::optional<Envelope> Engine::wait_probe(int32_t source, uint64_t tag, double timeout_s,
+                                           double limit_s, const Interrupted& interrupted) {
+    Request wanted({nullptr, 0, DType::uint8, source, tag}, false);  // in words; it is never begun
+    Request* const one = &wanted;
+    std::optional<Envelope> found;
+    const auto ready = [&] {
+        if (!found) found = probe(source, tag);
+        return found.has_value();
+    };
+    wait_for({&one, 1}, ready, ready, timeout_s, limit_s, interrupted);
+    return found;
+}
+
+// Waits until `ready`, which moves what it waits for; `last` is its last look before a sleep.
+template <class Ready, class Last>
+bool Engine::wait_for(std::span<Request* const> requests, Ready&& ready, Last&& last,
+                      double timeout_s, double limit_s, const Interrupted& interrupted) {
+    members_.require_own_process();
+    const Request& first = *requests.front();
+    const bool any = requests.size() > 1 || first.message().peer == kAnySource;
+    const int32_t peer = any ? kAnySource : first.message().peer;
+    const bool here = any ? view_.here().size() > 1 : view_.local(static_cast<uint32_t>(peer));
+    const bool away = any ? wire_ != nullptr : !here;
+    Deadline deadline(timeout_s);
     const auto inspect = [&] {
         members_.require_healthy();
-        check_departed(request);
+        for (const Request* const request : requests) check_departed(*request);
+        if (wire_ && deadline.elapsed_s() > kAnxious_s) members_.events().raise(Event::anxious);
     };
-    const Message& m = request.message();
-    const bool any = m.peer == kAnySource;
-    const bool here = any ? view_.here().size() > 1 : view_.local(static_cast<uint32_t>(m.peer));
-    const bool away = any ? wire_ != nullptr : !here;
     const auto sleep = [&](auto&&, double seconds) {
-        const auto awake = [&] { return sleepless() || members_.failed(); };
+        const auto awake = [&] { return last() || members_.failed(); };
         return rest(here, away, awake, seconds);
     };
+    const auto tell = [&] { return late(first, timeout_s); };
     const double most_s = limit_s < 0 ? 0 : std::max(limit_s, 1e-9);
     try {
-        if (!ready()) {
-            if (background_asleep_.load(std::memory_order_relaxed)) ring_always(view_.own().p2p);
-            const Waiting waiting(view_.own(), errand_of(request.sends(), m.peer));
-            const auto tell = [&] { return late(request); };
-            if (!waiter_.wait(sleep, ready, inspect, tell, deadline, interrupted, most_s))
-                return false;
-        }
+        if (ready()) return true;
+        if (background_asleep_.load(std::memory_order_relaxed)) ring_always(view_.own().p2p);
+        const Waiting waiting(view_.own(), errand_of(first.sends(), peer));
+        return waiter_.wait(sleep, ready, inspect, tell, deadline, interrupted, most_s);
     } catch (...) {
         if (!members_.in_child()) end_all();
         throw;
     }
-    if (request.error()) throw *request.error();
-    return true;
 }
 
 // Sleeps until a peer of this host (`here`) or of another (`away`) may have done something.
@@ -165,12 +206,10 @@ void Engine::progress_loop() {
     }
 }
 
+// With the lock.
 void Engine::carry_on() {
-    const std::lock_guard lock(mutex_);
-    if (stopping_ || idle()) return;
-    if (!thread_.joinable()) {
-        start_progress(thread_, [this] { progress_loop(); });
-    }
+    if (stopping_) return;
+    if (!thread_.joinable()) start_progress(thread_, [this] { progress_loop(); });
     if (parked_) changed_->notify_all();
 }
 
@@ -200,14 +239,30 @@ void Engine::stop() noexcept {
     fail_all(unfinished);
 }
 
-std::string Engine::late(const Request& request) const {
+std::string Engine::late(const Request& request, double timeout_s) const {
     const Message& m = request.message();
-    const std::string text = text_of(request) + " timed out on rank " +
-                             std::to_string(members_.rank()) +
-                             (request.sends() ? ": it was not received" : ": nothing was sent");
+    std::string text = text_of(request) + " " + timed_out(members_.rank(), timeout_s) +
+                       (request.sends() ? ": it was not received" : ": nothing was sent");
     if (m.peer == kAnySource) return text;
-    return text + "; rank " + std::to_string(m.peer) + ": " +
-           whereabouts(view_.control(static_cast<uint32_t>(m.peer)));
+    text += "; rank " + std::to_string(m.peer) + ": " +
+            whereabouts(view_.control(static_cast<uint32_t>(m.peer)));
+    return text + cycle();
+}
+
+// Ranks that wait for each other, of which this is one; nothing if that is not so.
+std::string Engine::cycle() const {
+    std::string text;
+    uint32_t rank = members_.rank();
+    for (uint32_t step = 0; step < peers_.size(); ++step) {
+        const uint64_t errand = view_.control(rank).errand.load(std::memory_order_relaxed);
+        const auto peer = static_cast<int32_t>(errand & 0xffffffff);
+        if (errand == 0 || peer < 0 || static_cast<uint32_t>(peer) >= peers_.size()) return {};
+        text += (step == 0 ? " rank " : ", rank ") + std::to_string(rank) + " in " +
+                errand_text(errand == errand_of(true, peer), peer);
+        rank = static_cast<uint32_t>(peer);
+        if (rank == members_.rank()) return "; these ranks wait for each other:" + text;
+    }
+    return {};
 }
 
 }  // namespace unisono::p2p

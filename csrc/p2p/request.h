@@ -44,7 +44,6 @@ class Request {
     [[nodiscard]] bool done() const noexcept { return done_.load(std::memory_order_acquire); }
     // Of one that is done:
     [[nodiscard]] const std::optional<Error>& error() const noexcept { return error_; }
-    [[nodiscard]] bool cancelled() const noexcept { return cancelled_; }
     // Where a message came from, and with which tag; until then what was asked for.
     [[nodiscard]] int32_t source() const noexcept {
         return source_.load(std::memory_order_relaxed);
@@ -57,7 +56,6 @@ class Request {
         tag_.store(tag, std::memory_order_relaxed);
     }
     void failed(const Error& error) noexcept { error_ = error; }
-    void set_cancelled() noexcept { cancelled_ = true; }
     // The last thing that is done to it: its owner may end it at once.
     void set_done() noexcept { done_.store(true, std::memory_order_release); }
     // Once more, of a request that is not under way.
@@ -66,7 +64,6 @@ class Request {
         tag_.store(message_.tag, std::memory_order_relaxed);
         moved = 0;
         number = 0;
-        cancelled_ = false;
         error_.reset();
         done_.store(false, std::memory_order_relaxed);
     }
@@ -77,7 +74,6 @@ class Request {
   private:
     const Message message_;
     const bool sends_;
-    bool cancelled_ = false;
     std::atomic<int32_t> source_;
     std::atomic<uint64_t> tag_;
     std::optional<Error> error_;

@@ -4,14 +4,17 @@ from __future__ import annotations
 
 try:
     from unisono._native import (
+        ANY_SOURCE,
+        ANY_TAG,
         Arrays,
         Group,
         Job,
+        Messages,
         Pack,
-        Parcel,
         Plan,
         Prepared,
         QuickCalls,
+        Request,
         Simulation,
         TlsContext,
         TlsSession,
@@ -37,14 +40,17 @@ except ImportError as error:
     ) from error
 
 __all__ = [
+    "ANY_SOURCE",
+    "ANY_TAG",
     "Arrays",
     "Group",
     "Job",
+    "Messages",
     "Pack",
-    "Parcel",
     "Plan",
     "Prepared",
     "QuickCalls",
+    "Request",
     "Simulation",
     "TlsContext",
     "TlsSession",

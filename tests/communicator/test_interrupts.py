@@ -146,6 +146,6 @@ def test_connections_that_an_interrupt_prevented_are_made_by_the_next_call() -> 
     roads: Any = Interrupted()
     span = Span(roads, b"", 0, (0, 1), ((0,), (1,)))
     with pytest.raises(KeyboardInterrupt):
-        span.reach_all(Wire.COLLECTIVES)
-    span.reach_all(Wire.COLLECTIVES)
+        span.reach(range(len(span.members)), Wire.COLLECTIVES)
+    span.reach(range(len(span.members)), Wire.COLLECTIVES)
     assert roads.reached == [-1, 1]

@@ -39,7 +39,7 @@ class BatchedWork(Work):
         """The call has begun."""
         self._bound = work
 
-    def cancel(self, error: UnisonoError) -> None:
+    def give_up(self, error: UnisonoError) -> None:
         """The call will not begin, unless it has."""
         if self._bound is None:
             self._cancelled = error
@@ -73,12 +73,22 @@ class BatchedWork(Work):
     def exception(self) -> Exception | None:
         return self._cancelled or (None if self._bound is None else self._bound.exception())
 
+    def cancel(self) -> bool:
+        return self._begun().cancel()
+
     def source_rank(self) -> int:
         """The rank that a received message came from, once it has come."""
+        return self._message().source_rank()
+
+    def tag(self) -> int:
+        """The tag of a received message, once it has come."""
+        return self._message().tag()
+
+    def _message(self) -> MessageWork:
         work = self._begun()
         if not isinstance(work, MessageWork):
-            raise UnsupportedError("only the receive of one message has a source")
-        return work.source_rank()
+            raise UnsupportedError("only the receive of one message has a source and a tag")
+        return work
 
 
 class _Delivery(NamedTuple):
@@ -186,9 +196,10 @@ class Batch(JoinedWork):
 
     def _begin(self, calls: Sequence[Call]) -> None:
         engine = self._engine
-        works = engine.post([m for delivery in self._deliveries for m in delivery.messages])
-        if self._async_op or self._calls:
-            engine.carry_on(works)
+        works = engine.post(
+            [message for delivery in self._deliveries for message in delivery.messages],
+            carried=self._async_op or bool(self._calls),
+        )
         handles, rest = [], iter(works)
         for messages, result, handle in self._deliveries:
             own = [next(rest) for _ in messages]
@@ -228,7 +239,7 @@ class Batch(JoinedWork):
         handles = [cancelled, *(delivery.handle for delivery in self._deliveries)]
         handles += [handle for entry in self._calls for handle in entry.handles]
         for handle in handles:
-            handle.cancel(error)
+            handle.give_up(error)
         self.works, self._begun = [cancelled], True
 
     # ---- afterwards

@@ -326,6 +326,10 @@ class Communicator:
     send = messages.send
     recv = messages.recv
     sendrecv = messages.sendrecv
+    send_init = messages.send_init
+    recv_init = messages.recv_init
+    probe = messages.probe
+    iprobe = messages.iprobe
     neighbor_exchange = messages.neighbor_exchange
 
     # ---- several calls at once

@@ -17,7 +17,7 @@ from unisono.runtime.lending import NO_LENDING, lending_for
 from unisono.runtime.native_executor import OP_CODES, NativeExecutor
 from unisono.runtime.span import Span, Wire
 from unisono.schedule import Schedule
-from unisono.types import Op
+from unisono.types import Op, SingleCopy
 
 Memory: TypeAlias = list[tuple[int, int]]
 """Address and bytes of each piece."""
@@ -76,6 +76,8 @@ class Message(NamedTuple):
 
     def __str__(self) -> str:
         tag = "" if not self.tag else f" with tag {self.tag}"
+        if self.tag == native.ANY_TAG:
+            tag = " with any tag"
         if self.sends:
             return f"send to rank {self.peer}{tag}"
         return f"recv from {'any rank' if self.peer < 0 else f'rank {self.peer}'}{tag}"
@@ -139,7 +141,10 @@ class Engine:
             self._under_way.prune,
             self._inline_s,
         )
-        self._quick.timeout_s = settings.timeout_s
+        self.messages = native.Messages(
+            group, MessageWork, settings.single_copy is not SingleCopy.NEVER
+        )
+        self.timeout_s = settings.timeout_s
         self.quick = self._quick.run
         """Runs or begins a call that looks like one that was checked before; its result or its
         work, None if there was no such call. In a batch it records what can be packed."""
@@ -152,7 +157,7 @@ class Engine:
 
     @timeout_s.setter
     def timeout_s(self, timeout_s: float) -> None:
-        self._quick.timeout_s = timeout_s
+        self._quick.timeout_s = self.messages.timeout_s = timeout_s
 
     @property
     def recording(self) -> bool:
@@ -238,10 +243,9 @@ class Engine:
             return self.recorder.add_messages(messages, result, async_op)
         if not messages:
             self.group.require_healthy()
-        works = self.post(messages)
+        works = self.post(messages, carried=async_op)
         work = works[0] if len(works) == 1 else JoinedWork(works, lambda: result)
         if async_op:
-            self.carry_on(works)
             return work
         work.wait()
         return result
@@ -251,41 +255,37 @@ class Engine:
         if table != self.book.table:
             self.book = self._new_book(table)
 
-    def post(self, messages: Sequence[Message]) -> list[MessageWork]:
-        """Begins messages, the receives first, so that what comes need not be stored."""
-        order = sorted(range(len(messages)), key=lambda i: messages[i].sends)
-        works = {i: self._post(messages[i]) for i in order}
-        return [works[i] for i in range(len(messages))]
+    def post(self, messages: Sequence[Message], *, carried: bool) -> list[MessageWork]:
+        """Begins messages, the receives first, so that what comes need not be stored. `carried`: if
+        the program does something else meanwhile, they go on."""
+        works = [self._work(message) for message in messages]
+        for sends in (False, True):
+            for message, work in zip(messages, works, strict=True):
+                if message.sends is sends:
+                    self.messages.begin(work.request, carried)
+        return works
 
-    def _post(self, message: Message) -> MessageWork:
-        if self.span is not None:
-            self._reach_partner(self.span, message)
-        begin = self.group.send if message.sends else self.group.receive
-        work = MessageWork(self.group, message, self.timeout_s, self._under_way.let_go)
-        self._under_way.keep(work)
-        try:
-            work.parcel = begin(*message.staged.located, message.peer, message.tag, message)
-        except UnisonoError:  # see `begin`
-            self._under_way.let_go(work)
-            raise
-        return work
+    def _work(self, message: Message) -> MessageWork:
+        finish = None if message.sends or message.staged.copy is None else message.finish
+        return MessageWork(self.request(message), message.result, finish)
 
-    def _reach_partner(self, span: Span, message: Message) -> None:
-        if message.peer < 0:
-            span.reach_all(Wire.MAIL)
-        else:
-            span.reach([message.peer], Wire.MAIL)
+    def request(self, message: Message) -> native.Request:
+        """A request that has not begun."""
+        self.reach(message.peer)
+        staged = message.staged
+        memory = staged.array if staged.copy is None else staged.copy
+        return self.messages.request(
+            message.sends, *staged.located, message.peer, message.tag, memory
+        )
 
-    def carry_on(self, works: Sequence[MessageWork]) -> None:
-        """Lets messages go on while the program does something else."""
-        left = False
-        for work in works:
-            if work.is_completed():
-                self._under_way.let_go(work)
-            else:
-                left = True
-        if left:
-            self.group.carry_on()
+    def reach(self, peer: int) -> None:
+        """Sees to it that this rank is, or soon will be, connected to a rank, or to all."""
+        if self.span is None:
+            return
+        peers = range(self.size) if peer == native.ANY_SOURCE else [peer]
+        self.span.reach(peers, Wire.P2P)
+        for rank in peers:
+            self.messages.reach(rank)
 
     def disagree(self, text: str) -> NoReturn:
         """Ends the group with `MismatchError` on all ranks."""

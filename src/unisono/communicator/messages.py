@@ -1,44 +1,76 @@
 """Point-to-point: send, recv, both at once, and exchanges with any neighbours.
 
+Messages from one rank to another with one tag are received in the order in which they were sent.
 The functions with a `self` are methods of `Communicator`.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
+from unisono import native
 from unisono.communicator.arrays import Array, duplicate, empty, overlap, stage
 from unisono.communicator.engine import Engine, Message
 from unisono.communicator.numbers import TAGS, check_rank, check_tag
 from unisono.communicator.rows import rows, split
+from unisono.communicator.work import PersistentWork
 from unisono.errors import UnsupportedError
+from unisono.types import DType
 
 if TYPE_CHECKING:
     from unisono.communicator.communicator import Communicator
 
-_ANY_SOURCE = -1
 _NEIGHBOR_TAG = TAGS
+
+
+class Probed(NamedTuple):
+    """A message that nobody has received yet."""
+
+    source: int
+    tag: int
+    nbytes: int
+    dtype: DType
 
 
 # ---- the methods
 
 
 def send(self: Communicator, x: Array, dst: int, tag: int = 0, *, async_op: bool = False) -> Any:
-    """Sends `x` to rank `dst`, which may be this rank. May return before it is received."""
-    message = _sending(self._engine, x, dst, check_tag(tag))
-    return self._engine.deliver([message], None, async_op)
+    """Sends `x` to rank `dst`, which may be this rank.
+
+    A message of a few KiB may leave before anybody asks for it; a larger one waits for its
+    receiver. With `async_op=True` the caller does not: `x` belongs to the call until the `Work` is
+    done.
+    """
+    engine = self._engine
+    if engine.recorder is None:
+        found = engine.messages.send(x, dst, tag, async_op)
+        if found is not None:
+            return found if async_op else None
+    message = _sending(engine, x, dst, check_tag(tag))
+    return engine.deliver([message], None, async_op)
 
 
 def recv(
-    self: Communicator, x: Array, src: int | None = None, tag: int = 0, *, async_op: bool = False
+    self: Communicator,
+    x: Array,
+    src: int | None = None,
+    tag: int | None = 0,
+    *,
+    async_op: bool = False,
 ) -> Any:
     """Receives into `x` from rank `src`, or from any rank; returns the rank it came from.
 
-    The message must have the type and length of `x`, else `MismatchError`.
+    `tag=None` takes a message of any tag. The message must have the type and length of `x`, else
+    `MismatchError`.
     """
     engine = self._engine
-    message = _receiving(engine, x, src, check_tag(tag))
+    if engine.recorder is None:
+        found = engine.messages.recv(x, src, tag, async_op)
+        if found is not None:
+            return found
+    message = _receiving(engine, x, src, _wanted(tag))
     if async_op:
         return engine.deliver([message], x, async_op)
     if engine.recording:
@@ -49,7 +81,7 @@ def recv(
             )
         engine.deliver([message], x, False)
         return src
-    (work,) = engine.post([message])
+    (work,) = engine.post([message], carried=False)
     work.wait()
     return work.source_rank()
 
@@ -69,11 +101,54 @@ def sendrecv(
     Neither waits for the other, so rings and pairs of ranks may all call it. `out` may be `x`.
     """
     engine = self._engine
+    if engine.recorder is None and not async_op:
+        found = engine.messages.sendrecv(x, dst, out, src, tag)
+        if found is not None:
+            return out
     incoming = _receiving(engine, out, src, check_tag(tag))
     outgoing = _sending(engine, x, dst, tag)
     if overlap(outgoing.staged.located, incoming.staged.located):
         outgoing = _sending(engine, duplicate(x), dst, tag)
     return engine.deliver([incoming, outgoing], out, async_op)
+
+
+def send_init(self: Communicator, x: Array, dst: int, tag: int = 0) -> PersistentWork:
+    """Makes a send that begins with each `start()`, as a pipeline sends the same memory each step.
+
+    Its arguments are checked here, once. `x` must be contiguous, and its memory must stay where it
+    is. The same as `MPI_Send_init`.
+    """
+    return _persistent(self._engine, _sending(self._engine, x, dst, check_tag(tag)))
+
+
+def recv_init(
+    self: Communicator, x: Array, src: int | None = None, tag: int | None = 0
+) -> PersistentWork:
+    """Makes a receive that begins with each `start()`; see `send_init`."""
+    return _persistent(self._engine, _receiving(self._engine, x, src, _wanted(tag)))
+
+
+def probe(
+    self: Communicator,
+    src: int | None = None,
+    tag: int | None = None,
+    timeout_s: float | None = None,
+) -> Probed:
+    """Waits for a message from rank `src`, or any, with `tag`, or any, and says what it is.
+
+    The message is still to be received: by `recv` with the source and tag that this returns. Raises
+    `TimeoutError` if none has come after `timeout_s` seconds.
+    """
+    limit_s = -1.0 if timeout_s is None else max(0.0, timeout_s)
+    found = _probe(self._engine, src, tag, True, limit_s)
+    if found is None:
+        raise TimeoutError(f"no such message has come after {timeout_s:g} s (timeout)")
+    return found
+
+
+def iprobe(self: Communicator, src: int | None = None, tag: int | None = None) -> Probed | None:
+    """Says what `recv` would receive, without waiting; None if no such message has come."""
+    return _probe(self._engine, src, tag, False, 0.0)
 
 
 def neighbor_exchange(
@@ -121,16 +196,44 @@ def neighbor_exchange(
 # ---- what they have in common
 
 
+def _wanted(tag: int | None) -> int:
+    return native.ANY_TAG if tag is None else check_tag(tag)
+
+
+def _source(engine: Engine, src: int | None, name: str = "src") -> int:
+    if src is None:
+        return native.ANY_SOURCE
+    check_rank(src, engine.size, name)
+    return src
+
+
+def _probe(
+    engine: Engine, src: int | None, tag: int | None, waits: bool, limit_s: float
+) -> Probed | None:
+    engine.refuse_in_batch("probe")
+    source, wanted = _source(engine, src), _wanted(tag)
+    engine.reach(source)
+    found = engine.messages.probe(source, wanted, waits, limit_s)
+    if found is None:
+        return None
+    source, tag, nbytes, dtype = found
+    return Probed(source, tag, nbytes, DType(dtype))
+
+
+def _persistent(engine: Engine, message: Message) -> PersistentWork:
+    engine.refuse_in_batch("a persistent request")
+    if message.staged.copy is not None:
+        raise ValueError("a persistent request needs an array whose elements are contiguous")
+    return PersistentWork(engine.messages, engine.request(message), message.result)
+
+
 def _sending(engine: Engine, x: Array, dst: int, tag: int, name: str = "dst") -> Message:
     check_rank(dst, engine.size, name)
     return Message(True, stage(x, writable=False), dst, tag)
 
 
 def _receiving(engine: Engine, x: Array, src: int | None, tag: int, name: str = "src") -> Message:
-    if src is not None:
-        check_rank(src, engine.size, name)
-    peer = _ANY_SOURCE if src is None else src
-    return Message(False, stage(x, writable=True), peer, tag, x)
+    return Message(False, stage(x, writable=True), _source(engine, src, name), tag, x)
 
 
 def _pieces(x: Array | Sequence[Array], count: int, what: str) -> Sequence[Array]:

@@ -6,15 +6,14 @@ import threading
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from unisono import errors, native
 from unisono.types import Op
 
-if TYPE_CHECKING:
-    from unisono.communicator.engine import Message
-
 _OPS = tuple(Op)
+
+_SHORTEST_NAP_S, _LONGEST_NAP_S = 10e-6, 1e-3  # between looks at calls of several kinds
 
 _FAULTS: dict[int, type[errors.UnisonoError]] = {
     1: errors.PeerLostError,
@@ -30,6 +29,10 @@ def _exception(found: tuple[int, str] | None) -> errors.UnisonoError | None:
         return None
     fault, text = found
     return _FAULTS.get(fault, errors.UnisonoError)(text)
+
+
+def _left_s(until: float | None) -> float | None:
+    return None if until is None else max(until - time.monotonic(), 0.0)
 
 
 class Work(ABC):
@@ -99,6 +102,43 @@ class Work(ABC):
     def result(self) -> Any:
         """The result, waiting for it if need be."""
         return self.wait()
+
+    def test(self) -> bool:
+        """Whether the call has ended, well or not; moves what can be moved without waiting."""
+        return self.is_completed()
+
+    def cancel(self) -> bool:
+        """Takes a message back: a receive that no message has reached, or a send of which the
+        receiver has nothing. True if it was taken back: then `wait` raises `UnisonoError`. False,
+        as for all collectives, if it goes on."""
+        return False
+
+    @staticmethod
+    def wait_all(works: Sequence[Work], timeout_s: float | None = None) -> list[Any]:
+        """Waits for all; returns their results in order. Raises as `wait` does."""
+        until = None if timeout_s is None else time.monotonic() + timeout_s
+        return [work.wait(_left_s(until)) for work in works]
+
+    @staticmethod
+    def wait_any(works: Sequence[Work], timeout_s: float | None = None) -> int:
+        """Waits until one has ended, well or not; returns its place among `works`.
+
+        Raises `TimeoutError` if all are still under way after `timeout_s` seconds, and `ValueError`
+        where there are none.
+        """
+        if not works:
+            raise ValueError("wait_any needs works to wait for")
+        until = None if timeout_s is None else time.monotonic() + timeout_s
+        nap_s = _SHORTEST_NAP_S
+        while True:
+            for place, work in enumerate(works):
+                if work.test():
+                    return place
+            left_s = _left_s(until)
+            if left_s == 0.0:
+                raise TimeoutError(f"all are still under way after {timeout_s:g} s (timeout)")
+            time.sleep(nap_s if left_s is None else min(nap_s, left_s))
+            nap_s = min(2 * nap_s, _LONGEST_NAP_S)
 
 
 class CollectiveWork(Work):
@@ -181,43 +221,52 @@ class UnderWay:
 
 
 class MessageWork(Work):
-    """A send or receive under way, or about to be: then it has no `parcel` yet."""
+    """A send or receive under way."""
 
     def __init__(
         self,
-        group: native.Group,
-        message: Message,
-        timeout_s: float,
-        let_go: Callable[[Work], None],
+        request: native.Request,
+        result: Any = None,
+        finish: Callable[[], Any] | None = None,
     ) -> None:
-        super().__init__(message.finish)
-        self._group = group
-        self._message = message  # with its memory
-        self._timeout_s = timeout_s
-        self._let_go = let_go
-        self.parcel: native.Parcel | None = None
+        super().__init__(finish, result)
+        self.request = request
 
     def _call(self) -> str:
-        return str(self._message)
+        return self.request.text()
 
     def _wait_native(self, timeout_s: float | None) -> bool:
-        assert self.parcel is not None
-        limit_s = -1.0 if timeout_s is None else timeout_s
-        if not self._group.wait_parcel(self.parcel, self._timeout_s, limit_s):
-            return False
-        self._let_go(self)
-        return True
+        return self.request.wait(-1.0 if timeout_s is None else timeout_s)
 
     def is_completed(self) -> bool:
-        return self.parcel is not None and self.parcel.done()
+        return self.request.test()
 
     def exception(self) -> Exception | None:
-        return None if self.parcel is None else _exception(self.parcel.error())
+        return _exception(self.request.error())
+
+    def cancel(self) -> bool:
+        return self.request.cancel()
 
     def source_rank(self) -> int:
         """The rank that the message came from, once it has come."""
-        assert self.parcel is not None
-        return self.parcel.source()
+        return self.request.source()
+
+    def tag(self) -> int:
+        """The tag of the message, once it has come."""
+        return self.request.tag()
+
+
+class PersistentWork(MessageWork):
+    """A send or receive that may begin any number of times, one after the other."""
+
+    def __init__(self, messages: native.Messages, request: native.Request, result: Any) -> None:
+        super().__init__(request, result)
+        self._messages = messages
+
+    def start(self) -> PersistentWork:
+        """Begins it, and returns itself. Raises `UnisonoError` if it is under way."""
+        self._messages.begin(self.request, True)
+        return self
 
 
 class JoinedWork(Work):
@@ -233,8 +282,7 @@ class JoinedWork(Work):
     def _wait_native(self, timeout_s: float | None) -> bool:
         until = None if timeout_s is None else time.monotonic() + timeout_s
         for work in self.works:
-            left_s = None if until is None else max(until - time.monotonic(), 0.0)
-            if not work._wait_native(left_s):
+            if not work._wait_native(_left_s(until)):
                 return False
         for work in self.works:
             work.wait()

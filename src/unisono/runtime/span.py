@@ -19,7 +19,7 @@ class Wire(IntEnum):
     """What ranks of different hosts have between them; as in `csrc/group.h`."""
 
     COLLECTIVES = 0
-    MAIL = 1
+    P2P = 1
 
 
 class Roads(Protocol):
@@ -64,10 +64,6 @@ class Span:
         if new:
             self.roads.reach(self._name, sorted(new), wire)
             self._reached[wire] |= new  # last: a signal handler may raise before it is done
-
-    def reach_all(self, wire: Wire) -> None:
-        """The same for all of the group."""
-        self.reach(range(len(self.members)), wire)
 
     def ties(self, group: Group, succession: Succession) -> Ties:
         """What is left between its ranks when it has failed."""

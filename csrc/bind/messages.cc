@@ -1,0 +1,372 @@
+// Point-to-point: requests of Python, and sends and receives of arrays that need no check but a look.
+#include "messages.h"
+
+#include <nanobind/stl/optional.h>
+#include <nanobind/stl/shared_ptr.h>
+#include <nanobind/stl/string.h>
+#include <nanobind/stl/tuple.h>
+#include <nanobind/stl/vector.h>
+
+#include <optional>
+#include <string>
+#include <tuple>
+#include <vector>
+
+#include "arrays.h"
+#include "carriers.h"
+#include "errors.h"
+#include "gil.h"
+#include "register.h"
+
+namespace nb = nanobind;
+using namespace nb::literals;
+
+namespace unisono::bind {
+namespace {
+
+// More is moved without the GIL.
+constexpr uint64_t kMostWithGil = 64 << 10;
+
+BoundRequest& request_of(nb::handle object) {
+    return *nb::inst_ptr<BoundRequest>(object);
+}
+
+nb::object make_request(std::shared_ptr<Group> group, p2p::Message message, bool sends,
+                        nb::object memory, double timeout_s) {
+    nb::object made = nb::inst_alloc(nb::type<BoundRequest>());
+    new (nb::inst_ptr<BoundRequest>(made))
+        BoundRequest(std::move(group), std::move(message), sends, std::move(memory), timeout_s);
+    nb::inst_mark_ready(made);
+    return made;
+}
+
+}  // namespace
+
+// ---- requests
+
+void BoundRequest::begin(bool carried) {
+    const WithoutGil release;
+    engine().begin(request, carried);
+}
+
+bool BoundRequest::try_begin(bool carried) {
+    return request.message().bytes <= kMostWithGil && engine().try_begin(request, carried);
+}
+
+bool BoundRequest::wait(double limit_s) {
+    const auto waited = [&] {
+        const WithoutGil release;
+        return engine().wait(request, timeout_s_, limit_s, python_signals());
+    };
+    try {
+        if (!request.done() && !waited()) return false;
+    } catch (...) {
+        if (request.done()) let_go();
+        throw;
+    }
+    let_go();
+    if (request.error()) throw *request.error();
+    return true;
+}
+
+bool BoundRequest::test() {
+    const bool done = request.done() || [&] {
+        const WithoutGil release;
+        return engine().test(request);
+    }();
+    if (done) let_go();
+    return done;
+}
+
+bool BoundRequest::cancel() {
+    const bool cancelled = [&] {
+        const WithoutGil release;
+        return engine().cancel(request);
+    }();
+    if (request.done()) let_go();
+    return cancelled;
+}
+
+void BoundRequest::let_go() noexcept {
+    if (keeper_) keeper_->let_go(*this);
+}
+
+// ---- the keeper
+
+Keeper::~Keeper() {
+    for (PyObject* const object : std::exchange(kept_, {})) {
+        request_of(object).keeper_ = nullptr;
+        Py_DECREF(object);
+    }
+}
+
+void Keeper::keep(nb::handle object) {
+    if (kept_.size() >= crowd_) {
+        prune();
+        crowd_ = 2 * kept_.size() + 16;
+    }
+    BoundRequest& request = request_of(object);
+    kept_.push_back(object.ptr());
+    request.keeper_ = this;
+    request.place_ = kept_.size() - 1;
+    object.inc_ref();
+}
+
+void Keeper::let_go(BoundRequest& request) noexcept {
+    PyObject* const object = kept_[request.place_];
+    kept_[request.place_] = kept_.back();
+    request_of(kept_.back()).place_ = request.place_;
+    kept_.pop_back();
+    request.keeper_ = nullptr;
+    Py_DECREF(object);  // last: it may run anything
+}
+
+void Keeper::prune() noexcept {
+    std::vector<PyObject*> done;
+    for (PyObject* const object : kept_) {
+        if (request_of(object).request.done()) done.push_back(object);
+    }
+    for (PyObject* const object : done) {
+        BoundRequest& request = request_of(object);
+        if (request.keeper_) let_go(request);
+    }
+}
+
+namespace {
+
+// The sends and receives of one communicator.
+class Messages {
+  public:
+    // `make_work(request, result)` is what an asynchronous call returns.
+    Messages(std::shared_ptr<Group> group, nb::callable make_work, bool single_copy)
+        : group_(std::move(group)),
+          make_work_(std::move(make_work)),
+          reached_(group_->members().ranks()) {
+        group_->p2p().use_single_copy(single_copy);
+        for (const uint32_t rank : group_->view().here()) reach(rank);
+    }
+    Messages(const Messages&) = delete;
+    Messages& operator=(const Messages&) = delete;
+    // A communicator that nobody has any more gives its messages up.
+    ~Messages() {
+        keeper_.prune();
+        if (keeper_.empty()) return;
+        const WithoutGil release;
+        group_->close();
+    }
+
+    double timeout_s = 0;
+
+    // There is, or soon will be, a connection to the rank.
+    void reach(uint32_t rank) {
+        if (reached_.at(rank)) return;
+        reached_[rank] = true;
+        ++reached_ranks_;
+    }
+
+    // True, or the work. None for what needs Python to check it first.
+    nb::object send(nb::handle x, nb::handle dst, nb::handle tag, nb::handle later) {
+        const auto peer = whole(dst), number = whole(tag);
+        if (!peer || !number || !knows(*peer)) return nb::none();
+        return transfer(x, *peer, static_cast<uint64_t>(*number), true, later);
+    }
+
+    // The source, or the work; else as `send`.
+    nb::object recv(nb::handle x, nb::handle src, nb::handle tag, nb::handle later) {
+        const auto peer = src.is_none() ? std::optional<int64_t>(p2p::kAnySource) : whole(src);
+        const auto number = whole(tag);
+        const bool any_tag = tag.is_none();
+        if (!peer || !(number || any_tag)) return nb::none();
+        if (src.is_none() ? reached_ranks_ < reached_.size() : !knows(*peer)) return nb::none();
+        return transfer(x, *peer, any_tag ? p2p::kAnyTag : static_cast<uint64_t>(*number), false,
+                        later);
+    }
+
+    // A request whose arguments Python has checked. It holds `memory`.
+    nb::object request(bool sends, Address data, uint64_t bytes, uint32_t dtype, int32_t peer,
+                       uint64_t tag, nb::object memory) {
+        if (dtype >= num_dtypes)
+            throw Error(Fault::invalid, "dtype: expected a number below " +
+                                            std::to_string(num_dtypes) + ", got " +
+                                            std::to_string(dtype));
+        const Located located{data, bytes, static_cast<DType>(dtype)};
+        p2p::Message message = message_of(located, peer, tag, memory);
+        return make_request(group_, std::move(message), sends, std::move(memory), timeout_s);
+    }
+
+    // Begins one, perhaps once more.
+    void begin(nb::handle object, bool carried) {
+        BoundRequest& request = nb::cast<BoundRequest&>(object);
+        if (request.under_way())
+            throw Error(Fault::invalid, p2p::Engine::text_of(request.request) +
+                                            " is under way: wait for it before it begins again");
+        if (request.request.done()) request.request.restart();
+        request.let_go();
+        keeper_.keep(object);  // first: a signal handler may raise as soon as this returns
+        try {
+            if (!request.try_begin(carried)) request.begin(carried);
+        } catch (...) {
+            keeper_.let_go(request);
+            throw;
+        }
+        if (request.request.done()) keeper_.let_go(request);
+    }
+
+    // Sends and receives at once, in memories apart from each other: the source; else as `send`.
+    nb::object sendrecv(nb::handle x, nb::handle dst, nb::handle out, nb::handle src,
+                        nb::handle tag) {
+        const auto to = whole(dst), from = whole(src), number = whole(tag);
+        if (!to || !from || !number || !knows(*to) || !knows(*from)) return nb::none();
+        const auto source = arrays_.locate(x, false), target = arrays_.locate(out, true);
+        if (!source || !target || overlap(*source, *target)) return nb::none();
+        const auto t = static_cast<uint64_t>(*number);
+        p2p::Request incoming(message_of(*target, *from, t, nb::borrow(out)), false);
+        p2p::Request outgoing(message_of(*source, *to, t, nb::borrow(x)), true);
+        {
+            const WithoutGil release;
+            run(incoming, outgoing);
+        }
+        return nb::int_(incoming.source());
+    }
+
+    // Whether one of them is done; false after `limit_s`.
+    bool wait_any(const std::vector<BoundRequest*>& requests, double limit_s) {
+        std::vector<p2p::Request*> all;
+        for (BoundRequest* const request : requests) all.push_back(&request->request);
+        const WithoutGil release;
+        return group_->p2p().wait_any(all, timeout_s, limit_s, python_signals());
+    }
+
+    using Found = std::optional<std::tuple<uint32_t, uint64_t, uint64_t, uint32_t>>;
+    Found probe(int32_t source, uint64_t tag, bool waits, double limit_s) {
+        p2p::Engine& engine = group_->p2p();
+        const WithoutGil release;
+        const auto found =
+            waits ? engine.wait_probe(source, tag, timeout_s, limit_s, python_signals())
+                  : engine.probe(source, tag);
+        if (!found) return std::nullopt;
+        return std::tuple(found->source, found->tag, found->bytes, found->kind);
+    }
+
+  private:
+    static std::optional<int64_t> whole(nb::handle number) {
+        if (!PyLong_CheckExact(number.ptr())) return std::nullopt;
+        int overflow = 0;
+        const long long value = PyLong_AsLongLongAndOverflow(number.ptr(), &overflow);
+        return overflow != 0 || value < 0 ? std::nullopt : std::optional<int64_t>(value);
+    }
+
+    [[nodiscard]] bool knows(int64_t rank) const noexcept {
+        return rank < static_cast<int64_t>(reached_.size()) && reached_[static_cast<size_t>(rank)];
+    }
+
+    [[nodiscard]] p2p::Message message_of(const Located& at_, int64_t peer, uint64_t tag,
+                                          const nb::object& memory) const {
+        auto held = group_->outlives_calls() ? hold(memory) : nullptr;
+        return {at(at_.address), at_.bytes,      at_.dtype, static_cast<int32_t>(peer),
+                tag,             std::move(held)};
+    }
+
+    nb::object transfer(nb::handle x, int64_t peer, uint64_t tag, bool sends, nb::handle later) {
+        const int async_op = PyObject_IsTrue(later.ptr());
+        if (async_op < 0) {
+            PyErr_Clear();
+            return nb::none();
+        }
+        const auto located = arrays_.locate(x, !sends);
+        if (!located) return nb::none();
+        p2p::Message message = message_of(*located, peer, tag, nb::borrow(x));
+        if (!async_op) return run(std::move(message), sends);
+        nb::object made =
+            make_request(group_, std::move(message), sends, nb::borrow(x), timeout_s);
+        begin(made, true);
+        return make_work_(made, sends ? nb::none() : nb::borrow(x));
+    }
+
+    // The caller keeps the memory: Python may not return before the request is done.
+    nb::object run(p2p::Message message, bool sends) {
+        p2p::Request request(std::move(message), sends);
+        p2p::Engine& engine = group_->p2p();
+        const bool begun =
+            request.message().bytes <= kMostWithGil && engine.try_begin(request, false);
+        if (!begun || !request.done()) {
+            const WithoutGil release;
+            if (!begun) engine.begin(request, false);
+            engine.wait(request, timeout_s, -1, python_signals());
+        }
+        if (sends) return nb::bool_(true);
+        return nb::int_(request.source());
+    }
+
+    void run(p2p::Request& incoming, p2p::Request& outgoing) {
+        p2p::Engine& engine = group_->p2p();
+        engine.begin(incoming, false);
+        try {
+            engine.begin(outgoing, false);
+            engine.wait(outgoing, timeout_s, -1, python_signals());
+            engine.wait(incoming, timeout_s, -1, python_signals());
+        } catch (...) {
+            end(incoming);
+            end(outgoing);
+            throw;
+        }
+    }
+
+    static bool overlap(const Located& a, const Located& b) noexcept {
+        return a.address < b.address + b.bytes && b.address < a.address + a.bytes;
+    }
+
+    // After a failure nothing moves any more, once somebody has looked.
+    void end(p2p::Request& request) const noexcept {
+        try {
+            group_->p2p().wait(request, 0, -1, {});
+        } catch (const std::exception&) {  // what is raised already
+        }
+    }
+
+    std::shared_ptr<Group> group_;
+    nb::callable make_work_;
+    std::vector<bool> reached_;
+    size_t reached_ranks_ = 0;
+    Arrays arrays_;
+    Keeper keeper_;
+};
+
+}  // namespace
+
+void register_messages(nb::module_& m) {
+    m.attr("ANY_SOURCE") = p2p::kAnySource;
+    m.attr("ANY_TAG") = p2p::kAnyTag;
+    nb::class_<BoundRequest>(m, "Request")
+        .def("done", [](BoundRequest& self) { return self.request.done(); })
+        .def("error",
+             [](BoundRequest& self) -> nb::object {
+                 if (!self.request.done() || !self.request.error()) return nb::none();
+                 const Error& error = *self.request.error();
+                 return nb::make_tuple(static_cast<uint32_t>(error.fault()), text_of(error));
+             })
+        .def("source", [](BoundRequest& self) { return self.request.source(); })
+        .def("tag", [](BoundRequest& self) { return self.request.tag(); })
+        .def("text", [](BoundRequest& self) { return p2p::Engine::text_of(self.request); })
+        .def("wait", &BoundRequest::wait, "limit_s"_a)
+        .def("test", &BoundRequest::test)
+        .def("cancel", &BoundRequest::cancel);
+    nb::class_<Messages>(m, "Messages")
+        .def(nb::init<std::shared_ptr<Group>, nb::callable, bool>(), "group"_a, "make_work"_a,
+             "single_copy"_a)
+        .def_rw("timeout_s", &Messages::timeout_s)
+        .def("reach", &Messages::reach, "rank"_a)
+        .def("send", &Messages::send, "x"_a.none(), "dst"_a.none(), "tag"_a.none(),
+             "async_op"_a.none())
+        .def("recv", &Messages::recv, "x"_a.none(), "src"_a.none(), "tag"_a.none(),
+             "async_op"_a.none())
+        .def("sendrecv", &Messages::sendrecv, "x"_a.none(), "dst"_a.none(), "out"_a.none(),
+             "src"_a.none(), "tag"_a.none())
+        .def("request", &Messages::request, "sends"_a, "data"_a, "bytes"_a, "dtype"_a, "peer"_a,
+             "tag"_a, "memory"_a.none())
+        .def("begin", &Messages::begin, "request"_a, "carried"_a)
+        .def("wait_any", &Messages::wait_any, "requests"_a, "limit_s"_a)
+        .def("probe", &Messages::probe, "source"_a, "tag"_a, "waits"_a, "limit_s"_a);
+}
+
+}  // namespace unisono::bind

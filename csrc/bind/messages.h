@@ -1,0 +1,75 @@
+// Requests as Python has them, and who keeps them.
+#pragma once
+
+#include <nanobind/nanobind.h>
+
+#include <cstddef>
+#include <memory>
+#include <utility>
+#include <vector>
+
+#include "group.h"
+
+namespace unisono::bind {
+
+class Keeper;
+
+// A send or a receive with its memory.
+class BoundRequest {
+  public:
+    BoundRequest(std::shared_ptr<Group> group, p2p::Message message, bool sends,
+                 nanobind::object memory, double timeout_s)
+        : request(std::move(message), sends),
+          group_(std::move(group)),
+          memory_(std::move(memory)),
+          timeout_s_(timeout_s) {}
+
+    p2p::Request request;
+
+    // False after `limit_s` seconds (negative: never) with the request still under way.
+    bool wait(double limit_s);
+    [[nodiscard]] bool test();
+    bool cancel();
+    // Begins it, for which it may wait for other threads; see `p2p::Engine::begin`.
+    void begin(bool carried);
+    // The same unless there are such threads.
+    [[nodiscard]] bool try_begin(bool carried);
+    [[nodiscard]] p2p::Engine& engine() const noexcept { return group_->p2p(); }
+    [[nodiscard]] bool under_way() const noexcept { return keeper_ && !request.done(); }
+
+    // Nobody has to keep it any more.
+    void let_go() noexcept;
+
+  private:
+    friend class Keeper;
+
+    std::shared_ptr<Group> group_;
+    nanobind::object memory_;
+    double timeout_s_;
+    Keeper* keeper_ = nullptr;  // while that has it
+    size_t place_ = 0;
+};
+
+// Keeps requests with their memory until they are done, even if the program drops them. To be used
+// with the GIL.
+class Keeper {
+  public:
+    Keeper() = default;
+    Keeper(const Keeper&) = delete;
+    Keeper& operator=(const Keeper&) = delete;
+    // Only those that are done may be left: see `empty`.
+    ~Keeper();
+
+    // The Python object of a request that is about to begin.
+    void keep(nanobind::handle object);
+    void let_go(BoundRequest& request) noexcept;
+    // Lets go of those that are done.
+    void prune() noexcept;
+    [[nodiscard]] bool empty() const noexcept { return kept_.empty(); }
+
+  private:
+    std::vector<PyObject*> kept_;
+    size_t crowd_ = 16;  // look for those that are done when there are more
+};
+
+}  // namespace unisono::bind
