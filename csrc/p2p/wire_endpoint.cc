@@ -45,7 +45,7 @@ void WireEndpoint::send_message(Request& send, uint64_t piece, bool aside) {
     const bool whole = piece == m.bytes;
     if (!whole) ungranted_.emplace(ids_, &send);
     leaving_.push_back({++left_frames_, whole ? &send : nullptr});
-    wire_.send(peer_, frame, {&load, piece ? 1U : 0U});
+    wire_.send(peer_, frame, {&load, 1});  // also without a byte: wires place loads in their order
     progress();
 }
 
@@ -165,7 +165,7 @@ WireEndpoint::Incoming& WireEndpoint::incoming_of(const Frame& frame) {
 void WireEndpoint::deliver(const Frame& frame) {
     switch (frame.kind) {
         case FrameKind::message: {
-            if (frame.bytes == 0) place(frame);
+            if (!incoming_.contains(frame.number)) place(frame);  // not placed: it has no bytes
             Incoming& in = incoming_of(frame);
             in.came = true;
             if (in.receive) settle(frame.number, in);

@@ -64,10 +64,11 @@ def test_a_long_message_makes_way_for_the_tag_that_is_asked_for(threads: World) 
             assert late.wait() is out
             np.testing.assert_array_equal(out, long)
         if comm.rank == 0:
-            comm.send(long, 1, 1)
+            work = comm.send(long, 1, 1, async_op=True)
             comm.send(long[:1], 1, 3)
+            work.wait()
         else:
-            comm.recv(small, 0, 3)  # stores all of the long one, of which nobody had asked
+            comm.recv(small, 0, 3)  # while the long one waits, of which nobody has asked
             comm.recv(out, 0, 1)
             np.testing.assert_array_equal(out, long)
 
@@ -243,9 +244,9 @@ def test_messages_to_oneself_are_copies(ranks: int, threads: World) -> None:
         me = comm.rank
         for count in (0, 3, 300_001):
             x, out = np.full(count, me + 1), np.zeros(count, np.int64)
-            comm.send(x, me, tag=4)  # stored, since nobody asks for it yet
-            x[:] = -1
+            early = comm.send(x, me, tag=4, async_op=True)  # before anybody asks for it
             assert comm.recv(out, me, tag=4) == me
+            early.wait()
             assert (out == me + 1).all()
             x[:] = 7
             late = comm.recv(out, None, tag=5, async_op=True)

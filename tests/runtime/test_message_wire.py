@@ -76,45 +76,59 @@ def test_anything(data: st.DataObject, crews: list[CarriedCrew]) -> None:
     )  # fmt: skip
 
 
-def test_letters_come_in_order_however_large(crews: list[CarriedCrew]) -> None:
-    one, other = crews[0].groups
+class End:
+    """Messages of one group."""
+
+    def __init__(self, group: native.Group) -> None:
+        self.group = group
+        self._messages = native.Messages(group, lambda request, result: request, False)
+        self._messages.timeout_s = 20
+
+    def begin(
+        self, array: np.ndarray, peer: int, tag: int, *, sends: bool, carried: bool = False
+    ) -> native.Request:
+        request = self._messages.request(
+            sends, array.ctypes.data, array.nbytes, UINT8, peer, tag, array
+        )
+        self._messages.begin(request, carried)
+        return request
+
+
+def test_messages_come_in_order_however_large(crews: list[CarriedCrew]) -> None:
+    one, other = map(End, crews[0].groups)
     sent = [np.full(n, i, np.uint8) for i, n in enumerate([0, 1, 100_000, 10, 5000, 0] * 30)]
-    parcels = [one.send(x.ctypes.data, x.nbytes, UINT8, 1, 7) for x in sent]
-    one.carry_on()
+    requests = [one.begin(x, 1, 7, sends=True, carried=True) for x in sent]
     for i, x in enumerate(sent):
         out = np.empty_like(x)
-        parcel = other.receive(out.ctypes.data, out.nbytes, UINT8, 0, 7)
-        assert other.wait_parcel(parcel, 20, -1)
+        assert other.begin(out, 0, 7, sends=False).wait(-1)
         assert (out == i).all()
-    for parcel in parcels:
-        assert one.wait_parcel(parcel, 20, -1)
+    assert all(request.wait(-1) for request in requests)
 
 
-def test_a_peer_is_sent_only_so_many_letters_that_it_does_not_take(
+def test_a_peer_is_sent_only_so_many_messages_that_it_does_not_take(
     crews: list[CarriedCrew],
 ) -> None:
-    one, other = crews[0].groups
+    one, other = map(End, crews[0].groups)
     x = np.zeros(16, np.uint8)
-    parcels = [one.send(x.ctypes.data, x.nbytes, UINT8, 1, 8) for _ in range(500)]
-    assert sum(parcel.done() for parcel in parcels) < 100
-    one.carry_on()
-    for _ in parcels:
-        assert other.wait_parcel(other.receive(x.ctypes.data, x.nbytes, UINT8, 0, 8), 20, -1)
-    for parcel in parcels:
-        assert one.wait_parcel(parcel, 20, -1)
+    requests = [one.begin(x, 1, 8, sends=True, carried=True) for _ in range(2000)]
+    other.begin(x, 0, 8, sends=False).wait(-1)
+    assert sum(request.done() for request in requests) < 1100
+    for _ in requests[1:]:
+        assert other.begin(x, 0, 8, sends=False).wait(-1)
+    assert all(request.wait(-1) for request in requests)
 
 
 def test_what_a_carrier_cannot_bring_is_a_lost_peer() -> None:
     crew = CarriedCrew(((0,), (1,)))
     x = np.zeros(100_000, np.uint8)
-    one, _ = crew.groups
-    sent = one.send(x.ctypes.data, x.nbytes, UINT8, 1, 0)
+    one = End(crew.groups[0])
+    sent = one.begin(x, 1, 0, sends=True)
     end = crew.fabric.ends[0, 1]
     with crew.fabric.lock:  # the payload fails on its way
         way = crew.fabric.sends[0, 1, 1]
         end.ended.append((way.pop().ticket, "the cable was pulled"))
     with pytest.raises(PeerLostError, match="rank 1 is gone: the cable was pulled"):
-        one.wait_parcel(sent, 20, -1)
+        sent.wait(-1)
     crew.close()
 
 
@@ -141,16 +155,16 @@ def test_memory_stays_until_the_carrier_lets_go_of_it(*, lets_go: bool) -> None:
 
 def send_without_end(crew: CarriedCrew) -> list[weakref.ref[np.ndarray]]:
     """Both ends of a message whose payload is on its way when the group is aborted."""
-    one, other = crew.groups
+    one, other = map(End, crew.groups)
     x, y = np.zeros(100_000, np.uint8), np.zeros(100_000, np.uint8)
-    sent = one.send(x.ctypes.data, x.nbytes, UINT8, 1, 7, x)
-    awaited = other.receive(y.ctypes.data, y.nbytes, UINT8, 0, 7, y)
+    sent = one.begin(x, 1, 7, sends=True)
+    awaited = other.begin(y, 0, 7, sends=False)
     while not crew.fabric.receives[0, 1, 1]:
-        assert not other.wait_parcel(awaited, 20, 0.01)
-    for group, parcel in ((one, sent), (other, awaited)):
-        group.abort("enough")
+        assert not awaited.wait(0.01)
+    for end, request in ((one, sent), (other, awaited)):
+        end.group.abort("enough")
         with pytest.raises(AbortedError):
-            group.wait_parcel(parcel, 20, -1)
+            request.wait(-1)
     return [weakref.ref(x), weakref.ref(y)]
 
 
