@@ -47,7 +47,7 @@ int64_t Loans::fetch(uint32_t rank, void* dst, const void* theirs, uint64_t byte
 void Loans::read(uint32_t rank, std::byte* dst, const std::byte* theirs, uint64_t bytes) {
     while (bytes > 0) {
         const int64_t got = fetch(rank, dst, theirs, bytes);
-        if (got <= 0) explain(rank, got < 0 ? errno : EFAULT);
+        if (got <= 0) explain(rank, got < 0 ? errno : EFAULT, "read");
         dst += got;
         theirs += got;
         bytes -= static_cast<uint64_t>(got);
@@ -59,18 +59,18 @@ bool Loans::write(uint32_t rank, const std::atomic<uint64_t>* to, const std::byt
     static_assert(sizeof(iovec) == 2 * sizeof(std::atomic<uint64_t>));
     const iovec from{const_cast<std::byte*>(data), bytes};
     return ::process_vm_writev(view_.control(rank).pid.load(std::memory_order_relaxed), &from, 1,
-                               reinterpret_cast<const iovec*>(to), 1, 0) ==
-           static_cast<ssize_t>(bytes);
+                               reinterpret_cast<const iovec*>(to), 1,
+                               0) == static_cast<ssize_t>(bytes);
 }
 
 // Its rank is gone, or has given the call up; else it has taken memory away that was in use.
-void Loans::explain(uint32_t rank, int error) {
+void Loans::explain(uint32_t rank, int error, const char* verb) {
     for (int look = 0; look < kLooks; ++look) {
         members_.require_peers_alive();
         ::usleep(kBetweenLooks_us);
     }
-    members_.fail(Fault::aborted, "rank " + std::to_string(members_.rank()) +
-                                      " cannot read the memory that rank " + std::to_string(rank) +
+    members_.fail(Fault::aborted, "rank " + std::to_string(members_.rank()) + " cannot " + verb +
+                                      " the memory that rank " + std::to_string(rank) +
                                       " gave to this call: " + std::strerror(error));
 }
 

@@ -3,6 +3,7 @@
 // the owner of memory may take it away once the call has failed, which the kernel survives.
 #pragma once
 
+#include <cerrno>
 #include <cstdint>
 #include <cstring>
 #include <vector>
@@ -34,11 +35,13 @@ class Loans {
     // Copies memory of a rank. Throws Error if that is gone, or its rank.
     void read(uint32_t rank, std::byte* dst, const std::byte* theirs, uint64_t bytes);
 
-    // Copies into memory of a rank: where `to` says, two words of memory that both share. The kernel
-    // reads them at the moment of the call, so that the rank may still change them. False: it copied
-    // less than `bytes`.
+    // Copies into memory of a rank: where `to` says, two words of memory that both share. The
+    // kernel reads them at the moment of the call, so that the rank may still change them. False:
+    // it copied less than `bytes`.
     bool write(uint32_t rank, const std::atomic<uint64_t>* to, const std::byte* data,
                uint64_t bytes) const noexcept;
+    // Says why that was so. Throws Error.
+    [[noreturn]] void fail_write(uint32_t rank) { explain(rank, EFAULT, "write"); }
 
   private:
     // What only the process that a pid means to this one has at the address that it tells: pids of
@@ -48,7 +51,7 @@ class Loans {
     };
     [[nodiscard]] int64_t fetch(uint32_t rank, void* dst, const void* theirs,
                                 uint64_t bytes) const noexcept;
-    [[noreturn]] void explain(uint32_t rank, int error);
+    [[noreturn]] void explain(uint32_t rank, int error, const char* verb);
 
     View& view_;
     Membership& members_;

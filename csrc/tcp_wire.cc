@@ -161,13 +161,15 @@ void TcpWire::send(uint32_t peer, const Frame& head, std::span<const Load> loads
     if (to.connected) flush(peer);
 }
 
-// To the stream that will be done first; point-to-point frames keep their order.
+// To the stream that will be done first; point-to-point frames keep their order, and come before
+// the sender leaves.
 void TcpWire::push(Peer& to, const Outgoing& outgoing) {
     Stream* chosen = to.streams.front().get();
     if (!is_p2p(outgoing.frame.kind)) {
+        const bool last = outgoing.frame.kind == FrameKind::left;
         for (const auto& stream : to.streams) {
             if (stream->broken()) continue;
-            if (chosen->broken() || stream->waiting_bytes() < chosen->waiting_bytes())
+            if (chosen->broken() || (!last && stream->waiting_bytes() < chosen->waiting_bytes()))
                 chosen = stream.get();
         }
     }
@@ -236,12 +238,16 @@ void TcpWire::listen_for_silence() {
 bool TcpWire::read(uint32_t peer, size_t index) {
     Stream& stream = *peers_[peer].streams[index];
     if (!stream.watched_for_input) return false;
+    const auto check = [&](const Frame& frame) {
+        if (is_p2p(frame.kind) && index != 0)
+            receiver_.nonsense(peer, "a message by the wrong connection: all go by the first");
+    };
     const auto place = [&](const Frame& frame) {
+        check(frame);
         return receiver_.place(peer, frame);
     };
     const auto on_frame = [&](const Frame& frame) {
-        if (is_p2p(frame.kind) && index != 0)
-            receiver_.nonsense(peer, "a message by the wrong connection: all go by the first");
+        check(frame);
         arrived(peer, frame);
     };
     bool came = false;

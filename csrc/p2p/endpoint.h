@@ -48,7 +48,7 @@ class Endpoint {
     virtual void ask(uint64_t tag) = 0;
     enum class Answer : uint8_t { none, waiting, found, denied };
     // To the last question; `found` and `denied` are told once.
-    virtual Answer answer() noexcept = 0;
+    virtual Answer answer() = 0;
 
     // ---- both
     // Moves what can move without waiting; true if anything did.

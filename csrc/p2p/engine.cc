@@ -25,8 +25,8 @@ Engine::Engine(View& view, Membership& members, Waiter waiter, Loans& loans,
         if (rank == members.rank()) {
             endpoint = std::make_unique<SelfEndpoint>(rank, completion);
         } else if (view.local(rank)) {
-            endpoint = std::make_unique<ShmEndpoint>(view, members, loans, completion, rank,
-                                                     single_copy_);
+            endpoint =
+                std::make_unique<ShmEndpoint>(view, members, loans, completion, rank, single_copy_);
         } else {
             auto wired = std::make_unique<WireEndpoint>(members, *wire_, completion, rank);
             wired_[rank] = wired.get();
@@ -46,10 +46,9 @@ void Engine::check(const Request& request) const {
     const int32_t peer = request.message().peer;
     if (!request.sends() && peer == kAnySource) return;
     if (static_cast<uint32_t>(peer) >= peers_.size())
-        throw Error(Fault::invalid, errand_text(request.sends(), peer) +
-                                        ": expected a rank from 0 to " +
-                                        std::to_string(peers_.size() - 1) + ", got " +
-                                        std::to_string(peer));
+        throw Error(Fault::invalid,
+                    errand_text(request.sends(), peer) + ": expected a rank from 0 to " +
+                        std::to_string(peers_.size() - 1) + ", got " + std::to_string(peer));
 }
 
 void Engine::begin(Request& request, bool carried) {
@@ -105,16 +104,14 @@ void Engine::begin_receive(Request& receive) {
 // False: the message was withdrawn meanwhile.
 bool Engine::accept(const Envelope& came, Request& receive) {
     require_fit(came, receive);
-    receive.matched(came.source, came.tag);
-    return peers_[came.source].endpoint->accept(came, receive);
+    receive.matched(static_cast<int32_t>(came.source), came.tag);
+    if (peers_[came.source].endpoint->accept(came, receive)) return true;
+    receive.matched(receive.message().peer, receive.message().tag);
+    return false;
 }
 
 void Engine::require_fit(const Envelope& came, const Request& receive) {
     const Message& m = receive.message();
-    if (came.kind >= num_dtypes)
-        members_.fail_nonsense(came.source, "a message of type " + std::to_string(came.kind) +
-                                                ": expected one below " +
-                                                std::to_string(num_dtypes));
     const auto dtype = static_cast<DType>(came.kind);
     if (dtype == m.dtype && came.bytes == m.bytes) return;
     members_.fail(Fault::mismatch,
@@ -129,8 +126,8 @@ void Engine::require_fit(const Envelope& came, const Request& receive) {
 
 // ---- moving
 
-// What `move` returns. Once the group has failed nothing moves any more, and all requests end: their
-// callers are about to take their memory back.
+// What `move` returns. Once the group has failed nothing moves any more, and all requests end:
+// their callers are about to take their memory back.
 template <class Move>
 bool Engine::guarded(Move&& move) {
     try {
@@ -231,7 +228,7 @@ bool Engine::ask(uint32_t rank, Peer& peer) {
         case Endpoint::Answer::waiting:
             return false;
         case Endpoint::Answer::found:
-            peer.next_question = 0;
+            peer.asked_holds = 0;  // once more from the first
             return true;
         case Endpoint::Answer::denied:
             ++peer.next_question;
@@ -240,8 +237,11 @@ bool Engine::ask(uint32_t rank, Peer& peer) {
             break;
     }
     if (matcher_.unexpected_of(rank) == 0) return false;  // room will come by itself
-    const uint64_t holds = peer.endpoint->held();
-    if (peer.denied_holds == holds && peer.denied_posts == matcher_.posts()) return false;
+    // What was denied before either of these changed may be there now.
+    const uint64_t holds = peer.endpoint->held(), changes = matcher_.changes();
+    if (peer.asked_holds != holds || peer.asked_changes != changes) peer.next_question = 0;
+    peer.asked_holds = holds;
+    peer.asked_changes = changes;
     const auto& posted = matcher_.posted();
     for (; peer.next_question < posted.size(); ++peer.next_question) {
         const Message& m = posted[peer.next_question]->message();
@@ -249,9 +249,6 @@ bool Engine::ask(uint32_t rank, Peer& peer) {
         peer.endpoint->ask(m.tag);
         return false;
     }
-    peer.next_question = 0;
-    peer.denied_holds = holds;
-    peer.denied_posts = matcher_.posts();
     return false;
 }
 
@@ -308,7 +305,7 @@ std::optional<Envelope> Engine::probe(int32_t source, uint64_t tag) {
 
 void Engine::fail_all(const Error& error) noexcept {
     if (wire_ && !wire_closed_) unfinished_ = unfinished_ || !wire_->idle();
-    if (wire_ && !wire_closed_ && !wire_->forget_messages()) {
+    if (wire_ && !wire_->forget_messages()) {
         for (WireEndpoint* const wired : wired_) {
             if (wired) wired->keep_memory();
         }
@@ -320,7 +317,7 @@ void Engine::fail_all(const Error& error) noexcept {
     for (Request* const receive : matcher_.take_all_posted()) end(receive);
     matcher_.forget_all();
     for (Peer& peer : peers_) {
-        for (Request* const send : std::exchange(peer.held, {})) end(send);
+        for (; !peer.held.empty(); peer.held.pop_front()) end(peer.held.front());
         peer.endpoint->fail(error);
     }
 }

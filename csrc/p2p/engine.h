@@ -40,8 +40,8 @@ class Engine final : private Receiver, private Completion {
     void use_single_copy(bool use) noexcept { single_copy_ = use; }
 
     // Begins a request, as far as that goes without waiting. It stays where it is until it is done,
-    // as it is when this throws an Error, too. `carried`: if nobody waits for it, a thread carries on
-    // with it.
+    // as it is when this throws an Error, too. `carried`: if nobody waits for it, a thread carries
+    // on with it.
     void begin(Request& request, bool carried);
     // The same if no other thread is at work here; false: nothing has happened.
     bool try_begin(Request& request, bool carried);
@@ -72,10 +72,10 @@ class Engine final : private Receiver, private Completion {
         std::unique_ptr<Endpoint> endpoint;
         std::deque<Request*> held;  // sends for which there is no room
         uint64_t holds = 0;         // how many had to wait
-        // Asking the peer for messages that it holds back: which of the posted receives is next, and
-        // the state in which all of them were denied.
+        // Asking the peer for messages that it holds back: which of those that are wanted is next,
+        // and the state in which the first was asked for.
         size_t next_question = 0;
-        uint64_t denied_holds = 0, denied_posts = 0;
+        uint64_t asked_holds = 0, asked_changes = 0;
     };
 
     void begin_locked(Request& request, bool carried);
@@ -123,9 +123,9 @@ class Engine final : private Receiver, private Completion {
     bool single_copy_ = true;
     std::unique_ptr<Wire> wire_;
     std::atomic<uint32_t> away_sleepers_{0};
-    std::atomic<uint64_t> looks_{0};         // by those who wait
+    std::atomic<uint64_t> looks_{0};              // by those who wait
     std::atomic<bool> background_asleep_{false};  // the thread sleeps until it is woken
-    std::mutex mutex_;                       // guards all below
+    std::mutex mutex_;                            // guards all below
     std::vector<Peer> peers_;
     std::vector<WireEndpoint*> wired_;  // by rank; nullptr on this host
     Matcher matcher_;

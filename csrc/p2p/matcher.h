@@ -36,7 +36,7 @@ class Matcher {
 
     void post(Request& receive) {
         posted_.push_back(&receive);
-        ++posts_;
+        ++changes_;
     }
     // The first posted receive that the message satisfies; nullptr if there is none.
     [[nodiscard]] Request* find_posted(const Envelope& came) const noexcept {
@@ -50,6 +50,7 @@ class Matcher {
         const auto found = std::find(posted_.begin(), posted_.end(), &receive);
         if (found == posted_.end()) return false;
         posted_.erase(found);
+        ++changes_;
         return true;
     }
 
@@ -79,8 +80,8 @@ class Matcher {
     }
 
     [[nodiscard]] const std::vector<Request*>& posted() const noexcept { return posted_; }
-    // Changes with every post.
-    [[nodiscard]] uint64_t posts() const noexcept { return posts_; }
+    // A number that changes whenever that does.
+    [[nodiscard]] uint64_t changes() const noexcept { return changes_; }
     [[nodiscard]] size_t unexpected_of(uint32_t source) const noexcept {
         return unexpected_of_[source];
     }
@@ -95,7 +96,7 @@ class Matcher {
     std::vector<Request*> posted_;    // in the order of their posts
     std::list<Envelope> unexpected_;  // in the order in which they came
     std::vector<size_t> unexpected_of_;
-    uint64_t posts_ = 0;
+    uint64_t changes_ = 0;
 };
 
 }  // namespace unisono::p2p

@@ -32,10 +32,7 @@ struct Message {
 class Request {
   public:
     Request(Message message, bool sends) noexcept
-        : message_(std::move(message)),
-          sends_(sends),
-          source_(message_.peer),
-          tag_(message_.tag) {}
+        : message_(std::move(message)), sends_(sends), source_(message_.peer), tag_(message_.tag) {}
     Request(const Request&) = delete;
     Request& operator=(const Request&) = delete;
 
@@ -51,8 +48,8 @@ class Request {
     [[nodiscard]] uint64_t tag() const noexcept { return tag_.load(std::memory_order_relaxed); }
 
     // For the engine and its endpoints, with the engine's lock:
-    void matched(uint32_t source, uint64_t tag) noexcept {
-        source_.store(static_cast<int32_t>(source), std::memory_order_relaxed);
+    void matched(int32_t source, uint64_t tag) noexcept {
+        source_.store(source, std::memory_order_relaxed);
         tag_.store(tag, std::memory_order_relaxed);
     }
     void failed(const Error& error) noexcept { error_ = error; }

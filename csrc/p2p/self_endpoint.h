@@ -74,7 +74,7 @@ class SelfEndpoint final : public Endpoint {
     void deny() override {}
     [[nodiscard]] uint64_t held() const noexcept override { return 0; }
     void ask(uint64_t) override {}
-    Answer answer() noexcept override { return Answer::none; }
+    Answer answer() override { return Answer::none; }
     bool progress() override { return false; }
 
   private:

@@ -10,8 +10,11 @@
 namespace unisono::p2p {
 namespace {
 
-constexpr uint64_t kMostEager = 8192;       // above, one copy by two ranks is faster than two copies
-constexpr uint64_t kMostAside = 256 << 10;  // bytes of messages that nobody asks for, beside the ring
+constexpr uint64_t kMostEager = 8192;  // above, one copy by two ranks is faster than two copies
+constexpr uint64_t kMostAside = 256
+                                << 10;  // bytes of messages that nobody asks for, beside the ring
+constexpr uint64_t kAsideIds = 1ULL
+                               << 63;  // from here on transfers of messages that were asked for
 
 }  // namespace
 
@@ -64,8 +67,8 @@ bool ShmEndpoint::put(Request& send) {
     if (m.bytes > eager_bytes()) {
         if (free_.empty()) return false;
         const uint32_t transfer = free_.back();
-        free_.pop_back();
         offer(transfer, send);
+        free_.pop_back();
         publish(slot, send, put_bytes_, transfer);
         return true;
     }
@@ -96,16 +99,18 @@ void ShmEndpoint::publish(Slot& slot, const Request& send, uint64_t place,
     ring_peer();
 }
 
-void ShmEndpoint::offer(uint32_t transfer, Request& send) noexcept {
+void ShmEndpoint::offer(uint32_t transfer, Request& send) {
+    outgoing_.reserve(kTransfers + 1);
     const Message& m = send.message();
     Transfer& t = out_.shared->transfers[transfer];
+    t.after.store(put_, std::memory_order_relaxed);
     t.source.store(reinterpret_cast<uintptr_t>(m.data), std::memory_order_relaxed);
     t.bytes.store(m.bytes, std::memory_order_relaxed);
     t.tag.store(m.tag, std::memory_order_relaxed);
     t.kind.store(static_cast<uint64_t>(m.dtype), std::memory_order_relaxed);
     t.phase.store(static_cast<uint64_t>(Phase::offered), std::memory_order_release);
     send.moved = 0;
-    outgoing_.push_back({transfer, &send});
+    outgoing_.push_back({transfer, &send, Phase::offered});
     active_.fetch_add(1, std::memory_order_relaxed);
 }
 
@@ -120,16 +125,20 @@ std::optional<uint64_t> ShmEndpoint::asked() const noexcept {
 }
 
 bool ShmEndpoint::put_aside(Request& send) {
-    Transfer& t = out_.shared->transfers[kAside];
-    if (t.phase.load(std::memory_order_acquire) != static_cast<uint64_t>(Phase::idle)) return false;
-    offer(kAside, send);
-    out_.shared->answered.store(++answered_ * 2 + 1, std::memory_order_release);
+    // The one that is kept for this may hold a message that the receiver wanted no more.
+    const bool kept = std::none_of(outgoing_.begin(), outgoing_.end(),
+                                   [](const Active& a) { return a.transfer == kAside; });
+    if (!kept && free_.empty()) return false;
+    const uint32_t transfer = kept ? kAside : free_.back();
+    offer(transfer, send);
+    if (!kept) free_.pop_back();
+    out_.shared->answered.store(++answered_ << 8 | (transfer + 1), std::memory_order_release);
     ring_peer();
     return true;
 }
 
 void ShmEndpoint::deny() {
-    out_.shared->answered.store(++answered_ * 2, std::memory_order_release);
+    out_.shared->answered.store(++answered_ << 8, std::memory_order_release);
     ring_peer();
 }
 
@@ -158,32 +167,50 @@ bool ShmEndpoint::has_news() const noexcept {
 }
 
 std::optional<Envelope> ShmEndpoint::next() {
-    if (aside_waits_) {
-        aside_waits_ = false;
-        const Transfer& t = in_.shared->transfers[kAside];
-        return Envelope{peer_, static_cast<uint32_t>(t.kind.load(std::memory_order_relaxed)),
-                        t.tag.load(std::memory_order_relaxed),
-                        t.bytes.load(std::memory_order_relaxed), 0};
+    // What was asked for comes behind those that were put before it, and before all others: they
+    // may have the same tag.
+    const bool arrived = has_arrivals();
+    hear();
+    if (aside_waits_ && in_.shared->transfers[*aside_waits_].after.load(
+                            std::memory_order_relaxed) <= seen_.load(std::memory_order_relaxed)) {
+        const uint32_t transfer = *std::exchange(aside_waits_, std::nullopt);
+        const Transfer& t = in_.shared->transfers[transfer];
+        const Envelope came{peer_, static_cast<uint32_t>(t.kind.load(std::memory_order_relaxed)),
+                            t.tag.load(std::memory_order_relaxed),
+                            t.bytes.load(std::memory_order_relaxed), kAsideIds + transfer};
+        check(came, {came.bytes, 0, transfer, false});
+        return came;
     }
-    if (!has_arrivals()) return std::nullopt;
+    if (!arrived) return std::nullopt;
     const uint64_t number = seen_.load(std::memory_order_relaxed) + 1;
     const Slot& slot = in_slot(number - 1);
     const Envelope came{peer_, slot.kind.load(std::memory_order_relaxed),
                         slot.tag.load(std::memory_order_relaxed),
                         slot.bytes.load(std::memory_order_relaxed), number};
-    const uint64_t place = slot.place.load(std::memory_order_relaxed);
-    const bool eager = slot.transfer.load(std::memory_order_relaxed) == kNoTransfer;
-    const bool in_ring = eager && came.bytes > kInline;
-    const uint64_t left = ring_bytes() - place % ring_bytes();
-    if (in_ring && (came.bytes > eager_bytes() || came.bytes > left)) {
-        nonsense("a message of " + std::to_string(came.bytes) + " bytes at place " +
-                 std::to_string(place) + " of a ring of " + std::to_string(ring_bytes()) +
-                 " bytes, of which it may fill " + std::to_string(eager_bytes()));
-    }
-    ahead_.push_back({place + (in_ring ? came.bytes : 0), false});
+    const Seen seen{came.bytes, slot.place.load(std::memory_order_relaxed),
+                    slot.transfer.load(std::memory_order_relaxed), false};
+    check(came, seen);
+    ahead_.push_back(seen);
     seen_.store(number, std::memory_order_relaxed);
     make_way();
     return came;
+}
+
+void ShmEndpoint::check(const Envelope& came, const Seen& seen) {
+    const bool eager = seen.transfer == kNoTransfer;
+    const uint64_t left = ring_bytes() - seen.place % ring_bytes();
+    if (eager && came.bytes > kInline && (came.bytes > eager_bytes() || came.bytes > left)) {
+        nonsense("a message of " + std::to_string(came.bytes) + " bytes at place " +
+                 std::to_string(seen.place) + " of a ring of " + std::to_string(ring_bytes()) +
+                 " bytes, of which it may fill " + std::to_string(eager_bytes()));
+    }
+    const uint32_t transfers = came.id < kAsideIds ? kTransfers : kTransfers + 1;
+    if (!eager && seen.transfer >= transfers)
+        nonsense("a message by transfer " + std::to_string(seen.transfer) +
+                 ": expected one below " + std::to_string(transfers));
+    if (came.kind >= num_dtypes)
+        nonsense("a message of type " + std::to_string(came.kind) + ": expected one below " +
+                 std::to_string(num_dtypes));
 }
 
 // Messages that nobody asks for leave the ring to those behind them, as far as the budget goes.
@@ -191,32 +218,37 @@ void ShmEndpoint::make_way() {
     const auto crowded = [this] {
         const uint64_t freed = in_.shared->bytes_taken.load(std::memory_order_relaxed);
         return ahead_.size() > 1 && (ahead_.size() > slot_count() / 2 ||
-                                     ahead_.back().bytes_end - freed > ring_bytes() / 2);
+                                     end_of(ahead_.back()) - freed > ring_bytes() / 2);
     };
     while (crowded() && aside_bytes_ < kMostAside) {
         const uint64_t number = released_ + 1;
-        const Slot& slot = in_slot(number - 1);
-        const uint32_t transfer = slot.transfer.load(std::memory_order_relaxed);
-        Aside aside{{}, transfer};
-        if (transfer == kNoTransfer) {
-            const uint64_t bytes = slot.bytes.load(std::memory_order_relaxed);
-            const std::byte* const data = content_of(number, bytes);
-            aside.data.assign(data, data + bytes);
+        const Seen& seen = ahead_.front();
+        Aside aside{{}, seen.transfer};
+        if (seen.transfer == kNoTransfer) {
+            const std::byte* const data = content_of(number, seen);
+            aside.data.assign(data, data + seen.bytes);
         }
-        aside_bytes_ += sizeof(Slot) + aside.data.size();
+        const uint64_t bytes = sizeof(Slot) + aside.data.size();
         aside_.emplace(number, std::move(aside));
+        aside_bytes_ += bytes;
         release(number);
     }
 }
 
-const std::byte* ShmEndpoint::content_of(uint64_t number, uint64_t bytes) const {
-    const Slot& slot = in_slot(number - 1);
-    if (bytes <= kInline) return slot.data;
-    return in_.bytes + slot.place.load(std::memory_order_relaxed) % ring_bytes();
+// Where the ring of bytes goes on behind a message.
+uint64_t ShmEndpoint::end_of(const Seen& seen) noexcept {
+    const bool in_ring = seen.transfer == kNoTransfer && seen.bytes > kInline;
+    return seen.place + (in_ring ? seen.bytes : 0);
+}
+
+const std::byte* ShmEndpoint::content_of(uint64_t number, const Seen& seen) const {
+    if (seen.bytes <= kInline) return in_slot(number - 1).data;
+    return in_.bytes + seen.place % ring_bytes();
 }
 
 bool ShmEndpoint::accept(const Envelope& came, Request& receive) {
-    if (came.id == 0) return accept_transfer(kAside, receive);
+    if (came.id >= kAsideIds)
+        return accept_transfer(static_cast<uint32_t>(came.id - kAsideIds), receive);
     if (const auto found = aside_.find(came.id); found != aside_.end()) {
         const Aside aside = std::move(found->second);
         aside_.erase(found);
@@ -226,22 +258,20 @@ bool ShmEndpoint::accept(const Envelope& came, Request& receive) {
         completion_.complete(receive);
         return true;
     }
-    const uint32_t transfer = in_slot(came.id - 1).transfer.load(std::memory_order_relaxed);
-    if (transfer == kNoTransfer) {
-        const uint64_t bytes = receive.message().bytes;
-        const std::byte* const data = content_of(came.id, bytes);
-        if (bytes > kInline) {
-            kernels::copy(receive.message().data, data, bytes);
-        } else if (bytes > 0) {
-            std::memcpy(receive.message().data, data, bytes);
-        }
+    const Seen seen = ahead_[came.id - released_ - 1];
+    if (seen.transfer != kNoTransfer) {
         release(came.id);
-        completion_.complete(receive);
-        return true;
+        return accept_transfer(seen.transfer, receive);
+    }
+    const std::byte* const data = content_of(came.id, seen);
+    if (seen.bytes > kInline) {
+        kernels::copy(receive.message().data, data, seen.bytes);
+    } else if (seen.bytes > 0) {
+        std::memcpy(receive.message().data, data, seen.bytes);
     }
     release(came.id);
-    if (transfer >= kTransfers) nonsense("a message by transfer " + std::to_string(transfer));
-    return accept_transfer(transfer, receive);
+    completion_.complete(receive);
+    return true;
 }
 
 // The slot is needed no more. Slots are freed in their order.
@@ -250,7 +280,7 @@ void ShmEndpoint::release(uint64_t number) noexcept {
     if (number != released_ + 1) return;
     uint64_t bytes_end = 0;
     for (; !ahead_.empty() && ahead_.front().done; ahead_.pop_front(), ++released_)
-        bytes_end = ahead_.front().bytes_end;
+        bytes_end = end_of(ahead_.front());
     in_.shared->bytes_taken.store(bytes_end, std::memory_order_release);
     in_.shared->slots_taken.store(released_, std::memory_order_release);
     ring_peer();
@@ -261,19 +291,29 @@ uint64_t ShmEndpoint::held() const noexcept {
 }
 
 void ShmEndpoint::ask(uint64_t tag) {
+    answer_ = Answer::waiting;
     in_.shared->asked_tag.store(tag, std::memory_order_relaxed);
     in_.shared->asked.store(++asked_, std::memory_order_release);
     ring_peer();
 }
 
-Endpoint::Answer ShmEndpoint::answer() noexcept {
-    if (heard_ == asked_) return Answer::none;
+// Takes the answer to the question, if there is one.
+void ShmEndpoint::hear() {
+    if (answer_ != Answer::waiting) return;
     const uint64_t answered = in_.shared->answered.load(std::memory_order_acquire);
-    if (answered / 2 != asked_) return Answer::waiting;
-    heard_ = asked_;
-    if (answered % 2 == 0) return Answer::denied;
-    aside_waits_ = true;
-    return Answer::found;
+    if (answered >> 8 != asked_) return;
+    answer_ = Answer::denied;
+    if ((answered & 0xff) == 0) return;
+    const auto transfer = static_cast<uint32_t>(answered & 0xff) - 1;
+    if (transfer > kAside) nonsense("an answer by transfer " + std::to_string(transfer));
+    answer_ = Answer::found;
+    aside_waits_ = transfer;
+}
+
+Endpoint::Answer ShmEndpoint::answer() {
+    hear();
+    const bool told = answer_ == Answer::found || answer_ == Answer::denied;
+    return told ? std::exchange(answer_, Answer::none) : answer_;
 }
 
 }  // namespace unisono::p2p

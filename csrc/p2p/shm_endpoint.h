@@ -16,7 +16,8 @@ namespace unisono::p2p {
 
 class ShmEndpoint final : public Endpoint {
   public:
-    // `single_copy`: whether ranks may read and write each other's memory, where the kernel permits.
+    // `single_copy`: whether ranks may read and write each other's memory, where the kernel
+    // permits.
     ShmEndpoint(View& view, Membership& members, Loans& loans, Completion& completion,
                 uint32_t peer, const bool& single_copy);
 
@@ -31,7 +32,7 @@ class ShmEndpoint final : public Endpoint {
     bool accept(const Envelope& came, Request& receive) override;
     [[nodiscard]] uint64_t held() const noexcept override;
     void ask(uint64_t tag) override;
-    Answer answer() noexcept override;
+    Answer answer() override;
 
     bool progress() override;
     [[nodiscard]] bool has_news() const noexcept override;
@@ -45,12 +46,13 @@ class ShmEndpoint final : public Endpoint {
     struct Active {
         uint32_t transfer;
         Request* request;
+        Phase phase;  // as receiver: the one in which it is until it is complete
     };
-    // A message in the ring that this rank has seen: whether its slot is needed no more, and where
-    // the ring of bytes goes on behind it.
+    // A message in the ring as this rank has seen it, once: its peer may write to the slot.
     struct Seen {
-        uint64_t bytes_end;
-        bool done;
+        uint64_t bytes, place;
+        uint32_t transfer;
+        bool done;  // the slot is needed no more
     };
     // One that nobody asks for yet, and that had to make way for those behind it.
     struct Aside {
@@ -58,8 +60,12 @@ class ShmEndpoint final : public Endpoint {
         uint32_t transfer;
     };
 
-    [[nodiscard]] uint64_t slot_count() const noexcept { return view_.segment().shape().pair_slots; }
-    [[nodiscard]] uint64_t ring_bytes() const noexcept { return view_.segment().shape().pair_bytes; }
+    [[nodiscard]] uint64_t slot_count() const noexcept {
+        return view_.segment().shape().pair_slots;
+    }
+    [[nodiscard]] uint64_t ring_bytes() const noexcept {
+        return view_.segment().shape().pair_bytes;
+    }
     [[nodiscard]] uint64_t eager_bytes() const noexcept;
     [[nodiscard]] Slot& out_slot(uint64_t number) const noexcept {
         return out_.slots[number % slot_count()];
@@ -69,12 +75,14 @@ class ShmEndpoint final : public Endpoint {
     }
     std::optional<uint64_t> room_for(uint64_t bytes) noexcept;
     void publish(Slot& slot, const Request& send, uint64_t place, uint32_t transfer) noexcept;
-    void offer(uint32_t transfer, Request& send) noexcept;
-    bool accept_eager(uint64_t number, Request& receive);
+    void offer(uint32_t transfer, Request& send);
     bool accept_transfer(uint32_t transfer, Request& receive);
     void release(uint64_t number) noexcept;
     void make_way();
-    [[nodiscard]] const std::byte* content_of(uint64_t number, uint64_t bytes) const;
+    void hear();
+    void check(const Envelope& came, const Seen& seen);
+    [[nodiscard]] static uint64_t end_of(const Seen& seen) noexcept;
+    [[nodiscard]] const std::byte* content_of(uint64_t number, const Seen& seen) const;
     bool advance_send(const Active& active);
     bool advance_receive(const Active& active);
     bool help(Transfer& t, const Request& send);
@@ -82,6 +90,7 @@ class ShmEndpoint final : public Endpoint {
     bool stage(Transfer& t, Request& send);
     bool unstage(Transfer& t, Request& receive);
     void revoke(Transfer& t) noexcept;
+    void take_back(Transfer& t) noexcept;
     [[nodiscard]] bool reaches() noexcept;
     void ring_peer() noexcept;
     [[noreturn]] void nonsense(const std::string& what);
@@ -96,8 +105,8 @@ class ShmEndpoint final : public Endpoint {
 
     // As sender.
     const PairMemory out_;
-    uint64_t put_ = 0;         // messages
-    uint64_t put_bytes_ = 0;   // of the ring of bytes, gaps included
+    uint64_t put_ = 0;                            // messages
+    uint64_t put_bytes_ = 0;                      // of the ring of bytes, gaps included
     uint64_t slots_taken_ = 0, bytes_taken_ = 0;  // as seen last
     uint64_t answered_ = 0;
     uint64_t staged_turn_ = 0;  // of the transfer that is staged now
@@ -106,14 +115,16 @@ class ShmEndpoint final : public Endpoint {
 
     // As receiver.
     const PairMemory in_;
-    std::atomic<uint64_t> seen_{0};  // messages; others may look
-    uint64_t released_ = 0;          // messages whose slots are free again
-    std::deque<Seen> ahead_;         // those seen and not released
+    std::atomic<uint64_t> seen_{0};              // messages; others may look
+    uint64_t released_ = 0;                      // messages whose slots are free again
+    std::deque<Seen> ahead_;                     // those seen and not released
     std::unordered_map<uint64_t, Aside> aside_;  // by number
     uint64_t aside_bytes_ = 0;
-    uint64_t asked_ = 0, heard_ = 0;
-    bool aside_waits_ = false;       // the answer has come, and `next` has not told it
-    uint64_t turns_ = 0;             // transfers that are staged, or were
+    uint64_t asked_ = 0;
+    Answer answer_ = Answer::none;
+    // The answer has come, and `next` has not told it.
+    std::optional<uint32_t> aside_waits_;
+    uint64_t turns_ = 0;  // transfers that are staged, or were
     uint64_t unstaged_turn_ = 0;
     std::vector<Active> incoming_;
     std::atomic<uint32_t> active_{0};  // transfers; others may look

@@ -1,6 +1,6 @@
 // How large messages move on one host: the receiver reads the sender's memory from the front, and a
-// sender that waits for it writes from the back; or, where the kernel forbids that, the sender copies
-// blocks into memory that both share, and the receiver out of it.
+// sender that waits for it writes from the back; or, where the kernel forbids that, the sender
+// copies blocks into memory that both share, and the receiver out of it.
 #include <unistd.h>
 
 #include <algorithm>
@@ -14,6 +14,8 @@ namespace {
 constexpr uint64_t kLeastChunk = 16 << 10, kMostChunk = 512 << 10;  // bytes of one system call
 constexpr uint64_t kMostAtOnce = 4 << 20;  // bytes, before others of the engine have their turn
 constexpr uint64_t kFront = 0xffffffff;    // of `Transfer::claims`
+constexpr int kMostLooks = 100'000;        // at a write that is to end
+constexpr useconds_t kBetweenLooks_us = 100;
 
 // Both ends cut a message alike.
 uint64_t chunk_bytes(uint64_t bytes) noexcept {
@@ -33,6 +35,15 @@ void set_phase(Transfer& t, Phase phase) noexcept {
     t.phase.store(static_cast<uint64_t>(phase), std::memory_order_release);
 }
 
+// False: it was in another, which `expected` tells.
+bool exchange_phase(Transfer& t, Phase& expected, Phase desired) noexcept {
+    auto seen = static_cast<uint64_t>(expected);
+    const bool done = t.phase.compare_exchange_strong(seen, static_cast<uint64_t>(desired),
+                                                      std::memory_order_acq_rel);
+    expected = static_cast<Phase>(seen);
+    return done;
+}
+
 }  // namespace
 
 bool ShmEndpoint::reaches() noexcept {
@@ -42,22 +53,30 @@ bool ShmEndpoint::reaches() noexcept {
 }
 
 bool ShmEndpoint::accept_transfer(uint32_t transfer, Request& receive) {
+    if (std::any_of(incoming_.begin(), incoming_.end(),
+                    [&](const Active& a) { return a.transfer == transfer; }))
+        nonsense("two messages by transfer " + std::to_string(transfer));
+    incoming_.reserve(kTransfers + 1);
     Transfer& t = in_.shared->transfers[transfer];
-    const bool reads = reaches();
+    // Of nothing nothing is staged: its turn would never be over for the sender.
+    const bool reads = receive.message().bytes == 0 || reaches();
+    const Phase moves = reads ? Phase::reading : Phase::staging;
     t.target.store(reinterpret_cast<uintptr_t>(receive.message().data), std::memory_order_relaxed);
     t.claims.store(0, std::memory_order_relaxed);
     t.written.store(0, std::memory_order_relaxed);
     t.turn.store(turns_, std::memory_order_relaxed);
-    auto offered = static_cast<uint64_t>(Phase::offered);
-    const auto begun = static_cast<uint64_t>(reads ? Phase::reading : Phase::staging);
-    if (!t.phase.compare_exchange_strong(offered, begun, std::memory_order_acq_rel)) {
-        set_phase(t, Phase::complete);  // it was withdrawn: the sender's again
+    Phase seen = Phase::offered;
+    if (!exchange_phase(t, seen, moves)) {
+        if (seen != Phase::withdrawn)
+            nonsense("a message in phase " + std::to_string(static_cast<uint64_t>(seen)) +
+                     ": expected one that is offered");
+        set_phase(t, Phase::complete);  // the sender's again
         ring_peer();
         return false;
     }
-    if (!reads) ++turns_;
+    if (moves == Phase::staging) ++turns_;
     receive.moved = 0;
-    incoming_.push_back({transfer, &receive});
+    incoming_.push_back({transfer, &receive, moves});
     active_.fetch_add(1, std::memory_order_relaxed);
     ring_peer();
     return true;
@@ -80,7 +99,7 @@ bool ShmEndpoint::progress() {
 
 bool ShmEndpoint::advance_receive(const Active& active) {
     Transfer& t = in_.shared->transfers[active.transfer];
-    const bool staged = phase_of(t) == Phase::staging;
+    const bool staged = active.phase == Phase::staging;
     bool all = false;
     const bool moved = staged ? unstage(t, *active.request) : read(t, *active.request);
     if (staged) {
@@ -93,7 +112,11 @@ bool ShmEndpoint::advance_receive(const Active& active) {
     }
     if (!all) return moved;
     members_.require_healthy();  // else it may be what a sender that failed has left there
-    set_phase(t, Phase::complete);
+    Phase phase = active.phase;
+    if (!exchange_phase(t, phase, Phase::complete))
+        members_.fail(Fault::peer_lost, "rank " + std::to_string(peer_) +
+                                            " gave up a message while rank " +
+                                            std::to_string(members_.rank()) + " received it");
     ring_peer();
     std::erase_if(incoming_, [&](const Active& a) { return a.transfer == active.transfer; });
     active_.fetch_sub(1, std::memory_order_relaxed);
@@ -109,7 +132,8 @@ bool ShmEndpoint::read(Transfer& t, Request& receive) {
         reinterpret_cast<const std::byte*>(t.source.load(std::memory_order_relaxed));
     uint64_t claims = t.claims.load(std::memory_order_acquire), read = 0;
     while (read < kMostAtOnce && (claims & kFront) + (claims >> 32) < chunks) {
-        if (!t.claims.compare_exchange_weak(claims, claims + 1, std::memory_order_acq_rel)) continue;
+        if (!t.claims.compare_exchange_weak(claims, claims + 1, std::memory_order_acq_rel))
+            continue;
         const uint64_t at = (claims & kFront) * chunk, bytes = std::min(chunk, m.bytes - at);
         loans_.read(peer_, m.data + at, source + at, bytes);
         read += bytes;
@@ -156,15 +180,11 @@ bool ShmEndpoint::help(Transfer& t, const Request& send) {
         // this sees that it has.
         t.write_to.store(target + at, std::memory_order_relaxed);
         t.write_bytes.store(bytes, std::memory_order_seq_cst);
-        const bool revoked =
-            t.phase.load(std::memory_order_seq_cst) == static_cast<uint64_t>(Phase::revoked);
-        const bool wrote = !revoked && loans_.write(peer_, &t.write_to, m.data + at, bytes);
+        const bool wrote =
+            t.phase.load(std::memory_order_seq_cst) != static_cast<uint64_t>(Phase::revoked) &&
+            loans_.write(peer_, &t.write_to, m.data + at, bytes);
         t.written.fetch_add(1, std::memory_order_release);
-        if (!wrote) members_.require_peers_alive();
-        if (!wrote && !revoked)
-            members_.fail(Fault::aborted, "rank " + std::to_string(members_.rank()) +
-                                              " cannot write the memory that rank " +
-                                              std::to_string(peer_) + " gave to a receive");
+        if (!wrote && phase_of(t) != Phase::revoked) loans_.fail_write(peer_);
         written += bytes;
         claims = t.claims.load(std::memory_order_acquire);
     }
@@ -197,8 +217,7 @@ bool ShmEndpoint::unstage(Transfer& t, Request& receive) {
     const uint64_t block = ring_bytes();
     uint64_t taken = in_.shared->blocks_taken.load(std::memory_order_relaxed);
     bool moved = false;
-    while (receive.moved < m.bytes &&
-           in_.shared->blocks.load(std::memory_order_acquire) != taken) {
+    while (receive.moved < m.bytes && in_.shared->blocks.load(std::memory_order_acquire) != taken) {
         const uint64_t bytes = std::min(block, m.bytes - receive.moved);
         kernels::copy(m.data + receive.moved, in_.staging + taken % kStagedBlocks * block, bytes);
         receive.moved += bytes;
@@ -211,21 +230,34 @@ bool ShmEndpoint::unstage(Transfer& t, Request& receive) {
 
 // Nobody writes to the receiver's memory when this returns: no chunk is left to be claimed, a write
 // that was claimed and has not begun writes nothing, and one that has begun ends, since the kernel
-// stops no process in the middle of it.
+// stops no process in the middle of it. A sender has one at a time: one that says otherwise, or
+// that says for long that it writes, is none that keeps to this.
 void ShmEndpoint::revoke(Transfer& t) noexcept {
     t.phase.store(static_cast<uint64_t>(Phase::revoked), std::memory_order_seq_cst);
     t.write_bytes.store(0, std::memory_order_seq_cst);
     const uint64_t claims = t.claims.exchange(kFront, std::memory_order_acq_rel);
-    while (t.written.load(std::memory_order_acquire) != claims >> 32) {
-        if (!members_.runs(peer_)) return;
-        ::usleep(100);
+    for (int look = 0; look < kMostLooks && members_.runs(peer_); ++look) {
+        const uint64_t writing = (claims >> 32) - t.written.load(std::memory_order_acquire);
+        if (writing != 1) return;
+        ::usleep(kBetweenLooks_us);
+    }
+}
+
+// The sender's memory is about to be its caller's again: the receiver sees that what it has read
+// may be something else.
+void ShmEndpoint::take_back(Transfer& t) noexcept {
+    Phase phase = Phase::offered;
+    while (phase == Phase::offered || phase == Phase::reading || phase == Phase::staging) {
+        if (exchange_phase(t, phase, Phase::withdrawn)) return;
     }
 }
 
 void ShmEndpoint::fail(const Error& error) noexcept {
     for (const Active& active : incoming_) {
-        Transfer& t = in_.shared->transfers[active.transfer];
-        if (phase_of(t) == Phase::reading) revoke(t);
+        if (active.phase == Phase::reading) revoke(in_.shared->transfers[active.transfer]);
+    }
+    for (const Active& active : outgoing_) {
+        if (active.request) take_back(out_.shared->transfers[active.transfer]);
     }
     active_.store(0, std::memory_order_relaxed);
     for (auto* const list : {&incoming_, &outgoing_}) {

@@ -97,9 +97,11 @@ void WireEndpoint::grant(Incoming& in) {
 // The first bytes are here, and somebody has asked for them.
 void WireEndpoint::settle(uint64_t id, Incoming& in) {
     Request* const receive = in.receive;
-    if (!in.data.empty())
-        kernels::copy(receive->message().data, in.data.data(), in.data.size());
-    if (std::exchange(in.credited, false)) give_back(in.piece + kOverhead);
+    if (!in.data.empty()) kernels::copy(receive->message().data, in.data.data(), in.data.size());
+    if (std::exchange(in.credited, false)) {
+        stored_ -= in.piece + kOverhead;
+        give_back(in.piece + kOverhead);
+    }
     in.data = {};
     if (in.piece < in.envelope.bytes) return;  // the rest is still to come
     incoming_.erase(id);
@@ -118,7 +120,7 @@ void WireEndpoint::ask(uint64_t tag) {
     say(FrameKind::question, ++questions_, tag);
 }
 
-Endpoint::Answer WireEndpoint::answer() noexcept {
+Endpoint::Answer WireEndpoint::answer() {
     const bool told = answer_ == Answer::found || answer_ == Answer::denied;
     return told ? std::exchange(answer_, Answer::none) : answer_;
 }
@@ -126,7 +128,8 @@ Endpoint::Answer WireEndpoint::answer() noexcept {
 std::byte* WireEndpoint::place(const Frame& frame) {
     if (frame.kind == FrameKind::data) {
         Incoming& in = incoming_of(frame);
-        if (!in.granted || !in.receive || frame.bytes != in.envelope.bytes - in.piece)
+        // Once: it is the caller's memory.
+        if (!std::exchange(in.granted, false) || frame.bytes != in.envelope.bytes - in.piece)
             members_.fail_nonsense(peer_, std::to_string(frame.bytes) +
                                               " bytes of a message that it was not asked for");
         return in.receive->message().data + in.piece;
@@ -140,14 +143,14 @@ std::byte* WireEndpoint::place(const Frame& frame) {
                        " with " + std::to_string(frame.bytes) + " of " + std::to_string(total) +
                        " bytes of type " + std::to_string(frame.called.kind) +
                        ": expected a new message");
-    uint64_t stored = frame.bytes + kOverhead;
-    for (const auto& [id, in] : incoming_) stored += in.credited ? in.piece + kOverhead : 0;
-    if (!aside && stored > kCredit)
+    if (aside ? frame.bytes > 0 || answer_ != Answer::waiting
+              : stored_ + frame.bytes + kOverhead > kCredit)
         members_.fail_nonsense(peer_, "a message for which it has no credit");
     Incoming& in = incoming_[frame.number];
     in.envelope = {peer_, frame.called.kind, frame.place, total, frame.number};
     in.piece = frame.bytes;
     in.credited = !aside;
+    if (in.credited) stored_ += in.piece + kOverhead;
     in.data.resize(in.piece);
     told_.push_back(in.envelope);  // so that the rest may be granted while this comes
     if (aside) answer_ = Answer::found;
@@ -157,8 +160,8 @@ std::byte* WireEndpoint::place(const Frame& frame) {
 WireEndpoint::Incoming& WireEndpoint::incoming_of(const Frame& frame) {
     const auto found = incoming_.find(frame.number);
     if (found == incoming_.end())
-        members_.fail_nonsense(peer_, "bytes of message " + std::to_string(frame.number) +
-                                          ", which is not under way");
+        members_.fail_nonsense(
+            peer_, "bytes of message " + std::to_string(frame.number) + ", which is not under way");
     return found->second;
 }
 
@@ -172,6 +175,7 @@ void WireEndpoint::deliver(const Frame& frame) {
             return;
         }
         case FrameKind::data: {
+            if (frame.bytes == 0) place(frame);
             Request* const receive = incoming_of(frame).receive;
             incoming_.erase(frame.number);
             return completion_.complete(*receive);
@@ -200,7 +204,7 @@ void WireEndpoint::deliver(const Frame& frame) {
             asked_tag_ = frame.place;
             return;
         case FrameKind::denied:
-            if (frame.number == questions_) answer_ = Answer::denied;
+            if (frame.number == questions_ && answer_ == Answer::waiting) answer_ = Answer::denied;
             return;
         case FrameKind::held:
             held_ = frame.number;
@@ -221,7 +225,7 @@ void WireEndpoint::fail(const Error& error) noexcept {
         request->failed(error);
         completion_.complete(*request);
     };
-    for (const Leaving& leaving : std::exchange(leaving_, {})) end(leaving.done);
+    for (; !leaving_.empty(); leaving_.pop_front()) end(leaving_.front().done);
     for (const auto& [id, send] : std::exchange(ungranted_, {})) end(send);
     for (const auto& [id, in] : std::exchange(incoming_, {})) end(in.receive);
     told_.clear();

@@ -30,7 +30,7 @@ class WireEndpoint final : public Endpoint {
     bool accept(const Envelope& came, Request& receive) override;
     [[nodiscard]] uint64_t held() const noexcept override { return held_; }
     void ask(uint64_t tag) override;
-    Answer answer() noexcept override;
+    Answer answer() override;
 
     bool progress() override;
     [[nodiscard]] bool has_news() const noexcept override { return true; }
@@ -54,7 +54,7 @@ class WireEndpoint final : public Endpoint {
         std::vector<std::byte> data;  // those bytes, until they are asked for
         bool came = false;            // they are here
         bool granted = false;
-        bool credited = false;        // they count against the sender's credit
+        bool credited = false;  // they count against the sender's credit
         Request* receive = nullptr;
     };
     // A frame whose memory is in use until the wire has handed it over.
@@ -89,6 +89,7 @@ class WireEndpoint final : public Endpoint {
     std::unordered_map<uint64_t, Incoming> incoming_;
     std::deque<Envelope> told_;  // for `next`
     uint64_t owed_ = 0;          // credit that the peer has not been given back
+    uint64_t stored_ = 0;        // credit that is in use
     uint64_t held_ = 0;
     uint64_t questions_ = 0;
     Answer answer_ = Answer::none;

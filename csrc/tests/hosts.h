@@ -43,7 +43,7 @@ inline void set_nonblocking(const Descriptor& fd) {
     ::fcntl(fd.get(), F_SETFL, ::fcntl(fd.get(), F_GETFL) | O_NONBLOCK);
 }
 
-inline constexpr std::array kWires{WireKind::collectives, WireKind::mail};
+inline constexpr std::array kWires{WireKind::collectives, WireKind::p2p};
 
 class Hosts {
   public:

@@ -2,6 +2,7 @@
 // likes: what a proved peer may do.
 #pragma once
 
+#include <algorithm>
 #include <cstring>
 #include <optional>
 
@@ -17,9 +18,11 @@ inline Frame frame_of(FrameKind kind, uint64_t number = 0, uint64_t bytes = 0) {
     return frame;
 }
 
-inline Frame letter_of(uint64_t tag, uint64_t bytes) {
-    Frame frame = frame_of(FrameKind::letter, 0, bytes);
+// The first `bytes` of a message, which are all of it unless more is said.
+inline Frame message_of(uint64_t number, uint64_t tag, uint64_t bytes, uint64_t total = 0) {
+    Frame frame = frame_of(FrameKind::message, number, bytes);
     frame.place = tag;
+    frame.progress = std::max(bytes, total);
     frame.called.kind = static_cast<uint32_t>(DType::uint8);
     return frame;
 }
@@ -66,6 +69,41 @@ class Faced {
         static_cast<void>(
             !::send(end(kind, stream).get(), bytes.data(), bytes.size(), MSG_NOSIGNAL));
     }
+    // All that is said until the connection ends, or nothing comes for long.
+    std::vector<uint8_t> rest(WireKind kind, size_t stream = 0) {
+        std::vector<uint8_t> all, some(1 << 20);
+        wait_at_most(kind, stream, 10);
+        for (ssize_t got = 1; got > 0;) {
+            got = ::recv(end(kind, stream).get(), some.data(), some.size(), 0);
+            all.insert(all.end(), some.begin(), some.begin() + std::max<ssize_t>(got, 0));
+        }
+        return all;
+    }
+    // The kinds of all frames that are said until the connection ends.
+    std::vector<FrameKind> hear_all(WireKind kind, size_t stream = 0) {
+        std::vector<FrameKind> kinds;
+        const auto all = rest(kind, stream);
+        for (size_t at = 0; at + sizeof(Frame) <= all.size();) {
+            Frame frame;
+            std::memcpy(&frame, all.data() + at, sizeof(frame));
+            kinds.push_back(frame.kind);
+            at += sizeof(frame) + frame.bytes;
+        }
+        return kinds;
+    }
+    // Whether a frame of this kind, without payload, comes soon; others before it are forgotten.
+    bool hears(WireKind kind, FrameKind expected, double soon_s, size_t stream = 0) {
+        wait_at_most(kind, stream, soon_s);
+        Frame frame;
+        while (::recv(end(kind, stream).get(), &frame, sizeof(frame), MSG_WAITALL) ==
+               sizeof(frame)) {
+            std::vector<std::byte> payload(frame.bytes);
+            if (frame.kind == expected) return true;
+            if (frame.bytes > 0)
+                ::recv(end(kind, stream).get(), payload.data(), payload.size(), MSG_WAITALL);
+        }
+        return false;
+    }
     void hang_up(WireKind kind, size_t stream, bool reset) {
         const linger hard{1, 0};
         Descriptor& fd = end(kind, stream);
@@ -74,6 +112,13 @@ class Faced {
     }
 
   private:
+    void wait_at_most(WireKind kind, size_t stream, double seconds) {
+        timeval most{};
+        most.tv_sec = static_cast<time_t>(seconds);
+        most.tv_usec = static_cast<suseconds_t>((seconds - static_cast<double>(most.tv_sec)) * 1e6);
+        ::setsockopt(end(kind, stream).get(), SOL_SOCKET, SO_RCVTIMEO, &most, sizeof(most));
+    }
+
     std::shared_ptr<Group> group_;
     Rank rank_;
     std::array<std::vector<Descriptor>, 2> ends_;

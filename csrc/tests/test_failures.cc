@@ -10,6 +10,7 @@
 #include <thread>
 
 #include "calls.h"
+#include "messages.h"
 #include "report.h"
 
 namespace {
@@ -89,18 +90,16 @@ void check_closed_under_a_caller(Report& report, Mapping mapping) {
         expect(report, run_step(world[0], simple(Kind::direct, 100)), Fault::aborted, "closed",
                "closed under a caller");
     });
-    std::thread reader([&] {
-        const auto outcome = outcome_of([&] {
-            world[0].mail->wait(*world[0].mail->receive(message(data, 1, 0)), kLong_s, -1, {});
-        });
-        expect(report, outcome, Fault::aborted, "closed", "closed under a reader");
+    std::thread receiver([&] {
+        const auto outcome = outcome_of([&] { receive(world[0], data, 1, 0); });
+        expect(report, outcome, Fault::aborted, "closed", "closed under a receiver");
     });
     pause(0.05);
     const auto job = world[0].dispatcher->submit(queued.execution(), kLong_s, 1e-4);
     world[0].close();
     report.check(world[1].members->failed(), "the others learn it before close returns");
     caller.join();
-    reader.join();
+    receiver.join();
     report.check(job->done() && job->error().has_value(), "closed over a queued call");
     expect(report, outcome_of([&] { world[0].dispatcher->wait(*job, -1, {}); }), Fault::aborted,
            "closed", "waiting after the end");
@@ -366,8 +365,8 @@ void check_forked(Report& report) {
     Call call(simple(Kind::direct, 100), 0, 2);
     std::vector<uint8_t> data(10);
     const auto job = (*world)[0].dispatcher->submit(call.execution(), kLong_s, 0);
-    const auto parcel = (*world)[0].mail->receive(message(data, 1, 0));
-    (*world)[0].mail->carry_on();
+    p2p::Request received(message(data, 1, 0), false), sent(message(data, 1, 0), true);
+    (*world)[0].p2p->begin(received, true);
     pause(0.05);
     const pid_t child = ::fork();
     if (child == 0) {
@@ -379,8 +378,8 @@ void check_forked(Report& report) {
         bool ok = refused(run_step(rank, simple(Kind::barrier, 0)));
         ok &= refused(outcome_of([&] { rank.dispatcher->submit(call.execution(), 1, 0); }));
         ok &= refused(outcome_of([&] { rank.dispatcher->wait(*job, -1, {}); }));
-        ok &= refused(outcome_of([&] { rank.mail->send(message(data, 1, 0)); }));
-        ok &= refused(outcome_of([&] { rank.mail->wait(*parcel, 1, -1, {}); }));
+        ok &= refused(outcome_of([&] { rank.p2p->begin(sent, false); }));
+        ok &= refused(outcome_of([&] { rank.p2p->wait(received, 1, -1, {}); }));
         rank.members->record(Fault::aborted, "by a child");
         world.reset();
         ::_exit(ok ? 0 : 1);

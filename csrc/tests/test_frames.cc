@@ -6,6 +6,7 @@
 #include <chrono>
 
 #include "calls.h"
+#include "messages.h"
 #include "peer.h"
 #include "report.h"
 
@@ -14,16 +15,17 @@ namespace {
 using namespace unisono;
 using namespace unisono::test;
 
-constexpr WireKind kCalls = WireKind::collectives, kMail = WireKind::mail;
+constexpr WireKind kCalls = WireKind::collectives, kMessages = WireKind::p2p;
+constexpr std::array kKindsOfMessages{FrameKind::message, FrameKind::data, FrameKind::grant,
+                                      FrameKind::credit,  FrameKind::held, FrameKind::question,
+                                      FrameKind::denied};
 
 Outcome call(Faced& faced, double timeout_s = kLong_s) {
     return run_step(faced.rank(), simple(Kind::direct, 100), timeout_s);
 }
 
-Outcome receive(Faced& faced, std::vector<uint8_t>& data, uint64_t tag = 0,
-                double timeout_s = kLong_s) {
-    PostOffice& mail = *faced.rank().mail;
-    return outcome_of([&] { mail.wait(*mail.receive(message(data, 1, tag)), timeout_s, -1, {}); });
+Outcome receive(Faced& faced, Data& data, uint64_t tag = 0, double timeout_s = kLong_s) {
+    return outcome_of([&] { receive(faced.rank(), data, 1, tag, timeout_s); });
 }
 
 // ---- strange frames
@@ -48,8 +50,8 @@ void check_strange_posts(Report& report) {
                 f.bytes = 0;
             }),
             next);
-    refused("what only messages have", frame_of(FrameKind::taken, 1), next);
-    refused("a letter", letter_of(0, 0), next);
+    for (const FrameKind kind : kKindsOfMessages)
+        refused("what only messages have", frame_of(kind, 1), next);
     refused("a strip of 3", strange([](Frame& f) { f.strip = 3; }), next);
     refused("a place behind the areas", strange([](Frame& f) { f.place = 128 * 256; }), next);
     refused("a place that wraps", strange([](Frame& f) { f.place = ~0ULL - 3; }), next);
@@ -64,42 +66,114 @@ void check_strange_posts(Report& report) {
     refused("a fault with a long text", frame_of(FrameKind::failed, 0, kFaultText + 1), next);
 }
 
-void check_strange_letters(Report& report) {
-    const auto refused = [&](const char* what, const Frame& frame, Fault fault = Fault::system) {
+void check_strange_messages(Report& report) {
+    const auto refused = [&](const char* what, const std::vector<Frame>& frames,
+                             Fault fault = Fault::system) {
         Faced faced;
-        std::vector<uint8_t> data(100);
-        faced.say(kMail, frame);
-        expect(report, receive(faced, data), fault, "", what);
+        Data data(100);
+        for (const Frame& frame : frames)
+            faced.say(kMessages, frame, std::string(std::min<uint64_t>(frame.bytes, 100), ' '));
+        expect(report, receive(faced, data), fault, "rank 1 sent", what);
         expect(report, outcome_of([&] { faced.group().members().require_healthy(); }), fault, "",
                what);
     };
-    Frame untyped = letter_of(0, 100);
+    Frame untyped = message_of(1, 0, 100), aside = message_of(1, 5, 0, 100);
     untyped.called.kind = num_dtypes;
-    refused("a letter of no type", untyped);
-    refused("a letter of all memory", letter_of(1, ~0ULL));
-    refused("a letter of a length that is not asked for", letter_of(0, 99), Fault::mismatch);
-    refused("a post among letters", post_of(1, 0));
-    refused("a post with payload among letters", frame_of(FrameKind::post, 1, 8));
-    refused("an unknown kind among letters", frame_of(FrameKind(9), 1));
-    refused("a post far ahead among letters", post_of(1 << 30, 0));
+    aside.loads = 1;
+    const Frame other = message_of(1, 5, 100), part = message_of(1, 5, 10, 100);
+    refused("a message of no type", {untyped});
+    refused("a message of all memory", {message_of(1, 1, ~0ULL)});
+    refused("more of a message than comes first", {message_of(1, 1, (64 << 10) + 1, 1 << 20)});
+    refused("a message that is longer than itself", {[] {
+                Frame frame = message_of(1, 1, 100);
+                frame.progress = 99;
+                return frame;
+            }()});
+    refused("a message of a length that is not asked for", {message_of(1, 0, 99)}, Fault::mismatch);
+    refused("a message of more than is asked for", {message_of(1, 0, 100, 1 << 20)},
+            Fault::mismatch);
+    refused("a message twice", {other, other});
+    refused("a message for which nobody has asked", {aside});
+    refused("the rest of no message", {frame_of(FrameKind::data, 1, 10)});
+    refused("no rest of no message", {frame_of(FrameKind::data, 1)});
+    refused("the rest of a message that is all there", {other, frame_of(FrameKind::data, 1)});
+    refused("a rest that was not granted", {part, frame_of(FrameKind::data, 1, 90)});
+    refused("no rest that was not granted", {part, frame_of(FrameKind::data, 1)});
+    refused("a grant of nothing", {frame_of(FrameKind::grant, 1)});
+    refused("a post among messages", {post_of(1, 0)});
+    refused("a post with payload among messages", {frame_of(FrameKind::post, 1, 8)});
+    refused("an unknown kind among messages", {frame_of(FrameKind(12), 1)});
+    refused("no kind among messages", {frame_of(FrameKind(0), 1)});
+    refused("a post far ahead among messages", {post_of(1 << 30, 0)});
 }
 
-// A letter is under way when a frame comes that is none: the letter's memory must not be taken for
-// complete.
-void check_post_within_a_letter(Report& report) {
+// Each message counts 256 bytes, and what of it came, until it is received.
+void check_credit(Report& report) {
+    for (const uint64_t bytes : {0ULL, 1000ULL}) {
+        const uint64_t most = (256 << 10) / (256 + bytes);
+        Faced faced;
+        Data data(bytes), last(1);
+        const auto say = [&](uint64_t number) {
+            faced.say(kMessages, message_of(number, 7, bytes), std::string(bytes, '\1'));
+        };
+        for (uint64_t k = 1; k <= most; ++k) say(k);
+        expect(report, receive(faced, last, 0, 0.1), Fault::timeout, "",
+               "what there is credit for");
+        Faced other;
+        for (uint64_t k = 1; k <= most + 1; ++k)
+            other.say(kMessages, message_of(k, 7, bytes), std::string(bytes, '\1'));
+        expect(report, receive(other, last), Fault::system, "no credit", "one message too many");
+    }
+}
+
+// The rest of a message is asked for once somebody receives it, and not before.
+void check_grant(Report& report) {
+    Faced faced;
+    Data data(1000), other(10);
+    faced.say(kMessages, message_of(1, 0, 100, 1000), std::string(100, '\2'));
+    faced.say(kMessages, message_of(2, 1, 10), std::string(10, '\3'));
+    expect(report, receive(faced, other, 1), Fault::none, "", "a message behind a long one");
+    report.check(!faced.hears(kMessages, FrameKind::grant, 0.05), "a grant without a receive");
+    p2p::Request request(message(data, 1, 0), false);
+    faced.rank().p2p->begin(request, false);
+    report.check(faced.hears(kMessages, FrameKind::grant, kLong_s), "a grant");
+    report.check(!faced.rank().p2p->wait(request, kLong_s, 0.02, {}), "a message in part is none");
+    faced.say(kMessages, frame_of(FrameKind::data, 1, 900), std::string(900, '\2'));
+    faced.rank().p2p->wait(request, kLong_s, -1, {});
+    report.check(data == Data(1000, 2) && other == Data(10, 3), "what came in two parts");
+}
+
+// A message is under way when a frame comes that is none: the message's memory must not be taken
+// for complete.
+void check_post_within_a_message(Report& report) {
     Faced faced(2);
-    std::vector<uint8_t> data(1000, 1);
-    const auto parcel = faced.rank().mail->receive(message(data, 1, 0));
-    faced.say(kMail, letter_of(0, 1000), std::string(500, '\2'));
+    Data data(1000, 1);
+    p2p::Request request(message(data, 1, 0), false);
+    faced.rank().p2p->begin(request, false);
+    faced.say(kMessages, message_of(1, 0, 1000), std::string(500, '\2'));
     pause(0.02);
-    report.check(!faced.rank().mail->wait(*parcel, kLong_s, 0.02, {}), "half a letter is none");
-    faced.say(kMail, post_of(1, 0), {}, 1);
-    expect(report, outcome_of([&] { faced.rank().mail->wait(*parcel, kLong_s, -1, {}); }),
-           Fault::system, "rank 1 sent", "a post within a letter");
+    report.check(!faced.rank().p2p->wait(request, kLong_s, 0.02, {}), "half a message is none");
+    faced.say(kMessages, post_of(1, 0), {}, 1);
+    expect(report, outcome_of([&] { faced.rank().p2p->wait(request, kLong_s, -1, {}); }),
+           Fault::system, "rank 1 sent", "a post within a message");
     Faced other(2);
-    faced.say(kMail, letter_of(0, 1000), std::string(500, '\2'));
-    other.say(kMail, letter_of(0, 1000), std::string(500, '\2'), 1);
-    expect(report, receive(other, data), Fault::system, "wrong connection", "letters side by side");
+    other.say(kMessages, message_of(1, 0, 1000), std::string(500, '\2'), 1);
+    expect(report, receive(other, data), Fault::system, "wrong connection",
+           "messages side by side");
+}
+
+// What a rank sends before it leaves comes before it says so: both by one connection.
+void check_order_of_leaving(Report& report) {
+    Faced faced(3);
+    Data data(10);
+    send(faced.rank(), data, 1, 0);
+    std::thread closing([&] { faced.rank().close(); });
+    const auto heard = faced.hear_all(kMessages, 0);
+    for (size_t s = 1; s < 3; ++s)
+        report.check(faced.hear_all(kMessages, s).empty(), "words by another connection");
+    closing.join();
+    report.check(heard == std::vector{FrameKind::message, FrameKind::left},
+                 "a message, then that its rank leaves");
 }
 
 void check_last_words(Report& report) {
@@ -154,11 +228,14 @@ void check_ends(Report& report) {
     faced.say_bytes(kCalls, std::string(30, '\1'), 1);
     faced.hang_up(kCalls, 1, false);
     expect(report, call(faced), Fault::peer_lost, "rank 1 is gone", "one torn connection of three");
-    Faced letters;
-    std::vector<uint8_t> data(100);
-    letters.say(kMail, letter_of(0, 100), std::string(50, ' '));
-    letters.hang_up(kMail, 0, false);
-    expect(report, receive(letters, data), Fault::peer_lost, "rank 1 is gone", "half a letter");
+    for (const uint64_t part : {uint64_t{0}, uint64_t{50}}) {
+        Faced messages;
+        Data data(100);
+        messages.say(kMessages, message_of(1, 0, 100), std::string(part, ' '));
+        messages.hang_up(kMessages, 0, false);
+        expect(report, receive(messages, data), Fault::peer_lost, "rank 1 is gone",
+               "half a message");
+    }
 }
 
 // The peer has left and some of its connections have ended: what it is still told goes nowhere, and
@@ -212,53 +289,48 @@ void check_order(Report& report) {
     caller.join();
 }
 
-// Nobody asks for a letter, and its sender is gone: that keeps nobody awake. Who asks then is told.
-void check_letter_of_who_is_gone(Report& report) {
+// Nobody asks for a message, and its sender is gone: that keeps nobody awake. Who asks then is
+// told.
+void check_message_of_who_is_gone(Report& report) {
     Faced faced;
-    Wire& wire = *faced.rank().mail->wire();
-    std::vector<uint8_t> sent(10), data(10, 0);
-    faced.rank().mail->carry_on();
-    const auto parcel = faced.rank().mail->send(message(sent, 1, 0));
-    report.check(faced.rank().mail->wait(*parcel, kLong_s, -1, {}), "a letter is sent");
-    faced.say(kMail, letter_of(3, 10), std::string(10, '\7'));
-    pause(0.01);
-    faced.rank().mail->send(message(sent, 1, 0));  // finds that nobody asks for it
-    faced.hang_up(kMail, 0, true);
+    p2p::Engine& engine = *faced.rank().p2p;
+    Data sent(10), data(10, 0);
+    send(faced.rank(), sent, 1, 0);
+    faced.say(kMessages, message_of(1, 3, 10), std::string(10, '\7'));
+    report.check(engine.wait_probe(1, 3, kLong_s, -1, {}).has_value(), "a message nobody asks for");
+    faced.hang_up(kMessages, 0, true);
     pause(0.01);
     int woken = 0;
     for (int i = 0; i < 5; ++i) {
-        wire.poll();
-        woken += wire.sleep(0.01, [] { return false; }) == Woken::rung;
+        static_cast<void>(outcome_of([&] { engine.wire()->poll(); }));
+        woken += engine.wire()->sleep(0.01, [] { return false; }) == Woken::rung;
     }
-    report.check(woken <= 1, "a letter of who is gone keeps its reader awake");
+    report.check(woken <= 1, "a message of who is gone keeps its receiver awake");
     expect(report, receive(faced, data, 3), Fault::peer_lost, "rank 1 is gone",
-           "a letter of who is gone");
-    report.check(data == std::vector<uint8_t>(10, 7), "what had come of it is there");
+           "a message of who is gone");
 }
 
-// After a failure a letter's memory is its sender's: what still leaves is what the letter was.
-void check_letter_given_up(Report& report) {
+// After a failure a message's memory is its sender's: what still leaves is what the message was.
+void check_message_given_up(Report& report) {
     Faced faced;
-    std::vector<uint8_t> data(16 << 20, 7);
-    expect(report, outcome_of([&] {
-               faced.rank().mail->wait(*faced.rank().mail->send(message(data, 1, 0)), 0.1, -1, {});
-           }),
-           Fault::timeout, "it was not received", "a letter that nobody takes");
+    Data data(16 << 20, 7);
+    p2p::Request request(message(data, 1, 0), true);
+    faced.rank().p2p->begin(request, false);
+    faced.say(kMessages, frame_of(FrameKind::grant, 1));
+    expect(report, outcome_of([&] { faced.rank().p2p->wait(request, 0.1, -1, {}); }),
+           Fault::timeout, "it was not received", "a message that nobody takes");
     std::fill(data.begin(), data.end(), uint8_t{0xee});
     std::thread closing([&] { faced.rank().close(); });
-    std::vector<uint8_t> got(1 << 20), all;
-    for (;;) {
-        const ssize_t bytes = ::recv(faced.end(kMail).get(), got.data(), got.size(), 0);
-        if (bytes <= 0) break;
-        all.insert(all.end(), got.begin(), got.begin() + bytes);
-    }
+    const Data all = faced.rest(kMessages);
     closing.join();
-    const size_t content = std::min(all.size(), sizeof(Frame) + data.size());
-    report.check(content > sizeof(Frame), "some of the letter has come");
-    report.check(
-        std::all_of(all.begin() + sizeof(Frame), all.begin() + static_cast<std::ptrdiff_t>(content),
-                    [](uint8_t byte) { return byte == 7; }),
-        "a letter that was given up has other content");
+    constexpr size_t first = 64 << 10, heads = 2 * sizeof(Frame);
+    report.check(all.size() > heads + first, "some of the message has come");
+    size_t other = 0;
+    for (size_t i = sizeof(Frame); i < std::min(all.size(), heads + data.size()); ++i) {
+        const bool head = i >= sizeof(Frame) + first && i < heads + first;
+        other += !head && all[i] != 7;
+    }
+    report.check(other == 0, "a message that was given up has other content");
 }
 
 void check_attached_too_late(Report& report) {
@@ -275,7 +347,7 @@ void check_attached_too_late(Report& report) {
 // Who polls takes what rings for all; whoever sleeps must hear it none the less.
 void check_bell(Report& report) {
     Faced faced;
-    Wire& wire = *faced.rank().mail->wire();
+    Wire& wire = *faced.rank().p2p->wire();
     for (int i = 0; i < 20; ++i) {
         std::atomic<bool> done{false};
         std::vector<std::thread> sleepers;
@@ -353,16 +425,19 @@ int main() {
     check_forked(report);
 #endif
     check_strange_posts(report);
-    check_strange_letters(report);
-    check_post_within_a_letter(report);
+    check_strange_messages(report);
+    check_credit(report);
+    check_grant(report);
+    check_post_within_a_message(report);
+    check_order_of_leaving(report);
     check_last_words(report);
     check_streams_that_disagree(report);
     check_ends(report);
     check_left_in_steps(report);
     check_left_unconnected(report);
     check_order(report);
-    check_letter_of_who_is_gone(report);
-    check_letter_given_up(report);
+    check_message_of_who_is_gone(report);
+    check_message_given_up(report);
     check_attached_too_late(report);
     check_bell(report);
     return report.finish();

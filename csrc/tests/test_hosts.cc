@@ -1,4 +1,4 @@
-// Calls and letters between hosts that work: any length, any layout, several streams, several
+// Calls and messages between hosts that work: any length, any layout, several streams, several
 // threads, one call after the other without waiting.
 #include <algorithm>
 #include <atomic>
@@ -6,7 +6,7 @@
 
 #include "calls.h"
 #include "hosts.h"
-#include "letters.h"
+#include "messages.h"
 #include "report.h"
 
 namespace {
@@ -67,16 +67,16 @@ void check_calls(Report& report, const Layout& layout, uint32_t streams, uint64_
     report.check(wrong == 0, "results over " + text_of(layout, streams));
 }
 
-// ---- letters
+// ---- messages
 
 size_t bytes_of(uint64_t seed) {
     constexpr size_t lengths[] = {0, 1, 77, 5000, 300'000};
     return lengths[seed * 7919 % std::size(lengths)];
 }
 
-// Every thread of every rank writes to its like on all ranks, here and elsewhere.
-void check_letters(Report& report, const Layout& layout, uint32_t streams) {
-    constexpr uint64_t kLetters = 5;
+// Every thread of every rank sends to its like on all ranks, here and elsewhere.
+void check_messages(Report& report, const Layout& layout, uint32_t streams) {
+    constexpr uint64_t kMessages = 5;
     Hosts world(layout, streams);
     std::atomic<int> wrong{0};
     world.run([&](Rank& rank) {
@@ -85,14 +85,14 @@ void check_letters(Report& report, const Layout& layout, uint32_t streams) {
         for (uint64_t tag = 0; tag < 2; ++tag) {
             threads.emplace_back([&, tag] {
                 const auto outcome =
-                    outcome_of([&] { exchange(rank, ranks, tag, kLetters, bytes_of, wrong); });
+                    outcome_of([&] { exchange(rank, ranks, tag, kMessages, bytes_of, wrong); });
                 report.check(outcome.fault == Fault::none,
-                             "letters over " + text_of(layout, streams) + ": " + outcome.text);
+                             "messages over " + text_of(layout, streams) + ": " + outcome.text);
             });
         }
         for (auto& thread : threads) thread.join();
     });
-    report.check(wrong == 0, "letters over " + text_of(layout, streams));
+    report.check(wrong == 0, "messages over " + text_of(layout, streams));
 }
 
 // ---- failures that cross hosts
@@ -151,7 +151,7 @@ int main() {
     for (const Layout& layout : layouts) {
         for (const uint32_t streams : {1U, 3U}) {
             check_calls(report, layout, streams, ++seed);
-            check_letters(report, layout, streams);
+            check_messages(report, layout, streams);
         }
     }
     check_left(report);

@@ -113,30 +113,37 @@ bool check_call(Report& report, SomeWorld& world, Kind kind, Way way, int64_t fr
     return starved;
 }
 
-void check_letters(Report& report) {
+void check_messages(Report& report, size_t bytes) {
     bool starved = true;
     for (int64_t from = 0; starved; ++from) {
         World world(shape_of(2, 2), Mapping::own, 1);
-        const std::string what = "letters, starved from " + std::to_string(from);
+        const std::string what =
+            std::to_string(bytes) + " bytes, starved from " + std::to_string(from);
         world.run([&](Rank& rank) {
-            std::vector<uint8_t> data(5000, static_cast<uint8_t>(rank.rank));
-            const Message m = message(data, rank.rank == 0 ? 1 : 0, 0);
+            std::vector<uint8_t> sent(bytes, static_cast<uint8_t>(rank.rank)), received(bytes);
+            const int32_t peer = rank.rank == 0 ? 1 : 0;
+            p2p::Request out(message(sent, peer, 0), true), in(message(received, peer, 0), false);
+            bool begun = false;
             const auto exchange = [&] {
-                const auto out = rank.mail->send(m);
-                const auto in = rank.mail->receive(m);
-                rank.mail->carry_on();
-                rank.mail->wait(*in, kSoon_s, -1, {});
-                rank.mail->wait(*out, kSoon_s, -1, {});
+                rank.p2p->begin(out, true);
+                begun = true;
+                rank.p2p->begin(in, true);
+                rank.p2p->wait(in, kSoon_s, -1, {});
+                rank.p2p->wait(out, kSoon_s, -1, {});
             };
+            Outcome outcome;
             if (rank.rank == 0) {
-                const Outcome outcome = met(exchange);
+                outcome = met(exchange);
                 report.check(outcome.fault != Fault::timeout, what + " late: " + outcome.text);
             } else {
-                Outcome outcome;
                 starved = starve(from, [&] { outcome = met(exchange); });
-                // A message that could not begin at all: its rank goes on without it.
-                if (outcome.fault != Fault::none) rank.close();
             }
+            // Ends what is still under way, where another could not begin.
+            if (outcome.fault != Fault::none) rank.close();
+            if (outcome.fault == Fault::none)
+                report.check(received == std::vector<uint8_t>(bytes, static_cast<uint8_t>(peer)),
+                             what + ": wrong");
+            report.check(!begun || out.done(), what + ": a send is left under way");
         });
     }
 }
@@ -177,7 +184,7 @@ int main() {
             }
         }
     }
-    check_letters(report);
+    for (const size_t bytes : {50UL, 5000UL, 100'000UL}) check_messages(report, bytes);
     check_end(report);
     return report.finish();
 }

@@ -1,9 +1,9 @@
-// Messages between two ranks: all arrive, in order; those that cannot fail, soon.
+// Messages between two ranks of a host: all arrive, in order, whatever way they take.
 #include <algorithm>
 #include <atomic>
 #include <random>
 
-#include "letters.h"
+#include "messages.h"
 #include "report.h"
 #include "world.h"
 
@@ -11,102 +11,226 @@ namespace {
 
 using namespace unisono;
 using namespace unisono::test;
+using p2p::kAnySource;
+using p2p::kAnyTag;
 
-size_t bytes_of(uint64_t seed) {
-    return seed % 5 == 0 ? 0 : seed * 7919 % 2000;
+// How large messages move.
+enum class Way : bool { copied_once = true, staged = false };
+
+void use(World& world, uint32_t ranks, Way way) {
+    for (uint32_t r = 0; r < ranks; ++r) world[r].p2p->use_single_copy(way == Way::copied_once);
 }
 
-// Every thread of every rank writes to its like on all ranks; receives are posted before and after
-// the messages come, in other orders than they were sent.
-void check_mail(Report& report, Mapping mapping, uint32_t ranks) {
-    constexpr uint64_t kTags = 2, kLetters = 6;
-    World world(shape_of(ranks, 1), mapping, ranks);
-    std::atomic<int> wrong{0};
+void run(Report& report, World& world, const std::string& what,
+         const std::function<void(Rank&)>& body) {
     world.run([&](Rank& rank) {
+        const auto outcome = outcome_of([&] { body(rank); });
+        report.check(outcome.fault == Fault::none, what + ": " + outcome.text);
+    });
+}
+
+// Inside a slot, in the ring of bytes, and larger; just below and above each limit.
+size_t bytes_of(uint64_t seed) {
+    constexpr size_t lengths[] = {0, 1, 24, 25, 64, 65, 500, 8192, 8193, 20'000, 70'000};
+    return lengths[seed * 7919 % std::size(lengths)];
+}
+
+// Every thread of every rank sends to its like on all ranks; receives are posted before and after
+// the messages come, in other orders than they were sent.
+void check_exchange(Report& report, Mapping mapping, const SegmentShape& shape, Way way) {
+    constexpr uint64_t kTags = 2, kMessages = 8;
+    World world(shape, mapping, shape.ranks);
+    use(world, shape.ranks, way);
+    std::atomic<int> wrong{0};
+    run(report, world, "an exchange", [&](Rank& rank) {
         std::vector<std::thread> threads;
         for (uint64_t tag = 0; tag < kTags; ++tag) {
             threads.emplace_back([&, tag] {
-                const auto outcome =
-                    outcome_of([&] { exchange(rank, ranks, tag, kLetters, bytes_of, wrong); });
-                report.check(outcome.fault == Fault::none, "mail: " + outcome.text);
+                const auto outcome = outcome_of(
+                    [&] { exchange(rank, shape.ranks, tag, kMessages, bytes_of, wrong); });
+                report.check(outcome.fault == Fault::none, "an exchange: " + outcome.text);
             });
         }
         for (auto& thread : threads) thread.join();
-        // From anybody: each of the others once.
-        const auto outcome = outcome_of([&] {
-            std::vector<uint8_t> data(300, static_cast<uint8_t>(rank.rank));
+    });
+    report.check(wrong == 0, "messages of " + std::to_string(shape.ranks) + " ranks");
+}
+
+// From any rank with any tag: each of the others once, and as it was sent.
+void check_any(Report& report, Mapping mapping, Way way) {
+    constexpr uint32_t kRanks = 4;
+    World world(shape_of(kRanks, 1), mapping, kRanks);
+    use(world, kRanks, way);
+    run(report, world, "from any rank", [&](Rank& rank) {
+        for (const size_t bytes : {3UL, 60UL, 300UL, 40'000UL}) {
+            Data data = data_of(rank.rank + 1, bytes);
+            Data none;
             if (rank.rank != 0) {
-                rank.mail->wait(*rank.mail->send(message(data, 0, 9)), kLong_s, -1, {});
-                return;
+                receive(rank, none, 0, 1);
+                send(rank, data, 0, 100 + rank.rank);
+                continue;
             }
-            std::vector<bool> seen(ranks);
-            for (uint32_t i = 1; i < ranks; ++i) {
-                const auto parcel = rank.mail->receive(message(data, kAnySource, 9));
-                rank.mail->wait(*parcel, kLong_s, -1, {});
-                const auto from = static_cast<size_t>(parcel->source());
-                wrong +=
-                    seen[from] || data != std::vector<uint8_t>(300, static_cast<uint8_t>(from));
+            for (uint32_t i = 1; i < kRanks; ++i) send(rank, none, static_cast<int32_t>(i), 1);
+            std::vector<bool> seen(kRanks);
+            for (uint32_t i = 1; i < kRanks; ++i) {
+                p2p::Request request(message(data, kAnySource, kAnyTag), false);
+                rank.p2p->begin(request, false);
+                rank.p2p->wait(request, kLong_s, -1, {});
+                const auto from = static_cast<size_t>(request.source());
+                report.check(
+                    request.tag() == 100 + from && !seen[from] && data == data_of(from + 1, bytes),
+                    "from any rank, with any tag");
                 seen[from] = true;
             }
-        });
-        report.check(outcome.fault == Fault::none, "mail from anybody: " + outcome.text);
-    });
-    report.check(wrong == 0, "letters of " + std::to_string(ranks));
-}
-
-constexpr uint32_t kRanks = 3;  // of what follows
-
-void check_letters_that_differ(Report& report, Mapping mapping) {
-    World world(shape_of(kRanks, 2), mapping, 1);
-    world.run([&](Rank& rank) {
-        std::vector<uint8_t> data(rank.rank == 0 ? 1000 : 999);
-        if (rank.rank == 2) return;
-        const auto outcome = outcome_of([&] {
-            const auto parcel = rank.rank == 0 ? rank.mail->send(message(data, 1, 3))
-                                               : rank.mail->receive(message(data, 0, 3));
-            rank.mail->wait(*parcel, kLong_s, -1, {});
-        });
-        expect(report, outcome, Fault::mismatch, "rank 0 sent 1000 bytes", "letters that differ");
+        }
     });
 }
 
-void check_letters_nobody_sends(Report& report, Mapping mapping) {
-    for (const int32_t from : {1, kAnySource}) {
-        World world(shape_of(kRanks, 2), mapping, 1);
-        std::vector<uint8_t> data(1000), sent(100);
-        const auto kept = world[1].mail->send(message(sent, 0, 7));  // another tag
-        const auto parcel = world[0].mail->receive(message(data, from, 3));
-        report.check(!world[0].mail->wait(*parcel, kLong_s, 0.02, {}), "nothing came yet");
-        if (from == 1) world[0].mail->carry_on();
-        world[1].close();
-        if (from == kAnySource) world[2].close();
-        expect(report, outcome_of([&] { world[0].mail->wait(*parcel, kLong_s, -1, {}); }),
-               Fault::peer_lost, "left the group", "letters of who left");
+// Messages of one tag keep their order, however they differ in length, and so do the receives.
+void check_order(Report& report, Mapping mapping, const SegmentShape& shape, Way way) {
+    constexpr uint64_t kMessages = 40;
+    World world(shape, mapping, 2);
+    use(world, 2, way);
+    run(report, world, "in order", [&](Rank& rank) {
+        std::vector<Data> datas;
+        Requests requests;
+        for (uint64_t k = 0; k < kMessages; ++k)
+            datas.push_back(rank.rank == 0 ? data_of(k, bytes_of(k)) : Data(bytes_of(k)));
+        std::mt19937_64 random(1);
+        for (uint64_t k = 0; k < kMessages; ++k) {
+            const uint64_t tag = rank.rank == 0 || random() % 2 ? 5 : kAnyTag;
+            begin(requests, rank, message(datas[k], rank.rank == 0 ? 1 : 0, tag), rank.rank == 0);
+        }
+        for (p2p::Request& request : requests) rank.p2p->wait(request, kLong_s, -1, {});
+        for (uint64_t k = 0; k < kMessages; ++k)
+            report.check(datas[k] == data_of(k, bytes_of(k)), "message " + std::to_string(k));
+    });
+}
+
+// So many that slots and bytes go round many times, and the sender has to wait for room.
+void check_rounds(Report& report, Mapping mapping, const SegmentShape& shape) {
+    constexpr uint64_t kMessages = 3000;
+    World world(shape, mapping, 2);
+    const auto length = [&](uint64_t k) { return k * 7919 % (shape.pair_bytes / 4 + 1); };
+    std::atomic<int> wrong{0};
+    run(report, world, "round and round", [&](Rank& rank) {
+        Data data;
+        for (uint64_t k = 0; k < kMessages; ++k) {
+            data = rank.rank == 0 ? data_of(k, length(k)) : Data(length(k));
+            if (rank.rank == 0) {
+                send(rank, data, 1, k % 3);
+            } else {
+                receive(rank, data, 0, k % 3);
+                wrong += data != data_of(k, length(k));
+            }
+        }
+    });
+    report.check(wrong == 0, "messages that go round");
+}
+
+// A sender that waits helps from the other end: all parts are right, of lengths that do not divide.
+void check_large(Report& report, Mapping mapping, const SegmentShape& shape, Way way) {
+    World world(shape, mapping, 2);
+    use(world, 2, way);
+    run(report, world, "large messages", [&](Rank& rank) {
+        for (const size_t bytes :
+             {8193UL, 16'384UL, 16'385UL, 100'001UL, 3'000'000UL, 9'000'001UL}) {
+            for (const bool receiver_first : {false, true}) {
+                Data data = rank.rank == 0 ? data_of(bytes, bytes) : Data(bytes);
+                if ((rank.rank == 1) != receiver_first) pause(0.002);
+                if (rank.rank == 0) {
+                    send(rank, data, 1, 1);
+                } else {
+                    receive(rank, data, 0, 1);
+                    report.check(data == data_of(bytes, bytes),
+                                 std::to_string(bytes) + " bytes arrive wrong");
+                }
+            }
+        }
+    });
+}
+
+void check_to_oneself(Report& report, Mapping mapping) {
+    World world(shape_of(1, 2), mapping, 1);
+    Rank& rank = world[0];
+    std::vector<Data> datas;
+    Requests requests;
+    uint64_t seed = 0;
+    for (const size_t bytes : {0UL, 24UL, 8192UL, 8193UL, 300'000UL}) {
+        for (const bool receive_first : {false, true}) {
+            Data sent = data_of(++seed, bytes), got(bytes);
+            p2p::Request out(message(sent, 0, 1), true), in(message(got, kAnySource, 1), false);
+            rank.p2p->begin(receive_first ? in : out, false);
+            rank.p2p->begin(receive_first ? out : in, false);
+            report.check(out.done() && in.done() && in.source() == 0 && sent == got,
+                         std::to_string(bytes) + " bytes to oneself");
+        }
     }
-    World world(shape_of(kRanks, 2), mapping, 1);
-    std::vector<uint8_t> data(1000);
-    expect(report, outcome_of([&] {
-               world[0].mail->wait(*world[0].mail->receive(message(data, 1, 3)), 0.05, -1, {});
-           }),
-           Fault::timeout, "nothing was sent", "letters that are late");
-    expect(report, outcome_of([&] { world[0].mail->send(message(data, 0, 3)); }), Fault::timeout,
-           "nothing was sent", "letters after a failure");
+    // In order, by tag, and without end: more than is kept of them.
+    for (uint64_t k = 0; k < 60; ++k) {
+        datas.push_back(data_of(k, 8000));
+        begin(requests, rank, message(datas.back(), 0, k % 2), true);
+    }
+    const auto copied = std::count_if(requests.begin(), requests.end(),
+                                      [](const p2p::Request& r) { return r.done(); });
+    report.check(copied == 32, std::to_string(copied) + " messages to oneself are stored");
+    for (const uint64_t tag : {1, 0}) {
+        for (uint64_t k = tag; k < 60; k += 2) {
+            Data data(8000);
+            receive(rank, data, 0, tag);
+            report.check(data == data_of(k, 8000), "messages to oneself keep their order");
+        }
+    }
+    report.check(std::all_of(requests.begin(), requests.end(),
+                             [](const p2p::Request& r) { return r.done() && !r.error(); }),
+                 "all are sent");
+    Data data(10);
+    Requests late;
+    p2p::Request& in = begin(late, rank, message(data, 0, 9), false);
+    report.check(rank.p2p->cancel(in) && in.done() && in.error(), "a receive from oneself ends");
+    Data large(10'000);
+    p2p::Request& out = begin(late, rank, message(large, 0, 9), true);
+    report.check(
+        rank.p2p->probe(0, 9).has_value() && rank.p2p->cancel(out) && !rank.p2p->probe(0, 8),
+        "a send to oneself ends");
+    p2p::Request& again = begin(late, rank, message(large, 0, 9), false);
+    report.check(!again.done(), "what was taken back is not received");
+    begin(late, rank, message(large, 0, 9), true);
+    report.check(again.done() && !again.error(), "what is sent after it is");
 }
 
-// A peer's garbage must do no more harm than an error.
-void check_letter_of_garbage(Report& report, Mapping mapping) {
-    World world(shape_of(kRanks, 2), mapping, 1);
-    Segment& segment = *world[1].segment;
-    MailSlot* slot = segment.mail_slot(1, 0, 0);
-    slot->bytes = ~0ULL;
-    slot->tag = 5;
-    slot->kind = 77;
-    segment.mailbox(1, 0).head.store(1);
-    std::vector<uint8_t> data(1000);
-    expect(report, outcome_of([&] { world[0].mail->receive(message(data, 1, 3)); }), Fault::system,
-           "cannot store", "huge letter");
-    expect(report, outcome_of([&] { world[1].members->require_healthy(); }), Fault::system,
-           "rank 0 cannot store", "after a huge letter");
+void check_sizes_that_differ(Report& report, Mapping mapping, Way way) {
+    for (const auto& [sent, received] : std::initializer_list<std::pair<size_t, size_t>>{
+             {1, 0}, {0, 1}, {10, 20}, {100, 60}, {1000, 999}, {999, 1000}, {5000, 50'000}}) {
+        for (const bool receiver_first : {false, true}) {
+            World world(shape_of(2, 2), mapping, 1);
+            use(world, 2, way);
+            Data datas[] = {Data(sent), Data(received, 7)};
+            world.run([&](Rank& rank) {
+                Data& data = datas[rank.rank];
+                if ((rank.rank == 1) != receiver_first) pause(0.002);
+                const auto outcome = outcome_of([&] {
+                    rank.rank == 0 ? send(rank, data, 1, 3)
+                                   : static_cast<void>(receive(rank, data, 0, 3));
+                });
+                if (rank.rank == 0 && outcome.fault == Fault::none) return;  // it had left
+                expect(report, outcome, Fault::mismatch,
+                       "rank 0 sent " + std::to_string(sent) + " bytes (" + std::to_string(sent) +
+                           " elements of type uint8) with tag 3, but rank 1 receives " +
+                           std::to_string(received) + " bytes",
+                       "sizes that differ");
+            });
+            report.check(datas[1] == Data(received, 7), "nothing of it was received");
+        }
+    }
+    World world(shape_of(2, 2), mapping, 1);
+    Data data(8);
+    p2p::Message floats = message(data, 1, 3);
+    floats.dtype = DType::float32;
+    Requests requests;
+    begin(requests, world[0], floats, true);
+    expect(report, outcome_of([&] { receive(world[1], data, 0, 3); }), Fault::mismatch,
+           "8 bytes (2 elements of type float32)", "types that differ");
 }
 
 }  // namespace
@@ -114,10 +238,24 @@ void check_letter_of_garbage(Report& report, Mapping mapping) {
 int main() {
     Report report;
     for (const Mapping mapping : {Mapping::own, Mapping::one}) {
-        for (const uint32_t ranks : {2U, 3U, 4U, 8U}) check_mail(report, mapping, ranks);
-        check_letters_that_differ(report, mapping);
-        check_letters_nobody_sends(report, mapping);
-        check_letter_of_garbage(report, mapping);
+        for (const Way way : {Way::copied_once, Way::staged}) {
+            for (const uint32_t ranks : {2U, 3U, 8U}) {
+                check_exchange(report, mapping, shape_of(ranks, 1), way);
+                check_exchange(report, mapping, shape_of(ranks, 1, 512, 1 << 16), way);
+            }
+            check_any(report, mapping, way);
+            for (const uint64_t slots : {1U, 3U, 512U}) {
+                for (const uint64_t bytes : {64UL, 1UL << 16})
+                    check_order(report, mapping, shape_of(2, 1, slots, bytes), way);
+            }
+            check_large(report, mapping, shape_of(2, 1, 4, 1 << 16), way);
+            check_sizes_that_differ(report, mapping, way);
+        }
+        for (const uint64_t slots : {1U, 2U, 7U, 512U}) {
+            for (const uint64_t bytes : {64UL, 256UL, 4096UL})
+                check_rounds(report, mapping, shape_of(2, 1, slots, bytes));
+        }
+        check_to_oneself(report, mapping);
     }
     return report.finish();
 }

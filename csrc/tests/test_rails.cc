@@ -100,7 +100,7 @@ class Rails {
     std::vector<std::byte> memory_;
 };
 
-std::vector<std::byte> letters(size_t count) {
+std::vector<std::byte> content(size_t count) {
     std::vector<std::byte> data(count);
     for (size_t i = 0; i < count; ++i) data[i] = static_cast<std::byte>(i * 7 + i / 251);
     return data;
@@ -110,7 +110,7 @@ void check_even_shares(Report& report) {
     for (const uint32_t streams : {2U, 3U, 4U}) {
         for (const size_t bytes : {128UL << 10, 172UL << 10, 512UL << 10, (1UL << 20) + 4}) {
             Rails rails(streams);
-            const auto data = letters(bytes);
+            const auto data = content(bytes);
             rails.send(data);
             const std::string what =
                 std::to_string(bytes) + " bytes over " + std::to_string(streams) + " streams";
@@ -127,7 +127,7 @@ void check_even_shares(Report& report) {
 
 void check_one_stream(Report& report) {
     Rails rails(1);
-    const auto data = letters(300 << 10);
+    const auto data = content(300 << 10);
     rails.send(data);
     report.check(rails.take(data.size(), 1) && rails.memory() == data, "one stream alone");
 }

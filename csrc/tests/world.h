@@ -43,8 +43,10 @@ inline void expect(Report& report, const Outcome& outcome, Fault fault, const st
         what + " gave " + std::to_string(static_cast<int>(outcome.fault)) + ": " + outcome.text);
 }
 
-inline SegmentShape shape_of(uint32_t ranks, uint32_t depth) {
-    return {ranks, depth, 4096 * ((ranks + 3) / 4), 2, 256};
+// Of messages few fit, so that they fill all there is and go round.
+inline SegmentShape shape_of(uint32_t ranks, uint32_t depth, uint64_t pair_slots = 2,
+                             uint64_t pair_bytes = 256) {
+    return {ranks, depth, 4096 * ((ranks + 3) / 4), pair_slots, pair_bytes};
 }
 
 // `own`: every rank maps the segment itself, as processes do. `one`: all ranks use one mapping, so
@@ -56,15 +58,15 @@ struct Rank {
     Segment* segment;
     Membership* members;
     Dispatcher* dispatcher;
-    PostOffice* mail;
+    p2p::Engine* p2p;
     std::function<void()> close;
     std::shared_ptr<void> keep;
 };
 
 inline Rank rank_of(std::shared_ptr<Group> group, uint32_t rank) {
     Group& g = *group;
-    return {rank,      &g.segment(),        &g.members(),    &g.dispatcher(),
-            &g.mail(), [&g] { g.close(); }, std::move(group)};
+    return {rank,     &g.segment(),        &g.members(),    &g.dispatcher(),
+            &g.p2p(), [&g] { g.close(); }, std::move(group)};
 }
 
 class World {
@@ -102,13 +104,13 @@ class World {
               waiter(members, Patience::for_group(segment.shape().ranks, cores)),
               executor(view, members, waiter, StoreRule(segment.shape().ranks)),
               dispatcher(executor, members),
-              mail(view, members, waiter) {}
+              p2p(view, members, waiter, executor.loans()) {}
         View view;
         Membership members;
         Waiter waiter;
         Executor executor;
         Dispatcher dispatcher;
-        PostOffice mail;
+        p2p::Engine p2p;
     };
 
     Rank on_one_mapping(uint32_t rank, uint32_t cores) {
@@ -117,9 +119,9 @@ class World {
         const auto close = [&p] {
             p.members.leave();
             p.dispatcher.stop();
-            p.mail.stop();
+            p.p2p.stop();
         };
-        return {rank, segment_.get(), &p.members, &p.dispatcher, &p.mail, close, std::move(parts)};
+        return {rank, segment_.get(), &p.members, &p.dispatcher, &p.p2p, close, std::move(parts)};
     }
 
     Descriptor fd_;
@@ -127,7 +129,7 @@ class World {
     std::vector<Rank> ranks_;
 };
 
-inline Message message(std::vector<uint8_t>& data, int32_t peer, uint64_t tag) {
+inline p2p::Message message(std::vector<uint8_t>& data, int32_t peer, uint64_t tag) {
     return {reinterpret_cast<std::byte*>(data.data()), data.size(), DType::uint8, peer, tag};
 }
 
