@@ -1,4 +1,4 @@
-"""Which message goes to which receive: random histories of up to six ranks, judged by MPI's rules."""
+"""Which message goes to which receive: random histories of one to six ranks, by MPI's rules."""
 
 from __future__ import annotations
 
