@@ -14,6 +14,7 @@
 #include <vector>
 
 #include "carrier.h"
+#include "owned_mutex.h"
 #include "view.h"
 #include "wire.h"
 
@@ -115,7 +116,7 @@ class MessageWire final : public Wire {
 
     const int owner_pid_ = ::getpid();
 
-    std::mutex carrying_;  // guards the carrier, and what it has found:
+    OwnedMutex carrying_;  // guards the carrier, and what it has found:
     bool closed_ = false;
     bool clean_ = false;  // nobody uses any memory of this wire's any more
     std::vector<Carrier::Ended> ended_;

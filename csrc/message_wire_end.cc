@@ -37,6 +37,7 @@ void MessageWire::close(const std::optional<Error>& failure) noexcept {
 // Closes the carrier; true if memory is free again. What it still moves, it moves until the process
 // ends, perhaps in the library's last act: it must find memory there, of this wire and the group.
 bool MessageWire::let_go() noexcept {
+    if (carrying_.held_here()) return false;  // a signal handler has interrupted the carrier
     const std::lock_guard lock(carrying_);
     if (std::exchange(closed_, true)) return clean_;
     clean_ = carrier_->close();

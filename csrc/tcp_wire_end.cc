@@ -30,6 +30,7 @@ void TcpWire::close(const std::optional<Error>& failure) noexcept {
     }
     const std::lock_guard lock(mutex_);
     for (Peer& peer : peers_) peer = {};
+    here_.clear();
     unsent_bytes_.store(0, std::memory_order_relaxed);
 }
 

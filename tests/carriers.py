@@ -6,6 +6,7 @@ import ctypes
 import random
 import threading
 from collections import defaultdict, deque
+from collections.abc import Callable
 from dataclasses import dataclass
 
 
@@ -25,6 +26,7 @@ class Fabric:
         self.random = random.Random(seed)
         self.stalled = False  # payloads stay where they are
         self.lets_go = True  # of memory, when an end is closed
+        self.interrupt: Callable[[], object] | None = None  # called once, in the midst of a look
         self.reached: list[tuple[int, int]] = []  # memory that was written to, and its size
         self.ends: dict[tuple[int, int], Carrier] = {}  # by rank and kind of wire
         self.sends: dict[tuple[int, int, int], deque[Transfer]] = defaultdict(deque)
@@ -88,6 +90,9 @@ class Carrier:
             return False
 
     def poll(self) -> int | tuple[int, list[tuple[int, str]]]:
+        handler, self.fabric.interrupt = self.fabric.interrupt, None
+        if handler is not None:
+            handler()
         with self.fabric.lock:
             filled = 0
             while self.heads and self.free and self.fabric.random.random() < 0.8:

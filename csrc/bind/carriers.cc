@@ -21,7 +21,7 @@ auto in_python(Call&& call) {
     try {
         return call();
     } catch (const nb::python_error& raised) {
-        throw error_from(raised);
+        throw_error_of(raised);
     } catch (const nb::cast_error&) {
         throw Error(Fault::system,
                     "a method of the carrier returned a value of another type than Carrier says");

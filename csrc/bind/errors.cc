@@ -4,6 +4,7 @@
 
 #include <string>
 #include <string_view>
+#include <utility>
 
 #include "gil.h"
 
@@ -35,11 +36,30 @@ const char* class_of(Fault fault) {
     return "UnisonoError";
 }
 
+std::string name_of(const nb::python_error& raised) {
+    return nb::cast<std::string>(nb::handle(raised.type()).attr("__name__"));
+}
+
 void set_python_error(const Error& error) {
     if (error.fault() == Fault::interrupted && PyErr_Occurred()) return;  // what the handler raised
     const nb::object type = nb::module_::import_("unisono.errors").attr(class_of(error.fault()));
     PyErr_SetObject(type.ptr(), text_of(error).ptr());
 }
+
+// On its way through the core.
+class Interruption final : public Error {
+  public:
+    explicit Interruption(nb::python_error raised)
+        : Error(Fault::interrupted, "interrupted by " + name_of(raised)),
+          raised_(std::move(raised)) {}
+    void restore() const {
+        nb::python_error raised = raised_;
+        raised.restore();
+    }
+
+  private:
+    nb::python_error raised_;
+};
 
 }  // namespace
 
@@ -53,20 +73,22 @@ void register_errors(nb::module_&) {
     nb::register_exception_translator([](const std::exception_ptr& pointer, void*) {
         try {
             std::rethrow_exception(pointer);
+        } catch (const Interruption& interruption) {
+            interruption.restore();
         } catch (const Error& error) {
             set_python_error(error);
         }
     });
 }
 
-Error error_from(const nb::python_error& raised) {
+void throw_error_of(const nb::python_error& raised) {
+    if (!raised.matches(PyExc_Exception)) throw Interruption(raised);
     const std::string text = nb::cast<std::string>(nb::str(raised.value()));
     for (const Fault fault : {Fault::peer_lost, Fault::timeout, Fault::mismatch, Fault::aborted}) {
         const nb::object type = nb::module_::import_("unisono.errors").attr(class_of(fault));
-        if (raised.matches(type)) return {fault, text};
+        if (raised.matches(type)) throw Error(fault, text);
     }
-    const std::string kind = nb::cast<std::string>(nb::handle(raised.type()).attr("__name__"));
-    return {Fault::system, kind + ": " + text};
+    throw Error(Fault::system, name_of(raised) + ": " + text);
 }
 
 Interrupted python_signals() {

@@ -43,10 +43,10 @@ void bind_hosts(nb::class_<Group>& group) {
         .def(
             "fail",
             [](Group& self, uint32_t fault, const std::string& text) {
-                if (fault == 0 || fault > static_cast<uint32_t>(Fault::invalid))
+                constexpr auto kLast = static_cast<uint32_t>(Fault::unsupported);
+                if (fault == 0 || fault > kLast)
                     throw Error(Fault::invalid,
-                                "fault: expected a number from 1 to " +
-                                    std::to_string(static_cast<uint32_t>(Fault::invalid)) +
+                                "fault: expected a number from 1 to " + std::to_string(kLast) +
                                     ", got " + std::to_string(fault));
                 self.fail(static_cast<Fault>(fault), text);
             },

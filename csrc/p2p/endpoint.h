@@ -17,8 +17,8 @@ class Completion {
 };
 
 // All calls are made with the engine's lock. A message for which there is no room stays with its
-// sender, in order: the engine keeps it, and says by `hold_back` that there are such. A receiver that
-// waits for one of these behind messages that nobody takes asks for it by its tag.
+// sender, in order: the engine keeps it, and says by `hold_back` that there are such. A receiver
+// that waits for one of these behind messages that nobody takes asks for it by its tag.
 class Endpoint {
   public:
     virtual ~Endpoint() = default;
@@ -42,6 +42,8 @@ class Endpoint {
     virtual std::optional<Envelope> next() = 0;
     // Matches a message: brings it to where the receive wants it. False: it was withdrawn.
     virtual bool accept(const Envelope& came, Request& receive) = 0;
+    // Whether its sender has taken a message back; then it is gone.
+    virtual bool drop_withdrawn(const Envelope& came) = 0;
     // What the peer's `hold_back` says.
     [[nodiscard]] virtual uint64_t held() const noexcept = 0;
     // Asks for a message with this tag, once the last question was answered.

@@ -103,17 +103,19 @@ void Engine::begin_receive(Request& receive) {
 
 // False: the message was withdrawn meanwhile.
 bool Engine::accept(const Envelope& came, Request& receive) {
-    require_fit(came, receive);
+    const Message& m = receive.message();
+    const bool fit = static_cast<uint32_t>(m.dtype) == came.kind && m.bytes == came.bytes;
+    if (!fit && peers_[came.source].endpoint->drop_withdrawn(came)) return false;
+    if (!fit) fail_mismatch(came, receive);
     receive.matched(static_cast<int32_t>(came.source), came.tag);
     if (peers_[came.source].endpoint->accept(came, receive)) return true;
-    receive.matched(receive.message().peer, receive.message().tag);
+    receive.matched(m.peer, m.tag);
     return false;
 }
 
-void Engine::require_fit(const Envelope& came, const Request& receive) {
+void Engine::fail_mismatch(const Envelope& came, const Request& receive) {
     const Message& m = receive.message();
     const auto dtype = static_cast<DType>(came.kind);
-    if (dtype == m.dtype && came.bytes == m.bytes) return;
     members_.fail(Fault::mismatch,
                   "rank " + std::to_string(came.source) + " sent " + std::to_string(came.bytes) +
                       " bytes (" + std::to_string(came.bytes / size_of(dtype)) +
@@ -222,8 +224,9 @@ bool Engine::advance_arrivals(Peer& peer) {
 }
 
 // Where messages that nobody asks for keep back others, asks the peer for one that is wanted: for
-// each posted receive in turn, until all were denied. True: an answer has come.
-bool Engine::ask(uint32_t rank, Peer& peer) {
+// each posted receive in turn, and for the tag that is probed for, until all were denied. True: an
+// answer has come.
+bool Engine::ask(uint32_t rank, Peer& peer, std::optional<uint64_t> probed) {
     switch (peer.endpoint->answer()) {
         case Endpoint::Answer::waiting:
             return false;
@@ -239,9 +242,12 @@ bool Engine::ask(uint32_t rank, Peer& peer) {
     if (matcher_.unexpected_of(rank) == 0) return false;  // room will come by itself
     // What was denied before either of these changed may be there now.
     const uint64_t holds = peer.endpoint->held(), changes = matcher_.changes();
-    if (peer.asked_holds != holds || peer.asked_changes != changes) peer.next_question = 0;
+    if (peer.asked_holds != holds || peer.asked_changes != changes ||
+        (probed && peer.asked_probed != probed))
+        peer.next_question = 0;
     peer.asked_holds = holds;
     peer.asked_changes = changes;
+    if (probed) peer.asked_probed = probed;
     const auto& posted = matcher_.posted();
     for (; peer.next_question < posted.size(); ++peer.next_question) {
         const Message& m = posted[peer.next_question]->message();
@@ -249,6 +255,7 @@ bool Engine::ask(uint32_t rank, Peer& peer) {
         peer.endpoint->ask(m.tag);
         return false;
     }
+    if (probed && peer.next_question == posted.size()) peer.endpoint->ask(*probed);
     return false;
 }
 
@@ -285,22 +292,31 @@ std::optional<Envelope> Engine::probe(int32_t source, uint64_t tag) {
     const Envelope* found = nullptr;
     guarded([&] {
         if (wire_) wire_->poll();
-        for (uint32_t rank = 0; rank < peers_.size(); ++rank) {
+        for (uint32_t rank = 0; rank < peers_.size() && !found; ++rank) {
             if (source != kAnySource && source != static_cast<int32_t>(rank)) continue;
-            peers_[rank].endpoint->progress();
-            while (!(found = matcher_.find_unexpected(source, tag))) {
-                const auto came = peers_[rank].endpoint->next();
-                if (!came) break;
-                if (Request* const receive = matcher_.find_posted(*came)) {
-                    if (accept(*came, *receive)) matcher_.withdraw(*receive);
-                } else {
-                    matcher_.store(*came);
-                }
-            }
+            Peer& peer = peers_[rank];
+            peer.endpoint->progress();
+            do {
+                found = find(peer, source, tag);
+            } while (!found && peer.endpoint->held() != 0 && ask(rank, peer, tag));
         }
         return true;
     });
     return found ? std::optional(*found) : std::nullopt;
+}
+
+// Takes what has come from a peer until some of it satisfies a probe.
+const Envelope* Engine::find(Peer& peer, int32_t source, uint64_t tag) {
+    for (;;) {
+        if (const Envelope* const found = matcher_.find_unexpected(source, tag)) return found;
+        const auto came = peer.endpoint->next();
+        if (!came) return nullptr;
+        if (Request* const receive = matcher_.find_posted(*came)) {
+            if (accept(*came, *receive)) matcher_.withdraw(*receive);
+        } else {
+            matcher_.store(*came);
+        }
+    }
 }
 
 void Engine::fail_all(const Error& error) noexcept {
@@ -324,6 +340,7 @@ void Engine::fail_all(const Error& error) noexcept {
 
 // After the group has failed: from here on nothing moves into memory that is the callers' again.
 void Engine::end_all() noexcept {
+    if (mutex_.held_here()) return;  // in a signal handler: whom it has interrupted does it
     const std::lock_guard lock(mutex_);
     try {
         poll();

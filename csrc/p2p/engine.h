@@ -16,6 +16,7 @@
 #include <vector>
 
 #include "loans.h"
+#include "owned_mutex.h"
 #include "p2p/endpoint.h"
 #include "p2p/matcher.h"
 #include "view.h"
@@ -76,6 +77,7 @@ class Engine final : private Receiver, private Completion {
         // and the state in which the first was asked for.
         size_t next_question = 0;
         uint64_t asked_holds = 0, asked_changes = 0;
+        std::optional<uint64_t> asked_probed;
     };
 
     void begin_locked(Request& request, bool carried);
@@ -83,7 +85,7 @@ class Engine final : private Receiver, private Completion {
     void begin_receive(Request& receive);
     void check(const Request& request) const;
     bool accept(const Envelope& came, Request& receive);
-    void require_fit(const Envelope& came, const Request& receive);
+    [[noreturn]] void fail_mismatch(const Envelope& came, const Request& receive);
     bool poll();
     bool poll_for(const Request& request);
     template <class Move>
@@ -91,8 +93,9 @@ class Engine final : private Receiver, private Completion {
     bool advance(Peer& peer);
     bool advance_held(Peer& peer);
     bool advance_arrivals(Peer& peer);
+    const Envelope* find(Peer& peer, int32_t source, uint64_t tag);
     bool answer(Peer& peer);
-    bool ask(uint32_t rank, Peer& peer);
+    bool ask(uint32_t rank, Peer& peer, std::optional<uint64_t> probed = {});
     void complete(Request& request) noexcept override;
     void fail_all(const Error& error) noexcept;
     void end_all() noexcept;
@@ -125,13 +128,14 @@ class Engine final : private Receiver, private Completion {
     std::atomic<uint32_t> away_sleepers_{0};
     std::atomic<uint64_t> looks_{0};              // by those who wait
     std::atomic<bool> background_asleep_{false};  // the thread sleeps until it is woken
-    std::mutex mutex_;                            // guards all below
+    OwnedMutex mutex_;                            // guards all below
     std::vector<Peer> peers_;
     std::vector<WireEndpoint*> wired_;  // by rank; nullptr on this host
     Matcher matcher_;
     uint64_t under_way_ = 0;
     // On the heap: a forked child has to leak it, for its end waits for threads that are not there.
-    std::unique_ptr<std::condition_variable> changed_ = std::make_unique<std::condition_variable>();
+    std::unique_ptr<std::condition_variable_any> changed_ =
+        std::make_unique<std::condition_variable_any>();
     bool stopping_ = false;
     bool parked_ = false;  // the thread has nothing to do
     bool wire_closed_ = false;

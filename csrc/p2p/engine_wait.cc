@@ -13,7 +13,7 @@ namespace unisono::p2p {
 namespace {
 
 constexpr double kSlice_s = 0.05;
-constexpr double kAnxious_s = 0.5;  // then asks ranks of other hosts what they wait for
+constexpr double kAnxious_s = 0.5;      // then asks ranks of other hosts what they wait for
 constexpr double kNapBetween_s = 1e-3;  // where both memory and a wire may bring something
 constexpr uint64_t kLooksEach = 8;      // of a waiter at its own peer, before it looks at all
 // How long the thread leaves messages to those who wait before it takes a look of its own, and how
@@ -217,6 +217,10 @@ void Engine::stop() noexcept {
     if (members_.in_child()) {  // the lock may be held, and the thread is there, in the parent only
         if (thread_.joinable()) thread_.detach();
         static_cast<void>(changed_.release());
+        return;
+    }
+    if (mutex_.held_here()) {  // in a signal handler: the rest is left to the end of this object
+        stopping_ = true;
         return;
     }
     {

@@ -37,9 +37,8 @@ class SelfEndpoint final : public Endpoint {
         return found->envelope;
     }
     bool accept(const Envelope& came, Request& receive) override {
-        const auto found = std::find_if(waiting_.begin(), waiting_.end(), [&](const Waiting& w) {
-            return w.envelope.id == came.id;
-        });
+        const auto found = std::find_if(waiting_.begin(), waiting_.end(),
+                                        [&](const Waiting& w) { return w.envelope.id == came.id; });
         if (found == waiting_.end()) return false;
         const std::byte* const data =
             found->send ? found->send->message().data : found->data.data();
@@ -49,6 +48,10 @@ class SelfEndpoint final : public Endpoint {
         waiting_.erase(found);
         completion_.complete(receive);
         return true;
+    }
+    bool drop_withdrawn(const Envelope& came) override {
+        return std::none_of(waiting_.begin(), waiting_.end(),
+                            [&](const Waiting& w) { return w.envelope.id == came.id; });
     }
     void fail(const Error& error) noexcept override {
         for (const Waiting& w : waiting_) {

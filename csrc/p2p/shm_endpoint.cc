@@ -246,30 +246,44 @@ const std::byte* ShmEndpoint::content_of(uint64_t number, const Seen& seen) cons
     return in_.bytes + seen.place % ring_bytes();
 }
 
+// Of an eager message kNoTransfer.
+uint32_t ShmEndpoint::transfer_of(const Envelope& came) const {
+    if (came.id >= kAsideIds) return static_cast<uint32_t>(came.id - kAsideIds);
+    return came.id <= released_ ? aside_.at(came.id).transfer
+                                : ahead_[came.id - released_ - 1].transfer;
+}
+
+// It was received, or is gone.
+void ShmEndpoint::forget(const Envelope& came) {
+    if (came.id >= kAsideIds) return;
+    if (came.id > released_) return release(came.id);
+    const auto found = aside_.find(came.id);
+    aside_bytes_ -= sizeof(Slot) + found->second.data.size();
+    aside_.erase(found);
+}
+
+bool ShmEndpoint::drop_withdrawn(const Envelope& came) {
+    const uint32_t transfer = transfer_of(came);
+    if (transfer == kNoTransfer || !give_back_withdrawn(transfer)) return false;
+    forget(came);
+    return true;
+}
+
 bool ShmEndpoint::accept(const Envelope& came, Request& receive) {
-    if (came.id >= kAsideIds)
-        return accept_transfer(static_cast<uint32_t>(came.id - kAsideIds), receive);
-    if (const auto found = aside_.find(came.id); found != aside_.end()) {
-        const Aside aside = std::move(found->second);
-        aside_.erase(found);
-        aside_bytes_ -= sizeof(Slot) + aside.data.size();
-        if (aside.transfer != kNoTransfer) return accept_transfer(aside.transfer, receive);
-        kernels::copy(receive.message().data, aside.data.data(), aside.data.size());
-        completion_.complete(receive);
-        return true;
+    const uint32_t transfer = transfer_of(came);
+    if (transfer != kNoTransfer) {
+        forget(came);
+        return accept_transfer(transfer, receive);
     }
-    const Seen seen = ahead_[came.id - released_ - 1];
-    if (seen.transfer != kNoTransfer) {
-        release(came.id);
-        return accept_transfer(seen.transfer, receive);
+    const std::byte* const data = came.id <= released_
+                                      ? aside_.at(came.id).data.data()
+                                      : content_of(came.id, ahead_[came.id - released_ - 1]);
+    if (came.bytes > kInline) {
+        kernels::copy(receive.message().data, data, came.bytes);
+    } else if (came.bytes > 0) {
+        std::memcpy(receive.message().data, data, came.bytes);
     }
-    const std::byte* const data = content_of(came.id, seen);
-    if (seen.bytes > kInline) {
-        kernels::copy(receive.message().data, data, seen.bytes);
-    } else if (seen.bytes > 0) {
-        std::memcpy(receive.message().data, data, seen.bytes);
-    }
-    release(came.id);
+    forget(came);
     completion_.complete(receive);
     return true;
 }

@@ -30,6 +30,7 @@ class ShmEndpoint final : public Endpoint {
 
     std::optional<Envelope> next() override;
     bool accept(const Envelope& came, Request& receive) override;
+    bool drop_withdrawn(const Envelope& came) override;
     [[nodiscard]] uint64_t held() const noexcept override;
     void ask(uint64_t tag) override;
     Answer answer() override;
@@ -76,7 +77,10 @@ class ShmEndpoint final : public Endpoint {
     std::optional<uint64_t> room_for(uint64_t bytes) noexcept;
     void publish(Slot& slot, const Request& send, uint64_t place, uint32_t transfer) noexcept;
     void offer(uint32_t transfer, Request& send);
+    [[nodiscard]] uint32_t transfer_of(const Envelope& came) const;
     bool accept_transfer(uint32_t transfer, Request& receive);
+    bool give_back_withdrawn(uint32_t transfer) noexcept;
+    void forget(const Envelope& came);
     void release(uint64_t number) noexcept;
     void make_way();
     void hear();

@@ -52,6 +52,15 @@ bool ShmEndpoint::reaches() noexcept {
     return reach_ == Reach::yes;
 }
 
+// To the sender that has taken its message back.
+bool ShmEndpoint::give_back_withdrawn(uint32_t transfer) noexcept {
+    Transfer& t = in_.shared->transfers[transfer];
+    if (phase_of(t) != Phase::withdrawn) return false;
+    set_phase(t, Phase::complete);
+    ring_peer();
+    return true;
+}
+
 bool ShmEndpoint::accept_transfer(uint32_t transfer, Request& receive) {
     if (std::any_of(incoming_.begin(), incoming_.end(),
                     [&](const Active& a) { return a.transfer == transfer; }))
@@ -67,11 +76,9 @@ bool ShmEndpoint::accept_transfer(uint32_t transfer, Request& receive) {
     t.turn.store(turns_, std::memory_order_relaxed);
     Phase seen = Phase::offered;
     if (!exchange_phase(t, seen, moves)) {
-        if (seen != Phase::withdrawn)
+        if (!give_back_withdrawn(transfer))
             nonsense("a message in phase " + std::to_string(static_cast<uint64_t>(seen)) +
                      ": expected one that is offered");
-        set_phase(t, Phase::complete);  // the sender's again
-        ring_peer();
         return false;
     }
     if (moves == Phase::staging) ++turns_;

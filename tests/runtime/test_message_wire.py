@@ -19,7 +19,7 @@ from carriers import Fabric
 from crew import Crew, compare
 from unisono import algorithms, native
 from unisono.algorithms.layout import Hosts
-from unisono.errors import AbortedError, PeerLostError, UnsupportedError
+from unisono.errors import AbortedError, PeerLostError, UnisonoError, UnsupportedError
 from unisono.types import DType, Op
 
 EVERY = [(op, name) for op in Op for name in algorithms.names(op) if op is not Op.BARRIER]
@@ -129,6 +129,49 @@ def test_what_a_carrier_cannot_bring_is_a_lost_peer() -> None:
         end.ended.append((way.pop().ticket, "the cable was pulled"))
     with pytest.raises(PeerLostError, match="rank 1 is gone: the cable was pulled"):
         sent.wait(-1)
+    crew.close()
+
+
+@pytest.mark.parametrize("waits", [True, False])
+def test_a_signal_handler_may_close_the_group_that_it_interrupts(*, waits: bool) -> None:
+    """It runs in the midst of Python's part of a wire, in the thread that moves the wire."""
+    crew = CarriedCrew(((0,), (1,)))
+    one = End(crew.groups[0])
+    x = np.zeros(100_000, np.uint8)
+    request = one.begin(x, 1, 7, sends=False)
+
+    def handler() -> None:
+        with pytest.raises(UnisonoError, match="a signal handler cannot use"):
+            one.begin(x, 1, 8, sends=True)
+        one.group.close()
+
+    crew.fabric.interrupt = handler
+    if waits:
+        with pytest.raises(AbortedError, match="this communicator is closed"):
+            request.wait(20)
+    else:
+        while crew.fabric.interrupt:
+            request.test()
+    assert request.test()
+    del one
+    crew.close()
+
+
+def test_what_a_signal_handler_raises_in_a_carrier_comes_out() -> None:
+    crew = CarriedCrew(((0,), (1,)))
+    one, other = map(End, crew.groups)
+    x = np.zeros(100, np.uint8)
+    request = one.begin(x, 1, 7, sends=False)
+
+    def handler() -> None:
+        raise KeyboardInterrupt
+
+    crew.fabric.interrupt = handler
+    with pytest.raises(KeyboardInterrupt):
+        request.wait(20)
+    with pytest.raises(AbortedError, match="interrupted by KeyboardInterrupt"):
+        one.begin(x, 1, 7, sends=False)
+    del other
     crew.close()
 
 
