@@ -79,9 +79,9 @@ struct alignas(2 * kLine) GroupControl {
     uint64_t magic;
     uint64_t total_bytes;
     uint32_t ranks;
-    uint32_t depth;       // blocks of staging a rank may have in flight
-    uint64_t area_bytes;  // staging of one rank for one block
-    uint64_t pair_slots, pair_bytes;  // of messages from one rank to another
+    uint32_t depth;                       // blocks of staging a rank may have in flight
+    uint64_t area_bytes;                  // staging of one rank for one block
+    uint64_t pair_slots, pair_bytes;      // of messages from one rank to another
     uint8_t nonce[16];                    // read back to the owner: proof that the memory is shared
     std::atomic<uint32_t> fences_needed;  // a rank could not register for heavy barriers
     // What the ranks have agreed on about the group that succeeds this one. It is moved by compare

@@ -45,7 +45,8 @@ class Group {
     [[nodiscard]] Membership& members() noexcept { return members_; }
     [[nodiscard]] Dispatcher& dispatcher() noexcept { return dispatcher_; }
     [[nodiscard]] p2p::Engine& p2p() noexcept { return p2p_; }
-    // Whether messages' memory may be used for longer than their calls last: see `p2p::Message::keep`.
+    // Whether messages' memory may be used for longer than their calls last: see
+    // `p2p::Message::keep`.
     [[nodiscard]] bool outlives_calls() const noexcept { return make_ != nullptr; }
     [[nodiscard]] uint64_t calls() const noexcept { return executor_.calls(); }
     [[nodiscard]] bool can_borrow() const noexcept { return executor_.can_borrow(); }

@@ -61,7 +61,8 @@ class Membership {
     // The same about those whose turn it is: if some rank calls this every 50 ms, all are asked
     // about in time, however many call it.
     void require_due_peers_alive();
-    // Whether the peer's process runs, as one that is stopped or gone does not. For after a failure.
+    // Whether the peer's process runs, as one that is stopped or gone does not. For after a
+    // failure.
     [[nodiscard]] bool runs(uint32_t peer) const noexcept;
     // Records the group's failure unless one is recorded already, wakes all, and raises.
     [[noreturn]] void fail(Fault fault, const std::string& text);

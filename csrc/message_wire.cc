@@ -15,7 +15,7 @@ namespace {
 
 using Clock = std::chrono::steady_clock;
 
-constexpr uint64_t kMostSpans = 128;   // of one head
+constexpr uint64_t kMostSpans = 128;  // of one head
 // How long to look without a nap: payloads move only while somebody looks.
 constexpr std::chrono::microseconds kLooking{200}, kLookingWhileMoving{20000};
 constexpr std::chrono::microseconds kFirstNap{20}, kLastNap{500};

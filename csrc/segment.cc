@@ -47,9 +47,9 @@ Offsets offsets_of(const SegmentShape& s) {
     o.staging = round_up(o.ranks + s.ranks * sizeof(RankControl), kPage);
     o.pairs = o.staging;
     for (const Strip& strip : strips_of(s)) o.pairs += strip.bytes(s.ranks);
-    o.each_pair = round_up(sizeof(p2p::Pair) + s.pair_slots * sizeof(p2p::Slot) +
-                               s.pair_bytes * (1 + kStagedBlocks),
-                           kPage);
+    o.each_pair = round_up(
+        sizeof(p2p::Pair) + s.pair_slots * sizeof(p2p::Slot) + s.pair_bytes * (1 + kStagedBlocks),
+        kPage);
     o.total = o.pairs + o.each_pair * s.ranks * s.ranks;
     return o;
 }

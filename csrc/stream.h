@@ -59,8 +59,8 @@ class Stream {
     [[nodiscard]] bool acknowledged() const noexcept;
     // Throws away some of what comes; false if nothing will come any more.
     bool discard() noexcept;
-    // Gives up what is still to be sent, but for the rest of a frame that has begun; with a caller's
-    // memory, that too, and the connection with it.
+    // Gives up what is still to be sent, but for the rest of a frame that has begun; with a
+    // caller's memory, that too, and the connection with it.
     void cut_short() noexcept;
     // Gives up what is still to be sent; returns how many bytes that was.
     uint64_t abandon() noexcept;

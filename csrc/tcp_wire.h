@@ -76,10 +76,10 @@ class TcpWire final : public Wire {
     Receiver& receiver_;
     Descriptor epoll_, bell_;
     std::vector<Peer> peers_;
-    std::atomic<uint64_t> unsent_bytes_{0};             // of all streams and early queues
-    Silence::Clock::time_point listened_{};             // for silence
-    std::vector<std::pair<uint32_t, size_t>> here_;     // whose bytes have left the socket already
-    std::atomic<uint32_t> asleep_{0};                   // threads, or about to be
+    std::atomic<uint64_t> unsent_bytes_{0};          // of all streams and early queues
+    Silence::Clock::time_point listened_{};          // for silence
+    std::vector<std::pair<uint32_t, size_t>> here_;  // whose bytes have left the socket already
+    std::atomic<uint32_t> asleep_{0};                // threads, or about to be
     std::mutex mutex_;  // guards the arrivals, and which streams there are
     std::vector<Arrival> arrivals_;
     bool closed_ = false;

@@ -15,18 +15,18 @@
 namespace unisono {
 
 enum class FrameKind : uint8_t {
-    load = 1,    // a piece of what a post shows
-    post = 2,    // progress, after everything that it shows
-    left = 3,    // the sender closes the group in good order: the last frame
+    load = 1,     // a piece of what a post shows
+    post = 2,     // progress, after everything that it shows
+    left = 3,     // the sender closes the group in good order: the last frame
     message = 4,  // point-to-point: its first bytes; see p2p/wire_endpoint.h
     // The sender's group has failed: its fault, and the text as payload; the last frame.
     failed = 5,
-    data = 6,      // the rest of message `number`, which was granted
-    grant = 7,     // message `number` is asked for
-    credit = 8,    // `number` bytes that nobody may have asked for
-    held = 9,      // messages wait: `number` changes with each; 0: none
-    question = 10, // is one with the tag `place` among them?
-    denied = 11,   // question `number`: there is none
+    data = 6,       // the rest of message `number`, which was granted
+    grant = 7,      // message `number` is asked for
+    credit = 8,     // `number` bytes that nobody may have asked for
+    held = 9,       // messages wait: `number` changes with each; 0: none
+    question = 10,  // is one with the tag `place` among them?
+    denied = 11,    // question `number`: there is none
 };
 
 // Whether a frame is of point-to-point messages. All of those go by one connection, in their order.
@@ -48,7 +48,7 @@ struct Frame {
     uint64_t place;     // load, post: offset in the areas of the strip; message: the tag
     uint64_t bytes;     // of the payload
     uint64_t progress;  // post: the sender's; message: all its bytes
-    Called called;      // post: the sender's call; message, failed: only the type, or fault, as kind
+    Called called;  // post: the sender's call; message, failed: only the type, or fault, as kind
 };
 static_assert(sizeof(Frame) == 80);
 

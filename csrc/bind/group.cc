@@ -119,10 +119,13 @@ void bind_plan(nb::module_& m) {
 }
 
 void bind_under_way(nb::module_& m) {
-    nb::class_<Job>(m, "Job").def("done", &Job::done).def("error", [](const Job& job) -> nb::object {
-        if (!job.done() || !job.error()) return nb::none();
-        return nb::make_tuple(static_cast<uint32_t>(job.error()->fault()), text_of(*job.error()));
-    });
+    nb::class_<Job>(m, "Job")
+        .def("done", &Job::done)
+        .def("error", [](const Job& job) -> nb::object {
+            if (!job.done() || !job.error()) return nb::none();
+            return nb::make_tuple(static_cast<uint32_t>(job.error()->fault()),
+                                  text_of(*job.error()));
+        });
 }
 
 void bind_calls(nb::class_<Group>& group) {

@@ -45,9 +45,9 @@ void bind_hosts(nb::class_<Group>& group) {
             [](Group& self, uint32_t fault, const std::string& text) {
                 constexpr auto kLast = static_cast<uint32_t>(Fault::unsupported);
                 if (fault == 0 || fault > kLast)
-                    throw Error(Fault::invalid,
-                                "fault: expected a number from 1 to " + std::to_string(kLast) +
-                                    ", got " + std::to_string(fault));
+                    throw Error(Fault::invalid, "fault: expected a number from 1 to " +
+                                                    std::to_string(kLast) + ", got " +
+                                                    std::to_string(fault));
                 self.fail(static_cast<Fault>(fault), text);
             },
             "fault"_a, "text"_a, nb::call_guard<WithoutGil>())

@@ -1,4 +1,5 @@
-// Point-to-point: requests of Python, and sends and receives of arrays that need no check but a look.
+// Point-to-point: requests of Python, and sends and receives of arrays that need no check but a
+// look.
 #include "messages.h"
 
 #include <nanobind/stl/optional.h>
@@ -263,8 +264,8 @@ class Messages {
     [[nodiscard]] p2p::Message message_of(const Located& at_, int64_t peer, uint64_t tag,
                                           const nb::object& memory) const {
         auto held = group_->outlives_calls() ? hold(memory) : nullptr;
-        return {at(at_.address), at_.bytes,      at_.dtype, static_cast<int32_t>(peer),
-                tag,             std::move(held)};
+        return {at(at_.address), at_.bytes, at_.dtype, static_cast<int32_t>(peer), tag,
+                std::move(held)};
     }
 
     nb::object transfer(nb::handle x, int64_t peer, uint64_t tag, bool sends, nb::handle later) {
@@ -277,8 +278,7 @@ class Messages {
         if (!located) return nb::none();
         p2p::Message message = message_of(*located, peer, tag, nb::borrow(x));
         if (!async_op) return run(std::move(message), sends);
-        nb::object made =
-            make_request(group_, std::move(message), sends, nb::borrow(x), timeout_s);
+        nb::object made = make_request(group_, std::move(message), sends, nb::borrow(x), timeout_s);
         begin(made, true);
         return make_work_(made, sends ? nb::none() : nb::borrow(x));
     }
