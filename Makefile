@@ -50,6 +50,7 @@ cpp: $(READY)  ## the C++ tests
 	  -DUNISONO_PYTHON=OFF -DCMAKE_MAKE_PROGRAM=$(CURDIR)/$(BIN)/ninja >/dev/null
 	$(BIN)/cmake --build $(CPP_BUILD) --target cpp_tests -j $(JOBS)
 	$(BIN)/ctest --test-dir $(CPP_BUILD) --output-on-failure
+	@grep ^SKIPPED $(CPP_BUILD)/Testing/Temporary/LastTest.log || true
 
 sanitize: $(READY)  ## the C++ tests under ThreadSanitizer, then Address- and UBSan
 	for kind in thread address,undefined; do \
@@ -68,12 +69,14 @@ fuzz: $(READY)  ## let made-up bytes run through what peers and plans bring (cla
 	  build/fuzz/csrc/fuzz/fuzz_$$what -max_total_time=$(FUZZ_S) -malloc_limit_mb=100000 -timeout=10 -max_len=2048 -len_control=0 \
 	    -artifact_prefix=build/fuzz/ build/fuzz/found/$$what csrc/fuzz/corpus/$$what || exit 1; done
 
-aarch64: $(READY)  ## compile for aarch64 (Debian: g++-aarch64-linux-gnu; qemu-user runs the tests)
+aarch64: $(READY)  ## the C++ tests for aarch64 (Debian: g++-aarch64-linux-gnu, qemu-user)
 	$(BIN)/cmake -S . -B build/aarch64 -G Ninja -DUNISONO_TESTS=ON -DUNISONO_PYTHON=OFF \
 	  -DCMAKE_SYSTEM_NAME=Linux -DCMAKE_SYSTEM_PROCESSOR=aarch64 \
+	  -DCMAKE_CROSSCOMPILING_EMULATOR="qemu-aarch64;-L;/usr/aarch64-linux-gnu" \
 	  -DCMAKE_CXX_COMPILER=aarch64-linux-gnu-g++ -DCMAKE_MAKE_PROGRAM=$(CURDIR)/$(BIN)/ninja >/dev/null
 	$(BIN)/cmake --build build/aarch64 --target cpp_tests -j $(JOBS)
-	qemu-aarch64 -L /usr/aarch64-linux-gnu build/aarch64/csrc/tests/test_kernels
+	$(BIN)/ctest --test-dir build/aarch64 --output-on-failure
+	@grep ^SKIPPED build/aarch64/Testing/Temporary/LastTest.log || true
 
 bench: $(READY)  ## the whole table of benchmarks/RESULTS.md (about an hour)
 	$(BIN)/python benchmarks/sweep.py

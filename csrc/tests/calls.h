@@ -23,7 +23,7 @@ enum class Kind : uint8_t {
     lending,
     lending_gather
 };
-inline constexpr uint32_t kKinds = 8;
+inline constexpr uint32_t kKinds = 8, kKindsWithoutLending = 6;
 
 inline bool gathers(Kind kind) {
     return kind == Kind::all_gather || kind == Kind::lending_gather;

@@ -15,6 +15,12 @@ class Report {
         (ok ? passed_ : failed_) += 1;
         if (!ok && failed_ <= 20) std::printf("FAILED %s\n", what.c_str());
     }
+    // Whether a check can run here; tells what is skipped, and why, where it cannot.
+    bool can_run(const char* check, bool able, const char* why_not) {
+        const std::lock_guard lock(mutex_);
+        if (!able) std::printf("SKIPPED %s: %s\n", check, why_not);
+        return able;
+    }
     // The exit status of the program.
     int finish() const {
         std::printf("%zu passed, %zu failed\n", passed_, failed_);

@@ -5,6 +5,7 @@
 #include <random>
 
 #include "calls.h"
+#include "kernel.h"
 #include "report.h"
 
 namespace {
@@ -12,10 +13,10 @@ namespace {
 using namespace unisono;
 using namespace unisono::test;
 
-Step random_step(std::mt19937_64& random, uint32_t ranks) {
+Step random_step(std::mt19937_64& random, uint32_t ranks, uint32_t kinds) {
     constexpr uint64_t counts[] = {0, 1, 7, 64, 500, 3000};
     Step step{};
-    step.kind = static_cast<Kind>(random() % kKinds);
+    step.kind = static_cast<Kind>(random() % kinds);
     step.count = counts[random() % std::size(counts)];
     step.root = static_cast<uint32_t>(random() % ranks);
     step.block_bytes = 64ULL << random() % 5;
@@ -25,7 +26,8 @@ Step random_step(std::mt19937_64& random, uint32_t ranks) {
 }
 
 // The same random calls on all ranks; some wait, some are waited for later, in any order.
-void check_sequences(Report& report, Mapping mapping, uint32_t ranks, uint64_t seed) {
+void check_sequences(Report& report, Mapping mapping, uint32_t ranks, uint32_t kinds,
+                     uint64_t seed) {
     std::mt19937_64 choose(seed);
     World world(shape_of(ranks, 1 + seed % 3), mapping, choose() % 2 ? ranks : 1);
     std::atomic<int> wrong{0};
@@ -45,7 +47,8 @@ void check_sequences(Report& report, Mapping mapping, uint32_t ranks, uint64_t s
         };
         const Outcome outcome = outcome_of([&] {
             for (int i = 0; i < 60; ++i) {
-                auto call = std::make_unique<Call>(random_step(script, ranks), rank.rank, ranks);
+                auto call =
+                    std::make_unique<Call>(random_step(script, ranks, kinds), rank.rank, ranks);
                 auto execution = call->execution();
                 if (own() % 2) {
                     rank.dispatcher->run(std::move(execution), kLong_s, {});
@@ -98,14 +101,25 @@ void check_threads(Report& report, Mapping mapping, uint32_t ranks) {
     report.check(wrong == 0, "results of threads");
 }
 
+// Ranks lend only where the kernel reads for them.
+void check_borrowing(Report& report) {
+    const Descriptor fd(create_segment(shape_of(2, 2), World::nonce));
+    Group first(Descriptor(::dup(fd.get())), 0, World::nonce, 2);
+    Group second(Descriptor(::dup(fd.get())), 1, World::nonce, 2);
+    for (const Group* group : {&first, &second})
+        report.check(group->can_borrow() == kernel_lends(), "a rank is wrong about lending");
+}
+
 }  // namespace
 
 int main() {
     Report report;
+    check_borrowing(report);
+    const uint32_t kinds = can_lend(report, "calls that lend") ? kKinds : kKindsWithoutLending;
     for (const Mapping mapping : {Mapping::own, Mapping::one}) {
         for (const uint32_t ranks : {2U, 3U, 4U, 8U}) {
             for (uint64_t seed = 1; seed <= 4; ++seed)
-                check_sequences(report, mapping, ranks, seed);
+                check_sequences(report, mapping, ranks, kinds, seed);
         }
         check_threads(report, mapping, 3);
     }

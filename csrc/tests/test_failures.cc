@@ -10,6 +10,7 @@
 #include <thread>
 
 #include "calls.h"
+#include "kernel.h"
 #include "messages.h"
 #include "report.h"
 
@@ -346,19 +347,6 @@ void check_what_a_failed_group_is_good_for(Report& report) {
            Fault::aborted, "closed", "looking from a closed group");
 }
 
-// Some emulators of the kernel accept this advice and ignore it.
-bool forks_wipe_memory() {
-    void* page = ::mmap(nullptr, 4096, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
-    ::madvise(page, 4096, MADV_WIPEONFORK);
-    *static_cast<char*>(page) = 1;
-    const pid_t child = ::fork();
-    if (child == 0) ::_exit(*static_cast<char*>(page));
-    int status = 0;
-    ::waitpid(child, &status, 0);
-    ::munmap(page, 4096);
-    return status == 0;
-}
-
 // A forked child finds out that the group is not its own; nothing in it hangs or crashes.
 void check_forked(Report& report) {
     auto world = std::make_unique<World>(shape_of(2, 2), Mapping::own, 1);
@@ -403,8 +391,8 @@ int main() {
     check_joining_again(report);
     check_neighbour_closed(report);
     check_what_a_failed_group_is_good_for(report);
-    if (forks_wipe_memory()) check_forked(report);
-    check_lent_memory_taken_away(report);
+    if (can_wipe_on_fork(report, "a forked child")) check_forked(report);
+    if (can_lend(report, "lent memory taken away")) check_lent_memory_taken_away(report);
 #endif
     for (const Mapping mapping : {Mapping::own, Mapping::one}) {
         const Step direct = simple(Kind::direct, 100);

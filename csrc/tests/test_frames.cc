@@ -6,6 +6,7 @@
 #include <chrono>
 
 #include "calls.h"
+#include "kernel.h"
 #include "messages.h"
 #include "peer.h"
 #include "report.h"
@@ -422,7 +423,7 @@ void check_forked(Report& report) {
 int main() {
     Report report;
 #if !defined(__SANITIZE_THREAD__)
-    check_forked(report);
+    if (can_wipe_on_fork(report, "a child that lives on")) check_forked(report);
 #endif
     check_strange_posts(report);
     check_strange_messages(report);

@@ -1,8 +1,9 @@
 """Runs the checks of a test module in worlds of ranks, and reports them one by one.
 
 A module sets `RANKS`, defines functions `check_*(world)` (run on unisono and on gloo) and
-`own_*(world)` (run on unisono only), and one test that takes the fixture `outcome`. All checks of
-a module share one world per backend, since starting ranks costs seconds.
+`own_*(world)` (run on unisono only), and one test that takes the fixture `outcome`. `BACKENDS` are
+what else to run on. All checks of a module share one world per backend, since starting ranks costs
+seconds.
 """
 
 from __future__ import annotations
@@ -54,7 +55,7 @@ class Worlds:
 
 def check_names(module: ModuleType, backend: str) -> list[str]:
     """The checks of a module that apply to a backend, in the order they are written."""
-    prefixes = ("check_", "own_") if backend == "unisono" else ("check_",)
+    prefixes = ("check_", "own_") if "unisono" in backend else ("check_",)
     return [name for name in vars(module) if name.startswith(prefixes)]
 
 
@@ -62,7 +63,7 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     if "outcome" in metafunc.fixturenames:
         cases = [
             (backend, check)
-            for backend in ("unisono", "gloo")
+            for backend in getattr(metafunc.module, "BACKENDS", ("unisono", "gloo"))
             for check in check_names(metafunc.module, backend)
         ]
         metafunc.parametrize("outcome", cases, indirect=True, ids=[f"{c}-{b}" for b, c in cases])

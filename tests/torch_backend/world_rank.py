@@ -31,7 +31,7 @@ class World:
 
 def main(module_file: str, backend: str, rank: int, ranks: int, folder: Path) -> None:
     module = load(module_file)
-    prefixes = ("check_", "own_") if backend == "unisono" else ("check_",)
+    prefixes = ("check_", "own_") if "unisono" in backend else ("check_",)
     checks = [name for name in vars(module) if name.startswith(prefixes)]
     world = World(rank=rank, size=ranks, backend=backend, folder=folder)
     store = _store(world)

@@ -119,7 +119,10 @@ def _require_apart(
 
 def _stage_tensor(tensor: Array, *, writable: bool) -> Staged:
     if tensor.device.type != "cpu":
-        raise UnsupportedError(f"the tensor is on {tensor.device}; only CPU tensors are served")
+        raise UnsupportedError(
+            f"the tensor is on {tensor.device}; only CPU tensors are served (init_process_group("
+            f"'cpu:unisono,{tensor.device.type}:...') names a backend for the others)"
+        )
     if str(tensor.layout) != "torch.strided":
         raise UnsupportedError(
             f"the tensor's layout is {tensor.layout}; only strided ones are served"

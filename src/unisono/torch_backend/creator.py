@@ -17,6 +17,9 @@ from unisono.runtime.finding import this_host
 from unisono.runtime.store_board import StoreBoard
 from unisono.torch_backend import Options
 from unisono.torch_backend.convert import seconds
+from unisono.torch_backend.mixed import group_over
+from unisono.torch_backend.others import others_of
+from unisono.torch_backend.private import group_being_made
 from unisono.torch_backend.process_group import ProcessGroup
 
 _TOKEN_BYTES = 16
@@ -27,7 +30,10 @@ def create(options: Any, pg_options: Any) -> ProcessGroup:
 
     `options` is torch's: store, group_rank, group_size, timeout, group_id; `pg_options` is ours.
     """
-    ours = Options() if pg_options is None else pg_options
+    others = others_of(group_being_made())
+    ours = pg_options
+    if pg_options is None or (others and not isinstance(pg_options, Options)):
+        ours = Options()  # torch hands all backends of a group the options of any
     if not isinstance(ours, Options):
         raise UnsupportedError(
             f"unisono takes unisono.torch_backend.Options as pg_options, but got {pg_options!r}"
@@ -40,7 +46,7 @@ def create(options: Any, pg_options: Any) -> ProcessGroup:
     )
     comm = _within_world(ranks, settings) or _meet(options, settings)
     comm.timeout_s = settings.timeout_s
-    return ProcessGroup(comm, options.store, ranks)
+    return group_over(comm, options.store, ranks, others)
 
 
 def _within_world(ranks: list[int], settings: config.Settings) -> Communicator | None:

@@ -9,8 +9,9 @@ from __future__ import annotations
 
 import contextlib
 import inspect
+import sys
 from collections.abc import Callable
-from types import FunctionType
+from types import FrameType, FunctionType
 from typing import Any, Final
 
 import torch
@@ -35,7 +36,8 @@ PRIVATE_NAMES: Final = (
     "torch._C._distributed_c10d.ProcessGroup._set_default_backend",
     "torch._C._distributed_c10d.ProcessGroup._set_group_name",
     "torch._C._distributed_c10d.ProcessGroup._set_group_desc",
-    "torch._C._distributed_c10d.ProcessGroup.BackendType.CUSTOM",
+    "torch._C._distributed_c10d.ProcessGroup._get_backend",
+    "torch._C._distributed_c10d.ProcessGroup.BackendType.UNDEFINED",
     # Methods that torch calls on us by these names, and older ones for those written before 2.13.
     "torch._C._distributed_c10d.ProcessGroup._start_coalescing",
     "torch._C._distributed_c10d.ProcessGroup._end_coalescing",
@@ -51,6 +53,8 @@ PRIVATE_NAMES: Final = (
     "torch._C._profiler._RecordFunctionFast",
     "torch._C._profiler.gather_traceback",
     "torch._C._profiler.symbolize_tracebacks",
+    "torch.distributed.distributed_c10d._cleanup_process_group_global_state",
+    "torch.distributed.distributed_c10d._new_process_group_helper",
     "torch.distributed.distributed_c10d._register_pg_in_world",
     "torch.distributed.distributed_c10d._update_default_pg",
     "torch.distributed.distributed_c10d._world.pg_map",
@@ -101,14 +105,15 @@ def readable_stacks(stacks: list[Any]) -> list[list[dict[str, Any]]]:
     return found
 
 
-def register_group(group: Any, backend: str, global_ranks: list[int]) -> None:
-    """Make a group that torch did not make one of torch's."""
+def register_group(group: Any, backend: str, config: str, global_ranks: list[int]) -> None:
+    """Make a group that torch did not make one of torch's: `backend` is what the program asked
+    for, `config` names a backend for each device."""
     dist.distributed_c10d._register_pg_in_world(
         group,
         backend_name=backend,
         store=group.get_group_store(),
         group_name=group.group_name,
-        backend_config=str(dist.BackendConfig(dist.Backend(f"cpu:{backend}"))),
+        backend_config=config,
         rank_mapping={global_rank: rank for rank, global_rank in enumerate(global_ranks)},
     )
 
@@ -133,14 +138,90 @@ def attach_placeholder(group: Any, rank: int, size: int) -> object:
 
     The group's name, description and device types are kept in a C++ backend. The one registered
     here carries no data: any collective that would reach it raises. Keep the returned object.
+
+    Its kind is not CUSTOM: a group has one backend of a kind, and plug-ins for other devices are
+    of that kind.
     """
     options = _c10d.FakeProcessGroup.Options()
     options.error_on_collective = True
     placeholder: object = _c10d.FakeProcessGroup._create_internal(rank, size, options)
-    kind = dist.ProcessGroup.BackendType.CUSTOM
+    kind = dist.ProcessGroup.BackendType.UNDEFINED
     group._register_backend(torch.device("cpu"), kind, placeholder)
     group._set_default_backend(kind)
     return placeholder
+
+
+MAKING: Final = (
+    "backend_config",
+    "backend_options",
+    "global_ranks_in_group",
+    "group_desc",
+    "group_name",
+    "group_rank",
+    "group_size",
+    "pg",
+    "store",
+    "timeout",
+)
+"""The variables that are read of torch's function that makes groups."""
+
+_make_group: Any = dist.distributed_c10d._new_process_group_helper
+
+
+def group_being_made() -> dict[str, Any]:
+    """`MAKING`, of the group for which torch is asking for a backend; {} if it is not.
+
+    Torch does not tell a backend which other devices the group shall serve, and by what. So this
+    reads the variables of the caller.
+    """
+    call = _call_under_way(_make_group)
+    variables = call.f_locals if call else {}
+    return {name: variables[name] for name in MAKING} if call else {}
+
+
+def _call_under_way(function: Any) -> FrameType | None:
+    """The innermost call of a function that this thread is in."""
+    code = inspect.unwrap(function).__code__
+    frame: FrameType | None = sys._getframe()
+    while frame is not None and frame.f_code is not code:
+        frame = frame.f_back
+    return frame
+
+
+def make_group(backends: dict[str, str], **arguments: Any) -> Any:
+    """A process group of torch's own with a backend for each device, as torch makes it, but known
+    to nobody else. `arguments` are those of torch's function.
+
+    Raises what torch raises, if a backend is not to be had on this machine.
+    """
+    backend = ",".join(f"{device}:{name}" for device, name in backends.items())
+    group, _ = _make_group(backend=backend, **arguments)
+    dist.distributed_c10d._cleanup_process_group_global_state(group)
+    return group
+
+
+def add_backends(group: Any, source: Any, backends: dict[str, str]) -> None:
+    """Let a group use, for these devices, the backends that another has."""
+    for device, name in backends.items():
+        found = source._get_backend(torch.device(device))
+        kind = dist.Backend.backend_type_map[name]
+        group._register_backend(torch.device(device), kind, found)
+
+
+def set_default_backend(group: Any, name: str) -> None:
+    """Let a group use the backend `name` for what concerns no device."""
+    group._set_default_backend(dist.Backend.backend_type_map[name])
+
+
+def coalesces(group: Any, device: torch.device) -> bool:
+    """Whether a group's backend for a device takes several messages as one."""
+    return bool(group._get_backend(device).supports_coalescing)
+
+
+def batch_under_way() -> tuple[object, list[Any]] | None:
+    """The call of `dist.batch_isend_irecv` that this is part of, and its operations."""
+    call = _call_under_way(dist.batch_isend_irecv)
+    return None if call is None else (call, call.f_locals["p2p_op_list"])
 
 
 def name_group(group: Any, name: str, description: str) -> None:

@@ -98,16 +98,19 @@ class ProcessGroup(Reductions, Movement):
         device_types: list[torch.device] | None = None,
     ) -> ProcessGroup | None:
         """A group of some of this group's ranks, without a store; None on the other ranks."""
+        name = group_name or self._name_of_part(new_ranks)
         comm = self.communicator.group(new_ranks)
         if comm is None:
             return None
         group = ProcessGroup(comm, self.store, [self.global_ranks[rank] for rank in new_ranks])
         if timeout is not None:
             group.set_timeout(timeout)
-        self._parts += 1
-        name = f"{self.group_name}:split{self._parts}:{'-'.join(map(str, new_ranks))}"
-        name_group(group, group_name or name, group_desc or "split")
+        name_group(group, name, group_desc or "split")
         return group
+
+    def _name_of_part(self, ranks: list[int]) -> str:
+        self._parts += 1
+        return f"{self.group_name}:split{self._parts}:{'-'.join(map(str, ranks))}"
 
     def shrink_group(
         self, exclude: Sequence[int] = (), timeout: timedelta | None = None
@@ -118,9 +121,12 @@ class ProcessGroup(Reductions, Movement):
         name = f"{self.group_name}:shrunk:{'-'.join(map(str, members))}"
         # Ranks count by number in a store, and these have new numbers.
         store = prefixed(self.store, name)
-        group = ProcessGroup(comm, store, [self.global_ranks[rank] for rank in members])
+        group = self._after(comm, store, [self.global_ranks[rank] for rank in members], name)
         name_group(group, name, "shrunk")
         return group
+
+    def _after(self, comm: Any, store: Any, global_ranks: list[int], name: str) -> ProcessGroup:
+        return ProcessGroup(comm, store, global_ranks)
 
     def abort(self) -> None:
         """Make every call under way, on all ranks, fail with AbortedError."""

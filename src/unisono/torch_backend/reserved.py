@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING, Any
 from torch import distributed as dist
 
 from unisono.errors import UnsupportedError
-from unisono.torch_backend import BACKEND_NAME
 from unisono.torch_backend.private import make_default, register_group
 from unisono.torch_backend.process_group import ProcessGroup
 
@@ -48,8 +47,9 @@ def split_group(
 ) -> Any:
     """`dist.split_group`: this rank's group among `split_ranks`, or None.
 
-    The ranks are those of `parent` (the default group if None). Only the ranks of one part meet,
-    and the result is a group like any other of torch's: `dist.destroy_process_group` takes it.
+    The ranks are those of `parent` (the default group if None), which all must call this if the
+    group also serves other devices; else only the ranks of one part meet. The result is a group
+    like any other of torch's: `dist.destroy_process_group` takes it.
     Raises `ValueError` for a part that is empty or names a rank twice.
 
     >>> dist.init_process_group("unisono", store=dist.HashStore(), rank=0, world_size=1)
@@ -62,12 +62,14 @@ def split_group(
     for ranks in split_ranks:
         if len(set(ranks)) != len(ranks) or not ranks:
             raise ValueError(f"{list(ranks)} are not distinct ranks, one at least")
-        if rank in ranks:
-            members = sorted(ranks)
-            group = parent.split_group(members, timeout, group_desc=group_desc)
-            register_group(group, BACKEND_NAME, group.global_ranks)
-            return group
-    return None
+    if not split_ranks:
+        return None
+    part = next((ranks for ranks in split_ranks if rank in ranks), split_ranks[0])
+    group = parent.split_group(sorted(part), timeout, group_desc=group_desc)
+    if group is not None:
+        backend, served = dist.get_backend(parent), dist.get_backend_config(parent)
+        register_group(group, backend, served, group.global_ranks)
+    return group
 
 
 def shrink_group(
@@ -90,13 +92,14 @@ def shrink_group(
     >>> dist.destroy_process_group()
     """
     parent = _ours(group, "shrink_group")
+    backend, served = dist.get_backend(parent), dist.get_backend_config(parent)
     shrunk = parent.shrink_group(ranks_to_exclude, timeout)
     if parent is not dist.group.WORLD:
-        register_group(shrunk, BACKEND_NAME, shrunk.global_ranks)
+        register_group(shrunk, backend, served, shrunk.global_ranks)
         return shrunk
     dist.destroy_process_group()
     shrunk.global_ranks = list(range(shrunk.size()))
-    register_group(shrunk, BACKEND_NAME, shrunk.global_ranks)
+    register_group(shrunk, backend, served, shrunk.global_ranks)
     make_default(shrunk)
     return shrunk
 

@@ -1,0 +1,53 @@
+"""Messages of `dist.batch_isend_irecv` on another device, given to its backend as one.
+
+NCCL needs it: a send that is begun alone waits for the other rank's receive, which stands behind
+that rank's own send. Torch does it for groups of exactly its own class, so for others the first
+message of a batch begins here what the last one ends.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from unisono.torch_backend.private import batch_under_way, coalesces, hide_from_dynamo
+
+
+class Batched:
+    """Sends and receives of a process group, which know whether they are part of a batch."""
+
+    def __init__(self, group: Any) -> None:
+        self._group = group
+        self._batch: object = None
+        self._left = 0
+
+    def call(self, name: str, device: torch.device, *args: Any, **options: Any) -> Any:
+        """Send or receive. The last message of a batch returns the work of all, the others None,
+        which torch leaves out of what it returns."""
+        message: Callable[..., Any] = getattr(self._group, name)
+        found = batch_under_way() if coalesces(self._group, device) else None
+        if found is None:
+            return message(*args, **options)
+        batch, operations = found
+        if batch is not self._batch:
+            if self._batch is not None:  # torch refused one of its messages
+                self._end(device)
+            self._group._start_coalescing(device)
+            self._batch = batch
+            self._left = sum(one.tensor.device.type == device.type for one in operations)
+        self._left -= 1
+        try:
+            message(*args, **options)
+        except BaseException:
+            self._end(device)
+            raise
+        return None if self._left else self._end(device)
+
+    def _end(self, device: torch.device) -> Any:
+        self._batch = None
+        return self._group._end_coalescing(device)
+
+
+hide_from_dynamo(Batched)

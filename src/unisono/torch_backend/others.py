@@ -1,0 +1,116 @@
+"""The devices of a group that other backends serve: `cuda:nccl` in `cuda:nccl,cpu:unisono`.
+
+Torch takes a backend in Python as the whole group, and makes no other. So the others are made
+here, by torch's own function, in a process group of torch's that holds only them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import Any
+
+import torch
+from torch import distributed as dist
+
+from unisono.errors import UnsupportedError
+from unisono.torch_backend import BACKEND_NAME, Options
+from unisono.torch_backend.private import add_backends, make_group, set_default_backend
+
+_ARGUMENTS = (
+    "global_ranks_in_group",
+    "group_desc",
+    "group_name",
+    "group_rank",
+    "group_size",
+    "store",
+    "timeout",
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Others:
+    """Torch's process group of the same ranks, and the name of its backend for each device."""
+
+    group: Any
+    backends: dict[str, str]
+
+    def join(self, ours: Any) -> None:
+        """Let torch find these backends in our group, too."""
+        if self.group.bound_device_id is not None:
+            ours.bound_device_id = self.group.bound_device_id
+        add_backends(ours, self.group, self.backends)
+
+    def split(
+        self,
+        ranks: list[int],
+        devices: Sequence[str],
+        timeout: timedelta,
+        options: Any,
+        name: str,
+        description: str,
+    ) -> Others | None:
+        """Those of a part of the group, for some devices; None on ranks outside of it.
+
+        All ranks of the group must call it: NCCL's split is a collective of all.
+        """
+        kept = {device: self.backends[device] for device in devices}
+        types = [torch.device(device) for device in kept]
+        part = self.group.split_group(ranks, timeout, options, name, description, types)
+        return None if part is None else Others(group=part, backends=kept)
+
+    def anew(self, comm: Any, store: Any, global_ranks: list[int], name: str) -> Others:
+        """The same backends, made by the store for the ranks of another communicator."""
+        group = make_group(
+            self.backends,
+            backend_options=None,
+            global_ranks_in_group=global_ranks,
+            group_desc="shrunk",
+            group_name=name,
+            group_rank=comm.rank,
+            group_size=comm.size,
+            store=store,
+            timeout=timedelta(seconds=comm.timeout_s),
+        )
+        return Others(group=group, backends=self.backends)
+
+
+def others_of(making: dict[str, Any]) -> Others | None:
+    """What torch wants beside us in the group that it is making; None if that is nothing.
+
+    What stands before us in its list of devices, torch has made by now.
+    """
+    if not making:
+        return None
+    asked = _checked(making["backend_config"].get_device_backend_map())
+    backends = {device: name for device, name in asked.items() if name != BACKEND_NAME}
+    if not backends or asked.get("cpu") != BACKEND_NAME:  # a backend of somebody else may use us
+        return None
+    order = list(asked)
+    later = {
+        device: name
+        for device, name in backends.items()
+        if order.index(device) > order.index("cpu")
+    }
+    group, options = making["pg"], making["backend_options"]
+    if later:
+        made = make_group(
+            later,
+            backend_options=None if isinstance(options, Options) else options,
+            **{name: making[name] for name in _ARGUMENTS},
+        )
+        add_backends(group, made, later)
+    names = list(backends.values())
+    set_default_backend(group, dist.Backend.NCCL if dist.Backend.NCCL in names else names[0])
+    return Others(group=group, backends=backends)
+
+
+def _checked(asked: dict[str, str]) -> dict[str, str]:
+    for device, name in asked.items():
+        if name == BACKEND_NAME and device != "cpu":
+            raise UnsupportedError(
+                f"unisono serves tensors in CPU memory, not on {device}: "
+                f"say 'cpu:{BACKEND_NAME},{device}:' and the name of a backend for {device}"
+            )
+    return asked

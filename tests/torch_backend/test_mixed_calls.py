@@ -1,0 +1,288 @@
+"""What a group hands to torch's group of the other devices, and what it refuses."""
+
+from __future__ import annotations
+
+import inspect
+from contextlib import contextmanager, suppress
+from dataclasses import replace
+from datetime import timedelta
+
+import pytest
+import torch
+from torch import distributed as dist
+from torch.testing._internal.distributed import fake_pg  # noqa: F401 - registers torch's backend
+
+from torch_backend.on_device import DEVICE, on_device
+from unisono.errors import UnsupportedError
+from unisono.torch_backend import Options, private, reserved
+from unisono.torch_backend.creator import create
+from unisono.torch_backend.mixed import ROUTED, MixedGroup
+from unisono.torch_backend.process_group import ProcessGroup
+
+pytestmark = pytest.mark.torch
+BOTH_ORDERS = pytest.mark.parametrize("first", ["unisono", "other"])
+
+
+def spec(first, other):
+    parts = ["cpu:unisono", other]
+    return ",".join(parts if first == "unisono" else reversed(parts))
+
+
+@contextmanager
+def alone(backend, **options):
+    """The default group, of one rank."""
+    dist.init_process_group(backend, store=dist.HashStore(), rank=0, world_size=1, **options)
+    try:
+        yield dist.group.WORLD
+    finally:
+        dist.destroy_process_group()
+
+
+class Recorded:
+    """Stands in for torch's group of the other devices: notes what it is asked."""
+
+    bound_device_id = None
+
+    def __init__(self, coalesces=False, fails_at=None):
+        self.asked = []
+        self.supports_coalescing = coalesces
+        self.fails_at = fails_at
+
+    def _get_backend(self, device):
+        return self
+
+    def __getattr__(self, name):
+        def note(*args, **options):
+            self.asked.append(name)
+            if len(self.asked) == self.fails_at:
+                raise RuntimeError("refused")
+            return f"work of {name}"
+
+        return note
+
+
+@pytest.fixture
+def group():
+    with alone("cpu:unisono,xpu:gloo") as made:
+        yield made
+
+
+@pytest.fixture
+def recorded(group, monkeypatch):
+    def put(**options):
+        found = Recorded(**options)
+        monkeypatch.setattr(group, "others", replace(group.others, group=found))
+        monkeypatch.setattr(group._batched, "_group", found)
+        return found
+
+    return put
+
+
+def test_every_method_hands_over_what_is_on_the_device(group, recorded):
+    other = recorded()
+    tensor = on_device(1.0)
+    for name in ROUTED:
+        assert getattr(group, name)([[]], [[tensor]], 0) == f"work of {name}"
+        assert getattr(group, name)(tensor, 0) == f"work of {name}"
+        assert getattr(group, name)(tensors=[tensor], opts=None) == f"work of {name}"
+        assert getattr(group, name)([[]], inputs=[[tensor]]) == f"work of {name}"
+    assert other.asked == [name for name in ROUTED for _ in range(4)]
+
+
+def test_every_method_that_takes_tensors_is_handed_over():
+    takes_none = {
+        "abort", "barrier", "getBackendName", "get_group_store", "merge_remote_group",
+        "monitored_barrier", "name", "rank", "set_timeout", "shrink_group", "shutdown", "size",
+        "split_group",
+    }  # fmt: skip
+    ours = [cls for cls in ProcessGroup.__mro__ if "unisono" in cls.__module__]
+    methods = {
+        name
+        for cls in ours
+        for name, member in vars(cls).items()
+        if inspect.isfunction(member) and (name[0] != "_" or name.endswith("_base"))
+    }
+    assert methods - takes_none == set(ROUTED)
+
+
+def test_barrier_and_coalescing_go_by_their_device(group, recorded):
+    other = recorded()
+    options = dist.BarrierOptions()
+    options.device = DEVICE
+    assert group.barrier(options) == "work of barrier"
+    with dist.distributed_c10d._coalescing_manager(group, DEVICE, async_ops=True) as both:
+        group.broadcast([on_device(1.0)], 0)
+    assert both.works == ["work of _end_coalescing"]
+    assert other.asked == ["barrier", "_start_coalescing", "broadcast", "_end_coalescing"]
+
+
+def test_life_and_timeout_reach_the_other_backend():
+    with alone("cpu:unisono,xpu:gloo"):
+        group = dist.new_group()
+        other = Recorded()
+        group.others = replace(group.others, group=other)
+        group.set_timeout(timedelta(seconds=7))
+        group.abort()
+        dist.destroy_process_group(group)
+        assert other.asked == ["set_timeout", "abort", "shutdown"]
+
+
+def test_shrinking_ends_what_the_other_backend_does(group, recorded):
+    other = recorded()
+    shrunk = reserved.shrink_group()
+    assert other.asked == ["abort", "shutdown"]
+    assert shrunk is dist.group.WORLD and type(shrunk) is MixedGroup
+    tensor = on_device(1.0)
+    dist.all_reduce(tensor)
+    assert tensor.memory.tolist() == [1.0]
+    shrunk.bound_device_id = DEVICE
+    with pytest.raises(UnsupportedError, match="bound to xpu:0 cannot be shrunk: destroy it"):
+        reserved.shrink_group()
+
+
+def operations(*devices):
+    tensors = [on_device(1.0) if device == "xpu" else torch.ones(1) for device in devices]
+    return [dist.P2POp((dist.isend, dist.irecv)[i % 2], x, 0) for i, x in enumerate(tensors)]
+
+
+def test_batch_is_one_call_of_a_backend_that_coalesces(recorded, monkeypatch):
+    monkeypatch.setattr(dist.distributed_c10d, "_check_not_self_rank", lambda *_: None)
+    other = recorded(coalesces=True)
+    for _ in range(2):
+        works = dist.batch_isend_irecv(operations("xpu", "cpu", "xpu", "cpu", "xpu"))
+        assert [work for work in works if isinstance(work, str)] == ["work of _end_coalescing"]
+        assert other.asked == ["_start_coalescing", "send", "send", "send", "_end_coalescing"]
+        other.asked.clear()
+
+
+def test_batch_that_fails_is_ended(recorded):
+    other = recorded(coalesces=True, fails_at=3)
+    with suppress(RuntimeError):
+        dist.batch_isend_irecv(operations("xpu", "xpu", "xpu"))
+    assert other.asked == ["_start_coalescing", "send", "recv", "_end_coalescing"]
+
+
+def test_batch_that_torch_refuses_is_ended_by_the_next(recorded, monkeypatch):
+    other = recorded(coalesces=True)
+    with monkeypatch.context() as patch, pytest.raises(ValueError, match="bad message"):
+        messages = operations("xpu", "xpu")
+        patch.setattr(messages[1], "op", _refuse)
+        dist.batch_isend_irecv(messages)
+    monkeypatch.setattr(dist.distributed_c10d, "_check_not_self_rank", lambda *_: None)
+    assert dist.batch_isend_irecv(messages) == ["work of _end_coalescing"]
+    start, end = "_start_coalescing", "_end_coalescing"
+    assert other.asked == [start, "send", end, start, "send", "recv", end]
+
+
+def _refuse(*args, **options):
+    raise ValueError("bad message")
+
+
+def test_messages_are_begun_one_by_one_outside_of_a_batch(recorded):
+    other = recorded(coalesces=True)
+    dist.irecv(on_device(1.0), 0)
+    assert other.asked == ["recv"]
+
+
+@BOTH_ORDERS
+def test_backend_that_is_not_to_be_had_fails_as_in_torch(first):
+    if torch.cuda.is_available():
+        pytest.skip("there is a GPU for NCCL")
+    texts = []
+    ours = spec(first, "cuda:nccl")
+    for backend in (ours.replace("unisono", "gloo"), ours):
+        with pytest.raises((RuntimeError, ValueError)) as caught:  # noqa: SIM117
+            with alone(backend):
+                pass
+        texts.append((caught.type, str(caught.value).splitlines()[0]))
+    assert texts[0] == texts[1]
+    with alone("unisono"):  # and nothing is left of the attempt
+        dist.barrier()
+
+
+@BOTH_ORDERS
+def test_plug_ins_for_other_devices(first):
+    with alone(spec(first, "cuda:fake")) as group:
+        assert type(group) is MixedGroup
+        assert type(group._get_backend(torch.device("cuda"))).__name__ == "FakeProcessGroup"
+        assert group._get_backend(torch.device("cuda")) is not group._placeholder
+        seen = [None]
+        dist.all_gather_object(seen, "object")
+        assert seen == ["object"]
+
+
+def test_several_other_devices():
+    with alone("xpu:gloo,cpu:unisono,cuda:fake") as group:
+        assert {device.type for device in group._device_types} == {"cpu", "cuda", "xpu"}
+        tensor = on_device(1.0)
+        dist.all_reduce(tensor)
+        assert tensor.memory.tolist() == [1.0]
+
+
+def test_torchs_debugging_wraps_the_other_backend(monkeypatch):
+    level = dist.get_debug_level()
+    dist.set_debug_level(dist.DebugLevel.DETAIL)
+    try:
+        with alone("cpu:unisono,xpu:gloo") as group:
+            assert "Wrapper" in type(group._get_backend(DEVICE)).__name__
+    finally:
+        dist.set_debug_level(level)
+
+
+def test_our_options_do_not_reach_the_other():
+    seen = []
+
+    def make(options, theirs):
+        seen.append(theirs)
+        return dist.Backend._plugins["FAKE"].creator_fn(options, None)
+
+    dist.Backend.register_backend("noting", make, extended_api=True, devices=["xpu"])
+    with alone("cpu:unisono,xpu:noting", pg_options=Options(reproducible=True)):
+        assert seen == [None]
+
+
+def test_backend_of_somebody_else_that_uses_ours():
+    name = "built_on_unisono"
+    dist.Backend.register_backend(
+        name, lambda options, _: create(options, None), extended_api=True, devices=["cpu"]
+    )
+    with alone(f"cpu:{name},xpu:gloo") as group:
+        assert type(group) is ProcessGroup
+        dist.barrier()
+
+
+@BOTH_ORDERS
+def test_options_are_for_us_or_for_the_other(first):
+    with alone(spec(first, "xpu:gloo"), pg_options=Options(reproducible=True)) as group:
+        assert group.communicator.reproducible
+    with alone(spec(first, "xpu:gloo"), pg_options=object()) as group:
+        assert not group.communicator.reproducible
+
+
+@BOTH_ORDERS
+def test_device_that_the_program_binds(first, monkeypatch):
+    monkeypatch.setattr(torch.accelerator, "current_accelerator", lambda: DEVICE)
+    monkeypatch.setattr(torch.accelerator, "device_count", lambda: 1)
+    with alone(spec(first, "xpu:fake"), device_id=DEVICE) as group:
+        assert group.bound_device_id == DEVICE
+        assert dist.new_group().bound_device_id == DEVICE
+
+
+def test_group_without_the_device_says_how_to_get_one():
+    with alone("unisono"):
+        text = r"on xpu:0; only CPU tensors are served \(init.*'cpu:unisono,xpu:\.\.\.'\)"
+        with pytest.raises(UnsupportedError, match=text):
+            dist.all_reduce(on_device(1.0))
+
+
+@pytest.mark.parametrize("backend", ["cuda:unisono", "cpu:unisono,cuda:unisono"])
+def test_devices_that_are_not_ours_are_refused(backend):
+    with pytest.raises(UnsupportedError, match="not on cuda: say 'cpu:unisono,cuda:"):
+        dist.init_process_group(backend, store=dist.HashStore(), rank=0, world_size=1)
+
+
+def test_variables_that_are_read_exist():
+    made = inspect.unwrap(dist.distributed_c10d._new_process_group_helper).__code__
+    assert set(private.MAKING) <= {*made.co_varnames, *made.co_cellvars}
+    batch = inspect.unwrap(dist.batch_isend_irecv).__code__
+    assert "p2p_op_list" in {*batch.co_varnames, *batch.co_cellvars}
