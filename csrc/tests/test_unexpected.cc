@@ -1,0 +1,320 @@
+// Messages that nobody asks for: they make way for others, as far as there is room; the rest waits
+// at its sender, which is asked for what is wanted. And what is taken back. One thread plays all
+// ranks, so that each step is where it should be.
+#include <algorithm>
+
+#include "messages.h"
+#include "report.h"
+#include "world.h"
+
+namespace {
+
+using namespace unisono;
+using namespace unisono::test;
+using p2p::kAnySource;
+using p2p::kAnyTag;
+
+constexpr uint64_t kOther = 9;   // the tag of those that nobody asks for
+constexpr size_t kEager = 8192;  // the most that goes by the ring of bytes
+constexpr size_t kMost = 60;     // more of them than there is room for
+constexpr size_t kLarge = 300'000;
+
+class Play {
+  public:
+    explicit Play(uint32_t ranks = 2, bool single_copy = true)
+        : world_(shape_of(ranks, 1, 512, 1 << 16), Mapping::own, ranks), ranks_(ranks) {
+        for (uint32_t r = 0; r < ranks; ++r) world_[r].p2p->use_single_copy(single_copy);
+    }
+
+    World& world() { return world_; }
+    p2p::Engine& operator[](uint32_t rank) { return *world_[rank].p2p; }
+    p2p::Request& send(const Data& data, uint64_t tag, uint32_t from = 0, uint32_t to = 1) {
+        Data& kept = datas_.emplace_back(data);
+        return begin(requests_, world_[from], message(kept, static_cast<int32_t>(to), tag), true);
+    }
+    p2p::Request& receive(size_t bytes, uint64_t tag, int32_t from = 0, uint32_t rank = 1) {
+        Data& data = datas_.emplace_back(bytes);
+        return begin(requests_, world_[rank], message(data, from, tag), false);
+    }
+    static Data got(const p2p::Request& request) {
+        const auto* const data = reinterpret_cast<const uint8_t*>(request.message().data);
+        return {data, data + request.message().bytes};
+    }
+    // One look of one rank at all that has come.
+    void look(uint32_t rank) { static_cast<void>((*this)[rank].test(never_)); }
+    void settle() {
+        for (int i = 0; i < 20; ++i) {
+            for (uint32_t r = 0; r < ranks_; ++r) look(r);
+        }
+    }
+    // Whether it is done after all have looked often enough.
+    bool ends(p2p::Request& request) {
+        for (int i = 0; i < 200 && !request.done(); ++i) settle();
+        return request.done() && !request.error();
+    }
+    bool brings(p2p::Request& request, const Data& data) {
+        return ends(request) && got(request) == data;
+    }
+    // Fills all the room from rank 0 to rank 1 with messages that nobody asks for, and three more,
+    // which wait: rank 1 has to want something, else it does not look.
+    std::vector<p2p::Request*> fill() {
+        std::vector<p2p::Request*> sends;
+        for (size_t held = 0; held < 3 && sends.size() < kMost; held += !sends.back()->done()) {
+            sends.push_back(&send(data_of(sends.size(), kEager), kOther));
+            settle();
+        }
+        return sends;
+    }
+    [[nodiscard]] p2p::Pair& pair() { return *world_[1].segment->pair(0, 1).shared; }
+
+  private:
+    std::deque<Data> datas_;
+    Requests requests_;
+    p2p::Request never_{{nullptr, 0, DType::uint8, 0, 0}, false};  // is looked for, and never begun
+    World world_;
+    const uint32_t ranks_;
+};
+
+size_t waiting(const std::vector<p2p::Request*>& sends) {
+    return static_cast<size_t>(
+        std::count_if(sends.begin(), sends.end(), [](const auto* s) { return !s->done(); }));
+}
+
+// All that nobody asks for is taken in its order afterwards.
+void take_all(Report& report, Play& play, const std::vector<p2p::Request*>& sends, const char* what,
+              size_t from = 0) {
+    for (size_t k = from; k < sends.size(); ++k)
+        report.check(play.brings(play.receive(kEager, kOther), data_of(k, kEager)),
+                     std::string(what) + ": message " + std::to_string(k));
+    report.check(waiting(sends) == 0, "all are sent");
+}
+
+// The receiver stores as much as it has room for, whatever more is sent.
+void check_room(Report& report) {
+    Play play;
+    p2p::Request& wanted = play.receive(10, 1);
+    const auto sends = play.fill();
+    const size_t stored = (sends.size() - waiting(sends)) * kEager;
+    report.check(stored >= (256 << 10) && stored <= (256 << 10) + (64 << 10) + kEager,
+                 std::to_string(stored) + " bytes that nobody asks for are stored");
+    report.check(!wanted.done(), "nothing of that is what is wanted");
+    p2p::Request& last = play.send(data_of(1, 10), 1);
+    report.check(play.brings(wanted, data_of(1, 10)), "a message behind all of them");
+    report.check(play.ends(last), "its send");
+    take_all(report, play, sends, "those that were not asked for");
+}
+
+// Of every length, by every way, and with large ones behind them.
+void check_found(Report& report) {
+    for (const bool single_copy : {true, false}) {
+        for (const size_t bytes : {0UL, 5UL, 100UL, kEager, kLarge}) {
+            for (const bool posted_first : {true, false}) {
+                Play play(2, single_copy);
+                p2p::Request& wanted = play.receive(10, 1);
+                const auto sends = play.fill();
+                const std::string what = std::to_string(bytes) + " bytes that are asked for";
+                for (uint64_t k = 0; k < 3; ++k) {
+                    if (posted_first) {
+                        p2p::Request& in = play.receive(bytes, 2);
+                        play.settle();
+                        play.send(data_of(k, bytes), 2);
+                        report.check(play.brings(in, data_of(k, bytes)), what);
+                    } else {
+                        play.send(data_of(k, bytes), 2);
+                        play.settle();
+                        report.check(
+                            play.brings(play.receive(bytes, 2, kAnySource), data_of(k, bytes)),
+                            what + " later");
+                    }
+                }
+                p2p::Request& large = play.send(data_of(7, kLarge), kOther);
+                take_all(report, play, sends, "those before it");
+                report.check(play.brings(play.receive(kLarge, kOther), data_of(7, kLarge)) &&
+                                 play.ends(large),
+                             what + ", then a large one");
+            }
+        }
+    }
+}
+
+// What is denied comes later: between the denial and the look at it.
+void check_denied(Report& report) {
+    Play play;
+    p2p::Request& never = play.receive(10, 1);
+    play.fill();
+    p2p::Request& wanted = play.receive(10, 2);
+    play.settle();  // both are denied
+    p2p::Request& third = play.receive(10, 3);
+    play.look(1);  // asks for the first
+    for (int i = 0; i < 3; ++i) {
+        play.look(0);                              // denies it
+        if (i == 2) play.send(data_of(3, 10), 3);  // comes just after it was denied
+        play.look(1);
+    }
+    report.check(play.brings(third, data_of(3, 10)), "what came just after it was denied");
+    play.send(data_of(2, 10), 2);
+    report.check(play.brings(wanted, data_of(2, 10)), "what came long after it was denied");
+    report.check(!never.done(), "what never comes");
+}
+
+// Others may get what they want while the peer is asked: nobody is passed over for that.
+void check_questions_in_turn(Report& report) {
+    Play play(3);
+    p2p::Request& never = play.receive(10, 1, 0);
+    const auto sends = play.fill();
+    report.check(play[1].cancel(never), "a receive is taken back");
+    p2p::Request& any = play.receive(10, 2, kAnySource);
+    p2p::Request& last = play.receive(10, 3, 0);
+    play.settle();
+    play.send(data_of(3, 10), 3);
+    play.look(1);                     // asks rank 0 for what the first one wants
+    play.send(data_of(2, 10), 2, 2);  // which comes from rank 2
+    play.look(0);                     // denies it
+    report.check(play.brings(any, data_of(2, 10)) && any.source() == 2, "from another rank");
+    report.check(play.brings(last, data_of(3, 10)), "what was behind it");
+    take_all(report, play, sends, "all others");
+}
+
+// What is asked for comes behind those of its tag that were sent before it, and before all others.
+void check_order(Report& report) {
+    for (const bool before : {true, false}) {
+        for (const bool single_copy : {true, false}) {
+            Play play(2, single_copy);
+            p2p::Request& first = play.receive(kEager, 1);
+            const auto sends = play.fill();
+            const Data one = data_of(101, kEager), two = data_of(102, kEager);
+            play.send(one, 1);
+            if (before) play.send(two, 1);
+            play.look(1);               // asks
+            if (!before) play.look(0);  // answers with the first
+            // Room for those that wait, and for one message more: the first or the second.
+            const uint64_t enough = play.pair().slots_taken + waiting(sends) + 1;
+            size_t taken = 0;
+            for (; taken < sends.size() && play.pair().slots_taken < enough; ++taken)
+                report.check(play.receive(kEager, kOther).done(), "one that is here");
+            report.check(!first.done(), "not yet");
+            if (!before) play.send(two, 1);
+            play.look(0);  // fills the room; then answers, if it has not
+            report.check(waiting(sends) == 0, "there is room again");
+            p2p::Request& second = play.receive(kEager, 1);
+            report.check(play.brings(first, one) && play.brings(second, two),
+                         before ? "behind one that was sent before it"
+                                : "before one that was sent after it");
+            take_all(report, play, sends, "the others", taken);
+        }
+    }
+}
+
+// What was asked for and is wanted no more keeps nothing else back.
+void check_wanted_no_more(Report& report) {
+    Play play;
+    p2p::Request& first = play.receive(kLarge, 1);
+    const auto sends = play.fill();
+    for (uint64_t k = 0; k < 3; ++k) {
+        p2p::Request& wanted = k == 0 ? first : play.receive(kLarge, 1 + k);
+        play.settle();
+        play.send(data_of(k, kLarge), 1 + k);
+        play.look(1);
+        play.look(0);  // answers
+        report.check(play[1].cancel(wanted), "a receive is taken back");
+    }
+    play.send(data_of(5, 10), 5);
+    report.check(play.brings(play.receive(10, 5), data_of(5, 10)), "what is wanted instead");
+    for (uint64_t k = 0; k < 3; ++k)
+        report.check(play.brings(play.receive(kLarge, 1 + k), data_of(k, kLarge)),
+                     "what is wanted again");
+    take_all(report, play, sends, "all others");
+}
+
+// A probe finds what waits behind messages that nobody asks for.
+void check_probe(Report& report) {
+    Play play;
+    std::vector<p2p::Request*> sends;
+    for (size_t k = 0; k < kMost; ++k) sends.push_back(&play.send(data_of(k, kEager), kOther));
+    play.send(data_of(4, 10), 4);
+    std::optional<p2p::Envelope> found;
+    for (int i = 0; i < 1000 && !found; ++i) {
+        found = play[1].probe(kAnySource, 4);
+        play.look(0);
+    }
+    report.check(found && found->tag == 4 && found->bytes == 10 && found->source == 0, "a probe");
+    report.check(!play[1].probe(0, 5), "a probe for what is not there");
+    report.check(play.brings(play.receive(10, 4), data_of(4, 10)), "what was found");
+    found = play[1].probe(0, kAnyTag);
+    report.check(found && found->tag == kOther && found->bytes == kEager, "the first of all");
+    take_all(report, play, sends, "all others");
+}
+
+// ---- what is taken back
+
+void check_cancelled_receives(Report& report) {
+    for (const bool single_copy : {true, false}) {
+        Play play(2, single_copy);
+        p2p::Request& posted = play.receive(10, 1);
+        report.check(play[1].cancel(posted) && posted.done() && posted.error() &&
+                         posted.error()->fault() == Fault::invalid && !play[1].cancel(posted),
+                     "a receive is taken back once");
+        play.send(data_of(1, 10), 1);
+        play.settle();
+        report.check(Play::got(posted) == Data(10), "nothing comes to it");
+        report.check(play.brings(play.receive(10, 1), data_of(1, 10)), "it comes to the next");
+        play.send(data_of(2, kLarge), 2);
+        p2p::Request& moving = play.receive(kLarge, 2);
+        report.check(!moving.done() && !play[1].cancel(moving), "a receive that has begun");
+        report.check(play.brings(moving, data_of(2, kLarge)), "ends as others do");
+    }
+}
+
+void check_cancelled_sends(Report& report) {
+    for (const bool single_copy : {true, false}) {
+        Play play(2, single_copy);
+        report.check(!play[0].cancel(play.send(Data(10), 1)), "a send that is done");
+        for (int i = 0; i < 200; ++i) {  // more than can be under way: each comes back
+            report.check(play[0].cancel(play.send(Data(kLarge), 1)), "a send that was offered");
+            if (i == 0) report.check(play.brings(play.receive(10, 1), Data(10)), "one before it");
+            if (i % 50 == 0) {
+                play.send(data_of(2, kLarge), 1);
+                report.check(play.brings(play.receive(kLarge, 1), data_of(2, kLarge)),
+                             "one after it");
+            }
+        }
+        p2p::Request& any = play.receive(10, kAnyTag, kAnySource);
+        play.settle();
+        report.check(!any.done() && any.source() == kAnySource && any.tag() == kAnyTag,
+                     "what was taken back goes to nobody");
+        play.send(data_of(3, 10), 3);
+        report.check(play.brings(any, data_of(3, 10)) && any.tag() == 3, "the next does");
+        p2p::Request& moving = play.send(data_of(4, kLarge), 4);
+        p2p::Request& in = play.receive(kLarge, 4);
+        report.check(!play[0].cancel(moving), "a send that is received");
+        report.check(play.brings(in, data_of(4, kLarge)) && play.ends(moving), "goes on");
+        play.receive(10, 1);
+        const auto sends = play.fill();
+        report.check(waiting(sends) > 0 && play[0].cancel(*sends.back()),
+                     "a send that waits for room");
+        p2p::Request& large = play.send(Data(kLarge), 1);
+        report.check(play[0].cancel(large), "a large one that waits for room");
+        for (size_t k = 0; k + 1 < sends.size(); ++k)
+            report.check(play.brings(play.receive(kEager, kOther), data_of(k, kEager)),
+                         "those before it");
+        play.send(data_of(6, kEager), kOther);
+        report.check(play.brings(play.receive(kEager, kOther), data_of(6, kEager)),
+                     "one behind it");
+    }
+}
+
+}  // namespace
+
+int main() {
+    Report report;
+    check_room(report);
+    check_found(report);
+    check_denied(report);
+    check_questions_in_turn(report);
+    check_order(report);
+    check_wanted_no_more(report);
+    check_probe(report);
+    check_cancelled_receives(report);
+    check_cancelled_sends(report);
+    return report.finish();
+}
