@@ -25,8 +25,13 @@ using namespace nb::literals;
 namespace unisono::bind {
 namespace {
 
-// More is moved without the GIL.
+// Larger messages are moved without the GIL. So are all where a carrier may be Python's: who moves
+// it waits for the GIL.
 constexpr uint64_t kMostWithGil = 64 << 10;
+
+bool may_keep_gil(const Group& group, const p2p::Message& message) {
+    return message.bytes <= kMostWithGil && !group.outlives_calls();
+}
 
 BoundRequest& request_of(nb::handle object) {
     return *nb::inst_ptr<BoundRequest>(object);
@@ -51,7 +56,7 @@ void BoundRequest::begin(bool carried) {
 }
 
 bool BoundRequest::try_begin(bool carried) {
-    return request.message().bytes <= kMostWithGil && engine().try_begin(request, carried);
+    return may_keep_gil(*group_, request.message()) && engine().try_begin(request, carried);
 }
 
 bool BoundRequest::wait(double limit_s) {
@@ -288,7 +293,7 @@ class Messages {
         p2p::Request request(std::move(message), sends);
         p2p::Engine& engine = group_->p2p();
         const bool begun =
-            request.message().bytes <= kMostWithGil && engine.try_begin(request, false);
+            may_keep_gil(*group_, request.message()) && engine.try_begin(request, false);
         if (!begun || !request.done()) {
             const WithoutGil release;
             if (!begun) engine.begin(request, false);
