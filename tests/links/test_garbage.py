@@ -99,7 +99,7 @@ def unwanted(sock: Connection, why: str) -> None:
 @given(said=st.lists(messages, min_size=1, max_size=4))
 def test_a_group_of_the_core_takes_what_came_through(place: Place, said: list[Message]) -> None:
     groups = Groups(unwanted)
-    circle = Circle(place, TAG, range(RANKS), b"", groups.hear)
+    circle = Circle(place, TAG, range(RANKS), b"", groups.hear, groups.orphaned)
     with core_group() as group:
         groups.enter(TAG, range(RANKS), 0, group, circle)
         for message in said:
@@ -128,7 +128,9 @@ class Ear:
 @fuzzed
 @given(said=st.lists(messages, min_size=1, max_size=4))
 def test_what_is_said_to_one_who_shrinks(place: Place, said: list[Message]) -> None:
-    post = Post(place)
+    groups = Groups(unwanted)
+    circle = Circle(place, TAG, range(RANKS), b"", groups.hear, groups.orphaned)
+    post = Post(place, lambda message: groups.hear(message, circle))
     post.open(TAG, (), Box())
     for message in said:
         with suppress(ValueError):
@@ -140,7 +142,7 @@ def test_who_has_no_reason_to_dial_for_a_group_is_refused(place: Place, rank: in
     """Rank 1 is on this host, where the core takes no connection of it."""
     refused: list[str] = []
     groups = Groups(lambda sock, why: refused.append(why))
-    circle = Circle(place, TAG, range(RANKS), b"", groups.hear)
+    circle = Circle(place, TAG, range(RANKS), b"", groups.hear, groups.orphaned)
     with core_group() as group, Connection() as sock:
         groups.enter(TAG, range(RANKS), 0, group, circle)
         groups.take(sock, Introduction(kind=Kind.COLLECTIVES, rank=rank, pid=1, tag=TAG))

@@ -98,6 +98,12 @@ class Groups:
         elif message.say in (Say.LEFT, Say.FAILED) and message.tag not in self._departed:
             self._early.append(message)
 
+    def orphaned(self, circle: Circle) -> None:
+        """The middle of a circle has left, or is lost."""
+        for entered in list(self._entered.values()):
+            if entered.place is circle.place:
+                entered.orphaned()
+
     def starved(self, why: str) -> None:
         """Nobody can be accepted for long."""
         for entered in list(self._entered.values()):

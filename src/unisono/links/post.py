@@ -1,7 +1,8 @@
 """What passes between ranks while they shrink a group: texts, and their votes.
 
-Straight from porter to porter, for the star may have lost its middle. A rank dials whom it writes
-to; answers come back on the same connection. Texts wait here for a rank that has not come to shrink
+Straight from porter to porter, for the star may have lost its middle; then what is told of groups
+goes this way, too. A rank dials whom it writes to; answers of votes come back on the same
+connection. Texts wait here for a rank that has not come to shrink
 yet; the vote answers for it at once, and for as long as the porter lives.
 """
 
@@ -11,7 +12,8 @@ import os
 import socket
 import time
 from collections import deque
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import dataclass, replace
 from queue import Empty, SimpleQueue
 from typing import TypeAlias
 
@@ -26,6 +28,7 @@ _MOST_WAITING = 4096  # news for a group that nobody shrinks here yet
 _PROCESS_S = 5.0  # a host that answers, and a process that does not: dialed again
 _BETWEEN_DIALS_S = 0.02
 
+_OF_GROUPS = (Say.FAILED, Say.LOOK, Say.LOOKED)
 _NOBODY = (1 << 32) - 1  # whose ballot it was does not matter any more
 
 # ---- news for the rank that shrinks; ranks are the world's
@@ -99,8 +102,9 @@ class Box:
 class Post:
     """All that a porter has to do with the shrinking of groups, by tag."""
 
-    def __init__(self, place: Place) -> None:
-        self._place = place
+    def __init__(self, place: Place, hear: Callable[[Message], None]) -> None:
+        """`hear` takes what is about a group that does not shrink."""
+        self._place, self._hear = place, hear
         self._rank = place.terms.rank
         self._ways: dict[int, _Way] = {}
         self._lines: set[Line] = set()
@@ -116,8 +120,7 @@ class Post:
             self._waiting.remove(waiting)
             box.put(waiting[1])
         for rank in peers:
-            if rank not in self._ways:
-                self._ways[rank] = _Way(self, self._place, rank)
+            self._way(rank)
 
     def shut(self, tag: bytes, *, quits: bool) -> None:
         """It has ended that; if it `quits`, all who can be told are told not to wait for it."""
@@ -125,6 +128,14 @@ class Post:
         if quits:
             for rank in list(self._ways):
                 self._tell(tag, rank, Say.LEFT, b"")
+
+    def tell(self, message: Message) -> None:
+        """Brings a message of a group to other ranks, where no star does. That a rank has left they
+        see by its connections."""
+        if message.say in _OF_GROUPS:
+            for rank in message.to:
+                if rank != self._rank:
+                    self._way(rank).say(replace(message, to=()))
 
     def send(self, tag: bytes, to: int, data: bytes) -> None:
         """A text for another rank, which gets it when it shrinks too. Not if it is out of reach."""
@@ -173,6 +184,8 @@ class Post:
             raise ValueError(f"a message of rank {message.origin} from rank {rank}")
         box = self._boxes.get(message.tag)
         match message.say:
+            case say if say in _OF_GROUPS:
+                self._hear(message)
             case Say.ASK:
                 self._asked(message, line)
             case Say.POST:
@@ -218,6 +231,11 @@ class Post:
     def _tell(self, tag: bytes, to: int, say: Say, body: bytes) -> None:
         if to in self._ways:
             self._ways[to].say(self._message(tag, say, body))
+
+    def _way(self, to: int) -> _Way:
+        if to not in self._ways:
+            self._ways[to] = _Way(self, self._place, to)
+        return self._ways[to]
 
     def _message(self, tag: bytes, say: Say, body: bytes) -> Message:
         return Message(say=say, origin=self._rank, tag=tag, body=body)
