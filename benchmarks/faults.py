@@ -1,7 +1,8 @@
 """Every fault between hosts, 50 rounds each (root, half an hour): `python benchmarks/faults.py`.
 
 Runs the slow test of tests/lab/test_faults.py, which asserts in every round that each survivor
-names who is lost, in time, that nothing is left behind, or that what is no loss is borne.
+names who is lost, in time, that nothing is left behind, or that what is no loss is borne. Messages
+of all phases (tests/lab/traffic.py) are under way beside the calls.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ from unisono.bench.machine import describe_machine
 
 HERE = Path(__file__).parent
 TESTS = "tests/lab/test_faults.py"
+UNDER_WAY = "calls and messages of all phases"
 
 
 def results(report: Path) -> list[dict[str, Any]]:
@@ -52,10 +54,15 @@ def main(
 
 
 def write(path: Path, found: list[dict[str, Any]]) -> None:
-    """The faults now, and those of the file that were not tried now."""
-    before = json.loads(path.read_text())["faults"] if path.exists() else []
-    faults = {each["fault"]: each for each in (*before, *found)}
-    document = {"machine": describe_machine(), "faults": list(faults.values())}
+    """The faults now, and those of the file that were not tried now but amid the same."""
+    before = json.loads(path.read_text()) if path.exists() else {}
+    kept = before["faults"] if before.get("under_way") == UNDER_WAY else []
+    faults = {each["fault"]: each for each in (*kept, *found)}
+    document = {
+        "machine": describe_machine(),
+        "under_way": UNDER_WAY,
+        "faults": list(faults.values()),
+    }
     path.write_text(json.dumps(document, indent=1) + "\n")
 
 

@@ -9,8 +9,10 @@ ROUNDS = 50
 
 def render_faults(document: dict[str, Any]) -> list[str]:
     """`document`: of `faults.py`."""
+    amid = document.get("under_way", "calls")
     lines = [
-        "`python benchmarks/faults.py` (root): calls are under way on hosts of a lab (of 1+1+1+1,",
+        f"`python benchmarks/faults.py` (root): {amid} are under way on "
+        "hosts of a lab (of 1+1+1+1,",
         "2+2 and 3+1 ranks in turns) when it happens. As specified: every survivor names who is",
         "lost within 3 s (a stopped rank: within its call's timeout and 1 s), no call works after",
         "it, descriptors and threads are given back, and no host has anything left; or what is",

@@ -11,6 +11,7 @@ import typer
 from choice_page import render_choice, render_reproducible
 from faults_page import render_faults
 from hosts_page import render_hosts
+from p2p_page import render_p2p
 from published_page import render_published
 from results_page import render_page
 from simulator_page import render_calibration, render_lab, render_speed
@@ -34,6 +35,8 @@ def write_page(folder: Path, page: Path) -> None:
     sections: dict[str, list[str]] = {}
     if hosts := _named(folder, "hosts-"):
         sections["Several hosts"] = render_hosts(hosts)
+    if found := _named(folder, "p2p-"):
+        sections["Point-to-point"] = render_p2p(found)
     for title, (stem, render) in SECTIONS.items():
         path = folder / f"{stem}.json"
         if path.exists():

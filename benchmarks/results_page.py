@@ -76,7 +76,7 @@ def render_page(
 ) -> str:
     """`trainings`: documents of `unisono train --json`, by the name of the task; `sections`: what
     else was measured, by title."""
-    samples = [sample for document in documents for sample in _samples(document)]
+    samples = [sample for document in documents for sample in samples_of(document)]
     samples.sort(key=lambda sample: list(OPERATIONS).index(sample.op))  # stable: sizes stay
     lines = ["# Results", "", *_preface(documents), "", "## Bars", "", *_bars(samples)]
     for api, ranks in sorted({(sample.api, sample.ranks) for sample in samples}):
@@ -110,7 +110,8 @@ def _training(task: str, document: Document) -> Iterator[str]:
     yield f"| score | {scores} | |"
 
 
-def _samples(document: Document) -> Iterator[Sample]:
+def samples_of(document: Document) -> Iterator[Sample]:
+    """One for each row of a document of `run_benchmark`."""
     for row in document["rows"]:
         results = row["results"]
         yield Sample(

@@ -7,19 +7,6 @@
 #include "waiter.h"
 
 namespace unisono {
-namespace {
-
-// Whether a rank had another fingerprint for a call that it remembers. Of ranks elsewhere one knows
-// those calls of which one heard.
-bool differ(const RankControl& own, const RankControl& other, uint64_t seq) {
-    const CallRecord& mine = own.calls[seq % kCallHistory];
-    const CallRecord& theirs = other.calls[seq % kCallHistory];
-    return theirs.seq.load(std::memory_order_relaxed) == seq &&
-           mine.hash.load(std::memory_order_relaxed) != theirs.hash.load(std::memory_order_relaxed);
-}
-
-}  // namespace
-
 bool Agreement::catch_up(uint32_t peer, uint64_t seq, uint64_t theirs) {
     // Ranks of a host get further apart than the history is long only by refusing calls.
     if (view_.local(peer) && ahead_of(theirs, seq) >= static_cast<int32_t>(kCallHistory))
@@ -59,20 +46,25 @@ void Agreement::mismatch(uint64_t seq) {
     while (!arrived() && !moment.passed()) ::sched_yield();
     std::string text = "the ranks disagree about call #" + std::to_string(seq) + " of their group:";
     bool alike = true;
+    std::string others;
     for (uint32_t r = 0; r < members_.ranks(); ++r) {
         const std::string done = entered(r, seq) ? deed(view_.control(r), seq) : "";
         alike = alike && (done.empty() || done == deed(own_, seq));
         text += (r ? ", rank " : " rank ") + std::to_string(r) + " " +
                 (done.empty() ? "has not made it yet" : done);
+        if (!done.empty() && differ(own_, view_.control(r), seq))
+            others += (others.empty() ? "rank " : ", rank ") + std::to_string(r);
     }
-    if (alike)
-        text += "; they differ in the algorithm, in the lengths of the pieces, or in reproducible=";
+    if (alike && !others.empty()) {
+        text += "; rank " + std::to_string(members_.rank()) + " differs from " + others +
+                " in the algorithm, in " + lengths_of(own_, seq) + ", or in reproducible=";
+    }
     members_.fail(Fault::mismatch, text);
 }
 
-std::string Agreement::late(uint64_t seq) const {
-    std::string text = "call #" + std::to_string(seq) + " " + recall(own_, seq) +
-                       " timed out on rank " + std::to_string(members_.rank()) + ":";
+std::string Agreement::late(uint64_t seq, double timeout_s) const {
+    std::string text = "call #" + std::to_string(seq) + " " + recall(own_, seq) + " " +
+                       timed_out(members_.rank(), timeout_s) + ":";
     bool named = false;
     for (uint32_t r = 0; r < members_.ranks(); ++r) {
         if (entered(r, seq)) continue;

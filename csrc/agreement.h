@@ -52,8 +52,8 @@ class Agreement {
         return view_.control(peer).presence.load(std::memory_order_acquire) ==
                static_cast<uint32_t>(Presence::left);
     }
-    // Who has not come to call `seq`, and what they called last.
-    [[nodiscard]] std::string late(uint64_t seq) const;
+    // Who has not come to call `seq` within the timeout, and what they called last.
+    [[nodiscard]] std::string late(uint64_t seq, double timeout_s) const;
 
   private:
     bool catch_up(uint32_t peer, uint64_t seq, uint64_t theirs);

@@ -17,7 +17,8 @@ constexpr std::array kTypes{
     "int16",         "uint16",      "int32",      "uint32",        "int64",       "uint64",
     "bool",          "complex64",   "complex128", "float8_e4m3fn", "float8_e5m2", "float32_int32",
     "float64_int64", "int32_int32", "int64_int64"};
-static_assert(kOps.size() == kOpKinds);
+constexpr std::array kLengths{"the lengths of the pieces", "counts", "send_counts"};
+static_assert(kOps.size() == kOpKinds && kLengths.size() == kLengthsFrom);
 static_assert(kReductions.size() == num_reduce_ops && kTypes.size() == num_dtypes);
 
 bool reduces(OpKind op) {
@@ -25,11 +26,13 @@ bool reduces(OpKind op) {
            op == OpKind::scan || op == OpKind::exscan;
 }
 
+// All that must agree, and in the highest byte what need not.
 uint32_t kind_of(const CallArgs& a) {
     // A reduction that the operation does not use must not make two equal calls differ.
     const uint32_t reduction = reduces(a.op) ? static_cast<uint32_t>(a.reduction) : 0;
     return static_cast<uint32_t>(a.op) | reduction << 8 |
-           static_cast<uint32_t>(a.caller_dtype.value_or(a.dtype)) << 16;
+           static_cast<uint32_t>(a.caller_dtype.value_or(a.dtype)) << 16 |
+           static_cast<uint32_t>(a.lengths_from) << 24;
 }
 
 uint64_t mix(uint64_t h, uint64_t value) {  // splitmix64's finaliser
@@ -37,6 +40,43 @@ uint64_t mix(uint64_t h, uint64_t value) {  // splitmix64's finaliser
     h = (h ^ (h >> 30)) * 0xbf58476d1ce4e5b9ULL;
     h = (h ^ (h >> 27)) * 0x94d049bb133111ebULL;
     return h ^ (h >> 31);
+}
+
+// A call as its record holds it.
+struct Entry {
+    uint64_t seq, count, hash;
+    uint32_t kind;
+    int32_t root;
+};
+
+// One thread writes at a time, others read meanwhile. Whoever finds anything of what is written
+// here finds, when it looks again, that the number is not what it was. Releases, no fence: a call
+// writes this before anything else, and shall not wait for what was stored before.
+void write(CallRecord& record, const Entry& entry) noexcept {
+    record.seq.store(0, std::memory_order_relaxed);
+    record.kind.store(entry.kind, std::memory_order_release);
+    record.count.store(entry.count, std::memory_order_release);
+    record.root.store(entry.root, std::memory_order_release);
+    record.hash.store(entry.hash, std::memory_order_release);
+    record.seq.store(entry.seq, std::memory_order_release);
+}
+
+// Nothing if it holds no call, or is just being written.
+std::optional<Entry> read(const CallRecord& record) noexcept {
+    Entry entry{};
+    entry.seq = record.seq.load(std::memory_order_acquire);
+    entry.kind = record.kind.load(std::memory_order_acquire);
+    entry.count = record.count.load(std::memory_order_acquire);
+    entry.root = record.root.load(std::memory_order_acquire);
+    entry.hash = record.hash.load(std::memory_order_acquire);
+    if (entry.seq == 0 || record.seq.load(std::memory_order_relaxed) != entry.seq)
+        return std::nullopt;
+    return entry;
+}
+
+std::optional<Entry> entry_of(const RankControl& control, uint64_t seq) noexcept {
+    const auto entry = read(control.calls[seq % kCallHistory]);
+    return entry && entry->seq == seq ? entry : std::nullopt;
 }
 
 // Why the rank refused, if a later refusal has not taken the place of the reason.
@@ -68,7 +108,7 @@ const char* name_of(OpKind op) noexcept {
 }
 
 uint64_t fingerprint(const CallArgs& args) noexcept {
-    uint64_t h = mix(0, kind_of(args));
+    uint64_t h = mix(0, kind_of(args) & 0xffffff);
     h = mix(h, static_cast<uint64_t>(static_cast<int64_t>(args.root)));
     h = mix(h, args.count);
     h = mix(h, args.extra);
@@ -77,37 +117,29 @@ uint64_t fingerprint(const CallArgs& args) noexcept {
 }
 
 void remember(RankControl& control, uint64_t seq, const CallArgs& args, uint64_t hash) noexcept {
-    CallRecord& record = control.calls[seq % kCallHistory];
-    record.kind.store(kind_of(args), std::memory_order_relaxed);
-    record.count.store(args.count, std::memory_order_relaxed);
-    record.root.store(args.root, std::memory_order_relaxed);
-    record.hash.store(hash, std::memory_order_relaxed);
-    record.seq.store(seq, std::memory_order_relaxed);
+    write(control.calls[seq % kCallHistory], {seq, args.count, hash, kind_of(args), args.root});
 }
 
 Called called_by(const RankControl& control) noexcept {
     const uint64_t header = control.header.load(std::memory_order_acquire);
-    const CallRecord& record = control.calls[(header >> 40) % kCallHistory];
-    return {header,
-            record.seq.load(std::memory_order_relaxed),
-            record.count.load(std::memory_order_relaxed),
-            record.hash.load(std::memory_order_relaxed),
-            record.kind.load(std::memory_order_relaxed),
-            record.root.load(std::memory_order_relaxed)};
+    const auto entry = read(control.calls[(header >> 40) % kCallHistory]);
+    // It has made so many calls since that look that this one is forgotten.
+    if (!entry || ahead_of(header, entry->seq) != 0) return {};
+    return {header, entry->seq, entry->count, entry->hash, entry->kind, entry->root};
 }
 
 void hear(RankControl& mirror, const Called& called) noexcept {
     if (called.seq == 0) return;  // nothing yet
     CallRecord& record = mirror.calls[called.seq % kCallHistory];
-    record.kind.store(called.kind, std::memory_order_relaxed);
-    record.count.store(called.count, std::memory_order_relaxed);
-    record.root.store(called.root, std::memory_order_relaxed);
-    record.hash.store(called.hash, std::memory_order_relaxed);
-    record.seq.store(called.seq, std::memory_order_relaxed);
-    uint64_t known = mirror.header.load(std::memory_order_relaxed);
-    while (ahead_of(called.header, known >> 40) > 0 &&
-           !mirror.header.compare_exchange_weak(known, called.header, std::memory_order_release)) {
-    }
+    if (record.seq.load(std::memory_order_relaxed) < called.seq)
+        write(record, {called.seq, called.count, called.hash, called.kind, called.root});
+    if (ahead_of(called.header, mirror.header.load(std::memory_order_relaxed) >> 40) > 0)
+        mirror.header.store(called.header, std::memory_order_release);
+}
+
+bool differ(const RankControl& one, const RankControl& other, uint64_t seq) noexcept {
+    const auto first = entry_of(one, seq), second = entry_of(other, seq);
+    return first && second && first->hash != second->hash;
 }
 
 void remember_refusal(RankControl& control, uint64_t seq, std::string_view reason) noexcept {
@@ -122,27 +154,23 @@ void remember_refusal(RankControl& control, uint64_t seq, std::string_view reaso
         refusal.words[i].store(word, std::memory_order_relaxed);
     }
     refusal.seq.store(seq, std::memory_order_release);
-    CallRecord& record = control.calls[seq % kCallHistory];
-    record.kind.store(kRefusedKind, std::memory_order_relaxed);
-    record.hash.store(kRefusedHash, std::memory_order_relaxed);
-    record.seq.store(seq, std::memory_order_relaxed);
+    write(control.calls[seq % kCallHistory], {seq, 0, kRefusedHash, kRefusedKind, -1});
 }
 
 std::string recall(const RankControl& control, uint64_t seq) {
-    const CallRecord& record = control.calls[seq % kCallHistory];
-    if (record.seq.load(std::memory_order_relaxed) != seq) return "a call no longer remembered";
-    const uint32_t kind = record.kind.load(std::memory_order_relaxed);
+    const auto entry = entry_of(control, seq);
+    if (!entry) return "a call no longer remembered";
+    const uint32_t kind = entry->kind;
     if (kind == kRefusedKind) return "one that it refused: " + recall_refusal(control.refusal, seq);
     const auto op = static_cast<OpKind>(kind & 0xff);
     std::string text = name_of(kOps, kind & 0xff);
     if (op == OpKind::barrier || op == OpKind::split) return text + "()";
     text += "(";
     if (reduces(op)) text += std::string(name_of(kReductions, kind >> 8 & 0xff)) + ", ";
-    const uint64_t count = record.count.load(std::memory_order_relaxed);
     text += std::string(name_of(kTypes, kind >> 16 & 0xff)) + "[" +
-            (count == kUntold ? "any" : std::to_string(count)) + "]";
-    const int32_t root = record.root.load(std::memory_order_relaxed);
-    if (root >= 0) text += ", root=" + std::to_string(root);
+            (entry->count == kUntold ? "any" : std::to_string(entry->count)) + "]";
+    if (kind >> 24) text += std::string(", lengths from ") + name_of(kLengths, kind >> 24);
+    if (entry->root >= 0) text += ", root=" + std::to_string(entry->root);
     return text + ")";
 }
 
@@ -167,11 +195,14 @@ std::string whereabouts(const RankControl& control) {
 }
 
 std::string deed(const RankControl& control, uint64_t seq) {
-    const CallRecord& record = control.calls[seq % kCallHistory];
-    const bool refused = record.seq.load(std::memory_order_relaxed) == seq &&
-                         record.kind.load(std::memory_order_relaxed) == kRefusedKind;
-    return refused ? "refused " + recall_refusal(control.refusal, seq)
-                   : "called " + recall(control, seq);
+    const auto entry = entry_of(control, seq);
+    return entry && entry->kind == kRefusedKind ? "refused " + recall_refusal(control.refusal, seq)
+                                                : "called " + recall(control, seq);
+}
+
+std::string lengths_of(const RankControl& control, uint64_t seq) {
+    const auto entry = entry_of(control, seq);
+    return name_of(kLengths, entry ? entry->kind >> 24 : 0);
 }
 
 }  // namespace unisono

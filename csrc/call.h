@@ -28,6 +28,10 @@ enum class OpKind : uint8_t {
 };
 inline constexpr uint32_t kOpKinds = 12;
 
+// Which argument says how long the pieces are. The values are those of unisono.types.LengthsFrom.
+enum class LengthsFrom : uint8_t { none, counts, send_counts };
+inline constexpr uint32_t kLengthsFrom = 3;
+
 // What stands in the history for a call whose arguments a rank refused. It has a fingerprint of its
 // own: ranks that refuse alike agree, and one that refuses alone disagrees with the others.
 inline constexpr uint32_t kRefusedKind = 0xff;
@@ -45,6 +49,7 @@ struct CallArgs {
     uint64_t extra;  // hash of all else that must agree: algorithm, lengths of the pieces
     // What the caller's elements are, where a wider copy of them is reduced.
     std::optional<DType> caller_dtype = std::nullopt;
+    LengthsFrom lengths_from = LengthsFrom::none;  // for errors: need not agree
 };
 
 inline constexpr uint64_t kHashMask = (1ULL << 40) - 1;
@@ -82,8 +87,11 @@ static_assert(sizeof(Called) == 40);
 void remember(RankControl& control, uint64_t seq, const CallArgs& args, uint64_t hash) noexcept;
 void remember_refusal(RankControl& control, uint64_t seq, std::string_view reason) noexcept;
 [[nodiscard]] Called called_by(const RankControl& control) noexcept;
-// Writes it down in a mirror, unless that has heard of a later call.
+// Writes it down in a mirror, unless that has heard of a later call. By one thread at a time.
 void hear(RankControl& mirror, const Called& called) noexcept;
+// Whether the fingerprints differ that two ranks had for a call which both remember. Of ranks
+// elsewhere one knows those calls of which one heard.
+[[nodiscard]] bool differ(const RankControl& one, const RankControl& other, uint64_t seq) noexcept;
 // "all_reduce(sum, float32[1000])".
 [[nodiscard]] std::string recall(const RankControl& control, uint64_t seq);
 // "its last call was all_reduce(sum, float32[1000])", or "it has made no call yet".
@@ -92,5 +100,7 @@ void hear(RankControl& mirror, const Called& called) noexcept;
 [[nodiscard]] std::string whereabouts(const RankControl& control);
 // "called all_reduce(sum, float32[1000])", or "refused all_reduce: " with the reason.
 [[nodiscard]] std::string deed(const RankControl& control, uint64_t seq);
+// "counts": what says how long the pieces of the call are, or "the lengths of the pieces".
+[[nodiscard]] std::string lengths_of(const RankControl& control, uint64_t seq);
 
 }  // namespace unisono

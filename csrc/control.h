@@ -21,12 +21,12 @@ static_assert(std::atomic<uint64_t>::is_always_lock_free);
 static_assert(std::atomic<uint32_t>::is_always_lock_free);
 
 // What a rank called, kept so that an error can say it. `seq` is the number of the call in its
-// group.
+// group; 0 while the rest is being written, which others may read meanwhile.
 struct CallRecord {
     std::atomic<uint64_t> seq{0};
     std::atomic<uint64_t> count{0};
     std::atomic<uint64_t> hash{0};
-    std::atomic<uint32_t> kind{0};  // op | reduction << 8 | type << 16
+    std::atomic<uint32_t> kind{0};  // op | reduction << 8 | type << 16 | LengthsFrom << 24
     std::atomic<int32_t> root{-1};
 };
 
@@ -43,7 +43,8 @@ struct Bell {
     std::atomic<uint32_t> rings{0};
 };
 
-enum class Presence : uint32_t { absent = 0, joined = 1, left = 2 };
+// `joining`: has no lock yet. Only who has joined can be lost.
+enum class Presence : uint32_t { absent = 0, joined = 1, left = 2, joining = 3 };
 
 struct alignas(2 * kLine) RankControl {
     // The polled line. header = call number (24 bits) | fingerprint (40 bits): one load tells both
@@ -56,6 +57,7 @@ struct alignas(2 * kLine) RankControl {
     std::atomic<uint32_t> presence{0};
     std::atomic<int32_t> pid{0};
     std::atomic<uint64_t> process{0};  // tells ranks that are threads of one process
+    std::atomic<int32_t> kept_fd{0};   // 1 + what it has left open for those; see membership.cc
     std::atomic<uint64_t> token{0};    // where it is in that process; see loans.h
     std::atomic<uint64_t> errand{0};   // a message that it sleeps for; see call.h
 
@@ -86,6 +88,7 @@ struct alignas(2 * kLine) GroupControl {
     // What the ranks have agreed on about the group that succeeds this one. It is moved by compare
     // and exchange alone, so that of two ranks that decide at once one learns that it was second.
     std::atomic<uint64_t> successor;
+    std::atomic<uint64_t> turn;  // whose lock is asked about next; see peer_checks.h
     alignas(2 * kLine) FaultRecord failure;
 };
 

@@ -97,7 +97,7 @@ void Courier::deliver(uint32_t peer, const Frame& frame) {
             if (frame.progress < mirror.progress.load(std::memory_order_relaxed))
                 nonsense(peer, "progress that falls: " + std::to_string(frame.progress) +
                                    " after " + std::to_string(mirror.progress.load()));
-            hear(mirror, frame.called);
+            view_.hear(peer, frame.called);
             mirror.progress.store(frame.progress, std::memory_order_release);
             return;
         case FrameKind::left:

@@ -16,6 +16,10 @@ constexpr double kRefusal_s = 1;                // positive: here and now, if no
 constexpr const char* kInHandler =
     "a signal handler cannot wait for a call: the one that the signal interrupted comes first";
 
+// Made before: where memory is lacking, calls still have to end.
+const Error kClosed(Fault::aborted, "the communicator was closed before this call was complete"),
+    kInterrupted(Fault::aborted, "this call was interrupted by a signal");
+
 void check_interrupt(const Interrupted& interrupted, Membership& members) {
     if (!interrupted || !interrupted()) return;
     members.record(Fault::aborted,
@@ -136,8 +140,7 @@ bool Dispatcher::advance(Job& job, const Interrupted& interrupted, double limit_
         if (!drive(job.execution_, job.sequel_, job.deadline_, interrupted, limit_s)) return false;
     } catch (const Error& error) {
         interrupt = error.fault() == Fault::interrupted;
-        job.error_ =
-            interrupt ? Error(Fault::aborted, "this call was interrupted by a signal") : error;
+        job.error_ = interrupt ? kInterrupted : error;
     } catch (const std::exception& error) {
         job.error_ = error_of(error);
     }
@@ -236,8 +239,7 @@ void Dispatcher::stop() noexcept {
         std::erase_if(queue_, [this](const std::shared_ptr<Job>& job) {
             if (job.get() == driven_) return false;  // who drives it finds the group closed
             executor_.abandon(job->execution_, "the communicator was closed");
-            job->error_ =
-                Error(Fault::aborted, "the communicator was closed before this call was complete");
+            job->error_ = kClosed;
             job->done_.store(true, std::memory_order_release);
             queued_.fetch_sub(1);
             return true;

@@ -153,6 +153,9 @@ class Executor {
         Deadline& deadline;
         const Interrupted& interrupted;
         double limit_s;
+        [[nodiscard]] std::string late(const Agreement& agreement) const {
+            return agreement.late(call.seq, deadline.timeout_s());
+        }
     };
 
     void begin(Execution& call);

@@ -112,8 +112,7 @@ bool Executor::wait_here(Wait& wait, uint32_t peer, Ready ready) {
     };
     return waiter_.wait(
         rest, ready, [&] { look_around(wait, peer, agreement_.has_left(peer)); },
-        [&] { return agreement_.late(wait.call.seq); }, wait.deadline, wait.interrupted,
-        wait.limit_s);
+        [&] { return wait.late(agreement_); }, wait.deadline, wait.interrupted, wait.limit_s);
 }
 
 template <class Ready>
@@ -134,8 +133,8 @@ bool Executor::wait_away(Wait& wait, uint32_t peer, Ready ready) {
     };
     Waiter& waiter = is_large(wait.call) ? away_ : away_small_;
     return waiter.wait(
-        rest, brought, look, [&] { return agreement_.late(wait.call.seq); }, wait.deadline,
-        wait.interrupted, wait.limit_s);
+        rest, brought, look, [&] { return wait.late(agreement_); }, wait.deadline, wait.interrupted,
+        wait.limit_s);
 }
 
 // Throws if waiting for the peer is in vain. What ranks of other hosts have called, this rank hears
@@ -168,7 +167,7 @@ bool Executor::hand_over(Wait& wait) {
     };
     return away_.wait(
         rest, gone, [&] { look_for_readers(wait.call); },
-        [&] { return agreement_.late(wait.call.seq) + "; not all take what this rank sends"; },
+        [&] { return wait.late(agreement_) + "; not all take what this rank sends"; },
         wait.deadline, wait.interrupted, wait.limit_s);
 }
 

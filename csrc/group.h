@@ -77,7 +77,7 @@ class Group {
         wake();
     }
     void heard(uint32_t peer, const Called& called) noexcept {
-        if (peer < view_.ranks() && !view_.local(peer)) hear(view_.control(peer), called);
+        if (peer < view_.ranks() && !view_.local(peer)) view_.hear(peer, called);
     }
     [[nodiscard]] Called called() const noexcept { return called_by(view_.own()); }
 

@@ -2,18 +2,25 @@
 
 #include <fcntl.h>
 #include <sys/mman.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 #include <algorithm>
+#include <chrono>
 #include <cstring>
 #include <new>
 
 #include "futex.h"
+#include "peer_checks.h"
 
 namespace unisono {
 namespace {
 
 constexpr size_t kPage = 4096;
+
+const Error kUnsaid(Fault::aborted,
+                    "the group has failed, and who failed it ended before it said why"),
+    kUnreadable(Fault::aborted, "the group has failed, and there is no memory to say why");
 
 // Ranks that are threads of one process share a POSIX lock owner, so the kernel cannot tell them
 // apart; this number tells them that they need not ask. The address space is the identity: the
@@ -51,22 +58,28 @@ Membership::Membership(View& view, const std::array<uint8_t, 16>& nonce) : view_
     }
     RankControl& own = view_.own();
     uint32_t expected = static_cast<uint32_t>(Presence::absent);
-    if (!own.presence.compare_exchange_strong(expected, static_cast<uint32_t>(Presence::joined))) {
+    if (!own.presence.compare_exchange_strong(expected, static_cast<uint32_t>(Presence::joining))) {
         throw Error(Fault::invalid, "rank " + std::to_string(rank()) +
                                         " has joined this group already: each joins once");
     }
-    lock_own_byte();
+    own.pid.store(::getpid(), std::memory_order_relaxed);
+    own.process.store(process_identity(), std::memory_order_relaxed);
+    try {
+        lock_own_byte();
+    } catch (...) {
+        own.presence.store(static_cast<uint32_t>(Presence::absent), std::memory_order_release);
+        throw;
+    }
     if (!register_for_heavy_barrier()) {
         segment().group().fences_needed.store(1, std::memory_order_relaxed);
     }
-    own.pid.store(::getpid(), std::memory_order_relaxed);
-    own.process.store(process_identity(), std::memory_order_release);
+    own.presence.store(static_cast<uint32_t>(Presence::joined), std::memory_order_release);
 }
 
 // A POSIX record lock on the byte of the rank's place in the segment lives exactly as long as the
 // process: the kernel drops it however the process ends, children do not inherit it, and pids of
 // other containers do not matter. Its one trap: closing any descriptor of the file drops all the
-// process's locks on it; see guards_neighbours().
+// process's locks on it; see close_descriptor().
 void Membership::lock_own_byte() {
     struct flock lock{};
     lock.l_type = F_WRLCK;
@@ -79,30 +92,57 @@ void Membership::lock_own_byte() {
 
 Membership::~Membership() {
     leave();
-    if (!guard_.in_child() && guards_neighbours()) segment().keep_descriptor();
+    if (!guard_.in_child()) close_descriptor();
 }
 
-// Whether another rank of this process needs its lock still, for ranks of other processes look at
-// it.
-bool Membership::guards_neighbours() const noexcept {
-    const uint64_t own = view_.own().process.load(std::memory_order_relaxed);
-    bool neighbours = false, others = false;
+// Not while another rank of this process needs its lock: the last of them closes what all have left
+// open. Each leaves and shows its descriptor before it looks for others, all in one order, so of
+// two that leave at once, one at least sees both.
+void Membership::close_descriptor() noexcept {
+    RankControl& own = view_.own();
+    const int fd = segment().release_descriptor();
+    struct stat file{};
+    if (fd < 0 || ::fstat(fd, &file) != 0) return;
+    own.kept_fd.store(fd + 1);
+    if (has_neighbours()) return;
+    const uint64_t process = own.process.load(std::memory_order_relaxed);
     for (const uint32_t r : view_.here()) {
-        const RankControl& other = view_.control(r);
-        if (other.presence.load(std::memory_order_acquire) !=
-            static_cast<uint32_t>(Presence::joined)) {
-            continue;
+        RankControl& other = view_.control(r);
+        if (other.process.load(std::memory_order_relaxed) != process) continue;
+        const int kept = other.kept_fd.exchange(0) - 1;
+        struct stat found{};  // others can write to that word
+        if (kept >= 0 && ::fstat(kept, &found) == 0 && found.st_dev == file.st_dev &&
+            found.st_ino == file.st_ino) {
+            ::close(kept);
         }
-        (other.process.load(std::memory_order_acquire) == own ? neighbours : others) = true;
     }
-    return neighbours && others;
+}
+
+// Whether another rank of this process is in the group, or joins it just now (and may not have said
+// yet of which process it is).
+bool Membership::has_neighbours() const noexcept {
+    const uint64_t own = view_.own().process.load(std::memory_order_relaxed);
+    const auto& here = view_.here();
+    return std::any_of(here.begin(), here.end(), [&](uint32_t r) {
+        const auto presence = static_cast<Presence>(view_.control(r).presence.load());
+        if (presence != Presence::joined && presence != Presence::joining) return false;
+        const uint64_t process = view_.control(r).process.load(std::memory_order_relaxed);
+        return process == own || process == 0;
+    });
 }
 
 bool Membership::alive(uint32_t peer) const noexcept {
     const RankControl& other = view_.control(peer);
-    const uint64_t process = other.process.load(std::memory_order_acquire);
-    if (process == 0) return true;  // has not joined yet: rendezvous watches that
-    if (process == view_.own().process.load(std::memory_order_relaxed)) return true;
+    const auto joined = [&] {
+        return other.presence.load(std::memory_order_acquire) ==
+               static_cast<uint32_t>(Presence::joined);
+    };
+    // Rendezvous watches who joins; of who has left, the wait for it tells.
+    if (!joined()) return true;
+    if (other.process.load(std::memory_order_relaxed) ==
+        view_.own().process.load(std::memory_order_relaxed)) {
+        return true;
+    }
     struct flock lock{};
     lock.l_type = F_WRLCK;
     lock.l_whence = SEEK_SET;
@@ -110,7 +150,7 @@ bool Membership::alive(uint32_t peer) const noexcept {
     lock.l_len = 1;
     if (::fcntl(segment().fd(), F_GETLK, &lock) != 0)
         return true;  // cannot know: the timeout decides
-    return lock.l_type != F_UNLCK;
+    return lock.l_type != F_UNLCK || !joined();
 }
 
 bool Membership::present(uint32_t peer) const {
@@ -120,7 +160,7 @@ bool Membership::present(uint32_t peer) const {
                                         ", got " + std::to_string(peer));
     }
     const auto left = static_cast<uint32_t>(Presence::left);
-    return view_.control(peer).presence.load(std::memory_order_acquire) != left && alive(peer);
+    return alive(peer) && view_.control(peer).presence.load(std::memory_order_acquire) != left;
 }
 
 uint64_t Membership::exchange_successor(uint64_t expected, uint64_t desired) {
@@ -132,18 +172,24 @@ uint64_t Membership::exchange_successor(uint64_t expected, uint64_t desired) {
 
 void Membership::require_peers_alive() {
     require_healthy();
-    for (const uint32_t peer : view_.here()) {
-        if (peer == rank()) continue;
-        const RankControl& other = view_.control(peer);
-        if (other.presence.load(std::memory_order_acquire) ==
-            static_cast<uint32_t>(Presence::left)) {
-            continue;  // it left in good order; who still needs it is told by the wait itself
-        }
-        if (alive(peer)) continue;
-        const int pid = other.pid.load(std::memory_order_relaxed);
-        fail(Fault::peer_lost,
-             "rank " + std::to_string(peer) + " (pid " + std::to_string(pid) + ") is gone");
-    }
+    for (const uint32_t peer : view_.here()) require_alive(peer);
+}
+
+void Membership::require_due_peers_alive() {
+    require_healthy();
+    const auto& here = view_.here();
+    const auto ranks = static_cast<uint32_t>(here.size());
+    const auto now = std::chrono::steady_clock::now().time_since_epoch();
+    const auto now_us = std::chrono::duration_cast<std::chrono::microseconds>(now).count();
+    const PeersDue due = take_due(segment().group().turn, ranks, static_cast<uint32_t>(now_us));
+    for (uint32_t i = 0; i < due.count; ++i) require_alive(here[(due.first + i) % ranks]);
+}
+
+void Membership::require_alive(uint32_t peer) {
+    if (alive(peer)) return;
+    const int pid = view_.control(peer).pid.load(std::memory_order_relaxed);
+    fail(Fault::peer_lost,
+         "rank " + std::to_string(peer) + " (pid " + std::to_string(pid) + ") is gone");
 }
 
 void Membership::record(Fault fault, std::string_view text) noexcept {
@@ -196,22 +242,24 @@ void Membership::raise() const {
     throw failure().value_or(Error(Fault::aborted, "the group has failed"));
 }
 
-std::optional<Error> Membership::failure() const {
+std::optional<Error> Membership::failure() const noexcept {
     const FaultRecord& failure = segment().group().failure;
     if (!failed()) return std::nullopt;
     // The writer may have been killed between the two states.
     for (int i = 0; i < 1000 && failure.state.load(std::memory_order_acquire) != 2; ++i)
         ::usleep(100);
-    if (failure.state.load(std::memory_order_acquire) != 2)
-        return Error(Fault::aborted,
-                     "the group has failed, and who failed it ended before it said why");
-    return Error(static_cast<Fault>(failure.fault.load(std::memory_order_relaxed)),
-                 std::string(failure.text, ::strnlen(failure.text, kFaultText)));
+    if (failure.state.load(std::memory_order_acquire) != 2) return kUnsaid;
+    try {
+        return Error(static_cast<Fault>(failure.fault.load(std::memory_order_relaxed)),
+                     std::string(failure.text, ::strnlen(failure.text, kFaultText)));
+    } catch (const std::bad_alloc&) {
+        return kUnreadable;
+    }
 }
 
 void Membership::leave() noexcept {
     if (guard_.in_child() || closed_.exchange(true)) return;
-    view_.own().presence.store(static_cast<uint32_t>(Presence::left), std::memory_order_release);
+    view_.own().presence.store(static_cast<uint32_t>(Presence::left));
     wake_all();  // those who wait for this rank look again, and see
 }
 

@@ -54,10 +54,13 @@ class Membership {
     [[nodiscard]] bool failed() const noexcept {
         return segment().group().failure.state.load(std::memory_order_relaxed) != 0;
     }
-    // The recorded failure; nothing if there is none.
-    [[nodiscard]] std::optional<Error> failure() const;
-    // Asks the kernel about every peer; fails the group if one is gone. Some microseconds.
+    // The recorded failure; nothing if there is none. Also where memory is lacking.
+    [[nodiscard]] std::optional<Error> failure() const noexcept;
+    // Asks the kernel about every peer of this host; fails the group if one is gone.
     void require_peers_alive();
+    // The same about those whose turn it is: if some rank calls this every 50 ms, all are asked
+    // about in time, however many call it.
+    void require_due_peers_alive();
     // Records the group's failure unless one is recorded already, wakes all, and raises.
     [[noreturn]] void fail(Fault fault, const std::string& text);
     // Fails: the connection to the rank has ended unexpectedly.
@@ -87,8 +90,10 @@ class Membership {
     void wake_all() noexcept;
     [[noreturn]] void raise() const;
     [[nodiscard]] bool alive(uint32_t peer) const noexcept;
+    void require_alive(uint32_t peer);
     void lock_own_byte();
-    [[nodiscard]] bool guards_neighbours() const noexcept;
+    [[nodiscard]] bool has_neighbours() const noexcept;
+    void close_descriptor() noexcept;
 
     View& view_;
     Events events_;

@@ -20,6 +20,7 @@ constexpr uint64_t kPage = 4096;
 constexpr uint64_t kMailSlots = 4;
 constexpr uint64_t kMailSlotBytes = 64 * 1024;
 constexpr uint32_t kMaxRanks = 4096;
+constexpr uint64_t kMostMail = 1ULL << 46;  // bytes; a process cannot map much more
 
 constexpr uint64_t round_up(uint64_t value, uint64_t unit) {
     return (value + unit - 1) / unit * unit;
@@ -56,7 +57,9 @@ bool plausible(const SegmentShape& s) {
     return s.ranks >= 1 && s.ranks <= kMaxRanks && s.depth >= 1 && s.depth <= 64 &&
            s.area_bytes >= kPage && s.area_bytes <= (1ULL << 32) && s.area_bytes % kLine == 0 &&
            s.mail_slots >= 1 && s.mail_slots <= 1024 && s.mail_slot_bytes >= kLine &&
-           s.mail_slot_bytes % kLine == 0 && s.mail_slot_bytes <= (1ULL << 30);
+           s.mail_slot_bytes % kLine == 0 && s.mail_slot_bytes <= (1ULL << 30) &&
+           // Within these bounds nothing else comes near 64 bits.
+           offsets_of(s).mail_pair <= kMostMail / s.ranks / s.ranks;
 }
 
 }  // namespace

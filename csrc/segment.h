@@ -78,8 +78,8 @@ class Segment {
     [[nodiscard]] int fd() const noexcept { return fd_.get(); }
     // All of it stays mapped until the process ends.
     void keep() noexcept { kept_ = true; }
-    // The descriptor stays open until the process ends.
-    void keep_descriptor() noexcept { static_cast<void>(fd_.release()); }
+    // The descriptor is the caller's from here on.
+    int release_descriptor() noexcept { return fd_.release(); }
     [[nodiscard]] const SegmentShape& shape() const noexcept { return shape_; }
     [[nodiscard]] GroupControl& group() const noexcept;
     [[nodiscard]] RankControl& rank(uint32_t r) const noexcept { return ranks_[r]; }

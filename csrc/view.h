@@ -5,8 +5,10 @@
 #include <array>
 #include <cstddef>
 #include <cstdint>
+#include <mutex>
 #include <vector>
 
+#include "call.h"
 #include "segment.h"
 
 namespace unisono {
@@ -25,6 +27,11 @@ class View {
     View(const View&) = delete;
     View& operator=(const View&) = delete;
     ~View();
+    // What a rank of another host has called, by whatever way the news came; from any thread.
+    void hear(uint32_t r, const Called& called) noexcept {
+        const std::lock_guard lock(hearing_);
+        unisono::hear(control(r), called);
+    }
     // All memory stays mapped until the process ends.
     void keep() noexcept {
         kept_ = true;
@@ -63,6 +70,7 @@ class View {
     size_t mirrors_bytes_ = 0;
     bool kept_ = false;
     int owner_pid_ = 0;
+    std::mutex hearing_;  // guards the call history of mirrors
 };
 
 }  // namespace unisono

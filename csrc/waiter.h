@@ -54,6 +54,9 @@ class Deadline {
     std::chrono::steady_clock::time_point started_{};
 };
 
+// "timed out on rank 1 after 5 s (timeout)": with the word and the time that programs look for.
+[[nodiscard]] std::string timed_out(uint32_t rank, double timeout_s);
+
 // Returns true if a signal handler wants the call to end; called about every 50 ms of a sleep.
 using Interrupted = std::function<bool()>;
 
@@ -113,7 +116,7 @@ class Waiter {
         return wait(rest, ready, inspect, late, deadline, interrupted, limit_s);
     }
 
-    // The slow checks: has a signal come, is every peer alive?
+    // The slow checks: has a signal come, are the peers alive whose turn it is?
     void check_world(const Interrupted& interrupted);
 
   private:

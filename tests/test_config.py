@@ -183,6 +183,16 @@ def test_export_is_what_world_reads() -> None:
     assert config.world(environ) == world
 
 
+def test_what_is_exported_to_torch_is_what_torchrun_sets() -> None:
+    environ = {"TORCHELASTIC_USE_AGENT_STORE": "True", "RANK": "7"}
+    world = config.World(rank=1, size=3, rendezvous="x")
+    config.export_to_torch(world, 29400, environ)  # type: ignore[arg-type]
+    assert environ == {
+        "RANK": "1", "LOCAL_RANK": "1", "WORLD_SIZE": "3", "LOCAL_WORLD_SIZE": "3",
+        "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "29400",
+    }  # fmt: skip
+
+
 def test_settings() -> None:
     assert config.settings({}) == config.Settings()
     assert config.settings({}).timeout_s == 300

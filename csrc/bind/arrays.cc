@@ -1,9 +1,15 @@
 #include "arrays.h"
 
 #define NPY_NO_DEPRECATED_API NPY_1_7_API_VERSION
+#include <nanobind/stl/string.h>
 #include <numpy/ndarraytypes.h>
 
+#include <array>
+#include <string>
+#include <string_view>
 #include <utility>
+
+#include "call.h"
 
 namespace nb = nanobind;
 
@@ -11,14 +17,19 @@ namespace unisono::bind {
 namespace {
 
 // Programs use a few types; those who make new ones all the time must not fill the memory.
-constexpr size_t kMostKinds = 256;
+constexpr size_t kMostKnown = 256;
 
 nb::str interned(const char* text) {
     return nb::steal<nb::str>(PyUnicode_InternFromString(text));
 }
 
-std::optional<Located> give_up() {
-    PyErr_Clear();
+// Forgets the error that made an array none that can be located; what interrupts the program goes
+// on.
+std::nullopt_t give_up() {
+    if (PyErr_Occurred()) {
+        if (!PyErr_ExceptionMatches(PyExc_Exception)) nb::raise_python_error();
+        PyErr_Clear();
+    }
     return std::nullopt;
 }
 
@@ -48,11 +59,75 @@ uint64_t count_of(const PyArrayObject* array) noexcept {
     return count;
 }
 
+std::optional<DType> dtype_named(std::string_view name) {
+    for (size_t i = 0; i < num_dtypes; ++i) {
+        const auto type = static_cast<DType>(i);
+        if (!is_pair(type) && name == name_of(type)) return type;
+    }
+    return std::nullopt;
+}
+
+struct Pair {
+    std::string_view value, index;  // kind and bytes, as NumPy writes them
+    DType dtype;
+};
+constexpr std::array kPairs{
+    Pair{"f4", "i4", DType::float32_int32}, Pair{"f8", "i8", DType::float64_int64},
+    Pair{"i4", "i4", DType::int32_int32}, Pair{"i8", "i8", DType::int64_int64}};
+
+// A value and an index of one size, one behind the other.
+std::optional<DType> pair_of(nb::handle type) {
+    const nb::object names = type.attr("names");
+    if (nb::len(names) != 2) return std::nullopt;
+    std::string kinds[2];
+    uint64_t offsets[2];
+    for (size_t i = 0; i < 2; ++i) {
+        const nb::object field = type.attr("fields")[names[i]];
+        const auto order_and_kind = nb::cast<std::string>(field[0].attr("str"));
+        kinds[i] = order_and_kind.substr(1);
+        offsets[i] = nb::cast<uint64_t>(field[1]);
+    }
+    const auto bytes = nb::cast<uint64_t>(type.attr("itemsize"));
+    for (const Pair& pair : kPairs) {
+        if (kinds[0] == pair.value && kinds[1] == pair.index && bytes == size_of(pair.dtype) &&
+            offsets[0] == 0 && offsets[1] == bytes / 2)
+            return pair.dtype;
+    }
+    return std::nullopt;
+}
+
+// ml_dtypes gives its types torch's names.
+std::optional<DType> dtype_of_numpy(nb::handle type) {
+    if (!type.attr("names").is_none()) return pair_of(type);
+    const auto found = dtype_named(nb::cast<std::string>(type.attr("name")));
+    if (found && nb::cast<uint64_t>(type.attr("itemsize")) != size_of(*found)) return std::nullopt;
+    return found;
+}
+
+std::optional<DType> dtype_of_torch(nb::handle type) {
+    const auto name = nb::cast<std::string>(nb::str(type));  // "torch.float32"
+    return dtype_named(std::string_view(name).substr(name.find('.') + 1));
+}
+
 }  // namespace
+
+bool Arrays::Class::has(nb::handle object) {
+    if (!type.is_valid()) {
+        const nb::object found = nb::steal(PyImport_GetModule(module.ptr()));
+        if (found.is_valid()) type = nb::steal(PyObject_GetAttr(found.ptr(), name.ptr()));
+        if (!type.is_valid()) {
+            give_up();
+            return false;
+        }
+    }
+    return PyType_IsSubtype(Py_TYPE(object.ptr()), reinterpret_cast<PyTypeObject*>(type.ptr()));
+}
 
 Arrays::Arrays()
     : ndarray_(
           reinterpret_cast<PyTypeObject*>(nb::module_::import_("numpy").attr("ndarray").ptr())),
+      masked_array_{interned("numpy.ma.core"), interned("MaskedArray"), {}},
+      tensor_{interned("torch"), interned("Tensor"), {}},
       dtype_(interned("dtype")),
       is_cpu_(interned("is_cpu")),
       data_ptr_(interned("data_ptr")),
@@ -61,47 +136,77 @@ Arrays::Arrays()
       is_neg_(interned("is_neg")),
       is_conj_(interned("is_conj")) {}
 
-void Arrays::learn(nb::handle array, const Located& located) {
-    const bool fits = is_ndarray(array)
-                          ? count_of(fields_of(array)) * size_of(located.dtype) == located.bytes
-                          : nb::hasattr(array, data_ptr_);
-    if (!fits) return;
-    if (kinds_.size() >= kMostKinds) kinds_.clear();
-    nb::object type = array.attr(dtype_);
-    PyObject* address = type.ptr();
-    kinds_.insert_or_assign(address, Kind{located.dtype, std::move(type)});
+Arrays::Kind Arrays::kind_of(nb::handle object) {
+    if (Py_TYPE(object.ptr()) == ndarray_) return Kind::numpy;
+    if (PyType_IsSubtype(Py_TYPE(object.ptr()), ndarray_))
+        return masked_array_.has(object) ? Kind::none : Kind::numpy;
+    return tensor_.has(object) ? Kind::tensor : Kind::none;
 }
 
-std::optional<DType> Arrays::known(PyObject* type) const noexcept {
-    const auto found = kinds_.find(type);
-    return found == kinds_.end() ? std::nullopt : std::optional(found->second.dtype);
+std::optional<Located> Arrays::locate(nb::handle array, bool writable) {
+    switch (kind_of(array)) {
+        case Kind::numpy:
+            return locate_numpy(array, writable);
+        case Kind::tensor:
+            return locate_tensor(array);
+        case Kind::none:
+            break;
+    }
+    return std::nullopt;
 }
 
-std::optional<Located> Arrays::locate(nb::handle array, bool writable) const {
-    if (array.is_none()) return std::nullopt;
-    if (is_ndarray(array)) return locate_ndarray(array, writable);
-    if (PyObject_CheckBuffer(array.ptr())) return bind::locate(array, writable);
-    return locate_tensor(array);
+std::optional<DType> Arrays::dtype_of(nb::handle array) {
+    const Kind kind = kind_of(array);
+    if (kind == Kind::none) return std::nullopt;
+    const nb::object type = type_of_elements(array, kind);
+    return type.is_valid() ? element_of(type, kind).dtype : give_up();
+}
+
+nb::object Arrays::type_of_elements(nb::handle array, Kind kind) const {
+    if (kind == Kind::numpy)
+        return nb::borrow(reinterpret_cast<PyObject*>(PyArray_DESCR(fields_of(array))));
+    return nb::steal(PyObject_GetAttr(array.ptr(), dtype_.ptr()));
+}
+
+Arrays::Element Arrays::element_of(nb::handle type, Kind kind) {
+    const auto found = known_.find(type.ptr());
+    return found != known_.end() ? found->second.element : learn(type, kind);
+}
+
+Arrays::Element Arrays::learn(nb::handle type, Kind kind) {
+    Element element{std::nullopt, true};
+    try {
+        if (kind == Kind::numpy) {
+            element = {dtype_of_numpy(type), nb::cast<bool>(type.attr("isnative"))};
+        } else {
+            element = {dtype_of_torch(type), true};
+        }
+    } catch (nb::python_error& error) {
+        if (!error.matches(PyExc_Exception)) throw;
+    }
+    if (known_.size() >= kMostKnown) known_.clear();
+    known_.insert_or_assign(type.ptr(), Known{element, nb::borrow(type)});
+    return element;
 }
 
 // The buffer protocol would have NumPy put the type of the elements into words, each time anew: as
 // long as all else of a small call.
-std::optional<Located> Arrays::locate_ndarray(nb::handle array, bool writable) const noexcept {
+std::optional<Located> Arrays::locate_numpy(nb::handle array, bool writable) {
     const PyArrayObject* fields = fields_of(array);
     const int flags = PyArray_FLAGS(fields);
     if (!(flags & NPY_ARRAY_C_CONTIGUOUS) || (writable && !(flags & NPY_ARRAY_WRITEABLE)))
         return std::nullopt;
-    const auto dtype = known(reinterpret_cast<PyObject*>(PyArray_DESCR(fields)));
-    if (!dtype) return std::nullopt;
-    return Located{reinterpret_cast<uintptr_t>(PyArray_DATA(fields)),
-                   count_of(fields) * size_of(*dtype), *dtype};
+    const Element element =
+        element_of(reinterpret_cast<PyObject*>(PyArray_DESCR(fields)), Kind::numpy);
+    if (!element.dtype || !element.native) return std::nullopt;
+    return Located{reinterpret_cast<Address>(PyArray_DATA(fields)),
+                   count_of(fields) * size_of(*element.dtype), *element.dtype};
 }
 
-// Tensors are known by their methods: torch is never named here.
-std::optional<Located> Arrays::locate_tensor(nb::handle tensor) const {
-    const nb::object type = nb::steal(PyObject_GetAttr(tensor.ptr(), dtype_.ptr()));
+std::optional<Located> Arrays::locate_tensor(nb::handle tensor) {
+    const nb::object type = type_of_elements(tensor, Kind::tensor);
     if (!type.is_valid()) return give_up();
-    const auto dtype = known(type.ptr());
+    const auto dtype = element_of(type, Kind::tensor).dtype;
     if (!dtype) return std::nullopt;
     if (nb::steal(PyObject_GetAttr(tensor.ptr(), is_cpu_.ptr())).ptr() != Py_True) return give_up();
     if (!is_true(tensor, is_contiguous_) || is_true(tensor, is_neg_)) return give_up();

@@ -1,4 +1,5 @@
-// Arrays of kinds that Python has checked before, located without its help.
+// What is an array, and where its elements lie: one judge for the calls that are known and for all
+// others.
 #pragma once
 
 #include <nanobind/nanobind.h>
@@ -11,32 +12,58 @@
 
 namespace unisono::bind {
 
+// Memory of contiguous elements.
+struct Located {
+    Address address;
+    uint64_t bytes;
+    DType dtype;
+};
+
+// Arrays are NumPy's, without a mask, and torch's tensors, of subclasses too. Other buffers are
+// none: their owners may give the memory back while a call uses it.
+//
+// Types of elements are remembered. To be used with the GIL.
 class Arrays {
   public:
+    enum class Kind : uint8_t { none, numpy, tensor };
+
     Arrays();
 
-    // Remembers what the elements of arrays of this one's type are; `located` is where it is.
-    void learn(nanobind::handle array, const Located& located);
-    // Nothing sends the caller the slow way.
-    [[nodiscard]] std::optional<Located> locate(nanobind::handle array, bool writable) const;
+    [[nodiscard]] Kind kind_of(nanobind::handle object);
+    // The memory of an array on the CPU whose elements are contiguous, in the machine's byte order
+    // and of a type that is communicated. Nothing of all else, which takes a copy or is refused.
+    // Throws what is no `Exception` of Python, such as KeyboardInterrupt, alone.
+    [[nodiscard]] std::optional<Located> locate(nanobind::handle array, bool writable);
+    // The type of an array's elements, in whatever order their bytes are. Throws as `locate` does.
+    [[nodiscard]] std::optional<DType> dtype_of(nanobind::handle array);
 
   private:
-    struct Kind {
-        DType dtype;
+    struct Element {
+        std::optional<DType> dtype;  // nothing: it is not communicated
+        bool native;                 // the bytes are in the machine's order
+    };
+    struct Known {
+        Element element;
         nanobind::object type;  // kept alive, so that its address stays its own
     };
 
-    [[nodiscard]] bool is_ndarray(nanobind::handle array) const noexcept {
-        return Py_TYPE(array.ptr()) == ndarray_;
-    }
-    [[nodiscard]] std::optional<DType> known(PyObject* type) const noexcept;
-    [[nodiscard]] std::optional<Located> locate_ndarray(nanobind::handle array,
-                                                        bool writable) const noexcept;
-    [[nodiscard]] std::optional<Located> locate_tensor(nanobind::handle tensor) const;
+    // A class of a module that the program imports, or not: then no object is of it.
+    struct Class {
+        nanobind::str module, name;
+        nanobind::object type;  // null until the module is found
+        [[nodiscard]] bool has(nanobind::handle object);
+    };
+
+    [[nodiscard]] Element element_of(nanobind::handle type, Kind kind);
+    Element learn(nanobind::handle type, Kind kind);
+    [[nodiscard]] std::optional<Located> locate_numpy(nanobind::handle array, bool writable);
+    [[nodiscard]] std::optional<Located> locate_tensor(nanobind::handle tensor);
+    [[nodiscard]] nanobind::object type_of_elements(nanobind::handle array, Kind kind) const;
 
     PyTypeObject* ndarray_;
+    Class masked_array_, tensor_;
     nanobind::str dtype_, is_cpu_, data_ptr_, numel_, is_contiguous_, is_neg_, is_conj_;
-    std::unordered_map<PyObject*, Kind> kinds_;  // by NumPy's or torch's type of elements
+    std::unordered_map<PyObject*, Known> known_;  // by NumPy's or torch's type of elements
 };
 
 }  // namespace unisono::bind

@@ -84,16 +84,18 @@ void bind_plan(nb::module_& m) {
             [](Prepared* self, std::shared_ptr<Plan> plan, uint32_t op, uint32_t dtype,
                uint32_t reduction, int32_t root, uint64_t count, uint64_t extra,
                uint64_t block_bytes, uint64_t piece_bytes, uint64_t longest_bytes, uint32_t policy,
-               std::optional<uint32_t> caller_dtype, uint32_t lead) {
+               std::optional<uint32_t> caller_dtype, uint32_t lead, uint32_t lengths_from) {
                 if (op >= kOpKinds || dtype >= num_dtypes || reduction >= num_reduce_ops ||
                     policy > static_cast<uint32_t>(StorePolicy::adaptive) ||
-                    caller_dtype.value_or(0) >= num_dtypes) {
+                    caller_dtype.value_or(0) >= num_dtypes || lengths_from >= kLengthsFrom) {
                     throw Error(
                         Fault::invalid,
-                        "expected numbers of an operation, types, a reduction and a policy, got " +
+                        "expected numbers of an operation, types, a reduction, a policy and what "
+                        "lengths are from, got " +
                             std::to_string(op) + ", " + std::to_string(dtype) + " and " +
                             std::to_string(caller_dtype.value_or(dtype)) + ", " +
-                            std::to_string(reduction) + ", " + std::to_string(policy));
+                            std::to_string(reduction) + ", " + std::to_string(policy) + ", " +
+                            std::to_string(lengths_from));
                 }
                 CallArgs args{static_cast<OpKind>(op),
                               static_cast<DType>(dtype),
@@ -102,6 +104,7 @@ void bind_plan(nb::module_& m) {
                               count,
                               extra};
                 if (caller_dtype) args.caller_dtype = static_cast<DType>(*caller_dtype);
+                args.lengths_from = static_cast<LengthsFrom>(lengths_from);
                 if (block_bytes == 0 || block_bytes % size_of(args.dtype) != 0) {
                     throw Error(Fault::invalid, "block_bytes: expected a positive multiple of " +
                                                     std::to_string(size_of(args.dtype)) + ", got " +
@@ -118,7 +121,7 @@ void bind_plan(nb::module_& m) {
             },
             "plan"_a, "op"_a, "dtype"_a, "reduction"_a, "root"_a, "count"_a, "extra"_a,
             "block_bytes"_a, "piece_bytes"_a, "longest_bytes"_a, "policy"_a,
-            "caller_dtype"_a = nb::none(), "lead"_a = 0);
+            "caller_dtype"_a = nb::none(), "lead"_a = 0, "lengths_from"_a = 0);
 }
 
 void bind_under_way(nb::module_& m) {

@@ -78,10 +78,9 @@ class QuickCalls {
 
     double timeout_s = 0;
 
-    void learn(const Look& look, Known known, nb::handle like) {
+    void learn(const Look& look, Known known) {
         if (known_.size() >= kMostRemembered) known_.clear();
         known_.insert_or_assign(look, std::move(known));
-        arrays_.learn(like, {0, look.in_bytes, look.in_type});
     }
 
     // Runs the call and returns `out`, or begins it and returns its work. None if no such call is
@@ -173,7 +172,7 @@ class QuickCalls {
 
     [[nodiscard]] std::optional<Found> find(uint32_t op, nb::handle in, nb::handle out,
                                             nb::handle reduction, int32_t root,
-                                            nb::handle algorithm) const {
+                                            nb::handle algorithm) {
         const auto target = arrays_.locate(out, true);
         if (!target) return std::nullopt;
         const auto source = in.is(out) ? target : arrays_.locate(in, false);
@@ -209,8 +208,14 @@ class QuickCalls {
                 return in == out + rank * look.in_bytes;
             case OpKind::reduce_scatter:
                 return out == in + rank * look.out_bytes;
+            case OpKind::all_reduce:
+            case OpKind::broadcast:
+            case OpKind::reduce:
+            case OpKind::scan:
+            case OpKind::exscan:
+                return in == out;
             default:
-                return in == out && static_cast<OpKind>(look.op) != OpKind::all_to_all;
+                return false;
         }
     }
 
@@ -235,14 +240,12 @@ void register_quick(nb::module_& m) {
             "learn",
             [](QuickCalls& self, uint32_t op, const nb::tuple& in, const nb::tuple& out,
                nb::object reduction, int32_t root, nb::object algorithm,
-               std::shared_ptr<Prepared> call, nb::handle like) {
+               std::shared_ptr<Prepared> call) {
                 const Look look =
                     look_of(op, located(in), located(out), reduction, root, algorithm);
-                self.learn(look, {std::move(call), std::move(reduction), std::move(algorithm)},
-                           like);
+                self.learn(look, {std::move(call), std::move(reduction), std::move(algorithm)});
             },
-            "op"_a, "in_"_a, "out"_a, "reduction"_a, "root"_a, "algorithm"_a.none(), "call"_a,
-            "like"_a)
+            "op"_a, "in_"_a, "out"_a, "reduction"_a, "root"_a, "algorithm"_a.none(), "call"_a)
         .def("start_recording", &QuickCalls::start_recording)
         .def("stop_recording", &QuickCalls::stop_recording)
         .def("pack_into", &QuickCalls::pack_into, "dtype"_a, "reduction"_a, "most_bytes"_a,

@@ -1,5 +1,7 @@
 // What fails, and what every rank then gets: the same cause, soon.
+#include <fcntl.h>
 #include <sys/mman.h>
+#include <sys/stat.h>
 #include <sys/wait.h>
 
 #include <atomic>
@@ -34,7 +36,8 @@ void check_timeout(Report& report, Mapping mapping) {
     world.run([&](Rank& rank) {
         if (rank.rank == 1) pause(0.3);
         expect(report, run_step(rank, simple(Kind::direct, 100), 0.1), Fault::timeout,
-               "rank 1 has not arrived, it has made no call yet", "timeout");
+               " after 0.1 s (timeout): rank 1 has not arrived, it has made no call yet",
+               "timeout");
     });
 }
 
@@ -165,6 +168,16 @@ void check_lent_memory_taken_away(Report& report) {
     ::munmap(read, bytes);
 }
 
+// As a person would write them.
+void check_seconds(Report& report) {
+    for (const auto& [seconds, text] : std::initializer_list<std::pair<double, const char*>>{
+             {5, "5 s"}, {0.25, "0.25 s"}, {1800, "1800 s"}, {1e8, "100000000 s"}}) {
+        report.check(timed_out(1, seconds) ==
+                         "timed out on rank 1 after " + std::string(text) + " (timeout)",
+                     timed_out(1, seconds));
+    }
+}
+
 // Threads of other programs have the cores: a rank that yields gets them back late each time.
 void check_timeout_on_busy_cores(Report& report, Mapping mapping) {
     std::atomic<bool> over{false};
@@ -230,6 +243,48 @@ void check_killed(Report& report) {
     report.check(took.count() < 1, "killed, seen late");
 }
 
+void await_joined(const Rank& rank, uint32_t peer) {
+    const auto& presence = rank.segment->rank(peer).presence;
+    while (presence.load() != static_cast<uint32_t>(Presence::joined)) pause(0.001);
+}
+
+// How many descriptors of a file this process has.
+int count_open(const Descriptor& fd) {
+    struct stat file{}, other{};
+    ::fstat(fd.get(), &file);
+    int count = 0;
+    for (int n = 0; n < 1024; ++n) {
+        count +=
+            ::fstat(n, &other) == 0 && other.st_dev == file.st_dev && other.st_ino == file.st_ino;
+    }
+    return count;
+}
+
+// A rank that could not join has not joined.
+void check_joining_again(Report& report) {
+    const Descriptor fd(create_segment(shape_of(2, 2), World::nonce));
+    int ready[2];
+    report.check(::pipe(ready) == 0, "a pipe");
+    const pid_t child = ::fork();
+    if (child == 0) {  // has the lock of rank 1
+        struct flock lock{};
+        lock.l_type = F_WRLCK;
+        lock.l_start = 1;
+        lock.l_len = 1;
+        const char taken = ::fcntl(fd.get(), F_SETLK, &lock) == 0;
+        static_cast<void>(!::write(ready[1], &taken, 1));
+        pause(60);
+    }
+    char taken = 0;
+    report.check(::read(ready[0], &taken, 1) == 1 && taken, "a lock in the way");
+    const auto join = [&] { Group(Descriptor(::dup(fd.get())), 1, World::nonce, 1); };
+    expect(report, outcome_of(join), Fault::system, "locking this rank's byte", "joining");
+    ::kill(child, SIGKILL);
+    ::waitpid(child, nullptr, 0);
+    expect(report, outcome_of(join), Fault::none, "", "joining again");
+    for (const int end : ready) ::close(end);
+}
+
 // Two ranks of one process, one of another: the kernel keeps locks by process and drops all of them
 // with the first descriptor that is closed.
 void check_neighbour_closed(Report& report) {
@@ -250,13 +305,14 @@ void check_neighbour_closed(Report& report) {
     {
         Rank second = join(1);
         Rank first = join(0);
-        while (second.segment->rank(2).presence.load() == 0) pause(0.001);
-        pause(0.02);
+        await_joined(second, 2);
         first.keep.reset();
+        report.check(count_open(fd) == 3, "the descriptor of a rank that guards another is closed");
         int status = 0;
         ::waitpid(child, &status, 0);
         report.check(status == 0, "a rank was taken for lost when another of its process left");
     }
+    report.check(count_open(fd) == 1, "descriptors stay open when all ranks of a process left");
 }
 
 // The group has failed and a rank is gone: the others can still look, and agree on what follows.
@@ -273,7 +329,7 @@ void check_what_a_failed_group_is_good_for(Report& report) {
     }
     Rank second = join(1);
     Rank first = join(0);
-    while (first.segment->rank(2).process.load() == 0) pause(0.001);
+    await_joined(first, 2);
     report.check(first.members->present(2), "a living rank is present");
     ::kill(child, SIGKILL);
     int status = 0;
@@ -342,8 +398,10 @@ void check_forked(Report& report) {
 
 int main() {
     Report report;
+    check_seconds(report);
 #if !defined(__SANITIZE_THREAD__)
     check_killed(report);  // first, while this process has one thread
+    check_joining_again(report);
     check_neighbour_closed(report);
     check_what_a_failed_group_is_good_for(report);
     if (forks_wipe_memory()) check_forked(report);

@@ -2,7 +2,10 @@
 // the ranks count stays in step.
 #include <cstdint>
 #include <cstdlib>
+#include <memory>
 #include <new>
+#include <optional>
+#include <vector>
 
 #include "calls.h"
 #include "hosts.h"
@@ -138,6 +141,24 @@ void check_letters(Report& report) {
     }
 }
 
+// A rank that has no memory left can still leave, and tell why its group failed.
+void check_end(Report& report) {
+    World world(shape_of(2, 2), Mapping::own, 1);
+    Call calls[] = {{simple(Kind::direct, 100), 0, 2}, {simple(Kind::barrier, 0), 0, 2}};
+    std::vector<std::shared_ptr<Job>> jobs;
+    for (Call& call : calls)
+        jobs.push_back(world[0].dispatcher->submit(call.execution(), kSoon_s, 1e-4));
+    std::optional<Error> failure;
+    starve(0, [&] {
+        world[0].members->leave();
+        world[0].dispatcher->stop();
+        failure = world[0].members->failure();
+    });
+    for (const auto& job : jobs)
+        report.check(job->done() && job->error().has_value(), "closed without memory");
+    report.check(failure && failure->fault() == Fault::aborted, "a failure without memory");
+}
+
 }  // namespace
 
 int main() {
@@ -157,5 +178,6 @@ int main() {
         }
     }
     check_letters(report);
+    check_end(report);
     return report.finish();
 }

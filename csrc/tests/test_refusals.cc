@@ -100,6 +100,9 @@ void check_refusals(Report& report) {
     refused("a group of nobody", [] { static_cast<void>(shape_for(0, 1, 1 << 20)); });
     refused("staging beyond all bounds",
             [] { create_segment({2, 2, 1ULL << 40, 2, 256}, World::nonce); });
+    // Its 2^64 + 2^36 bytes and some would wrap to what can be made.
+    refused("a segment beyond 64 bits",
+            [] { create_segment({4096, 1, 4096, 1024, (1ULL << 30) - 64}, World::nonce); });
     refused("a slot of nobody", [] {
         hand::Writer()
             .copy(hand::slot(2, 0), hand::in(0), hand::in(0))

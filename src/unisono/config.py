@@ -234,6 +234,17 @@ def export(found: World, environ: os._Environ[str] = os.environ) -> None:
     environ["UNISONO_RENDEZVOUS"] = found.rendezvous
 
 
+def export_to_torch(found: World, port: int, environ: os._Environ[str] = os.environ) -> None:
+    """Sets the variables by which torch finds a world whose ranks are all on this host; rank 0's
+    store listens at `port`."""
+    for name in [name for name in environ if name.startswith("TORCHELASTIC_")]:
+        del environ[name]  # of a torchrun that started this program: its store is another
+    environ["RANK"] = environ["LOCAL_RANK"] = str(found.rank)
+    environ["WORLD_SIZE"] = environ["LOCAL_WORLD_SIZE"] = str(found.size)
+    environ["MASTER_ADDR"] = "127.0.0.1"
+    environ["MASTER_PORT"] = str(port)
+
+
 def _ip_version(environ: Mapping[str, str]) -> int | None:
     """That of UNISONO_SOCKET_FAMILY, in the terms of NCCL_SOCKET_FAMILY."""
     given = environ.get("UNISONO_SOCKET_FAMILY", "")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 try:
     from unisono._native import (
+        Arrays,
         Group,
         Job,
         Pack,
@@ -18,7 +19,6 @@ try:
         isa,
         last_level_cache_bytes,
         load_openssl,
-        locate,
         meshed_cores,
         narrow,
         probe_core_latency,
@@ -37,6 +37,7 @@ except ImportError as error:
     ) from error
 
 __all__ = [
+    "Arrays",
     "Group",
     "Job",
     "Pack",
@@ -51,7 +52,6 @@ __all__ = [
     "isa",
     "last_level_cache_bytes",
     "load_openssl",
-    "locate",
     "meshed_cores",
     "narrow",
     "probe_core_latency",

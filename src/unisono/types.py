@@ -150,6 +150,14 @@ class Op(StrEnum):
         return self in (Op.BROADCAST, Op.REDUCE, Op.GATHER, Op.SCATTER)
 
 
+class LengthsFrom(IntEnum):
+    """Which argument says how long pieces are. The values are those of `csrc/call.h`."""
+
+    NONE = 0
+    COUNTS = 1
+    SEND_COUNTS = 2
+
+
 class SingleCopy(StrEnum):
     """Whether ranks of one host read each other's memory where it is: where the CPU passes lines
     from core to core slowly, never, or wherever the kernel lets them."""

@@ -16,9 +16,11 @@ from unisono.bench.cases import OPERATIONS, Case
         ("reduce", 1.0),
         ("scan", 1.0),
         ("send_recv", 1.0),
+        ("ping_pong", 2.0),
+        ("stream", 2.0),
     ],
 )
-def test_bus_factors_are_those_of_nccl_tests(op: str, factor: float) -> None:
+def test_bus_factors_are_those_of_nccl_tests_or_the_number_of_pairs(op: str, factor: float) -> None:
     assert OPERATIONS[op].bus_factor(4) == factor
 
 

@@ -88,7 +88,9 @@ def performed(case: Case, rank: int, spoil: int | None = None, shift: int = 0) -
     return count_wrong(case, rank, x, out, call)
 
 
-COPIES = [op for op in OPERATIONS if not OPERATIONS[op].reduces and op != "barrier"]
+COPIES = [
+    name for name, op in OPERATIONS.items() if not (op.reduces or op.paired or name == "barrier")
+]
 REDUCTIONS = [op for op in OPERATIONS if OPERATIONS[op].reduces]
 
 

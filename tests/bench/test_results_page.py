@@ -1,18 +1,22 @@
 from __future__ import annotations
 
+import json
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from choice_page import render_choice, render_reproducible
 from faults import results as fault_results
+from faults import write as write_faults
 from faults_page import render_faults
 from hosts_page import render_hosts
+from p2p_page import render_p2p
 from page import write_page
 from results_page import render_page
 from simulator_page import render_lab
 
-from unisono.bench.results import Measurement, Report
+from unisono.bench.cases import Case
+from unisono.bench.results import Measurement, Report, Row
 
 FOLDER = Path(__file__).parents[2] / "benchmarks"
 
@@ -99,6 +103,65 @@ def test_several_hosts() -> None:
     assert any(line.startswith(row) for line in page)
 
 
+def messages(report: Report, ranks: int, rows: dict[tuple[str, int], tuple[float, float]]) -> Any:
+    """A document of messages: our time and Open MPI's, by operation and size."""
+    made = tuple(
+        Row(
+            case=Case(op=op, ranks=ranks, nbytes=nbytes),
+            probes_s=(50e-9,),
+            measurements=(
+                Measurement(contestant="unisono", times_s=(ours_s,)),
+                Measurement(contestant="openmpi", times_s=(theirs_s,)),
+            ),
+        )
+        for (op, nbytes), (ours_s, theirs_s) in rows.items()
+    )
+    return replace(report, rows=made, contestants=("unisono", "openmpi"), skipped={}).to_dict()
+
+
+def test_messages_and_their_bars(report: Report) -> None:
+    small, large = 8, 1 << 20
+    two = {
+        ("ping_pong", small): (0.5e-6, 0.4e-6),
+        ("ping_pong", large): (100e-6, 400e-6),
+        ("stream", small): (0.2e-6, 0.3e-6),
+    }
+    eight = {("stream", small): (1e-6, 1.1e-6)}
+    page = render_p2p({"n2": messages(report, 2, two), "n8": messages(report, 8, eight)})
+    assert "Others used at most 0.1 cores when a part began." in page
+    name = "half round trip, n = 2"
+    mean = f"| {name}: openmpi's time over ours, geometric mean of 2 sizes | >= 1.3 | 1.79 | yes |"
+    assert mean in page
+    assert f"| {name}: openmpi's time over ours, worst size | >= 0.9 | 0.80 (8) | **no** |" in page
+    assert f"| {name}, 8 B | < 0.6 us | 0.50 us | yes |" in page
+    rate = (
+        "| stream, n = 2, 8 B: messages a second over openmpi's | >= 1.3 | 1.50 (5,000,000) | yes |"
+    )
+    assert rate in page
+    rate = "| stream, n = 8, 8 B: messages a second over openmpi's | >= 1.2 | 1.10 (4,000,000) |"
+    assert f"{rate} **no** |" in page
+    row = "| ping_pong | 1M | 100 | - | 400 | - | 10.5 | 10,000 | 4.00 | 50 near | 0 |"
+    assert row in page
+
+
+def test_memory_and_pipelines() -> None:
+    load = {"messages": 48, "nbytes": 8 << 20, "hosts": 2}
+    grown = {"waiting_bytes": 5 << 20, "growth_bytes": 9 << 20, "wrong": 0}
+    memory = {
+        "rows": [{**load, **grown}, {**load, **grown, "wrong": 3}, {**load, "error": "it hung"}]
+    }
+    step = {"microbatches": 8, "message_bytes": 1024, "wrong": 0}
+    pipeline = {"stages": 4, "rows": [{**step, "time_s": {"unisono": 2e-3, "gloo": 1.9e-3}}]}
+    page = render_p2p({"memory": memory, "pipeline": pipeline})
+    name = "memory for 48 x 8M that nobody asked for, 2 hosts"
+    assert f"| {name} | < 16 MiB | 9.0 MiB | yes |" in page
+    assert f"| {name} | < 16 MiB | 9.0 MiB | **no** |" in page  # three elements were wrong
+    assert f"| {name} | < 16 MiB | it hung | **no** |" in page
+    assert "| 8 | 1K | 2.00 | 1.90 | 0.95 | 0 |" in page
+    name = "1F1B, 4 stages, messages of 1K: gloo's step over ours"
+    assert f"| {name} | >= 1 | 0.95 | **no** |" in page
+
+
 def test_regret_and_its_bars() -> None:
     cell = {"op": "reduce", "ranks": 2, "size_bytes": 1024, "regret": 1.24}
     document = {"cells": [cell], "geometric_mean": 1.06, "worst": 1.24}
@@ -125,6 +188,16 @@ def test_a_fault_that_did_not_end_as_specified(tmp_path: Path) -> None:
     )
     page = render_faults({"faults": fault_results(report)})
     assert page[-2:] == ["| cut | 50 of 50 |", "| zeros | **not all of 50** |"]
+
+
+def test_faults_amid_other_things_are_not_kept(tmp_path: Path) -> None:
+    path = tmp_path / "faults.json"
+    path.write_text('{"faults": [{"fault": "cut", "as_specified": true}]}')
+    write_faults(path, [{"fault": "zeros", "as_specified": True}])
+    write_faults(path, [{"fault": "killed", "as_specified": True}])
+    page = render_faults(json.loads(path.read_text()))
+    assert "calls and messages of all phases are under way" in page[0]
+    assert page[-2:] == ["| zeros | 50 of 50 |", "| killed | 50 of 50 |"]
 
 
 def test_errors_of_the_simulator() -> None:

@@ -17,7 +17,7 @@ import numpy as np
 import pytest
 
 import unisono
-from ranks import no_descriptors, unique_name
+from ranks import Threads, no_descriptors, unique_name
 from unisono import RendezvousError
 from unisono.runtime import rendezvous
 
@@ -59,6 +59,23 @@ def test_one_name_may_be_used_again_after_another() -> None:
     for _ in range(3):
         comms = gather(join(name, 0, 2), join(name, 1, 2))
         assert gather(*[comm.barrier for comm in comms]) == [None, None]
+
+
+def test_no_program_that_a_rank_starts_inherits_the_memory(
+    threads: Callable[[int], Threads],
+) -> None:
+    held = threads(3)
+    segments = [fd for fd, file in open_files().items() if file.startswith("/memfd:unisono")]
+    assert len(segments) >= held.ranks
+    assert [fd for fd in segments if os.get_inheritable(fd)] == []
+
+
+def open_files() -> dict[int, str]:
+    files = {}
+    for fd in os.listdir("/proc/self/fd"):
+        with contextlib.suppress(FileNotFoundError):  # what listed them
+            files[int(fd)] = os.readlink(f"/proc/self/fd/{fd}")
+    return files
 
 
 def test_a_missing_rank_is_named_to_all() -> None:

@@ -2,19 +2,22 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import socket
 import sys
 import time
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
-from ranks import Me, Processes
+from ranks import Me, Processes, Threads
 from unisono import AbortedError, Communicator
+from unisono.links.loop import Loop
 
 MOST_S = 3.0
 SETTLE_S = 0.3
@@ -153,3 +156,36 @@ def test_a_forked_child_cannot_use_the_group_and_does_no_harm(hosts: int) -> Non
         wrong = {name: e["status"] for name, e in found.items() if e["status"] != e["wanted"]}
         assert not wrong
         assert ranks.exit_codes() == [0, 0]
+
+
+def blocked_signals() -> list[int]:
+    """Of each thread of this process."""
+    masks = []
+    for status in Path("/proc/self/task").glob("*/status"):
+        with contextlib.suppress(OSError):  # a thread that has just ended
+            masks.append(int(status.read_text().partition("SigBlk:")[2].split()[0], 16))
+    return masks
+
+
+def test_no_thread_of_the_library_blocks_what_faulthandler_waits_for() -> None:
+    def begin(comm: Communicator) -> None:
+        for _ in range(2):
+            work = comm.barrier(async_op=True)  # rank 0 leaves it to its thread
+            if comm.rank == 0:
+                time.sleep(0.05)
+            work.wait()
+
+    loop = Loop()
+    before = sum(mask >> (signal.SIGINT - 1) & 1 for mask in blocked_signals())
+    loop.start("test")
+    with Threads(2) as ranks:
+        ranks.run(begin)
+        loop.run(lambda: None, 20)
+        masks = blocked_signals()
+    loop.call(loop.end)
+    assert loop.join(20)
+    assert sum(mask >> (signal.SIGINT - 1) & 1 for mask in masks) >= before + 2, "no such threads"
+    faults = ("SEGV", "BUS", "FPE", "ILL", "ABRT", "TRAP", "SYS")
+    for fault in faults:
+        number = signal.Signals[f"SIG{fault}"]
+        assert [mask for mask in masks if mask >> (number - 1) & 1] == [], fault

@@ -185,9 +185,79 @@ def test_what_cannot_be_served_is_refused(threads: World) -> None:
             (torch.zeros(2, dtype=torch.float8_e4m3fnuz), "float8_e4m3fnuz"),
         ]
         for x, text in cases:
-            with pytest.raises(UnsupportedError, match=text):
-                comm.all_reduce(x)
+            for _ in range(2):
+                with pytest.raises(UnsupportedError, match=text):
+                    comm.all_reduce(x)
         assert comm.all_reduce(torch.ones(1)).item() == 2
+
+    threads(2).run(check)
+
+
+class Named(torch.Tensor):  # type: ignore[misc]
+    """A tensor, with memory as any."""
+
+
+def test_tensors_of_any_class_are_served(threads: World) -> None:
+    kinds: list[Callable[[Any], Any]] = [
+        torch.nn.Parameter,
+        torch.nn.Buffer,
+        lambda x: x.requires_grad_(),
+        lambda x: x.requires_grad_() * 1,
+        lambda x: x.as_subclass(Named),
+    ]
+
+    def check(comm: Communicator) -> None:
+        for kind in kinds:
+            for _ in range(2):
+                x = kind(torch.full((7,), comm.rank + 1.0))
+                address = x.data_ptr()
+                assert comm.all_reduce(x) is x
+                assert x.tolist() == [6] * 7
+                assert x.data_ptr() == address
+
+    threads(RANKS).run(check)
+
+
+class Alike:
+    """Has all that a tensor has, but is none."""
+
+    def __init__(self, tensor: Any) -> None:
+        self.tensor = tensor
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.tensor, name)
+
+
+def test_what_only_looks_like_a_tensor_is_refused(threads: World) -> None:
+    def check(comm: Communicator) -> None:
+        x = torch.ones(2)
+        for _ in range(2):
+            with pytest.raises(TypeError, match="a CPU torch tensor, not Alike"):
+                comm.all_reduce(Alike(x))
+            comm.all_reduce(x)
+
+    threads(2).run(check)
+
+
+class Interrupted(torch.Tensor):  # type: ignore[misc]
+    """Ctrl-C comes while it is looked at for the first time."""
+
+    seen = False
+
+    def is_contiguous(self) -> bool:
+        if self.seen:
+            return True
+        self.seen = True
+        raise KeyboardInterrupt
+
+
+def test_an_interrupt_while_a_tensor_is_looked_at_is_not_lost(threads: World) -> None:
+    def check(comm: Communicator) -> None:
+        for _ in range(2):
+            x = torch.ones(2).as_subclass(Interrupted)
+            with pytest.raises(KeyboardInterrupt):
+                comm.all_reduce(x)
+            assert comm.all_reduce(x).tolist() == [2, 2]
 
     threads(2).run(check)
 

@@ -365,7 +365,21 @@ DISAGREEMENTS: dict[str, tuple[Callable[[Communicator], Any], str]] = {
         lambda c: c.all_to_all_v(
             np.ones(6), [1, 2, 3], [c.rank + 1, c.rank + 1, 9 if c.rank == 1 else c.rank + 1]
         ),
-        r"rank 2 sends 2 elements \(16 bytes\) of float64 to rank 1, which receives 9 elements",
+        r"rank 2 sends 2 elements \(16 bytes\) of float64 to rank 1, which receives 9 elements .*: "
+        r"send_counts\[1\] of rank 2 and recv_counts\[2\] of rank 1 must be equal",
+    ),
+    "recv_counts beside a list": (
+        lambda c: c.all_to_all_v(np.ones(3), [1, 1, 1], out=[np.ones(1 + (c.rank == 2))] * 3),
+        r"send_counts\[2\] of rank 0 and out\[0\] of rank 2 must be equal",
+    ),
+    "list of a gather": (
+        lambda c: c.gather_v(np.ones(2), out=[np.ones(r + 2) for r in range(3)]),
+        r"which receives 3 elements .*: x of rank 1 and out\[1\] of rank 0 must be equal",
+    ),
+    "send_counts": (
+        lambda c: c.all_to_all_v(np.ones(6), [[3, 2, 1] if c.rank else [1, 2, 3]] * 3),
+        r"(rank 0 differs from rank 1, rank 2|rank [12] differs from rank 0) in the algorithm, "
+        "in send_counts, or in reproducible=",
     ),
     "out of an all_to_all": (
         lambda c: c.all_to_all_v(np.ones((3, 2)), [1, 1, 1], out=np.ones((3 + (c.rank == 2), 2))),
@@ -379,7 +393,8 @@ DISAGREEMENTS: dict[str, tuple[Callable[[Communicator], Any], str]] = {
         lambda c: c.scatter_v(
             [np.ones(2)] * 3 if c.rank == 0 else None, out=np.ones(2 + c.rank // 2)
         ),
-        r"rank 0 sends 2 elements .* to rank 2, which receives 3 elements",
+        r"rank 0 sends 2 elements .* to rank 2, which receives 3 elements .*: "
+        r"x\[2\] of rank 0 and out of rank 2 must be equal",
     ),
     "sum of a scatter": (
         lambda c: c.scatter_v(np.ones(7) if c.rank == 0 else None, out=np.ones(2)),
@@ -387,15 +402,18 @@ DISAGREEMENTS: dict[str, tuple[Callable[[Communicator], Any], str]] = {
     ),
     "counts": (
         lambda c: c.all_gather_v(np.ones(2), [2, 2, 2] if c.rank else [2, 2, 3]),
-        r"rank 0 called all_gather\(float64\[7\]\), rank 1 called all_gather\(float64\[6\]\)",
+        r"rank 0 called all_gather\(float64\[7\], lengths from counts\), rank 1 called "
+        r"all_gather\(float64\[6\], lengths from counts\)",
     ),
     "counts of one sum": (
         lambda c: c.reduce_scatter_v(np.ones(6), [1, 2, 3] if c.rank else [3, 2, 1]),
-        r"they differ in the algorithm, in the lengths of the pieces",
+        r"(rank 0 differs from rank 1, rank 2|rank [12] differs from rank 0) in the algorithm, "
+        "in counts, or in reproducible=",
     ),
     "who gives counts": (
         lambda c: c.gather_v(np.ones(2), [2, 2, 2] if c.rank == 0 else None),
-        r"rank 0 called gather\(float64\[6\], root=0\), rank 1 called gather\(float64\[any\], root",
+        r"rank 0 called gather\(float64\[6\], lengths from counts, root=0\), rank 1 called "
+        r"gather\(float64\[any\], root",
     ),
     "types": (
         lambda c: c.all_to_all_v(np.ones(3, "f4" if c.rank else "f8"), [1, 1, 1]),

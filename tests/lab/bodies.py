@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import gc
 import os
 import random
 import select
@@ -11,10 +12,12 @@ import socket
 import threading
 import time
 from collections.abc import Callable
+from dataclasses import asdict
 
 import numpy as np
 
 from lab.census import census, settled
+from lab.traffic import Traffic
 from ranks import Me
 from unisono import Communicator
 
@@ -26,13 +29,13 @@ _GARBAGE_BYTES = 4096
 
 
 def busy(me: Me) -> None:
-    """Calls of all sizes, on and on, until one fails."""
+    """Calls and messages of all sizes, on and on, until one fails."""
     _until_it_fails(me, timeout_s=30.0)
 
 
 def impatient(me: Me) -> None:
     """The same with a short timeout."""
-    _until_it_fails(me, timeout_s=CALL_TIMEOUT_S)
+    _until_it_fails(me, timeout_s=CALL_TIMEOUT_S, blocking=False)
 
 
 def garbling(me: Me) -> None:
@@ -57,17 +60,20 @@ def babbling(me: Me) -> None:
     busy(me)
 
 
-def _until_it_fails(me: Me, timeout_s: float) -> None:
+def _until_it_fails(me: Me, timeout_s: float, *, blocking: bool = True) -> None:
     before = census()
-    _one_communicator(me, timeout_s)
+    _one_communicator(me, timeout_s, blocking)
+    gc.collect()  # a message that failed is part of a cycle with those under way
     me.say("closed", before=before, after=settled(before))
 
 
-def _one_communicator(me: Me, timeout_s: float) -> None:
+def _one_communicator(me: Me, timeout_s: float, blocking: bool) -> None:
     with me.join(timeout_s) as comm:
         add_up(comm, 10)
+        traffic = Traffic(comm, blocking=blocking)
         me.say("joined")
-        me.attempt("ended", endless, comm)
+        me.attempt("ended", messages_and_calls, comm, traffic)
+        me.say("messages", outcomes=[asdict(outcome) for outcome in traffic.outcomes()])
         me.attempt("again", comm.barrier)  # it refuses further work with the same cause
 
 
@@ -99,13 +105,22 @@ def endless(comm: Communicator) -> None:
         add_up(comm, 100_000)
 
 
+def messages_and_calls(comm: Communicator, traffic: Traffic) -> None:
+    """Both until one fails."""
+    while True:
+        traffic.step(lambda: add_up(comm, 1))
+        traffic.step(lambda: add_up(comm, 100_000))
+
+
 def _work_for(comm: Communicator, seconds: float) -> None:
     deadline_s = time.monotonic() + seconds
     going = np.ones(1, dtype=np.int32)
+    traffic = Traffic(comm)
     while going[0]:
-        add_up(comm, 50_000)
+        traffic.step(lambda: add_up(comm, 50_000))
         going[0] = time.monotonic() < deadline_s
         comm.all_reduce(going, "min")  # all stop at the same call
+    traffic.settle()
 
 
 def add_up(comm: Communicator, count: int) -> None:

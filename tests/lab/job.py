@@ -34,7 +34,12 @@ class Outcome:
 
     def names(self, ranks: Sequence[int]) -> bool:
         """Whether the error's text names one of these ranks."""
-        return any(re.search(rf"\brank {rank}\b", self.text) for rank in ranks)
+        return names(self.text, ranks)
+
+
+def names(text: str, ranks: Sequence[int]) -> bool:
+    """Whether the text names one of these ranks."""
+    return any(re.search(rf"\brank {rank}\b", text) for rank in ranks)
 
 
 class Job(Processes):

@@ -1,4 +1,7 @@
-"""What networks and hosts do, and what every survivor must then see: who is lost, within 3 s."""
+"""What networks and hosts do, and what every survivor must then see: who is lost, within 3 s.
+
+Calls are under way when it happens, and messages of all phases (`traffic.py`).
+"""
 
 from __future__ import annotations
 
@@ -13,7 +16,17 @@ import pytest
 
 from lab import bodies
 from lab.bodies import CALL_TIMEOUT_S
-from lab.job import DISKS, Job, Outcome, await_no_remains, fill_disks, heal, last_host, last_ranks
+from lab.job import (
+    DISKS,
+    Job,
+    Outcome,
+    await_no_remains,
+    fill_disks,
+    heal,
+    last_host,
+    last_ranks,
+    names,
+)
 from lab.layouts import LAYOUTS, in_layouts
 from lab.switch import needs_hosts
 from ranks import Me
@@ -115,8 +128,9 @@ FAULTS = [
 
 
 def suffer(lab: Lab, layout: Sequence[int], fault: Fault) -> None:
-    """One round: the fault happens amid calls; every survivor names who is lost, in time, refuses
-    further work with the same cause, and gives back what it had; nothing is left on any host."""
+    """One round: the fault happens amid calls and messages; every survivor names who is lost, in
+    time, for all that it had under way, refuses further work with the same cause, and gives back
+    what it had; nothing is left on any host."""
     with Job(lab, fault.body, layout) as job:
         job.wait_for("joined", range(job.ranks))
         time.sleep(PAUSE_S)
@@ -125,8 +139,10 @@ def suffer(lab: Lab, layout: Sequence[int], fault: Fault) -> None:
         since = fault.do(job)
         ended = job.outcomes("ended", rest, since=since)
         check(ended, lost, fault)
+        check_messages(job, rest, lost, fault, since)
         if fault.blamed is not None:
             check(job.outcomes("ended", lost, since=since), fault.blamed(job), fault)
+            check_messages(job, lost, fault.blamed(job), fault, since)
         again = job.outcomes("again", rest, since=since)
         assert [o.error for o in again] == [o.error for o in ended]
         all_given_back(job, rest)
@@ -138,6 +154,20 @@ def check(outcomes: Sequence[Outcome], lost: Sequence[int], fault: Fault) -> Non
         assert outcome.error in fault.errors, outcome
         assert outcome.names(lost), outcome
         assert outcome.after_s < fault.within_s, outcome
+
+
+def check_messages(
+    job: Job, ranks: Sequence[int], lost: Sequence[int], fault: Fault, since: float
+) -> None:
+    """No receive ended but with the fault; a send may have ended before it."""
+    for said in job.wait_for("messages", ranks):
+        assert said["at"] - since < fault.within_s + SOON_S, said
+        assert any(not message["sends"] for message in said["outcomes"]), said
+        for message in said["outcomes"]:
+            if message["sends"] and message["error"] is None:
+                continue
+            assert message["error"] in fault.errors, message
+            assert names(message["text"], lost), message
 
 
 def all_given_back(job: Job, ranks: Sequence[int]) -> None:

@@ -24,12 +24,17 @@ class Operation:
     """A rank's result is of the ranks below it."""
     uneven: bool = False
     """The pieces differ in length."""
+    paired: bool = False
+    """Messages between ranks 0 and 1, 2 and 3, ...: all pairs at once."""
     bus_numerator: int = 1
     """Bus factor: numerator x (n-1)/n where `bus_scales`, otherwise 1."""
     bus_scales: bool = True
 
     def bus_factor(self, ranks: int) -> float:
-        """What algorithm bandwidth is multiplied by to compare with the hardware's."""
+        """What algorithm bandwidth is multiplied by to compare with the hardware's; of messages
+        between pairs, what all pairs move together."""
+        if self.paired:
+            return ranks / 2
         return self.bus_numerator * (ranks - 1) / ranks if self.bus_scales else 1.0
 
 
@@ -45,6 +50,8 @@ _EVEN = {
     "scan": Operation(in_place=True, reduces=True, scans=True, bus_scales=False),
     "exscan": Operation(in_place=True, reduces=True, scans=True, bus_scales=False),
     "send_recv": Operation(bus_scales=False),
+    "ping_pong": Operation(paired=True),
+    "stream": Operation(paired=True),
     "barrier": Operation(in_place=True, bus_scales=False),
 }
 _SPLIT = ("reduce_scatter", "all_gather", "all_to_all", "gather", "scatter")
@@ -65,6 +72,9 @@ PAIRS = {
     "int64_int64": ("int64", "int64"),
 }
 """Values with an index, of which the least or largest is looked for."""
+MOST_OUTSTANDING, LEAST_OUTSTANDING = 64, 4
+"""Messages of a stream that are under way at once: fewer of those that are large."""
+OUTSTANDING_BYTES = 128 << 20
 STORAGE: dict[str, np.dtype[Any]] = {
     name: np.dtype(BIT_PATTERNS.get(name, name))
     for name in (
@@ -125,6 +135,8 @@ class Case:
             raise ValueError(f"unknown reduction {self.redop!r}; known: {', '.join(REDUCTIONS)}")
         if not 0 <= self.root < self.ranks:
             raise ValueError(f"root {self.root} is not one of {self.ranks} ranks")
+        if self.operation.paired and self.ranks % 2:
+            raise ValueError(f"{self.op} is between pairs of ranks: {self.ranks} ranks are odd")
         defined = reductions_of(self.dtype, self.op)
         if self.operation.reduces and self.redop not in defined:
             raise ValueError(
@@ -179,6 +191,37 @@ class Case:
     @property
     def size_bytes(self) -> int:
         return self.count * self.storage.itemsize
+
+    @property
+    def outstanding(self) -> int:
+        """Messages of a rank that are under way at once.
+
+        >>> [Case(op="stream", ranks=2, nbytes=n << 20).outstanding for n in (1, 4, 64)]
+        [64, 32, 4]
+        """
+        if self.op != "stream":
+            return 1
+        fitting = OUTSTANDING_BYTES // max(1, self.size_bytes)
+        return min(MOST_OUTSTANDING, max(LEAST_OUTSTANDING, fitting))
+
+    @property
+    def messages(self) -> int:
+        """Messages of a call, one after another: a call's time over this is shown. Those of a
+        ping_pong go to and fro."""
+        return 2 if self.op == "ping_pong" else self.outstanding
+
+    def sends(self, rank: int) -> tuple[int, int]:
+        """Of messages between pairs: how many a rank sends in a call, and elements of each.
+
+        In a stream even ranks send, and odd ones answer with an element when all is there.
+        """
+        if self.op == "stream" and rank % 2:
+            return 1, min(1, self.count)
+        return self.outstanding, self.count
+
+    def receives(self, rank: int) -> tuple[int, int]:
+        """The same of what it receives."""
+        return self.sends(rank ^ 1)
 
     def to_dict(self) -> dict[str, Any]:
         return asdict(self)

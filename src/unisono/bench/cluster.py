@@ -56,11 +56,14 @@ def wire_bytes(case: Case, hosts: int) -> float:
     """Bytes that the busiest host must send or receive, whatever the schedule; hosts are equal.
 
     A host counts as one rank: what its ranks have for others it can reduce or copy before it
-    sends, except in an all_to_all, where no two ranks want the same.
+    sends, except in an all_to_all, where no two ranks want the same. Between pairs of
+    ranks it is one message of each pair that is not on one host.
 
     >>> wire_bytes(Case(op="all_reduce", ranks=4, nbytes=1000), hosts=2)
     1000.0
     """
+    if case.operation.paired:
+        return float(case.size_bytes * (case.ranks // hosts % 2))
     if case.operation.uneven:
         return float(_uneven_count(case, hosts) * case.storage.itemsize)
     alike = case.ranks / hosts if case.op == "all_to_all" else 1

@@ -47,7 +47,7 @@ def bench(
         str,
         typer.Argument(
             help=f"Operation, or several separated by commas: {', '.join(Op)}, send_recv, "
-            "reduce_scatter_v, all_gather_v, all_to_all_v, gather_v, scatter_v."
+            "ping_pong, stream, reduce_scatter_v, all_gather_v, all_to_all_v, gather_v, scatter_v."
         ),
     ],
     ranks: RanksOption = 4,
@@ -88,6 +88,8 @@ def bench(
 ) -> None:
     """Measure operations beside other libraries and the limit of the memory or the network.
 
+    ping_pong and stream are messages between ranks 0 and 1, 2 and 3, ...: half a round trip; one
+    way, with 64 outstanding (of large ones, 128 MiB). The time shown is that of one message.
     Of the v forms (such as all_gather_v), pieces grow from rank to rank as 1, 2, 3, ... What a peer
     does not have, it is left out of.
     All contestants take turns in one run, and every rank checks every element of every result: a

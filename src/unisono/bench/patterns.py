@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import lru_cache, reduce
+from math import prod
 from typing import Any
 
 import numpy as np
@@ -38,6 +39,10 @@ _SUM_BITS, _FLOAT8_SUM_BITS = 3, 1
 _LOGICAL_BITS = 2
 _MOST_ADDED = 8
 """So many ranks have something other than nothing to add to an element: sums stay exact."""
+_TURNS = 2
+"""So often messages are exchanged to be verified: what is left over from before then shows."""
+_STRIDE = 1009
+"""Elements of the tile from the begin of one message to that of the next."""
 _INDEX_BITS = 20
 _INDEX_MASK = (1 << _INDEX_BITS) - 1
 
@@ -74,26 +79,66 @@ class Segment:
     start: int
     tile: Array
 
+    @property
+    def turned(self) -> Array:
+        """A tile from `start` on."""
+        return np.roll(self.tile, -(self.start % TILE_COUNT))
+
 
 def allocate(case: Case, rank: int) -> tuple[Array, Array]:
     """A rank's x and out. out has length 0 where the result lands in x."""
+    if case.operation.paired:
+        sent, received = prod(case.sends(rank)), prod(case.receives(rank))
+        return np.empty(sent, case.storage), np.empty(received, case.storage)
     operation, piece, total = case.operation, case.piece(rank), case.count
     out_count = 0 if operation.in_place else total if operation.out_split else piece
     x = np.empty(total if operation.x_split else piece, case.storage)
     return x, np.empty(out_count, case.storage)
 
 
+def cut(array: Array, messages: int) -> list[Array]:
+    """The array as so many messages of one length."""
+    return list(array.reshape(messages, array.size // messages))
+
+
 def count_wrong(case: Case, rank: int, x: Array, out: Array, call: Callable[[], object]) -> int:
-    """Perform one call on known data; elements that it left other than they must be."""
-    _write(x, _encode(case, _values(case, rank)))
-    out.view(np.uint8).fill(_GARBAGE)
-    call()
+    """Perform one call on known data; elements that it left other than they must be.
+
+    Messages between pairs are exchanged several times, each with other data.
+    """
     result = x if case.operation.in_place else out
-    return sum(_count_wrong_in(result, segment) for segment in _expected(case, rank))
+    wrong = 0
+    for turn in range(_TURNS if case.operation.paired else 1):
+        for segment in _given(case, rank, turn, x.size):
+            _write(x, segment)
+        out.view(np.uint8).fill(_GARBAGE)
+        call()
+        wrong += sum(_count_wrong_in(result, segment) for segment in _expected(case, rank, turn))
+    return wrong
 
 
-def _expected(case: Case, rank: int) -> Iterator[Segment]:
+def _given(case: Case, rank: int, turn: int, count: int) -> Iterator[Segment]:
+    """What a rank has in x before a call."""
+    if case.operation.paired:
+        yield from _messages(case, rank, turn)
+    else:
+        yield Segment(offset=0, count=count, start=0, tile=_encode(case, _values(case, rank)))
+
+
+def _messages(case: Case, source: int, turn: int) -> Iterator[Segment]:
+    """What a rank sends to its partner: no two messages begin alike."""
+    tile = _encode(case, _values(case, source))
+    messages, count = case.sends(source)
+    for number in range(messages):
+        start = (turn * messages + number + 1) * _STRIDE
+        yield Segment(offset=number * count, count=count, start=start, tile=tile)
+
+
+def _expected(case: Case, rank: int, turn: int) -> Iterator[Segment]:
     operation, base = case.operation, case.op.removesuffix("_v")
+    if operation.paired:
+        yield from _messages(case, rank ^ 1, turn)
+        return
     if base == "barrier" or (base in ("reduce", "gather") and rank != case.root):
         return
     offset = 0
@@ -185,15 +230,15 @@ def _encode(case: Case, values: Integers) -> Array:
     return values.astype(case.storage)
 
 
-def _write(x: Array, tile: Array) -> None:
-    whole = x.size // TILE_COUNT * TILE_COUNT
-    x[:whole].reshape(-1, TILE_COUNT)[:] = tile
-    x[whole:] = tile[: x.size - whole]
+def _write(x: Array, segment: Segment) -> None:
+    target, tile = x[segment.offset : segment.offset + segment.count], segment.turned
+    whole = target.size // TILE_COUNT * TILE_COUNT
+    target[:whole].reshape(-1, TILE_COUNT)[:] = tile
+    target[whole:] = tile[: target.size - whole]
 
 
 def _count_wrong_in(result: Array, segment: Segment) -> int:
-    actual = result[segment.offset : segment.offset + segment.count]
-    tile = np.roll(segment.tile, -(segment.start % TILE_COUNT))
+    actual, tile = result[segment.offset : segment.offset + segment.count], segment.turned
     whole = segment.count // TILE_COUNT * TILE_COUNT
     wrong = np.count_nonzero(actual[:whole].reshape(-1, TILE_COUNT) != tile)
     wrong += np.count_nonzero(actual[whole:] != tile[: segment.count - whole])

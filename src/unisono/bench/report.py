@@ -22,8 +22,9 @@ _GIGA = 1e9
 _MICRO = 1e-6
 _NONE = "-"
 _FOOTNOTE = (
-    "size: larger buffer of a rank. time: median over rounds of the slowest rank's mean call. "
-    "algbw: size / time; busbw: algbw x nccl-tests' factor. x ours: its time over ours (above 1: "
+    "size: larger buffer of a rank. time: median over rounds of the slowest rank's mean call "
+    "(ping_pong, stream: of a message). algbw: size / time; busbw: algbw x nccl-tests' factor "
+    "(ping_pong, stream: of all pairs). x ours: its time over ours (above 1: "
     "ours is faster). x limit: its time over {limit}. core ns: one-way "
     "latency between cores during the row."
 )
@@ -55,6 +56,7 @@ def _render_operation(report: Report, op: str, rows: list[Row]) -> Table:
     machine = report.machine
     where = f"{machine['cpu']}, {machine['cores']} cores" if machine else ""
     ranks = f"{rows[0].case.ranks} ranks{_hosts(report)}"
+    paired = rows[0].case.operation.paired
     table = Table(title=f"{op}, {ranks} ({where})", title_justify="left")
     for column in ("size", "count"):
         table.add_column(column, justify="right", no_wrap=True)
@@ -63,6 +65,7 @@ def _render_operation(report: Report, op: str, rows: list[Row]) -> Table:
     for column in (
         *("time us", "p25-p75", "algbw GB/s", "busbw GB/s"),
         *("x ours", "x limit", "core ns", "wrong"),
+        *(("messages/s",) if paired else ()),
         *(("predicted us",) if _foretold(report) else ()),
     ):
         table.add_column(column, justify="right", no_wrap=True)
@@ -75,6 +78,7 @@ def _render_operation(report: Report, op: str, rows: list[Row]) -> Table:
                 *_measurement_cells(report, row, measurement),
                 probe,
                 _wrong_cell(measurement),
+                *((_messages(row, measurement),) if paired else ()),
                 *((_prediction(report, row, measurement),) if _foretold(report) else ()),
                 style="bold" if measurement.contestant == report.ours else None,
                 end_section=index == len(row.measurements) - 1,
@@ -115,6 +119,11 @@ def _measurement_cells(report: Report, row: Row, measurement: Measurement) -> tu
         ours,
         _ratio(row.ratio(name, report.limit)),
     )
+
+
+def _messages(row: Row, measurement: Measurement) -> str:
+    per_s = row.messages_per_s(measurement)
+    return _NONE if per_s is None else f"{per_s:,.0f}"
 
 
 def _foretold(report: Report) -> bool:

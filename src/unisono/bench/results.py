@@ -60,10 +60,18 @@ class Row:
         return self.case.size_bytes / time_s if time_s else None
 
     def busbw_Bps(self, measurement: Measurement) -> float | None:
-        """Algorithm bandwidth times nccl-tests' factor of the operation."""
+        """Algorithm bandwidth times nccl-tests' factor of the operation; of messages between pairs,
+        of all pairs together."""
         algbw = self.algbw_Bps(measurement)
         factor = self.case.operation.bus_factor(self.case.ranks)
         return None if algbw is None else algbw * factor
+
+    def messages_per_s(self, measurement: Measurement) -> float | None:
+        """Messages between pairs: of all pairs together."""
+        time_s = measurement.median_s
+        if not time_s or not self.case.operation.paired:
+            return None
+        return self.case.ranks / 2 / time_s
 
     def ratio(self, contestant: str, reference: str) -> float | None:
         """Time of one contestant over that of another: above 1, the other is faster."""
@@ -159,6 +167,7 @@ def _measurement_to_dict(
         "spread_s": measurement.spread_s,
         "algbw_Bps": row.algbw_Bps(measurement),
         "busbw_Bps": row.busbw_Bps(measurement),
+        "messages_per_s": row.messages_per_s(measurement),
         "time_over_ours": row.ratio(measurement.contestant, ours),
         "time_over_limit": row.ratio(measurement.contestant, limit),
         "wrong": measurement.wrong,

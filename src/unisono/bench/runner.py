@@ -135,6 +135,7 @@ class _Entry:
     def __init__(self, world: World) -> None:
         self.world = world
         self.iterations = 0
+        self.messages = 1
         self.wrong = 0
         self.times_s: list[float] = []
         self.late_s: list[tuple[float, ...]] = []
@@ -154,6 +155,7 @@ class _Entry:
 
     def prepare(self, case: Case, pace: Pace, contestants: int) -> None:
         self.world.bind(case)
+        self.messages = case.messages
         self.verify()
         call_s = estimate_call_s(self.world.time_s, least_s=_CALIBRATION_S, most=_MAX_ITERATIONS)
         if pace.row_budget_s is not None and call_s * pace.rounds > pace.row_budget_s:
@@ -164,7 +166,7 @@ class _Entry:
         self.wrong += self.world.verify()
 
     def time(self) -> None:
-        self.times_s.append(self.world.time_s(self.iterations))
+        self.times_s.append(self.world.time_s(self.iterations) / self.messages)
         self.late_s.append(self.world.late_s)
 
     def measurement(self) -> Measurement:

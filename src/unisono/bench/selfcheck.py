@@ -55,11 +55,14 @@ def check_cases(op: str, ranks: int) -> Iterator[Case]:
     if op == "barrier":
         yield Case(op=op, ranks=ranks, nbytes=0)
         return
+    if operation.paired and ranks % 2:
+        return
     roots = (0, ranks - 1) if operation.rooted and ranks > 1 else (0,)
     for dtype in STORAGE:
         for redop in reductions_of(dtype, op) if operation.reduces else ("sum",):
             # All sizes with one reduction, one size with each of the others: seconds, not minutes.
-            sizes = SIZES if redop in ("sum", "max") and dtype == "float32" else SIZES[2:4]
+            many = redop in ("sum", "max") and dtype == "float32" and op != "stream"
+            sizes = SIZES if many else SIZES[2:4]
             for nbytes in sizes:
                 for root in roots:
                     yield Case(

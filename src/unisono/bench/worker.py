@@ -6,6 +6,7 @@ import argparse
 import importlib
 import os
 import time
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +17,7 @@ from unisono.bench.cases import Case
 from unisono.bench.channel import Channel, Message
 from unisono.bench.contestants import MEMORY, OURS, Contestant
 from unisono.bench.patterns import allocate, count_wrong
-from unisono.bench.peers.base import Array, Call, Peer
+from unisono.bench.peers.base import Array, Peer, Repeat
 from unisono.errors import UnsupportedError
 
 
@@ -27,7 +28,7 @@ class Worker:
         self._peer = peer
         self._start_line = start_line
         self._case: Case
-        self._call: Call
+        self._repeat: Repeat
         self._x: Array
         self._out: Array
 
@@ -49,31 +50,30 @@ class Worker:
             self._x, self._out = allocate(case, self._peer.rank)
         else:
             self._x = self._out = np.empty(0, case.storage)
-        self._call = self._peer.bind(case, self._x, self._out)
+        self._repeat = self._peer.repeat(case, self._x, self._out)
         return {}
 
     def _choose(self, algorithm: str) -> Message:
-        self._call = self._peer.choose(algorithm).bind(self._case, self._x, self._out)
-        self._call()  # what cannot be served says so now
+        self._repeat = self._peer.choose(algorithm).repeat(self._case, self._x, self._out)
+        self._repeat(1)  # what cannot be served says so now
         return {}
 
     def _verify(self) -> Message:
         """Leaves zeros behind: their sums stay finite however often timing repeats them."""
         if not self._peer.moves_data:
-            self._call()
+            self._repeat(1)
             return {"wrong": 0}
-        wrong = count_wrong(self._case, self._peer.rank, self._x, self._out, self._call)
+        call = partial(self._repeat, 1)
+        wrong = count_wrong(self._case, self._peer.rank, self._x, self._out, call)
         self._x.fill(0)
         return {"wrong": wrong}
 
     def _time(self, iterations: int) -> Message:
-        call = self._call
-        for _ in range(1 + iterations // 10):
-            call()
+        repeat = self._repeat
+        repeat(1 + iterations // 10)
         self._start_line.wait()
         start_s = time.perf_counter()
-        for _ in range(iterations):
-            call()
+        repeat(iterations)
         return {"elapsed_s": time.perf_counter() - start_s, "began_s": start_s}
 
 

@@ -1,11 +1,11 @@
 """Where an array's elements lie: NumPy arrays and CPU torch tensors, of any strides.
 
-Torch is never imported here: a tensor is known by its methods.
+What is an array, and which memory serves as it is, C++ says, here as in the calls that are known.
+Torch is never imported here: a tensor is used by its methods.
 """
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, TypeAlias
@@ -17,10 +17,12 @@ from unisono.errors import UnsupportedError
 from unisono.types import DType
 
 Array: TypeAlias = Any
-"""A NumPy array or a CPU torch tensor."""
+"""A NumPy array, not a masked one, or a CPU torch tensor."""
 
 Located: TypeAlias = tuple[int, int, int]
 """Address, bytes, type (a `DType` value) of contiguous elements."""
+
+_ARRAYS = native.Arrays()
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,53 +53,37 @@ class Staged:
             self.array.copy_(self.copy)
 
 
-def locate(array: Array, *, writable: bool) -> Located | None:
-    """The memory of a contiguous array; None if it takes more than a look."""
-    if isinstance(array, np.ndarray):
-        return native.locate(array, writable)
-    try:
-        code, size_bytes, is_complex = _element_type(array.dtype)
-        if (
-            not array.is_cpu
-            or not array.is_contiguous()
-            or array.is_neg()
-            or (is_complex and array.is_conj())
-        ):
-            return None
-        address = array.data_ptr()
-        nbytes = array.numel() * size_bytes
-    except (AttributeError, RuntimeError, TypeError):
-        return None
-    return (address, nbytes, code) if address or not nbytes else None
-
-
 def stage(array: Array, *, writable: bool) -> Staged:
     """The array as contiguous memory, copied if need be. Raises `TypeError`, `UnsupportedError`,
     or `ValueError` for what can be neither read nor written."""
-    located = locate(array, writable=writable)
+    located = _ARRAYS.locate(array, writable)
     if located is not None:
         return Staged(located, array)
+    dtype_of(array)  # raises for what no copy helps
     if isinstance(array, np.ndarray):
         return _stage_numpy(array, writable=writable)
-    if hasattr(array, "data_ptr"):
-        return _stage_tensor(array, writable=writable)
-    raise not_an_array(array)
+    return _stage_tensor(array, writable=writable)
 
 
-def dtype_of(array: Array) -> DType:
-    """The element type. Raises `TypeError` for what is no array, or `UnsupportedError`."""
-    if not hasattr(array, "dtype"):
-        raise not_an_array(array)
-    if not isinstance(array, np.ndarray):
-        return DType(_element_type(array.dtype)[0])
-    special = _special_type(array.dtype)
-    return DType(_element_type(array.dtype.name)[0]) if special is None else special
+def dtype_of(array: Array, what: str = "") -> DType:
+    """The element type. Raises `TypeError` for what is no array, with a text that begins with
+    `what`, or `UnsupportedError`."""
+    found = _ARRAYS.dtype_of(array)
+    if found is not None:
+        return DType(found)
+    if not _ARRAYS.takes(array):
+        raise _not_an_array(array, what)
+    name = str(array.dtype).removeprefix("torch.")
+    raise UnsupportedError(f"elements of type {name} cannot be communicated")
 
 
-def not_an_array(found: object, what: str = "") -> TypeError:
+def _not_an_array(found: object, what: str = "") -> TypeError:
     """What to raise for something else; `what` begins the text."""
     kind = type(found).__name__
-    return TypeError(f"{what}expected a NumPy array or a CPU torch tensor, not {kind}")
+    text = f"{what}expected a NumPy array or a CPU torch tensor, not {kind}"
+    if isinstance(found, np.ma.MaskedArray):
+        text += ", whose mask would stay behind: give its .data or its .filled()"
+    return TypeError(text)
 
 
 def _stage_numpy(array: Array, *, writable: bool) -> Staged:
@@ -107,15 +93,9 @@ def _stage_numpy(array: Array, *, writable: bool) -> Staged:
         _require_apart(array.shape, array.strides, array.itemsize, "array", ".copy()")
     plain = array if array.dtype.isnative else array.astype(array.dtype.newbyteorder("="))
     copy = np.ascontiguousarray(plain)
-    special = _special_type(plain.dtype)
-    if special is not None:
-        found = native.locate(copy.reshape(-1).view(np.uint8), False)
-        located = (*found[:2], int(special)) if found else None
-    else:
-        located = native.locate(copy, False)
-    if located is None:
-        raise UnsupportedError(f"elements of type {array.dtype} cannot be communicated")
-    return Staged(located, array, None if copy is array else copy)
+    located = _ARRAYS.locate(copy, False)
+    assert located is not None  # of a type that dtype_of knows
+    return Staged(located, array, copy)
 
 
 def _require_apart(
@@ -137,29 +117,6 @@ def _require_apart(
             reach += stride * (length - 1)
 
 
-_ML_DTYPES = {
-    "bfloat16": DType.BFLOAT16,
-    "float8_e4m3fn": DType.FLOAT8_E4M3FN,
-    "float8_e5m2": DType.FLOAT8_E5M2,
-}
-_PAIRS = {
-    ("f4", "i4"): DType.FLOAT32_INT32,
-    ("f8", "i8"): DType.FLOAT64_INT64,
-    ("i4", "i4"): DType.INT32_INT32,
-    ("i8", "i8"): DType.INT64_INT64,
-}
-
-
-@functools.lru_cache(maxsize=64)
-def _special_type(dtype: np.dtype[Any]) -> DType | None:
-    """What NumPy's buffers have no letter for: the types of ml_dtypes, and pairs."""
-    if dtype.names is None:
-        return _ML_DTYPES.get(dtype.name)
-    kinds = tuple(dtype[name].str[1:] for name in dtype.names)
-    found = _PAIRS.get(kinds) if len(kinds) == 2 else None
-    return found if found is not None and found.size_bytes == dtype.itemsize else None
-
-
 def _stage_tensor(tensor: Array, *, writable: bool) -> Staged:
     if tensor.device.type != "cpu":
         raise UnsupportedError(f"the tensor is on {tensor.device}; only CPU tensors are served")
@@ -167,25 +124,13 @@ def _stage_tensor(tensor: Array, *, writable: bool) -> Staged:
         raise UnsupportedError(
             f"the tensor's layout is {tensor.layout}; only strided ones are served"
         )
-    _element_type(tensor.dtype)
     if writable:
         _require_apart(tensor.shape, tensor.stride(), 1, "tensor", ".contiguous()")
     copy = tensor.detach().resolve_conj().resolve_neg().contiguous()
-    located = locate(copy, writable=True)
+    located = _ARRAYS.locate(copy, True)
     if located is None:
         raise UnsupportedError(f"the memory of {type(tensor).__name__} cannot be reached")
     return Staged(located, tensor.detach(), copy)
-
-
-@functools.lru_cache(maxsize=64)
-def _element_type(dtype: object) -> tuple[int, int, bool]:
-    """Code, bytes of an element, whether complex: plain values, for they are looked at often."""
-    name = str(dtype).removeprefix("torch.")
-    try:
-        found = DType[name.upper()]
-    except KeyError:
-        raise UnsupportedError(f"elements of type {name} cannot be communicated") from None
-    return int(found), found.size_bytes, found.is_complex
 
 
 def stage_pieces(arrays: Sequence[Array], ranks: int, *, writable: bool, what: str) -> list[Staged]:

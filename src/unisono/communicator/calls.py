@@ -16,7 +16,7 @@ from unisono.communicator.table import Table, Verdict
 from unisono.errors import UnsupportedError
 from unisono.runtime.native_executor import UNTOLD, Arguments, LoadedPlan, NativeExecutor
 from unisono.schedule import Schedule
-from unisono.types import DType, Op, ReduceOp
+from unisono.types import DType, LengthsFrom, Op, ReduceOp
 
 _MOST_REMEMBERED = 4096  # calls, or, where pieces are uneven, lengths of pieces
 _FLOAT32_BYTES = 4
@@ -25,7 +25,7 @@ _SHARED = (Op.REDUCE_SCATTER, Op.ALL_GATHER, Op.ALL_TO_ALL, Op.GATHER, Op.SCATTE
 
 
 class Request(NamedTuple):
-    """All that the ranks of a call must agree on.
+    """All that the ranks of a call must agree on, but for `lengths_from`, which only errors name.
 
     `lengths` are the bytes of each piece: one for an operation in place, one per rank where the
     larger buffer has a piece for each, all pairs of an uneven all_to_all. `caller_dtype` is the
@@ -41,6 +41,7 @@ class Request(NamedTuple):
     algorithm: str | None = None
     caller_dtype: DType | None = None
     packed: tuple[int, ...] = ()
+    lengths_from: LengthsFrom = LengthsFrom.NONE
 
     @property
     def even(self) -> bool:
@@ -286,6 +287,7 @@ class CallBook:
                 caller_dtype=request.caller_dtype,
                 others=request.packed,
                 reproducible=self._reproducible,
+                lengths_from=request.lengths_from,
             ),
             piece_bytes=piece if request.even else 0,
         )

@@ -20,7 +20,7 @@ from unisono.communicator.exchange import Reduction
 from unisono.communicator.negotiation import followed
 from unisono.errors import UnsupportedError
 from unisono.schedule import Schedule
-from unisono.types import Op
+from unisono.types import LengthsFrom, Op
 
 Function: TypeAlias = Callable[[Array, Array], Array]
 AnyReduction: TypeAlias = Reduction | Function
@@ -60,10 +60,13 @@ def reduce_scatter(
     out: Array | None,
     reduction: AnyReduction,
     algorithm: str | Schedule | None,
+    lengths_from: LengthsFrom = LengthsFrom.NONE,
 ) -> Call:
-    """reduce_scatter by any reduction."""
+    """reduce_scatter by any reduction; `lengths_from` as for `exchange.scattering`."""
     if not callable(reduction):
-        return exchange.scattering(engine, Op.REDUCE_SCATTER, x, out, -1, reduction, algorithm)
+        return exchange.scattering(
+            engine, Op.REDUCE_SCATTER, x, out, -1, reduction, algorithm, lengths_from=lengths_from
+        )
     several = isinstance(x, (list, tuple))
     pieces = stage_pieces(x, engine.size, writable=False, what="x") if several else []
     share = exchange.share_of(x, engine.size, engine.rank) if out is None else out

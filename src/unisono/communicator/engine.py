@@ -318,5 +318,4 @@ class Engine:
             root,
             algorithm,
             call,
-            source.array,
         )

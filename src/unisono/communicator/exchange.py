@@ -13,6 +13,7 @@ from unisono.communicator.arrays import (
     Located,
     Staged,
     assign,
+    dtype_of,
     duplicate,
     empty,
     overlap,
@@ -24,7 +25,7 @@ from unisono.communicator.calls import Request, parse_reduction
 from unisono.communicator.engine import Call, Engine, Memory
 from unisono.communicator.premul import PremulSum, float_factor, scale
 from unisono.schedule import Schedule
-from unisono.types import DType, Op, ReduceOp
+from unisono.types import DType, LengthsFrom, Op, ReduceOp
 
 Reduction: TypeAlias = str | ReduceOp | PremulSum
 Change: TypeAlias = Callable[[Array], None]
@@ -87,15 +88,17 @@ def gathering(
     root: int,
     algorithm: str | Schedule | None,
     lengths: tuple[int, ...] | None = None,
+    lengths_from: LengthsFrom = LengthsFrom.NONE,
 ) -> Call:
     """all_gather and gather: one piece in, one piece per rank out.
 
-    `lengths` are the bytes of all pieces, where a rank of a gather cannot know them.
+    `lengths` are the bytes of all pieces, where a rank of a gather cannot know them; errors name
+    `lengths_from`.
     """
     source = stage(x, writable=False)
     if op is Op.GATHER and engine.rank != root:
         lengths = lengths or (source.located[1],) * engine.size
-        request = _request(engine, op, source, lengths, "sum", root, algorithm)
+        request = _request(engine, op, source, lengths, "sum", root, algorithm, lengths_from)
         where = [source.located[:2]]  # the output is not touched here
         return Call(engine.book.call(request), where, where, None, source, request)
     if out is None:
@@ -113,12 +116,12 @@ def gathering(
         )
     if op is Op.GATHER and lengths is None:
         _require_even(engine, op, targets, "out")
-    request = _request(engine, op, source, found, "sum", root, algorithm)
+    request = _request(engine, op, source, found, "sum", root, algorithm, lengths_from)
     call = engine.book.call(request)
     where = memory_of(targets, engine.size)
     if source.located[0] != where[engine.rank][0]:
         source = _apart([source], targets)[0]
-    if len(targets) == 1:
+    if op is Op.ALL_GATHER and len(targets) == 1:
         engine.remember_quick(op, source, targets[0], "sum", root, algorithm, call)
     inputs = [source.located[:2]]
     return Call(call, inputs, where, out, (source, targets), request, _restoring(targets))
@@ -133,13 +136,15 @@ def scattering(
     reduction: Reduction,
     algorithm: str | Schedule | None,
     lengths: tuple[int, ...] | None = None,
+    lengths_from: LengthsFrom = LengthsFrom.NONE,
 ) -> Call:
     """reduce_scatter and scatter: one piece per rank in, one piece out.
 
-    `lengths` are the bytes of all pieces, where a rank of a scatter cannot know them.
+    `lengths` are the bytes of all pieces, where a rank of a scatter cannot know them; errors name
+    `lengths_from`.
     """
     if op is Op.SCATTER and engine.rank != root:
-        return _scattered(engine, out, root, algorithm, lengths)
+        return _scattered(engine, out, root, algorithm, lengths, lengths_from)
     if x is None:
         raise ValueError(f"{op} needs x on this rank")
     sources = _stage_many(x, engine.size, writable=False)
@@ -154,7 +159,7 @@ def scattering(
         )
     if op is Op.SCATTER and lengths is None:
         _require_even(engine, op, sources, "x")
-    request = _request(engine, op, target, found, reduction, root, algorithm)
+    request = _request(engine, op, target, found, reduction, root, algorithm, lengths_from)
     engine.book.check(request)
     change = _change_of(engine, reduction, request)
     if engine.book.widens(request):
@@ -167,7 +172,7 @@ def scattering(
         sources = [_changed(duplicate(source.array), change) for source in sources]
     elif memory_of(sources, engine.size)[engine.rank][0] != target.located[0]:
         sources = _apart(sources, [target])
-    if len(sources) == 1 and change is None:
+    if op is Op.REDUCE_SCATTER and len(sources) == 1 and change is None:
         engine.remember_quick(op, sources[0], target, reduction, root, algorithm, call)
     inputs, where = memory_of(sources, engine.size), [target.located[:2]]
     return Call(call, inputs, where, out, (sources, target), request, _restoring([target]))
@@ -179,6 +184,7 @@ def _scattered(
     root: int,
     algorithm: str | Schedule | None,
     lengths: tuple[int, ...] | None,
+    lengths_from: LengthsFrom,
 ) -> Call:
     """The part in a scatter of a rank that is not the root."""
     if out is None:
@@ -191,7 +197,7 @@ def _scattered(
         raise ValueError(
             f"scatter: out has {_text(target)}, but the share of rank {engine.rank} is {share}"
         )
-    request = _request(engine, Op.SCATTER, target, lengths, "sum", root, algorithm)
+    request = _request(engine, Op.SCATTER, target, lengths, "sum", root, algorithm, lengths_from)
     where = [target.located[:2]]
     call = engine.book.call(request)
     return Call(call, where, where, out, target, request, _restoring([target]))
@@ -229,17 +235,19 @@ def all_to_all(
     out: Array | Sequence[Array] | None,
     algorithm: str | Schedule | None,
     lengths: tuple[int, ...] | None = None,
+    lengths_from: LengthsFrom = LengthsFrom.NONE,
 ) -> Call:
     """One piece per rank in and out. `lengths` are the bytes from each rank to each, where the
-    pieces may differ; those of this rank have them."""
+    pieces may differ; those of this rank have them. Errors name `lengths_from`."""
     if out is None:
+        dtype_of(x)  # raises for what is no array
         out = empty(x, tuple(x.shape))  # type: ignore[union-attr]
     sources, targets = both_sides(engine, x, out)
     if lengths is None:
         lengths = _lengths(sources, engine.size, "x")
         if targets[0].located[1] != sources[0].located[1]:
             raise ValueError(f"all_to_all: x has {_text(sources[0])}, out {_text(targets[0])}")
-    return all_to_all_between(engine, sources, targets, out, algorithm, lengths)
+    return all_to_all_between(engine, sources, targets, out, algorithm, lengths, lengths_from)
 
 
 def both_sides(
@@ -260,11 +268,14 @@ def all_to_all_between(
     out: Array | Sequence[Array],
     algorithm: str | Schedule | None,
     lengths: tuple[int, ...],
+    lengths_from: LengthsFrom = LengthsFrom.NONE,
 ) -> Call:
     """An all_to_all of which both sides are known."""
     if len(set(lengths)) == 1:  # an ordinary call, which needs no list of them
         lengths = lengths[: engine.size]
-    request = _request(engine, Op.ALL_TO_ALL, sources[0], lengths, "sum", -1, algorithm)
+    request = _request(
+        engine, Op.ALL_TO_ALL, sources[0], lengths, "sum", -1, algorithm, lengths_from
+    )
     call = engine.book.call(request)
     if len(sources) == 1 and len(targets) == 1:
         engine.remember_quick(Op.ALL_TO_ALL, sources[0], targets[0], "sum", -1, algorithm, call)
@@ -300,9 +311,11 @@ def _request(
     reduction: Reduction,
     root: int,
     algorithm: str | Schedule | None,
+    lengths_from: LengthsFrom = LengthsFrom.NONE,
 ) -> Request:
     name = engine.book.name(algorithm)
-    return Request(op, lengths, staged.dtype, parse_reduction(reduction), root, name)
+    kind = parse_reduction(reduction)
+    return Request(op, lengths, staged.dtype, kind, root, name, lengths_from=lengths_from)
 
 
 def _change_of(engine: Engine, reduction: Reduction, request: Request) -> Change | None:

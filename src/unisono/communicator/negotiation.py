@@ -18,17 +18,22 @@ from unisono.communicator.rows import ANY, Rows, Table
 from unisono.schedule import Schedule
 from unisono.types import Op
 
+_NAMES = ("x", "x[{}]", "out", "out[{}]", "send_counts[{}]", "recv_counts[{}]")
+
 
 class Told(NamedTuple):
     """What a rank tells: rows to and from each rank, rows that it has, rows that it has room for.
 
-    Each may be `ANY`, but not the rows to a rank on both sides.
+    Each may be `ANY`, but not the rows to a rank on both sides. What says how much a rank gives and
+    takes has one of `_NAMES`.
     """
 
     gives: list[int]
     takes: list[int]
     has: int = ANY
     room: int = ANY
+    gives_name: str = "x"
+    takes_name: str = "out"
 
 
 def negotiated(
@@ -47,7 +52,8 @@ def negotiated(
     `Later`. Raises what `CallBook.check_uneven` does.
     """
     engine.book.check_uneven(op, root, algorithm)
-    mine = np.array([*told.gives, *told.takes, told.has, told.room, row.nbytes], np.int64)
+    names = _NAMES.index(told.gives_name), _NAMES.index(told.takes_name)
+    mine = np.array([*told.gives, *told.takes, told.has, told.room, *names, row.nbytes], np.int64)
     everything = np.empty((engine.size, mine.size), np.int64)
     where = [(each.ctypes.data, mine.nbytes) for each in everything]
     telling = Call(
@@ -90,9 +96,12 @@ def _agreed(engine: Engine, op: Op, row: Rows, everything: Table) -> Table:
     sent = np.where(gives == ANY, takes, gives)
     kind = row.dtype.name.lower()
     for src, dst in np.argwhere((takes != ANY) & (takes != sent)):
+        given = _NAMES[everything[src, -3]].format(dst)
+        taken = _NAMES[everything[dst, -2]].format(src)
         engine.disagree(
             f"{op}: rank {src} sends {_text(sent[src, dst], row)} of {kind} to rank {dst}, which "
-            f"receives {_text(takes[src, dst], row)}"
+            f"receives {_text(takes[src, dst], row)}: {given} of rank {src} and {taken} of rank "
+            f"{dst} must be equal"
         )
     has, room = everything[:, 2 * n], everything[:, 2 * n + 1]
     for rank in np.flatnonzero((has != ANY) & (has != sent.sum(axis=1))):

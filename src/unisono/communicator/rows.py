@@ -12,7 +12,7 @@ from typing import Any, NamedTuple, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from unisono.communicator.arrays import Array, dtype_of, empty, not_an_array
+from unisono.communicator.arrays import Array, dtype_of, empty
 from unisono.communicator.engine import Later
 from unisono.types import DType
 
@@ -44,9 +44,7 @@ def rows(array: Array, what: str) -> Rows:
     >>> rows(np.zeros((3, 4), np.float32), "x")
     Rows(count=3, shape=(4,), nbytes=16, dtype=<DType.FLOAT32: 0>)
     """
-    if not hasattr(array, "dtype"):
-        raise not_an_array(array, f"{what}: ")
-    dtype = dtype_of(array)
+    dtype = dtype_of(array, f"{what}: ")
     if not len(array.shape):
         raise ValueError(f"{what} has no leading axis, so no rows: give it shape (1,)")
     shape = tuple(array.shape[1:])

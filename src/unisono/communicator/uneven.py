@@ -32,7 +32,7 @@ from unisono.communicator.rows import (
     table_of,
 )
 from unisono.schedule import Schedule
-from unisono.types import Op
+from unisono.types import LengthsFrom, Op
 
 if TYPE_CHECKING:
     from unisono.communicator.communicator import Communicator
@@ -183,7 +183,12 @@ def all_to_all_of_lists(
         return exchange.all_to_all_between(engine, sources, targets, out, algorithm, lengths)
 
     element = Rows(count=1, shape=(), nbytes=size_bytes, dtype=sources[0].dtype)
-    told = Told(counts(sources), counts(targets))
+    told = Told(
+        counts(sources),
+        counts(targets),
+        gives_name="x[{}]" if isinstance(x, (list, tuple)) else "x",
+        takes_name="out[{}]" if isinstance(out, (list, tuple)) else "out",
+    )
     return negotiated(engine, Op.ALL_TO_ALL, element, -1, algorithm, told, proceed, out)
 
 
@@ -212,17 +217,24 @@ def _all_to_all(
         place.require(have, takes)
 
     def proceed(sent: Table) -> Call:
+        source = LengthsFrom.NONE if table is None else LengthsFrom.SEND_COUNTS
         comes = sent[:, engine.rank].tolist()
         if takes not in (None, comes):
             raise ValueError(f"recv_counts are {takes}, but by send_counts they are {comes}")
         targets, result = place.arrays(x, have, comes)
         lengths = tuple((sent * have.nbytes).ravel().tolist())
-        call = exchange.all_to_all(engine, split(x, gives), targets, algorithm, lengths)
+        call = exchange.all_to_all(engine, split(x, gives), targets, algorithm, lengths, source)
         return call._replace(result=result)
 
     if table is not None:
         return proceed(table)
-    told = Told(gives, takes or place.takes(have, engine.size), room=place.room(have))
+    told = Told(
+        gives,
+        takes or place.takes(have, engine.size),
+        room=place.room(have),
+        gives_name="send_counts[{}]",
+        takes_name="recv_counts[{}]" if takes else "out[{}]",
+    )
     return negotiated(engine, Op.ALL_TO_ALL, have, -1, algorithm, told, proceed, place.promise())
 
 
@@ -239,7 +251,8 @@ def _reduce_scatter(
     require_sum(shares, have, "counts")
     if out is not None:
         require_share(out, have, shares[engine.rank], engine.rank)
-    return custom.reduce_scatter(engine, split(x, shares), out, op, algorithm)
+    pieces = split(x, shares)
+    return custom.reduce_scatter(engine, pieces, out, op, algorithm, LengthsFrom.COUNTS)
 
 
 def _scatter(
@@ -268,11 +281,12 @@ def _gathering(
     have, n = rows(x, "x"), engine.size
     engine.book.check_root(op, root)
     receives = op is Op.ALL_GATHER or engine.rank == root
+    source = _source(counts)
 
     def with_counts(shares: list[int]) -> Call:
         lengths = tuple(count * have.nbytes for count in shares)
         targets, result = place.arrays(x, have, shares) if receives else (None, None)
-        call = exchange.gathering(engine, op, x, targets, root, algorithm, lengths)
+        call = exchange.gathering(engine, op, x, targets, root, algorithm, lengths, source)
         return call._replace(result=result)
 
     if counts is not None:
@@ -287,6 +301,7 @@ def _gathering(
         [have.count if op is Op.ALL_GATHER or rank == root else 0 for rank in range(n)],
         place.takes(have, n) if receives else [0] * n,
         room=place.room(have) if receives else 0,
+        takes_name="out[{}]",
     )
     return negotiated(
         engine,
@@ -298,6 +313,11 @@ def _gathering(
         lambda sent: with_counts(sent[:, max(root, 0)].tolist()),
         place.promise() if receives else None,
     )
+
+
+def _source(counts: Counts | None) -> LengthsFrom:
+    """What errors name where the lengths differ; those that were told cannot."""
+    return LengthsFrom.NONE if counts is None else LengthsFrom.COUNTS
 
 
 def _scattering(
@@ -321,7 +341,7 @@ def _scattering(
         sources = x if listed else split(x, shares)
         lengths = tuple(count * have.nbytes for count in shares)
         return exchange.scattering(
-            engine, Op.SCATTER, sources, out, root, "sum", algorithm, lengths
+            engine, Op.SCATTER, sources, out, root, "sum", algorithm, lengths, _source(counts)
         )
 
     gives = [ANY] * n
@@ -340,7 +360,7 @@ def _scattering(
         raise ValueError("scatter_v of one array needs counts, or out on every rank")
     takes = [0] * n
     takes[root] = ANY if out is None else require_alike(out, have, "out").count
-    told = Told(gives, takes, has=ANY if listed else have.count)
+    told = Told(gives, takes, has=ANY if listed else have.count, gives_name="x[{}]")
     promise = Later() if out is None else out
     return negotiated(
         engine,
@@ -369,7 +389,9 @@ def _scattered(
 
     def with_counts(shares: list[int]) -> Call:
         lengths = tuple(count * wants.nbytes for count in shares)
-        return exchange.scattering(engine, Op.SCATTER, None, out, root, "sum", algorithm, lengths)
+        return exchange.scattering(
+            engine, Op.SCATTER, None, out, root, "sum", algorithm, lengths, _source(counts)
+        )
 
     if counts is not None:
         shares = checked(counts, n, "counts")

@@ -76,7 +76,7 @@ class Work(ABC):
         """
         # Below, less than nothing means without end.
         if not self._wait_native(None if timeout_s is None else max(0.0, timeout_s)):
-            raise TimeoutError(f"the call is still under way after {timeout_s:g} s")
+            raise TimeoutError(f"the call is still under way after {timeout_s:g} s (timeout)")
         if self._lock is not None:
             with self._lock:  # whichever thread comes second finds the result in its place
                 self._finish_once()

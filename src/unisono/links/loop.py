@@ -31,6 +31,18 @@ WRITE = selectors.EVENT_WRITE
 
 _log = logging.getLogger("unisono")
 
+_FAULTS = {
+    signal.SIGSEGV,
+    signal.SIGBUS,
+    signal.SIGFPE,
+    signal.SIGILL,
+    signal.SIGABRT,
+    signal.SIGTRAP,
+    signal.SIGSYS,
+}
+"""What a thread brings upon itself. Where it is blocked, the process ends without a word of
+faulthandler's."""
+
 Action = Callable[[], None]
 Watched: TypeAlias = "FileDescriptorLike"
 
@@ -181,7 +193,7 @@ class Loop:
 
     def _run(self) -> None:
         # Signals are for the main thread, which may be asleep in a call and must notice.
-        signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
+        signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals() - _FAULTS)
         while not self._stopping:
             for key, _ in self._selector.select(self._next_alarm_s()):
                 # What an earlier one of these actions ended is not called any more.

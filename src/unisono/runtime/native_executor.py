@@ -13,7 +13,7 @@ from unisono.errors import UnsupportedError
 from unisono.runtime.lending import NO_LENDING, Lending
 from unisono.runtime.rendezvous import Shape
 from unisono.schedule import Code, Plan, Schedule, check, coarsen, lower_rank, to_json
-from unisono.types import DType, Op, ReduceOp, StorePolicy
+from unisono.types import DType, LengthsFrom, Op, ReduceOp, StorePolicy
 
 OP_CODES = {op: code for code, op in enumerate(Op)}
 _SPLIT_CODE = len(OP_CODES)
@@ -129,6 +129,8 @@ class Arguments:
     others: tuple[int, ...] = ()
     """Whatever else must be equal."""
     reproducible: bool = False
+    lengths_from: LengthsFrom = LengthsFrom.NONE
+    """What errors name as the source of `lengths`: the one thing that need not agree."""
     splits: bool = False
     """Whether this is how a group is split: the program knows of no other call."""
 
@@ -278,6 +280,7 @@ class NativeExecutor:
             policy=self._stores,
             caller_dtype=args.caller_dtype,
             lead=plan.lead,
+            lengths_from=args.lengths_from,
         )
 
 

@@ -38,6 +38,7 @@ _VERDICT_S = 1.0
 _HELLO_TIMEOUT_S = 5.0
 _WATCH_S = 0.02
 _CREDENTIALS = struct.Struct("3i")  # pid, uid, gid
+_INT, _RIGHTS = struct.Struct("i"), socket.SCM_RIGHTS
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -365,7 +366,7 @@ def _connect(meeting: Meeting, deadline: float) -> socket.socket:
 def _take_segment(
     leader: socket.socket, meeting: Meeting, open_group: OpenGroup
 ) -> tuple[Group, bytes]:
-    data, fds, flags, _ = socket.recv_fds(leader, 1 + _MOST_TEXT_BYTES, 1)
+    data, fds, flags = _receive_descriptor(leader)
     if data[:1] == _REFUSAL:
         raise RendezvousError(data[1:].decode(errors="replace"))
     if flags & socket.MSG_CTRUNC and not fds:  # so the kernel says it
@@ -379,6 +380,13 @@ def _take_segment(
     nonce = data[1:]
     # From here the descriptor is the group's, which closes it.
     return open_group(fds[0], meeting.rank, nonce), nonce
+
+
+def _receive_descriptor(leader: socket.socket) -> tuple[bytes, list[int], int]:
+    """No program that any thread starts inherits it: `socket.recv_fds` ignores its flags."""
+    space = socket.CMSG_LEN(_INT.size)
+    data, notes, flags, _ = leader.recvmsg(1 + _MOST_TEXT_BYTES, space, socket.MSG_CMSG_CLOEXEC)
+    return data, [_INT.unpack(note)[0] for *_, kind, note in notes if kind == _RIGHTS], flags
 
 
 def _hear(leader: socket.socket) -> tuple[bool, bytes]:

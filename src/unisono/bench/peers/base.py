@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 from numpy.typing import NDArray
@@ -13,6 +14,8 @@ from unisono.errors import UnsupportedError
 
 Array = NDArray[Any]
 Call = Callable[[], object]
+Repeat = Callable[[int], object]
+"""Performs an operation so many times."""
 
 
 class Peer(ABC):
@@ -30,6 +33,16 @@ class Peer(ABC):
         8-bit floats arrive as bit patterns. Raises UnsupportedError.
         """
 
+    def exchange(self, case: Case, x: Array, out: Array) -> Repeat:
+        """The same for messages between pairs. Raises UnsupportedError."""
+        raise UnsupportedError(f"{type(self).__name__} has no {case.op}")
+
+    def repeat(self, case: Case, x: Array, out: Array) -> Repeat:
+        """The case's operation, to be performed any number of times. Raises UnsupportedError."""
+        if case.operation.paired:
+            return self.exchange(case, x, out)
+        return partial(_repeat, self.bind(case, x, out))
+
     def choose(self, algorithm: str) -> Peer:
         """Serves what is bound from now on by this algorithm. Raises UnsupportedError."""
         raise UnsupportedError(f"{type(self).__name__} has no choice of {algorithm}")
@@ -37,3 +50,8 @@ class Peer(ABC):
     def close(self) -> None:
         """Leave the world. Collective."""
         return None
+
+
+def _repeat(call: Call, times: int) -> None:
+    for _ in range(times):
+        call()

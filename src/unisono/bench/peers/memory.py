@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import numpy as np
 
 from unisono.bench.cases import Case
-from unisono.bench.peers.base import Array, Call, Peer
+from unisono.bench.peers.base import Array, Call, Peer, Repeat
 
 _PAGE_BYTES = 4096
 
 
 class MemoryPeer(Peer):
-    """`x *= c` over N bytes for what reduces, a copy of N bytes for what moves."""
+    """`x *= c` over N bytes for what reduces, a copy of N bytes for what moves; of messages between
+    pairs, a copy of each by one rank of the pair."""
 
     moves_data = False
 
@@ -25,6 +28,19 @@ class MemoryPeer(Peer):
             return lambda: np.multiply(source, factor, out=source)
         target = _ones(source.size)
         return lambda: np.copyto(target, source)
+
+    def exchange(self, case: Case, x: Array, out: Array) -> Repeat:
+        if self.rank % 2 == 0:
+            return lambda times: None
+        count = max(1, case.size_bytes // 4)
+        pairs = [(_ones(count), _ones(count)) for _ in range(case.outstanding)]
+        return partial(_copy_all, pairs * (case.messages // case.outstanding))
+
+
+def _copy_all(pairs: list[tuple[Array, Array]], times: int) -> None:
+    for _ in range(times):
+        for target, source in pairs:
+            np.copyto(target, source)
 
 
 def _ones(count: int) -> Array:

@@ -14,7 +14,8 @@ import numpy as np
 from mpi4py import MPI
 
 from unisono.bench.cases import LOGICAL, Case
-from unisono.bench.peers.base import Array, Call, Peer
+from unisono.bench.peers.base import Array, Call, Peer, Repeat
+from unisono.bench.peers.pairs import begin_each, bind_messages
 from unisono.errors import UnsupportedError
 
 _REDUCE_OPS = {
@@ -80,6 +81,21 @@ class MpiPeer(Peer):
             case "barrier":
                 return partial(comm.Barrier)
         raise UnsupportedError(f"MPI has no {case.op}")
+
+    def exchange(self, case: Case, x: Array, out: Array) -> Repeat:
+        comm = self._comm
+        return bind_messages(
+            case,
+            self.rank,
+            x,
+            out,
+            message=partial(_message, case),
+            send=comm.Send,
+            recv=comm.Recv,
+            isend=partial(begin_each, comm.Isend),
+            irecv=partial(begin_each, comm.Irecv),
+            finish=MPI.Request.Waitall,
+        )
 
     def _bind_reduction(self, case: Case, source: Any, target: Any) -> Call:
         _require_reduction(case)

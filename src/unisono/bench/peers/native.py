@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import importlib
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
 from unisono.bench.cases import BIT_PATTERNS, Case
-from unisono.bench.peers.base import Array, Call, Peer
+from unisono.bench.peers.base import Array, Call, Peer, Repeat
+from unisono.bench.peers.pairs import bind_messages, wait_each
 from unisono.communicator import Communicator, init
 from unisono.errors import UnsupportedError
 
@@ -25,6 +27,9 @@ class NativePeer(Peer):
     def bind(self, case: Case, x: Array, out: Array) -> Call:
         return bind(self._comm, case, x, out, **self._options)
 
+    def exchange(self, case: Case, x: Array, out: Array) -> Repeat:
+        return exchange(self._comm, case, x, out)
+
     def choose(self, algorithm: str) -> NativePeer:
         self._options = {"algorithm": algorithm}
         return self
@@ -35,6 +40,8 @@ class NativePeer(Peer):
 
 def bind(comm: Communicator, case: Case, x: Array, out: Array, **options: Any) -> Call:
     """The case's operation on this communicator, as `Peer.bind` wants it."""
+    if case.operation.paired:
+        return partial(exchange(comm, case, x, out), 1)
     if case.dtype in BIT_PATTERNS:
         x, out = _from_bits(x, case.dtype), _from_bits(out, case.dtype)
     operation = case.operation
@@ -50,6 +57,27 @@ def bind(comm: Communicator, case: Case, x: Array, out: Array, **options: Any) -
     if operation.reduces:
         arguments.append(case.redop)
     return partial(getattr(comm, case.op), *arguments, **options)
+
+
+def exchange(comm: Communicator, case: Case, x: Array, out: Array) -> Repeat:
+    """Messages between pairs on this communicator, as `Peer.exchange` wants them."""
+    return bind_messages(
+        case,
+        comm.rank,
+        x,
+        out,
+        message=lambda part: _from_bits(part, case.dtype) if case.dtype in BIT_PATTERNS else part,
+        send=comm.send,
+        recv=comm.recv,
+        isend=partial(_begin_each, comm.send),
+        irecv=partial(_begin_each, comm.recv),
+        finish=wait_each,
+    )
+
+
+def _begin_each(transfer: Callable[..., Any], messages: Sequence[Any], partner: int) -> list[Any]:
+    """`begin_each`, with the keyword that ours needs: a `partial` with it would cost more."""
+    return [transfer(message, partner, async_op=True) for message in messages]
 
 
 def _uneven_arguments(comm: Communicator, case: Case, x: Array, out: Array) -> list[Any]:

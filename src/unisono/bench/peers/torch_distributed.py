@@ -9,7 +9,8 @@ import torch
 import torch.distributed as dist
 
 from unisono.bench.cases import BIT_PATTERNS, PAIRS, Case
-from unisono.bench.peers.base import Array, Call, Peer
+from unisono.bench.peers.base import Array, Call, Peer, Repeat
+from unisono.bench.peers.pairs import begin_each, bind_messages, wait_each
 from unisono.errors import UnsupportedError
 
 _REDUCE_OPS: dict[str, Any] = {
@@ -43,6 +44,22 @@ class TorchPeer(Peer):
             base = case.op.removesuffix("_v")
             raise UnsupportedError(f"{base} of {self._backend} moves pieces of one length")
         return _bind(case, self.rank, _tensor(case, x), _tensor(case, out))
+
+    def exchange(self, case: Case, x: Array, out: Array) -> Repeat:
+        if case.dtype in PAIRS:
+            raise UnsupportedError(f"torch has no {case.dtype}")
+        return bind_messages(
+            case,
+            self.rank,
+            x,
+            out,
+            message=partial(_tensor, case),
+            send=dist.send,
+            recv=dist.recv,
+            isend=partial(begin_each, dist.isend),
+            irecv=partial(begin_each, dist.irecv),
+            finish=wait_each,
+        )
 
     def close(self) -> None:
         dist.destroy_process_group()

@@ -1,0 +1,164 @@
+"""Measure point-to-point: every bar that it has, one JSON file a part (root, half an hour).
+
+Messages between pairs of ranks on one host and across two of a lab, natively and through torch;
+memory for messages that nobody has asked for; steps of a pipeline. Parts that are in the results
+folder are not measured again. The page is written by `python benchmarks/page.py`.
+
+    python benchmarks/p2p.py                    # all parts
+    python benchmarks/p2p.py --only n2,memory   # some
+    python benchmarks/p2p.py --quick            # few sizes and turns, 5 minutes; kept nowhere
+"""
+
+from __future__ import annotations
+
+import json
+import tempfile
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, nullcontext
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Any
+
+import p2p_memory
+import p2p_pipeline
+import typer
+from p2p_page import render_p2p
+from rich.console import Console
+
+from unisono.bench.cases import Case
+from unisono.bench.contestants import MEMORY, NETWORK, OURS
+from unisono.bench.execute import Hosts
+from unisono.bench.runner import Pace, run_benchmark
+from unisono.bench.sizes import parse_sizes
+from unisono.outputs import progress
+
+HERE = Path(__file__).parent
+OPS = ("ping_pong", "stream")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Scope:
+    """How much is measured."""
+
+    quick: bool
+    pace: Pace
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Pairs:
+    """Messages between pairs of ranks, ours beside peers."""
+
+    sizes: str
+    quick_sizes: str
+    against: tuple[str, ...]
+    ranks: int = 2
+    api: str = "native"
+    hosts: Hosts | None = None
+
+    def measure(self, scope: Scope) -> dict[str, Any]:
+        sizes = self.quick_sizes if scope.quick else self.sizes
+        cases = [
+            Case(op=op, ranks=self.ranks, nbytes=nbytes)
+            for op in OPS
+            for nbytes in parse_sizes(sizes)
+        ]
+        ours = OURS[self.api]
+        limit = MEMORY if self.hosts is None else NETWORK
+        place = nullcontext() if self.hosts is None else self.hosts.build()
+        with place as cluster, progress() as observe:
+            report = run_benchmark(
+                cases,
+                (ours, *self.against, limit),
+                ours=ours,
+                pace=scope.pace,
+                cluster=cluster,
+                command=self._command(sizes),
+                observe=observe,
+            )
+        return report.to_dict()
+
+    def _command(self, sizes: str) -> tuple[str, ...]:
+        """What measures the same."""
+        where: tuple[str, ...] = ("-n", str(self.ranks))
+        if self.hosts is not None:
+            where = ("--hosts", str(self.hosts.hosts), "--rate", self.hosts.rate or "")
+        against = ("--api", self.api, "--against", ",".join(self.against))
+        return ("unisono", "bench", ",".join(OPS), *where, "--sizes", sizes, *against)
+
+
+def _memory(scope: Scope) -> dict[str, Any]:
+    return p2p_memory.measure(p2p_memory.QUICK_LOADS if scope.quick else p2p_memory.LOADS)
+
+
+def _pipeline(scope: Scope) -> dict[str, Any]:
+    return p2p_pipeline.measure(rounds=scope.pace.rounds, turn_s=0.2 if scope.quick else 1.0)
+
+
+def _crowd(ranks: int) -> Pairs:
+    """All pairs at once; MPICH never gives its core away, and takes seconds a call there."""
+    sizes = "8,1K,16K,256K,1M,4M"
+    return Pairs(ranks=ranks, sizes=sizes, quick_sizes="8,1M", against=("openmpi",))
+
+
+PARTS: dict[str, Callable[[Scope], dict[str, Any]]] = {
+    "n2": Pairs(
+        sizes="8,128,1K,4K,16K,64K,256K,1M,4M,16M,64M",
+        quick_sizes="8,4K,64K,1M,16M",
+        against=("openmpi", "mpich"),
+    ).measure,
+    "n4": _crowd(4).measure,
+    "n8": _crowd(8).measure,
+    "torch": Pairs(
+        api="torch", sizes="8,1K,16K,256K,1M,16M", quick_sizes="8,16M", against=("gloo",)
+    ).measure,
+    "hosts": Pairs(
+        hosts=Hosts(hosts=2, rate="1gbit"),
+        sizes="8,1M,4M,16M",
+        quick_sizes="8,1M",
+        against=("gloo", "openmpi"),
+    ).measure,
+    "memory": _memory,
+    "pipeline": _pipeline,
+}
+
+
+def main(
+    *,
+    only: Annotated[str, typer.Option(help="Parts, separated by commas.")] = ",".join(PARTS),
+    quick: Annotated[bool, typer.Option("--quick", help="Few sizes, few turns.")] = False,
+    rounds: Annotated[int | None, typer.Option(help="Turns of every contestant.")] = None,
+    row_budget: Annotated[float, typer.Option(help="About how many seconds a row takes.")] = 6.0,
+    folder: Annotated[
+        Path | None,
+        typer.Option(help="Where the parts are kept: benchmarks/results, unless --quick."),
+    ] = None,
+) -> None:
+    console = Console(stderr=True)
+    pace = Pace(rounds=rounds or (3 if quick else 7), row_budget_s=row_budget / (3 if quick else 1))
+    scope = Scope(quick=quick, pace=pace)
+    found = {}
+    with _kept(folder, quick) as kept:
+        for name in only.split(","):
+            path = kept / f"p2p-{name}.json"
+            if not path.exists():
+                console.print(name)
+                partial = path.with_suffix(".partial")
+                partial.write_text(json.dumps(PARTS[name](scope), indent=1) + "\n")
+                partial.rename(path)
+            found[name] = json.loads(path.read_text())
+    print("\n".join(render_p2p(found)))
+
+
+@contextmanager
+def _kept(folder: Path | None, quick: bool) -> Iterator[Path]:
+    if folder is None and quick:
+        with tempfile.TemporaryDirectory() as temporary:
+            yield Path(temporary)
+        return
+    kept = folder or HERE / "results"
+    kept.mkdir(parents=True, exist_ok=True)
+    yield kept
+
+
+if __name__ == "__main__":
+    typer.run(main)

@@ -1,0 +1,147 @@
+"""What messages that nobody has asked for cost the rank that they are for.
+
+Rank 0 waits for rank 1, which takes its time; meanwhile rank 2 begins to send to rank 0 all that
+it has. Then rank 0 receives that, too, and checks it. How much its resident memory grew at most is
+what the kernel counted (VmHWM), shared memory included.
+
+As a program, this file is one of these ranks: `p2p.py` starts them, on one host or on two of a lab.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from time import sleep
+from typing import Any
+
+import numpy as np
+
+import unisono
+from unisono.bench.lab import Lab
+
+RANKS = 3
+HOSTS = (0, 1, 1)
+PORT = 29_450
+WAIT_S = 5.0
+"""How long rank 1 takes: more than all messages need where they are stored."""
+END_S = 120.0
+_TAG, _STEP = 7, 1009
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Load:
+    """What rank 2 sends."""
+
+    messages: int
+    nbytes: int
+
+    def message(self, number: int) -> Any:
+        """No two begin alike."""
+        return np.arange(self.nbytes // 8, dtype=np.int64) + number * _STEP
+
+
+LOADS = (Load(messages=48, nbytes=8 << 20), Load(messages=98_304, nbytes=4 << 10))
+QUICK_LOADS = (LOADS[0], Load(messages=8_192, nbytes=4 << 10))
+
+
+def measure(loads: tuple[Load, ...]) -> dict[str, Any]:
+    """All loads, on one host and on two."""
+    rows = []
+    for load in loads:
+        rows.append({"hosts": 1, **asdict(load), **_run(load, None)})
+        with Lab(hosts=2) as lab:
+            rows.append({"hosts": 2, **asdict(load), **_run(load, lab)})
+    return {"rows": rows}
+
+
+def _run(load: Load, lab: Lab | None, wait_s: float = WAIT_S) -> dict[str, Any]:
+    """What rank 0 found; or what went wrong, as `error`."""
+    meeting = f"p2p-memory-{os.getpid()}" if lab is None else f"tcp://{lab.address(0)}:{PORT}"
+    words = [sys.executable, __file__, meeting, str(load.messages), str(load.nbytes), str(wait_s)]
+    with _ended() as started:
+        for rank in range(RANKS):
+            command = [*words, str(rank)]
+            placed = command if lab is None else lab.command(HOSTS[rank], command)
+            pipe = subprocess.PIPE
+            started.append(subprocess.Popen(placed, stdout=pipe, stderr=pipe, text=True))
+        try:
+            said, wrote = started[0].communicate(timeout=END_S)
+        except subprocess.TimeoutExpired:
+            return {"error": f"it took more than {END_S:g} s"}
+        if started[0].returncode:
+            return {"error": wrote.strip().splitlines()[-1]}
+    found: dict[str, Any] = json.loads(said)
+    return found
+
+
+@contextmanager
+def _ended() -> Iterator[list[subprocess.Popen[str]]]:
+    """Processes that are over when the block is."""
+    started: list[subprocess.Popen[str]] = []
+    try:
+        yield started
+    finally:
+        for process in started:
+            process.kill()
+            process.communicate()
+
+
+# ---- a rank
+
+
+def _resident_bytes(field: str) -> int:
+    """Of this process: `VmRSS` now, `VmHWM` at most."""
+    for line in Path("/proc/self/status").read_text().splitlines():
+        if line.startswith(f"{field}:"):
+            return int(line.split()[1]) << 10
+    raise LookupError(f"/proc/self/status has no {field}")
+
+
+def _receive(comm: unisono.Communicator, load: Load) -> dict[str, int]:
+    out, go = np.ones(load.nbytes // 8, np.int64), np.zeros(1, np.int64)
+    comm.barrier()
+    Path("/proc/self/clear_refs").write_text("5")  # VmHWM begins anew
+    before = _resident_bytes("VmRSS")
+    comm.recv(go, 1)
+    waiting = _resident_bytes("VmHWM")
+    wrong = 0
+    for number in range(load.messages):
+        comm.recv(out, 2, _TAG)
+        # The message begins with its number; all of one is compared now and then.
+        first = number % max(1, load.messages // 48) == 0
+        wanted = load.message(number) if first else number * _STEP
+        wrong += int(np.count_nonzero(out != wanted if first else out[:1] != wanted))
+    peak = _resident_bytes("VmHWM")
+    return {"waiting_bytes": waiting - before, "growth_bytes": peak - before, "wrong": wrong}
+
+
+def _send(comm: unisono.Communicator, load: Load) -> None:
+    messages = [load.message(number) for number in range(load.messages)]
+    comm.barrier()
+    for work in [comm.send(message, 0, _TAG, async_op=True) for message in messages]:
+        work.wait()
+
+
+def main() -> None:
+    meeting, messages, nbytes, wait_s, number = sys.argv[1:]
+    load, rank = Load(messages=int(messages), nbytes=int(nbytes)), int(number)
+    with unisono.init(rank=rank, size=RANKS, rendezvous=meeting, timeout_s=END_S) as comm:
+        if rank == 0:
+            print(json.dumps(_receive(comm, load)))
+        elif rank == 1:
+            comm.barrier()
+            sleep(float(wait_s))
+            comm.send(np.ones(1, np.int64), 0)
+        else:
+            _send(comm, load)
+        comm.barrier()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,111 @@
+// What ranks called, read while it is being written: each look finds one call, or none.
+#include <atomic>
+#include <memory>
+#include <string>
+#include <thread>
+
+#include "../call.h"
+#include "../view.h"
+#include "report.h"
+#include "world.h"
+
+namespace {
+
+using namespace unisono;
+using namespace unisono::test;
+
+constexpr uint64_t kCalls = 300'000;
+
+// Everything about a call follows from its number.
+CallArgs args_of(uint64_t seq) {
+    return {OpKind::all_reduce,
+            DType::float32,
+            ReduceOp::sum,
+            static_cast<int32_t>(seq & 0xffff),
+            seq,
+            0};
+}
+uint64_t hash_of(uint64_t seq) {
+    return (seq * 0x9e3779b97f4a7c15ULL) & kHashMask;
+}
+Called called_of(uint64_t seq) {
+    const CallArgs args = args_of(seq);
+    const auto kind = static_cast<uint32_t>(args.dtype) << 16;
+    return {header_of(seq, hash_of(seq)), seq, args.count, hash_of(seq), kind, args.root};
+}
+std::string text_of(uint64_t seq) {
+    return "all_reduce(sum, float32[" + std::to_string(seq) +
+           "], root=" + std::to_string(seq & 0xffff) + ")";
+}
+
+// Looks at one place of `history`, and once more when nothing is written any longer.
+void read(Report& report, const RankControl& history, const std::atomic<bool>& over,
+          const std::string& what) {
+    const auto own = std::make_unique<RankControl>();
+    uint64_t found = 0, wrong = 0;
+    for (bool last = false; !last;) {
+        last = over.load();
+        const uint64_t seq = history.calls[1].seq.load();
+        if (seq == 0) continue;
+        remember(*own, seq, args_of(seq), hash_of(seq));
+        wrong += differ(*own, history, seq);
+        const std::string text = recall(history, seq);
+        found += text == text_of(seq);
+        wrong += text != text_of(seq) && text != "a call no longer remembered";
+        const Called called = called_by(history);
+        wrong += called.seq != 0 && (called.hash != hash_of(called.seq) ||
+                                     called.header != header_of(called.seq, called.hash));
+    }
+    report.check(wrong == 0, what + ": " + std::to_string(wrong) + " looks found two calls in one");
+    report.check(found > 0, what + ": the last look found none");
+}
+
+// A rank that makes calls, beside one that is told of them.
+void check_read_while_written(Report& report) {
+    const auto history = std::make_unique<RankControl>();
+    std::atomic<bool> over{false};
+    std::thread reader([&] { read(report, *history, over, "a peer"); });
+    for (uint64_t i = 0; i < kCalls; ++i) {
+        const uint64_t seq = 1 + i * kCallHistory;
+        remember(*history, seq, args_of(seq), hash_of(seq));
+        history->header.store(header_of(seq, hash_of(seq)), std::memory_order_release);
+        if (i % 64 == 0) std::this_thread::yield();
+    }
+    over = true;
+    reader.join();
+}
+
+// Of a rank of another host the news comes by two ways, one of them behind the other.
+void check_heard_by_two_ways(Report& report) {
+    Segment segment(create_segment(shape_of(1, 2), World::nonce));
+    View view(segment, 0, Seats{2, {0}});
+    std::atomic<bool> over{false};
+    std::atomic<uint64_t> behind{0};
+    std::thread reader([&] { read(report, view.control(1), over, "a mirror"); });
+    std::thread late([&] {
+        while (!over.load()) {
+            const uint64_t i = behind.load();
+            view.hear(1, called_of(1 + (i ? i - 1 : 0) * kCallHistory));
+        }
+    });
+    for (uint64_t i = 0; i < kCalls; ++i) {
+        view.hear(1, called_of(1 + i * kCallHistory));
+        behind = i;
+        if (i % 64 == 0) std::this_thread::yield();
+    }
+    over = true;
+    reader.join();
+    late.join();
+    const uint64_t last = 1 + (kCalls - 1) * kCallHistory;
+    report.check(recall(view.control(1), last) == text_of(last),
+                 "old news took a newer one's place");
+}
+
+}  // namespace
+
+int main() {
+    Report report;
+    check_read_while_written(report);
+    check_heard_by_two_ways(report);
+    return report.finish();
+}

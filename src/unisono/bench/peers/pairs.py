@@ -1,0 +1,87 @@
+"""The loops of messages between pairs, the same for every library.
+
+Of a message of 8 bytes most of the time may be Python's: everything is bound before, in local
+variables, and each call is made as its library's users would make it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any
+
+from unisono.bench.cases import Case
+from unisono.bench.patterns import cut
+from unisono.bench.peers.base import Array, Repeat
+
+Transfer = Callable[[Any, int], object]
+"""Sends or receives a message, to or from a rank."""
+Begin = Callable[[Sequence[Any], int], Sequence[Any]]
+"""Begins to send or receive all these messages; their handles."""
+Finish = Callable[[Sequence[Any]], object]
+"""Waits for all that was begun."""
+
+
+def bind_messages(
+    case: Case,
+    rank: int,
+    x: Array,
+    out: Array,
+    *,
+    message: Callable[[Array], Any],
+    send: Transfer,
+    recv: Transfer,
+    isend: Begin,
+    irecv: Begin,
+    finish: Finish,
+) -> Repeat:
+    """The case's operation between this rank and its partner; `message` makes of an array what the
+    library takes."""
+    outgoing = [message(part) for part in cut(x, case.sends(rank)[0])]
+    incoming = [message(part) for part in cut(out, case.receives(rank)[0])]
+    partner, leads = rank ^ 1, rank % 2 == 0
+    if case.op == "ping_pong":
+        loop = _serve if leads else _return
+        return partial(loop, send, recv, outgoing[0], incoming[0], partner)
+    if leads:
+        return partial(_pour, isend, finish, recv, outgoing, incoming[0], partner)
+    return partial(_pour, irecv, finish, send, incoming, outgoing[0], partner)
+
+
+def begin_each(
+    begin: Callable[[Any, int], Any], messages: Sequence[Any], partner: int
+) -> list[Any]:
+    """A `Begin` of what begins one message."""
+    return [begin(message, partner) for message in messages]
+
+
+def wait_each(works: Sequence[Any]) -> None:
+    """Waits for handles that have a `wait`."""
+    for work in works:
+        work.wait()
+
+
+def _serve(send: Transfer, recv: Transfer, x: Any, out: Any, partner: int, times: int) -> None:
+    for _ in range(times):
+        send(x, partner)
+        recv(out, partner)
+
+
+def _return(send: Transfer, recv: Transfer, x: Any, out: Any, partner: int, times: int) -> None:
+    for _ in range(times):
+        recv(out, partner)
+        send(x, partner)
+
+
+def _pour(
+    begin: Begin,
+    finish: Finish,
+    answer: Transfer,
+    messages: Sequence[Any],
+    reply: Any,
+    partner: int,
+    times: int,
+) -> None:
+    for _ in range(times):
+        finish(begin(messages, partner))
+        answer(reply, partner)
