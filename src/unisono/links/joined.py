@@ -30,7 +30,7 @@ class Joined:
         self._loop, self._listeners, self._terms = loop, listeners, terms
         self._place = Place(loop=loop, terms=terms, tell=lambda _: None)
         self.groups = Groups(self._refuse)
-        self.post = Post(self._place)
+        self.post = Post(self._place, self.groups)
         self._world = Circle(
             self._place, NO_GROUP, range(len(terms.contacts)), b"", self.groups.hear
         )
