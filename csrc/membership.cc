@@ -164,7 +164,7 @@ bool Membership::present(uint32_t peer) const {
 }
 
 uint64_t Membership::exchange_successor(uint64_t expected, uint64_t desired) {
-    if (closed_.load(std::memory_order_relaxed) || guard_.in_child()) raise();
+    if (guard_.in_child()) raise();
     segment().group().successor.compare_exchange_strong(expected, desired,
                                                         std::memory_order_acq_rel);
     return expected;

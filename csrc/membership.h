@@ -82,7 +82,8 @@ class Membership {
     // Whether `peer` still is of this group: it has not left, and its process lives. Works in a
     // group that has failed.
     [[nodiscard]] bool present(uint32_t peer) const;
-    // Moves the group's successor from `expected` to `desired`; what it was before.
+    // Moves the group's successor from `expected` to `desired`; what it was before. Works also
+    // after this rank has left: others of its host may need it still.
     uint64_t exchange_successor(uint64_t expected, uint64_t desired);
 
   private:

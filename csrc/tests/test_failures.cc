@@ -343,6 +343,7 @@ void check_what_a_failed_group_is_good_for(Report& report) {
     report.check(first.members->exchange_successor(0, 0) == 7, "which all can read");
     second.close();
     report.check(!first.members->present(1), "a rank that left is not present");
+    report.check(second.members->exchange_successor(7, 9) == 7, "but can still move the successor");
     expect(report, outcome_of([&] { static_cast<void>(second.members->present(0)); }),
            Fault::aborted, "closed", "looking from a closed group");
 }

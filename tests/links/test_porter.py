@@ -96,6 +96,15 @@ def test_a_failure_is_told_to_the_members_only() -> None:
         assert all(end.failure() is None for end in other)
 
 
+def test_a_failure_is_told_by_who_leaves_at_once() -> None:
+    with world(2) as places:
+        ends = [place.enter(GROUP, range(2)) for place in places]
+        ends[1].fail(Fault.SYSTEM, "no memory")  # its event comes when nobody hears it any more
+        places[1].porter.leave(GROUP)
+        wait_until(ends[0].failure)
+        assert ends[0].failure() == (Fault.SYSTEM, "no memory")
+
+
 def test_leaving_is_told() -> None:
     with world(3) as places:
         ends = [place.enter(GROUP, [2, 1, 0]) for place in places]

@@ -24,6 +24,7 @@ from unisono.links.messages import (
 )
 from unisono.links.place import Place
 from unisono.links.sockets import prepare, send_at_once
+from unisono.links.vote import Answer, Ask, Vote, cast_in
 
 _BETTER_NEWS_S = 0.2  # a dial may fail before the star says what happened to the peer
 
@@ -53,6 +54,8 @@ class Entered:
 
     def leave(self) -> None:
         """Tells the others, and lets go of the native end."""
+        if not self._failed:  # or nobody would hear of a failure of this moment
+            self._tell_failure()
         self.place.loop.unwatch(self._events)
         for dial in self._dials:
             dial.cancel()
@@ -65,6 +68,14 @@ class Entered:
     def abandon(self) -> None:
         """In a forked child."""
         self._group.abandon()
+
+    def cast(self, ask: Ask) -> Answer:
+        """This host's answer to a question of its vote on what succeeds the group."""
+        return cast_in(self._group.exchange_successor, ask)
+
+    def vote(self) -> Vote:
+        """This host's vote on that."""
+        return Vote.of(self._group.exchange_successor(0, 0))
 
     # ---- connections
 

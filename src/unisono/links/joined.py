@@ -30,7 +30,9 @@ class Joined:
         self._loop, self._listeners, self._terms = loop, listeners, terms
         self._place = Place(loop=loop, terms=terms, tell=self._tell)
         self.groups = Groups(self._refuse)
-        self.post = Post(self._place, lambda message: self.groups.hear(message, self._world))
+        self.post = Post(
+            self._place, self.groups, lambda message: self.groups.hear(message, self._world)
+        )
         everybody = range(len(terms.contacts))
         self._world = self._circle_of(NO_GROUP, everybody, b"")
         self._circles = {NO_GROUP: self._world}
