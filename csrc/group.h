@@ -90,14 +90,17 @@ class Group {
     void abort(const std::string& reason) noexcept { fail(Fault::aborted, reason); }
     // What the ranks found out by themselves about calls that do not match.
     void fail_mismatch(const std::string& text) noexcept { fail(Fault::mismatch, text); }
-    // Leaves in good order: the others may finish what does not need this rank.
+    // Leaves in good order: the others may finish what does not need this rank. Gives back the
+    // memory and the descriptors, whoever refers to this object still.
     void close() noexcept {
         members_.leave();
         dispatcher_.stop();
         mail_.stop();
-        if (!wire_ || members_.in_child() || closed_.exchange(true)) return;
-        // Who drives the executor still, moves the wire: its connections end with this object then.
-        if (dispatcher_.quiet()) wire_->close(members_.failure());
+        if (members_.in_child() || closed_.exchange(true)) return;
+        // Who drives the executor still, moves the wire: its connections end with this object then,
+        // and so does the memory.
+        if (wire_ && dispatcher_.quiet()) wire_->close(members_.failure());
+        if (dispatcher_.idle() && !members_.guards_neighbours()) view_.give_back();
     }
 
   private:

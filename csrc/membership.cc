@@ -82,8 +82,6 @@ Membership::~Membership() {
     if (!guard_.in_child() && guards_neighbours()) segment().keep_descriptor();
 }
 
-// Whether another rank of this process needs its lock still, for ranks of other processes look at
-// it.
 bool Membership::guards_neighbours() const noexcept {
     const uint64_t own = view_.own().process.load(std::memory_order_relaxed);
     bool neighbours = false, others = false;

@@ -76,6 +76,9 @@ class Membership {
         }
     }
     void leave() noexcept;
+    // Whether the descriptor of the segment must stay open when this rank has left: another rank of
+    // this process needs its lock still, for ranks of other processes look at it.
+    [[nodiscard]] bool guards_neighbours() const noexcept;
     // Whether `peer` still is of this group: it has not left, and its process lives. Works in a
     // group that has failed.
     [[nodiscard]] bool present(uint32_t peer) const;
@@ -88,7 +91,6 @@ class Membership {
     [[noreturn]] void raise() const;
     [[nodiscard]] bool alive(uint32_t peer) const noexcept;
     void lock_own_byte();
-    [[nodiscard]] bool guards_neighbours() const noexcept;
 
     View& view_;
     Events events_;

@@ -25,6 +25,8 @@ class View {
     View(const View&) = delete;
     View& operator=(const View&) = delete;
     ~View();
+    // See Segment::give_back().
+    void give_back() noexcept;
     // All memory stays mapped until the process ends.
     void keep() noexcept {
         kept_ = true;
