@@ -93,6 +93,7 @@ class Network:
             )
         except BaseException:
             group.close()
+            group.give_back()
             raise
         return heir._enter(name, replace(meeting, word=word), members, hosts, group)
 
