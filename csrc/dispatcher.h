@@ -81,6 +81,8 @@ class Dispatcher {
     void stop() noexcept;
     // Nobody else drives a call.
     [[nodiscard]] bool quiet() const noexcept { return !driving() || driven_from_here(); }
+    // Nobody drives a call, not even one that this thread interrupts.
+    [[nodiscard]] bool idle() const noexcept { return !driving(); }
 
   private:
     // The right to drive the executor, if nobody else has it. No mutex: who cannot have it must be

@@ -19,26 +19,41 @@ enum class Event : uint32_t {
 
 class Events {
   public:
-    Events() : fd_(::eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK)) {
-        if (fd_.get() < 0) throw_errno("making a group's eventfd");
+    Events() = default;
+    Events(const Events&) = delete;
+    Events& operator=(const Events&) = delete;
+    ~Events() { const Descriptor last(fd_.load()); }
+    // Readable when something was raised. Made when first asked for: a group on one host needs
+    // none.
+    [[nodiscard]] int fd() {
+        if (fd_.load() < 0) {
+            Descriptor made(::eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK));
+            if (made.get() < 0) throw_errno("making a group's eventfd");
+            fd_.store(made.release());
+            if (bits_.load() != 0) ring();
+        }
+        return fd_.load();
     }
-    [[nodiscard]] int fd() const noexcept { return fd_.get(); }
     // From any thread.
     void raise(Event event) noexcept {
         const auto bit = static_cast<uint32_t>(event);
-        if (bits_.fetch_or(bit, std::memory_order_acq_rel) & bit) return;
-        const uint64_t one = 1;
-        static_cast<void>(!::write(fd_.get(), &one, sizeof(one)));
+        if (!(bits_.fetch_or(bit) & bit)) ring();
     }
     // What was raised since the last time, as bits.
     uint32_t take() noexcept {
         uint64_t count = 0;
-        static_cast<void>(!::read(fd_.get(), &count, sizeof(count)));
-        return bits_.exchange(0, std::memory_order_acq_rel);
+        static_cast<void>(!::read(fd_.load(), &count, sizeof(count)));
+        return bits_.exchange(0);
     }
 
   private:
-    Descriptor fd_;
+    void ring() noexcept {
+        const uint64_t one = 1;
+        static_cast<void>(!::write(fd_.load(), &one, sizeof(one)));
+    }
+
+    // Either raise() sees the descriptor, or fd() sees the bits: hence the order of them all.
+    std::atomic<int> fd_{-1};
     std::atomic<uint32_t> bits_{0};
 };
 

@@ -96,9 +96,18 @@ class Group {
         members_.leave();
         dispatcher_.stop();
         p2p_.stop();
-        if (!wire_ || members_.in_child() || closed_.exchange(true)) return;
-        // Who drives the executor still, moves the wire: its connections end with this object then.
-        if (dispatcher_.quiet()) wire_->close(members_.failure());
+        if (members_.in_child() || closed_.exchange(true)) return;
+        // Who drives the executor still, moves the wire: its connections end with this object then,
+        // and so does the memory.
+        if (wire_ && dispatcher_.quiet()) wire_->close(members_.failure());
+        ended_ = true;
+    }
+    // Gives back the memory and the descriptor of a group that was closed, whoever refers to this
+    // object still. When no other host asks any more what succeeds the group: that is in the
+    // memory.
+    void give_back() noexcept {
+        const bool quiet = dispatcher_.idle() && p2p_.stopped();
+        if (ended_ && !members_.in_child() && quiet) members_.give_back();
     }
 
   private:
@@ -155,7 +164,7 @@ class Group {
     std::optional<Courier> courier_;
     std::unique_ptr<Wire> wire_;
     Wire* p2p_wire_ = nullptr;
-    std::atomic<bool> closed_{false};
+    std::atomic<bool> closed_{false}, ended_{false};  // begun to close; has closed
     Executor executor_;
     Dispatcher dispatcher_;
     p2p::Engine p2p_;

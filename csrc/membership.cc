@@ -13,6 +13,7 @@
 #include <cstring>
 #include <memory>
 #include <new>
+#include <utility>
 
 #include "futex.h"
 #include "peer_checks.h"
@@ -99,6 +100,13 @@ Membership::~Membership() {
     if (!guard_.in_child()) close_descriptor();
 }
 
+void Membership::give_back() noexcept {
+    const std::lock_guard lock(giving_);
+    if (std::exchange(given_back_, true)) return;
+    close_descriptor();  // first: it tells the other ranks of this process by the memory
+    view_.give_back();
+}
+
 // Not while another rank of this process needs its lock: the last of them closes what all have left
 // open. Each leaves and shows its descriptor before it looks for others, all in one order, so of
 // two that leave at once, one at least sees both.
@@ -154,7 +162,8 @@ bool Membership::alive(uint32_t peer) const noexcept {
     lock.l_len = 1;
     if (::fcntl(segment().fd(), F_GETLK, &lock) != 0)
         return true;  // cannot know: the timeout decides
-    return lock.l_type != F_UNLCK || !joined();
+    // When this rank has left, the descriptor may be that of another file by now.
+    return lock.l_type != F_UNLCK || !joined() || closed_.load();
 }
 
 bool Membership::runs(uint32_t peer) const noexcept {
@@ -192,7 +201,10 @@ bool Membership::present(uint32_t peer) const {
 }
 
 uint64_t Membership::exchange_successor(uint64_t expected, uint64_t desired) {
-    if (closed_.load(std::memory_order_relaxed) || guard_.in_child()) raise();
+    if (guard_.in_child()) raise();
+    // Else two might move it, one of them in memory that nobody else sees.
+    const std::lock_guard lock(giving_);
+    if (given_back_ && expected != desired) raise();
     segment().group().successor.compare_exchange_strong(expected, desired,
                                                         std::memory_order_acq_rel);
     return expected;

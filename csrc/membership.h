@@ -4,6 +4,7 @@
 #include <array>
 #include <cstdint>
 #include <functional>
+#include <mutex>
 #include <new>
 #include <optional>
 #include <string>
@@ -82,10 +83,15 @@ class Membership {
         }
     }
     void leave() noexcept;
+    // Gives back the memory and the descriptor, after this rank has left, and while no call is
+    // under way.
+    void give_back() noexcept;
     // Whether `peer` still is of this group: it has not left, and its process lives. Works in a
     // group that has failed.
     [[nodiscard]] bool present(uint32_t peer) const;
-    // Moves the group's successor from `expected` to `desired`; what it was before.
+    // Moves the group's successor from `expected` to `desired`; what it was before. Works also
+    // after this rank has left, for others of its host may need it still: until the memory is given
+    // back, from when on it can only be looked at.
     uint64_t exchange_successor(uint64_t expected, uint64_t desired);
 
   private:
@@ -102,6 +108,8 @@ class Membership {
     Events events_;
     ForkGuard guard_;
     std::atomic<bool> closed_{false};
+    std::mutex giving_;  // guards what follows, and the memory while the successor is moved
+    bool given_back_ = false;
 };
 
 }  // namespace unisono

@@ -6,6 +6,7 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <cerrno>
 #include <cstring>
 #include <new>
 #include <string>
@@ -66,7 +67,7 @@ bool plausible(const SegmentShape& s) {
 }  // namespace
 
 Descriptor& Descriptor::operator=(Descriptor&& other) noexcept {
-    std::swap(fd_, other.fd_);
+    other.fd_ = fd_.exchange(other.fd_);
     return *this;
 }
 
@@ -75,7 +76,7 @@ Descriptor::~Descriptor() {
 }
 
 int Descriptor::release() noexcept {
-    return std::exchange(fd_, -1);
+    return fd_.exchange(-1, std::memory_order_relaxed);
 }
 
 SegmentShape shape_for(uint32_t ranks, uint32_t cores, uint64_t staging_bytes) {
@@ -91,6 +92,13 @@ SegmentShape shape_for(uint32_t ranks, uint32_t cores, uint64_t staging_bytes) {
 }
 
 Descriptor create_segment(const SegmentShape& shape, const std::array<uint8_t, 16>& nonce) {
+    Descriptor fd(::memfd_create("unisono", MFD_CLOEXEC | MFD_ALLOW_SEALING));
+    if (fd.get() < 0) throw_errno("memfd_create of the group's segment");
+    lay_out_segment(fd.get(), shape, nonce);
+    return fd;
+}
+
+void lay_out_segment(int fd, const SegmentShape& shape, const std::array<uint8_t, 16>& nonce) {
     if (!plausible(shape)) {
         throw Error(Fault::invalid, "a group of " + std::to_string(shape.ranks) +
                                         " ranks cannot have " + std::to_string(shape.depth) +
@@ -98,14 +106,18 @@ Descriptor create_segment(const SegmentShape& shape, const std::array<uint8_t, 1
                                         " bytes of staging each: change UNISONO_STAGING_BYTES");
     }
     const Offsets o = offsets_of(shape);
-    Descriptor fd(::memfd_create("unisono", MFD_CLOEXEC | MFD_ALLOW_SEALING));
-    if (fd.get() < 0) throw_errno("memfd_create of the group's segment");
-    if (::ftruncate(fd.get(), static_cast<off_t>(o.total)) != 0)
-        throw_errno("ftruncate of the group's segment");
-    // Nobody can shorten it later and make the others fault.
-    if (::fcntl(fd.get(), F_ADD_SEALS, F_SEAL_SHRINK | F_SEAL_GROW) != 0)
-        throw_errno("sealing the group's segment");
-    void* base = ::mmap(nullptr, o.staging, PROT_READ | PROT_WRITE, MAP_SHARED, fd.get(), 0);
+    const auto size = static_cast<off_t>(o.total);
+    if (::fcntl(fd, F_GET_SEALS) == 0) {  // a memfd that can be sealed
+        if (::ftruncate(fd, size) != 0) throw_errno("ftruncate of the group's segment");
+        // Nobody can shorten it later and make the others fault.
+        if (::fcntl(fd, F_ADD_SEALS, F_SEAL_SHRINK | F_SEAL_GROW) != 0)
+            throw_errno("sealing the group's segment");
+    } else if (const int code = ::posix_fallocate(fd, 0, size)) {
+        // Else the first to touch what the file system has no room for would fault.
+        errno = code;
+        throw_errno("making room for the group's segment of " + std::to_string(o.total) + " bytes");
+    }
+    void* base = ::mmap(nullptr, o.staging, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
     if (base == MAP_FAILED) throw_errno("mmap of the group's segment");
     auto* bytes = static_cast<std::byte*>(base);
     auto* group = new (base) GroupControl{};
@@ -120,7 +132,6 @@ Descriptor create_segment(const SegmentShape& shape, const std::array<uint8_t, 1
         new (bytes + o.ranks + r * sizeof(RankControl)) RankControl{};
     group->magic = kMagic;
     ::munmap(base, o.staging);
-    return fd;
 }
 
 Segment::Segment(Descriptor fd) : fd_(std::move(fd)) {
@@ -155,6 +166,21 @@ Segment::Segment(Descriptor fd) : fd_(std::move(fd)) {
 Segment::~Segment() {
     // In a forked child the range may hold something else by now.
     if (!kept_ && ::getpid() == owner_pid_) ::munmap(base_, bytes_);
+}
+
+void Segment::give_back() noexcept {
+    if (kept_ || ::getpid() != owner_pid_) return;
+    void* left = ::mmap(nullptr, bytes_, PROT_READ | PROT_WRITE,
+                        MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+    if (left == MAP_FAILED) return;  // it is given back with this object
+    ::madvise(left, bytes_, MADV_DONTFORK);
+    const auto* from = reinterpret_cast<const std::atomic<uint64_t>*>(base_);
+    auto* to = static_cast<uint64_t*>(left);
+    for (uint64_t i = 0; i < offsets_of(shape_).staging / sizeof(uint64_t); ++i)
+        to[i] = from[i].load(std::memory_order_relaxed);  // the others go on writing
+    // In one step: no thread finds nothing there.
+    if (::mremap(left, bytes_, bytes_, MREMAP_MAYMOVE | MREMAP_FIXED, base_) == MAP_FAILED)
+        ::munmap(left, bytes_);
 }
 
 GroupControl& Segment::group() const noexcept {

@@ -19,11 +19,11 @@ class Descriptor {
     Descriptor(const Descriptor&) = delete;
     Descriptor& operator=(const Descriptor&) = delete;
     ~Descriptor();
-    [[nodiscard]] int get() const noexcept { return fd_; }
+    [[nodiscard]] int get() const noexcept { return fd_.load(std::memory_order_relaxed); }
     int release() noexcept;
 
   private:
-    int fd_;
+    std::atomic<int> fd_;  // of a group's segment it goes while threads may still look at it
 };
 
 struct SegmentShape {
@@ -39,6 +39,8 @@ SegmentShape shape_for(uint32_t ranks, uint32_t cores, uint64_t staging_bytes);
 
 // Creates the segment of a group; nothing of it has a name, so nothing is left behind.
 Descriptor create_segment(const SegmentShape& shape, const std::array<uint8_t, 16>& nonce);
+// The same in a memfd or an empty file that the caller has opened.
+void lay_out_segment(int fd, const SegmentShape& shape, const std::array<uint8_t, 16>& nonce);
 
 // What two ranks share for the messages from the one to the other; see p2p/pair.h.
 struct PairMemory {
@@ -74,6 +76,9 @@ class Segment {
     [[nodiscard]] int fd() const noexcept { return fd_.get(); }
     // All of it stays mapped until the process ends.
     void keep() noexcept { kept_ = true; }
+    // Gives back the memory while pointers into it are still about: they lead to what GroupControl
+    // and RankControl said last, and to zeros.
+    void give_back() noexcept;
     // The descriptor is the caller's from here on.
     int release_descriptor() noexcept { return fd_.release(); }
     [[nodiscard]] const SegmentShape& shape() const noexcept { return shape_; }

@@ -74,6 +74,15 @@ void View::mirror_away() {
     }
 }
 
+void View::give_back() noexcept {
+    if (kept_ || (mirrors_ && ::getpid() != owner_pid_)) return;
+    const size_t control = (sizeof(RankControl) + kPage - 1) / kPage * kPage;
+    const size_t each = mirrors_ ? mirrors_bytes_ / away_.size() : 0;
+    for (size_t i = 0; each && i < away_.size(); ++i)
+        ::madvise(mirrors_ + i * each + control, each - control, MADV_DONTNEED);
+    segment_.give_back();
+}
+
 View::~View() {
     // In a forked child the range may hold something else by now.
     if (mirrors_ && !kept_ && ::getpid() == owner_pid_) ::munmap(mirrors_, mirrors_bytes_);

@@ -32,6 +32,8 @@ class View {
         const std::lock_guard lock(hearing_);
         unisono::hear(control(r), called);
     }
+    // See Segment::give_back(). Of a mirror RankControl stays, so that others may still hear().
+    void give_back() noexcept;
     // All memory stays mapped until the process ends.
     void keep() noexcept {
         kept_ = true;

@@ -2,17 +2,19 @@
 
 A world delivers their messages in any order that keeps those of a pair in order, kills ranks
 between any two actions, and stops some for so long that the others take them for lost. What a rank
-sees when it looks may be old when it thinks about it. Its ledger is one word, one for each rank, or
-votes that are asked for one by one, over links that may be cut.
+sees when it looks may be old when it thinks about it. Its ledger is one word, or votes of hosts
+that are asked for one by one, over links that may be cut.
 """
 
 from __future__ import annotations
 
 from collections import defaultdict, deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
-from unisono.links.vote import Answer, Ask, Vote, cast, read_answer, read_ask
+from unisono.links.vote import Answer, Ask, Step, Vote, cast_in, read_answer, read_ask
 from unisono.runtime import agreement
 from unisono.runtime.agreement import (
     Advance,
@@ -25,10 +27,9 @@ from unisono.runtime.agreement import (
     Heard,
     Look,
     Send,
-    undecided,
 )
 from unisono.runtime.ballots import pack, unpack
-from unisono.runtime.quorum import Poll
+from unisono.runtime.quorum import Poll, entry_of
 
 TIMEOUT_S = 10.0
 
@@ -43,17 +44,17 @@ class Meeting:
 
 
 class World:
-    """Ranks, what is on its way between them, and the ledger: one, or one for each rank."""
+    """Ranks, what is on its way between them, and the ledger."""
 
-    def __init__(self, ranks: int, *, private: bool = False, exclude: frozenset[int]) -> None:
-        self.ranks, self.private, self.exclude = ranks, private, exclude
+    def __init__(self, ranks: int, *, exclude: frozenset[int]) -> None:
+        self.ranks, self.exclude = ranks, exclude
         self.now = 0.0
         self.states: dict[int, agreement.State] = {}
         self.dead: set[int] = set()
         self.stopped: set[int] = set()
         self.todo: dict[int, deque[agreement.Action]] = defaultdict(deque)
         self.mail: dict[tuple[int, int], deque[Any]] = defaultdict(deque)
-        self.ledgers: dict[int, int] = defaultdict(int)
+        self.ledger = 0
         self.meetings: dict[int, Meeting] = {}
         self.forming: dict[int, tuple[int, float]] = {}
         self.outcomes: dict[int, tuple[int, tuple[int, ...]] | None] = {}
@@ -70,9 +71,6 @@ class World:
         gone = rank in self.dead or rank in self.stopped or rank in self.outcomes
         return rank in self.states and not gone
 
-    def ledger(self, rank: int) -> int:
-        return rank if self.private else 0
-
     def step(self, rank: int, event: Event) -> None:
         self.states[rank], actions = agreement.step(self.states[rank], event, self.now)
         self.todo[rank] += actions
@@ -84,12 +82,8 @@ class World:
         self.seen[rank] = self.view(rank)
 
     def view(self, rank: int) -> Look:
-        entry = self.ledgers[self.ledger(rank)]
-        gone_on = [found for found in self.outcomes.values() if found is not None]
-        if self.private and gone_on:  # seen from outside, as a closed connection is
-            entry = undecided(gone_on[0][0]) + 1
         lost = self.dead | {r for r, found in self.outcomes.items() if found is None}
-        return Look(gone=frozenset(lost), entry=entry)
+        return Look(gone=frozenset(lost), entry=self.ledger)
 
     def deliver(self, source: int, rank: int) -> None:
         self.step(rank, Heard(source=source, message=self.mail[source, rank].popleft()))
@@ -100,9 +94,9 @@ class World:
                 assert unpack(pack(message), self.ranks) == message
                 self.mail[rank, to].append(message)
             case Advance(expected=expected, desired=desired):
-                seen = self.ledgers[self.ledger(rank)]
+                seen = self.ledger
                 if seen == expected:
-                    self.ledgers[self.ledger(rank)] = desired
+                    self.ledger = desired
                 self.step(rank, Advanced(expected=expected, desired=desired, seen=seen))
             case Form(ballot=ballot, members=members):
                 meeting = self.meetings.setdefault(ballot, Meeting(members))
@@ -196,44 +190,77 @@ class World:
 
 
 class SpanningWorld(World):
-    """Ranks of several hosts: what `SpanningTies` does, with the same votes and polls."""
+    """Ranks of several hosts: what `SpanningTies` does, with the same votes and polls.
 
-    def __init__(self, ranks: int) -> None:
-        super().__init__(ranks, exclude=frozenset())
-        self.votes: dict[int, Vote] = defaultdict(Vote)
-        self.highest: dict[int, int] = defaultdict(int)
-        self.polls: dict[int, tuple[Poll, Advance]] = {}
-        self.questions: dict[tuple[int, int], deque[Ask | Answer]] = defaultdict(deque)
+    `layout` names each rank's host. A rank that is out of reach may be dead, beyond a cut, or live
+    behind an address at which somebody else refuses: who dials it sees the same.
+    """
+
+    def __init__(self, layout: Sequence[int], exclude: frozenset[int] = frozenset()) -> None:
+        super().__init__(len(layout), exclude=exclude)
+        self.layout = tuple(layout)
+        self.hosts = [
+            frozenset(r for r in range(self.ranks) if layout[r] == host) for host in set(layout)
+        ]
+        self.words: dict[int, int] = defaultdict(int)
+        """The vote of each host, in the memory that its ranks share."""
+        self.left: dict[int, int] = {}
+        """Who has left the old group, and the word as it was then."""
+        self.polls: dict[int, _Polling] = {}
+        self.questions: dict[tuple[int, int], deque[Ask | Answer | None]] = defaultdict(deque)
         self.apart: set[tuple[int, int]] = set()
         """Who does not reach whom; once cut, never again."""
 
     def cut(self, side: frozenset[int]) -> None:
-        """Nothing passes any more between these ranks and the others."""
-        for a in side:
-            for b in set(range(self.ranks)) - side:
-                self.apart |= {(a, b), (b, a)}
+        """Nothing passes any more between the hosts of these ranks and the others."""
+        hosts = {self.layout[rank] for rank in side}
+        within = {rank for rank in range(self.ranks) if self.layout[rank] in hosts}
+        for a in within:
+            for b in set(range(self.ranks)) - within:
+                self.sever(a, b)
+
+    def sever(self, a: int, b: int) -> None:
+        """Two ranks reach each other no more, if they are on two hosts."""
+        if self.layout[a] != self.layout[b]:
+            self.apart |= {(a, b), (b, a)}
         for pair in self.apart:
             self.mail[pair].clear()
             self.questions[pair].clear()
 
-    def ended(self, rank: int) -> frozenset[int]:
-        """Who has ended, as far as this rank can be certain."""
-        return frozenset(other for other in self.dead if (rank, other) not in self.apart)
+    def unreached(self, rank: int) -> set[int]:
+        return self.dead | {other for other in range(self.ranks) if (rank, other) in self.apart}
 
-    def unreached(self, rank: int) -> frozenset[int]:
-        beyond = {other for other in range(self.ranks) if (rank, other) in self.apart}
-        return frozenset(beyond | self.dead)
+    def can_come_again(self, rank: int) -> bool:
+        """Whether it gave up, and may try once more."""
+        over = rank in self.outcomes and self.outcomes[rank] is None
+        return over and rank not in self.dead and rank not in self.left
+
+    def come(self, rank: int) -> None:
+        self.outcomes.pop(rank, None)
+        for meeting in self.meetings.values():  # it has dropped what it had formed
+            meeting.entered.discard(rank)
+        super().come(rank)
+
+    def leave(self, rank: int) -> None:
+        """Has it closed the old group, after all was over for it."""
+        self.left.setdefault(rank, self.words[self.layout[rank]])
 
     def view(self, rank: int) -> Look:
-        left = {r for r, found in self.outcomes.items() if found is None} - {rank}
-        gone = self.unreached(rank) | {r for r in left if (rank, r) not in self.apart}
-        return Look(gone=gone, entry=self.entry(rank))
+        quit_ = {r for r, found in self.outcomes.items() if found is None} - {rank}
+        gone = self.unreached(rank) | {r for r in quit_ if (rank, r) not in self.apart}
+        return Look(gone=frozenset(gone), entry=self.entry(rank))
 
     def entry(self, rank: int) -> int:
-        vote = self.votes[rank]
-        if vote.decided:
-            return undecided(vote.choice) + 1
-        return undecided(max(vote.promised, self.highest[rank]))
+        return entry_of(Vote.of(self.words[self.layout[rank]]))
+
+    def exchange(self, host: int, expected: int, desired: int) -> int:
+        seen = self.words[host]
+        if seen == expected:
+            self.words[host] = desired
+        return seen
+
+    def cast(self, rank: int, ask: Ask) -> Answer:
+        return cast_in(partial(self.exchange, self.layout[rank]), read_ask(ask.pack()))
 
     def act(self, rank: int) -> None:
         action = self.todo[rank][0]
@@ -241,59 +268,60 @@ class SpanningWorld(World):
             self.todo[rank].popleft()
         elif isinstance(action, Advance):
             self.todo[rank].popleft()
-            poll = Poll(rank, set(range(self.ranks)), action.expected, action.desired)
-            self.polls[rank] = (poll, action)
+            voters = [host - self.exclude for host in self.hosts]
+            self.polls[rank] = _Polling(Poll(voters, action.expected, action.desired), action)
             self.poll(rank)
         else:
             super().act(rank)
             self.check()
 
-    def check(self) -> list[int]:
-        """Of those who live now: when all that went on have ended, others may."""
-        everything, living = self.outcomes, self.outcomes.items()
-        self.outcomes = {rank: found for rank, found in living if rank not in self.dead}
-        try:
-            return super().check()
-        finally:
-            self.outcomes = everything
-
     def poll(self, rank: int) -> None:
         """One look of a rank that asks for votes."""
-        poll, action = self.polls[rank]
-        while poll.asks and poll.seen is None:
-            self.put(rank, *poll.asks.pop(0), poll)
-        poll.settle(self.ended(rank))
-        if poll.asks and poll.seen is None:
-            return
-        if poll.seen is not None:
+        polling = self.polls[rank]
+        poll, action = polling.poll, polling.action
+        if poll.ask is not polling.asked:
+            polling.asked = poll.ask
+            self.ask_away(rank, poll.ask)
+            poll.hear(rank, self.cast(rank, poll.ask))
+        elif poll.seen is not None or agreement.decided(self.entry(rank)):
             del self.polls[rank]
             if poll.decision is not None:
-                for to in range(self.ranks):
-                    self.put(rank, to, poll.decision, poll)
-            elif not agreement.decided(poll.seen):
-                self.highest[rank] = max(self.highest[rank], poll.seen // 2)
-            told = Advanced(expected=action.expected, desired=action.desired, seen=poll.seen)
+                self.cast(rank, poll.decision)
+                self.ask_away(rank, poll.decision)
+            seen = self.entry(rank) if poll.seen is None else poll.seen
+            told = Advanced(expected=action.expected, desired=action.desired, seen=seen)
             self.step(rank, told)
-        elif set(range(self.ranks)) - poll.votes - self.ended(rank) <= self.unreached(rank):
+        elif not self.away(rank) - poll.reached - self.unreached(rank) - polling.mute:
             del self.polls[rank]
             self.outcomes[rank] = None  # too few
 
-    def put(self, rank: int, to: int, ask: Ask, poll: Poll) -> None:
-        if to == rank:
-            self.votes[rank], answer = cast(self.votes[rank], ask)
-            poll.hear(rank, answer)
-        elif (rank, to) not in self.apart:
-            self.questions[rank, to].append(ask)
+    def away(self, rank: int) -> set[int]:
+        there = {r for r in range(self.ranks) if self.layout[r] != self.layout[rank]}
+        return there - self.exclude
+
+    def ask_away(self, rank: int, ask: Ask) -> None:
+        for to in self.away(rank):
+            if (rank, to) not in self.apart:
+                self.questions[rank, to].append(ask)
 
     def carry(self, source: int, to: int) -> None:
         """Brings a question to a vote, or an answer to who asked."""
         match self.questions[source, to].popleft():
+            case Ask() as ask if to in self.left:
+                vote = Vote.of(self.left[to])
+                if vote.decided:
+                    known = Ask(step=Step.KNOW, ballot=vote.ballot, choice=vote.choice)
+                    self.questions[to, source].append(known)
+                if ask.step is not Step.KNOW:
+                    self.questions[to, source].append(None)
             case Ask() as ask:
-                self.votes[to], answer = cast(self.votes[to], read_ask(ask.pack()))
-                if ask.step.name != "KNOW":
+                answer = self.cast(to, ask)
+                if ask.step is not Step.KNOW:
                     self.questions[to, source].append(answer)
             case Answer() as answer if to in self.polls:
-                self.polls[to][0].hear(source, read_answer(answer.pack()))
+                self.polls[to].poll.hear(source, read_answer(answer.pack()))
+            case None if to in self.polls:
+                self.polls[to].mute.add(source)
 
     def moves(self) -> list[Callable[[], Any]]:
         """What can happen next, but for time, deaths, cuts and stops."""
@@ -319,3 +347,13 @@ class SpanningWorld(World):
         hidden, self.stopped = self.stopped, self.stopped | self.polls.keys()
         super().round()
         self.stopped = hidden
+
+
+@dataclass
+class _Polling:
+    """A rank's poll under way, the question that was sent last, and who has no vote."""
+
+    poll: Poll
+    action: Advance
+    asked: Ask | None = None
+    mute: set[int] = field(default_factory=set)

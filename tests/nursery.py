@@ -164,4 +164,6 @@ if __name__ == "__main__":
     from ranks import run_rank
 
     unisono.native.usable_cores()  # loads the native core
+    # Under nohup and in a shell's background it is ignored, and that is inherited.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
     serve(socket.socket(fileno=int(sys.argv[1])), run_rank)()

@@ -29,6 +29,7 @@ class Recorder:
         self.calls: dict[int, bytes] = {}
         self.last_call = b"nothing"
         self.lookers = 0
+        self.vote = 0
         self._failure: tuple[int, str] | None = None
         self.failed_at = 0.0
         self._events = 0
@@ -67,6 +68,12 @@ class Recorder:
 
     def heard(self, peer: int, called: bytes) -> None:
         self.calls[peer] = called.rstrip(b"\0")
+
+    def exchange_successor(self, expected: int, desired: int) -> int:
+        seen = self.vote
+        if seen == expected:
+            self.vote = desired
+        return seen
 
     def events_fd(self) -> int:
         return self._fd

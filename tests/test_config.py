@@ -45,6 +45,19 @@ def test_all_variables_are_known_and_documented() -> None:
     assert read <= config.VARIABLES
 
 
+@pytest.mark.parametrize("which", ["STORES", "SINGLE_COPY", "SOCKET_FAMILY", "TLS", "WIRE"])
+def test_the_values_that_a_variable_may_have_are_documented(which: str) -> None:
+    name = f"UNISONO_{which}"
+    with pytest.raises(ValueError, match=f"{name} must be") as caught:
+        config.settings({name: "nonsense"})
+    listed = re.findall(r"must be (.*), not", str(caught.value))[0]
+    values = re.split(r", | or ", listed)
+    assert len(values) > 1
+    page = (Path(__file__).parents[1] / "docs" / "environment.md").read_text()
+    (row,) = [line for line in page.splitlines() if line.startswith(f"| `{name}` |")]
+    assert [value for value in values if f"`{value}`" not in row] == []
+
+
 def test_torchrun() -> None:
     environ = {
         "RANK": "1", "WORLD_SIZE": "4", "LOCAL_RANK": "1", "LOCAL_WORLD_SIZE": "4",

@@ -173,13 +173,16 @@ void register_group(nb::module_& m) {
         "ranks"_a, "cores"_a, "staging_bytes"_a);
     m.def(
         "create_segment",
-        [](uint32_t ranks, uint32_t depth, uint64_t area_bytes, const nb::bytes& nonce) {
+        [](uint32_t ranks, uint32_t depth, uint64_t area_bytes, const nb::bytes& nonce,
+           std::optional<int> file) {
             SegmentShape shape = shape_for(ranks, ranks, 0);
             shape.depth = depth;
             shape.area_bytes = area_bytes;
-            return create_segment(shape, nonce_of(nonce)).release();
+            if (!file) return create_segment(shape, nonce_of(nonce)).release();
+            lay_out_segment(*file, shape, nonce_of(nonce));
+            return *file;
         },
-        "ranks"_a, "depth"_a, "area_bytes"_a, "nonce"_a);
+        "ranks"_a, "depth"_a, "area_bytes"_a, "nonce"_a, "file"_a = nb::none());
     bind_plan(m);
     bind_under_way(m);
     nb::class_<Group> group(m, "Group");
@@ -208,7 +211,8 @@ void register_group(nb::module_& m) {
                 return self.members().exchange_successor(expected, desired);
             },
             "expected"_a, "desired"_a)
-        .def("close", &Group::close, nb::call_guard<WithoutGil>());
+        .def("close", &Group::close, nb::call_guard<WithoutGil>())
+        .def("give_back", &Group::give_back, nb::call_guard<WithoutGil>());
     bind_calls(group);
     bind_hosts(group);
 }

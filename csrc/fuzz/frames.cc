@@ -35,19 +35,19 @@ class Script : private OneOfTwo {
         streams_ = 1 + flags % 3;
         for (uint32_t s = 0; s < streams_; ++s) {
             calls_.emplace_back(wire_, s, streams_);
-            letters_.emplace_back(*mail_wire_, s, streams_);
+            messages_.emplace_back(*p2p_wire_, s, streams_);
         }
     }
     ~Script() {
         calls_.clear();  // so that nothing lingers
-        letters_.clear();
+        messages_.clear();
         members_.leave();
-        mail_.stop();
+        p2p_.stop();
         wire_.close(members_.failure());
     }
 
     void play() {
-        OneOfTwo::play(mail_, [this] { step(); }, [this] { wire_.poll(); });
+        OneOfTwo::play(p2p_, [this] { step(); }, [this] { wire_.poll(); });
     }
 
   private:
@@ -55,15 +55,16 @@ class Script : private OneOfTwo {
 
     void step() {
         const auto what = bytes_.take<uint8_t>();
-        Lines& lines = what & 8 ? letters_ : calls_;
+        Lines& lines = what & 8 ? messages_ : calls_;
         Line& line = lines[(what >> 4) % lines.size()];
         switch (what & 7) {
             case 0:
                 return say_bytes(line);
             case 1:
-                return exchange(mail_, false);
+                return exchange(p2p_, false);
             case 2:
-                return line.end();
+                if (what & 16) return exchange(p2p_, true);
+                return what & 32 ? change(p2p_) : line.end();
             case 3: {  // a frame as it is
                 Frame frame{};
                 bytes_.copy(&frame, sizeof(frame));
@@ -82,7 +83,7 @@ class Script : private OneOfTwo {
     // A frame in few bytes, with a payload of zeros.
     void say_frame(Line& line) {
         Frame frame{};
-        frame.kind = static_cast<FrameKind>(bytes_.take<uint8_t>() % 8);
+        frame.kind = static_cast<FrameKind>(bytes_.take<uint8_t>() % 13);
         frame.strip = bytes_.take<uint8_t>() % 4;
         frame.loads = bytes_.take<uint8_t>() % 4;
         frame.number = bytes_.take<uint8_t>();
@@ -95,14 +96,14 @@ class Script : private OneOfTwo {
     }
 
     TcpWire wire_{2, courier_};
-    TcpWire* mail_wire_ = nullptr;
-    PostOffice mail_{view_, members_, waiter_, [this](Receiver& receiver) {
+    TcpWire* p2p_wire_ = nullptr;
+    p2p::Engine p2p_{view_, members_, waiter_, loans_, [this](Receiver& receiver) {
                          auto wire = std::make_unique<TcpWire>(2, receiver);
-                         mail_wire_ = wire.get();
+                         p2p_wire_ = wire.get();
                          return wire;
                      }};
     uint32_t streams_ = 1;
-    Lines calls_, letters_;
+    Lines calls_, messages_;
 };
 
 }  // namespace

@@ -88,12 +88,12 @@ class Script : private OneOfTwo {
         // What is still under way would be waited for.
         members_.record(Fault::aborted, "the script is over");
         members_.leave();
-        mail_.stop();
+        p2p_.stop();
         wire_.close(members_.failure());
     }
 
     void play() {
-        OneOfTwo::play(mail_, [this] { step(); }, [this] { poll_calls(); });
+        OneOfTwo::play(p2p_, [this] { step(); }, [this] { poll_calls(); });
     }
 
   private:
@@ -120,20 +120,20 @@ class Script : private OneOfTwo {
 
     void step() {
         const auto what = bytes_.take<uint8_t>();
-        Library& library = what & 8 ? *letters_ : *calls_;
+        Library& library = what & 8 ? *messages_ : *calls_;
         switch (what & 7) {
             case 0:
                 return say_bytes(library);
             case 1:
-                return exchange(mail_, false);
+                return exchange(p2p_, false);
             case 2:
-                return exchange(mail_, true);
+                return exchange(p2p_, true);
             case 3:
                 return library.end(what >> 4, false);
             case 4:
                 return library.end(what >> 4, what >> 7);
             case 5:
-                return library.send_at_once(what >> 7);
+                return what & 16 ? change(p2p_) : library.send_at_once(what >> 7);
             default:
                 return say_head(library);
         }
@@ -148,7 +148,7 @@ class Script : private OneOfTwo {
     void say_head(Library& library) {
         Head head{};
         Frame& frame = head.frame;
-        frame.kind = static_cast<FrameKind>(bytes_.take<uint8_t>() % 8);
+        frame.kind = static_cast<FrameKind>(bytes_.take<uint8_t>() % 13);
         frame.strip = bytes_.take<uint8_t>() % 4;
         frame.number = bytes_.take<uint8_t>();
         frame.place = bytes_.take<uint8_t>();
@@ -177,10 +177,10 @@ class Script : private OneOfTwo {
         return library;
     }
 
-    Library *calls_ = nullptr, *letters_ = nullptr;
+    Library *calls_ = nullptr, *messages_ = nullptr;
     MessageWire wire_{view_, courier_, library(calls_)};
-    PostOffice mail_{view_, members_, waiter_, [this](Receiver& receiver) {
-                         return std::make_unique<MessageWire>(view_, receiver, library(letters_));
+    p2p::Engine p2p_{view_, members_, waiter_, loans_, [this](Receiver& receiver) {
+                         return std::make_unique<MessageWire>(view_, receiver, library(messages_));
                      }};
 };
 

@@ -3,13 +3,15 @@
 
 #include <array>
 #include <cstdlib>
+#include <deque>
 #include <memory>
 #include <utility>
 #include <vector>
 
 #include "courier.h"
 #include "fuzz.h"
-#include "mail.h"
+#include "loans.h"
+#include "p2p/engine.h"
 
 namespace unisono::fuzz {
 
@@ -30,13 +32,13 @@ class OneOfTwo {
 
     // `step` does what the next bytes say, `poll` moves the wire of the calls.
     template <class Step, class Poll>
-    void play(PostOffice& mail, Step&& step, Poll&& poll) {
+    void play(p2p::Engine& engine, Step&& step, Poll&& poll) {
         try {
             while (bytes_.left() > 0) {
                 step();
                 const uint64_t before = view_.control(1).progress.load();
                 poll();
-                if (!parcels_.empty()) mail.wait(*parcels_.back(), kTimeout_s, 0, {});
+                look(engine);
                 require(view_.control(1).progress.load() >= before);
             }
         } catch (const Error& error) {
@@ -45,7 +47,10 @@ class OneOfTwo {
             const auto failure = members_.failure();
             require(failure && failure->fault() == error.fault());
         }
-        for (const auto& parcel : parcels_) require(!parcel->error() || members_.failed());
+        for (const p2p::Request& request : requests_)
+            require(!request.error() || request.error()->fault() == Fault::invalid ||
+                    members_.failed());
+        if (members_.failed()) end_all(engine);
     }
 
     // Some bytes as they are, in a buffer of zeros; and how many.
@@ -58,20 +63,37 @@ class OneOfTwo {
 
     // What a frame says of its sender.
     void take_sender(Frame& frame) {
-        frame.progress = bytes_.take<uint8_t>();
+        frame.progress = bytes_.take<uint16_t>();
         frame.called.kind = bytes_.take<uint8_t>();
         frame.called.seq = bytes_.take<uint8_t>();
         frame.called.header = frame.called.seq << 40;
     }
 
-    void exchange(PostOffice& mail, bool sends) {
+    void exchange(p2p::Engine& engine, bool sends) {
         const auto tag = bytes_.take<uint8_t>();
-        const auto bytes = bytes_.take<uint16_t>() % 8192;
+        const auto bytes = bytes_.take<uint16_t>() % 8192 * (tag & 64 ? 16 : 1);
         if (data_.size() == kMostMessages) return;
         auto& data = data_.emplace_back(bytes);
-        const int32_t peer = tag & 128 && !sends ? kAnySource : 1;
-        const Message message{data.data(), data.size(), DType::uint8, peer, uint64_t{tag} & 127};
-        parcels_.push_back(sends ? mail.send(message) : mail.receive(message));
+        const int32_t peer = tag & 128 && !sends ? p2p::kAnySource : 1;
+        p2p::Request& request = requests_.emplace_back(
+            p2p::Message{data.data(), data.size(), DType::uint8, peer, uint64_t{tag} & 7}, sends);
+        engine.begin(request, false);
+    }
+    // Takes one back, or probes.
+    void change(p2p::Engine& engine) {
+        const auto which = bytes_.take<uint8_t>();
+        if (which & 128) {
+            static_cast<void>(engine.probe(which & 64 ? p2p::kAnySource : 1, which & 7));
+        } else if (!requests_.empty()) {
+            engine.cancel(requests_[which % requests_.size()]);
+        }
+    }
+    // After a failure all requests are over, and nobody writes to their memory.
+    void end_all(p2p::Engine& engine) {
+        for (p2p::Request& request : requests_) {
+            static_cast<void>(engine.test(request));
+            require(request.done());
+        }
     }
 
     Bytes bytes_;
@@ -82,8 +104,18 @@ class OneOfTwo {
     static constexpr size_t kMostMessages = 16;
     static constexpr double kTimeout_s = 60;
 
+    void look(p2p::Engine& engine) {
+        for (p2p::Request& request : requests_) {
+            if (request.done()) continue;
+            engine.wait(request, kTimeout_s, 0, {});
+            return;
+        }
+        static_cast<void>(engine.probe(p2p::kAnySource, kNever));
+    }
+
+    static constexpr uint64_t kNever = 1000;  // a tag that is not sent
     std::vector<std::vector<std::byte>> data_;
-    std::vector<std::shared_ptr<Parcel>> parcels_;
+    std::deque<p2p::Request> requests_;
     Segment segment_;
 
   protected:
@@ -91,6 +123,7 @@ class OneOfTwo {
     Membership members_{view_, kNonce};
     Waiter waiter_{members_, Patience{0, 0}};
     Courier courier_{view_, members_};
+    Loans loans_{view_, members_};
 };
 
 }  // namespace unisono::fuzz

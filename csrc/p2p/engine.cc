@@ -320,7 +320,7 @@ const Envelope* Engine::find(Peer& peer, int32_t source, uint64_t tag) {
 }
 
 void Engine::fail_all(const Error& error) noexcept {
-    if (wire_ && !wire_closed_) unfinished_ = unfinished_ || !wire_->idle();
+    if (wire_ && !stopped_) unfinished_ = unfinished_ || !wire_->idle();
     if (wire_ && !wire_->forget_messages()) {
         for (WireEndpoint* const wired : wired_) {
             if (wired) wired->keep_memory();

@@ -63,6 +63,8 @@ class Engine final : private Receiver, private Completion {
                                        double limit_s, const Interrupted& interrupted);
     // After the group was left. What is under way fails as aborted.
     void stop() noexcept;
+    // Nothing here uses the group's memory any more.
+    [[nodiscard]] bool stopped() const noexcept { return stopped_; }
     // To ranks of other hosts.
     [[nodiscard]] Wire* wire() const noexcept { return wire_.get(); }
     // "send to rank 1 (8 bytes, tag 0)".
@@ -138,7 +140,7 @@ class Engine final : private Receiver, private Completion {
         std::make_unique<std::condition_variable_any>();
     bool stopping_ = false;
     bool parked_ = false;  // the thread has nothing to do
-    bool wire_closed_ = false;
+    std::atomic<bool> stopped_{false};
     bool unfinished_ = false;  // a message to another host was given up
     std::thread thread_;
 };

@@ -235,12 +235,12 @@ void Engine::stop() noexcept {
     const Error unfinished(Fault::aborted,
                            "the communicator was closed with this message under way");
     // What is still under way must not read the callers' memory any more.
-    if (wire_ && !wire_closed_) {
+    if (wire_ && !stopped_) {
         const bool sent = wire_->idle() && !unfinished_;
         wire_->close(sent || members_.failed() ? members_.failure() : std::optional(unfinished));
     }
-    wire_closed_ = true;
     fail_all(unfinished);
+    stopped_ = true;
 }
 
 std::string Engine::late(const Request& request, double timeout_s) const {

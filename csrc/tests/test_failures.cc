@@ -306,13 +306,17 @@ void check_neighbour_closed(Report& report) {
         Rank second = join(1);
         Rank first = join(0);
         await_joined(second, 2);
-        first.keep.reset();
+        first.close();
+        first.members->give_back();
         report.check(count_open(fd) == 3, "the descriptor of a rank that guards another is closed");
         int status = 0;
         ::waitpid(child, &status, 0);
         report.check(status == 0, "a rank was taken for lost when another of its process left");
+        second.close();
+        second.members->give_back();
+        report.check(count_open(fd) == 1, "descriptors stay open when all ranks of a process left");
     }
-    report.check(count_open(fd) == 1, "descriptors stay open when all ranks of a process left");
+    report.check(count_open(fd) == 1, "a descriptor was closed twice");
 }
 
 // The group has failed and a rank is gone: the others can still look, and agree on what follows.
@@ -343,8 +347,14 @@ void check_what_a_failed_group_is_good_for(Report& report) {
     report.check(first.members->exchange_successor(0, 0) == 7, "which all can read");
     second.close();
     report.check(!first.members->present(1), "a rank that left is not present");
+    report.check(second.members->exchange_successor(7, 9) == 7, "but can still move the successor");
     expect(report, outcome_of([&] { static_cast<void>(second.members->present(0)); }),
            Fault::aborted, "closed", "looking from a closed group");
+    second.members->give_back();
+    report.check(second.members->exchange_successor(0, 0) == 9, "it can be looked at to the end");
+    expect(report, outcome_of([&] { second.members->exchange_successor(9, 11); }), Fault::aborted,
+           "closed", "moving the successor in memory that was given back");
+    report.check(first.members->exchange_successor(9, 13) == 9, "the others still move it");
 }
 
 // A forked child finds out that the group is not its own; nothing in it hangs or crashes.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import resource
 import sys
 from pathlib import Path
 
@@ -10,7 +11,9 @@ import pytest
 from unisono.bench import world as world_module
 from unisono.bench.cases import OPERATIONS, Case
 from unisono.bench.contestants import Contestant, reason_missing
+from unisono.bench.machine import usable_cores
 from unisono.bench.results import Report
+from unisono.bench.room import reason_against
 from unisono.bench.runner import Pace, run_benchmark
 from unisono.bench.world import WorldError
 from unisono.config import MOST_RANKS
@@ -141,8 +144,21 @@ def test_more_ranks_than_a_host_has_are_refused_before_any_process(
 ) -> None:
     monkeypatch.setattr(world_module.subprocess, "Popen", None)
     case = Case(op="all_reduce", ranks=MOST_RANKS + 1, nbytes=64)
-    with pytest.raises(WorldError, match="1 to 4096 ranks, not 4097"):
+    with pytest.raises(WorldError, match="4097 ranks are too many: at most "):
         run_benchmark([case], ["unisono"], ours="unisono", pace=QUICK)
+
+
+def test_how_many_ranks_are_too_many() -> None:
+    most = min(64 * usable_cores(), MOST_RANKS)
+    assert reason_against(most) == ""
+    assert f"{most + 1} ranks are too many: at most {most}, " in reason_against(most + 1)
+    limits = resource.getrlimit(resource.RLIMIT_NPROC)
+    resource.setrlimit(resource.RLIMIT_NPROC, (3, limits[1]))
+    try:
+        assert reason_against(3) == ""
+        assert "at most 3, the limit of processes here (ulimit -u)" in reason_against(4)
+    finally:
+        resource.setrlimit(resource.RLIMIT_NPROC, limits)
 
 
 def test_pace_is_the_same_rule_for_all() -> None:

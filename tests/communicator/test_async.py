@@ -355,7 +355,7 @@ def call():
     try:
         while True:
             one.CALL
-    except unisono.AbortedError:
+    except unisono.CommunicationError:  # closed, or the other rank has left before
         pass
 
 threading.Thread(target=call, daemon=True).start()

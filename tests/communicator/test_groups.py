@@ -164,7 +164,7 @@ def test_a_timeout_can_be_set_and_is_inherited(threads: World) -> None:
         (lambda comm: comm.split(0, "1"), "key: expected a whole number, not '1'"),
         (lambda comm: comm.group([0.5, 1]), "a rank: expected a whole number, not 0.5"),
         (lambda comm: comm.group("01"), "a rank: expected a whole number, not '0'"),
-        (lambda comm: comm.shrink(["1"]), "a rank: expected a whole number, not '1'"),
+        (lambda comm: comm.shrink(["1"]), "exclude: expected a whole number, not '1'"),
         (lambda comm: setattr(comm, "timeout_s", "5"), "timeout_s: expected seconds, not '5'"),
     ],
 )

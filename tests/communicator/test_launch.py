@@ -199,9 +199,11 @@ def test_no_process_and_no_file_is_left(outcomes: Outcomes) -> None:
 # ---- the program that called `run` is killed
 
 KILLED_PROGRAM = """
-import os, sys, time
+import os, signal, sys, time
 import numpy as np
 import unisono
+
+signal.signal(signal.SIGINT, signal.default_int_handler)  # ignored where the tests run under nohup
 
 if __name__ != "__main__" and sys.argv[2] == "early":  # a rank that has not quite begun
     open(f"{sys.argv[1]}/x-{os.getpid()}", "w").close()

@@ -17,7 +17,7 @@ import numpy as np
 import pytest
 
 import unisono
-from ranks import Threads, no_descriptors, unique_name
+from ranks import Me, Processes, Threads, no_descriptors, unique_name
 from unisono import RendezvousError
 from unisono.runtime import rendezvous
 
@@ -233,3 +233,21 @@ def test_a_rank_without_a_free_descriptor_says_so() -> None:
         socket.send_fds(leader, [b"welcome"], [follower.fileno()])
         with no_descriptors(), pytest.raises(RendezvousError, match="too many open files"):
             rendezvous._take_segment(follower, NotImplemented, NotImplemented)
+
+
+def of_two_users(me: Me) -> None:
+    if me.rank == 1:
+        os.setuid(65534)
+    with pytest.raises(RendezvousError) as caught:
+        me.join(timeout_s=2.5)
+    me.say("refused", text=str(caught.value))
+
+
+@pytest.mark.skipif(os.getuid() != 0, reason="only root can start ranks of two users")
+def test_ranks_of_different_users_are_told_which_and_that_it_must_be_one() -> None:
+    with Processes(of_two_users, 2) as ranks:
+        one, other = (said["text"] for said in ranks.wait_for("refused", [0, 1]))
+    rule = "one user must run all ranks of a job"
+    assert "rank 0 of 2 runs as user 0, a process that tried to join as user 65534" in one
+    assert "rank 1 of 2 runs as user 65534, rank 0 as user 0" in other
+    assert rule in one and rule in other

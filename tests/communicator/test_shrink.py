@@ -110,6 +110,10 @@ def test_arguments_that_make_no_sense() -> None:
             comm.shrink([2, -1])
         with pytest.raises(ValueError, match="is to be excluded: it must not call shrink"):
             comm.shrink([comm.rank])
+        with pytest.raises(TypeError, match=r"exclude: expected ranks such as \[2, 3\], not 1"):
+            comm.shrink(exclude=1)  # type: ignore[arg-type]
+        with pytest.raises(TypeError, match=r"exclude: expected a whole number, not '1'"):
+            comm.shrink(exclude="1")  # type: ignore[arg-type]
         with pytest.raises(ValueError, match="must be positive"):
             comm.shrink(timeout_s=0)
         with pytest.raises(UnsupportedError, match="inside a batch"), comm.batch():

@@ -96,6 +96,15 @@ def test_a_failure_is_told_to_the_members_only() -> None:
         assert all(end.failure() is None for end in other)
 
 
+def test_a_failure_is_told_by_who_leaves_at_once() -> None:
+    with world(2) as places:
+        ends = [place.enter(GROUP, range(2)) for place in places]
+        ends[1].fail(Fault.SYSTEM, "no memory")  # its event comes when nobody hears it any more
+        places[1].porter.leave(GROUP)
+        wait_until(ends[0].failure)
+        assert ends[0].failure() == (Fault.SYSTEM, "no memory")
+
+
 def test_leaving_is_told() -> None:
     with world(3) as places:
         ends = [place.enter(GROUP, [2, 1, 0]) for place in places]
@@ -243,6 +252,37 @@ def test_a_lost_rank_is_told_to_groups_entered_later() -> None:
         unharmed = [places[rank].enter(b"without it", range(2)) for rank in range(2)]
         time.sleep(0.05)
         assert [end.failure() for end in unharmed] == [None, None]
+
+
+@pytest.mark.parametrize("how", ["leaves", "is lost"])
+def test_groups_hear_of_each_other_without_rank_0(how: str) -> None:
+    with world(4) as places:
+        members = [3, 1, 2]
+        ends = {rank: places[rank].enter(GROUP, members) for rank in members}
+        ends[2].last_call, ends[3].last_call = b"of rank 2", b"of rank 3"
+        if how == "leaves":
+            places[0].porter.close()
+        else:
+            places[0].porter._loop.run(places[0].porter._joined._world.close, 1)
+        star = places[3].porter._joined._world._star
+        wait_until(star.ended)
+        ends[3].raise_events(ANXIOUS_EVENT)
+        wait_until(lambda: ends[3].calls.get(2) == b"of rank 2")
+        assert ends[2].calls[0] == b"of rank 3"
+        ends[1].fail_here(Fault.ABORTED, "enough")
+        wait_until(lambda: all(end.failure() == (Fault.ABORTED, "enough") for end in ends.values()))
+
+
+def test_a_failure_that_the_middle_of_the_star_has_not_passed_on_is_told_again() -> None:
+    with world(3) as places:
+        ends = {rank: places[rank].enter(GROUP, [1, 2]) for rank in (1, 2)}
+        places[0].porter._loop.run(lambda: places[0].porter._loop.unwatch(
+            places[0].porter._joined._world._star._lines[1]._sock), 1)  # fmt: skip
+        ends[1].fail_here(Fault.ABORTED, "enough")
+        time.sleep(0.1)
+        assert ends[2].failure() is None
+        places[0].porter.close()
+        wait_until(lambda: ends[2].failure() == (Fault.ABORTED, "enough"))
 
 
 def test_a_rank_that_left_a_group_may_be_lost() -> None:

@@ -42,8 +42,8 @@ def play(world: World, data: st.DataObject, *, deaths: int, stops: int) -> None:
     world.settle()
 
 
-def go_on_together(private: bool, ranks: int, deaths: int, data: st.DataObject) -> None:
-    world = World(ranks, private=private, exclude=frozenset())
+def go_on_together(ranks: int, deaths: int, data: st.DataObject) -> None:
+    world = World(ranks, exclude=frozenset())
     play(world, data, deaths=deaths, stops=0)
     assert set(world.check()) | world.dead == set(range(ranks))
     early = [found for found in world.outcomes.values() if found is not None]
@@ -57,13 +57,10 @@ def stay_one_group(ranks: int, data: st.DataObject) -> None:
     assert set(world.outcomes) | world.dead == set(range(ranks))
 
 
-@pytest.mark.parametrize("private", [False, True])
 @settings(max_examples=80, deadline=None)
 @given(ranks=st.integers(1, 5), deaths=st.integers(0, 4), data=st.data())
-def test_all_who_live_go_on_together(
-    private: bool, ranks: int, deaths: int, data: st.DataObject
-) -> None:
-    go_on_together(private, ranks, deaths, data)
+def test_all_who_live_go_on_together(ranks: int, deaths: int, data: st.DataObject) -> None:
+    go_on_together(ranks, deaths, data)
 
 
 @settings(max_examples=120, deadline=None)
@@ -75,11 +72,11 @@ def test_ranks_that_were_stopped_never_make_two_groups(ranks: int, data: st.Data
 @pytest.mark.slow
 @pytest.mark.timeout(1200)  # a minute of work, which other programs may make long
 @settings(max_examples=4000, deadline=None)
-@given(private=st.booleans(), ranks=st.integers(1, 5), deaths=st.integers(0, 4), data=st.data())
+@given(ranks=st.integers(1, 5), deaths=st.integers(0, 4), data=st.data())
 def test_at_length_all_who_live_go_on_together(
-    private: bool, ranks: int, deaths: int, data: st.DataObject
+    ranks: int, deaths: int, data: st.DataObject
 ) -> None:
-    go_on_together(private, ranks, deaths, data)
+    go_on_together(ranks, deaths, data)
 
 
 @pytest.mark.slow

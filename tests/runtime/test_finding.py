@@ -153,6 +153,24 @@ def test_an_introduction_with_a_wrong_fact_is_read_or_refused(fact: str, value: 
         finding._Card.unpack(0, json.dumps(facts).encode())
 
 
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"cores": float("inf")},
+        {"cores": -1},
+        {"addresses": [["127.0.0.1", 70_000]]},
+        {"host": {"boot": [], "network": 1, "users": 1, "user": 1}},
+        {"host": []},
+    ],
+)
+def test_what_no_rank_would_write_is_refused(change: dict[str, Any]) -> None:
+    arrival = Arrival(rank=0, size=1, timeout_s=1, addresses=[], staging_bytes=1 << 20)
+    facts = json.loads(finding._pack(arrival, False)) | change
+    for text in (json.dumps(facts), "[" * 100_000):
+        with pytest.raises(RendezvousError, match="rank 3 introduced itself in another way"):
+            finding._Card.unpack(3, text.encode())
+
+
 # ---- forming
 
 

@@ -14,12 +14,12 @@ from unisono.bench.contestants import OURS, Contestant
 from unisono.bench.journal import Cell, Journal
 from unisono.bench.machine import usable_cores
 from unisono.bench.race import RaceLength, distinct, medians, race
+from unisono.bench.room import reason_against
 from unisono.bench.runner import Observer
 from unisono.bench.sizes import format_size
 from unisono.bench.world import World
 from unisono.communicator import Measured, Rule, Selection, Span
 from unisono.communicator.table import Table
-from unisono.config import MOST_RANKS
 from unisono.errors import UnsupportedError
 from unisono.types import Op
 
@@ -49,8 +49,9 @@ class Request:
             raise ValueError(f"{unknown[0]} has nothing to tune; {', '.join(TUNABLE)} have")
         if not self.cells or min(self.ranks) < 2 or min(self.sizes) < 1:
             raise ValueError("give operations, 2 or more ranks, and sizes above 0")
-        if max(self.ranks) > MOST_RANKS:  # else known only when the smaller worlds were measured
-            raise ValueError(f"a host has at most {MOST_RANKS} ranks, not {max(self.ranks)}")
+        # Here, else it would be known only when the smaller worlds were measured.
+        if reason := reason_against(max(self.ranks)):
+            raise ValueError(reason)
 
     @property
     def cells(self) -> list[Cell]:

@@ -15,7 +15,7 @@ from unisono.bench.cases import Case
 from unisono.bench.channel import Channel, Message
 from unisono.bench.cluster import Cluster
 from unisono.bench.contestants import Contestant, plan_launch
-from unisono.config import MOST_RANKS
+from unisono.bench.room import reason_against
 from unisono.errors import UnisonoError
 from unisono.scratch import Scratch
 
@@ -36,7 +36,7 @@ class CaseError(UnisonoError):
 class World:
     """The ranks of one contestant, asleep unless asked: here, or on the hosts of a cluster.
 
-    Raises WorldError for more ranks than a host can have.
+    Raises WorldError for more ranks than this machine, on which all of them are, can start.
     """
 
     def __init__(
@@ -47,9 +47,10 @@ class World:
         bind: bool = False,
         cluster: Cluster | None = None,
     ) -> None:
-        on_a_host = ranks if cluster is None else cluster.per_host
-        if not 1 <= on_a_host <= MOST_RANKS:
-            raise WorldError(f"a host has 1 to {MOST_RANKS} ranks, not {on_a_host}")
+        if ranks < 1:
+            raise WorldError(f"a world has 1 or more ranks, not {ranks}")
+        if reason := reason_against(ranks):
+            raise WorldError(reason)
         self.contestant = contestant
         self.ranks = ranks
         self._bind_ranks = bind

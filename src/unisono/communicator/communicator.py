@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from types import TracebackType
 from typing import Any
 
-from unisono import config, native
+from unisono import config
 from unisono.communicator import (
     custom,
     exchange,
@@ -28,7 +28,6 @@ from unisono.errors import AbortedError
 from unisono.runtime.gathering import gather
 from unisono.runtime.native_executor import OP_CODES
 from unisono.runtime.rendezvous import Meeting, Met
-from unisono.runtime.span import Span
 from unisono.schedule import Schedule
 from unisono.types import Op
 
@@ -90,7 +89,7 @@ class Communicator:
         self._name = met.nonce.hex()
         self._forks: Counter[tuple[int, ...]] = Counter()
         # Also at the end of the interpreter: a rank that ends well has left, not died.
-        self._finalizer = weakref.finalize(self, _leave, met.group, met.span)
+        self._finalizer = weakref.finalize(self, met.close)
 
     def __repr__(self) -> str:
         return f"Communicator(rank={self.rank}, size={self.size})"
@@ -403,9 +402,3 @@ class Communicator:
         self.close()
 
     explain = explaining.explain
-
-
-def _leave(group: native.Group, span: Span | None) -> None:
-    group.close()
-    if span is not None:
-        span.leave()

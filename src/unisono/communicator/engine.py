@@ -120,9 +120,8 @@ class Engine:
         `single_copy`: whether its ranks are to read each other's memory, and can."""
         self.group = group
         self.span = span
-        spans = span is not None and len(span.hosts) > 1
-        hosts = span.hosts if span and spans else None
-        reach = functools.partial(span.reach, wire=Wire.COLLECTIVES) if span and spans else None
+        hosts = span.hosts if span else None
+        reach = functools.partial(span.reach, wire=Wire.COLLECTIVES) if span else None
         self.rank = rank
         self.size = size
         lending = lending_for(size, cores=native.usable_cores()) if single_copy else NO_LENDING

@@ -31,13 +31,17 @@ class Circle:
         members: Sequence[int],
         word: bytes,
         hear: Callable[[Message, Circle], None],
+        orphaned: Callable[[Circle], None],
     ) -> None:
+        """`orphaned` is called when the middle has left, or is lost: then messages go directly, as
+        `place` has it."""
+        self._directly = place.tell
         self.place = replace(place, tell=self._tell)
         """As of the groups that hear of each other here."""
         self.gone: dict[int, str] = {}
         self.word = word
         self.tag = tag
-        self._members, self._hear = tuple(members), hear
+        self._members, self._hear, self._orphaned = tuple(members), hear, orphaned
         self._star: Star | None = None
         self._hub: Hub | None = None
         self._dial: Dial | None = None
@@ -121,6 +125,7 @@ class Circle:
             hub_host=terms.contacts[first].addresses[0][0],
             deliver=self._deliver,
             welcome=self._welcome,
+            orphaned=lambda: self._orphaned(self),
         )
 
     def _welcome(self, word: bytes) -> None:
@@ -136,8 +141,12 @@ class Circle:
             self._complete.tell()
 
     def _tell(self, message: Message) -> None:
-        if self._star is not None:
-            self._star.tell(message)
+        if self._star is None or self._star.tell(message):
+            return
+        # Of a middle that is lost, all who share a group with it have heard by themselves.
+        first = self._members[0]
+        if first not in self.gone or first not in message.to:
+            self._directly(message)
 
     def _deliver(self, message: Message) -> None:
         if message.say is Say.GONE:

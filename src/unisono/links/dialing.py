@@ -46,13 +46,12 @@ class Wanted:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Failed:
-    """Why there is no connection. `here`: because of this process, not the peer. `refused`: its
-    host says that nobody listens there (any more). `answered`: its host did answer."""
+    """Why there is no connection. `here`: because of this process, not the peer. `answered`: the
+    peer's host did answer, but nobody on it in time."""
 
     text: str
     here: bool = False
     false: bool = False
-    refused: bool = False
     answered: bool = False
 
 
@@ -132,7 +131,7 @@ class Dial:
             limit = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
             self._fail(f"no descriptors are left here (ulimit -n is {limit})", here=True)
         elif number in _FINAL or time.monotonic() >= self._deadline:
-            self._fail(os.strerror(number), refused=number == errno.ECONNREFUSED)
+            self._fail(os.strerror(number))
         else:
             self._alarm = self._loop.later(_PAUSE_S, self._attempt)
 
@@ -142,14 +141,13 @@ class Dial:
         *,
         here: bool = False,
         false: bool = False,
-        refused: bool = False,
         answered: bool = False,
     ) -> None:
         if self._over:
             return
         self._over = True
         text = f"rank {self._wanted.rank} at {show(self._wanted.address)}: {why}"
-        self._failed(Failed(text=text, here=here, false=false, refused=refused, answered=answered))
+        self._failed(Failed(text=text, here=here, false=false, answered=answered))
 
     def _drop(self) -> None:
         self._clear_alarm()

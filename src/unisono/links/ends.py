@@ -69,6 +69,9 @@ class GroupEnd(Protocol):
     def heard(self, peer: int, called: bytes) -> None:
         """What a peer called last."""
 
+    def exchange_successor(self, expected: int, desired: int) -> int:
+        """Moves the word that this host's ranks share, its vote on what succeeds the group."""
+
     def events_fd(self) -> int:
         """A descriptor that is readable when `take_events` has something to say."""
 

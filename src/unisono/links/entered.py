@@ -24,6 +24,7 @@ from unisono.links.messages import (
 )
 from unisono.links.place import Place
 from unisono.links.sockets import prepare, send_at_once
+from unisono.links.vote import Answer, Ask, Vote, cast_in
 
 _BETTER_NEWS_S = 0.2  # a dial may fail before the star says what happened to the peer
 
@@ -45,6 +46,7 @@ class Entered:
         self._dials: list[Dial] = []
         self._left: set[int] = set()
         self._failed = False
+        self._has_told = False  # the others of that
         self._looked_at = float("-inf")
         self._look_alarm: Alarm | None = None
         self._events = group.events_fd()
@@ -52,18 +54,28 @@ class Entered:
 
     def leave(self) -> None:
         """Tells the others, and lets go of the native end."""
+        if not self._failed:  # or nobody would hear of a failure of this moment
+            self._tell_failure()
         self.place.loop.unwatch(self._events)
         for dial in self._dials:
             dial.cancel()
         self._dials.clear()  # each holds this group, and it each of them
         if self._look_alarm is not None:
             self._look_alarm.cancel()
-        self._failed = True  # nothing is told to the native end any more
+        self._failed, self._has_told = True, False  # nothing is told to the native end any more
         self._tell(Say.LEFT, self._members)
 
     def abandon(self) -> None:
         """In a forked child."""
         self._group.abandon()
+
+    def cast(self, ask: Ask) -> Answer:
+        """This host's answer to a question of its vote on what succeeds the group."""
+        return cast_in(self._group.exchange_successor, ask)
+
+    def vote(self) -> Vote:
+        """This host's vote on that."""
+        return Vote.of(self._group.exchange_successor(0, 0))
 
     # ---- connections
 
@@ -151,6 +163,11 @@ class Entered:
             self._failed = True
             self._group.fail(Fault.PEER_LOST, text)
 
+    def orphaned(self) -> None:
+        """The star's middle may have gone with the news of this group's failure."""
+        if self._has_told:
+            self._tell_failure()
+
     def hear(self, message: Message) -> None:
         """A message about this group. Raises `ValueError` for one that makes no sense."""
         match message.say:
@@ -165,14 +182,21 @@ class Entered:
                     self._failed = True
                     self._group.fail(fault, text)
             case Say.LOOK:
+                if message.body:  # where there is no star: else the middle tells what was called
+                    self._take_calls([(message.origin, message.body)])
                 (body,) = looked_bodies([(self.place.terms.rank, self._called())])
-                self._tell(Say.LOOKED, (), body)
+                self._tell(Say.LOOKED, (message.origin,), body)
             case Say.LOOKED:
-                for rank, called in read_looked(message.body):
-                    if rank in self._peers and self.place.is_remote(rank):
-                        self._group.heard(self._peers[rank], called)
+                self._take_calls(read_looked(message.body))
             case _:
                 raise ValueError(f"a message of kind {message.say} about a group")
+
+    def _take_calls(self, calls: Iterable[tuple[int, bytes]]) -> None:
+        for rank, called in calls:
+            if len(called) != CALLED_BYTES:
+                raise ValueError(f"a call of {len(called)} bytes")
+            if rank in self._peers and self.place.is_remote(rank):
+                self._group.heard(self._peers[rank], called)
 
     def _take_events(self) -> None:
         events = self._group.take_events()
@@ -184,7 +208,7 @@ class Entered:
     def _tell_failure(self) -> None:
         failure = self._group.failure()
         if failure is not None:
-            self._failed = True
+            self._failed = self._has_told = True
             self._tell(Say.FAILED, self._members, failed_body(*failure))
 
     def _look(self) -> None:

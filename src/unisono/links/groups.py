@@ -11,6 +11,7 @@ from unisono.links.ends import GroupEnd
 from unisono.links.entered import Entered
 from unisono.links.introduction import Introduction
 from unisono.links.messages import Message, Say
+from unisono.links.vote import Answer, Ask, Vote
 
 _MOST_PARKED = 256  # connections of one rank
 _MOST_EARLY = 4096  # messages
@@ -25,7 +26,7 @@ class Groups:
         self._entered: dict[bytes, Entered] = {}
         self._parked: list[tuple[Connection, Introduction]] = []
         self._early: deque[Message] = deque(maxlen=_MOST_EARLY)
-        self._departed: dict[bytes, None] = {}
+        self._departed: dict[bytes, Vote] = {}  # as it was then
 
     def enter(
         self, tag: bytes, members: Sequence[int], me: int, group: GroupEnd, circle: Circle
@@ -51,10 +52,19 @@ class Groups:
         """Leaves a group, if it was entered."""
         entered = self._entered.pop(tag, None)
         if entered is not None:
+            self._departed[tag] = entered.vote()
             entered.leave()
-            self._departed[tag] = None
             if len(self._departed) > _MOST_DEPARTED:
                 del self._departed[next(iter(self._departed))]
+
+    def cast(self, tag: bytes, ask: Ask) -> Answer | None:
+        """This host's answer to a question of its vote on what succeeds a group; none, if the group
+        is not entered."""
+        return self._entered[tag].cast(ask) if tag in self._entered else None
+
+    def vote(self, tag: bytes) -> Vote | None:
+        """This host's vote on what succeeds a group; of one that was left, as it was then."""
+        return self._entered[tag].vote() if tag in self._entered else self._departed.get(tag)
 
     def leave_all(self) -> None:
         """Leaves all groups, and closes what was parked."""
@@ -97,6 +107,12 @@ class Groups:
             place.tell(Message(say=Say.LOOKED, origin=place.terms.rank, tag=message.tag))
         elif message.say in (Say.LEFT, Say.FAILED) and message.tag not in self._departed:
             self._early.append(message)
+
+    def orphaned(self, circle: Circle) -> None:
+        """The middle of a circle has left, or is lost."""
+        for entered in list(self._entered.values()):
+            if entered.place is circle.place:
+                entered.orphaned()
 
     def starved(self, why: str) -> None:
         """Nobody can be accepted for long."""

@@ -14,6 +14,7 @@ from unisono.links.connection import Connection
 from unisono.links.groups import Groups
 from unisono.links.introduction import NO_GROUP, Introduction, Kind, purpose_of
 from unisono.links.loop import Loop
+from unisono.links.messages import Message
 from unisono.links.place import Place, Terms
 from unisono.links.post import Post
 
@@ -27,15 +28,19 @@ class Joined:
 
     def __init__(self, loop: Loop, listeners: Sequence[socket.socket], terms: Terms) -> None:
         self._loop, self._listeners, self._terms = loop, listeners, terms
-        self._place = Place(loop=loop, terms=terms, tell=lambda _: None)
+        self._place = Place(loop=loop, terms=terms, tell=self._tell)
         self.groups = Groups(self._refuse)
-        self.post = Post(self._place)
-        self._world = Circle(
-            self._place, NO_GROUP, range(len(terms.contacts)), b"", self.groups.hear
+        self.post = Post(
+            self._place, self.groups, lambda message: self.groups.hear(message, self._world)
         )
+        everybody = range(len(terms.contacts))
+        self._world = self._circle_of(NO_GROUP, everybody, b"")
         self._circles = {NO_GROUP: self._world}
         self._early: deque[tuple[Connection, Introduction]] = deque()
         self._door: Door | None = None
+
+    def _tell(self, message: Message) -> None:
+        self.post.tell(message)
 
     def begin(self) -> None:
         """Opens the door, and takes this rank's place in the world's star."""
@@ -67,7 +72,7 @@ class Joined:
         watch: Callable[[], None],
     ) -> bytes:
         """Makes a circle of these ranks, which all come to this; returns the word of the first."""
-        circle = Circle(self._place, tag, members, word, self.groups.hear)
+        circle = self._circle_of(tag, members, word)
         self._loop.call(lambda: self._begin(circle))
         try:
             circle.wait(timeout_s, watch)
@@ -122,6 +127,9 @@ class Joined:
             self._loop.end()
 
     # ---- circles
+
+    def _circle_of(self, tag: bytes, members: Sequence[int], word: bytes) -> Circle:
+        return Circle(self._place, tag, members, word, self.groups.hear, self.groups.orphaned)
 
     def _begin(self, circle: Circle) -> None:
         self._circles[circle.tag] = circle

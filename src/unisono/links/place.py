@@ -31,7 +31,7 @@ class Terms:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Place:
-    """What all groups of a rank share. `tell` brings a message to other ranks."""
+    """What all groups of a rank share. `tell` brings a message of a group to other ranks."""
 
     loop: Loop
     terms: Terms

@@ -19,7 +19,7 @@ from unisono.links.introduction import NO_GROUP, tag_of
 from unisono.links.joined import Joined
 from unisono.links.loop import Loop
 from unisono.links.place import Terms
-from unisono.links.post import Box
+from unisono.links.post import Attempt, Box
 from unisono.links.security import CLEAR, Security
 from unisono.links.sockets import Address, listen
 from unisono.links.vote import Ask
@@ -154,27 +154,28 @@ class Porter:
         """Leaves a circle that comes to nothing."""
         self._world().disband(tag_of(circle))
 
-    def open_box(self, group_id: bytes, peers: Iterable[int]) -> Box:
+    def open_box(self, attempt: Attempt, peers: Iterable[int]) -> Box:
         """This rank begins to shrink a group; `peers` are its other ranks, as ranks of the world,
         and all of them are dialed."""
         post, box, others = self._world().post, Box(), tuple(peers)
-        self._loop.call(lambda: post.open(tag_of(group_id), others, box))
+        self._loop.call(lambda: post.open(attempt, others, box))
         return box
 
-    def shut_box(self, group_id: bytes, *, quits: bool) -> None:
-        """This rank has ended that; `quits`: without a result, which the others are told."""
-        post, tag = self._world().post, tag_of(group_id)
-        self._loop.call(lambda: post.shut(tag, quits=quits))
+    def shut_box(self, attempt: Attempt, *, finished: bool, for_good: bool) -> None:
+        """This rank has ended that; who has not `finished` tells the others, and if it leaves the
+        group `for_good`, also those who come later."""
+        post = self._world().post
+        self._loop.call(lambda: post.shut(attempt, finished=finished, for_good=for_good))
 
-    def send(self, group_id: bytes, to: int, data: bytes) -> None:
+    def send(self, attempt: Attempt, to: int, data: bytes) -> None:
         """A text for another rank that shrinks the group."""
-        post, tag = self._world().post, tag_of(group_id)
-        self._loop.call(lambda: post.send(tag, to, data))
+        post = self._world().post
+        self._loop.call(lambda: post.send(attempt, to, data))
 
-    def ask(self, group_id: bytes, to: int, ask: Ask) -> None:
-        """Asks a rank's vote, or this rank's own, on what succeeds the group."""
-        post, tag = self._world().post, tag_of(group_id)
-        self._loop.call(lambda: post.ask(tag, to, ask))
+    def ask(self, attempt: Attempt, to: int, ask: Ask) -> None:
+        """Asks for the vote of a rank's host on what succeeds the group."""
+        post = self._world().post
+        self._loop.call(lambda: post.ask(attempt[0], to, ask))
 
     # ---- the end
 

@@ -31,8 +31,9 @@ class Star(ABC):
     """This rank's place in it. All methods are for the loop's thread."""
 
     @abstractmethod
-    def tell(self, message: Message) -> None:
-        """Brings a message of this rank to `message.to`, as far as they can be reached."""
+    def tell(self, message: Message) -> bool:
+        """Brings a message of this rank to `message.to`, as far as they can be reached. False:
+        there is no middle any more."""
 
     @abstractmethod
     def bye(self) -> None:
@@ -98,12 +99,13 @@ class Hub(Star):
         welcome = Message(say=Say.WELCOME, origin=self._rank, body=body)
         self._lines[rank].say(welcome)
 
-    def tell(self, message: Message) -> None:
+    def tell(self, message: Message) -> bool:
         self._heard(self._rank, message)
+        return True
 
     def bye(self) -> None:
         self._leaving = True
-        for line in self._lines.values():
+        for line in list(self._lines.values()):
             line.say(Message(say=Say.BYE, origin=self._rank))
 
     def ended(self) -> bool:
@@ -167,18 +169,22 @@ class Spoke(Star):
         hub_host: str,
         deliver: Deliver,
         welcome: Callable[[bytes], None],
+        orphaned: Callable[[], None],
     ) -> None:
+        """`orphaned` is called when the middle has left, or is lost."""
         self._rank, self._hub, self._hub_host = rank, hub, hub_host
-        self._deliver, self._welcome = deliver, welcome
+        self._deliver, self._welcome, self._orphaned = deliver, welcome, orphaned
         self._pid = 0
         self._leaving = False
         self._line: Line | None = Line(
             loop, sock, peer_timeout_s, heard=self._heard, ended=self._ended
         )
 
-    def tell(self, message: Message) -> None:
-        if self._line is not None:
-            (self._line.ask if message.say is Say.LOOK else self._line.say)(message)
+    def tell(self, message: Message) -> bool:
+        if self._line is None:
+            return False
+        (self._line.ask if message.say is Say.LOOK else self._line.say)(message)
+        return True
 
     def bye(self) -> None:
         self._leaving = True
@@ -200,6 +206,7 @@ class Spoke(Star):
                 self._welcome(word)
             case Say.BYE:
                 self.close()
+                self._end()
             case _:
                 self._deliver(message)
 
@@ -207,3 +214,8 @@ class Spoke(Star):
         self._line = None
         if why and not self._leaving:
             self._deliver(lost(self._hub, self._hub_host, self._pid, why))
+        self._end()
+
+    def _end(self) -> None:
+        if not self._leaving:
+            self._orphaned()

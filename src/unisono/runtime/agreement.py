@@ -14,10 +14,9 @@ What makes it one decision is the ledger, one word that all ranks can read and t
 compare and exchange: a ballot's number, and whether it is decided. A leader enters each order
 there before it gives it. A leader that was thought lost, and is not, finds the word moved and can
 decide nothing. So all ranks that go on have formed the same ballot, whoever was wrong about whom.
-A word that no memory holds, but the votes of the ranks of several hosts, does the same
+A word that no memory holds, but the votes of several hosts, does the same
 (`runtime/spanning_ties.py`): what a rank reads there may be old, but not a decision that was not
-made, and what it moves has not moved elsewhere. A private one is enough as long as only those are
-taken for lost who are, and a rank that has gone on is seen as having done so.
+made, and what it moves has not moved elsewhere.
 
 This is a two-phase commit with a change of coordinator, whose decision lies in shared memory as in
 Lamport, Paxos Made Simple (2001), section 2; what it is for is MPI's MPI_Comm_shrink: User Level
@@ -59,7 +58,8 @@ class Heard:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Look:
-    """Who is gone for certain, and what the ledger says. To be told at least every some 10 ms."""
+    """Who is gone, or out of reach for ever, and what the ledger says. To be told at least every
+    some 10 ms."""
 
     gone: frozenset[int]
     entry: int
@@ -140,7 +140,7 @@ class State:
     """Until then this rank waits: as leader for reports, else for the leader."""
     out: frozenset[int]
     gone: frozenset[int] = frozenset()
-    """Of those out, who is gone for certain."""
+    """Of those out, who is gone, or out of reach for ever."""
     late: frozenset[int] = frozenset()
     """Of those out, who this rank itself has found late."""
     leader: int = _NOBODY

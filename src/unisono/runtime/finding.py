@@ -179,23 +179,38 @@ class _Card:
             if facts["version"] != _VERSION:
                 raise ValueError(f"version {facts['version']}")
             return cls(
-                host=HostKey(**facts["host"]),
+                host=HostKey(**{name: _plain(value) for name, value in facts["host"].items()}),
                 name=str(facts["name"]),
                 addresses=tuple(
-                    (str(ipaddress.ip_address(ip)), int(port)) for ip, port in facts["addresses"]
+                    (str(ipaddress.ip_address(ip)), _within(port, 1 << 16))
+                    for ip, port in facts["addresses"]
                 ),
-                cores=int(facts["cores"]),
+                cores=_within(facts["cores"], 1 << 32),
                 has_secret=bool(facts["has_secret"]),
                 tls=str(facts["tls"]),
-                staging_bytes=int(facts.get("staging_bytes", 0)),
+                staging_bytes=_within(facts.get("staging_bytes", 0), 1 << 62),
                 world=base64.b64decode(facts.get("world", "")),
                 secret=base64.b64decode(facts.get("secret", "")),
                 word=base64.b64decode(facts.get("word", "")),
             )
-        except (ValueError, KeyError, TypeError) as error:
+        except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
             raise RendezvousError(
                 f"rank {rank} introduced itself in another way: has it another version of unisono?"
             ) from error
+
+
+def _plain(value: Any) -> Any:
+    """Of a host's key, which has to be hashable. Raises `ValueError`."""
+    if not isinstance(value, (str, int)):
+        raise ValueError(f"{value!r} in the key of a host")
+    return value
+
+
+def _within(number: Any, end: int) -> int:
+    """A whole number below `end`. Raises `ValueError`."""
+    if not isinstance(number, int) or not 0 <= number < end:
+        raise ValueError(f"{number!r}: expected a whole number below {end}")
+    return number
 
 
 def _pack(arrival: Arrival, has_secret: bool) -> bytes:

@@ -34,8 +34,7 @@ class Network:
     """A rank's way to all others of its world, as long as it is in one of the world's groups.
 
     `circle`: of those who hear of each other's losses; the world's if None. `entered` are the
-    groups of all circles: what succeeds a group lives on in its network, and while it lives there
-    is somebody to say so to those who were left out.
+    groups of all circles, which share the porter.
     """
 
     def __init__(
@@ -76,18 +75,17 @@ class Network:
         self, name: bytes, members: Sequence[int], group: Group, succession: Succession
     ) -> SpanningTies:
         """What is left between the ranks of a group that has failed."""
-        return SpanningTies(self._porter, group, succession, name, members, self._succeed)
+        hosts = self._hosts(members)
+        return SpanningTies(self._porter, group, succession, name, members, hosts, self._succeed)
 
     def _succeed(self, meeting: Meeting, members: Sequence[int]) -> Met:
         """The same as `form` for a group that succeeds another: its ranks await each other in a
         circle of their own, in which its first tells its word."""
         hosts = self._hosts(members)
+        if len(hosts) == 1:
+            return meet(meeting)
         name = self._name(meeting)
         heir = Network(self._porter, self._found, name, self._entered)
-        if len(hosts) == 1:
-            met = meet(meeting)
-            self._entered.add(name)
-            return replace(met, span=Span(heir, name, meeting.rank, tuple(members), hosts))
         group = self._meet_here(name, meeting, hosts)
         try:
             word = self._porter.rally(
@@ -95,6 +93,7 @@ class Network:
             )
         except BaseException:
             group.close()
+            group.give_back()
             raise
         return heir._enter(name, replace(meeting, word=word), members, hosts, group)
 

@@ -10,7 +10,6 @@ this has a name in the file system, so nothing is left behind.
 from __future__ import annotations
 
 import contextlib
-import hashlib
 import logging
 import os
 import secrets
@@ -21,8 +20,11 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 from unisono.errors import AuthenticationError, RendezvousError, UnisonoError
-from unisono.native import Group, create_segment, meshed_cores, segment_shape, usable_cores
+from unisono.native import Group, meshed_cores, segment_shape, usable_cores
+from unisono.runtime import group_memory
+from unisono.runtime.descriptors import Lack, lack_of
 from unisono.runtime.span import Span
+from unisono.runtime.unix_socket import WATCH_S, connect, listen, one_user_only, user_of
 from unisono.types import SingleCopy
 
 _log = logging.getLogger("unisono")
@@ -34,11 +36,9 @@ _WELCOME, _REFUSAL = b"W", b"R"
 _NO, _YES = b"N", b"Y"
 _NONCE_BYTES = 16
 _MOST_TEXT_BYTES = 1024
-_VERDICT_S = 1.0
 _HELLO_TIMEOUT_S = 5.0
-_WATCH_S = 0.02
-_CREDENTIALS = struct.Struct("3i")  # pid, uid, gid
 _INT, _RIGHTS = struct.Struct("i"), socket.SCM_RIGHTS
+_TELL_S = 30.0  # what rank 0 waits for the others, only to tell them that there will be no group
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -82,6 +82,11 @@ class Meeting:
         if self.names and len(self.names) != self.size:
             raise ValueError(f"{len(self.names)} names for {self.size} ranks")
 
+    @property
+    def who(self) -> str:
+        """This rank, in errors."""
+        return f"rank {self.name(self.rank)} of {self.size}"
+
     def name(self, rank: int) -> int:
         """What a rank is called in errors."""
         return self.names[rank] if self.names and 0 <= rank < self.size else rank
@@ -100,10 +105,11 @@ class Met:
     """Whether all ranks are to read each other's memory, and can."""
 
     def close(self) -> None:
-        """Leaves the group in good order."""
+        """Leaves the group in good order, and gives back its memory."""
         self.group.close()
         if self.span is not None:
             self.span.leave()
+        self.group.give_back()  # last: ranks of other hosts asked for what is in it
 
 
 OpenGroup = Callable[[int, int, bytes], Group]
@@ -124,16 +130,6 @@ def meet(meeting: Meeting, open_group: OpenGroup = open_group) -> Met:
     return (_lead if meeting.rank == 0 else _follow)(meeting, open_group)
 
 
-def _address(meeting: Meeting) -> str:
-    digest = hashlib.sha256(f"{os.getuid()}\0{meeting.rendezvous}".encode()).hexdigest()
-    return f"\0unisono-{digest[:40]}"
-
-
-def _uid_of_peer(connection: socket.socket) -> int:
-    raw = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
-    return int(_CREDENTIALS.unpack(raw)[1])
-
-
 def _receive(connection: socket.socket, length: int) -> bytes:
     data = b""
     while len(data) < length:
@@ -148,10 +144,17 @@ def _receive(connection: socket.socket, length: int) -> bytes:
 
 
 def _lead(meeting: Meeting, open_group: OpenGroup) -> Met:
+    deadline = time.monotonic() + meeting.timeout_s
+    nonce = secrets.token_bytes(_NONCE_BYTES)
+    try:
+        fd = _create_segment(meeting, nonce)
+    except UnisonoError as error:
+        _turn_away(meeting, deadline, str(error))
+        raise
     followers: dict[int, socket.socket] = {}
     try:
-        return _form(meeting, followers, open_group)
-    except RendezvousError as error:
+        return _form(meeting, followers, open_group, fd, nonce, deadline)
+    except UnisonoError as error:
         for peer in followers.values():
             _refuse(peer, str(error))
         raise
@@ -160,14 +163,19 @@ def _lead(meeting: Meeting, open_group: OpenGroup) -> Met:
             peer.close()
 
 
-def _form(meeting: Meeting, followers: dict[int, socket.socket], open_group: OpenGroup) -> Met:
-    deadline = time.monotonic() + meeting.timeout_s
-    nonce = secrets.token_bytes(_NONCE_BYTES)
-    fd = _create_segment(meeting, nonce)
+def _form(
+    meeting: Meeting,
+    followers: dict[int, socket.socket],
+    open_group: OpenGroup,
+    fd: int,
+    nonce: bytes,
+    deadline: float,
+) -> Met:
     try:
-        with _listen(meeting, deadline) as listener:
+        with listen(meeting, deadline) as listener:
+            strangers: set[int] = set()
             while len(followers) < meeting.size - 1:
-                _admit(listener, meeting, followers, deadline)
+                _admit(listener, meeting, followers, strangers, deadline)
         for rank, peer in followers.items():
             with _naming(meeting.name(rank)):
                 socket.send_fds(peer, [_WELCOME + nonce], [fd])
@@ -175,16 +183,28 @@ def _form(meeting: Meeting, followers: dict[int, socket.socket], open_group: Ope
         os.close(fd)
         raise
     group = open_group(fd, 0, nonce)
-    for rank, peer in sorted(followers.items()):
-        with _naming(meeting.name(rank)):
-            _expect_joined(peer, meeting.name(rank), deadline)
-    wanted = meeting.size > 1 and _wants_single_copy(meeting.single_copy)
-    for rank, peer in followers.items():
-        with _naming(meeting.name(rank)):
-            word = _LENGTH.pack(len(meeting.word)) + meeting.word
-            peer.sendall(_WELCOME + (_YES if wanted else _NO) + word)
-    agreed = wanted and _ask_all(group, meeting, followers, deadline)
+    with _closed_on_failure(group):
+        for rank, peer in sorted(followers.items()):
+            with _naming(meeting.name(rank)):
+                _expect_joined(peer, meeting.name(rank), deadline)
+        wanted = meeting.size > 1 and _wants_single_copy(meeting.single_copy)
+        for rank, peer in followers.items():
+            with _naming(meeting.name(rank)):
+                word = _LENGTH.pack(len(meeting.word)) + meeting.word
+                peer.sendall(_WELCOME + (_YES if wanted else _NO) + word)
+        agreed = wanted and _ask_all(group, meeting, followers, deadline)
     return Met(group=group, nonce=nonce, word=meeting.word, single_copy=agreed)
+
+
+@contextlib.contextmanager
+def _closed_on_failure(group: Group) -> Iterator[None]:
+    """A group that came to nothing gives back its memory, whoever keeps the error."""
+    try:
+        yield
+    except BaseException:
+        group.close()
+        group.give_back()
+        raise
 
 
 def _wants_single_copy(single_copy: SingleCopy) -> bool:
@@ -207,10 +227,27 @@ def _ask_all(
 
 
 def _create_segment(meeting: Meeting, nonce: bytes) -> int:
+    # The memory, where it listens, and a connection to each of the others.
+    lack = lack_of(meeting.size + 1, meeting.who)
+    if lack is not None:
+        raise RendezvousError(lack.why)
     shape = meeting.shape
     if shape is None:
         shape = shape_for(meeting.size, usable_cores(), meeting.staging_bytes)
-    return create_segment(meeting.size, shape.depth, shape.area_bytes, nonce)
+    return group_memory.create(meeting.size, shape.depth, shape.area_bytes, nonce)
+
+
+def _turn_away(meeting: Meeting, deadline: float, why: str) -> None:
+    """Tells all others that there will be no group; takes two descriptors, if they are there."""
+    heard: dict[int, socket.socket] = {}
+    strangers: set[int] = set()
+    deadline = min(deadline, time.monotonic() + _TELL_S)
+    with contextlib.suppress(RendezvousError, OSError), listen(meeting, deadline) as listener:
+        while len(heard) < meeting.size - 1:
+            _admit(listener, meeting, heard, strangers, deadline)
+            for peer in heard.values():
+                _refuse(peer, why)
+                peer.close()
 
 
 def _refuse(peer: socket.socket, why: str) -> None:
@@ -227,41 +264,30 @@ def _naming(rank: int) -> Iterator[None]:
         raise RendezvousError(f"rank {rank} was lost while the group was being formed") from error
 
 
-def _listen(meeting: Meeting, deadline: float) -> socket.socket:
-    listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-    while True:
-        try:
-            listener.bind(_address(meeting))
-            listener.listen(meeting.size)
-            return listener
-        except OSError as error:
-            # Another group of the same name may be just forming; it will be gone soon.
-            if time.monotonic() > deadline:
-                listener.close()
-                raise RendezvousError(
-                    f"another rank 0 already listens for the rendezvous {meeting.rendezvous!r}"
-                ) from error
-            time.sleep(0.01)
-
-
 def _admit(
     listener: socket.socket,
     meeting: Meeting,
     followers: dict[int, socket.socket],
+    strangers: set[int],
     deadline: float,
 ) -> None:
-    """Lets one more rank in; a stranger is turned away, logged, and does no harm."""
+    """Lets one more rank in; a stranger is turned away, logged, and does no harm. `strangers`: the
+    other users who have tried."""
     missing = sorted(set(range(1, meeting.size)) - set(followers))
     names = [meeting.name(rank) for rank in missing]
     peer = _accept(listener, meeting, deadline)
     if peer is None:
+        tried = [one_user_only(meeting.who, "a process that tried to join", u) for u in strangers]
         raise RendezvousError(
             f"after {meeting.timeout_s:g} s these ranks of {meeting.size} had not come: {names}"
+            + "".join(f"; {text}" for text in tried)
         )
     left_s = deadline - time.monotonic()
     try:
-        if _uid_of_peer(peer) not in (os.getuid(), 0):
-            raise AuthenticationError(f"user {_uid_of_peer(peer)} tried to join")
+        if user_of(peer) != os.getuid():
+            strangers.add(user_of(peer))
+        if user_of(peer) not in (os.getuid(), 0):
+            raise AuthenticationError(f"user {user_of(peer)} tried to join")
         peer.settimeout(min(_HELLO_TIMEOUT_S, max(left_s, 0.001)))
         magic, rank, size = _HELLO.unpack(_receive(peer, _HELLO.size))
         if magic != _MAGIC:
@@ -287,7 +313,7 @@ def _accept(listener: socket.socket, meeting: Meeting, deadline: float) -> socke
     """The next connection; None if none came in time."""
     while True:
         left_s = max(deadline - time.monotonic(), 0.001)
-        listener.settimeout(left_s if meeting.watch is None else min(left_s, _WATCH_S))
+        listener.settimeout(left_s if meeting.watch is None else min(left_s, WATCH_S))
         with contextlib.suppress(TimeoutError):
             return listener.accept()[0]
         if time.monotonic() >= deadline:
@@ -302,7 +328,7 @@ def _expect_joined(peer: socket.socket, rank: int, deadline: float) -> None:
     if not answer:
         raise ConnectionResetError
     if answer != _WELCOME:
-        raise RendezvousError(f"rank {rank} could not map the group's memory")
+        raise RendezvousError(f"rank {rank} could not join: {_text(peer)}")
 
 
 # ---- the others
@@ -310,15 +336,19 @@ def _expect_joined(peer: socket.socket, rank: int, deadline: float) -> None:
 
 def _follow(meeting: Meeting, open_group: OpenGroup) -> Met:
     deadline = time.monotonic() + meeting.timeout_s
-    with _connect(meeting, deadline) as leader:
+    lack = lack_of(2, meeting.who)  # the connection, and the memory
+    if lack is not None and lack.free == 0:
+        raise RendezvousError(lack.why)  # and there is no way to tell the others
+    with connect(meeting, deadline) as leader:
         try:
             leader.sendall(_HELLO.pack(_MAGIC, meeting.rank, meeting.size))
-            group, nonce = _take_segment(leader, meeting, open_group)
-            leader.sendall(_WELCOME)
-            asked, word = _hear(leader)
-            if asked:
-                leader.sendall(_YES if group.can_borrow() else _NO)
-            agreed = asked and _receive(leader, 1) == _YES
+            group, nonce = _join(leader, meeting, open_group, lack)
+            with _closed_on_failure(group):
+                leader.sendall(_WELCOME)
+                asked, word = _hear(leader)
+                if asked:
+                    leader.sendall(_YES if group.can_borrow() else _NO)
+                agreed = asked and _receive(leader, 1) == _YES
         except TimeoutError:
             raise RendezvousError(
                 f"rank {meeting.name(meeting.rank)}: not all {meeting.size} ranks came within "
@@ -326,41 +356,36 @@ def _follow(meeting: Meeting, open_group: OpenGroup) -> Met:
             ) from None
         except OSError as error:
             raise RendezvousError(
-                f"{_who(meeting)}: rank {meeting.name(0)} closed the connection while the "
+                f"{meeting.who}: rank {meeting.name(0)} closed the connection while the "
                 "group was being formed (were too many ranks started?)"
             ) from error
     return Met(group=group, nonce=nonce, word=word, single_copy=agreed)
 
 
-def _who(meeting: Meeting) -> str:
-    return f"rank {meeting.name(meeting.rank)} of {meeting.size}"
+def _join(
+    leader: socket.socket, meeting: Meeting, open_group: OpenGroup, lack: Lack | None
+) -> tuple[Group, bytes]:
+    """Takes part in the group, or tells rank 0 why not."""
+    try:
+        if lack is None:
+            return _take_segment(leader, meeting, open_group)
+        _decline(leader)
+        raise RendezvousError(lack.why)
+    except UnisonoError as error:
+        _refuse(leader, str(error))
+        raise
 
 
-def _connect(meeting: Meeting, deadline: float) -> socket.socket:
-    pause_s = 0.001
-    while True:
-        leader = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-        try:
-            leader.connect(_address(meeting))
-            break
-        except OSError:
-            leader.close()
-            if time.monotonic() > deadline:
-                raise RendezvousError(
-                    f"{_who(meeting)}: rank {meeting.name(0)} did not listen within "
-                    f"{meeting.timeout_s:g} s (rendezvous {meeting.rendezvous!r}; are all ranks "
-                    "on one host?)"
-                ) from None
-            time.sleep(pause_s)
-            pause_s = min(pause_s * 2, 0.05 if meeting.watch is None else _WATCH_S)
-            if meeting.watch is not None:
-                meeting.watch()
-    if _uid_of_peer(leader) not in (os.getuid(), 0):
-        leader.close()
-        raise AuthenticationError("the listener at the rendezvous belongs to another user")
-    # Rank 0 may have begun to wait later; what it says when it gives up is worth waiting for.
-    leader.settimeout(max(deadline - time.monotonic(), 0) + _VERDICT_S)
-    return leader
+def _decline(leader: socket.socket) -> None:
+    """Waits for the group's memory, and does not take it."""
+    if _receive(leader, 1) == _REFUSAL:
+        raise RendezvousError(_text(leader))
+    _receive(leader, _NONCE_BYTES)
+
+
+def _text(peer: socket.socket) -> str:
+    """Why the other side has refused."""
+    return peer.recv(_MOST_TEXT_BYTES).decode(errors="replace")
 
 
 def _take_segment(
@@ -393,7 +418,7 @@ def _hear(leader: socket.socket) -> tuple[bool, bytes]:
     """Waits until all have joined; returns whether rank 0 asks about memory, and its word."""
     answer = leader.recv(1)
     if answer == _REFUSAL:
-        raise RendezvousError(leader.recv(_MOST_TEXT_BYTES).decode(errors="replace"))
+        raise RendezvousError(_text(leader))
     if answer != _WELCOME:
         raise RendezvousError("rank 0 gave up while the group was being formed")
     asked = _receive(leader, 1) == _YES

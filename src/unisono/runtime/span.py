@@ -42,11 +42,7 @@ class Roads(Protocol):
 
 
 class Span:
-    """The hosts of a group, and its connections. `members` are its ranks in the world.
-
-    One host only, where the group succeeds one of several: then this keeps the network open, whose
-    other ranks may still ask what became of the old one.
-    """
+    """The hosts of a group, and its connections. `members` are its ranks in the world."""
 
     def __init__(
         self, roads: Roads, name: bytes, rank: int, members: tuple[int, ...], hosts: Hosts

@@ -1,24 +1,26 @@
 """What ties ranks of several hosts to each other after their group has failed.
 
 Texts go from porter to porter. The ledger of the agreement has no memory that all can read: it is
-kept by the votes of the old group's ranks (`links/vote.py`), each with its porter. A rank goes on
-only with what its own vote was given for, so that whoever asks all who live learns of it.
+kept by the votes of the old group's hosts (`links/vote.py`), each in the segment of its ranks.
 """
 
 from __future__ import annotations
 
+import hashlib
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Sequence, Set
 
 from unisono import native
 from unisono.errors import AbortedError
+from unisono.links.introduction import tag_of
 from unisono.links.porter import Porter
-from unisono.links.post import Answered, Quit, Text, Unreached, Voted
-from unisono.links.vote import Answer, Vote
+from unisono.links.post import Answered, Quit, Text, Unreached
+from unisono.links.vote import END_OF_BALLOTS, Answer, Ask, Vote, cast_in
 from unisono.runtime import agreement
-from unisono.runtime.quorum import Poll
+from unisono.runtime.quorum import Poll, entry_of
 from unisono.runtime.rendezvous import Meeting, Met
-from unisono.runtime.succession import Succession, meeting_of
+from unisono.runtime.span import Hosts
+from unisono.runtime.succession import Succession, TooFewError, meeting_of
 
 _VOTE_S = 5.0
 """Porters answer at once, unless their processes are stopped; this long after the last answer, for
@@ -27,16 +29,16 @@ where many ranks share a core, they come one by one."""
 _LOOK_S = 0.05
 
 _TOO_FEW = (
-    "rank {rank} cannot go on: of ranks {voters} it reaches {yes}, and {silent} may live on beyond "
-    "a cut and go on there. It takes more than half of them, or half with rank {lowest}, or the "
-    "certainty that all others have ended; ranks that you know to have ended can be left out by "
-    "shrink(exclude={silent})"
+    "rank {rank} cannot go on: it reaches the hosts of only {count} of the {voters} ranks, "
+    "{reached}. It takes a majority of {most}{half}. Ranks {silent} may live on beyond a cut, and "
+    "go on there. If you know that they have ended, call shrink(exclude={exclude}) on all ranks "
+    "that are left"
 )
 
 
 class SpanningTies:
-    """`members` are the group's ranks in the world; `form` makes a group of some of the world's
-    ranks."""
+    """`members` are the group's ranks in the world, `hosts` its ranks on each host; `form` makes a
+    group of some of the world's ranks."""
 
     def __init__(
         self,
@@ -45,31 +47,38 @@ class SpanningTies:
         succession: Succession,
         name: bytes,
         members: Sequence[int],
+        hosts: Hosts,
         form: Callable[[Meeting, Sequence[int]], Met],
     ) -> None:
-        self._porter, self._group, self._name = porter, group, name
+        self._porter, self._group = porter, group
         self._rank, self._members, self._form = succession.rank, tuple(members), form
         self._places = {member: rank for rank, member in enumerate(members)}
         self._others = [rank for rank in range(len(members)) if rank != self._rank]
-        self._voters = frozenset(range(len(members))) - succession.exclude
-        self._vote = Vote()
-        self._highest = 0  # ballot that was heard of
+        self._hosts = [frozenset(host) - succession.exclude for host in hosts]
+        self._voters = frozenset[int]().union(*self._hosts)
+        here = next(host for host in hosts if self._rank in host)
+        self._away = self._voters - set(here)
         self._texts: list[tuple[int, bytes]] = []
         self._answers: list[tuple[int, Answer]] = []
-        self._ended: set[int] = set()
         self._unreached: set[int] = set()
+        self._mute: set[int] = set()  # left the group: have no vote
         self._quit: set[int] = set()
-        self._box = porter.open_box(name, [members[rank] for rank in self._others])
+        self._gave_up = False
+        # Who was given another `exclude` is trying something else.
+        excluded = hashlib.sha256(repr(sorted(succession.exclude)).encode()).digest()
+        self._attempt = (tag_of(name), excluded)
+        self._box = porter.open_box(self._attempt, [members[rank] for rank in self._others])
 
     def close(self, *, finished: bool) -> None:
         """The end of it; who has not `finished` tells the others not to wait."""
-        self._porter.shut_box(self._name, quits=not finished)
+        for_good = not self._gave_up
+        self._porter.shut_box(self._attempt, finished=finished, for_good=for_good)
 
     # ---- texts
 
     def send(self, to: int, data: bytes) -> None:
         """Sends a text, if that rank is within reach."""
-        self._porter.send(self._name, self._members[to], data)
+        self._porter.send(self._attempt, self._members[to], data)
 
     def receive(self, timeout_s: float) -> list[tuple[int, bytes]]:
         """What has come, by whom."""
@@ -78,7 +87,7 @@ class SpanningTies:
         return texts
 
     def keep_up(self) -> frozenset[int]:
-        """Who has ended, has left the group, has given up, or is out of reach."""
+        """Who has ended on this host, has left the group, has given up, or is out of reach."""
         self._read(0)
         left = {rank for rank in self._others if not self._group.present(rank)}
         return frozenset(left | self._quit | self._unreached)
@@ -88,63 +97,78 @@ class SpanningTies:
             match news:
                 case Text(source=source, data=data) if source in self._places:
                     self._texts.append((self._places[source], data))
-                case Answered(source=source, answer=answer) if source in self._places:
+                case Answered(source=source, answer=None) if source in self._places:
+                    self._mute.add(self._places[source])
+                case Answered(source=source, answer=Answer() as answer) if source in self._places:
                     self._answers.append((self._places[source], answer))
-                case Voted(vote=vote):
-                    self._vote = vote
-                case Unreached(rank=member, ended=ended) if member in self._places:
+                case Unreached(rank=member) if member in self._places:
                     self._unreached.add(self._places[member])
-                    if ended:
-                        self._ended.add(self._places[member])
                 case Quit(rank=member) if member in self._places:
                     self._quit.add(self._places[member])
 
     # ---- the ledger
 
     def advance(self, expected: int, desired: int) -> int:
-        """Moves the ledger if it is at `expected`; where it was. Raises `AbortedError` if too few
+        """Moves the ledger if it is at `expected`; where it was. Raises `TooFewError` if too few
         can be reached to decide anything."""
-        self._read(0)
         if expected == desired:
             return self._entry()
-        poll = Poll(self._rank, self._voters, expected, desired)
+        if desired // 2 >= END_OF_BALLOTS:
+            raise AbortedError(f"rank {self._rank}: the ranks do not come to agree who goes on")
+        poll = Poll(self._hosts, expected, desired)
+        asked: Ask | None = None
         deadline = time.monotonic() + _VOTE_S
         while True:
-            for rank, ask in poll.asks:
-                self._porter.ask(self._name, self._members[rank], ask)
-            poll.asks.clear()
-            if self._answers:
-                deadline = time.monotonic() + _VOTE_S
-            for rank, answer in self._answers:
-                poll.hear(rank, answer)
-            self._answers.clear()
-            poll.settle(self._ended)
-            if poll.seen is not None:
-                return self._settled(poll, poll.seen)
-            if poll.asks:
-                continue
-            silent = self._voters - poll.votes - self._ended
-            if silent <= self._unreached or time.monotonic() > deadline:
-                raise AbortedError(self._too_few(sorted(poll.votes), sorted(silent)))
-            self._read(_LOOK_S)
-
-    def _settled(self, poll: Poll, seen: int) -> int:
+            if poll.ask is not asked:
+                asked = poll.ask
+                self._ask(asked)
+                poll.hear(self._rank, cast_in(self._group.exchange_successor, asked))
+            elif poll.seen is not None:
+                break
+            elif agreement.decided(entry := self._entry()):
+                return entry
+            elif self._awaited(poll.reached) and time.monotonic() < deadline:
+                if self._hear(poll):
+                    deadline = time.monotonic() + _VOTE_S
+            else:
+                self._gave_up = True
+                raise TooFewError(self._too_few(poll.reached))
         if poll.decision is not None:
-            for member in self._members:
-                self._porter.ask(self._name, member, poll.decision)
-        elif not agreement.decided(seen):
-            self._highest = max(self._highest, seen // 2)
-        return seen
+            cast_in(self._group.exchange_successor, poll.decision)
+            self._ask(poll.decision)
+        return poll.seen
+
+    def _hear(self, poll: Poll) -> bool:
+        """Whether answers came."""
+        self._read(_LOOK_S)
+        answers, self._answers = self._answers, []
+        for rank, answer in answers:
+            poll.hear(rank, answer)
+        return bool(answers)
+
+    def _awaited(self, reached: Set[int]) -> Set[int]:
+        """The ranks that may answer yet for hosts of which none has."""
+        return self._away - reached - self._unreached - self._mute
+
+    def _ask(self, ask: Ask) -> None:
+        for rank in sorted(self._away):
+            self._porter.ask(self._attempt, self._members[rank], ask)
 
     def _entry(self) -> int:
-        if self._vote.decided:
-            return agreement.undecided(self._vote.choice) + 1
-        return agreement.undecided(max(self._vote.promised, self._highest))
+        return entry_of(Vote.of(self._group.exchange_successor(0, 0)))
 
-    def _too_few(self, yes: list[int], silent: list[int]) -> str:
-        voters = sorted(self._voters)
+    def _too_few(self, reached: Set[int]) -> str:
+        voters, silent = sorted(self._voters), sorted(self._voters - reached)
+        half = f", or {len(voters) // 2} with the lowest, rank {voters[0]}"
         return _TOO_FEW.format(
-            rank=self._rank, voters=voters, yes=yes, silent=silent, lowest=voters[0]
+            rank=self._rank,
+            count=len(reached),
+            reached=sorted(reached),
+            voters=len(voters),
+            most=len(voters) // 2 + 1,
+            half="" if len(voters) % 2 else half,
+            silent=silent,
+            exclude=sorted({*range(len(self._members))} - reached),
         )
 
     # ---- the next group

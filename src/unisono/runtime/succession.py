@@ -65,6 +65,10 @@ class Successor:
     members: tuple[int, ...]
 
 
+class TooFewError(Exception):
+    """So few ranks are within reach that others may go on without them."""
+
+
 class Ties(Protocol):
     """What still ties a rank to the others of a group that has failed. One thread uses it."""
 
@@ -78,7 +82,8 @@ class Ties(Protocol):
         """Sends what waits; says who is gone for certain. Called often."""
 
     def advance(self, expected: int, desired: int) -> int:
-        """Moves the ledger if it is at `expected`; where it was."""
+        """Moves the ledger if it is at `expected`; where it was. Raises `TooFewError` where that
+        takes more ranks than can be reached."""
 
     def form(self, succession: Succession, ballot: int, members: tuple[int, ...]) -> Met:
         """Forms the group of a ballot. Raises `RendezvousError` if that fails, also when a member
@@ -144,12 +149,16 @@ def succeed(group: native.Group, succession: Succession, ties: Ties) -> Successo
     """The group of those who are left of `group`, the same on all of them.
 
     Raises `AbortedError` if the others go on without this rank, or may do so. A rank that raises
-    has left the old group, so that nobody waits for it.
+    has left the old group, so that nobody waits for it; but where too few are left, it has not, and
+    may try again with others excluded.
     """
     finished = False
     try:
         successor = _Loop(succession, ties).run()
         finished = True
+    except TooFewError as error:
+        group.abort(str(error))
+        raise AbortedError(str(error)) from None
     except BaseException:
         group.close()
         raise

@@ -79,7 +79,9 @@ def shrink_group(
 
     Unlike torch's it need not be told who is lost: every rank that died or does not come within
     `timeout` (default: the group's) is left out, as are `ranks_to_exclude`. It works after any
-    failure, and is collective over the ranks that are left. See `Communicator.shrink`.
+    failure, and is collective over the ranks that are left. Over several hosts `ranks_to_exclude`
+    is also your word that these have ended, which a minority of the ranks needs, and which must be
+    true. See `Communicator.shrink`.
 
     As in torch, shrinking the default group (None) makes the result the default group, renumbers
     the global ranks, and destroys all other groups. Models wrapped by DDP or FSDP and device

@@ -23,8 +23,9 @@ import socket, sys
 socket.create_connection((sys.argv[1], 5000), float(sys.argv[2])).close()
 """
 OWNER = """
-import sys, time
+import signal, sys, time
 from unisono.bench.lab import Lab
+signal.signal(signal.SIGINT, signal.default_int_handler)  # ignored where the tests run under nohup
 lab = Lab(hosts=2)
 lab.up()
 lab.start(1, ["sleep", "1000"])

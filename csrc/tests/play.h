@@ -1,0 +1,98 @@
+// Messages step by step: one thread plays all ranks of a host, so that each step is where it should
+// be.
+#pragma once
+
+#include <algorithm>
+#include <deque>
+#include <string>
+#include <vector>
+
+#include "messages.h"
+
+namespace unisono::test {
+
+inline constexpr uint64_t kOther = 9;   // the tag of those that nobody asks for
+inline constexpr size_t kEager = 8192;  // the most that goes by the ring of bytes
+inline constexpr size_t kMost = 60;     // more of them than there is room for
+inline constexpr size_t kLarge = 300'000;
+
+class Play {
+  public:
+    explicit Play(uint32_t ranks = 2, bool single_copy = true)
+        : world_(shape_of(ranks, 1, 512, 1 << 16), Mapping::own, ranks), ranks_(ranks) {
+        for (uint32_t r = 0; r < ranks; ++r) world_[r].p2p->use_single_copy(single_copy);
+    }
+
+    World& world() { return world_; }
+    p2p::Engine& operator[](uint32_t rank) { return *world_[rank].p2p; }
+    p2p::Request& send(const Data& data, uint64_t tag, uint32_t from = 0, uint32_t to = 1) {
+        Data& kept = datas_.emplace_back(data);
+        return begin(requests_, world_[from], message(kept, static_cast<int32_t>(to), tag), true);
+    }
+    p2p::Request& receive(size_t bytes, uint64_t tag, int32_t from = 0, uint32_t rank = 1) {
+        Data& data = datas_.emplace_back(bytes);
+        return begin(requests_, world_[rank], message(data, from, tag), false);
+    }
+    static Data got(const p2p::Request& request) {
+        const auto* const data = reinterpret_cast<const uint8_t*>(request.message().data);
+        return {data, data + request.message().bytes};
+    }
+    // One look of one rank at all that has come.
+    void look(uint32_t rank) { static_cast<void>((*this)[rank].test(never_)); }
+    void settle() {
+        for (int i = 0; i < 20; ++i) {
+            for (uint32_t r = 0; r < ranks_; ++r) look(r);
+        }
+    }
+    // Whether it is done after all have looked often enough.
+    bool ends(p2p::Request& request) {
+        for (int i = 0; i < 200 && !request.done(); ++i) settle();
+        return request.done() && !request.error();
+    }
+    bool brings(p2p::Request& request, const Data& data) {
+        return ends(request) && got(request) == data;
+    }
+    // Fills all the room from rank 0 to rank 1 with messages that nobody asks for, and three more,
+    // which wait: rank 1 has to want something, else it does not look.
+    std::vector<p2p::Request*> fill() {
+        std::vector<p2p::Request*> sends;
+        for (size_t held = 0; held < 3 && sends.size() < kMost; held += !sends.back()->done()) {
+            sends.push_back(&send(data_of(sends.size(), kEager), kOther));
+            settle();
+        }
+        return sends;
+    }
+    [[nodiscard]] p2p::Pair& pair() { return *world_[1].segment->pair(0, 1).shared; }
+
+    [[nodiscard]] size_t under_way() const {
+        return static_cast<size_t>(std::count_if(requests_.begin(), requests_.end(),
+                                                 [](const auto& r) { return !r.done(); }));
+    }
+    // All that did not end well ended so.
+    void check_errors(Report& report, Fault fault, const std::string& part,
+                      const std::string& what) const {
+        for (const p2p::Request& request : requests_) {
+            if (!request.error()) continue;
+            expect(report, Outcome{request.error()->fault(), request.error()->what()}, fault, part,
+                   what);
+        }
+    }
+    // The memory of all messages is the test's again.
+    void scribble() {
+        for (Data& data : datas_) std::fill(data.begin(), data.end(), uint8_t{0xee});
+    }
+    [[nodiscard]] bool is_scribbled() const {
+        return std::all_of(datas_.begin(), datas_.end(), [](const Data& data) {
+            return std::all_of(data.begin(), data.end(), [](uint8_t b) { return b == 0xee; });
+        });
+    }
+
+  private:
+    std::deque<Data> datas_;
+    Requests requests_;
+    p2p::Request never_{{nullptr, 0, DType::uint8, 0, 0}, false};  // is looked for, and never begun
+    World world_;
+    const uint32_t ranks_;
+};
+
+}  // namespace unisono::test

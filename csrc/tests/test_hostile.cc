@@ -1,0 +1,440 @@
+// A peer of this host that writes what it likes to the memory that it shares with another: that
+// does no more harm than an error, or a message that never ends. And failures in the middle of
+// messages: each request ends with the cause, and nobody uses its memory any more.
+#include <algorithm>
+#include <atomic>
+#include <random>
+#include <string>
+
+#include "play.h"
+#include "report.h"
+
+namespace {
+
+using namespace unisono;
+using namespace unisono::test;
+using p2p::Phase;
+
+// ---- failures
+
+struct State {
+    const char* what;
+    std::function<void(Play&)> reach;
+};
+
+// Every place in which a message may be when its group fails.
+std::vector<State> states() {
+    return {
+        {"posted", [](Play& play) { play.receive(10, 1); }},
+        {"offered", [](Play& play) { play.send(data_of(1, kLarge), 1); }},
+        {"stored",
+         [](Play& play) {
+             play.send(data_of(1, kLarge), 1);
+             play.receive(10, 2);
+             play.settle();
+         }},
+        {"waiting for room",
+         [](Play& play) {
+             play.receive(10, 1);
+             play.fill();
+             play.send(data_of(1, kLarge), 2);
+         }},
+        {"asked for",
+         [](Play& play) {
+             play.receive(kLarge, 1);
+             play.fill();
+             play.send(data_of(1, kLarge), 1);
+             play.look(1);
+         }},
+        {"found",
+         [](Play& play) {
+             play.receive(kLarge, 1);
+             play.fill();
+             play.send(data_of(1, kLarge), 1);
+             play.look(1);
+             play.look(0);
+         }},
+        {"begun",
+         [](Play& play) {
+             play.send(data_of(1, 40 * kLarge), 1);
+             play.receive(40 * kLarge, 1);
+         }},
+        {"half moved",
+         [](Play& play) {
+             play.send(data_of(1, 40 * kLarge), 1);
+             play.receive(40 * kLarge, 1);
+             play.look(0);
+             play.look(1);
+         }},
+        {"to oneself", [](Play& play) { play.send(data_of(1, kLarge), 1, 0, 0); }},
+    };
+}
+
+void check_failures(Report& report) {
+    for (const bool single_copy : {true, false}) {
+        for (const State& state : states()) {
+            for (const bool closes : {false, true}) {
+                const std::string what = std::string(state.what) + (closes ? ", closed" : "");
+                Play play(2, single_copy);
+                state.reach(play);
+                report.check(play.under_way() > 0, what + ": nothing is under way");
+                if (closes) {
+                    play.world()[0].close();
+                    play.world()[1].close();
+                } else {
+                    play.world()[1].members->record(Fault::aborted, "enough of this");
+                }
+                play.settle();
+                report.check(play.under_way() == 0, what + ": something is under way still");
+                play.check_errors(report, Fault::aborted, closes ? "closed" : "enough of this",
+                                  what);
+                play.scribble();
+                play.settle();
+                report.check(play.is_scribbled(), what + ": memory that is used after the end");
+            }
+        }
+    }
+}
+
+// A sender that leaves takes its memory with it: the receiver gets no part of what is there then.
+void check_sender_left(Report& report) {
+    for (const bool single_copy : {true, false}) {
+        for (const int looks : {-1, 0, 1}) {  // before the receive, once it has begun, later
+            Play play(2, single_copy);
+            play.send(data_of(1, 40 * kLarge), 1);
+            p2p::Request* in = looks < 0 ? nullptr : &play.receive(40 * kLarge, 1);
+            for (int i = 0; i < looks; ++i) play.look(1);
+            play.world()[0].close();
+            play.scribble();
+            if (!in) in = &play.receive(40 * kLarge, 1);
+            expect(report, outcome_of([&] { play[1].wait(*in, kLong_s, -1, {}); }),
+                   Fault::peer_lost, "rank 0", "a sender that left");
+            report.check(in->done() && in->error(), "and its message has not come");
+        }
+    }
+}
+
+void check_receiver_left(Report& report) {
+    for (const bool single_copy : {true, false}) {
+        Play play(2, single_copy);
+        p2p::Request& out = play.send(data_of(1, 40 * kLarge), 1);
+        play.receive(40 * kLarge, 1);
+        play.look(0);
+        play.world()[1].close();
+        play.scribble();
+        expect(report, outcome_of([&] { play[0].wait(out, kLong_s, -1, {}); }), Fault::peer_lost,
+               "rank 1 left the group while rank 0 was sending to it", "a receiver that left");
+        report.check(play.is_scribbled(), "memory of a receiver that left");
+    }
+}
+
+// Everybody waits for the next one.
+void check_cycle(Report& report, Mapping mapping) {
+    World world(shape_of(3, 2), mapping, 3);
+    std::atomic<int> waiting{0};
+    world.run([&](Rank& rank) {
+        Data data(10);
+        const auto next = static_cast<int32_t>((rank.rank + 1) % 3);
+        if (rank.rank == 0) {
+            while (waiting < 2) pause(0.001);
+            pause(0.02);
+        } else {
+            ++waiting;
+        }
+        expect(report, outcome_of([&] { receive(rank, data, next, 4, rank.rank == 0 ? 0.2 : 60); }),
+               Fault::timeout,
+               "recv from rank 1 (10 bytes, tag 4) timed out on rank 0 after 0.2 s (timeout): "
+               "nothing was sent; rank 1: it has made no call yet, and it waits in recv from rank "
+               "2; these ranks wait for each other: rank 0 in recv from rank 1, rank 1 in recv "
+               "from rank 2, rank 2 in recv from rank 0",
+               "a cycle");
+    });
+    World other(shape_of(2, 2), mapping, 2);
+    Data data(10);
+    const auto outcome = outcome_of([&] { receive(other[0], data, 1, 4, 0.05); });
+    expect(report, outcome, Fault::timeout, "nothing was sent; rank 1: it has made no call yet",
+           "no cycle");
+    report.check(outcome.text.find("each other") == std::string::npos, "no cycle: " + outcome.text);
+}
+
+// ---- a hostile peer
+
+// Rank 0, with data between two guards; rank 1 is the test, which writes to what they share.
+class Hostile {
+  public:
+    explicit Hostile(bool single_copy = true) : play_(2, single_copy) {
+        auto& segment = *play_.world()[1].segment;
+        in_ = segment.pair(1, 0);
+        out_ = segment.pair(0, 1);
+    }
+    Play& play() { return play_; }
+    p2p::Pair& in() { return *in_.shared; }
+    p2p::Pair& out() { return *out_.shared; }
+    p2p::Slot& slot(uint64_t number) { return in_.slots[number - 1]; }
+    p2p::Slot& put(uint64_t number, uint64_t tag, uint64_t bytes,
+                   uint32_t transfer = p2p::kNoTransfer, uint64_t place = 0) {
+        p2p::Slot& s = slot(number);
+        s.tag = tag;
+        s.bytes = bytes;
+        s.place = place;
+        s.kind = static_cast<uint32_t>(DType::uint8);
+        s.transfer = transfer;
+        s.number = number;
+        return s;
+    }
+    p2p::Transfer& offer(uint32_t transfer, const Data& data, uint64_t tag) {
+        p2p::Transfer& t = in().transfers[transfer];
+        t.source = reinterpret_cast<uintptr_t>(data.data());
+        t.bytes = data.size();
+        t.tag = tag;
+        t.kind = static_cast<uint64_t>(DType::uint8);
+        t.phase = static_cast<uint64_t>(Phase::offered);
+        return t;
+    }
+    Outcome receive(size_t bytes, uint64_t tag, double timeout_s = 0.05) {
+        p2p::Request* request = nullptr;
+        return outcome_of([&] {
+            request = &play_.receive(bytes, tag, 1, 0);
+            play_[0].wait(*request, timeout_s, -1, {});
+        });
+    }
+
+  private:
+    Play play_;
+    PairMemory in_, out_;
+};
+
+void check_hostile_slots(Report& report) {
+    const auto refused = [&](const char* what, const std::function<void(Hostile&)>& write) {
+        Hostile hostile;
+        write(hostile);
+        expect(report, hostile.receive(100, 1), Fault::system, "rank 1 sent a message", what);
+    };
+    constexpr uint64_t ring = 1 << 16;
+    refused("all memory", [](Hostile& h) { h.put(1, 1, ~0ULL); });
+    refused("more than fits in a ring", [](Hostile& h) { h.put(1, 1, kEager + 1); });
+    refused("more than the ring has",
+            [](Hostile& h) { h.put(1, 1, 100, p2p::kNoTransfer, ring - 99); });
+    refused("a place that wraps",
+            [](Hostile& h) { h.put(1, 1, 100, p2p::kNoTransfer, ~0ULL - 50); });
+    refused("no type", [](Hostile& h) { h.put(1, 1, 100).kind = num_dtypes; });
+    refused("no type, of another tag", [](Hostile& h) { h.put(1, 2, 100).kind = 77; });
+    for (const uint32_t transfer : {p2p::kTransfers, p2p::kTransfers + 1, 0x7fffffffU})
+        refused("no transfer", [&](Hostile& h) { h.put(1, 1, 100, transfer); });
+    for (const uint64_t phase : {0, 3, 4, 5, 6, 77}) {
+        refused("a transfer that was not offered", [&](Hostile& h) {
+            h.put(1, 1, 100, 3);
+            h.in().transfers[3].phase = phase;
+        });
+    }
+}
+
+// What was seen of a slot counts, whatever becomes of the slot.
+void check_slots_that_change(Report& report) {
+    for (const size_t bytes : {10UL, 100UL, kEager}) {
+        for (const bool aside : {false, true}) {
+            Hostile h;
+            h.put(1, 1, bytes);
+            p2p::Request& never = h.play().receive(10, 2, 1, 0);
+            h.play().look(0);  // nobody asks for it
+            const auto change = [&] {
+                h.slot(1).bytes = 1 << 30;
+                h.slot(1).place = ~0ULL - 50;
+                h.slot(1).kind = 77;
+                h.slot(1).transfer = 70;
+            };
+            if (!aside) change();
+            for (uint64_t k = 2; k < 400; ++k) {
+                h.put(k, 3, 1);
+                if (k == 300) change();
+            }
+            h.play().look(0);
+            p2p::Request& in = h.play().receive(bytes, 1, 1, 0);
+            report.check(in.done() && !in.error() && !never.done(), "a slot that changes");
+        }
+    }
+}
+
+void check_hostile_transfers(Report& report) {
+    Data data = data_of(1, kLarge);
+    for (const bool single_copy : {true, false}) {
+        Hostile twice(single_copy);
+        twice.offer(3, data, 1);
+        twice.put(1, 1, kLarge, 3);
+        p2p::Request& first = twice.play().receive(kLarge, 1, 1, 0);
+        twice.put(2, 1, kLarge, 3);
+        twice.in().transfers[3].phase = static_cast<uint64_t>(Phase::offered);
+        expect(report, twice.receive(kLarge, 1), Fault::system, "two messages by transfer 3",
+               "a transfer twice");
+        report.check(first.done() && first.error(), "both have ended");
+        for (const uint64_t phase : {0, 1, 2, 3, 4, 5, 6, 77}) {
+            for (const uint64_t claims :
+                 {0ULL, 0xffffffffULL, 1ULL << 32, ~0ULL, 0xfffffffeULL << 32}) {
+                for (const uint64_t blocks : {0ULL, 3ULL, ~0ULL}) {
+                    Hostile h(single_copy);
+                    p2p::Transfer& t = h.offer(3, data, 1);
+                    h.put(1, 1, kLarge, 3);
+                    p2p::Request& in = h.play().receive(kLarge, 1, 1, 0);
+                    t.phase = phase;
+                    t.claims = claims;
+                    t.written = claims == 1ULL << 32 ? 1 : blocks;
+                    t.turn = 0;
+                    h.in().blocks = blocks;
+                    h.in().blocks_taken = blocks + (blocks & 1);
+                    h.play().settle();
+                    h.play().world()[0].members->record(Fault::aborted, "enough of this");
+                    h.play().settle();
+                    report.check(in.done(), "a transfer of nonsense is left under way");
+                    h.play().scribble();
+                    h.play().settle();
+                    report.check(h.play().is_scribbled(), "a transfer of nonsense is used");
+                }
+            }
+        }
+    }
+    Hostile h;  // memory that is not there
+    h.offer(3, data, 1).source = 4096;
+    h.put(1, 1, kLarge, 3);
+    expect(report, h.receive(kLarge, 1, 20), Fault::aborted, "cannot read the memory that rank 1",
+           "memory that cannot be read");
+}
+
+void check_hostile_answers(Report& report) {
+    const auto play = [](Hostile& h) {
+        h.put(1, 9, 10);
+        h.in().held = 5;
+        p2p::Request& in = h.play().receive(10, 1, 1, 0);
+        h.play().look(0);
+        return &in;
+    };
+    for (const uint64_t answer : {67ULL, 255ULL}) {
+        Hostile h;
+        play(h);
+        h.in().answered = 1 << 8 | answer;
+        expect(report, h.receive(10, 2), Fault::system, "rank 1 sent an answer", "no transfer");
+    }
+    for (const uint64_t answer : {3ULL, 2ULL << 8, 1ULL << 8, ~0ULL}) {
+        Hostile h;
+        const p2p::Request* const in = play(h);
+        report.check(h.in().asked == 0 && h.out().asked == 1, "it has asked");
+        h.in().answered = answer;
+        expect(report, h.receive(10, 2), Fault::timeout, "", "an answer that tells nothing");
+        report.check(in->done() && in->error(), "ends as all do");
+    }
+    Hostile h;  // an answer with a message that was not offered
+    play(h);
+    h.in().transfers[7].bytes = 10;
+    h.in().transfers[7].tag = 1;
+    h.in().transfers[7].kind = static_cast<uint64_t>(DType::uint8);
+    h.in().answered = 1 << 8 | 8;
+    expect(report, h.receive(10, 2), Fault::system, "in phase 0", "an answer without a message");
+}
+
+// Counters of the receiver's that the sender believes.
+void check_hostile_receiver(Report& report) {
+    Data data = data_of(1, kLarge);
+    for (const bool single_copy : {true, false}) {
+        for (const uint64_t counter : {0ULL, 1ULL, 1ULL << 32, ~0ULL}) {
+            Hostile h(single_copy);
+            Play& play = h.play();
+            for (uint64_t k = 0; k < 20; ++k) {
+                play.send(data_of(k, k * 500), 1, 0, 1);
+                h.out().slots_taken = h.out().bytes_taken = h.out().blocks_taken = counter + k;
+                h.out().asked = counter;
+                h.out().asked_tag = counter;
+                for (p2p::Transfer& t : h.out().transfers) {
+                    t.claims = counter;
+                    t.turn = counter;
+                    t.target = reinterpret_cast<uintptr_t>(data.data());
+                    if (t.phase == static_cast<uint64_t>(Phase::offered))
+                        t.phase = static_cast<uint64_t>(k % 2 ? Phase::staging : Phase::complete);
+                }
+                play.look(0);
+            }
+            play.world()[0].members->record(Fault::aborted, "enough of this");
+            play.settle();
+            report.check(play.under_way() == 0, "sends to a receiver of nonsense");
+        }
+    }
+    Hostile h;
+    p2p::Request& out = h.play().send(data, 1, 0, 1);
+    p2p::Transfer& t = h.out().transfers[0];
+    t.target = 4096;
+    t.phase = static_cast<uint64_t>(Phase::reading);
+    expect(report, outcome_of([&] { h.play()[0].wait(out, 20, -1, {}); }), Fault::aborted,
+           "cannot write the memory that rank 1", "memory that cannot be written");
+}
+
+// Anything anywhere, again and again.
+void check_any_hostility(Report& report) {
+    for (uint64_t seed = 0; seed < 60; ++seed) {
+        Hostile h(seed % 2);
+        std::mt19937_64 random(seed);
+        Data data = data_of(seed, kLarge);
+        Play& play = h.play();
+        uint64_t number = 0;
+        const auto some = [&]() -> uint64_t {
+            const uint64_t values[] = {0,       1, 2, 3, 4, 5, 6, random() % 70, random() % kLarge,
+                                       random()};
+            return values[random() % std::size(values)];
+        };
+        const size_t sizes[] = {0, 10, 100, kEager, kLarge};
+        const auto outcome = outcome_of([&] {
+            for (int step = 0; step < 200; ++step) {
+                const size_t bytes = sizes[random() % std::size(sizes)];
+                const auto transfer = static_cast<uint32_t>(random() % 4);
+                auto* const words =
+                    reinterpret_cast<std::atomic<uint64_t>*>(random() % 2 ? &h.in() : &h.out());
+                switch (random() % 8) {
+                    case 0:
+                        play.receive(bytes, random() % 3, 1, 0);
+                        break;
+                    case 1:
+                        play.send(data_of(1, bytes), random() % 3, 0, 1);
+                        break;
+                    case 2:
+                        h.put(++number, random() % 3, bytes,
+                              bytes > kEager ? transfer : p2p::kNoTransfer);
+                        break;
+                    case 3:
+                        h.offer(transfer, data, random() % 3);
+                        break;
+                    case 4:
+                        words[random() % 48] = some();
+                        break;
+                    case 5:
+                        reinterpret_cast<std::atomic<uint64_t>*>(
+                            &h.in().transfers[transfer])[random() % 2 ? 0 : 8 + random() % 2] =
+                            some();
+                        break;
+                    default:
+                        play.look(0);
+                }
+            }
+        });
+        play.world()[0].members->record(Fault::aborted, "enough of this");
+        play.settle();
+        report.check(play.under_way() == 0,
+                     "seed " + std::to_string(seed) + " after " + outcome.text);
+        play.scribble();
+        play.settle();
+        report.check(play.is_scribbled(), "used afterwards, seed " + std::to_string(seed));
+    }
+}
+
+}  // namespace
+
+int main() {
+    Report report;
+    check_failures(report);
+    check_sender_left(report);
+    check_receiver_left(report);
+    for (const Mapping mapping : {Mapping::own, Mapping::one}) check_cycle(report, mapping);
+    check_hostile_slots(report);
+    check_slots_that_change(report);
+    check_hostile_transfers(report);
+    check_hostile_answers(report);
+    check_hostile_receiver(report);
+    check_any_hostility(report);
+    return report.finish();
+}

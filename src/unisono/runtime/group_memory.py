@@ -1,0 +1,62 @@
+"""The memory that the ranks of one host share: a memfd, or a file without a name."""
+
+from __future__ import annotations
+
+import errno
+import logging
+import os
+import tempfile
+
+from unisono.errors import RendezvousError, UnisonoError
+from unisono.native import create_segment
+
+_log = logging.getLogger("unisono")
+
+_SHARED_MEMORY = "/dev/shm"
+_EXHAUSTED = (errno.EMFILE, errno.ENFILE, errno.ENOMEM)
+"""What is no denial: a file would lack the same."""
+
+
+def create(ranks: int, depth: int, area_bytes: int, nonce: bytes) -> int:
+    """A descriptor of the laid out memory of a group, which has no name anywhere.
+
+    Where the system denies memfd_create, as sandboxes do by seccomp, it is a file in /dev/shm, else
+    in $TMPDIR; the log tells. Raises `RendezvousError` if none of these is possible, and says what
+    the system answered.
+    """
+    try:
+        fd = os.memfd_create("unisono", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
+    except OSError as error:
+        if error.errno in _EXHAUSTED:
+            raise RendezvousError(f"memfd_create: {_said(error)}") from error
+        denied = f"memfd_create is denied ({_said(error)})"
+    else:
+        return _laid_out(fd, ranks, depth, area_bytes, nonce)
+    reasons = [denied]
+    for folder in dict.fromkeys((_SHARED_MEMORY, tempfile.gettempdir())):
+        try:
+            fd = os.open(folder, os.O_TMPFILE | os.O_RDWR | os.O_CLOEXEC, 0o600)
+            made = _laid_out(fd, ranks, depth, area_bytes, nonce)
+        except (OSError, UnisonoError) as error:
+            reasons.append(f"a file in {folder} is not possible ({_said(error)})")
+        else:
+            _log.warning("%s: the group's memory is a file without a name in %s", denied, folder)
+            return made
+    raise RendezvousError(
+        f"no memory that ranks can share: {'; '.join(reasons)}. Permit memfd_create in the sandbox "
+        "(its seccomp profile), or unnamed files (O_TMPFILE) in /dev/shm or $TMPDIR, with room"
+    )
+
+
+def _laid_out(fd: int, ranks: int, depth: int, area_bytes: int, nonce: bytes) -> int:
+    try:
+        return create_segment(ranks, depth, area_bytes, nonce, fd)
+    except BaseException:
+        os.close(fd)
+        raise
+
+
+def _said(error: Exception) -> str:
+    if isinstance(error, OSError) and error.errno:
+        return f"{errno.errorcode.get(error.errno, error.errno)}: {error.strerror}"
+    return str(error)

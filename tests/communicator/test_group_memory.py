@@ -1,0 +1,75 @@
+"""Where sandboxes deny memfd_create, groups have other memory, or say why they have none."""
+
+from __future__ import annotations
+
+import ctypes
+import errno
+import platform
+import struct
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from ranks import Me, Processes
+from unisono import RendezvousError
+
+_MEMFD_CREATE, _OPENAT = {"x86_64": (319, 257), "aarch64": (279, 56)}[platform.machine()]
+_O_TMPFILE = 0x400000
+_NO_NEW_PRIVS, _SECCOMP, _FILTER = 38, 22, 2
+_LOAD, _EQUALS, _HAS, _RETURN = 0x20, 0x15, 0x45, 0x06  # BPF: of a word, jumps, return
+_ALLOW, _ERRNO = 0x7FFF0000, 0x00050000
+_NUMBER, _THIRD_ARGUMENT = 0, 32  # in seccomp_data
+
+
+def deny(*steps: tuple[int, int, int, int]) -> None:
+    """From here on this process is under one more filter, as in a sandbox; takes no privilege."""
+    program = b"".join(struct.pack("=HBBI", *step) for step in steps)
+    code = ctypes.create_string_buffer(program)
+    head = struct.pack("@HP", len(steps), ctypes.addressof(code))
+    libc = ctypes.CDLL(None, use_errno=True)
+    assert libc.prctl(_NO_NEW_PRIVS, 1, 0, 0, 0) == 0
+    assert libc.prctl(_SECCOMP, _FILTER, head, 0, 0) == 0, ctypes.get_errno()
+
+
+def deny_memfd() -> None:
+    deny(
+        (_LOAD, 0, 0, _NUMBER),
+        (_EQUALS, 0, 1, _MEMFD_CREATE),
+        (_RETURN, 0, 0, _ERRNO | errno.EPERM),
+        (_RETURN, 0, 0, _ALLOW),
+    )
+
+
+def deny_unnamed_files() -> None:
+    deny(
+        (_LOAD, 0, 0, _NUMBER),
+        (_EQUALS, 0, 3, _OPENAT),
+        (_LOAD, 0, 0, _THIRD_ARGUMENT),
+        (_HAS, 0, 1, _O_TMPFILE),
+        (_RETURN, 0, 0, _ERRNO | errno.EACCES),
+        (_RETURN, 0, 0, _ALLOW),
+    )
+
+
+def in_a_sandbox(me: Me) -> None:
+    deny_memfd()
+    comm = me.join()
+    mapped = [line for line in Path("/proc/self/maps").read_text().splitlines() if "/#" in line]
+    total = comm.all_reduce(np.ones(100_000)).sum()
+    deny_unnamed_files()
+    with pytest.raises(RendezvousError) as caught:
+        comm.group([0, 1])
+    me.say("done", mapped=mapped, total=total, text=str(caught.value))
+
+
+def test_memory_without_memfd() -> None:
+    with Processes(in_a_sandbox, 2) as ranks:
+        for said in ranks.wait_for("done", [0, 1]):
+            assert len(said["mapped"]) == 1 and "(deleted)" in said["mapped"][0]
+            assert said["total"] == 200_000
+            for part in (
+                "memfd_create is denied (EPERM", "a file in /dev/shm is not possible (EACCES",
+                "Permit memfd_create", "$TMPDIR",
+            ):  # fmt: skip
+                assert part in said["text"]
