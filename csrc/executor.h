@@ -183,7 +183,6 @@ class Executor {
     bool wait_here(Wait& wait, uint32_t peer, Ready ready);
     template <class Ready>
     bool wait_away(Wait& wait, uint32_t peer, Ready ready);
-    void look_around(Wait& wait, uint32_t peer, bool left);
     void copy(const Execution& call, const Record& record);
     void reduce(const Execution& call, const Record* record);
     void reduce_some(const Execution& call, const Record* record, uint64_t at, uint64_t bytes);

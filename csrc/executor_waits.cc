@@ -7,7 +7,6 @@ namespace unisono {
 namespace {
 
 constexpr double kNapWhileSending_s = 300e-6;
-constexpr double kAnxious_s = 0.1;
 constexpr uint64_t kMostOwed = 16;  // calls: to look at all of these costs little more than one
 
 }  // namespace
@@ -111,7 +110,7 @@ bool Executor::wait_here(Wait& wait, uint32_t peer, Ready ready) {
         return woken == Woken::timed_out && nap_s < seconds ? Woken::rung : woken;
     };
     return waiter_.wait(
-        rest, ready, [&] { look_around(wait, peer, agreement_.has_left(peer)); },
+        rest, ready, [&] { agreement_.inspect(peer, wait.call.seq, agreement_.has_left(peer)); },
         [&] { return wait.late(agreement_); }, wait.deadline, wait.interrupted, wait.limit_s);
 }
 
@@ -129,19 +128,12 @@ bool Executor::wait_away(Wait& wait, uint32_t peer, Ready ready) {
     const auto look = [&] {
         const bool left = agreement_.has_left(peer);
         if (left) wire.poll();  // the news of that came another way than what it had shown before
-        look_around(wait, peer, left);
+        agreement_.inspect(peer, wait.call.seq, left);
     };
     Waiter& waiter = is_large(wait.call) ? away_ : away_small_;
     return waiter.wait(
         rest, brought, look, [&] { return wait.late(agreement_); }, wait.deadline, wait.interrupted,
         wait.limit_s);
-}
-
-// Throws if waiting for the peer is in vain. What ranks of other hosts have called, this rank hears
-// only if it asks.
-void Executor::look_around(Wait& wait, uint32_t peer, bool left) {
-    agreement_.inspect(peer, wait.call.seq, left);
-    if (courier_ && wait.deadline.elapsed_s() > kAnxious_s) members_.events().raise(Event::anxious);
 }
 
 // Who has left without ever having been connected takes nothing of what it should have read.

@@ -65,6 +65,11 @@ class Membership {
     // Whether the peer's process runs, as one that is stopped or gone does not. For after a
     // failure.
     [[nodiscard]] bool runs(uint32_t peer) const noexcept;
+    // Asks the ranks of other hosts, if there are any, what they called last. Every rank that waits
+    // has to: only who asks hears within UNISONO_PEER_TIMEOUT_S that a host or a link is lost.
+    void ask_other_hosts() noexcept {
+        if (view_.here().size() < view_.ranks()) events_.raise(Event::anxious);
+    }
     // Records the group's failure unless one is recorded already, wakes all, and raises.
     [[noreturn]] void fail(Fault fault, const std::string& text);
     // Fails: the connection to the rank has ended unexpectedly.

@@ -18,8 +18,9 @@ namespace unisono {
 namespace {
 
 constexpr uint64_t kPage = 4096;
-constexpr uint64_t kPairSlots = 512;
-constexpr uint64_t kPairBytes = 64 * 1024;
+constexpr uint64_t kPairSlots = 512, kFewPairSlots = 128;
+constexpr uint64_t kPairBytes = 64 * 1024, kLeastPairBytes = 4 * 1024;
+constexpr uint64_t kUsualPairs = 256 << 20;  // bytes of all pairs, as far as the least goes
 constexpr uint32_t kMaxRanks = 4096;
 constexpr uint64_t kMostPairs = 1ULL << 46;  // bytes; a process cannot map much more
 
@@ -88,7 +89,11 @@ SegmentShape shape_for(uint32_t ranks, uint32_t cores, uint64_t staging_bytes) {
     const uint32_t depth = ranks <= cores ? 3 : 2;
     const uint64_t least = uint64_t{ranks} * 16 * 1024;  // direct exchange needs a slot per peer
     const uint64_t area = std::max(staging_bytes / (uint64_t{ranks} * depth), least);
-    return {ranks, depth, round_up(area, kPage), kPairSlots, kPairBytes};
+    // With many ranks most pairs have little to say to each other.
+    const uint64_t each = kUsualPairs / ranks / ranks / (1 + kStagedBlocks);
+    const uint64_t ring = std::clamp(each / kPage * kPage, kLeastPairBytes, kPairBytes);
+    return {ranks, depth, round_up(area, kPage), ring < kPairBytes ? kFewPairSlots : kPairSlots,
+            ring};
 }
 
 Descriptor create_segment(const SegmentShape& shape, const std::array<uint8_t, 16>& nonce) {

@@ -101,6 +101,7 @@ class Waiter {
             // A bell that rings all the time, for others, must not keep this rank from looking.
             if (woken != Woken::rung || elapsed_s - looked_s > kSlice_s) {
                 check_world(interrupted);
+                if (elapsed_s > kAnxious_s) members_.ask_other_hosts();  // whatever it waits for
                 looked_s = elapsed_s;
             }
         }
@@ -121,6 +122,7 @@ class Waiter {
 
   private:
     static constexpr double kSlice_s = 0.05;
+    static constexpr double kAnxious_s = 0.1;
     static constexpr std::chrono::milliseconds kYielding{20};
     static constexpr double kNap_s = 200e-6;  // for less, going to sleep does not pay
 

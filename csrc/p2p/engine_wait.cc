@@ -111,7 +111,6 @@ bool Engine::wait_for(std::span<Request* const> requests, Ready&& ready, Last&& 
     const auto inspect = [&] {
         members_.require_healthy();
         for (const Request* const request : requests) check_departed(*request);
-        if (wire_ && deadline.elapsed_s() > kAnxious_s) members_.events().raise(Event::anxious);
     };
     const auto sleep = [&](auto&&, double seconds) {
         const auto awake = [&] { return last() || members_.failed(); };

@@ -141,6 +141,29 @@ void check_mismatch(Report& report) {
     });
 }
 
+// Whoever waits for a message, of any rank, asks the other hosts: what is lost is seen in time.
+void check_questions(Report& report) {
+    Hosts world({{0, 1}, {2}}, 1);
+    const auto asked_after = [&world](int32_t source, double seconds) {
+        Letter data(1);
+        const auto parcel = world[0].mail->receive(message(data, source, 1));
+        world[0].mail->wait(*parcel, kLong_s, seconds, {});
+        return (world[0].members->events().take() & static_cast<uint32_t>(Event::anxious)) != 0;
+    };
+    for (const int32_t source : {1, 2, kAnySource}) {
+        const std::string what = "a wait for a message of " + std::to_string(source);
+        report.check(asked_after(source, 0.4), what + " asks the other hosts");
+        report.check(!asked_after(source, 0.01), what + " that is short asks nobody");
+    }
+}
+
+void check_no_questions(Report& report) {
+    World world(shape_of(2, 2), Mapping::own, 2);
+    Letter data(1);
+    world[0].mail->wait(*world[0].mail->receive(message(data, 1, 1)), kLong_s, 0.4, {});
+    report.check(world[0].members->events().take() == 0, "there is nobody to ask on one host");
+}
+
 }  // namespace
 
 int main() {
@@ -158,5 +181,7 @@ int main() {
     check_failed(report);
     check_timeout(report);
     check_mismatch(report);
+    check_questions(report);
+    check_no_questions(report);
     return report.finish();
 }

@@ -26,6 +26,7 @@ CALL_TIMEOUT_S = 4.0
 IDLE_S = 6.0
 WORK_S = 2.5
 _GARBAGE_BYTES = 4096
+_NEVER_SENT = 999  # a tag
 
 
 def busy(me: Me) -> None:
@@ -36,6 +37,11 @@ def busy(me: Me) -> None:
 def impatient(me: Me) -> None:
     """The same with a short timeout."""
     _until_it_fails(me, timeout_s=CALL_TIMEOUT_S, blocking=False)
+
+
+def receiving(me: Me) -> None:
+    """Every rank waits for a message that nobody sends; nothing else goes on, nothing is owed."""
+    _until_it_fails(me, timeout_s=30.0, work=receive_nothing)
 
 
 def garbling(me: Me) -> None:
@@ -60,19 +66,27 @@ def babbling(me: Me) -> None:
     busy(me)
 
 
-def _until_it_fails(me: Me, timeout_s: float, *, blocking: bool = True) -> None:
+def _until_it_fails(
+    me: Me,
+    timeout_s: float,
+    *,
+    blocking: bool = True,
+    work: Callable[[Communicator, Traffic], None] | None = None,
+) -> None:
     before = census()
-    _one_communicator(me, timeout_s, blocking)
+    _one_communicator(me, timeout_s, blocking, work or messages_and_calls)
     gc.collect()  # a message that failed is part of a cycle with those under way
     me.say("closed", before=before, after=settled(before))
 
 
-def _one_communicator(me: Me, timeout_s: float, blocking: bool) -> None:
+def _one_communicator(
+    me: Me, timeout_s: float, blocking: bool, work: Callable[[Communicator, Traffic], None]
+) -> None:
     with me.join(timeout_s) as comm:
         add_up(comm, 10)
         traffic = Traffic(comm, blocking=blocking)
         me.say("joined")
-        me.attempt("ended", messages_and_calls, comm, traffic)
+        me.attempt("ended", work, comm, traffic)
         me.say("messages", outcomes=[asdict(outcome) for outcome in traffic.outcomes()])
         me.attempt("again", comm.barrier)  # it refuses further work with the same cause
 
@@ -110,6 +124,11 @@ def messages_and_calls(comm: Communicator, traffic: Traffic) -> None:
     while True:
         traffic.step(lambda: add_up(comm, 1))
         traffic.step(lambda: add_up(comm, 100_000))
+
+
+def receive_nothing(comm: Communicator, traffic: Traffic) -> None:
+    """Waits for the right neighbour, who waits for its own."""
+    comm.recv(np.zeros(1), (comm.rank + 1) % comm.size, _NEVER_SENT)
 
 
 def _work_for(comm: Communicator, seconds: float) -> None:

@@ -107,6 +107,14 @@ FAULTS = [
         often=True,
     ),
     Fault(
+        name="cut-in-receive",
+        do=lambda job: job.cut(last_host(job)),
+        lost=last_ranks,
+        body=bodies.receiving,
+        blamed=lambda job: job.others(last_ranks(job)),
+        often=True,
+    ),
+    Fault(
         name="pulled",
         do=lambda job: job.cut(last_host(job), carrier=False),
         lost=last_ranks,
