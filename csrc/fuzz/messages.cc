@@ -152,6 +152,7 @@ class Script : private OneOfTwo {
         frame.strip = bytes_.take<uint8_t>() % 4;
         frame.number = bytes_.take<uint8_t>();
         frame.place = bytes_.take<uint8_t>();
+        frame.loads = bytes_.take<uint8_t>() % 2;
         take_sender(frame);
         const auto flags = bytes_.take<uint8_t>();
         head.from = flags & 1 ? bytes_.take<uint8_t>() : 1;

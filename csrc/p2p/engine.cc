@@ -41,14 +41,21 @@ Engine::~Engine() {
 
 // ---- beginning
 
-void Engine::check(const Request& request) const {
-    members_.require_healthy();
-    const int32_t peer = request.message().peer;
-    if (!request.sends() && peer == kAnySource) return;
-    if (static_cast<uint32_t>(peer) >= peers_.size())
-        throw Error(Fault::invalid,
-                    errand_text(request.sends(), peer) + ": expected a rank from 0 to " +
-                        std::to_string(peers_.size() - 1) + ", got " + std::to_string(peer));
+// One that cannot begin is done.
+void Engine::check(Request& request) const {
+    try {
+        members_.require_healthy();
+        const int32_t peer = request.message().peer;
+        if (!request.sends() && peer == kAnySource) return;
+        if (static_cast<uint32_t>(peer) >= peers_.size())
+            throw Error(Fault::invalid,
+                        errand_text(request.sends(), peer) + ": expected a rank from 0 to " +
+                            std::to_string(peers_.size() - 1) + ", got " + std::to_string(peer));
+    } catch (const std::exception& error) {
+        request.failed(error_of(error));
+        request.set_done();
+        throw;
+    }
 }
 
 void Engine::begin(Request& request, bool carried) {
@@ -65,7 +72,6 @@ bool Engine::try_begin(Request& request, bool carried) {
 }
 
 void Engine::begin_locked(Request& request, bool carried) {
-    members_.require_healthy();
     ++under_way_;
     try {
         guarded([&] {

@@ -85,7 +85,7 @@ class Engine final : private Receiver, private Completion {
     void begin_locked(Request& request, bool carried);
     void begin_send(Request& send);
     void begin_receive(Request& receive);
-    void check(const Request& request) const;
+    void check(Request& request) const;
     bool accept(const Envelope& came, Request& receive);
     [[noreturn]] void fail_mismatch(const Envelope& came, const Request& receive);
     bool poll();

@@ -97,6 +97,7 @@ class ShmEndpoint final : public Endpoint {
     void take_back(Transfer& t) noexcept;
     [[nodiscard]] bool reaches() noexcept;
     void ring_peer() noexcept;
+    [[noreturn]] void nonsense_phase(Phase phase);
     [[noreturn]] void nonsense(const std::string& what);
 
     View& view_;

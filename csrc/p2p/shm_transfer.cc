@@ -61,6 +61,11 @@ bool ShmEndpoint::give_back_withdrawn(uint32_t transfer) noexcept {
     return true;
 }
 
+void ShmEndpoint::nonsense_phase(Phase phase) {
+    nonsense("a message in phase " + std::to_string(static_cast<uint64_t>(phase)) +
+             ": expected it to be offered, and then left to its receiver");
+}
+
 bool ShmEndpoint::accept_transfer(uint32_t transfer, Request& receive) {
     if (std::any_of(incoming_.begin(), incoming_.end(),
                     [&](const Active& a) { return a.transfer == transfer; }))
@@ -76,9 +81,7 @@ bool ShmEndpoint::accept_transfer(uint32_t transfer, Request& receive) {
     t.turn.store(turns_, std::memory_order_relaxed);
     Phase seen = Phase::offered;
     if (!exchange_phase(t, seen, moves)) {
-        if (!give_back_withdrawn(transfer))
-            nonsense("a message in phase " + std::to_string(static_cast<uint64_t>(seen)) +
-                     ": expected one that is offered");
+        if (!give_back_withdrawn(transfer)) nonsense_phase(seen);
         return false;
     }
     if (moves == Phase::staging) ++turns_;
@@ -120,10 +123,12 @@ bool ShmEndpoint::advance_receive(const Active& active) {
     if (!all) return moved;
     members_.require_healthy();  // else it may be what a sender that failed has left there
     Phase phase = active.phase;
-    if (!exchange_phase(t, phase, Phase::complete))
+    if (!exchange_phase(t, phase, Phase::complete)) {
+        if (phase != Phase::withdrawn) nonsense_phase(phase);
         members_.fail(Fault::peer_lost, "rank " + std::to_string(peer_) +
                                             " gave up a message while rank " +
                                             std::to_string(members_.rank()) + " received it");
+    }
     ring_peer();
     std::erase_if(incoming_, [&](const Active& a) { return a.transfer == active.transfer; });
     active_.fetch_sub(1, std::memory_order_relaxed);
@@ -242,10 +247,10 @@ bool ShmEndpoint::unstage(Transfer& t, Request& receive) {
 void ShmEndpoint::revoke(Transfer& t) noexcept {
     t.phase.store(static_cast<uint64_t>(Phase::revoked), std::memory_order_seq_cst);
     t.write_bytes.store(0, std::memory_order_seq_cst);
-    const uint64_t claims = t.claims.exchange(kFront, std::memory_order_acq_rel);
+    const uint64_t claimed = t.claims.exchange(kFront, std::memory_order_acq_rel) >> 32;
     for (int look = 0; look < kMostLooks && members_.runs(peer_); ++look) {
-        const uint64_t writing = (claims >> 32) - t.written.load(std::memory_order_acquire);
-        if (writing != 1) return;
+        const uint64_t written = t.written.load(std::memory_order_acquire);
+        if (written >= claimed || claimed - written > 1) return;
         ::usleep(kBetweenLooks_us);
     }
 }

@@ -259,12 +259,13 @@ void check_hostile_transfers(Report& report) {
     Data data = data_of(1, kLarge);
     for (const bool single_copy : {true, false}) {
         Hostile twice(single_copy);
-        twice.offer(3, data, 1);
-        twice.put(1, 1, kLarge, 3);
-        p2p::Request& first = twice.play().receive(kLarge, 1, 1, 0);
-        twice.put(2, 1, kLarge, 3);
+        const Data larger(40 * kLarge);
+        twice.offer(3, larger, 1);
+        twice.put(1, 1, larger.size(), 3);
+        p2p::Request& first = twice.play().receive(larger.size(), 1, 1, 0);
+        twice.put(2, 1, larger.size(), 3);
         twice.in().transfers[3].phase = static_cast<uint64_t>(Phase::offered);
-        expect(report, twice.receive(kLarge, 1), Fault::system, "two messages by transfer 3",
+        expect(report, twice.receive(larger.size(), 1), Fault::system, "two messages by transfer 3",
                "a transfer twice");
         report.check(first.done() && first.error(), "both have ended");
         for (const uint64_t phase : {0, 1, 2, 3, 4, 5, 6, 77}) {
@@ -316,7 +317,7 @@ void check_hostile_answers(Report& report) {
     for (const uint64_t answer : {3ULL, 2ULL << 8, 1ULL << 8, ~0ULL}) {
         Hostile h;
         const p2p::Request* const in = play(h);
-        report.check(h.in().asked == 0 && h.out().asked == 1, "it has asked");
+        report.check(h.in().asked == 1 && h.out().asked == 0, "it has asked");
         h.in().answered = answer;
         expect(report, h.receive(10, 2), Fault::timeout, "", "an answer that tells nothing");
         report.check(in->done() && in->error(), "ends as all do");
