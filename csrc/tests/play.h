@@ -1,12 +1,13 @@
-// Messages step by step: one thread plays all ranks of a host, so that each step is where it should
-// be.
+// Messages step by step: one thread plays all ranks, so that each step is where it should be.
 #pragma once
 
 #include <algorithm>
 #include <deque>
 #include <string>
+#include <utility>
 #include <vector>
 
+#include "hosts.h"
 #include "messages.h"
 
 namespace unisono::test {
@@ -16,14 +17,15 @@ inline constexpr size_t kEager = 8192;  // the most that goes by the ring of byt
 inline constexpr size_t kMost = 60;     // more of them than there is room for
 inline constexpr size_t kLarge = 300'000;
 
-class Play {
+// The requests end with the world, before their memory.
+template <class SomeWorld>
+class PlayOn {
   public:
-    explicit Play(uint32_t ranks = 2, bool single_copy = true)
-        : world_(shape_of(ranks, 1, 512, 1 << 16), Mapping::own, ranks), ranks_(ranks) {
-        for (uint32_t r = 0; r < ranks; ++r) world_[r].p2p->use_single_copy(single_copy);
-    }
+    template <class... Arguments>
+    explicit PlayOn(uint32_t ranks, Arguments&&... arguments)
+        : world_(std::forward<Arguments>(arguments)...), ranks_(ranks) {}
 
-    World& world() { return world_; }
+    SomeWorld& world() { return world_; }
     p2p::Engine& operator[](uint32_t rank) { return *world_[rank].p2p; }
     p2p::Request& send(const Data& data, uint64_t tag, uint32_t from = 0, uint32_t to = 1) {
         Data& kept = datas_.emplace_back(data);
@@ -46,7 +48,7 @@ class Play {
     }
     // Whether it is done after all have looked often enough.
     bool ends(p2p::Request& request) {
-        for (int i = 0; i < 200 && !request.done(); ++i) settle();
+        for (int i = 0; i < 1000 && !request.done(); ++i) settle();
         return request.done() && !request.error();
     }
     bool brings(p2p::Request& request, const Data& data) {
@@ -62,8 +64,6 @@ class Play {
         }
         return sends;
     }
-    [[nodiscard]] p2p::Pair& pair() { return *world_[1].segment->pair(0, 1).shared; }
-
     [[nodiscard]] size_t under_way() const {
         return static_cast<size_t>(std::count_if(requests_.begin(), requests_.end(),
                                                  [](const auto& r) { return !r.done(); }));
@@ -91,8 +91,30 @@ class Play {
     std::deque<Data> datas_;
     Requests requests_;
     p2p::Request never_{{nullptr, 0, DType::uint8, 0, 0}, false};  // is looked for, and never begun
-    World world_;
+    SomeWorld world_;
     const uint32_t ranks_;
+};
+
+class Play : public PlayOn<World> {
+  public:
+    explicit Play(uint32_t ranks = 2, bool single_copy = true)
+        : PlayOn(ranks, shape_of(ranks, 1, 512, 1 << 16), Mapping::own, ranks) {
+        for (uint32_t r = 0; r < ranks; ++r) world()[r].p2p->use_single_copy(single_copy);
+    }
+    [[nodiscard]] p2p::Pair& pair() { return *world()[1].segment->pair(0, 1).shared; }
+};
+
+// Each rank on a host of its own.
+class PlayOverHosts : public PlayOn<Hosts> {
+  public:
+    explicit PlayOverHosts(uint32_t ranks = 2, bool = true) : PlayOn(ranks, layout(ranks), 2U) {}
+
+  private:
+    static Layout layout(uint32_t ranks) {
+        Layout hosts;
+        for (uint32_t r = 0; r < ranks; ++r) hosts.push_back({r});
+        return hosts;
+    }
 };
 
 }  // namespace unisono::test

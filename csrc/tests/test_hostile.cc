@@ -17,37 +17,39 @@ using p2p::Phase;
 
 // ---- failures
 
+template <class Some>
 struct State {
     const char* what;
-    std::function<void(Play&)> reach;
+    std::function<void(Some&)> reach;
 };
 
 // Every place in which a message may be when its group fails.
-std::vector<State> states() {
+template <class Some>
+std::vector<State<Some>> states() {
     return {
-        {"posted", [](Play& play) { play.receive(10, 1); }},
-        {"offered", [](Play& play) { play.send(data_of(1, kLarge), 1); }},
+        {"posted", [](Some& play) { play.receive(10, 1); }},
+        {"offered", [](Some& play) { play.send(data_of(1, kLarge), 1); }},
         {"stored",
-         [](Play& play) {
+         [](Some& play) {
              play.send(data_of(1, kLarge), 1);
              play.receive(10, 2);
              play.settle();
          }},
         {"waiting for room",
-         [](Play& play) {
+         [](Some& play) {
              play.receive(10, 1);
              play.fill();
              play.send(data_of(1, kLarge), 2);
          }},
         {"asked for",
-         [](Play& play) {
+         [](Some& play) {
              play.receive(kLarge, 1);
              play.fill();
              play.send(data_of(1, kLarge), 1);
              play.look(1);
          }},
         {"found",
-         [](Play& play) {
+         [](Some& play) {
              play.receive(kLarge, 1);
              play.fill();
              play.send(data_of(1, kLarge), 1);
@@ -55,34 +57,36 @@ std::vector<State> states() {
              play.look(0);
          }},
         {"begun",
-         [](Play& play) {
+         [](Some& play) {
              play.send(data_of(1, 40 * kLarge), 1);
              play.receive(40 * kLarge, 1);
          }},
         {"half moved",
-         [](Play& play) {
+         [](Some& play) {
              play.send(data_of(1, 40 * kLarge), 1);
              play.receive(40 * kLarge, 1);
              play.look(0);
              play.look(1);
          }},
-        {"to oneself", [](Play& play) { play.send(data_of(1, kLarge), 1, 0, 0); }},
+        {"to oneself", [](Some& play) { play.send(data_of(1, kLarge), 1, 0, 0); }},
     };
 }
 
+template <class Some>
 void check_failures(Report& report) {
     for (const bool single_copy : {true, false}) {
-        for (const State& state : states()) {
+        for (const State<Some>& state : states<Some>()) {
             for (const bool closes : {false, true}) {
                 const std::string what = std::string(state.what) + (closes ? ", closed" : "");
-                Play play(2, single_copy);
+                Some play(2, single_copy);
                 state.reach(play);
                 report.check(play.under_way() > 0, what + ": nothing is under way");
                 if (closes) {
                     play.world()[0].close();
                     play.world()[1].close();
                 } else {
-                    play.world()[1].members->record(Fault::aborted, "enough of this");
+                    for (const uint32_t rank : {1, 0})  // the other may have heard of it
+                        play.world()[rank].members->record(Fault::aborted, "enough of this");
                 }
                 play.settle();
                 report.check(play.under_way() == 0, what + ": something is under way still");
@@ -427,7 +431,8 @@ void check_any_hostility(Report& report) {
 
 int main() {
     Report report;
-    check_failures(report);
+    check_failures<Play>(report);
+    check_failures<PlayOverHosts>(report);
     check_sender_left(report);
     check_receiver_left(report);
     for (const Mapping mapping : {Mapping::own, Mapping::one}) check_cycle(report, mapping);
