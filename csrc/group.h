@@ -121,7 +121,8 @@ class Group {
           waiter_(members_, Patience::for_group(on_host(), cores)),
           executor_(view_, members_, waiter_, StoreRule(on_host()), make_courier()),
           dispatcher_(executor_, members_, grace_for(on_host(), cores)),
-          p2p_(view_, members_, waiter_, executor_.loans(), make_p2p_wire()) {}
+          p2p_(view_, members_, Waiter(members_, Patience::for_messages(on_host(), cores)),
+               executor_.loans(), make_p2p_wire()) {}
 
     [[nodiscard]] uint32_t on_host() const noexcept { return segment_->shape().ranks; }
     // With more ranks than cores nothing is gained by a thread that works beside its caller.

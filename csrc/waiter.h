@@ -34,6 +34,11 @@ struct Patience {
     static Patience for_group(uint32_t ranks, uint32_t cores) noexcept {
         return ranks <= cores ? Patience{300, 100} : Patience{0, 200};
     }
+    // Of messages: a stream of them stops for as long as its sender or its receiver takes for some
+    // dozens, and to be woken then costs as much again.
+    static Patience for_messages(uint32_t ranks, uint32_t cores) noexcept {
+        return ranks <= cores ? Patience{300, 600} : for_group(ranks, cores);
+    }
 };
 
 // The time after which a call gives up. Started when first asked for, so that calls which never

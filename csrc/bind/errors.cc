@@ -42,8 +42,8 @@ std::string name_of(const nb::python_error& raised) {
 
 void set_python_error(const Error& error) {
     if (error.fault() == Fault::interrupted && PyErr_Occurred()) return;  // what the handler raised
-    const nb::object type = nb::module_::import_("unisono.errors").attr(class_of(error.fault()));
-    PyErr_SetObject(type.ptr(), text_of(error).ptr());
+    const nb::object exception = exception_of(error);
+    PyErr_SetObject(exception.type().ptr(), exception.ptr());
 }
 
 // On its way through the core.
@@ -67,6 +67,10 @@ nb::object text_of(const Error& error) {
     const std::string_view text = error.what();
     return nb::steal(
         PyUnicode_DecodeUTF8(text.data(), static_cast<Py_ssize_t>(text.size()), "replace"));
+}
+
+nb::object exception_of(const Error& error) {
+    return nb::module_::import_("unisono.errors").attr(class_of(error.fault()))(text_of(error));
 }
 
 void register_errors(nb::module_&) {

@@ -8,6 +8,9 @@
 #include <nanobind/stl/tuple.h>
 #include <nanobind/stl/vector.h>
 
+#include <algorithm>
+#include <array>
+#include <cstdio>
 #include <optional>
 #include <string>
 #include <tuple>
@@ -59,7 +62,7 @@ bool BoundRequest::try_begin(bool carried) {
     return may_keep_gil(*group_, request.message()) && engine().try_begin(request, carried);
 }
 
-bool BoundRequest::wait(double limit_s) {
+bool BoundRequest::wait_for(double limit_s) {
     const auto waited = [&] {
         const WithoutGil release;
         return engine().wait(request, timeout_s_, limit_s, python_signals());
@@ -73,6 +76,32 @@ bool BoundRequest::wait(double limit_s) {
     let_go();
     if (request.error()) throw *request.error();
     return true;
+}
+
+nb::object BoundRequest::wait(const nb::object& timeout_s) {
+    const double limit_s = timeout_s.is_none() ? -1 : std::max(0.0, nb::cast<double>(timeout_s));
+    if (!wait_for(limit_s)) {
+        std::array<char, 64> text;
+        std::snprintf(text.data(), text.size(), "the call is still under way after %g s (timeout)",
+                      nb::cast<double>(timeout_s));
+        PyErr_SetString(PyExc_TimeoutError, text.data());
+        throw nb::python_error();
+    }
+    return request.sends() ? nb::none() : memory_;
+}
+
+nb::object BoundRequest::exception() const {
+    if (!request.done() || !request.error()) return nb::none();
+    return exception_of(*request.error());
+}
+
+std::string BoundRequest::repr() const {
+    std::string state = "pending";
+    if (request.done()) state = "done";
+    if (request.done() && request.error())
+        state = "failed: " + nb::cast<std::string>(nb::type_name(exception().type())) + ": " +
+                request.error()->what();
+    return "<Work: " + text() + ", " + state + ">";
 }
 
 bool BoundRequest::test() {
@@ -143,11 +172,8 @@ namespace {
 // The sends and receives of one communicator.
 class Messages {
   public:
-    // `make_work(request, result)` is what an asynchronous call returns.
-    Messages(std::shared_ptr<Group> group, nb::callable make_work, bool single_copy)
-        : group_(std::move(group)),
-          make_work_(std::move(make_work)),
-          reached_(group_->members().ranks()) {
+    Messages(std::shared_ptr<Group> group, bool single_copy)
+        : group_(std::move(group)), reached_(group_->members().ranks()) {
         group_->p2p().use_single_copy(single_copy);
         for (const uint32_t rank : group_->view().here()) reach(rank);
     }
@@ -188,24 +214,28 @@ class Messages {
                         later);
     }
 
-    // A request whose arguments Python has checked. It holds `memory`.
+    // A request whose arguments Python has checked. It holds `memory`; `starter`, unless it is
+    // None, is called with it by its `start`.
     nb::object request(bool sends, Address data, uint64_t bytes, uint32_t dtype, int32_t peer,
-                       uint64_t tag, nb::object memory) {
+                       uint64_t tag, nb::object memory, nb::object starter) {
         if (dtype >= num_dtypes)
             throw Error(Fault::invalid, "dtype: expected a number below " +
                                             std::to_string(num_dtypes) + ", got " +
                                             std::to_string(dtype));
         const Located located{data, bytes, static_cast<DType>(dtype)};
         p2p::Message message = message_of(located, peer, tag, memory);
-        return make_request(group_, std::move(message), sends, std::move(memory), timeout_s);
+        nb::object made =
+            make_request(group_, std::move(message), sends, std::move(memory), timeout_s);
+        if (!starter.is_none()) request_of(made).starter = std::move(starter);
+        return made;
     }
 
     // Begins one, perhaps once more.
     void begin(nb::handle object, bool carried) {
         BoundRequest& request = nb::cast<BoundRequest&>(object);
         if (request.under_way())
-            throw Error(Fault::invalid, p2p::Engine::text_of(request.request) +
-                                            " is under way: wait for it before it begins again");
+            throw Error(Fault::invalid,
+                        request.text() + " is under way: wait for it before it begins again");
         if (request.request.done()) request.request.restart();
         request.let_go();
         keeper_.keep(object);  // first: a signal handler may raise as soon as this returns
@@ -285,7 +315,7 @@ class Messages {
         if (!async_op) return run(std::move(message), sends);
         nb::object made = make_request(group_, std::move(message), sends, nb::borrow(x), timeout_s);
         begin(made, true);
-        return make_work_(made, sends ? nb::none() : nb::borrow(x));
+        return made;
     }
 
     // The caller keeps the memory: Python may not return before the request is done.
@@ -330,7 +360,6 @@ class Messages {
     }
 
     std::shared_ptr<Group> group_;
-    nb::callable make_work_;
     std::vector<bool> reached_;
     size_t reached_ranks_ = 0;
     Arrays arrays_;
@@ -342,23 +371,35 @@ class Messages {
 void register_messages(nb::module_& m) {
     m.attr("ANY_SOURCE") = p2p::kAnySource;
     m.attr("ANY_TAG") = p2p::kAnyTag;
-    nb::class_<BoundRequest>(m, "Request")
-        .def("done", [](BoundRequest& self) { return self.request.done(); })
-        .def("error",
-             [](BoundRequest& self) -> nb::object {
-                 if (!self.request.done() || !self.request.error()) return nb::none();
-                 const Error& error = *self.request.error();
-                 return nb::make_tuple(static_cast<uint32_t>(error.fault()), text_of(error));
-             })
-        .def("source", [](BoundRequest& self) { return self.request.source(); })
-        .def("tag", [](BoundRequest& self) { return self.request.tag(); })
-        .def("text", [](BoundRequest& self) { return p2p::Engine::text_of(self.request); })
-        .def("wait", &BoundRequest::wait, "limit_s"_a)
+    nb::class_<BoundRequest>(m, "Request", nb::is_weak_referenceable())
+        .def("wait", &BoundRequest::wait, "timeout_s"_a = nb::none())
+        .def("result", [](BoundRequest& self) { return self.wait(nb::none()); })
+        .def(
+            "_wait_native",
+            [](BoundRequest& self, std::optional<double> timeout_s) {
+                return self.wait_for(timeout_s.value_or(-1));
+            },
+            "timeout_s"_a.none())
         .def("test", &BoundRequest::test)
-        .def("cancel", &BoundRequest::cancel);
+        .def("is_completed", &BoundRequest::test)
+        .def("exception", &BoundRequest::exception)
+        .def("cancel", &BoundRequest::cancel)
+        .def("source_rank", [](BoundRequest& self) { return self.request.source(); })
+        .def("tag", [](BoundRequest& self) { return self.request.tag(); })
+        .def("start",
+             [](nb::handle self) {
+                 const BoundRequest& request = request_of(self);
+                 if (!request.starter.is_valid())
+                     throw Error(Fault::invalid, request.text() +
+                                                     ": expected a persistent request, which "
+                                                     "send_init and recv_init make");
+                 request.starter(self, true);
+                 return nb::borrow(self);
+             })
+        .def("_call", &BoundRequest::text)
+        .def("__repr__", &BoundRequest::repr);
     nb::class_<Messages>(m, "Messages")
-        .def(nb::init<std::shared_ptr<Group>, nb::callable, bool>(), "group"_a, "make_work"_a,
-             "single_copy"_a)
+        .def(nb::init<std::shared_ptr<Group>, bool>(), "group"_a, "single_copy"_a)
         .def_rw("timeout_s", &Messages::timeout_s)
         .def("reach", &Messages::reach, "rank"_a)
         .def("send", &Messages::send, "x"_a.none(), "dst"_a.none(), "tag"_a.none(),
@@ -368,7 +409,7 @@ void register_messages(nb::module_& m) {
         .def("sendrecv", &Messages::sendrecv, "x"_a.none(), "dst"_a.none(), "out"_a.none(),
              "src"_a.none(), "tag"_a.none())
         .def("request", &Messages::request, "sends"_a, "data"_a, "bytes"_a, "dtype"_a, "peer"_a,
-             "tag"_a, "memory"_a.none())
+             "tag"_a, "memory"_a.none(), "starter"_a = nb::none())
         .def("begin", &Messages::begin, "request"_a, "carried"_a)
         .def("wait_any", &Messages::wait_any, "requests"_a, "limit_s"_a)
         .def("probe", &Messages::probe, "source"_a, "tag"_a, "waits"_a, "limit_s"_a);

@@ -5,6 +5,7 @@
 
 #include <cstddef>
 #include <memory>
+#include <string>
 #include <utility>
 #include <vector>
 
@@ -14,7 +15,7 @@ namespace unisono::bind {
 
 class Keeper;
 
-// A send or a receive with its memory.
+// A send or a receive with its memory: what Python has as the `Work` of an asynchronous one.
 class BoundRequest {
   public:
     BoundRequest(std::shared_ptr<Group> group, p2p::Message message, bool sends,
@@ -25,23 +26,33 @@ class BoundRequest {
           timeout_s_(timeout_s) {}
 
     p2p::Request request;
+    // What may begin it again; null unless it is persistent.
+    nanobind::object starter;
 
+    // The memory of a receive, None of a send. Throws what it failed with, or TimeoutError if it is
+    // still under way after so many seconds.
+    nanobind::object wait(const nanobind::object& timeout_s);
     // False after `limit_s` seconds (negative: never) with the request still under way.
-    bool wait(double limit_s);
+    bool wait_for(double limit_s);
     [[nodiscard]] bool test();
     bool cancel();
+    // What it failed with, once it is done.
+    [[nodiscard]] nanobind::object exception() const;
+    // "<Work: send to rank 1 (8 bytes, tag 0), pending>".
+    [[nodiscard]] std::string repr() const;
     // Begins it, for which it may wait for other threads; see `p2p::Engine::begin`.
     void begin(bool carried);
     // The same unless there are such threads.
     [[nodiscard]] bool try_begin(bool carried);
-    [[nodiscard]] p2p::Engine& engine() const noexcept { return group_->p2p(); }
+    [[nodiscard]] std::string text() const { return p2p::Engine::text_of(request); }
     [[nodiscard]] bool under_way() const noexcept { return keeper_ && !request.done(); }
-
     // Nobody has to keep it any more.
     void let_go() noexcept;
 
   private:
     friend class Keeper;
+
+    [[nodiscard]] p2p::Engine& engine() const noexcept { return group_->p2p(); }
 
     std::shared_ptr<Group> group_;
     nanobind::object memory_;

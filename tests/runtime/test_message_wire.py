@@ -81,7 +81,7 @@ class End:
 
     def __init__(self, group: native.Group) -> None:
         self.group = group
-        self._messages = native.Messages(group, lambda request, result: request, False)
+        self._messages = native.Messages(group, False)
         self._messages.timeout_s = 20
 
     def begin(
@@ -100,9 +100,10 @@ def test_messages_come_in_order_however_large(crews: list[CarriedCrew]) -> None:
     requests = [one.begin(x, 1, 7, sends=True, carried=True) for x in sent]
     for i, x in enumerate(sent):
         out = np.empty_like(x)
-        assert other.begin(out, 0, 7, sends=False).wait(-1)
+        other.begin(out, 0, 7, sends=False).wait()
         assert (out == i).all()
-    assert all(request.wait(-1) for request in requests)
+    for request in requests:
+        request.wait()
 
 
 def test_a_peer_is_sent_only_so_many_messages_that_it_does_not_take(
@@ -111,11 +112,12 @@ def test_a_peer_is_sent_only_so_many_messages_that_it_does_not_take(
     one, other = map(End, crews[0].groups)
     x = np.zeros(16, np.uint8)
     requests = [one.begin(x, 1, 8, sends=True, carried=True) for _ in range(2000)]
-    other.begin(x, 0, 8, sends=False).wait(-1)
-    assert sum(request.done() for request in requests) < 1100
+    other.begin(x, 0, 8, sends=False).wait()
+    assert sum(request.is_completed() for request in requests) < 1100
     for _ in requests[1:]:
-        assert other.begin(x, 0, 8, sends=False).wait(-1)
-    assert all(request.wait(-1) for request in requests)
+        other.begin(x, 0, 8, sends=False).wait()
+    for request in requests:
+        request.wait()
 
 
 def test_what_a_carrier_cannot_bring_is_a_lost_peer() -> None:
@@ -128,7 +130,7 @@ def test_what_a_carrier_cannot_bring_is_a_lost_peer() -> None:
         way = crew.fabric.sends[0, 1, 1]
         end.ended.append((way.pop().ticket, "the cable was pulled"))
     with pytest.raises(PeerLostError, match="rank 1 is gone: the cable was pulled"):
-        sent.wait(-1)
+        sent.wait()
     crew.close()
 
 
@@ -201,11 +203,11 @@ def send_without_end(crew: CarriedCrew) -> list[weakref.ref[np.ndarray]]:
     sent = one.begin(x, 1, 7, sends=True)
     awaited = other.begin(y, 0, 7, sends=False)
     while not crew.fabric.receives[0, 1, 1]:
-        assert not awaited.wait(0.01)
+        assert not awaited._wait_native(0.01)
     for end, request in ((one, sent), (other, awaited)):
         end.group.abort("enough")
         with pytest.raises(AbortedError):
-            request.wait(-1)
+            request.wait()
     return [weakref.ref(x), weakref.ref(y)]
 
 

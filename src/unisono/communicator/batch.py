@@ -84,9 +84,9 @@ class BatchedWork(Work):
         """The tag of a received message, once it has come."""
         return self._message().tag()
 
-    def _message(self) -> MessageWork:
+    def _message(self) -> native.Request | MessageWork:
         work = self._begun()
-        if not isinstance(work, MessageWork):
+        if not isinstance(work, native.Request | MessageWork):
             raise UnsupportedError("only the receive of one message has a source and a tag")
         return work
 

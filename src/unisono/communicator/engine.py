@@ -140,9 +140,7 @@ class Engine:
             self._under_way.prune,
             self._inline_s,
         )
-        self.messages = native.Messages(
-            group, MessageWork, settings.single_copy is not SingleCopy.NEVER
-        )
+        self.messages = native.Messages(group, settings.single_copy is not SingleCopy.NEVER)
         self.timeout_s = settings.timeout_s
         self.quick = self._quick.run
         """Runs or begins a call that looks like one that was checked before; its result or its
@@ -254,27 +252,31 @@ class Engine:
         if table != self.book.table:
             self.book = self._new_book(table)
 
-    def post(self, messages: Sequence[Message], *, carried: bool) -> list[MessageWork]:
+    def post(
+        self, messages: Sequence[Message], *, carried: bool
+    ) -> list[native.Request | MessageWork]:
         """Begins messages, the receives first, so that what comes need not be stored. `carried`: if
         the program does something else meanwhile, they go on."""
-        works = [self._work(message) for message in messages]
+        requests = [self.request(message) for message in messages]
         for sends in (False, True):
-            for message, work in zip(messages, works, strict=True):
+            for message, request in zip(messages, requests, strict=True):
                 if message.sends is sends:
-                    self.messages.begin(work.request, carried)
-        return works
+                    self.messages.begin(request, carried)
+        return [
+            request
+            if message.sends or message.staged.copy is None
+            else MessageWork(request, message.finish)
+            for message, request in zip(messages, requests, strict=True)
+        ]
 
-    def _work(self, message: Message) -> MessageWork:
-        finish = None if message.sends or message.staged.copy is None else message.finish
-        return MessageWork(self.request(message), message.result, finish)
-
-    def request(self, message: Message) -> native.Request:
+    def request(self, message: Message, *, persistent: bool = False) -> native.Request:
         """A request that has not begun."""
         self.reach(message.peer)
         staged = message.staged
         memory = staged.array if staged.copy is None else staged.copy
+        starter = self.messages.begin if persistent else None
         return self.messages.request(
-            message.sends, *staged.located, message.peer, message.tag, memory
+            message.sends, *staged.located, message.peer, message.tag, memory, starter
         )
 
     def reach(self, peer: int) -> None:

@@ -14,7 +14,6 @@ from unisono.communicator.arrays import Array, duplicate, empty, overlap, stage
 from unisono.communicator.engine import Engine, Message
 from unisono.communicator.numbers import TAGS, check_rank, check_tag
 from unisono.communicator.rows import rows, split
-from unisono.communicator.work import PersistentWork
 from unisono.errors import UnsupportedError
 from unisono.types import DType
 
@@ -112,8 +111,8 @@ def sendrecv(
     return engine.deliver([incoming, outgoing], out, async_op)
 
 
-def send_init(self: Communicator, x: Array, dst: int, tag: int = 0) -> PersistentWork:
-    """Makes a send that begins with each `start()`, as a pipeline sends the same memory each step.
+def send_init(self: Communicator, x: Array, dst: int, tag: int = 0) -> native.Request:
+    """Makes a `Work` that begins with each `start()`, as a pipeline sends one memory each step.
 
     Its arguments are checked here, once. `x` must be contiguous, and its memory must stay where it
     is. The same as `MPI_Send_init`.
@@ -123,7 +122,7 @@ def send_init(self: Communicator, x: Array, dst: int, tag: int = 0) -> Persisten
 
 def recv_init(
     self: Communicator, x: Array, src: int | None = None, tag: int | None = 0
-) -> PersistentWork:
+) -> native.Request:
     """Makes a receive that begins with each `start()`; see `send_init`."""
     return _persistent(self._engine, _receiving(self._engine, x, src, _wanted(tag)))
 
@@ -220,11 +219,11 @@ def _probe(
     return Probed(source, tag, nbytes, DType(dtype))
 
 
-def _persistent(engine: Engine, message: Message) -> PersistentWork:
+def _persistent(engine: Engine, message: Message) -> native.Request:
     engine.refuse_in_batch("a persistent request")
     if message.staged.copy is not None:
         raise ValueError("a persistent request needs an array whose elements are contiguous")
-    return PersistentWork(engine.messages, engine.request(message), message.result)
+    return engine.request(message, persistent=True)
 
 
 def _sending(engine: Engine, x: Array, dst: int, tag: int, name: str = "dst") -> Message:

@@ -141,6 +141,9 @@ class Work(ABC):
             nap_s = min(2 * nap_s, _LONGEST_NAP_S)
 
 
+Work.register(native.Request)  # of one message: made and waited for without Python's code
+
+
 class CollectiveWork(Work):
     """A collective under way, or about to be: then it has no `job` yet. `keep` holds its memory."""
 
@@ -221,52 +224,34 @@ class UnderWay:
 
 
 class MessageWork(Work):
-    """A send or receive under way."""
+    """A receive under way whose array is not where it is received."""
 
-    def __init__(
-        self,
-        request: native.Request,
-        result: Any = None,
-        finish: Callable[[], Any] | None = None,
-    ) -> None:
-        super().__init__(finish, result)
+    def __init__(self, request: native.Request, finish: Callable[[], Any]) -> None:
+        super().__init__(finish)
         self.request = request
 
     def _call(self) -> str:
-        return self.request.text()
+        return self.request._call()
 
     def _wait_native(self, timeout_s: float | None) -> bool:
-        return self.request.wait(-1.0 if timeout_s is None else timeout_s)
+        return self.request._wait_native(timeout_s)
 
     def is_completed(self) -> bool:
-        return self.request.test()
+        return self.request.is_completed()
 
     def exception(self) -> Exception | None:
-        return _exception(self.request.error())
+        return self.request.exception()
 
     def cancel(self) -> bool:
         return self.request.cancel()
 
     def source_rank(self) -> int:
         """The rank that the message came from, once it has come."""
-        return self.request.source()
+        return self.request.source_rank()
 
     def tag(self) -> int:
         """The tag of the message, once it has come."""
         return self.request.tag()
-
-
-class PersistentWork(MessageWork):
-    """A send or receive that may begin any number of times, one after the other."""
-
-    def __init__(self, messages: native.Messages, request: native.Request, result: Any) -> None:
-        super().__init__(request, result)
-        self._messages = messages
-
-    def start(self) -> PersistentWork:
-        """Begins it, and returns itself. Raises `UnisonoError` if it is under way."""
-        self._messages.begin(self.request, True)
-        return self
 
 
 class JoinedWork(Work):
