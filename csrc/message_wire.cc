@@ -91,7 +91,7 @@ void MessageWire::pack(uint32_t peer, const Frame& frame, std::span<const Load> 
     }
     if (head.inside) {
         for (const Load& load : loads) {
-            std::memcpy(at, load.data, load.bytes);
+            if (load.bytes > 0) std::memcpy(at, load.data, load.bytes);
             at += load.bytes;
         }
     }

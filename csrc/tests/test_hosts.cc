@@ -145,12 +145,14 @@ void check_mismatch(Report& report) {
 void check_questions(Report& report) {
     Hosts world({{0, 1}, {2}}, 1);
     const auto asked_after = [&world](int32_t source, double seconds) {
-        Letter data(1);
-        const auto parcel = world[0].mail->receive(message(data, source, 1));
-        world[0].mail->wait(*parcel, kLong_s, seconds, {});
+        Data data(1);
+        p2p::Request request(message(data, source, 1), false);
+        world[0].p2p->begin(request, false);
+        world[0].p2p->wait(request, kLong_s, seconds, {});
+        world[0].p2p->cancel(request);
         return (world[0].members->events().take() & static_cast<uint32_t>(Event::anxious)) != 0;
     };
-    for (const int32_t source : {1, 2, kAnySource}) {
+    for (const int32_t source : {1, 2, p2p::kAnySource}) {
         const std::string what = "a wait for a message of " + std::to_string(source);
         report.check(asked_after(source, 0.4), what + " asks the other hosts");
         report.check(!asked_after(source, 0.01), what + " that is short asks nobody");
@@ -159,8 +161,11 @@ void check_questions(Report& report) {
 
 void check_no_questions(Report& report) {
     World world(shape_of(2, 2), Mapping::own, 2);
-    Letter data(1);
-    world[0].mail->wait(*world[0].mail->receive(message(data, 1, 1)), kLong_s, 0.4, {});
+    Data data(1);
+    p2p::Request request(message(data, 1, 1), false);
+    world[0].p2p->begin(request, false);
+    world[0].p2p->wait(request, kLong_s, 0.4, {});
+    world[0].p2p->cancel(request);
     report.check(world[0].members->events().take() == 0, "there is nobody to ask on one host");
 }
 

@@ -1,0 +1,169 @@
+// Failures in the middle of messages: each request ends with the cause, and nobody uses its memory
+// any more.
+#include <atomic>
+#include <functional>
+#include <string>
+
+#include "play.h"
+#include "report.h"
+
+namespace {
+
+using namespace unisono;
+using namespace unisono::test;
+
+template <class Some>
+struct State {
+    const char* what;
+    std::function<void(Some&)> reach;
+};
+
+// Every place in which a message may be when its group fails.
+template <class Some>
+std::vector<State<Some>> states() {
+    return {
+        {"posted", [](Some& play) { play.receive(10, 1); }},
+        {"offered", [](Some& play) { play.send(data_of(1, kLarge), 1); }},
+        {"stored",
+         [](Some& play) {
+             play.send(data_of(1, kLarge), 1);
+             play.receive(10, 2);
+             play.settle();
+         }},
+        {"waiting for room",
+         [](Some& play) {
+             play.receive(10, 1);
+             play.fill();
+             play.send(data_of(1, kLarge), 2);
+         }},
+        {"asked for",
+         [](Some& play) {
+             play.receive(kLarge, 1);
+             play.fill();
+             play.send(data_of(1, kLarge), 1);
+             play.look(1);
+         }},
+        {"found",
+         [](Some& play) {
+             play.receive(kLarge, 1);
+             play.fill();
+             play.send(data_of(1, kLarge), 1);
+             play.look(1);
+             play.look(0);
+         }},
+        {"begun",
+         [](Some& play) {
+             play.send(data_of(1, 40 * kLarge), 1);
+             play.receive(40 * kLarge, 1);
+         }},
+        {"half moved",
+         [](Some& play) {
+             play.send(data_of(1, 40 * kLarge), 1);
+             play.receive(40 * kLarge, 1);
+             play.look(0);
+             play.look(1);
+         }},
+        {"to oneself", [](Some& play) { play.send(data_of(1, kLarge), 1, 0, 0); }},
+    };
+}
+
+template <class Some>
+void check_failures(Report& report) {
+    for (const bool single_copy : {true, false}) {
+        for (const State<Some>& state : states<Some>()) {
+            for (const bool closes : {false, true}) {
+                const std::string what = std::string(state.what) + (closes ? ", closed" : "");
+                Some play(2, single_copy);
+                state.reach(play);
+                report.check(play.under_way() > 0, what + ": nothing is under way");
+                if (closes) {
+                    play.world()[0].close();
+                    play.world()[1].close();
+                } else {
+                    for (const uint32_t rank : {1, 0})  // the other may have heard of it
+                        play.world()[rank].members->record(Fault::aborted, "enough of this");
+                }
+                play.settle();
+                report.check(play.under_way() == 0, what + ": something is under way still");
+                play.check_errors(report, Fault::aborted, closes ? "closed" : "enough of this",
+                                  what);
+                play.scribble();
+                play.settle();
+                report.check(play.is_scribbled(), what + ": memory that is used after the end");
+            }
+        }
+    }
+}
+
+// A sender that leaves takes its memory with it: the receiver gets no part of what is there then.
+void check_sender_left(Report& report) {
+    for (const bool single_copy : {true, false}) {
+        for (const int looks : {-1, 0, 1}) {  // before the receive, once it has begun, later
+            Play play(2, single_copy);
+            play.send(data_of(1, 40 * kLarge), 1);
+            p2p::Request* in = looks < 0 ? nullptr : &play.receive(40 * kLarge, 1);
+            for (int i = 0; i < looks; ++i) play.look(1);
+            play.world()[0].close();
+            play.scribble();
+            if (!in) in = &play.receive(40 * kLarge, 1);
+            expect(report, outcome_of([&] { play[1].wait(*in, kLong_s, -1, {}); }),
+                   Fault::peer_lost, "rank 0", "a sender that left");
+            report.check(in->done() && in->error(), "and its message has not come");
+        }
+    }
+}
+
+void check_receiver_left(Report& report) {
+    for (const bool single_copy : {true, false}) {
+        Play play(2, single_copy);
+        p2p::Request& out = play.send(data_of(1, 40 * kLarge), 1);
+        play.receive(40 * kLarge, 1);
+        play.look(0);
+        play.world()[1].close();
+        play.scribble();
+        expect(report, outcome_of([&] { play[0].wait(out, kLong_s, -1, {}); }), Fault::peer_lost,
+               "rank 1 left the group while rank 0 was sending to it", "a receiver that left");
+        report.check(play.is_scribbled(), "memory of a receiver that left");
+    }
+}
+
+// Everybody waits for the next one.
+void check_cycle(Report& report, Mapping mapping) {
+    World world(shape_of(3, 2), mapping, 3);
+    std::atomic<int> waiting{0};
+    world.run([&](Rank& rank) {
+        Data data(10);
+        const auto next = static_cast<int32_t>((rank.rank + 1) % 3);
+        if (rank.rank == 0) {
+            while (waiting < 2) pause(0.001);
+            pause(0.02);
+        } else {
+            ++waiting;
+        }
+        expect(report, outcome_of([&] { receive(rank, data, next, 4, rank.rank == 0 ? 0.2 : 60); }),
+               Fault::timeout,
+               "recv from rank 1 (10 bytes, tag 4) timed out on rank 0 after 0.2 s (timeout): "
+               "nothing was sent; rank 1: it has made no call yet, and it waits in recv from rank "
+               "2; these ranks wait for each other: rank 0 in recv from rank 1, rank 1 in recv "
+               "from rank 2, rank 2 in recv from rank 0",
+               "a cycle");
+    });
+    World other(shape_of(2, 2), mapping, 2);
+    Data data(10);
+    const auto outcome = outcome_of([&] { receive(other[0], data, 1, 4, 0.05); });
+    expect(report, outcome, Fault::timeout, "nothing was sent; rank 1: it has made no call yet",
+           "no cycle");
+    report.check(outcome.text.find("each other") == std::string::npos, "no cycle: " + outcome.text);
+}
+
+}  // namespace
+
+int main() {
+    Report report;
+    check_failures<Play>(report);
+    check_failures<PlayOverHosts>(report);
+    check_sender_left(report);
+    check_receiver_left(report);
+    for (const Mapping mapping : {Mapping::own, Mapping::one}) check_cycle(report, mapping);
+    return report.finish();
+}
