@@ -42,8 +42,9 @@ class Endpoint {
     virtual std::optional<Envelope> next() = 0;
     // Matches a message: brings it to where the receive wants it. False: it was withdrawn.
     virtual bool accept(const Envelope& came, Request& receive) = 0;
-    // Whether its sender has taken a message back; then it is gone.
-    virtual bool drop_withdrawn(const Envelope& came) = 0;
+    // Whether a message is still there: from here on its sender cannot take it back. Else it is
+    // gone.
+    virtual bool claim(const Envelope& came) = 0;
     // What the peer's `hold_back` says.
     [[nodiscard]] virtual uint64_t held() const noexcept = 0;
     // Asks for a message with this tag, once the last question was answered.

@@ -111,7 +111,7 @@ void Engine::begin_receive(Request& receive) {
 bool Engine::accept(const Envelope& came, Request& receive) {
     const Message& m = receive.message();
     const bool fit = static_cast<uint32_t>(m.dtype) == came.kind && m.bytes == came.bytes;
-    if (!fit && peers_[came.source].endpoint->drop_withdrawn(came)) return false;
+    if (!fit && !peers_[came.source].endpoint->claim(came)) return false;
     if (!fit) fail_mismatch(came, receive);
     receive.matched(static_cast<int32_t>(came.source), came.tag);
     if (peers_[came.source].endpoint->accept(came, receive)) return true;
@@ -314,7 +314,11 @@ std::optional<Envelope> Engine::probe(int32_t source, uint64_t tag) {
 // Takes what has come from a peer until some of it satisfies a probe.
 const Envelope* Engine::find(Peer& peer, int32_t source, uint64_t tag) {
     for (;;) {
-        if (const Envelope* const found = matcher_.find_unexpected(source, tag)) return found;
+        if (const Envelope* const found = matcher_.find_unexpected(source, tag)) {
+            if (peers_[found->source].endpoint->claim(*found)) return found;
+            matcher_.take(found);
+            continue;
+        }
         const auto came = peer.endpoint->next();
         if (!came) return nullptr;
         if (Request* const receive = matcher_.find_posted(*came)) {

@@ -27,7 +27,8 @@ class SelfEndpoint final : public Endpoint {
         return true;
     }
     bool withdraw(Request& send) noexcept override {
-        return std::erase_if(waiting_, [&](const Waiting& w) { return w.send == &send; }) > 0;
+        return std::erase_if(waiting_,
+                             [&](const Waiting& w) { return w.send == &send && !w.claimed; }) > 0;
     }
     std::optional<Envelope> next() override {
         const auto found = std::find_if(waiting_.begin(), waiting_.end(),
@@ -49,9 +50,12 @@ class SelfEndpoint final : public Endpoint {
         completion_.complete(receive);
         return true;
     }
-    bool drop_withdrawn(const Envelope& came) override {
-        return std::none_of(waiting_.begin(), waiting_.end(),
-                            [&](const Waiting& w) { return w.envelope.id == came.id; });
+    bool claim(const Envelope& came) override {
+        const auto found = std::find_if(waiting_.begin(), waiting_.end(),
+                                        [&](const Waiting& w) { return w.envelope.id == came.id; });
+        if (found == waiting_.end()) return false;
+        found->claimed = true;
+        return true;
     }
     void fail(const Error& error) noexcept override {
         for (const Waiting& w : waiting_) {
@@ -87,6 +91,7 @@ class SelfEndpoint final : public Endpoint {
         Envelope envelope;
         Request* send;  // nullptr: it is done, and its content is here:
         std::vector<std::byte> data;
+        bool claimed = false;
     };
     const uint32_t rank_;
     Completion& completion_;

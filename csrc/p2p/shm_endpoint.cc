@@ -262,11 +262,11 @@ void ShmEndpoint::forget(const Envelope& came) {
     aside_.erase(found);
 }
 
-bool ShmEndpoint::drop_withdrawn(const Envelope& came) {
+bool ShmEndpoint::claim(const Envelope& came) {
     const uint32_t transfer = transfer_of(came);
-    if (transfer == kNoTransfer || !give_back_withdrawn(transfer)) return false;
+    if (transfer == kNoTransfer || claim_transfer(transfer)) return true;
     forget(came);
-    return true;
+    return false;
 }
 
 bool ShmEndpoint::accept(const Envelope& came, Request& receive) {

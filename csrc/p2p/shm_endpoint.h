@@ -30,7 +30,7 @@ class ShmEndpoint final : public Endpoint {
 
     std::optional<Envelope> next() override;
     bool accept(const Envelope& came, Request& receive) override;
-    bool drop_withdrawn(const Envelope& came) override;
+    bool claim(const Envelope& came) override;
     [[nodiscard]] uint64_t held() const noexcept override;
     void ask(uint64_t tag) override;
     Answer answer() override;
@@ -79,6 +79,7 @@ class ShmEndpoint final : public Endpoint {
     void offer(uint32_t transfer, Request& send);
     [[nodiscard]] uint32_t transfer_of(const Envelope& came) const;
     bool accept_transfer(uint32_t transfer, Request& receive);
+    bool claim_transfer(uint32_t transfer);
     bool give_back_withdrawn(uint32_t transfer) noexcept;
     void forget(const Envelope& came);
     void release(uint64_t number) noexcept;

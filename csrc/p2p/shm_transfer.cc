@@ -52,6 +52,15 @@ bool ShmEndpoint::reaches() noexcept {
     return reach_ == Reach::yes;
 }
 
+// False: the sender has taken it back.
+bool ShmEndpoint::claim_transfer(uint32_t transfer) {
+    Phase seen = Phase::offered;
+    if (exchange_phase(in_.shared->transfers[transfer], seen, Phase::claimed)) return true;
+    if (seen == Phase::claimed) return true;
+    if (!give_back_withdrawn(transfer)) nonsense_phase(seen);
+    return false;
+}
+
 // To the sender that has taken its message back.
 bool ShmEndpoint::give_back_withdrawn(uint32_t transfer) noexcept {
     Transfer& t = in_.shared->transfers[transfer];
@@ -80,7 +89,9 @@ bool ShmEndpoint::accept_transfer(uint32_t transfer, Request& receive) {
     t.written.store(0, std::memory_order_relaxed);
     t.turn.store(turns_, std::memory_order_relaxed);
     Phase seen = Phase::offered;
-    if (!exchange_phase(t, seen, moves)) {
+    const bool begun = exchange_phase(t, seen, moves) ||
+                       (seen == Phase::claimed && exchange_phase(t, seen, moves));
+    if (!begun) {
         if (!give_back_withdrawn(transfer)) nonsense_phase(seen);
         return false;
     }
@@ -259,7 +270,8 @@ void ShmEndpoint::revoke(Transfer& t) noexcept {
 // may be something else.
 void ShmEndpoint::take_back(Transfer& t) noexcept {
     Phase phase = Phase::offered;
-    while (phase == Phase::offered || phase == Phase::reading || phase == Phase::staging) {
+    while (phase == Phase::offered || phase == Phase::claimed || phase == Phase::reading ||
+           phase == Phase::staging) {
         if (exchange_phase(t, phase, Phase::withdrawn)) return;
     }
 }

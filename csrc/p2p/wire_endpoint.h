@@ -28,7 +28,7 @@ class WireEndpoint final : public Endpoint {
 
     std::optional<Envelope> next() override;
     bool accept(const Envelope& came, Request& receive) override;
-    bool drop_withdrawn(const Envelope&) override { return false; }
+    bool claim(const Envelope&) override { return true; }
     [[nodiscard]] uint64_t held() const noexcept override { return held_; }
     void ask(uint64_t tag) override;
     Answer answer() override;
