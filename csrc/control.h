@@ -59,7 +59,10 @@ struct alignas(2 * kLine) RankControl {
     std::atomic<uint64_t> process{0};  // tells ranks that are threads of one process
     std::atomic<int32_t> kept_fd{0};   // 1 + what it has left open for those; see membership.cc
     std::atomic<uint64_t> token{0};    // where it is in that process; see loans.h
-    std::atomic<uint64_t> errand{0};   // a message that it sleeps for; see call.h
+
+    // A message that it waits for; see call.h. Written with each wait: the others look at what is
+    // above with each message.
+    alignas(2 * kLine) std::atomic<uint64_t> errand{0};
 
     // Written with every post of a large message, looked at once a block; see stores.h.
     alignas(2 * kLine) std::atomic<uint64_t> beacon{0};

@@ -200,11 +200,7 @@ class Executor {
         return call.lane == &lanes_.back();
     }
     [[nodiscard]] Lane* lane_for(const Execution& call, uint64_t bytes);
-    [[nodiscard]] Fence fence() const noexcept {
-        const bool full =
-            view_.segment().group().fences_needed.load(std::memory_order_relaxed) != 0;
-        return full ? Fence::full : Fence::light;
-    }
+    [[nodiscard]] Fence fence() const noexcept { return view_.fence(); }
 
     View& view_;
     Membership& members_;

@@ -6,6 +6,7 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <bit>
 #include <cerrno>
 #include <cstring>
 #include <new>
@@ -59,8 +60,9 @@ Offsets offsets_of(const SegmentShape& s) {
 bool plausible(const SegmentShape& s) {
     return s.ranks >= 1 && s.ranks <= kMaxRanks && s.depth >= 1 && s.depth <= 64 &&
            s.area_bytes >= kPage && s.area_bytes <= (1ULL << 32) && s.area_bytes % kLine == 0 &&
-           s.pair_slots >= 1 && s.pair_slots <= 4096 && s.pair_bytes >= kLine &&
-           s.pair_bytes % kLine == 0 && s.pair_bytes <= (1ULL << 30) &&
+           std::has_single_bit(s.pair_slots) && s.pair_slots <= 4096 &&
+           std::has_single_bit(s.pair_bytes) && s.pair_bytes >= kLine &&
+           s.pair_bytes <= (1ULL << 30) &&
            // Within these bounds nothing else comes near 64 bits.
            offsets_of(s).each_pair <= kMostPairs / s.ranks / s.ranks;
 }
@@ -91,7 +93,7 @@ SegmentShape shape_for(uint32_t ranks, uint32_t cores, uint64_t staging_bytes) {
     const uint64_t area = std::max(staging_bytes / (uint64_t{ranks} * depth), least);
     // With many ranks most pairs have little to say to each other.
     const uint64_t each = kUsualPairs / ranks / ranks / (1 + kStagedBlocks);
-    const uint64_t ring = std::clamp(each / kPage * kPage, kLeastPairBytes, kPairBytes);
+    const uint64_t ring = std::clamp(std::bit_floor(each), kLeastPairBytes, kPairBytes);
     return {ranks, depth, round_up(area, kPage), ring < kPairBytes ? kFewPairSlots : kPairSlots,
             ring};
 }

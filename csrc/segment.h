@@ -30,7 +30,8 @@ struct SegmentShape {
     uint32_t ranks;
     uint32_t depth;
     uint64_t area_bytes;
-    uint64_t pair_slots;  // messages from one rank to another that may wait; see p2p/pair.h
+    // Both powers of two; see p2p/pair.h.
+    uint64_t pair_slots;  // messages from one rank to another that may wait
     uint64_t pair_bytes;  // of small ones' content
 };
 

@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "call.h"
+#include "futex.h"
 #include "segment.h"
 
 namespace unisono {
@@ -50,6 +51,11 @@ class View {
     [[nodiscard]] uint32_t place(uint32_t r) const noexcept { return seen_[r].place; }
     [[nodiscard]] const std::vector<uint32_t>& here() const noexcept { return here_; }
     [[nodiscard]] const std::vector<uint32_t>& away() const noexcept { return away_; }
+    // What bells of this host need.
+    [[nodiscard]] Fence fence() const noexcept {
+        const bool full = segment_.group().fences_needed.load(std::memory_order_relaxed) != 0;
+        return full ? Fence::full : Fence::light;
+    }
     // The first of a rank's areas of one strip; they lie one after the other.
     [[nodiscard]] std::byte* areas(uint32_t r, size_t strip) const noexcept {
         return seen_[r].areas[strip];

@@ -157,7 +157,7 @@ bool Engine::guarded(Move&& move) {
 }
 
 bool Engine::poll() {
-    looks_.fetch_add(1, std::memory_order_relaxed);
+    looks_.store(looks_.load(std::memory_order_relaxed) + 1, std::memory_order_relaxed);
     return guarded([this] {
         bool moved = wire_ && wire_->poll();
         for (Peer& peer : peers_) moved |= advance(peer);
@@ -270,7 +270,8 @@ bool Engine::ask(uint32_t rank, Peer& peer, std::optional<uint64_t> probed) {
 void Engine::complete(Request& request) noexcept {
     --under_way_;
     request.set_done();
-    ring(view_.own().p2p);  // a thread of this rank may sleep for it
+    // A thread of this rank may sleep for it.
+    ring(view_.own().p2p, wire_ ? Fence::full : view_.fence());
     if (away_sleepers_.load(std::memory_order_seq_cst) > 0) wire_->wake();
 }
 

@@ -36,8 +36,7 @@ uint64_t ShmEndpoint::eager_bytes() const noexcept {
 }
 
 void ShmEndpoint::ring_peer() noexcept {
-    const bool full = view_.segment().group().fences_needed.load(std::memory_order_relaxed) != 0;
-    ring(view_.control(peer_).p2p, full ? Fence::full : Fence::light);
+    ring(view_.control(peer_).p2p, view_.fence());
 }
 
 void ShmEndpoint::nonsense(const std::string& what) {
@@ -48,9 +47,8 @@ void ShmEndpoint::nonsense(const std::string& what) {
 
 // Where in the ring of bytes there is room for so many in a row.
 std::optional<uint64_t> ShmEndpoint::room_for(uint64_t bytes) noexcept {
-    const uint64_t length = ring_bytes();
-    uint64_t place = put_bytes_;
-    if (length - place % length < bytes) place += length - place % length;
+    const uint64_t length = ring_bytes(), left = length - at_byte(put_bytes_);
+    const uint64_t place = left < bytes ? put_bytes_ + left : put_bytes_;
     if (place + bytes - bytes_taken_ <= length) return place;
     bytes_taken_ = out_.shared->bytes_taken.load(std::memory_order_acquire);
     if (place + bytes - bytes_taken_ <= length) return place;
@@ -77,7 +75,7 @@ bool ShmEndpoint::put(Request& send) {
         const auto room = room_for(m.bytes);
         if (!room) return false;
         place = *room;
-        kernels::copy(out_.bytes + place % ring_bytes(), m.data, m.bytes);
+        kernels::copy(out_.bytes + at_byte(place), m.data, m.bytes);
         put_bytes_ = place + m.bytes;
     } else if (m.bytes > 0) {
         std::memcpy(slot.data, m.data, m.bytes);
@@ -198,7 +196,7 @@ std::optional<Envelope> ShmEndpoint::next() {
 
 void ShmEndpoint::check(const Envelope& came, const Seen& seen) {
     const bool eager = seen.transfer == kNoTransfer;
-    const uint64_t left = ring_bytes() - seen.place % ring_bytes();
+    const uint64_t left = ring_bytes() - at_byte(seen.place);
     if (eager && came.bytes > kInline && (came.bytes > eager_bytes() || came.bytes > left)) {
         nonsense("a message of " + std::to_string(came.bytes) + " bytes at place " +
                  std::to_string(seen.place) + " of a ring of " + std::to_string(ring_bytes()) +
@@ -243,7 +241,7 @@ uint64_t ShmEndpoint::end_of(const Seen& seen) noexcept {
 
 const std::byte* ShmEndpoint::content_of(uint64_t number, const Seen& seen) const {
     if (seen.bytes <= kInline) return in_slot(number - 1).data;
-    return in_.bytes + seen.place % ring_bytes();
+    return in_.bytes + at_byte(seen.place);
 }
 
 // Of an eager message kNoTransfer.

@@ -68,11 +68,15 @@ class ShmEndpoint final : public Endpoint {
         return view_.segment().shape().pair_bytes;
     }
     [[nodiscard]] uint64_t eager_bytes() const noexcept;
+    // Both rings have powers of two.
+    [[nodiscard]] uint64_t at_byte(uint64_t place) const noexcept {
+        return place & (ring_bytes() - 1);
+    }
     [[nodiscard]] Slot& out_slot(uint64_t number) const noexcept {
-        return out_.slots[number % slot_count()];
+        return out_.slots[number & (slot_count() - 1)];
     }
     [[nodiscard]] Slot& in_slot(uint64_t number) const noexcept {
-        return in_.slots[number % slot_count()];
+        return in_.slots[number & (slot_count() - 1)];
     }
     std::optional<uint64_t> room_for(uint64_t bytes) noexcept;
     void publish(Slot& slot, const Request& send, uint64_t place, uint32_t transfer) noexcept;
