@@ -74,6 +74,13 @@ struct Called {
 };
 static_assert(sizeof(Called) == 40);
 
+// The same with the message that it waits for: what it is doing, as far as others can tell.
+struct Doing {
+    Called called;
+    uint64_t errand;  // see errand_of; 0: none
+};
+static_assert(sizeof(Doing) == 48);
+
 [[nodiscard]] const char* name_of(DType type) noexcept;
 [[nodiscard]] const char* name_of(OpKind op) noexcept;
 

@@ -23,7 +23,7 @@ class FaultNews {
     [[nodiscard]] Error read(uint32_t peer, const Frame& frame) {
         const auto fault = static_cast<Fault>(frame.called.kind);
         const bool known =
-            fault > Fault::none && fault <= Fault::invalid && fault != Fault::interrupted;
+            fault > Fault::none && fault <= Fault::unsupported && fault != Fault::interrupted;
         return {known ? fault : Fault::system, std::string(texts_[peer].data(), frame.bytes)};
     }
 

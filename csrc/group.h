@@ -70,17 +70,21 @@ class Group {
             if (wire) wire->abandon();
         }
     }
-    // What the other hosts tell of a peer: it has left in good order; what it called last.
+    // What the other hosts tell of a peer: it has left in good order; what it is doing.
     void peer_left(uint32_t peer) noexcept {
         if (peer >= view_.ranks() || view_.local(peer)) return;
         view_.control(peer).presence.store(static_cast<uint32_t>(Presence::left),
                                            std::memory_order_release);
         wake();
     }
-    void heard(uint32_t peer, const Called& called) noexcept {
-        if (peer < view_.ranks() && !view_.local(peer)) view_.hear(peer, called);
+    void heard(uint32_t peer, const Doing& doing) noexcept {
+        if (peer >= view_.ranks() || view_.local(peer)) return;
+        view_.hear(peer, doing.called);
+        view_.control(peer).errand.store(doing.errand, std::memory_order_relaxed);
     }
-    [[nodiscard]] Called called() const noexcept { return called_by(view_.own()); }
+    [[nodiscard]] Doing doing() const noexcept {
+        return {called_by(view_.own()), view_.own().errand.load(std::memory_order_relaxed)};
+    }
 
     // Records a failure; the group is of no use afterwards, and everybody of this host wakes.
     void fail(Fault fault, const std::string& text) noexcept {

@@ -59,19 +59,19 @@ void bind_hosts(nb::class_<Group>& group) {
              })
         .def("called",
              [](Group& self) {
-                 const Called called = self.called();
-                 return nb::bytes(reinterpret_cast<const char*>(&called), sizeof(called));
+                 const Doing doing = self.doing();
+                 return nb::bytes(reinterpret_cast<const char*>(&doing), sizeof(doing));
              })
         .def(
             "heard",
             [](Group& self, uint32_t peer, const nb::bytes& packed) {
-                Called called{};
-                if (packed.size() != sizeof(called))
+                Doing doing{};
+                if (packed.size() != sizeof(doing))
                     throw Error(Fault::invalid, "called: expected " +
-                                                    std::to_string(sizeof(called)) +
-                                                    " bytes, got " + std::to_string(packed.size()));
-                std::memcpy(&called, packed.c_str(), sizeof(called));
-                self.heard(peer, called);
+                                                    std::to_string(sizeof(doing)) + " bytes, got " +
+                                                    std::to_string(packed.size()));
+                std::memcpy(&doing, packed.c_str(), sizeof(doing));
+                self.heard(peer, doing);
             },
             "peer"_a, "called"_a)
         .def("events_fd", [](Group& self) { return self.members().events().fd(); })

@@ -372,10 +372,17 @@ std::string Engine::text_of(const Request& request) {
 // ---- from other hosts
 
 std::byte* Engine::place(uint32_t peer, const Frame& frame) {
+    if (frame.kind == FrameKind::failed) {
+        if (std::byte* const text = news_.place(peer, frame)) return text;
+    }
     return wired_[peer]->place(frame);
 }
 
 void Engine::deliver(uint32_t peer, const Frame& frame) {
+    if (frame.kind == FrameKind::failed) {
+        const Error error = news_.read(peer, frame);
+        members_.fail(error.fault(), error.what());
+    }
     wired_[peer]->deliver(frame);
 }
 

@@ -15,6 +15,7 @@
 #include <thread>
 #include <vector>
 
+#include "fault_news.h"
 #include "loans.h"
 #include "owned_mutex.h"
 #include "p2p/endpoint.h"
@@ -133,6 +134,7 @@ class Engine final : private Receiver, private Completion {
     OwnedMutex mutex_;                            // guards all below
     std::vector<Peer> peers_;
     std::vector<WireEndpoint*> wired_;  // by rank; nullptr on this host
+    FaultNews news_;
     Matcher matcher_;
     uint64_t under_way_ = 0;
     // On the heap: a forked child has to leak it, for its end waits for threads that are not there.

@@ -18,7 +18,7 @@ from unisono.links.ends import Contact
 from unisono.links.groups import Groups
 from unisono.links.introduction import Introduction, Kind, tag_of
 from unisono.links.loop import Loop
-from unisono.links.messages import Message, Say, failed_body, looked_bodies
+from unisono.links.messages import CALLED_BYTES, Message, Say, failed_body, looked_bodies
 from unisono.links.place import Place, Terms
 from unisono.links.post import Box, Post
 from unisono.links.security import CLEAR
@@ -38,7 +38,9 @@ bodies = st.one_of(
     st.builds(failed_body, numbers, st.text(max_size=20)),
     st.builds(
         lambda called: looked_bodies(called)[0],
-        st.lists(st.tuples(ranks, st.binary(min_size=40, max_size=40)), max_size=3),
+        st.lists(
+            st.tuples(ranks, st.binary(min_size=CALLED_BYTES, max_size=CALLED_BYTES)), max_size=3
+        ),
     ),
     asks.map(Ask.pack),
     st.builds(lambda head, ask: head + ask.pack(), st.binary(min_size=9, max_size=9), asks),

@@ -10,6 +10,7 @@ from unisono.errors import AuthenticationError
 from unisono.links.ends import Fault, fault_of
 from unisono.links.introduction import INTRODUCTION_BYTES, Introduction, Kind, tag_of, unpack
 from unisono.links.messages import (
+    CALLED_BYTES,
     MOST_FRAME_BYTES,
     Frames,
     Message,
@@ -76,7 +77,11 @@ def test_failures(fault: int, text: str) -> None:
     assert told == text or text.startswith(told.rstrip("\ufffd"))
 
 
-@given(st.lists(st.tuples(ranks, st.binary(min_size=40, max_size=40)), max_size=2500))
+@given(
+    st.lists(
+        st.tuples(ranks, st.binary(min_size=CALLED_BYTES, max_size=CALLED_BYTES)), max_size=2500
+    )
+)
 def test_calls(called: list[tuple[int, bytes]]) -> None:
     bodies = looked_bodies(called)
     assert bodies

@@ -64,7 +64,7 @@ class GroupEnd(Protocol):
         """The failure that is recorded."""
 
     def called(self) -> bytes:
-        """What this rank called last: 40 bytes that mean something to its peers only."""
+        """What this rank is doing: 48 bytes that mean something to its peers only."""
 
     def heard(self, peer: int, called: bytes) -> None:
         """What a peer called last."""

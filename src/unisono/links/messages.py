@@ -17,7 +17,7 @@ from unisono.links.introduction import NO_GROUP, TAG_BYTES
 
 _HEAD = struct.Struct(f"<IB3xI{TAG_BYTES}sI")  # bytes that follow the head, kind, origin, tag, to
 _FAULT = struct.Struct("<I")
-CALLED_BYTES = 40
+CALLED_BYTES = 48
 _ENTRY = struct.Struct(f"<I{CALLED_BYTES}s")
 _PID = struct.Struct("<I")
 MOST_FRAME_BYTES = 1 << 20

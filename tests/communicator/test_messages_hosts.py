@@ -1,0 +1,157 @@
+"""Messages between ranks of several hosts, and of one: the same calls, the same errors."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import numpy as np
+import pytest
+
+from boards import free_port
+from unisono import Communicator, Work, config
+from unisono.communicator.joining import join
+from unisono.errors import CollectiveTimeoutError, MismatchError
+
+HOSTS = [(0, 1), (0, 0, 1), (0, 1, 2)]
+
+
+def spanning(
+    body: Callable[[Communicator], Any], hosts: tuple[int, ...], *, timeout_s: float = 40.0
+) -> list[Any]:
+    """`body(comm)` on ranks of these hosts, as threads: what each returned or raised."""
+    rendezvous = f"tcp://127.0.0.1:{free_port()}"
+
+    def rank_body(rank: int) -> Any:
+        environ = {
+            "UNISONO_HOST_ID": str(hosts[rank]),
+            "UNISONO_INTERFACE": "=lo",
+            "UNISONO_TIMEOUT_S": str(timeout_s),
+        }
+        world = config.World(rank=rank, size=len(hosts), rendezvous=rendezvous)
+        try:
+            with join(world, config.settings(environ)) as comm:
+                return body(comm)
+        except Exception as error:
+            return error
+
+    with ThreadPoolExecutor(len(hosts)) as pool:
+        return list(pool.map(rank_body, range(len(hosts))))
+
+
+def everything(comm: Communicator) -> str:
+    right, left = (comm.rank + 1) % comm.size, (comm.rank - 1) % comm.size
+    for count in (0, 1, 30, 5000, 70_000, 1_000_000):
+        x, y = np.full(count, comm.rank), np.zeros(count, int)
+        comm.sendrecv(x, right, y, left, tag=count)
+        assert (y == left).all()
+        works = [comm.recv(y, None, None, async_op=True), comm.send(x, right, 7, async_op=True)]
+        Work.wait_all(works)
+        assert (works[0].source_rank(), works[0].tag()) == (left, 7)
+        request = comm.send_init(x, right, 3)
+        for _ in range(3):
+            request.start()
+            found = comm.probe(left)
+            assert (found.source, found.tag, found.nbytes) == (left, 3, x.nbytes)
+            assert comm.recv(y, found.source, found.tag) == left
+            request.wait()
+        comm.barrier()
+        assert comm.iprobe() is None
+        comm.barrier()
+    return "done"
+
+
+@pytest.mark.parametrize("hosts", HOSTS)
+def test_every_call_of_any_length(hosts: tuple[int, ...]) -> None:
+    assert spanning(everything, hosts) == ["done"] * len(hosts)
+
+
+def out_of_order(comm: Communicator) -> str:
+    """Far more than the budget, of which only the last message is asked for at first."""
+    if comm.rank == 0:
+        works = [
+            comm.send(np.full(50_000, number), 1, number, async_op=True) for number in range(40)
+        ]
+        Work.wait_all(works)
+    elif comm.rank == 1:
+        y = np.zeros(50_000, int)
+        for number in reversed(range(40)):
+            comm.recv(y, 0, number)
+            assert (y == number).all()
+    comm.barrier()
+    return "done"
+
+
+@pytest.mark.parametrize("hosts", [(0, 0), (0, 1)])
+def test_a_receiver_asks_past_what_it_does_not_want(hosts: tuple[int, ...]) -> None:
+    assert spanning(out_of_order, hosts) == ["done", "done"]
+
+
+def test_a_deadlock_names_the_ranks_that_wait_for_each_other() -> None:
+    def body(comm: Communicator) -> None:
+        comm.barrier()
+        comm.send(np.zeros(1 << 20), (comm.rank + 1) % comm.size)
+
+    for hosts in HOSTS:
+        for error in spanning(body, hosts, timeout_s=1.5):
+            assert isinstance(error, CollectiveTimeoutError)
+            assert "after 1.5 s (timeout)" in str(error)
+            ring = str(error).split("; these ranks wait for each other: ")[1]
+            for rank in range(len(hosts)):
+                assert f"rank {rank} in send to rank {(rank + 1) % len(hosts)}" in ring
+
+
+@pytest.mark.parametrize("hosts", [(0, 0), (0, 1)])
+@pytest.mark.parametrize("counts", [(10, 11), (11, 10), (100_000, 99_999), (1, 100_000)])
+def test_lengths_that_differ(hosts: tuple[int, ...], counts: tuple[int, int]) -> None:
+    def body(comm: Communicator) -> None:
+        x = np.zeros(counts[comm.rank], np.uint8)
+        comm.send(x, 1) if comm.rank == 0 else comm.recv(x, 0)
+        comm.barrier()
+
+    told = f"rank 0 sent {counts[0]} bytes .* but rank 1 receives {counts[1]} bytes"
+    for error in spanning(body, hosts):
+        with pytest.raises(MismatchError, match=told):
+            raise error
+
+
+def test_the_first_of_several_calls() -> None:
+    def body(comm: Communicator) -> Any:
+        if comm.rank == 0:
+            comm.recv(np.zeros(1), 1)  # after which only rank 1 waits
+            comm.send(np.ones(1), 1, tag=5)
+            comm.barrier()
+            return None
+        works = [comm.recv(np.zeros(1), 0, tag, async_op=True) for tag in (4, 5, 6)]
+        assert not any(work.test() for work in works)
+        with pytest.raises(TimeoutError):
+            Work.wait_any(works, 0.01)
+        comm.send(np.ones(1), 0)
+        first = Work.wait_any(works)
+        assert [work.cancel() for work in works] == [True, False, True]
+        assert Work.wait_any(works[1:]) == 0
+        comm.barrier()
+        return first
+
+    for hosts in ((0, 0), (0, 1)):
+        assert spanning(body, hosts)[1] == 1
+
+
+def test_who_only_looks_gets_its_message() -> None:
+    def body(comm: Communicator) -> int:
+        looks = 0
+        if comm.rank == 0:
+            time.sleep(0.02)
+            comm.send(np.ones(100_000), 1)
+        else:
+            work = comm.recv(np.zeros(100_000), 0, async_op=True)
+            while not work.test():
+                looks += 1
+            assert work.wait().all()
+        comm.barrier()
+        return looks
+
+    for hosts in ((0, 0), (0, 1)):
+        assert spanning(body, hosts)[1] > 0
