@@ -116,6 +116,15 @@ def send_init(self: Communicator, x: Array, dst: int, tag: int = 0) -> native.Re
 
     Its arguments are checked here, once. `x` must be contiguous, and its memory must stay where it
     is. The same as `MPI_Send_init`.
+
+    >>> import numpy as np, unisono
+    >>> x, y = np.zeros(2), np.zeros(2)
+    >>> with unisono.init(rank=0, size=1, rendezvous="example of a pipeline") as comm:
+    ...     step = [comm.recv_init(y, 0), comm.send_init(x, 0)]
+    ...     for x[:] in (1.0, 2.0):
+    ...         results = unisono.Work.wait_all([request.start() for request in step])
+    >>> y.tolist()
+    [2.0, 2.0]
     """
     return _persistent(self._engine, _sending(self._engine, x, dst, check_tag(tag)))
 
@@ -137,6 +146,16 @@ def probe(
 
     The message is still to be received: by `recv` with the source and tag that this returns. Raises
     `TimeoutError` if none has come after `timeout_s` seconds.
+
+    >>> import numpy as np, unisono
+    >>> with unisono.init(rank=0, size=1, rendezvous="example of a probe") as comm:
+    ...     nothing = comm.iprobe()
+    ...     work = comm.send(np.arange(3.0), 0, tag=7, async_op=True)
+    ...     found = comm.probe(src=0)
+    ...     y = np.empty(found.nbytes // found.dtype.size_bytes)
+    ...     source = comm.recv(y, found.source, found.tag)
+    >>> nothing, found.tag, y.tolist()
+    (None, 7, [0.0, 1.0, 2.0])
     """
     limit_s = -1.0 if timeout_s is None else max(0.0, timeout_s)
     found = _probe(self._engine, src, tag, True, limit_s)

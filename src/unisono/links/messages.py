@@ -115,8 +115,8 @@ def looked_bodies(called: Iterable[tuple[int, bytes]]) -> list[bytes]:
 def read_looked(body: bytes) -> list[tuple[int, bytes]]:
     """What ranks called, by world rank. Raises `ValueError`.
 
-    >>> (body,) = looked_bodies([(3, bytes(40))])
-    >>> read_looked(body) == [(3, bytes(40))]
+    >>> (body,) = looked_bodies([(3, bytes(CALLED_BYTES))])
+    >>> read_looked(body) == [(3, bytes(CALLED_BYTES))]
     True
     """
     if len(body) % _ENTRY.size:
