@@ -190,9 +190,7 @@ void check_to_oneself(Report& report, Mapping mapping) {
     report.check(rank.p2p->cancel(in) && in.done() && in.error(), "a receive from oneself ends");
     Data large(10'000);
     p2p::Request& out = begin(late, rank, message(large, 0, 9), true);
-    report.check(
-        rank.p2p->probe(0, 9).has_value() && rank.p2p->cancel(out) && !rank.p2p->probe(0, 8),
-        "a send to oneself ends");
+    report.check(rank.p2p->cancel(out) && !rank.p2p->probe(0, 9), "a send to oneself ends");
     p2p::Request& again = begin(late, rank, message(large, 0, 9), false);
     report.check(!again.done(), "what was taken back is not received");
     begin(late, rank, message(large, 0, 9), true);

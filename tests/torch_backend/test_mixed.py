@@ -152,8 +152,8 @@ def bound_to_device():
 
 
 def own_torchs_split_of_groups_bound_to_a_device(world):
-    # With Gloo alone it hangs now and then: torch gives all parts of a split one name, by the number
-    # of groups that a rank has, and Gloo's ranks meet by names.
+    # With Gloo alone it hangs now and then: torch gives all parts of a split one name, and Gloo's
+    # ranks meet by names.
     options = dist.ProcessGroupGloo._Options()
     options._devices = [dist.ProcessGroupGloo.create_default_device()]
     with bound_to_device():
