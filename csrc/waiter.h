@@ -8,6 +8,7 @@
 #include <chrono>
 #include <functional>
 #include <string>
+#include <utility>
 
 #include "futex.h"
 #include "membership.h"
@@ -31,13 +32,15 @@ inline void relax() noexcept {
 struct Patience {
     int pauses;
     int yields;
+    // Yields after which something else has run on the core. A sleeper wakes on a free one.
+    int crowded = 1 << 30;
     static Patience for_group(uint32_t ranks, uint32_t cores) noexcept {
         return ranks <= cores ? Patience{300, 100} : Patience{0, 200};
     }
     // Of messages: a stream of them stops for as long as its sender or its receiver takes for some
     // dozens, and to be woken then costs as much again.
     static Patience for_messages(uint32_t ranks, uint32_t cores) noexcept {
-        return ranks <= cores ? Patience{300, 600} : for_group(ranks, cores);
+        return ranks <= cores ? Patience{300, 600, 3} : for_group(ranks, cores);
     }
 };
 
@@ -82,10 +85,13 @@ class Waiter {
         }
         inspect();
         // Where the cores are busy with other programs, each yield takes milliseconds.
-        const auto enough = std::chrono::steady_clock::now() + kYielding;
-        for (int i = 0; i < patience_.yields && std::chrono::steady_clock::now() < enough; ++i) {
+        auto now = std::chrono::steady_clock::now();
+        const auto enough = now + kYielding;
+        for (int i = 0, crowded = 0; i < patience_.yields && now < enough; ++i) {
             if (ready()) return true;
             ::sched_yield();
+            const auto before = std::exchange(now, std::chrono::steady_clock::now());
+            if (now - before > kCrowded && ++crowded > patience_.crowded) break;
         }
         double looked_s = 0;
         while (!ready()) {
@@ -129,6 +135,7 @@ class Waiter {
     static constexpr double kSlice_s = 0.05;
     static constexpr double kAnxious_s = 0.1;
     static constexpr std::chrono::milliseconds kYielding{20};
+    static constexpr std::chrono::microseconds kCrowded{3};
     static constexpr double kNap_s = 200e-6;  // for less, going to sleep does not pay
 
     Membership& members_;
