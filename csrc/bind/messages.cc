@@ -1,16 +1,10 @@
-// Point-to-point: requests of Python, and sends and receives of arrays that need no check but a
-// look.
-#include "messages.h"
-
+// Point-to-point: sends and receives of arrays that need no check but a look.
 #include <nanobind/stl/optional.h>
 #include <nanobind/stl/shared_ptr.h>
 #include <nanobind/stl/string.h>
 #include <nanobind/stl/tuple.h>
 #include <nanobind/stl/vector.h>
 
-#include <algorithm>
-#include <array>
-#include <cstdio>
 #include <optional>
 #include <string>
 #include <tuple>
@@ -21,24 +15,13 @@
 #include "errors.h"
 #include "gil.h"
 #include "register.h"
+#include "request.h"
 
 namespace nb = nanobind;
 using namespace nb::literals;
 
 namespace unisono::bind {
 namespace {
-
-// Larger messages are moved without the GIL. So are all where a carrier may be Python's: who moves
-// it waits for the GIL.
-constexpr uint64_t kMostWithGil = 64 << 10;
-
-bool may_keep_gil(const Group& group, const p2p::Message& message) {
-    return message.bytes <= kMostWithGil && !group.outlives_calls();
-}
-
-BoundRequest& request_of(nb::handle object) {
-    return *nb::inst_ptr<BoundRequest>(object);
-}
 
 nb::object make_request(std::shared_ptr<Group> group, p2p::Message message, bool sends,
                         nb::object memory, double timeout_s) {
@@ -48,126 +31,6 @@ nb::object make_request(std::shared_ptr<Group> group, p2p::Message message, bool
     nb::inst_mark_ready(made);
     return made;
 }
-
-}  // namespace
-
-// ---- requests
-
-void BoundRequest::begin(bool carried) {
-    const WithoutGil release;
-    engine().begin(request, carried);
-}
-
-bool BoundRequest::try_begin(bool carried) {
-    return may_keep_gil(*group_, request.message()) && engine().try_begin(request, carried);
-}
-
-bool BoundRequest::wait_for(double limit_s) {
-    const auto waited = [&] {
-        const WithoutGil release;
-        return engine().wait(request, timeout_s_, limit_s, python_signals());
-    };
-    try {
-        if (!request.done() && !waited()) return false;
-    } catch (...) {
-        if (request.done()) let_go();
-        throw;
-    }
-    let_go();
-    if (request.error()) throw *request.error();
-    return true;
-}
-
-nb::object BoundRequest::wait(const nb::object& timeout_s) {
-    const double limit_s = timeout_s.is_none() ? -1 : std::max(0.0, nb::cast<double>(timeout_s));
-    if (!wait_for(limit_s)) {
-        std::array<char, 64> text;
-        std::snprintf(text.data(), text.size(), "the call is still under way after %g s (timeout)",
-                      nb::cast<double>(timeout_s));
-        PyErr_SetString(PyExc_TimeoutError, text.data());
-        throw nb::python_error();
-    }
-    return request.sends() ? nb::none() : memory_;
-}
-
-nb::object BoundRequest::exception() const {
-    if (!request.done() || !request.error()) return nb::none();
-    return exception_of(*request.error());
-}
-
-std::string BoundRequest::repr() const {
-    std::string state = "pending";
-    if (request.done()) state = "done";
-    if (request.done() && request.error())
-        state = "failed: " + nb::cast<std::string>(nb::type_name(exception().type())) + ": " +
-                request.error()->what();
-    return "<Work: " + text() + ", " + state + ">";
-}
-
-bool BoundRequest::test() {
-    const bool done = request.done() || [&] {
-        const WithoutGil release;
-        return engine().test(request);
-    }();
-    if (done) let_go();
-    return done;
-}
-
-bool BoundRequest::cancel() {
-    const bool cancelled = [&] {
-        const WithoutGil release;
-        return engine().cancel(request);
-    }();
-    if (request.done()) let_go();
-    return cancelled;
-}
-
-void BoundRequest::let_go() noexcept {
-    if (keeper_) keeper_->let_go(*this);
-}
-
-// ---- the keeper
-
-Keeper::~Keeper() {
-    for (PyObject* const object : std::exchange(kept_, {})) {
-        request_of(object).keeper_ = nullptr;
-        Py_DECREF(object);
-    }
-}
-
-void Keeper::keep(nb::handle object) {
-    if (kept_.size() >= crowd_) {
-        prune();
-        crowd_ = 2 * kept_.size() + 16;
-    }
-    BoundRequest& request = request_of(object);
-    kept_.push_back(object.ptr());
-    request.keeper_ = this;
-    request.place_ = kept_.size() - 1;
-    object.inc_ref();
-}
-
-void Keeper::let_go(BoundRequest& request) noexcept {
-    PyObject* const object = kept_[request.place_];
-    kept_[request.place_] = kept_.back();
-    request_of(kept_.back()).place_ = request.place_;
-    kept_.pop_back();
-    request.keeper_ = nullptr;
-    Py_DECREF(object);  // last: it may run anything
-}
-
-void Keeper::prune() noexcept {
-    std::vector<PyObject*> done;
-    for (PyObject* const object : kept_) {
-        if (request_of(object).request.done()) done.push_back(object);
-    }
-    for (PyObject* const object : done) {
-        BoundRequest& request = request_of(object);
-        if (request.keeper_) let_go(request);
-    }
-}
-
-namespace {
 
 // The sends and receives of one communicator.
 class Messages {
@@ -226,7 +89,7 @@ class Messages {
         p2p::Message message = message_of(located, peer, tag, memory);
         nb::object made =
             make_request(group_, std::move(message), sends, std::move(memory), timeout_s);
-        if (!starter.is_none()) request_of(made).starter = std::move(starter);
+        if (!starter.is_none()) BoundRequest::of(made).starter = std::move(starter);
         return made;
     }
 
@@ -388,7 +251,7 @@ void register_messages(nb::module_& m) {
         .def("tag", [](BoundRequest& self) { return self.request.tag(); })
         .def("start",
              [](nb::handle self) {
-                 const BoundRequest& request = request_of(self);
+                 const BoundRequest& request = BoundRequest::of(self);
                  if (!request.starter.is_valid())
                      throw Error(Fault::invalid, request.text() +
                                                      ": expected a persistent request, which "

@@ -13,12 +13,11 @@ namespace unisono::p2p {
 namespace {
 
 constexpr double kSlice_s = 0.05;
-constexpr double kAnxious_s = 0.5;      // then asks ranks of other hosts what they wait for
 constexpr double kNapBetween_s = 1e-3;  // where both memory and a wire may bring something
 constexpr uint64_t kLooksEach = 8;      // of a waiter at its own peer, before it looks at all
 // How long the thread leaves messages to those who wait before it takes a look of its own, and how
 // long it stays awake after the last message: to wake it costs as much as a message.
-constexpr std::chrono::microseconds kNap{200};
+constexpr std::chrono::microseconds kNap{200}, kLongestNap{3200};
 constexpr std::chrono::milliseconds kLinger{20};
 
 // Others can say what a rank waits for that is late.
@@ -176,6 +175,7 @@ void Engine::progress_loop() {
     std::unique_lock lock(mutex_);
     const bool here = view_.here().size() > 1;
     auto lingers = std::chrono::steady_clock::time_point{};
+    auto nap = kNap;
     while (!stopping_) {
         const auto now = std::chrono::steady_clock::now();
         if (!idle()) lingers = now + kLinger;
@@ -186,8 +186,10 @@ void Engine::progress_loop() {
             continue;
         }
         const uint64_t looks = looks_.load(std::memory_order_relaxed);
-        changed_->wait_for(lock, kNap, [this] { return stopping_; });
-        if (stopping_ || idle() || looks_.load(std::memory_order_relaxed) != looks) continue;
+        changed_->wait_for(lock, nap, [this] { return stopping_; });
+        const bool needless = looks_.load(std::memory_order_relaxed) != looks;
+        nap = needless ? std::min(2 * nap, kLongestNap) : kNap;
+        if (stopping_ || idle() || needless) continue;
         const auto ready = [&] {  // looks once more after it has said that it sleeps
             const std::lock_guard again(mutex_);
             return stopping_ || members_.failed() || poll() || idle();

@@ -15,6 +15,9 @@ namespace unisono::bind {
 
 class Keeper;
 
+// Whether a message is small enough to be moved by who has the GIL.
+[[nodiscard]] bool may_keep_gil(const Group& group, const p2p::Message& message) noexcept;
+
 // A send or a receive with its memory: what Python has as the `Work` of an asynchronous one.
 class BoundRequest {
   public:
@@ -24,6 +27,9 @@ class BoundRequest {
           group_(std::move(group)),
           memory_(std::move(memory)),
           timeout_s_(timeout_s) {}
+
+    // Of the Python object that has it.
+    [[nodiscard]] static BoundRequest& of(nanobind::handle object) noexcept;
 
     p2p::Request request;
     // What may begin it again; null unless it is persistent.

@@ -1,0 +1,146 @@
+// A request of Python's, and who keeps it.
+#include "request.h"
+
+#include <algorithm>
+#include <array>
+#include <cstdio>
+#include <string>
+#include <vector>
+
+#include "errors.h"
+#include "gil.h"
+
+namespace nb = nanobind;
+
+namespace unisono::bind {
+namespace {
+
+// Larger messages are moved without the GIL.
+constexpr uint64_t kMostWithGil = 64 << 10;
+
+}  // namespace
+
+// Nor are any where a carrier may be Python's: who moves that waits for the GIL.
+bool may_keep_gil(const Group& group, const p2p::Message& message) noexcept {
+    return message.bytes <= kMostWithGil && !group.outlives_calls();
+}
+
+BoundRequest& BoundRequest::of(nb::handle object) noexcept {
+    return *nb::inst_ptr<BoundRequest>(object);
+}
+
+void BoundRequest::begin(bool carried) {
+    const WithoutGil release;
+    engine().begin(request, carried);
+}
+
+bool BoundRequest::try_begin(bool carried) {
+    return may_keep_gil(*group_, request.message()) && engine().try_begin(request, carried);
+}
+
+bool BoundRequest::wait_for(double limit_s) {
+    const auto waited = [&] {
+        const WithoutGil release;
+        return engine().wait(request, timeout_s_, limit_s, python_signals());
+    };
+    try {
+        if (!request.done() && !waited()) return false;
+    } catch (...) {
+        if (request.done()) let_go();
+        throw;
+    }
+    let_go();
+    if (request.error()) throw *request.error();
+    return true;
+}
+
+nb::object BoundRequest::wait(const nb::object& timeout_s) {
+    const double limit_s = timeout_s.is_none() ? -1 : std::max(0.0, nb::cast<double>(timeout_s));
+    if (!wait_for(limit_s)) {
+        std::array<char, 64> text;
+        std::snprintf(text.data(), text.size(), "the call is still under way after %g s (timeout)",
+                      nb::cast<double>(timeout_s));
+        PyErr_SetString(PyExc_TimeoutError, text.data());
+        throw nb::python_error();
+    }
+    return request.sends() ? nb::none() : memory_;
+}
+
+nb::object BoundRequest::exception() const {
+    if (!request.done() || !request.error()) return nb::none();
+    return exception_of(*request.error());
+}
+
+std::string BoundRequest::repr() const {
+    std::string state = "pending";
+    if (request.done()) state = "done";
+    if (request.done() && request.error())
+        state = "failed: " + nb::cast<std::string>(nb::type_name(exception().type())) + ": " +
+                request.error()->what();
+    return "<Work: " + text() + ", " + state + ">";
+}
+
+bool BoundRequest::test() {
+    const bool done = request.done() || [&] {
+        const WithoutGil release;
+        return engine().test(request);
+    }();
+    if (done) let_go();
+    return done;
+}
+
+bool BoundRequest::cancel() {
+    const bool cancelled = [&] {
+        const WithoutGil release;
+        return engine().cancel(request);
+    }();
+    if (request.done()) let_go();
+    return cancelled;
+}
+
+void BoundRequest::let_go() noexcept {
+    if (keeper_) keeper_->let_go(*this);
+}
+
+// ---- the keeper
+
+Keeper::~Keeper() {
+    for (PyObject* const object : std::exchange(kept_, {})) {
+        BoundRequest::of(object).keeper_ = nullptr;
+        Py_DECREF(object);
+    }
+}
+
+void Keeper::keep(nb::handle object) {
+    if (kept_.size() >= crowd_) {
+        prune();
+        crowd_ = 2 * kept_.size() + 16;
+    }
+    BoundRequest& request = BoundRequest::of(object);
+    kept_.push_back(object.ptr());
+    request.keeper_ = this;
+    request.place_ = kept_.size() - 1;
+    object.inc_ref();
+}
+
+void Keeper::let_go(BoundRequest& request) noexcept {
+    PyObject* const object = kept_[request.place_];
+    kept_[request.place_] = kept_.back();
+    BoundRequest::of(kept_.back()).place_ = request.place_;
+    kept_.pop_back();
+    request.keeper_ = nullptr;
+    Py_DECREF(object);  // last: it may run anything
+}
+
+void Keeper::prune() noexcept {
+    std::vector<PyObject*> done;
+    for (PyObject* const object : kept_) {
+        if (BoundRequest::of(object).request.done()) done.push_back(object);
+    }
+    for (PyObject* const object : done) {
+        BoundRequest& request = BoundRequest::of(object);
+        if (request.keeper_) let_go(request);
+    }
+}
+
+}  // namespace unisono::bind
