@@ -184,6 +184,11 @@ void check_last_words(Report& report) {
         frame.called.kind = fault;
         faced.say(kCalls, frame, text);
         expect(report, call(faced), expected, text, "the last words of a peer");
+        Faced waiting;
+        waiting.say(kMessages, frame, text);
+        Data data(8);
+        expect(report, receive(waiting, data), expected, text,
+               "the last words of a peer to who waits for a message");
     };
     said(static_cast<uint32_t>(Fault::timeout), "somebody was late", Fault::timeout);
     said(static_cast<uint32_t>(Fault::peer_lost), "", Fault::peer_lost);
