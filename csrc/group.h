@@ -142,11 +142,7 @@ class Group {
     }
     p2p::Engine::MakeWire make_p2p_wire() {
         if (view_.away().empty()) return {};
-        return [this](Receiver& receiver) {
-            auto wire = make_wire(WireKind::p2p, receiver);
-            p2p_wire_ = wire.get();
-            return wire;
-        };
+        return [this](Receiver& receiver) { return make_wire(WireKind::p2p, receiver); };
     }
     std::unique_ptr<Wire> make_wire(WireKind kind, Receiver& receiver) {
         if (make_) return make_(kind, view_, receiver);
@@ -157,7 +153,7 @@ class Group {
     void wake() noexcept {
         if (members_.in_child()) return;  // the bells are the parent's
         if (wire_) wire_->wake();
-        if (p2p_wire_) p2p_wire_->wake();
+        if (Wire* const wire = p2p_.wire()) wire->wake();
     }
 
     const MakeWire make_;
@@ -168,7 +164,6 @@ class Group {
     Waiter waiter_;
     std::optional<Courier> courier_;
     std::unique_ptr<Wire> wire_;
-    Wire* p2p_wire_ = nullptr;
     std::atomic<bool> closed_{false}, ended_{false};  // begun to close; has closed
     Executor executor_;
     Dispatcher dispatcher_;

@@ -3,7 +3,6 @@
 #include <nanobind/stl/shared_ptr.h>
 #include <nanobind/stl/string.h>
 #include <nanobind/stl/tuple.h>
-#include <nanobind/stl/vector.h>
 
 #include <optional>
 #include <string>
@@ -126,14 +125,6 @@ class Messages {
             run(incoming, outgoing);
         }
         return nb::int_(incoming.source());
-    }
-
-    // Whether one of them is done; false after `limit_s`.
-    bool wait_any(const std::vector<BoundRequest*>& requests, double limit_s) {
-        std::vector<p2p::Request*> all;
-        for (BoundRequest* const request : requests) all.push_back(&request->request);
-        const WithoutGil release;
-        return group_->p2p().wait_any(all, timeout_s, limit_s, python_signals());
     }
 
     using Found = std::optional<std::tuple<uint32_t, uint64_t, uint64_t, uint32_t>>;
@@ -274,7 +265,6 @@ void register_messages(nb::module_& m) {
         .def("request", &Messages::request, "sends"_a, "data"_a, "bytes"_a, "dtype"_a, "peer"_a,
              "tag"_a, "memory"_a.none(), "starter"_a = nb::none())
         .def("begin", &Messages::begin, "request"_a, "carried"_a)
-        .def("wait_any", &Messages::wait_any, "requests"_a, "limit_s"_a)
         .def("probe", &Messages::probe, "source"_a, "tag"_a, "waits"_a, "limit_s"_a);
 }
 

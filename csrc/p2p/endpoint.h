@@ -56,15 +56,11 @@ class Endpoint {
     // ---- both
     // Moves what can move without waiting; true if anything did.
     virtual bool progress() = 0;
-    // Whether a look may find something new. Cheap, without the lock.
-    [[nodiscard]] virtual bool has_news() const noexcept = 0;
     // Messages that have come and that `next` has not told yet.
     [[nodiscard]] virtual bool has_arrivals() const noexcept = 0;
     // After a failure: ends all requests; from here on nobody uses their memory. Where that cannot
     // be had their memory is kept until the process ends.
     virtual void fail(const Error& error) noexcept = 0;
-    // Requests that were put or accepted and are not done.
-    [[nodiscard]] virtual bool idle() const noexcept = 0;
 };
 
 }  // namespace unisono::p2p

@@ -10,7 +10,6 @@
 #include <functional>
 #include <memory>
 #include <mutex>
-#include <span>
 #include <string>
 #include <thread>
 #include <vector>
@@ -50,9 +49,6 @@ class Engine final : private Receiver, private Completion {
     // False after `limit_s` (negative: never) with the request still under way. After `timeout_s`
     // the group fails. Throws Error.
     bool wait(Request& request, double timeout_s, double limit_s, const Interrupted& interrupted);
-    // The same until one at least of several is done; what they failed with is theirs to say.
-    bool wait_any(std::span<Request* const> requests, double timeout_s, double limit_s,
-                  const Interrupted& interrupted);
     // Moves what can be moved now, unless another thread does that; whether the request is done.
     bool test(Request& request) noexcept;
     // Takes a request back; false if that comes too late: then it will be done as others are.
@@ -114,7 +110,7 @@ class Engine final : private Receiver, private Completion {
     void carry_on();
     void progress_loop();
     template <class Ready, class Last>
-    bool wait_for(std::span<Request* const> requests, Ready&& ready, Last&& last, double timeout_s,
+    bool wait_for(const Request& request, Ready&& ready, Last&& last, double timeout_s,
                   double limit_s, const Interrupted& interrupted);
     template <class Awake>
     Woken rest(bool here, bool away, Awake&& awake, double seconds);

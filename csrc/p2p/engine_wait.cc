@@ -1,7 +1,6 @@
 // Who moves messages: those who wait for one, and a thread where nobody waits.
 #include <algorithm>
 #include <chrono>
-#include <span>
 #include <string>
 
 #include "call.h"
@@ -63,64 +62,47 @@ bool Engine::wait(Request& request, double timeout_s, double limit_s,
         if (!request.done()) poll();
         return request.done();
     };
-    Request* const one = &request;
-    if (!wait_for({&one, 1}, ready, last, timeout_s, limit_s, interrupted)) return false;
+    if (!wait_for(request, ready, last, timeout_s, limit_s, interrupted)) return false;
     if (request.error()) throw *request.error();
     return true;
-}
-
-bool Engine::wait_any(std::span<Request* const> requests, double timeout_s, double limit_s,
-                      const Interrupted& interrupted) {
-    const auto any_done = [&] {
-        return std::any_of(requests.begin(), requests.end(), [](Request* r) { return r->done(); });
-    };
-    const auto ready = [&] {
-        if (any_done()) return true;
-        const std::lock_guard lock(mutex_);
-        if (!any_done()) poll();
-        return any_done();
-    };
-    return wait_for(requests, ready, ready, timeout_s, limit_s, interrupted);
 }
 
 std::optional<Envelope> Engine::wait_probe(int32_t source, uint64_t tag, double timeout_s,
                                            double limit_s, const Interrupted& interrupted) {
     Request wanted({nullptr, 0, DType::uint8, source, tag}, false);  // in words; it is never begun
-    Request* const one = &wanted;
     std::optional<Envelope> found;
     const auto ready = [&] {
         if (!found) found = probe(source, tag);
         return found.has_value();
     };
-    wait_for({&one, 1}, ready, ready, timeout_s, limit_s, interrupted);
+    wait_for(wanted, ready, ready, timeout_s, limit_s, interrupted);
     return found;
 }
 
 // Waits until `ready`, which moves what it waits for; `last` is its last look before a sleep.
 template <class Ready, class Last>
-bool Engine::wait_for(std::span<Request* const> requests, Ready&& ready, Last&& last,
-                      double timeout_s, double limit_s, const Interrupted& interrupted) {
+bool Engine::wait_for(const Request& request, Ready&& ready, Last&& last, double timeout_s,
+                      double limit_s, const Interrupted& interrupted) {
     members_.require_own_process();
-    const Request& first = *requests.front();
-    const bool any = requests.size() > 1 || first.message().peer == kAnySource;
-    const int32_t peer = any ? kAnySource : first.message().peer;
+    const int32_t peer = request.message().peer;
+    const bool any = peer == kAnySource;
     const bool here = any ? view_.here().size() > 1 : view_.local(static_cast<uint32_t>(peer));
     const bool away = any ? wire_ != nullptr : !here;
     Deadline deadline(timeout_s);
     const auto inspect = [&] {
         members_.require_healthy();
-        for (const Request* const request : requests) check_departed(*request);
+        check_departed(request);
     };
     const auto sleep = [&](auto&&, double seconds) {
         const auto awake = [&] { return last() || members_.failed(); };
         return rest(here, away, awake, seconds);
     };
-    const auto tell = [&] { return late(first, timeout_s); };
+    const auto tell = [&] { return late(request, timeout_s); };
     const double most_s = limit_s < 0 ? 0 : std::max(limit_s, 1e-9);
     try {
         if (ready()) return true;
         if (background_asleep_.load(std::memory_order_relaxed)) ring_always(view_.own().p2p);
-        const Waiting waiting(view_.own(), errand_of(first.sends(), peer));
+        const Waiting waiting(view_.own(), errand_of(request.sends(), peer));
         return waiter_.wait(sleep, ready, inspect, tell, deadline, interrupted, most_s);
     } catch (...) {
         if (!members_.in_child()) end_all();

@@ -60,13 +60,11 @@ class Request {
         source_.store(message_.peer, std::memory_order_relaxed);
         tag_.store(message_.tag, std::memory_order_relaxed);
         moved = 0;
-        number = 0;
         error_.reset();
         done_.store(false, std::memory_order_relaxed);
     }
 
-    uint64_t moved = 0;   // bytes, where an endpoint moves it piece by piece
-    uint64_t number = 0;  // the endpoint's name for it
+    uint64_t moved = 0;  // bytes, where an endpoint moves it piece by piece
 
   private:
     const Message message_;

@@ -69,11 +69,6 @@ class SelfEndpoint final : public Endpoint {
     [[nodiscard]] bool has_arrivals() const noexcept override {
         return !waiting_.empty() && waiting_.back().envelope.id > told_;
     }
-    [[nodiscard]] bool has_news() const noexcept override { return has_arrivals(); }
-    [[nodiscard]] bool idle() const noexcept override {
-        return std::none_of(waiting_.begin(), waiting_.end(),
-                            [](const Waiting& w) { return w.send != nullptr; });
-    }
     // There is always room.
     bool put_aside(Request&) override { return false; }
     void hold_back(uint64_t) override {}

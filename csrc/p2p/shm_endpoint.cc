@@ -109,7 +109,6 @@ void ShmEndpoint::offer(uint32_t transfer, Request& send) {
     t.phase.store(static_cast<uint64_t>(Phase::offered), std::memory_order_release);
     send.moved = 0;
     outgoing_.push_back({transfer, &send, Phase::offered});
-    active_.fetch_add(1, std::memory_order_relaxed);
 }
 
 void ShmEndpoint::hold_back(uint64_t number) {
@@ -156,12 +155,7 @@ bool ShmEndpoint::withdraw(Request& send) noexcept {
 // ---- as receiver
 
 bool ShmEndpoint::has_arrivals() const noexcept {
-    const uint64_t seen = seen_.load(std::memory_order_relaxed);
-    return in_slot(seen).number.load(std::memory_order_acquire) == seen + 1;
-}
-
-bool ShmEndpoint::has_news() const noexcept {
-    return has_arrivals() || active_.load(std::memory_order_relaxed) > 0;
+    return in_slot(seen_).number.load(std::memory_order_acquire) == seen_ + 1;
 }
 
 std::optional<Envelope> ShmEndpoint::next() {
@@ -169,8 +163,8 @@ std::optional<Envelope> ShmEndpoint::next() {
     // may have the same tag.
     const bool arrived = has_arrivals();
     hear();
-    if (aside_waits_ && in_.shared->transfers[*aside_waits_].after.load(
-                            std::memory_order_relaxed) <= seen_.load(std::memory_order_relaxed)) {
+    if (aside_waits_ &&
+        in_.shared->transfers[*aside_waits_].after.load(std::memory_order_relaxed) <= seen_) {
         const uint32_t transfer = *std::exchange(aside_waits_, std::nullopt);
         const Transfer& t = in_.shared->transfers[transfer];
         const Envelope came{peer_, static_cast<uint32_t>(t.kind.load(std::memory_order_relaxed)),
@@ -180,7 +174,7 @@ std::optional<Envelope> ShmEndpoint::next() {
         return came;
     }
     if (!arrived) return std::nullopt;
-    const uint64_t number = seen_.load(std::memory_order_relaxed) + 1;
+    const uint64_t number = seen_ + 1;
     const Slot& slot = in_slot(number - 1);
     const Envelope came{peer_, slot.kind.load(std::memory_order_relaxed),
                         slot.tag.load(std::memory_order_relaxed),
@@ -189,7 +183,7 @@ std::optional<Envelope> ShmEndpoint::next() {
                     slot.transfer.load(std::memory_order_relaxed), false};
     check(came, seen);
     ahead_.push_back(seen);
-    seen_.store(number, std::memory_order_relaxed);
+    seen_ = number;
     make_way();
     return came;
 }

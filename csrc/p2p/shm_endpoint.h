@@ -36,12 +36,8 @@ class ShmEndpoint final : public Endpoint {
     Answer answer() override;
 
     bool progress() override;
-    [[nodiscard]] bool has_news() const noexcept override;
     [[nodiscard]] bool has_arrivals() const noexcept override;
     void fail(const Error& error) noexcept override;
-    [[nodiscard]] bool idle() const noexcept override {
-        return outgoing_.empty() && incoming_.empty();
-    }
 
   private:
     struct Active {
@@ -125,7 +121,7 @@ class ShmEndpoint final : public Endpoint {
 
     // As receiver.
     const PairMemory in_;
-    std::atomic<uint64_t> seen_{0};              // messages; others may look
+    uint64_t seen_ = 0;                          // messages
     uint64_t released_ = 0;                      // messages whose slots are free again
     std::deque<Seen> ahead_;                     // those seen and not released
     std::unordered_map<uint64_t, Aside> aside_;  // by number
@@ -137,7 +133,6 @@ class ShmEndpoint final : public Endpoint {
     uint64_t turns_ = 0;  // transfers that are staged, or were
     uint64_t unstaged_turn_ = 0;
     std::vector<Active> incoming_;
-    std::atomic<uint32_t> active_{0};  // transfers; others may look
 };
 
 }  // namespace unisono::p2p

@@ -98,7 +98,6 @@ bool ShmEndpoint::accept_transfer(uint32_t transfer, Request& receive) {
     if (moves == Phase::staging) ++turns_;
     receive.moved = 0;
     incoming_.push_back({transfer, &receive, moves});
-    active_.fetch_add(1, std::memory_order_relaxed);
     ring_peer();
     return true;
 }
@@ -142,7 +141,6 @@ bool ShmEndpoint::advance_receive(const Active& active) {
     }
     ring_peer();
     std::erase_if(incoming_, [&](const Active& a) { return a.transfer == active.transfer; });
-    active_.fetch_sub(1, std::memory_order_relaxed);
     completion_.complete(*active.request);
     return true;
 }
@@ -174,7 +172,6 @@ bool ShmEndpoint::advance_send(const Active& active) {
             if (active.transfer != kAside) free_.push_back(active.transfer);
             std::erase_if(outgoing_,
                           [&](const Active& a) { return a.transfer == active.transfer; });
-            active_.fetch_sub(1, std::memory_order_relaxed);
             if (send) completion_.complete(*send);
             return true;
         }
@@ -283,7 +280,6 @@ void ShmEndpoint::fail(const Error& error) noexcept {
     for (const Active& active : outgoing_) {
         if (active.request) take_back(out_.shared->transfers[active.transfer]);
     }
-    active_.store(0, std::memory_order_relaxed);
     for (auto* const list : {&incoming_, &outgoing_}) {
         for (const Active& active : *list) {
             if (!active.request) continue;

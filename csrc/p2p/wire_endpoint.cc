@@ -253,10 +253,4 @@ void WireEndpoint::keep_memory() noexcept {
     }
 }
 
-bool WireEndpoint::idle() const noexcept {
-    const auto received = [](const auto& entry) { return entry.second.receive != nullptr; };
-    return ungranted_.empty() && leaving_.empty() &&
-           std::none_of(incoming_.begin(), incoming_.end(), received);
-}
-
 }  // namespace unisono::p2p

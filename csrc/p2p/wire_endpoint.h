@@ -34,10 +34,8 @@ class WireEndpoint final : public Endpoint {
     Answer answer() override;
 
     bool progress() override;
-    [[nodiscard]] bool has_news() const noexcept override { return true; }
     [[nodiscard]] bool has_arrivals() const noexcept override { return !told_.empty(); }
     void fail(const Error& error) noexcept override;
-    [[nodiscard]] bool idle() const noexcept override;
 
     // Of the receiver that the wire calls; see `Receiver`.
     std::byte* place(const Frame& frame);
