@@ -9,13 +9,13 @@ import weakref
 from collections.abc import Callable, Iterable
 from contextlib import suppress
 from functools import partial
-from types import FrameType
 from typing import Any, ClassVar
 
 import numpy as np
 import pytest
 
 from ranks import Threads
+from steps import Step
 from unisono import Communicator
 from unisono.communicator import engine, work
 from unisono.communicator.work import Work
@@ -56,28 +56,16 @@ def interrupt_at(
     step: int, call: Callable[[], Any], handler: Callable[[], None] = raise_interrupt
 ) -> bool:
     """Whether there was such a step: the handler of a signal runs before it."""
-    steps = itertools.count()
-    reached = False
-
-    def trace(frame: FrameType, event: str, arg: object) -> Any:
-        nonlocal reached
-        if frame.f_code.co_filename not in _WATCHED:
-            return None
-        frame.f_trace_opcodes = True
-        if event in ("call", "opcode") and next(steps) == step:
-            reached = True
-            handler()
-        return trace
-
+    traced = Step(step, handler, _WATCHED)
     before = sys.gettrace()
-    sys.settrace(trace)
+    sys.settrace(traced)
     try:
         call()
     except KeyboardInterrupt:
         pass
     finally:
         sys.settrace(before)
-    return reached
+    return traced.reached
 
 
 CALLS: dict[str, Callable[[Communicator, Any], Any]] = {

@@ -3,42 +3,22 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import numpy as np
 import pytest
 
-from boards import free_port
-from unisono import Communicator, Work, config
-from unisono.communicator.joining import join
+from spanning import Body, spanning
+from unisono import Communicator, Work
 from unisono.errors import CollectiveTimeoutError, MismatchError
 
 HOSTS = [(0, 1), (0, 0, 1), (0, 1, 2)]
 
 
-def spanning(
-    body: Callable[[Communicator], Any], hosts: tuple[int, ...], *, timeout_s: float = 40.0
-) -> list[Any]:
-    """`body(comm)` on ranks of these hosts, as threads: what each returned or raised."""
-    rendezvous = f"tcp://127.0.0.1:{free_port()}"
-
-    def rank_body(rank: int) -> Any:
-        environ = {
-            "UNISONO_HOST_ID": str(hosts[rank]),
-            "UNISONO_INTERFACE": "=lo",
-            "UNISONO_TIMEOUT_S": str(timeout_s),
-        }
-        world = config.World(rank=rank, size=len(hosts), rendezvous=rendezvous)
-        try:
-            with join(world, config.settings(environ)) as comm:
-                return body(comm)
-        except Exception as error:
-            return error
-
-    with ThreadPoolExecutor(len(hosts)) as pool:
-        return list(pool.map(rank_body, range(len(hosts))))
+def on_hosts(body: Body, hosts: tuple[int, ...], *, timeout_s: float = 40.0) -> list[Any]:
+    """`body(comm)` on ranks of these hosts: what each returned or raised."""
+    environs = [{"UNISONO_HOST_ID": str(host)} for host in hosts]
+    return spanning(body, environs, timeout_s=timeout_s)
 
 
 def everything(comm: Communicator) -> str:
@@ -65,7 +45,7 @@ def everything(comm: Communicator) -> str:
 
 @pytest.mark.parametrize("hosts", HOSTS)
 def test_every_call_of_any_length(hosts: tuple[int, ...]) -> None:
-    assert spanning(everything, hosts) == ["done"] * len(hosts)
+    assert on_hosts(everything, hosts) == ["done"] * len(hosts)
 
 
 def out_of_order(comm: Communicator) -> str:
@@ -86,7 +66,7 @@ def out_of_order(comm: Communicator) -> str:
 
 @pytest.mark.parametrize("hosts", [(0, 0), (0, 1)])
 def test_a_receiver_asks_past_what_it_does_not_want(hosts: tuple[int, ...]) -> None:
-    assert spanning(out_of_order, hosts) == ["done", "done"]
+    assert on_hosts(out_of_order, hosts) == ["done", "done"]
 
 
 def test_a_deadlock_names_the_ranks_that_wait_for_each_other() -> None:
@@ -95,7 +75,7 @@ def test_a_deadlock_names_the_ranks_that_wait_for_each_other() -> None:
         comm.send(np.zeros(1 << 20), (comm.rank + 1) % comm.size)
 
     for hosts in HOSTS:
-        for error in spanning(body, hosts, timeout_s=1.5):
+        for error in on_hosts(body, hosts, timeout_s=1.5):
             assert isinstance(error, CollectiveTimeoutError)
             assert "after 1.5 s (timeout)" in str(error)
             ring = str(error).split("; these ranks wait for each other: ")[1]
@@ -112,7 +92,7 @@ def test_lengths_that_differ(hosts: tuple[int, ...], counts: tuple[int, int]) ->
         comm.barrier()
 
     told = f"rank 0 sent {counts[0]} bytes .* but rank 1 receives {counts[1]} bytes"
-    for error in spanning(body, hosts):
+    for error in on_hosts(body, hosts):
         with pytest.raises(MismatchError, match=told):
             raise error
 
@@ -136,7 +116,7 @@ def test_the_first_of_several_calls() -> None:
         return first
 
     for hosts in ((0, 0), (0, 1)):
-        assert spanning(body, hosts)[1] == 1
+        assert on_hosts(body, hosts)[1] == 1
 
 
 def test_who_only_looks_gets_its_message() -> None:
@@ -154,4 +134,4 @@ def test_who_only_looks_gets_its_message() -> None:
         return looks
 
     for hosts in ((0, 0), (0, 1)):
-        assert spanning(body, hosts)[1] > 0
+        assert on_hosts(body, hosts)[1] > 0

@@ -10,8 +10,6 @@ import os
 import signal
 import socket
 import time
-from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -20,9 +18,9 @@ import pytest
 
 from boards import free_port
 from ranks import Me, Processes
+from spanning import IPV6, spanning
 from tls import Authority, Tap, needs_openssl
-from unisono import Communicator, config
-from unisono.communicator.joining import join
+from unisono import Communicator
 from unisono.errors import AuthenticationError, PeerLostError, RendezvousError
 from unisono.links import dialing
 from unisono.runtime import meeting_point
@@ -30,10 +28,6 @@ from unisono.runtime import meeting_point
 SECRET = {"UNISONO_JOB_SECRET": "what only the ranks of this test know"}
 PSK = SECRET | {"UNISONO_TLS": "psk"}
 MARK = b"a text that everybody would know again; "
-
-IPV6 = "[::1]"
-
-Body = Callable[[Communicator], Any]
 
 
 def has_ipv6() -> bool:
@@ -54,37 +48,6 @@ both_families = pytest.mark.parametrize(
 @pytest.fixture(scope="module")
 def authority(tmp_path_factory: pytest.TempPathFactory) -> Authority:
     return Authority(tmp_path_factory.mktemp("tls") / "ca")
-
-
-def spanning(
-    body: Body,
-    environs: list[dict[str, str]],
-    *,
-    per_host: int = 1,
-    timeout_s: float = 40.0,
-    address: str = "127.0.0.1",
-) -> list[Any]:
-    """`body(comm)` on a rank for each of the environments: what it returned or raised."""
-    rendezvous = f"tcp://{address}:{free_port()}"
-    family = "AF_INET6" if address == IPV6 else "AF_INET"
-
-    def rank_body(rank: int) -> Any:
-        environ = {
-            "UNISONO_HOST_ID": str(rank // per_host),
-            "UNISONO_INTERFACE": "=lo",
-            "UNISONO_SOCKET_FAMILY": family,
-            "UNISONO_TIMEOUT_S": str(timeout_s),
-            **environs[rank],
-        }
-        world = config.World(rank=rank, size=len(environs), rendezvous=rendezvous)
-        try:
-            with join(world, config.settings(environ)) as comm:
-                return body(comm)
-        except Exception as error:
-            return error
-
-    with ThreadPoolExecutor(len(environs)) as pool:
-        return list(pool.map(rank_body, range(len(environs))))
 
 
 def everything(comm: Communicator) -> str:

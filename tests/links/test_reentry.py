@@ -9,12 +9,12 @@ import sys
 import threading
 from collections.abc import Callable
 from contextlib import suppress
-from types import FrameType
 from typing import Any
 
 import pytest
 
 from porters import SECRET, WORLD, contacts_of, make_porter, wait_until
+from steps import Step
 from unisono.errors import AbortedError
 from unisono.links import circle, joined, loop, porter
 from unisono.links.porter import Porter
@@ -32,22 +32,15 @@ def alone() -> Porter:
 
 def interrupt_at(step: int, call: Callable[[], Any], handler: Callable[[], Any]) -> bool:
     """Whether there was such a step, before which the handler ran. Fails if the two do not end."""
-    steps = itertools.count()
-    reached = False
 
-    def trace(frame: FrameType, event: str, arg: object) -> Any:
-        nonlocal reached
-        if frame.f_code.co_filename not in _WATCHED:
-            return None
-        frame.f_trace_opcodes = True
-        if event in ("call", "opcode") and next(steps) == step:
-            reached = True
-            with suppress(AbortedError):
-                handler()
-        return trace
+    def handle() -> None:
+        with suppress(AbortedError):
+            handler()
+
+    traced = Step(step, handle, _WATCHED)
 
     def run() -> None:
-        sys.settrace(trace)
+        sys.settrace(traced)
         with suppress(AbortedError):
             call()
 
@@ -55,7 +48,7 @@ def interrupt_at(step: int, call: Callable[[], Any], handler: Callable[[], Any])
     thread.start()
     thread.join(_PATIENCE_S)
     assert not thread.is_alive(), f"hangs when it is interrupted at step {step}"
-    return reached
+    return traced.reached
 
 
 CALLS: dict[str, Callable[[Porter], Any]] = {

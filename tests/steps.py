@@ -1,0 +1,30 @@
+"""A handler of signals may run between any two steps of Python: here, before a chosen one."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Collection
+from types import FrameType
+from typing import Any
+
+
+class Step:
+    """What to give to `sys.settrace`: calls `handler` before step `number` in the files watched."""
+
+    def __init__(
+        self, number: int, handler: Callable[[], object], watched: Collection[str]
+    ) -> None:
+        self.reached = False
+        self._number = number
+        self._handler = handler
+        self._watched = watched
+        self._steps = itertools.count()
+
+    def __call__(self, frame: FrameType, event: str, arg: object) -> Any:
+        if frame.f_code.co_filename not in self._watched:
+            return None
+        frame.f_trace_opcodes = True
+        if event in ("call", "opcode") and next(self._steps) == self._number:
+            self.reached = True
+            self._handler()
+        return self
