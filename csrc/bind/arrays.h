@@ -8,6 +8,7 @@
 #include <unordered_map>
 
 #include "buffer.h"
+#include "dlpack.h"
 #include "types.h"
 
 namespace unisono::bind {
@@ -58,12 +59,18 @@ class Arrays {
     Element learn(nanobind::handle type, Kind kind);
     [[nodiscard]] std::optional<Located> locate_numpy(nanobind::handle array, bool writable);
     [[nodiscard]] std::optional<Located> locate_tensor(nanobind::handle tensor);
+    [[nodiscard]] std::optional<Located> look_at_tensor(nanobind::handle tensor);
+    [[nodiscard]] const dlpack::ExchangeApi* exchange_of_tensors();
     [[nodiscard]] nanobind::object type_of_elements(nanobind::handle array, Kind kind) const;
 
     PyTypeObject* ndarray_;
     Class masked_array_, tensor_;
+    const dlpack::ExchangeApi* exchange_ = nullptr;  // torch's, once it was asked for
+    bool asked_for_exchange_ = false;
     nanobind::str dtype_, is_cpu_, data_ptr_, numel_, is_contiguous_, is_neg_, is_conj_;
     std::unordered_map<PyObject*, Known> known_;  // by NumPy's or torch's type of elements
+    PyObject* last_type_ = nullptr;               // of the last array, which is among the known
+    Element last_element_{};
 };
 
 }  // namespace unisono::bind

@@ -22,16 +22,12 @@ using namespace nb::literals;
 namespace unisono::bind {
 namespace {
 
-nb::object make_request(std::shared_ptr<Group> group, p2p::Message message, bool sends,
-                        nb::object memory, double timeout_s) {
-    nb::object made = nb::inst_alloc(nb::type<BoundRequest>());
-    new (nb::inst_ptr<BoundRequest>(made))
-        BoundRequest(std::move(group), std::move(message), sends, std::move(memory), timeout_s);
-    nb::inst_mark_ready(made);
-    return made;
+// For what needs Python to check it first.
+nb::object unchecked() {
+    return nb::borrow(Py_NotImplemented);
 }
 
-// The sends and receives of one communicator.
+// The sends and receives of one communicator. To be used with the GIL.
 class Messages {
   public:
     Messages(std::shared_ptr<Group> group, bool single_copy)
@@ -50,6 +46,8 @@ class Messages {
     }
 
     double timeout_s = 0;
+    // Calls belong to a batch, for which Python has them.
+    bool recording = false;
 
     // There is, or soon will be, a connection to the rank.
     void reach(uint32_t rank) {
@@ -58,10 +56,10 @@ class Messages {
         ++reached_ranks_;
     }
 
-    // True, or the work. None for what needs Python to check it first.
+    // None, or the work; `unchecked`, and nothing has happened.
     nb::object send(nb::handle x, nb::handle dst, nb::handle tag, nb::handle later) {
         const auto peer = whole(dst), number = whole(tag);
-        if (!peer || !number || !knows(*peer)) return nb::none();
+        if (recording || !peer || !number || !knows(*peer)) return unchecked();
         return transfer(x, *peer, static_cast<uint64_t>(*number), true, later);
     }
 
@@ -70,8 +68,8 @@ class Messages {
         const auto peer = src.is_none() ? std::optional<int64_t>(p2p::kAnySource) : whole(src);
         const auto number = whole(tag);
         const bool any_tag = tag.is_none();
-        if (!peer || !(number || any_tag)) return nb::none();
-        if (src.is_none() ? reached_ranks_ < reached_.size() : !knows(*peer)) return nb::none();
+        if (recording || !peer || !(number || any_tag)) return unchecked();
+        if (src.is_none() ? reached_ranks_ < reached_.size() : !knows(*peer)) return unchecked();
         return transfer(x, *peer, any_tag ? p2p::kAnyTag : static_cast<uint64_t>(*number), false,
                         later);
     }
@@ -86,8 +84,7 @@ class Messages {
                                             std::to_string(dtype));
         const Located located{data, bytes, static_cast<DType>(dtype)};
         p2p::Message message = message_of(located, peer, tag, memory);
-        nb::object made =
-            make_request(group_, std::move(message), sends, std::move(memory), timeout_s);
+        nb::object made = make_request(std::move(message), sends, std::move(memory));
         if (!starter.is_none()) BoundRequest::of(made).starter = std::move(starter);
         return made;
     }
@@ -100,23 +97,17 @@ class Messages {
                         request.text() + " is under way: wait for it before it begins again");
         if (request.request.done()) request.request.restart();
         request.let_go();
-        keeper_.keep(object);  // first: a signal handler may raise as soon as this returns
-        try {
-            if (!request.try_begin(carried)) request.begin(carried);
-        } catch (...) {
-            keeper_.let_go(request);
-            throw;
-        }
-        if (request.request.done()) keeper_.let_go(request);
+        start(object, request, carried);
     }
 
-    // Sends and receives at once, in memories apart from each other: the source; else as `send`.
+    // Sends and receives at once, in memories apart from each other: `out`; else as `send`.
     nb::object sendrecv(nb::handle x, nb::handle dst, nb::handle out, nb::handle src,
                         nb::handle tag) {
         const auto to = whole(dst), from = whole(src), number = whole(tag);
-        if (!to || !from || !number || !knows(*to) || !knows(*from)) return nb::none();
+        if (recording || !to || !from || !number || !knows(*to) || !knows(*from))
+            return unchecked();
         const auto source = arrays_.locate(x, false), target = arrays_.locate(out, true);
-        if (!source || !target || overlap(*source, *target)) return nb::none();
+        if (!source || !target || overlap(*source, *target)) return unchecked();
         const auto t = static_cast<uint64_t>(*number);
         p2p::Request incoming(message_of(*target, *from, t, nb::borrow(out)), false);
         p2p::Request outgoing(message_of(*source, *to, t, nb::borrow(x)), true);
@@ -124,7 +115,7 @@ class Messages {
             const WithoutGil release;
             run(incoming, outgoing);
         }
-        return nb::int_(incoming.source());
+        return nb::borrow(out);
     }
 
     using Found = std::optional<std::tuple<uint32_t, uint64_t, uint64_t, uint32_t>>;
@@ -161,15 +152,34 @@ class Messages {
         const int async_op = PyObject_IsTrue(later.ptr());
         if (async_op < 0) {
             PyErr_Clear();
-            return nb::none();
+            return unchecked();
         }
         const auto located = arrays_.locate(x, !sends);
-        if (!located) return nb::none();
+        if (!located) return unchecked();
         p2p::Message message = message_of(*located, peer, tag, nb::borrow(x));
         if (!async_op) return run(std::move(message), sends);
-        nb::object made = make_request(group_, std::move(message), sends, nb::borrow(x), timeout_s);
-        begin(made, true);
+        nb::object made = make_request(std::move(message), sends, nb::borrow(x));
+        start(made, BoundRequest::of(made), true);
         return made;
+    }
+
+    nb::object make_request(p2p::Message message, bool sends, nb::object memory) const {
+        nb::object made = nb::inst_alloc(type_);
+        new (nb::inst_ptr<BoundRequest>(made))
+            BoundRequest(group_, std::move(message), sends, std::move(memory), timeout_s);
+        nb::inst_mark_ready(made);
+        return made;
+    }
+
+    void start(nb::handle object, BoundRequest& request, bool carried) {
+        keeper_.keep(object, request);  // first: a signal handler may raise as soon as this returns
+        try {
+            if (!request.try_begin(carried)) request.begin(carried);
+        } catch (...) {
+            keeper_.let_go(request);
+            throw;
+        }
+        if (request.request.done()) keeper_.let_go(request);
     }
 
     // The caller keeps the memory: Python may not return before the request is done.
@@ -183,7 +193,7 @@ class Messages {
             if (!begun) engine.begin(request, false);
             engine.wait(request, timeout_s, -1, python_signals());
         }
-        if (sends) return nb::bool_(true);
+        if (sends) return nb::none();
         return nb::int_(request.source());
     }
 
@@ -214,6 +224,7 @@ class Messages {
     }
 
     std::shared_ptr<Group> group_;
+    const nb::handle type_ = nb::type<BoundRequest>();
     std::vector<bool> reached_;
     size_t reached_ranks_ = 0;
     Arrays arrays_;
@@ -251,10 +262,14 @@ void register_messages(nb::module_& m) {
                  return nb::borrow(self);
              })
         .def("_call", &BoundRequest::text)
+        .def("_end_if_late", &BoundRequest::end_if_late)
         .def("__repr__", &BoundRequest::repr);
+    m.def("wait_all", &wait_all, "works"_a, "timeout_s"_a.none());
+    m.def("wait_any", &wait_any, "works"_a, "timeout_s"_a.none());
     nb::class_<Messages>(m, "Messages")
         .def(nb::init<std::shared_ptr<Group>, bool>(), "group"_a, "single_copy"_a)
         .def_rw("timeout_s", &Messages::timeout_s)
+        .def_rw("recording", &Messages::recording)
         .def("reach", &Messages::reach, "rank"_a)
         .def("send", &Messages::send, "x"_a.none(), "dst"_a.none(), "tag"_a.none(),
              "async_op"_a.none())

@@ -17,6 +17,18 @@ namespace {
 
 // Larger messages are moved without the GIL.
 constexpr uint64_t kMostWithGil = 64 << 10;
+constexpr const char* kLate = "the call is still under way after %g s (timeout)";
+
+[[noreturn]] void raise_late(const char* format, double timeout_s) {
+    std::array<char, 80> text;
+    std::snprintf(text.data(), text.size(), format, timeout_s);
+    PyErr_SetString(PyExc_TimeoutError, text.data());
+    throw nb::python_error();
+}
+
+double limit_of(const nb::object& timeout_s) {
+    return timeout_s.is_none() ? -1 : std::max(0.0, nb::cast<double>(timeout_s));
+}
 
 }  // namespace
 
@@ -55,15 +67,9 @@ bool BoundRequest::wait_for(double limit_s) {
 }
 
 nb::object BoundRequest::wait(const nb::object& timeout_s) {
-    const double limit_s = timeout_s.is_none() ? -1 : std::max(0.0, nb::cast<double>(timeout_s));
-    if (!wait_for(limit_s)) {
-        std::array<char, 64> text;
-        std::snprintf(text.data(), text.size(), "the call is still under way after %g s (timeout)",
-                      nb::cast<double>(timeout_s));
-        PyErr_SetString(PyExc_TimeoutError, text.data());
-        throw nb::python_error();
-    }
-    return request.sends() ? nb::none() : memory_;
+    const double limit_s = limit_of(timeout_s);
+    if (!wait_for(limit_s)) raise_late(kLate, limit_s);
+    return result();
 }
 
 nb::object BoundRequest::exception() const {
@@ -102,6 +108,64 @@ void BoundRequest::let_go() noexcept {
     if (keeper_) keeper_->let_go(*this);
 }
 
+void BoundRequest::end_if_late(double waited_s) {
+    if (request.done() || waited_s < timeout_s_) return;
+    const WithoutGil release;
+    engine().expire(request, timeout_s_);
+}
+
+// ---- several
+
+namespace {
+
+// Nothing where not all are requests.
+std::optional<nb::list> requests_among(nb::handle works) {
+    const nb::handle type = nb::type<BoundRequest>();
+    nb::list given(works);  // nobody changes that while these wait
+    for (const nb::handle work : given) {
+        if (work.type().ptr() != type.ptr()) return std::nullopt;
+    }
+    return given;
+}
+
+}  // namespace
+
+nb::object wait_all(nb::handle works, const nb::object& timeout_s) {
+    const auto given = requests_among(works);
+    if (!given) return nb::borrow(Py_NotImplemented);
+    const double limit_s = limit_of(timeout_s);
+    Deadline deadline(limit_s);
+    nb::list results;
+    for (const nb::handle work : *given) {
+        BoundRequest& request = BoundRequest::of(work);
+        const bool limited = limit_s >= 0 && !request.request.done();
+        const double left_s = limited ? std::max(0.0, limit_s - deadline.elapsed_s()) : -1;
+        if (!request.wait_for(left_s)) raise_late(kLate, limit_s);
+        results.append(request.result());
+    }
+    return results;
+}
+
+nb::object wait_any(nb::handle works, const nb::object& timeout_s) {
+    const auto given = requests_among(works);
+    if (!given || given->size() == 0) return nb::borrow(Py_NotImplemented);
+    const BoundRequest& first = BoundRequest::of((*given)[0]);
+    std::vector<p2p::Request*> requests;
+    for (const nb::handle work : *given) {
+        BoundRequest& request = BoundRequest::of(work);
+        if (request.group_ != first.group_) return nb::borrow(Py_NotImplemented);
+        requests.push_back(&request.request);
+    }
+    const double limit_s = limit_of(timeout_s);
+    const auto place = [&] {
+        const WithoutGil release;
+        return first.engine().wait_any(requests, first.timeout_s_, limit_s, python_signals());
+    }();
+    if (!place) raise_late("all are still under way after %g s (timeout)", limit_s);
+    BoundRequest::of((*given)[*place]).let_go();
+    return nb::int_(*place);
+}
+
 // ---- the keeper
 
 Keeper::~Keeper() {
@@ -111,12 +175,11 @@ Keeper::~Keeper() {
     }
 }
 
-void Keeper::keep(nb::handle object) {
+void Keeper::keep(nb::handle object, BoundRequest& request) {
     if (kept_.size() >= crowd_) {
         prune();
         crowd_ = 2 * kept_.size() + 16;
     }
-    BoundRequest& request = BoundRequest::of(object);
     kept_.push_back(object.ptr());
     request.keeper_ = this;
     request.place_ = kept_.size() - 1;

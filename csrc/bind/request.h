@@ -38,6 +38,10 @@ class BoundRequest {
     // The memory of a receive, None of a send. Throws what it failed with, or TimeoutError if it is
     // still under way after so many seconds.
     nanobind::object wait(const nanobind::object& timeout_s);
+    // What `wait` returns.
+    [[nodiscard]] nanobind::object result() const {
+        return request.sends() ? nanobind::none() : memory_;
+    }
     // False after `limit_s` seconds (negative: never) with the request still under way.
     bool wait_for(double limit_s);
     [[nodiscard]] bool test();
@@ -51,12 +55,15 @@ class BoundRequest {
     // The same unless there are such threads.
     [[nodiscard]] bool try_begin(bool carried);
     [[nodiscard]] std::string text() const { return p2p::Engine::text_of(request); }
+    // After it was waited for by looks for so long: ends the group if that is its time.
+    void end_if_late(double waited_s);
     [[nodiscard]] bool under_way() const noexcept { return keeper_ && !request.done(); }
     // Nobody has to keep it any more.
     void let_go() noexcept;
 
   private:
     friend class Keeper;
+    friend nanobind::object wait_any(nanobind::handle works, const nanobind::object& timeout_s);
 
     [[nodiscard]] p2p::Engine& engine() const noexcept { return group_->p2p(); }
 
@@ -66,6 +73,11 @@ class BoundRequest {
     Keeper* keeper_ = nullptr;  // while that has it
     size_t place_ = 0;
 };
+
+// `Work.wait_all` and `Work.wait_any` of requests alone, the latter of one communicator: else
+// NotImplemented.
+[[nodiscard]] nanobind::object wait_all(nanobind::handle works, const nanobind::object& timeout_s);
+[[nodiscard]] nanobind::object wait_any(nanobind::handle works, const nanobind::object& timeout_s);
 
 // Keeps requests with their memory until they are done, even if the program drops them. To be used
 // with the GIL.
@@ -78,7 +90,7 @@ class Keeper {
     ~Keeper();
 
     // The Python object of a request that is about to begin.
-    void keep(nanobind::handle object);
+    void keep(nanobind::handle object, BoundRequest& request);
     void let_go(BoundRequest& request) noexcept;
     // Lets go of those that are done.
     void prune() noexcept;

@@ -10,6 +10,8 @@
 #include <functional>
 #include <memory>
 #include <mutex>
+#include <optional>
+#include <span>
 #include <string>
 #include <thread>
 #include <vector>
@@ -26,6 +28,8 @@
 namespace unisono::p2p {
 
 class WireEndpoint;
+
+using Requests = std::span<Request* const>;
 
 class Engine final : private Receiver, private Completion {
   public:
@@ -49,6 +53,11 @@ class Engine final : private Receiver, private Completion {
     // False after `limit_s` (negative: never) with the request still under way. After `timeout_s`
     // the group fails. Throws Error.
     bool wait(Request& request, double timeout_s, double limit_s, const Interrupted& interrupted);
+    // The same until one of several is done, well or not: its place; nothing after `limit_s`.
+    std::optional<size_t> wait_any(Requests requests, double timeout_s, double limit_s,
+                                   const Interrupted& interrupted);
+    // Fails the group, since a caller has waited so long for a request.
+    void expire(Request& request, double timeout_s);
     // Moves what can be moved now, unless another thread does that; whether the request is done.
     bool test(Request& request) noexcept;
     // Takes a request back; false if that comes too late: then it will be done as others are.
@@ -110,13 +119,14 @@ class Engine final : private Receiver, private Completion {
     void carry_on();
     void progress_loop();
     template <class Ready, class Last>
-    bool wait_for(const Request& request, Ready&& ready, Last&& last, double timeout_s,
-                  double limit_s, const Interrupted& interrupted);
+    bool wait_for(Requests requests, Ready&& ready, Last&& last, double timeout_s, double limit_s,
+                  const Interrupted& interrupted);
     template <class Awake>
     Woken rest(bool here, bool away, Awake&& awake, double seconds);
     [[nodiscard]] bool has_departed(uint32_t peer) const noexcept;
-    void check_departed(const Request& request);
-    [[nodiscard]] std::string late(const Request& request, double timeout_s) const;
+    [[nodiscard]] bool is_in_vain(const Request& request) const;
+    void check_departed(Requests requests);
+    [[nodiscard]] std::string late(Requests requests, double timeout_s) const;
     [[nodiscard]] std::string cycle() const;
 
     View& view_;

@@ -62,9 +62,42 @@ bool Engine::wait(Request& request, double timeout_s, double limit_s,
         if (!request.done()) poll();
         return request.done();
     };
-    if (!wait_for(request, ready, last, timeout_s, limit_s, interrupted)) return false;
+    Request* const one = &request;
+    if (!wait_for({&one, 1}, ready, last, timeout_s, limit_s, interrupted)) return false;
     if (request.error()) throw *request.error();
     return true;
+}
+
+std::optional<size_t> Engine::wait_any(Requests requests, double timeout_s, double limit_s,
+                                       const Interrupted& interrupted) {
+    size_t place = 0;
+    const auto found = [&] {
+        for (place = 0; place < requests.size(); ++place) {
+            if (requests[place]->done()) return true;
+        }
+        return false;
+    };
+    const auto ready = [&] {
+        if (found()) return true;
+        const std::lock_guard lock(mutex_);
+        if (!found()) poll();
+        return found();
+    };
+    try {
+        if (!wait_for(requests, ready, ready, timeout_s, limit_s, interrupted)) return std::nullopt;
+    } catch (const Error& error) {  // one of them has it, unless what has failed is this call
+        if (error.fault() == Fault::interrupted || !found()) throw;
+    }
+    return place;
+}
+
+void Engine::expire(Request& request, double timeout_s) {
+    Request* const one = &request;
+    try {
+        members_.fail(Fault::timeout, late({&one, 1}, timeout_s));
+    } catch (const Error&) {  // which the request gets now
+        end_all();
+    }
 }
 
 std::optional<Envelope> Engine::wait_probe(int32_t source, uint64_t tag, double timeout_s,
@@ -75,34 +108,40 @@ std::optional<Envelope> Engine::wait_probe(int32_t source, uint64_t tag, double 
         if (!found) found = probe(source, tag);
         return found.has_value();
     };
-    wait_for(wanted, ready, ready, timeout_s, limit_s, interrupted);
+    Request* const one = &wanted;
+    wait_for({&one, 1}, ready, ready, timeout_s, limit_s, interrupted);
     return found;
 }
 
 // Waits until `ready`, which moves what it waits for; `last` is its last look before a sleep.
 template <class Ready, class Last>
-bool Engine::wait_for(const Request& request, Ready&& ready, Last&& last, double timeout_s,
+bool Engine::wait_for(Requests requests, Ready&& ready, Last&& last, double timeout_s,
                       double limit_s, const Interrupted& interrupted) {
     members_.require_own_process();
-    const int32_t peer = request.message().peer;
-    const bool any = peer == kAnySource;
-    const bool here = any ? view_.here().size() > 1 : view_.local(static_cast<uint32_t>(peer));
-    const bool away = any ? wire_ != nullptr : !here;
+    bool here = false, away = false;
+    for (const Request* const request : requests) {
+        const int32_t peer = request->message().peer;
+        const bool any = peer == kAnySource, local = !any && !wired_[static_cast<size_t>(peer)];
+        here |= any ? view_.here().size() > 1 : local;
+        away |= any ? wire_ != nullptr : !local;
+    }
     Deadline deadline(timeout_s);
     const auto inspect = [&] {
         members_.require_healthy();
-        check_departed(request);
+        check_departed(requests);
     };
     const auto sleep = [&](auto&&, double seconds) {
         const auto awake = [&] { return last() || members_.failed(); };
         return rest(here, away, awake, seconds);
     };
-    const auto tell = [&] { return late(request, timeout_s); };
+    const auto tell = [&] { return late(requests, timeout_s); };
     const double most_s = limit_s < 0 ? 0 : std::max(limit_s, 1e-9);
     try {
         if (ready()) return true;
         if (background_asleep_.load(std::memory_order_relaxed)) ring_always(view_.own().p2p);
-        const Waiting waiting(view_.own(), errand_of(request.sends(), peer));
+        const Message& first = requests.front()->message();
+        const int32_t peer = requests.size() == 1 ? first.peer : kAnySource;
+        const Waiting waiting(view_.own(), errand_of(requests.front()->sends(), peer));
         return waiter_.wait(sleep, ready, inspect, tell, deadline, interrupted, most_s);
     } catch (...) {
         if (!members_.in_child()) end_all();
@@ -130,27 +169,36 @@ bool Engine::has_departed(uint32_t peer) const noexcept {
     return left;
 }
 
-// Fails if everybody who could serve the request has left the group.
-void Engine::check_departed(const Request& request) {
+// Whether everybody who could serve the request has left the group.
+bool Engine::is_in_vain(const Request& request) const {
     const Message& m = request.message();
-    const std::lock_guard lock(mutex_);  // else a message just being moved is in no place
-    if (request.done()) return;
+    if (request.done()) return false;
     bool departed = false;
     for (uint32_t peer = 0; peer < peers_.size(); ++peer) {
         if (peer == members_.rank() ||
             (m.peer != kAnySource && m.peer != static_cast<int32_t>(peer)))
             continue;
-        if (!has_departed(peer)) return;
+        if (!has_departed(peer)) return false;
         // What it sent may still be to be taken.
-        if (!request.sends() && peers_[peer].endpoint->has_arrivals()) return;
+        if (!request.sends() && peers_[peer].endpoint->has_arrivals()) return false;
         departed = true;
     }
-    if (!departed) return;
+    return departed;
+}
+
+// Fails if none of them can ever be done.
+void Engine::check_departed(Requests requests) {
+    const std::lock_guard lock(mutex_);  // else a message just being moved is in no place
+    if (!std::all_of(requests.begin(), requests.end(),
+                     [this](const Request* request) { return is_in_vain(*request); }))
+        return;
+    const Request& first = *requests.front();
+    const int32_t peer = first.message().peer;
     const std::string who =
-        m.peer == kAnySource ? "every other rank" : "rank " + std::to_string(m.peer);
+        peer == kAnySource ? "every other rank" : "rank " + std::to_string(peer);
     members_.fail(Fault::peer_lost, who + " left the group while rank " +
                                         std::to_string(members_.rank()) + " was " +
-                                        (request.sends() ? "sending to it" : "receiving from it"));
+                                        (first.sends() ? "sending to it" : "receiving from it"));
 }
 
 void Engine::progress_loop() {
@@ -226,11 +274,16 @@ void Engine::stop() noexcept {
     stopped_ = true;
 }
 
-std::string Engine::late(const Request& request, double timeout_s) const {
-    const Message& m = request.message();
-    std::string text = text_of(request) + " " + timed_out(members_.rank(), timeout_s) +
-                       (request.sends() ? ": it was not received" : ": nothing was sent");
-    if (m.peer == kAnySource) return text;
+std::string Engine::late(Requests requests, double timeout_s) const {
+    const Request& first = *requests.front();
+    const Message& m = first.message();
+    std::string text = text_of(first);
+    if (requests.size() > 1)
+        text =
+            "each of " + std::to_string(requests.size()) + " messages, the first a " + text + ",";
+    text += " " + timed_out(members_.rank(), timeout_s) +
+            (first.sends() ? ": it was not received" : ": nothing was sent");
+    if (m.peer == kAnySource || requests.size() > 1) return text;
     text += "; rank " + std::to_string(m.peer) + ": " +
             whereabouts(view_.control(static_cast<uint32_t>(m.peer)));
     return text + cycle();

@@ -51,6 +51,9 @@ struct alignas(2 * kLine) Transfer {
     // the back (high half); and how many of the latter are written.
     alignas(kLine) std::atomic<uint64_t> claims;
     std::atomic<uint64_t> written;
+    // Not 0: chunks as large as can be. The ends move other messages meanwhile, each another, for
+    // two at work on the same pages disturb each other.
+    std::atomic<uint64_t> whole;
     std::atomic<uint64_t> target;  // the receiver's memory
     // Where the sender's write goes, as process_vm_writev reads it: the kernel looks at the moment
     // of the call, so a receiver that sets the length to zero revokes a write that has not begun.
@@ -59,9 +62,11 @@ struct alignas(2 * kLine) Transfer {
 static_assert(sizeof(Transfer) == 2 * kLine);
 
 struct alignas(2 * kLine) Pair {
-    // Written by the receiver.
+    // Written by the receiver with every message, and read by a sender who lacks room.
     std::atomic<uint64_t> slots_taken, bytes_taken, blocks_taken;
-    std::atomic<uint64_t> asked, asked_tag;  // a number, and the tag that it asks for
+    // Written by the receiver now and then, and read with every look of the sender.
+    alignas(2 * kLine) std::atomic<uint64_t> steps;  // changes with every step of a transfer
+    std::atomic<uint64_t> asked, asked_tag;          // a number, and the tag that it asks for
     // Written by the sender.
     alignas(2 *
             kLine) std::atomic<uint64_t> held;  // 0, or changes with every send that has to wait

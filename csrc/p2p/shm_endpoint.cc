@@ -95,6 +95,9 @@ void ShmEndpoint::publish(Slot& slot, const Request& send, uint64_t place,
     slot.transfer.store(transfer, std::memory_order_relaxed);
     slot.number.store(++put_, std::memory_order_release);
     ring_peer();
+    // The receiver's core has the next one, too: to fetch it takes as long as all else of a message
+    // that is small.
+    __builtin_prefetch(&out_slot(put_), 1);
 }
 
 void ShmEndpoint::offer(uint32_t transfer, Request& send) {

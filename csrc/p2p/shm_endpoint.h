@@ -88,12 +88,14 @@ class ShmEndpoint final : public Endpoint {
     void check(const Envelope& came, const Seen& seen);
     [[nodiscard]] static uint64_t end_of(const Seen& seen) noexcept;
     [[nodiscard]] const std::byte* content_of(uint64_t number, const Seen& seen) const;
+    bool advance_sends();
     bool advance_send(const Active& active);
     bool advance_receive(const Active& active);
     bool help(Transfer& t, const Request& send);
     bool read(Transfer& t, Request& receive);
     bool stage(Transfer& t, Request& send);
     bool unstage(Transfer& t, Request& receive);
+    void step() noexcept;
     void revoke(Transfer& t) noexcept;
     void take_back(Transfer& t) noexcept;
     [[nodiscard]] bool reaches() noexcept;
@@ -116,6 +118,7 @@ class ShmEndpoint final : public Endpoint {
     uint64_t slots_taken_ = 0, bytes_taken_ = 0;  // as seen last
     uint64_t answered_ = 0;
     uint64_t staged_turn_ = 0;  // of the transfer that is staged now
+    uint64_t steps_seen_ = 0;   // of the receiver, with nothing left to do
     std::vector<uint32_t> free_;
     std::vector<Active> outgoing_;
 

@@ -206,6 +206,7 @@ void check_hostile_receiver(Report& report) {
                     if (t.phase == static_cast<uint64_t>(Phase::offered))
                         t.phase = static_cast<uint64_t>(k % 2 ? Phase::staging : Phase::complete);
                 }
+                ++h.out().steps;
                 play.look(0);
             }
             play.world()[0].members->record(Fault::aborted, "enough of this");
@@ -218,6 +219,7 @@ void check_hostile_receiver(Report& report) {
     p2p::Transfer& t = h.out().transfers[0];
     t.target = 4096;
     t.phase = static_cast<uint64_t>(Phase::reading);
+    ++h.out().steps;
     expect(report, outcome_of([&] { h.play()[0].wait(out, 20, -1, {}); }), Fault::aborted,
            "cannot write the memory that rank 1", "memory that cannot be written");
 }
@@ -257,7 +259,7 @@ void check_any_hostility(Report& report) {
                         h.offer(transfer, data, random() % 3);
                         break;
                     case 4:
-                        words[random() % 48] = some();
+                        words[random() % 64] = some();
                         break;
                     case 5:
                         reinterpret_cast<std::atomic<uint64_t>*>(

@@ -31,6 +31,8 @@ try:
         share_memory,
         simulator_messages,
         usable_cores,
+        wait_all,
+        wait_any,
         widen,
     )
 except ImportError as error:
@@ -67,5 +69,7 @@ __all__ = [
     "share_memory",
     "simulator_messages",
     "usable_cores",
+    "wait_all",
+    "wait_any",
     "widen",
 ]

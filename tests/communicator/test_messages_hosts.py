@@ -10,7 +10,7 @@ import pytest
 
 from spanning import Body, spanning
 from unisono import Communicator, Work
-from unisono.errors import CollectiveTimeoutError, MismatchError
+from unisono.errors import CollectiveTimeoutError, CommunicationError, MismatchError
 
 HOSTS = [(0, 1), (0, 0, 1), (0, 1, 2)]
 
@@ -117,6 +117,37 @@ def test_the_first_of_several_calls() -> None:
 
     for hosts in ((0, 0), (0, 1)):
         assert on_hosts(body, hosts)[1] == 1
+
+
+def test_any_of_several_that_never_come_ends_with_the_time_of_the_group() -> None:
+    def body(comm: Communicator) -> str:
+        works = [comm.recv(np.zeros(1), 1 - comm.rank, tag, async_op=True) for tag in (4, 5)]
+        first = Work.wait_any(works)
+        assert first in (0, 1)
+        return str(works[first].exception())
+
+    for hosts in ((0, 0), (0, 1)):
+        texts = on_hosts(body, hosts, timeout_s=1.0)
+        assert any("each of 2 messages, the first a recv from rank" in text for text in texts)
+        assert all("(timeout)" in text for text in texts)
+
+
+def test_any_of_messages_and_a_collective() -> None:
+    def body(comm: Communicator) -> list[int]:
+        x, sums = np.ones(3), np.ones(3)
+        if comm.rank == 0:
+            total = comm.all_reduce(sums, async_op=True)
+            never = comm.recv(x[::2], 1, 9, async_op=True)  # by way of a copy
+            found = [Work.wait_any([never, total])]
+            found.append(Work.wait_any([never]))
+            assert isinstance(never.exception(), CollectiveTimeoutError)
+            return found
+        comm.all_reduce(sums)
+        with pytest.raises(CommunicationError):
+            comm.recv(x, 0)
+        return []
+
+    assert on_hosts(body, (0, 0), timeout_s=1.0)[0] == [1, 0]
 
 
 def test_who_only_looks_gets_its_message() -> None:

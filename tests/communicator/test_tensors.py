@@ -110,6 +110,9 @@ def test_lazily_conjugated_and_negated_tensors(threads: World) -> None:
         negative = z.clone().conj().imag
         assert negative.is_neg()
         assert comm.all_gather(negative).tolist() == [-2, 4] * 2
+        for lazy in (negative[:1], x):  # contiguous, so that nothing but the mark tells
+            out = torch.zeros_like(lazy.resolve_conj().resolve_neg())
+            assert torch.equal(comm.sendrecv(lazy, 1 - comm.rank, out, 1 - comm.rank), lazy)
 
     threads(2).run(check)
 

@@ -11,7 +11,7 @@ torch = pytest.importorskip("torch")
 
 from unisono.errors import PeerLostError, UnisonoError  # noqa: E402
 from unisono.torch_backend.coalesce import Recorder  # noqa: E402
-from unisono.torch_backend.work import DONE, Completer, PendingWork, Together  # noqa: E402
+from unisono.torch_backend.work import DONE, Completer, Together, pending  # noqa: E402
 
 pytestmark = pytest.mark.torch
 
@@ -69,7 +69,7 @@ def test_future_of_an_ended_handle_is_complete_at_once(completer):
     handle.finish()
     tensors = [torch.ones(2)]
     before = threading.active_count()
-    assert PendingWork(handle, tensors, completer).get_future().value() == tensors
+    assert pending(handle, tensors, completer).get_future().value() == tensors
     assert threading.active_count() == before
 
 
@@ -86,7 +86,7 @@ def test_futures_complete_as_their_handles_end(completer):
 
 def test_failure_reaches_future_and_wait(completer):
     handle = ManualHandle()
-    work = PendingWork(handle, [], completer)
+    work = pending(handle, [], completer)
     future = work.get_future()
     handle.finish(PeerLostError("rank 1 is gone"))
     with pytest.raises(RuntimeError, match="PeerLostError: rank 1 is gone"):
@@ -114,7 +114,7 @@ def test_callback_may_wait_for_a_future_of_its_own(completer):
 
 
 def test_source_rank_of_a_receive(completer):
-    assert PendingWork(ManualHandle(), [], completer)._source_rank() == 3
+    assert pending(ManualHandle(), [], completer)._source_rank() == 3
 
 
 def test_together_fails_with_the_first_failure():

@@ -86,6 +86,7 @@ class Communicator:
             single_copy=met.single_copy,
         )
         self._quick = self._engine.quick
+        self._messages = self._engine.messages
         self._name = met.nonce.hex()
         self._forks: Counter[tuple[int, ...]] = Counter()
         # Also at the end of the interpreter: a rank that ends well has left, not died.

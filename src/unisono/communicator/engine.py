@@ -166,11 +166,13 @@ class Engine:
         if self.recorder is not None:
             raise UnsupportedError("a batch is open already: batches do not nest")
         self.recorder = recorder
+        self.messages.recording = True
         self._quick.start_recording()
 
     def stop_recording(self) -> None:
         """Calls run again."""
         self.recorder = None
+        self.messages.recording = False
         self._quick.stop_recording()
 
     def pack_into(self, request: Request, most_bytes: int, pack: native.Pack) -> None:

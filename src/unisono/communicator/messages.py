@@ -42,11 +42,10 @@ def send(self: Communicator, x: Array, dst: int, tag: int = 0, *, async_op: bool
     receiver. With `async_op=True` the caller does not: `x` belongs to the call until the `Work` is
     done.
     """
+    done = self._messages.send(x, dst, tag, async_op)
+    if done is not NotImplemented:
+        return done
     engine = self._engine
-    if engine.recorder is None:
-        found = engine.messages.send(x, dst, tag, async_op)
-        if found is not None:
-            return found if async_op else None
     message = _sending(engine, x, dst, check_tag(tag))
     return engine.deliver([message], None, async_op)
 
@@ -64,11 +63,10 @@ def recv(
     `tag=None` takes a message of any tag. The message must have the type and length of `x`, else
     `MismatchError`.
     """
+    done = self._messages.recv(x, src, tag, async_op)
+    if done is not NotImplemented:
+        return done
     engine = self._engine
-    if engine.recorder is None:
-        found = engine.messages.recv(x, src, tag, async_op)
-        if found is not None:
-            return found
     message = _receiving(engine, x, src, _wanted(tag))
     if async_op:
         return engine.deliver([message], x, async_op)
@@ -99,11 +97,11 @@ def sendrecv(
 
     Neither waits for the other, so rings and pairs of ranks may all call it. `out` may be `x`.
     """
+    if not async_op:
+        done = self._messages.sendrecv(x, dst, out, src, tag)
+        if done is not NotImplemented:
+            return done
     engine = self._engine
-    if engine.recorder is None and not async_op:
-        found = engine.messages.sendrecv(x, dst, out, src, tag)
-        if found is not None:
-            return out
     incoming = _receiving(engine, out, src, check_tag(tag))
     outgoing = _sending(engine, x, dst, tag)
     if overlap(outgoing.staged.located, incoming.staged.located):

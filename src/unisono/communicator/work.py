@@ -107,6 +107,9 @@ class Work(ABC):
         """Whether the call has ended, well or not; moves what can be moved without waiting."""
         return self.is_completed()
 
+    def _end_if_late(self, waited_s: float) -> None:  # noqa: B027 - collectives end themselves
+        """Ends what was looked at for so long, if its time is over."""
+
     def cancel(self) -> bool:
         """Takes a message back: a receive that no message has reached, or a send of which the
         receiver has nothing. True if it was taken back: then `wait` raises `UnisonoError`. False,
@@ -116,6 +119,9 @@ class Work(ABC):
     @staticmethod
     def wait_all(works: Sequence[Work], timeout_s: float | None = None) -> list[Any]:
         """Waits for all; returns their results in order. Raises as `wait` does."""
+        results: list[Any] = native.wait_all(works, timeout_s)
+        if results is not NotImplemented:
+            return results
         until = None if timeout_s is None else time.monotonic() + timeout_s
         return [work.wait(_left_s(until)) for work in works]
 
@@ -124,21 +130,28 @@ class Work(ABC):
         """Waits until one has ended, well or not; returns its place among `works`.
 
         Raises `TimeoutError` if all are still under way after `timeout_s` seconds, and `ValueError`
-        where there are none.
+        where there are none. Without `timeout_s` the time of their communicator ends it.
         """
         if not works:
             raise ValueError("wait_any needs works to wait for")
-        until = None if timeout_s is None else time.monotonic() + timeout_s
-        nap_s = _SHORTEST_NAP_S
-        while True:
-            for place, work in enumerate(works):
-                if work.test():
-                    return place
-            left_s = _left_s(until)
-            if left_s == 0.0:
-                raise TimeoutError(f"all are still under way after {timeout_s:g} s (timeout)")
-            time.sleep(nap_s if left_s is None else min(nap_s, left_s))
-            nap_s = min(2 * nap_s, _LONGEST_NAP_S)
+        found: int = native.wait_any(works, timeout_s)
+        return _look_for_any(works, timeout_s) if found is NotImplemented else found
+
+
+def _look_for_any(works: Sequence[Work], timeout_s: float | None) -> int:
+    """Looks at calls of several kinds or communicators in turn, until one has ended."""
+    began_s, nap_s = time.monotonic(), _SHORTEST_NAP_S
+    while True:
+        for place, work in enumerate(works):
+            if work.test():
+                return place
+        waited_s = time.monotonic() - began_s
+        if timeout_s is not None and waited_s >= timeout_s:
+            raise TimeoutError(f"all are still under way after {timeout_s:g} s (timeout)")
+        for work in works:
+            work._end_if_late(waited_s)
+        time.sleep(nap_s if timeout_s is None else min(nap_s, timeout_s - waited_s))
+        nap_s = min(2 * nap_s, _LONGEST_NAP_S)
 
 
 Work.register(native.Request)  # of one message: made and waited for without Python's code
@@ -242,6 +255,9 @@ class MessageWork(Work):
     def exception(self) -> Exception | None:
         return self.request.exception()
 
+    def _end_if_late(self, waited_s: float) -> None:
+        self.request._end_if_late(waited_s)
+
     def cancel(self) -> bool:
         return self.request.cancel()
 
@@ -275,6 +291,10 @@ class JoinedWork(Work):
 
     def is_completed(self) -> bool:
         return all(work.is_completed() for work in self.works)
+
+    def _end_if_late(self, waited_s: float) -> None:
+        for work in self.works:
+            work._end_if_late(waited_s)
 
     def exception(self) -> Exception | None:
         found = (work.exception() for work in self.works)

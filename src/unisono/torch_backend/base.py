@@ -21,7 +21,7 @@ from unisono.torch_backend.private import (
     is_profiling,
 )
 from unisono.torch_backend.watch import Watched
-from unisono.torch_backend.work import DONE, Completer, PendingWork, Together
+from unisono.torch_backend.work import DONE, Completer, Together, pending
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -68,7 +68,7 @@ class GroupBase(ProcessGroupBase):  # type: ignore[misc]
         return self.communicator
 
     def _pending(self, handle: Any, tensors: list[torch.Tensor]) -> WorkBase:
-        return PendingWork(handle, tensors, self._completer)
+        return pending(handle, tensors, self._completer)
 
     @contextmanager
     def _within(self, timeout: timedelta | float | None) -> Iterator[None]:

@@ -170,6 +170,8 @@ class Movement(GroupBase):
         """Start sending a tensor to a rank of the group."""
         self._begin()
         handle = self._comm.send(movable(tensors[0]), rank, tag, async_op=True)
+        if handle.is_completed() and handle.exception() is None:
+            return DONE
         return self._pending(handle, tensors)
 
     def recv(self, tensors: list[torch.Tensor], rank: int, tag: int = 0) -> WorkBase:

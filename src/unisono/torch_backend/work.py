@@ -138,16 +138,14 @@ def _value_or_raise(outcome: Future[Any]) -> Any:
 
 
 class PendingWork(WorkBase):  # type: ignore[misc]
-    """A collective under way, as torch sees it."""
+    """A call under way, as torch sees it; `pending` makes them."""
 
     __slots__ = ("_completer", "_future", "_handle", "_tensors")
 
-    def __init__(self, handle: Any, tensors: list[torch.Tensor], completer: Completer) -> None:
-        super().__init__()
-        self._handle = handle
-        self._tensors = tensors
-        self._completer = completer
-        self._future: Future[Any] | None = None
+    _completer: Completer
+    _future: Future[Any]
+    _handle: Any
+    _tensors: list[torch.Tensor]
 
     def wait(self, timeout: timedelta | None = None) -> bool:
         """Block until the result is in the tensors; raises what went wrong.
@@ -194,9 +192,21 @@ class PendingWork(WorkBase):  # type: ignore[misc]
 
     def get_future(self) -> Future[Any]:
         """A future of the list of result tensors."""
-        if self._future is None:
+        if not hasattr(self, "_future"):
             self._future = self._completer.future_of(self._handle, self._tensors)
         return self._future
+
+
+def pending(handle: Any, tensors: list[torch.Tensor], completer: Completer) -> PendingWork:
+    """The work of a call whose handle this is, and whose result is in the tensors.
+
+    Not a constructor: one that is Python's, for a class that is C++'s, takes 0.3 us of the 0.7.
+    """
+    work = PendingWork()
+    work._handle = handle
+    work._tensors = tensors
+    work._completer = completer
+    return work
 
 
 class FinishedWork(WorkBase):  # type: ignore[misc]

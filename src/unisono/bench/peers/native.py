@@ -9,8 +9,8 @@ from typing import Any
 
 from unisono.bench.cases import BIT_PATTERNS, Case
 from unisono.bench.peers.base import Array, Call, Peer, Repeat
-from unisono.bench.peers.pairs import bind_messages, wait_each
-from unisono.communicator import Communicator, init
+from unisono.bench.peers.pairs import bind_messages
+from unisono.communicator import Communicator, Work, init
 from unisono.errors import UnsupportedError
 
 
@@ -71,7 +71,7 @@ def exchange(comm: Communicator, case: Case, x: Array, out: Array) -> Repeat:
         recv=comm.recv,
         isend=partial(_begin_each, comm.send),
         irecv=partial(_begin_each, comm.recv),
-        finish=wait_each,
+        finish=Work.wait_all,
     )
 
 

@@ -1,0 +1,45 @@
+// What DLPack 1.3 lays down for a library that tells C of its arrays without a call of Python's:
+// https://dmlc.github.io/dlpack/latest/c_api.html. Only the parts that are used here.
+#pragma once
+
+#include <cstdint>
+
+namespace unisono::bind::dlpack {
+
+constexpr uint32_t kMajor = 1;
+constexpr const char* kAttribute = "__dlpack_c_exchange_api__";  // of the class of arrays: a capsule
+constexpr const char* kCapsule = "dlpack_exchange_api";
+constexpr int32_t kCpu = 1;  // device type
+
+// Code and bits of an element's type, in the order of `DType`: pairs are none of its types.
+struct Element {
+    uint8_t code, bits;
+};
+constexpr Element kElements[] = {
+    {2, 32}, {2, 64}, {2, 16}, {4, 16}, {0, 8},   {1, 8},    {0, 16}, {1, 16}, {0, 32},
+    {1, 32}, {0, 64}, {1, 64}, {6, 8},  {5, 64},  {5, 128},  {10, 8}, {12, 8},
+};
+
+struct Tensor {
+    void* data;
+    int32_t device_type, device_number;
+    int32_t dimensions;
+    uint8_t code, bits;
+    uint16_t lanes;
+    int64_t* shape;
+    int64_t* strides;  // in elements
+    uint64_t byte_offset;
+};
+
+struct ExchangeApi {
+    uint32_t major, minor;
+    ExchangeApi* previous;
+    void* allocate;
+    void* from_object;
+    void* to_object;
+    // Describes an array as long as that is as it is; -1 with Python's error set.
+    int (*look)(void* object, Tensor* out);
+    void* stream;
+};
+
+}  // namespace unisono::bind::dlpack
