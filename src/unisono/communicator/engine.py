@@ -13,7 +13,7 @@ from unisono.communicator.calls import CallBook, Request
 from unisono.communicator.table import Table
 from unisono.communicator.work import CollectiveWork, JoinedWork, MessageWork, UnderWay
 from unisono.errors import CommunicationError, MismatchError, UnisonoError, UnsupportedError
-from unisono.runtime.lending import NO_LENDING, lending_for
+from unisono.runtime.lending import lending_for
 from unisono.runtime.native_executor import OP_CODES, NativeExecutor
 from unisono.runtime.span import Span, Wire
 from unisono.schedule import Schedule
@@ -114,7 +114,7 @@ class Engine:
         table: Table,
         span: Span | None = None,
         *,
-        single_copy: bool = False,
+        single_copy: SingleCopy = SingleCopy.NEVER,
     ) -> None:
         """`span`: what the group has of the network, where its ranks are on several hosts.
         `single_copy`: whether its ranks are to read each other's memory, and can."""
@@ -124,7 +124,12 @@ class Engine:
         reach = functools.partial(span.reach, wire=Wire.COLLECTIVES) if span else None
         self.rank = rank
         self.size = size
-        lending = lending_for(size, cores=native.usable_cores()) if single_copy else NO_LENDING
+        lending = lending_for(
+            size,
+            cores=native.usable_cores(),
+            wanted=single_copy,
+            meshed_cores=native.meshed_cores(),
+        )
         executor = NativeExecutor(group, rank, settings.stores, hosts, reach, lending)
         self._new_book = functools.partial(
             CallBook, executor, size, hosts=hosts, reproducible=settings.reproducible

@@ -23,6 +23,7 @@ from unisono.errors import AuthenticationError, RendezvousError, UnisonoError
 from unisono.native import Group, meshed_cores, segment_shape, usable_cores
 from unisono.runtime import group_memory
 from unisono.runtime.descriptors import Lack, lack_of
+from unisono.runtime.lending import NO_LENDING, lending_for
 from unisono.runtime.span import Span
 from unisono.runtime.unix_socket import WATCH_S, connect, listen, one_user_only, user_of
 from unisono.types import SingleCopy
@@ -34,6 +35,7 @@ _MAGIC = b"unisono1"
 _LENGTH = struct.Struct("<I")  # of the word that follows
 _WELCOME, _REFUSAL = b"W", b"R"
 _NO, _YES = b"N", b"Y"
+_MODES = {SingleCopy.NEVER: b"N", SingleCopy.AUTO: b"A", SingleCopy.ALWAYS: b"Y"}
 _NONCE_BYTES = 16
 _MOST_TEXT_BYTES = 1024
 _HELLO_TIMEOUT_S = 5.0
@@ -101,7 +103,7 @@ class Met:
     nonce: bytes
     word: bytes
     span: Span | None = None
-    single_copy: bool = False
+    single_copy: SingleCopy = SingleCopy.NEVER
     """Whether all ranks are to read each other's memory, and can."""
 
     def close(self) -> None:
@@ -187,13 +189,14 @@ def _form(
         for rank, peer in sorted(followers.items()):
             with _naming(meeting.name(rank)):
                 _expect_joined(peer, meeting.name(rank), deadline)
-        wanted = meeting.size > 1 and _wants_single_copy(meeting.single_copy)
+        wanted = _wanted_copies(meeting)
         for rank, peer in followers.items():
             with _naming(meeting.name(rank)):
                 word = _LENGTH.pack(len(meeting.word)) + meeting.word
-                peer.sendall(_WELCOME + (_YES if wanted else _NO) + word)
-        agreed = wanted and _ask_all(group, meeting, followers, deadline)
-    return Met(group=group, nonce=nonce, word=meeting.word, single_copy=agreed)
+                peer.sendall(_WELCOME + _MODES[wanted] + word)
+        if wanted is not SingleCopy.NEVER and not _ask_all(group, meeting, followers, deadline):
+            wanted = SingleCopy.NEVER
+    return Met(group=group, nonce=nonce, word=meeting.word, single_copy=wanted)
 
 
 @contextlib.contextmanager
@@ -207,8 +210,16 @@ def _closed_on_failure(group: Group) -> Iterator[None]:
         raise
 
 
-def _wants_single_copy(single_copy: SingleCopy) -> bool:
-    return single_copy is SingleCopy.ALWAYS or (single_copy is SingleCopy.AUTO and meshed_cores())
+def _wanted_copies(meeting: Meeting) -> SingleCopy:
+    """NEVER also where ranks that can read each other's memory would not."""
+    lending = lending_for(
+        meeting.size,
+        cores=usable_cores(),
+        wanted=meeting.single_copy,
+        meshed_cores=meshed_cores(),
+    )
+    alone = meeting.size == 1 or lending == NO_LENDING
+    return SingleCopy.NEVER if alone else meeting.single_copy
 
 
 def _ask_all(
@@ -345,10 +356,11 @@ def _follow(meeting: Meeting, open_group: OpenGroup) -> Met:
             group, nonce = _join(leader, meeting, open_group, lack)
             with _closed_on_failure(group):
                 leader.sendall(_WELCOME)
-                asked, word = _hear(leader)
-                if asked:
+                wanted, word = _hear(leader)
+                if wanted is not SingleCopy.NEVER:
                     leader.sendall(_YES if group.can_borrow() else _NO)
-                agreed = asked and _receive(leader, 1) == _YES
+                    if _receive(leader, 1) != _YES:
+                        wanted = SingleCopy.NEVER
         except TimeoutError:
             raise RendezvousError(
                 f"rank {meeting.name(meeting.rank)}: not all {meeting.size} ranks came within "
@@ -359,7 +371,7 @@ def _follow(meeting: Meeting, open_group: OpenGroup) -> Met:
                 f"{meeting.who}: rank {meeting.name(0)} closed the connection while the "
                 "group was being formed (were too many ranks started?)"
             ) from error
-    return Met(group=group, nonce=nonce, word=word, single_copy=agreed)
+    return Met(group=group, nonce=nonce, word=word, single_copy=wanted)
 
 
 def _join(
@@ -414,13 +426,14 @@ def _receive_descriptor(leader: socket.socket) -> tuple[bytes, list[int], int]:
     return data, [_INT.unpack(note)[0] for *_, kind, note in notes if kind == _RIGHTS], flags
 
 
-def _hear(leader: socket.socket) -> tuple[bool, bytes]:
-    """Waits until all have joined; returns whether rank 0 asks about memory, and its word."""
+def _hear(leader: socket.socket) -> tuple[SingleCopy, bytes]:
+    """Waits until all have joined; returns what rank 0 wants of their memory, and its word."""
     answer = leader.recv(1)
     if answer == _REFUSAL:
         raise RendezvousError(_text(leader))
     if answer != _WELCOME:
         raise RendezvousError("rank 0 gave up while the group was being formed")
-    asked = _receive(leader, 1) == _YES
+    letter = _receive(leader, 1)
     (length,) = _LENGTH.unpack(_receive(leader, _LENGTH.size))
-    return asked, _receive(leader, length)
+    wanted = next(mode for mode, known in _MODES.items() if known == letter)
+    return wanted, _receive(leader, length)
