@@ -7,7 +7,8 @@
 namespace unisono::bind::dlpack {
 
 constexpr uint32_t kMajor = 1;
-constexpr const char* kAttribute = "__dlpack_c_exchange_api__";  // of the class of arrays: a capsule
+constexpr const char* kAttribute =
+    "__dlpack_c_exchange_api__";  // of the class of arrays: a capsule
 constexpr const char* kCapsule = "dlpack_exchange_api";
 constexpr int32_t kCpu = 1;  // device type
 
@@ -16,8 +17,8 @@ struct Element {
     uint8_t code, bits;
 };
 constexpr Element kElements[] = {
-    {2, 32}, {2, 64}, {2, 16}, {4, 16}, {0, 8},   {1, 8},    {0, 16}, {1, 16}, {0, 32},
-    {1, 32}, {0, 64}, {1, 64}, {6, 8},  {5, 64},  {5, 128},  {10, 8}, {12, 8},
+    {2, 32}, {2, 64}, {2, 16}, {4, 16}, {0, 8},  {1, 8},   {0, 16}, {1, 16}, {0, 32},
+    {1, 32}, {0, 64}, {1, 64}, {6, 8},  {5, 64}, {5, 128}, {10, 8}, {12, 8},
 };
 
 struct Tensor {
