@@ -135,17 +135,17 @@ void Dispatcher::work_until(Job& job, const Interrupted& interrupted) {
 // True if the job has ended, well or not. Throws only if a signal ended it: the caller is the one
 // who was interrupted, whosever job this is.
 bool Dispatcher::advance(Job& job, const Interrupted& interrupted, double limit_s) {
-    bool interrupt = false;
+    std::exception_ptr interruption;
     try {
         if (!drive(job.execution_, job.sequel_, job.deadline_, interrupted, limit_s)) return false;
     } catch (const Error& error) {
-        interrupt = error.fault() == Fault::interrupted;
-        job.error_ = interrupt ? kInterrupted : error;
+        if (error.fault() == Fault::interrupted) interruption = std::current_exception();
+        job.error_ = interruption ? kInterrupted : error;
     } catch (const std::exception& error) {
         job.error_ = error_of(error);
     }
     finish(job);
-    if (interrupt) throw Error(Fault::interrupted, "interrupted");
+    if (interruption) std::rethrow_exception(interruption);
     return true;
 }
 
@@ -217,7 +217,10 @@ void Dispatcher::progress_loop() {
         }
         const Turn turn(*this);
         if (!turn) continue;
-        if (auto job = front()) advance(*job, {}, 0);
+        try {
+            if (auto job = front()) advance(*job, {}, 0);
+        } catch (const Error&) {  // of Python's code in this thread: the job has it
+        }
     }
 }
 

@@ -234,6 +234,7 @@ void Membership::require_alive(uint32_t peer) {
 
 void Membership::record(Fault fault, std::string_view text) noexcept {
     if (guard_.in_child()) return;
+    if (fault == Fault::interrupted) fault = Fault::aborted;  // the others were not
     FaultRecord& failure = segment().group().failure;
     uint32_t none = 0;
     if (failure.state.compare_exchange_strong(none, 1, std::memory_order_acq_rel)) {

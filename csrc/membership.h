@@ -48,6 +48,8 @@ class Membership {
     void require_own_process() const {
         if (guard_.in_child()) raise();
     }
+    // It was closed here.
+    [[nodiscard]] bool closed() const noexcept { return closed_.load(std::memory_order_relaxed); }
     // Throws if the group has failed, if it was closed here, or in a forked child. Cheap.
     void require_healthy() const {
         if (closed_.load(std::memory_order_relaxed) || guard_.in_child() || failed()) raise();

@@ -20,7 +20,7 @@ namespace {
 
 constexpr uint64_t kPage = 4096;
 constexpr uint64_t kPairSlots = 512, kFewPairSlots = 128;
-constexpr uint64_t kPairBytes = 64 * 1024, kLeastPairBytes = 4 * 1024;
+constexpr uint64_t kPairBytes = 128 * 1024, kLeastPairBytes = 4 * 1024;
 constexpr uint64_t kUsualPairs = 256 << 20;  // bytes of all pairs, as far as the least goes
 constexpr uint32_t kMaxRanks = 4096;
 constexpr uint64_t kMostPairs = 1ULL << 46;  // bytes; a process cannot map much more
@@ -94,7 +94,7 @@ SegmentShape shape_for(uint32_t ranks, uint32_t cores, uint64_t staging_bytes) {
     // With many ranks most pairs have little to say to each other.
     const uint64_t each = kUsualPairs / ranks / ranks / (1 + kStagedBlocks);
     const uint64_t ring = std::clamp(std::bit_floor(each), kLeastPairBytes, kPairBytes);
-    return {ranks, depth, round_up(area, kPage), ring < kPairBytes ? kFewPairSlots : kPairSlots,
+    return {ranks, depth, round_up(area, kPage), ring < kPairBytes / 2 ? kFewPairSlots : kPairSlots,
             ring};
 }
 

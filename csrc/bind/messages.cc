@@ -176,10 +176,10 @@ class Messages {
         try {
             if (!request.try_begin(carried)) request.begin(carried);
         } catch (...) {
-            keeper_.let_go(request);
+            request.let_go();  // unless another thread has, meanwhile
             throw;
         }
-        if (request.request.done()) keeper_.let_go(request);
+        if (request.request.done()) request.let_go();
     }
 
     // The caller keeps the memory: Python may not return before the request is done.
@@ -191,7 +191,12 @@ class Messages {
         if (!begun || !request.done()) {
             const WithoutGil release;
             if (!begun) engine.begin(request, false);
-            engine.wait(request, timeout_s, -1, python_signals());
+            try {
+                engine.wait(request, timeout_s, -1, python_signals());
+            } catch (...) {
+                end(request);
+                throw;
+            }
         }
         if (sends) return nb::none();
         return nb::int_(request.source());

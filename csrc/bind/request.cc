@@ -50,7 +50,13 @@ bool BoundRequest::try_begin(bool carried) {
     return may_keep_gil(*group_, request.message()) && engine().try_begin(request, carried);
 }
 
+void BoundRequest::require_started() const {
+    if (starter.is_valid() && !keeper_ && !request.done())
+        throw Error(Fault::invalid, text() + " was not started: call its start() first");
+}
+
 bool BoundRequest::wait_for(double limit_s) {
+    require_started();
     const auto waited = [&] {
         const WithoutGil release;
         return engine().wait(request, timeout_s_, limit_s, python_signals());
@@ -154,6 +160,7 @@ nb::object wait_any(nb::handle works, const nb::object& timeout_s) {
     for (const nb::handle work : *given) {
         BoundRequest& request = BoundRequest::of(work);
         if (request.group_ != first.group_) return nb::borrow(Py_NotImplemented);
+        request.require_started();
         requests.push_back(&request.request);
     }
     const double limit_s = limit_of(timeout_s);
@@ -196,13 +203,12 @@ void Keeper::let_go(BoundRequest& request) noexcept {
 }
 
 void Keeper::prune() noexcept {
-    std::vector<PyObject*> done;
-    for (PyObject* const object : kept_) {
-        if (BoundRequest::of(object).request.done()) done.push_back(object);
-    }
-    for (PyObject* const object : done) {
-        BoundRequest& request = BoundRequest::of(object);
-        if (request.keeper_) let_go(request);
+    // From the last: whoever takes its place was looked at. To let go may run anything, which may
+    // keep and let go of others: then some are left for the next time.
+    for (size_t place = kept_.size(); place-- > 0;) {
+        if (place >= kept_.size()) continue;
+        BoundRequest& request = BoundRequest::of(kept_[place]);
+        if (request.request.done()) let_go(request);
     }
 }
 

@@ -55,6 +55,7 @@ class BoundRequest {
     // The same unless there are such threads.
     [[nodiscard]] bool try_begin(bool carried);
     [[nodiscard]] std::string text() const { return p2p::Engine::text_of(request); }
+    void require_started() const;
     // After it was waited for by looks for so long: ends the group if that is its time.
     void end_if_late(double waited_s);
     [[nodiscard]] bool under_way() const noexcept { return keeper_ && !request.done(); }

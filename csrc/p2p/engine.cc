@@ -142,7 +142,7 @@ bool Engine::guarded(Move&& move) {
         members_.require_healthy();
         return move();
     } catch (const Error& error) {  // of a carrier's, perhaps: then nobody has heard of it
-        members_.record(error.fault(), error.what());
+        record(error);
         fail_all(error);
         throw;
     } catch (const std::exception& error) {
@@ -154,6 +154,11 @@ bool Engine::guarded(Move&& move) {
         members_.require_healthy();
         throw;
     }
+}
+
+// For all ranks; of one that has left, its own errors are nobody else's.
+void Engine::record(const Error& error) noexcept {
+    if (!members_.closed()) members_.record(error.fault(), error.what());
 }
 
 bool Engine::poll() {

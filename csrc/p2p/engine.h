@@ -98,6 +98,7 @@ class Engine final : private Receiver, private Completion {
     bool poll_for(const Request& request);
     template <class Move>
     bool guarded(Move&& move);
+    void record(const Error& error) noexcept;
     bool advance(Peer& peer);
     bool advance_held(Peer& peer);
     bool advance_arrivals(Peer& peer);

@@ -33,6 +33,20 @@ class Waiting {
     std::atomic<uint64_t>& word_;
 };
 
+// Of those who sleep where a message of another host wakes them.
+class AwaySleeper {
+  public:
+    explicit AwaySleeper(std::atomic<uint32_t>& sleepers) noexcept : sleepers_(sleepers) {
+        sleepers_.fetch_add(1, std::memory_order_seq_cst);
+    }
+    AwaySleeper(const AwaySleeper&) = delete;
+    AwaySleeper& operator=(const AwaySleeper&) = delete;
+    ~AwaySleeper() { sleepers_.fetch_sub(1, std::memory_order_relaxed); }
+
+  private:
+    std::atomic<uint32_t>& sleepers_;
+};
+
 }  // namespace
 
 bool Engine::test(Request& request) noexcept {
@@ -59,8 +73,8 @@ bool Engine::wait(Request& request, double timeout_s, double limit_s,
     };
     const auto last = [&] {
         const std::lock_guard lock(mutex_);
-        if (!request.done()) poll();
-        return request.done();
+        // Who has moved some of it may find more: nobody rings for that.
+        return request.done() || poll() || request.done();
     };
     Request* const one = &request;
     if (!wait_for({&one, 1}, ready, last, timeout_s, limit_s, interrupted)) return false;
@@ -83,8 +97,13 @@ std::optional<size_t> Engine::wait_any(Requests requests, double timeout_s, doub
         if (!found()) poll();
         return found();
     };
+    const auto last = [&] {
+        if (found()) return true;
+        const std::lock_guard lock(mutex_);
+        return found() || poll() || found();
+    };
     try {
-        if (!wait_for(requests, ready, ready, timeout_s, limit_s, interrupted)) return std::nullopt;
+        if (!wait_for(requests, ready, last, timeout_s, limit_s, interrupted)) return std::nullopt;
     } catch (const Error& error) {  // one of them has it, unless what has failed is this call
         if (error.fault() == Fault::interrupted || !found()) throw;
     }
@@ -155,9 +174,15 @@ Woken Engine::rest(bool here, bool away, Awake&& awake, double seconds) {
     Bell& bell = view_.own().p2p;
     if (!away && (!wire_ || !wire_->needs_looks())) return sleep_on(bell, awake, seconds);
     const double nap_s = here ? std::min(seconds, kNapBetween_s) : seconds;
-    away_sleepers_.fetch_add(1, std::memory_order_seq_cst);
-    const Woken woken = away ? wire_->sleep(nap_s, std::ref(awake)) : sleep_on(bell, awake, nap_s);
-    away_sleepers_.fetch_sub(1, std::memory_order_relaxed);
+    const AwaySleeper announced(away_sleepers_);
+    const Woken woken = [&] {
+        try {
+            return away ? wire_->sleep(nap_s, std::ref(awake)) : sleep_on(bell, awake, nap_s);
+        } catch (const Error& error) {  // of a carrier's, outside of `guarded`
+            if (!mutex_.held_here()) record(error);
+            throw;
+        }
+    }();
     return woken == Woken::timed_out && nap_s < seconds ? Woken::rung : woken;
 }
 
@@ -189,9 +214,10 @@ bool Engine::is_in_vain(const Request& request) const {
 // Fails if none of them can ever be done.
 void Engine::check_departed(Requests requests) {
     const std::lock_guard lock(mutex_);  // else a message just being moved is in no place
-    if (!std::all_of(requests.begin(), requests.end(),
-                     [this](const Request* request) { return is_in_vain(*request); }))
-        return;
+    const auto in_vain = [this](const Request* request) { return is_in_vain(*request); };
+    if (!std::all_of(requests.begin(), requests.end(), in_vain)) return;
+    poll();  // what they did before they left
+    if (!std::all_of(requests.begin(), requests.end(), in_vain)) return;
     const Request& first = *requests.front();
     const int32_t peer = first.message().peer;
     const std::string who =

@@ -10,7 +10,9 @@
 namespace unisono::p2p {
 namespace {
 
-constexpr uint64_t kMostEager = 8192;  // above, one copy by two ranks is faster than two copies
+// Above, one copy by two ranks is faster than two copies; below, also where ranks share cores, and
+// have to wait for each other's turn.
+constexpr uint64_t kMostEager = 16 << 10;
 constexpr uint64_t kMostAside = 256
                                 << 10;  // bytes of messages that nobody asks for, beside the ring
 constexpr uint64_t kAsideIds = 1ULL

@@ -45,7 +45,13 @@ void WireEndpoint::send_message(Request& send, uint64_t piece, bool aside) {
     const bool whole = piece == m.bytes;
     if (!whole) ungranted_.emplace(ids_, &send);
     leaving_.push_back({++left_frames_, whole ? &send : nullptr});
-    wire_.send(peer_, frame, {&load, 1});  // also without a byte: wires place loads in their order
+    try {
+        wire_.send(peer_, frame, {&load, 1});  // also without a byte: loads are placed in order
+    } catch (...) {                            // then it is its caller's to end
+        ungranted_.erase(ids_);
+        leaving_.pop_back();
+        throw;
+    }
     progress();
 }
 
@@ -82,8 +88,8 @@ std::optional<Envelope> WireEndpoint::next() {
 
 bool WireEndpoint::accept(const Envelope& came, Request& receive) {
     Incoming& in = incoming_.at(came.id);
+    grant(in);  // first: if it throws, the receive is its caller's to end
     in.receive = &receive;
-    grant(in);
     if (in.came) settle(came.id, in);
     return true;
 }

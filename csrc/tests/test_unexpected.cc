@@ -35,7 +35,7 @@ void check_room(Report& report) {
     p2p::Request& wanted = play.receive(10, 1);
     const auto sends = play.fill();
     const size_t stored = (sends.size() - waiting(sends)) * kEager;
-    report.check(stored >= (240 << 10) && stored <= (256 << 10) + (64 << 10) + kEager,
+    report.check(stored >= (240 << 10) && stored <= (256 << 10) + (128 << 10) + kEager,
                  std::to_string(stored) + " bytes that nobody asks for are stored");
     report.check(!wanted.done(), "nothing of that is what is wanted");
     p2p::Request& last = play.send(data_of(1, 10), 1);

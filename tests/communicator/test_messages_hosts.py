@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -148,6 +149,38 @@ def test_any_of_messages_and_a_collective() -> None:
         return []
 
     assert on_hosts(body, (0, 0), timeout_s=1.0)[0] == [1, 0]
+
+
+def test_works_may_come_from_a_generator_and_must_have_begun() -> None:
+    def body(comm: Communicator) -> None:
+        x, sums = np.full(2, float(comm.rank)), np.ones(1)
+        got = [np.zeros(2) for _ in range(3)]
+        begun = [comm.recv(y, 1 - comm.rank, async_op=True) for y in got]
+        begun += [comm.send(x, 1 - comm.rank, async_op=True) for _ in got]
+        results = Work.wait_all(work for work in (*begun, comm.all_reduce(sums, async_op=True)))
+        assert len(results) == 7 and sums == [2.0]
+        assert all(y.tolist() == [1 - comm.rank] * 2 for y in got)
+        never = comm.recv_init(got[0], 1 - comm.rank)
+        for wait in (never.wait, partial(Work.wait_all, [never]), partial(Work.wait_any, [never])):
+            with pytest.raises(ValueError, match="was not started"):
+                wait()
+        comm.barrier()
+
+    on_hosts(body, (0, 0))
+
+
+def test_who_leaves_after_its_message_has_it() -> None:
+    x = np.ones(3 << 18)
+
+    def body(comm: Communicator) -> None:
+        if comm.rank == 0:
+            comm.send(x, 1)
+        else:
+            comm.recv(np.empty_like(x), 0)
+        comm.close()
+
+    for _ in range(5):
+        on_hosts(body, (0, 0))
 
 
 def test_who_only_looks_gets_its_message() -> None:

@@ -126,7 +126,7 @@ class Engine:
         self.size = size
         lending = lending_for(
             size,
-            cores=native.usable_cores(),
+            cores=table.cores,
             wanted=single_copy,
             meshed_cores=native.meshed_cores(),
         )

@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 from unisono import errors, native
@@ -117,8 +117,9 @@ class Work(ABC):
         return False
 
     @staticmethod
-    def wait_all(works: Sequence[Work], timeout_s: float | None = None) -> list[Any]:
+    def wait_all(works: Iterable[Work], timeout_s: float | None = None) -> list[Any]:
         """Waits for all; returns their results in order. Raises as `wait` does."""
+        works = list(works)
         results: list[Any] = native.wait_all(works, timeout_s)
         if results is not NotImplemented:
             return results
@@ -126,12 +127,13 @@ class Work(ABC):
         return [work.wait(_left_s(until)) for work in works]
 
     @staticmethod
-    def wait_any(works: Sequence[Work], timeout_s: float | None = None) -> int:
+    def wait_any(works: Iterable[Work], timeout_s: float | None = None) -> int:
         """Waits until one has ended, well or not; returns its place among `works`.
 
         Raises `TimeoutError` if all are still under way after `timeout_s` seconds, and `ValueError`
         where there are none. Without `timeout_s` the time of their communicator ends it.
         """
+        works = list(works)
         if not works:
             raise ValueError("wait_any needs works to wait for")
         found: int = native.wait_any(works, timeout_s)

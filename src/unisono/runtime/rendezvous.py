@@ -36,6 +36,7 @@ _LENGTH = struct.Struct("<I")  # of the word that follows
 _WELCOME, _REFUSAL = b"W", b"R"
 _NO, _YES = b"N", b"Y"
 _MODES = {SingleCopy.NEVER: b"N", SingleCopy.AUTO: b"A", SingleCopy.ALWAYS: b"Y"}
+_COPIES = {letter: mode for mode, letter in _MODES.items()}
 _NONCE_BYTES = 16
 _MOST_TEXT_BYTES = 1024
 _HELLO_TIMEOUT_S = 5.0
@@ -359,8 +360,7 @@ def _follow(meeting: Meeting, open_group: OpenGroup) -> Met:
                 wanted, word = _hear(leader)
                 if wanted is not SingleCopy.NEVER:
                     leader.sendall(_YES if group.can_borrow() else _NO)
-                    if _receive(leader, 1) != _YES:
-                        wanted = SingleCopy.NEVER
+                    wanted = wanted if _all_can(leader) else SingleCopy.NEVER
         except TimeoutError:
             raise RendezvousError(
                 f"rank {meeting.name(meeting.rank)}: not all {meeting.size} ranks came within "
@@ -435,5 +435,15 @@ def _hear(leader: socket.socket) -> tuple[SingleCopy, bytes]:
         raise RendezvousError("rank 0 gave up while the group was being formed")
     letter = _receive(leader, 1)
     (length,) = _LENGTH.unpack(_receive(leader, _LENGTH.size))
-    wanted = next(mode for mode, known in _MODES.items() if known == letter)
+    wanted = _COPIES.get(letter)
+    if wanted is None:
+        raise RendezvousError("rank 0 speaks another version of this protocol")
     return wanted, _receive(leader, length)
+
+
+def _all_can(leader: socket.socket) -> bool:
+    """Whether all ranks can read each other's memory, as rank 0 says."""
+    answer = _receive(leader, 1)
+    if answer == _REFUSAL:
+        raise RendezvousError(_text(leader))
+    return answer == _YES
