@@ -18,6 +18,9 @@ inline sigset_t signals_of_others() noexcept {
     return set;
 }
 
+// Whether this thread is one of those: none may wait for its own end.
+inline thread_local bool in_progress_thread = false;
+
 // Runs `loop` in a thread that leaves signals to the threads of the program. If no thread is to be
 // had, there is none: whoever waits for the work does it.
 template <class Loop>
@@ -26,6 +29,7 @@ void start_progress(std::thread& thread, Loop loop) {
         thread = std::thread([loop = std::move(loop)] {
             const sigset_t blocked = signals_of_others();
             pthread_sigmask(SIG_SETMASK, &blocked, nullptr);
+            in_progress_thread = true;
             loop();
         });
     } catch (const std::exception&) {  // no thread, or no memory for what the library keeps of it

@@ -4,6 +4,8 @@
 #include <nanobind/stl/pair.h>
 #include <nanobind/stl/string.h>
 
+#include <type_traits>
+
 #include "carrier.h"
 #include "errors.h"
 #include "gil.h"
@@ -29,6 +31,18 @@ auto in_python(Call&& call) {
 }
 
 class PythonCarrier final : public Carrier {
+    // What the carrier does not raise itself came from a signal handler, at any point: the library
+    // may have begun to move what the carrier has not noted yet, and goes on with it.
+    template <class Call>
+    std::invoke_result_t<Call&> moving(Call&& call) {
+        try {
+            return in_python(call);
+        } catch (const Error& error) {
+            is_broken_ = is_broken_ || error.fault() != Fault::peer_lost;
+            throw;
+        }
+    }
+
   public:
     explicit PythonCarrier(const nb::object& carrier)
         : carrier_(carrier),
@@ -49,7 +63,7 @@ class PythonCarrier final : public Carrier {
         in_python([&] { carrier_.attr("listen")(address_of(memory), slot_bytes, slots); });
     }
     void reuse() override {
-        in_python([&] { reuse_(); });
+        moving([&] { reuse_(); });
     }
     bool send_head(uint32_t peer, const std::byte* data, uint64_t bytes, uint64_t ticket) override {
         return move(send_head_, peer, data, bytes, ticket);
@@ -61,7 +75,7 @@ class PythonCarrier final : public Carrier {
         return move(receive_, peer, data, bytes, ticket);
     }
     uint32_t poll(std::vector<Ended>& ended) override {
-        return in_python([&] {
+        return moving([&] {
             const nb::object found = poll_();
             if (PyLong_CheckExact(found.ptr())) return nb::cast<uint32_t>(found);
             const auto [filled, over] = nb::cast<std::pair<uint32_t, nb::list>>(found);
@@ -74,7 +88,10 @@ class PythonCarrier final : public Carrier {
     }
     [[nodiscard]] bool close() noexcept override {
         try {
-            return in_python([&] { return nb::cast<bool>(carrier_.attr("close")()); });
+            return in_python([&] {
+                const nb::error_scope raised;  // by a signal handler, whose error this must outlive
+                return nb::cast<bool>(carrier_.attr("close")()) && !is_broken_;
+            });
         } catch (const std::exception&) {  // who knows what it still moves
             return false;
         }
@@ -84,12 +101,13 @@ class PythonCarrier final : public Carrier {
     static uintptr_t address_of(const std::byte* data) noexcept {
         return reinterpret_cast<uintptr_t>(data);
     }
-    static bool move(const nb::object& method, uint32_t peer, const std::byte* data, uint64_t bytes,
-                     uint64_t ticket) {
-        return in_python(
+    bool move(const nb::object& method, uint32_t peer, const std::byte* data, uint64_t bytes,
+              uint64_t ticket) {
+        return moving(
             [&] { return nb::cast<bool>(method(peer, address_of(data), bytes, ticket)); });
     }
 
+    bool is_broken_ = false;
     nb::object carrier_, reuse_, send_head_, send_, receive_, poll_;
 };
 

@@ -10,6 +10,7 @@ import threading
 import time
 import weakref
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +19,9 @@ import pytest
 
 import unisono
 from ranks import Threads, unique_name
-from unisono import AbortedError, Communicator, MismatchError, Work
+from unisono import AbortedError, Communicator, MismatchError, Work, native
+from unisono.communicator import negotiation
+from unisono.errors import CommunicationError
 
 World = Callable[[int], Threads]
 
@@ -411,3 +414,41 @@ def test_a_communicator_that_is_dropped_leaves() -> None:
         with pytest.raises(unisono.PeerLostError, match="rank 1 left"):
             comm.barrier()
     beside.join(10)
+
+
+def test_a_communicator_may_be_collected_in_its_own_thread(
+    threads: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Python's code runs there between the two parts of a call whose counts are told first."""
+    collected = threading.Event()
+    agreed = negotiation._agreed
+
+    def collecting(*args: Any) -> Any:
+        if native.in_progress_thread():
+            gc.collect()
+            collected.set()
+        return agreed(*args)
+
+    def check(comm: Communicator) -> None:
+        child = comm.split(0)
+        assert child is not None
+        if comm.rank == 0:
+            gone = weakref.ref(child)
+            work = child.all_gather_v(np.ones(3), async_op=True)
+            cycle: list[Any] = [child]
+            cycle.append(cycle)
+            del child, cycle
+            assert collected.wait(20) and gone() is None
+            with suppress(AbortedError):
+                work.wait(20)
+        else:
+            time.sleep(0.1)  # so that the other's call is no more in the hands of its caller
+            with suppress(CommunicationError):
+                child.all_gather_v(np.ones(2))
+
+    gc.disable()  # until all is garbage
+    try:
+        monkeypatch.setattr(negotiation, "_agreed", collecting)
+        threads(2).run(check)
+    finally:
+        gc.enable()

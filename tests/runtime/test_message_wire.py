@@ -175,6 +175,26 @@ def test_what_a_signal_handler_raises_in_a_carrier_comes_out() -> None:
     crew.close()
 
 
+def test_memory_stays_if_a_signal_handler_raised_amid_a_carrier() -> None:
+    """The library may have begun what the carrier has not noted yet."""
+    crew = CarriedCrew(((0,), (1,)))
+    one = End(crew.groups[0])
+    x = np.zeros(100_000, np.uint8)
+    sent = one.begin(x, 1, 7, sends=True)
+
+    def handler() -> None:
+        raise TimeoutError("an alarm")
+
+    crew.fabric.interrupt = handler
+    with pytest.raises(UnisonoError, match="an alarm"):
+        sent.wait(20)
+    array = weakref.ref(x)
+    crew.close()
+    del crew, one, sent, x
+    gc.collect()
+    assert array() is not None
+
+
 @pytest.mark.parametrize("lets_go", [True, False])
 def test_memory_stays_until_the_carrier_lets_go_of_it(*, lets_go: bool) -> None:
     """A library that cannot take back what it was given uses it until the process ends."""

@@ -17,7 +17,9 @@ _log = logging.getLogger("unisono")
 
 _READ_BYTES = 1 << 16
 _MOST_PENDING_BYTES = 8 << 20
-_MOST_PENDING_LOOKS_BYTES = 1 << 18  # to a peer that does not read, questions are not heaped up
+# Questions, and answers to them, to a peer that has said nothing since: a process that is stopped
+# does not read, and once they fill what its kernel takes, that looks like a host that is lost.
+_MOST_UNHEARD_BYTES = 8 << 10
 _UNSEEN_S = 0.4  # of a silence: a host is asked within that, and a busy machine is late
 _SILENT = (errno.ETIMEDOUT, errno.EHOSTUNREACH, errno.ENETUNREACH)
 
@@ -40,6 +42,7 @@ class Line:
         self._heard, self._ended = heard, ended
         self._frames = Frames()
         self._pending = bytearray()
+        self._unheard_bytes = 0
         self._flush_is_due = False
         self._waiting = False
         self._silence: Silence | None = None  # while an acknowledgement is owed
@@ -53,9 +56,12 @@ class Line:
     def say(self, message: Message) -> None:
         """Sends a message soon, with others of the moment in one system call."""
         looks = message.say in (Say.LOOK, Say.LOOKED)
-        if self._over or (looks and len(self._pending) > _MOST_PENDING_LOOKS_BYTES):
+        if self._over or (looks and self._unheard_bytes > _MOST_UNHEARD_BYTES):
             return
-        self._pending += message.pack()
+        packed = message.pack()
+        self._pending += packed
+        if looks:
+            self._unheard_bytes += len(packed)
         if len(self._pending) > _MOST_PENDING_BYTES:
             self._end("has not read what it was told for long")
         elif not self._flush_is_due:
@@ -96,6 +102,7 @@ class Line:
             self._end("is gone")
             return
         self._waiting = False
+        self._unheard_bytes = 0
         try:
             for message in self._frames.take(data):
                 self._said_bye = self._said_bye or message.say is Say.BYE

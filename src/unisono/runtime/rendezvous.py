@@ -15,12 +15,13 @@ import os
 import secrets
 import socket
 import struct
+import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 from unisono.errors import AuthenticationError, RendezvousError, UnisonoError
-from unisono.native import Group, meshed_cores, segment_shape, usable_cores
+from unisono.native import Group, in_progress_thread, meshed_cores, segment_shape, usable_cores
 from unisono.runtime import group_memory
 from unisono.runtime.descriptors import Lack, lack_of
 from unisono.runtime.lending import NO_LENDING, lending_for
@@ -108,7 +109,17 @@ class Met:
     """Whether all ranks are to read each other's memory, and can."""
 
     def close(self) -> None:
-        """Leaves the group in good order, and gives back its memory."""
+        """Leaves the group in good order, and gives back its memory.
+
+        The garbage collector may call this in a thread of the group's own, which cannot wait for
+        its own end: then another thread does it.
+        """
+        if in_progress_thread():
+            threading.Thread(target=self._close, name="unisono-close").start()
+        else:
+            self._close()
+
+    def _close(self) -> None:
         self.group.close()
         if self.span is not None:
             self.span.leave()
