@@ -47,6 +47,30 @@ class Pack {
 // Memory that a call touches: start, end, whether written, which call.
 using Span = std::tuple<Address, Address, bool, int64_t>;
 
+// How far the memory of calls extends, as seen from each of them.
+class Reach {
+  public:
+    void add(Address end, int64_t call) noexcept {
+        if (call == first_.call) {
+            first_.end = std::max(first_.end, end);
+        } else if (end > first_.end) {
+            second_ = std::exchange(first_, {end, call});
+        } else if (end > second_.end) {
+            second_ = {end, call};
+        }
+    }
+    [[nodiscard]] Address of_others(int64_t call) const noexcept {
+        return call == first_.call ? second_.end : first_.end;
+    }
+
+  private:
+    struct End {
+        Address end = 0;
+        int64_t call = 0;
+    };
+    End first_, second_;  // of two calls
+};
+
 // Whether one call writes what another one touches. The arrays of packs are calls of their own.
 [[nodiscard]] inline bool share_memory(const std::vector<const Pack*>& packs,
                                        std::vector<Span> spans) {
@@ -57,13 +81,11 @@ using Span = std::tuple<Address, Address, bool, int64_t>;
         }
     }
     std::sort(spans.begin(), spans.end());
-    Span furthest{0, 0, false, 0};  // what extends furthest so far
-    for (const Span& span : spans) {
-        const auto [start, end, written, call] = span;
-        const auto [_, reach, reach_written, reach_call] = furthest;
-        if (start < std::min(end, reach) && (written || reach_written) && call != reach_call)
-            return true;
-        if (end > reach) furthest = span;
+    Reach all, writers;
+    for (const auto& [start, end, written, call] : spans) {
+        if (start < end && start < (written ? all : writers).of_others(call)) return true;
+        all.add(end, call);
+        if (written) writers.add(end, call);
     }
     return false;
 }

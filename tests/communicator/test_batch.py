@@ -305,6 +305,10 @@ def test_what_is_refused(threads: World) -> None:
     threads(2).run(check)
 
 
+def own(comm: Communicator, x: Any) -> Any:
+    return np.split(x, comm.size)[comm.rank]
+
+
 @pytest.mark.parametrize(
     "calls",
     [
@@ -312,6 +316,7 @@ def test_what_is_refused(threads: World) -> None:
         lambda c, x: (c.all_reduce(x[:60]), c.send(x[50:], 0)),
         lambda c, x: (c.all_gather(x[:2], x[10:14]), c.recv(x[13:], 0)),
         lambda c, x: (c.recv(x, 0), c.all_to_all(x.copy(), x)),
+        lambda c, x: (c.reduce_scatter(x, own(c, x)), c.send(own(c, x), 0)),  # reads it, too
     ],
 )
 def test_calls_that_would_depend_on_each_other(
