@@ -16,7 +16,7 @@ import pytest
 from ranks import Me, Processes, Threads
 from unisono import Communicator, RendezvousError, native
 from unisono.errors import AbortedError, CommunicationError
-from unisono.runtime.rendezvous import Met
+from unisono.runtime.meeting import Met
 from unisono.runtime.span import Roads, Span
 
 LIMIT = 48

@@ -20,7 +20,7 @@ from unisono.algorithms.network import Demands, candidates
 from unisono.communicator.engine import Engine
 from unisono.communicator.selection import BUILT_IN
 from unisono.communicator.table import BUILT_IN_SOURCE, MODEL_SOURCE, Table
-from unisono.runtime.rendezvous import Meeting, Met
+from unisono.runtime.meeting import Meeting, Met
 from unisono.runtime.span import Span, Wire
 from unisono.types import Op
 

@@ -18,8 +18,8 @@ from unisono.links.ends import Contact
 from unisono.runtime import finding
 from unisono.runtime.finding import Arrival, Found, HostKey, find, this_host
 from unisono.runtime.forming import form
+from unisono.runtime.meeting import Met, shape_for
 from unisono.runtime.meeting_point import MeetingPoint
-from unisono.runtime.rendezvous import Met, shape_for
 from unisono.runtime.store_board import StoreBoard
 
 HERE = this_host()

@@ -26,8 +26,8 @@ from unisono.communicator.numbers import check_timeout
 from unisono.communicator.table import Table
 from unisono.errors import AbortedError
 from unisono.runtime.gathering import gather
+from unisono.runtime.meeting import Meeting, Met
 from unisono.runtime.native_executor import OP_CODES
-from unisono.runtime.rendezvous import Meeting, Met
 from unisono.schedule import Schedule
 from unisono.types import Op
 

@@ -9,7 +9,7 @@ from unisono.communicator.communicator import Communicator
 from unisono.communicator.numbers import check_timeout, whole
 from unisono.communicator.table import Selectable, own_table
 from unisono.runtime.gathering import gather
-from unisono.runtime.rendezvous import Meeting
+from unisono.runtime.meeting import Meeting
 
 if TYPE_CHECKING:
     from unisono.runtime.boards import Board

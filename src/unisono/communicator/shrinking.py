@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from unisono.communicator.numbers import check_timeout, whole
 from unisono.communicator.table import Selectable
-from unisono.runtime.rendezvous import Meeting
+from unisono.runtime.meeting import Meeting
 from unisono.runtime.succession import HostTies, Succession, succeed
 
 if TYPE_CHECKING:

@@ -14,7 +14,7 @@ from unisono.communicator.engine import Call, Engine
 from unisono.communicator.numbers import whole, word
 from unisono.communicator.table import Selectable, Table
 from unisono.errors import RendezvousError
-from unisono.runtime.rendezvous import Meeting
+from unisono.runtime.meeting import Meeting
 
 if TYPE_CHECKING:
     from unisono.communicator.communicator import Communicator

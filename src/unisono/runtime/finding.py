@@ -22,7 +22,7 @@ from unisono.links.ends import Contact
 from unisono.links.secret import random_secret
 from unisono.native import usable_cores
 from unisono.runtime.boards import Board
-from unisono.runtime.rendezvous import Shape, shape_for
+from unisono.runtime.meeting import Shape, shape_for
 
 _VERSION = 2
 """Of the texts; ranks of other versions are refused."""

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 from unisono.errors import RendezvousError
 from unisono.runtime.finding import Found
-from unisono.runtime.rendezvous import Meeting, Met, meet
+from unisono.runtime.meeting import Meeting, Met
+from unisono.runtime.rendezvous import meet
 from unisono.types import SingleCopy
 
 

@@ -6,7 +6,8 @@ from typing import TYPE_CHECKING
 
 from unisono.config import Settings
 from unisono.launchers import MPI, TCP, TORCH_STORE
-from unisono.runtime.rendezvous import Meeting, Met, meet
+from unisono.runtime.meeting import Meeting, Met
+from unisono.runtime.rendezvous import meet
 
 if TYPE_CHECKING:
     from unisono.runtime.boards import Board

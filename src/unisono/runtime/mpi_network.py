@@ -19,8 +19,9 @@ from unisono.links.mpi_wire import MpiLink
 from unisono.native import Group, usable_cores
 from unisono.runtime.finding import Arrival, Found, find, this_host
 from unisono.runtime.forming import form
+from unisono.runtime.meeting import Meeting, Met, OpenGroup
 from unisono.runtime.mpi_board import MpiBoard
-from unisono.runtime.rendezvous import Meeting, Met, OpenGroup, meet
+from unisono.runtime.rendezvous import meet
 from unisono.runtime.span import Hosts, Span, Wire
 from unisono.runtime.succession import Succession
 from unisono.types import SingleCopy

@@ -11,7 +11,7 @@ from unisono import algorithms, native
 from unisono.algorithms.layout import Hosts
 from unisono.errors import UnsupportedError
 from unisono.runtime.lending import NO_LENDING, Lending
-from unisono.runtime.rendezvous import Shape
+from unisono.runtime.meeting import Shape
 from unisono.schedule import Code, Plan, Schedule, check, coarsen, lower_rank, to_json
 from unisono.types import DType, LengthsFrom, Op, ReduceOp, StorePolicy
 

@@ -21,7 +21,8 @@ from unisono.native import Group, usable_cores
 from unisono.runtime.boards import Board
 from unisono.runtime.finding import Arrival, Found, find, this_host
 from unisono.runtime.forming import form
-from unisono.runtime.rendezvous import Meeting, Met, meet
+from unisono.runtime.meeting import Meeting, Met
+from unisono.runtime.rendezvous import meet
 from unisono.runtime.span import Hosts, Span, Wire
 from unisono.runtime.spanning_ties import SpanningTies
 from unisono.runtime.succession import Succession

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Protocol, TypeAlias
 
 if TYPE_CHECKING:
     from unisono.native import Group
-    from unisono.runtime.rendezvous import Meeting, Met
+    from unisono.runtime.meeting import Meeting, Met
     from unisono.runtime.succession import Succession, Ties
 
 Hosts: TypeAlias = tuple[tuple[int, ...], ...]

@@ -17,8 +17,8 @@ from unisono.links.porter import Porter
 from unisono.links.post import Answered, Quit, Text, Unreached
 from unisono.links.vote import END_OF_BALLOTS, Answer, Ask, Vote, cast_in
 from unisono.runtime import agreement
+from unisono.runtime.meeting import Meeting, Met
 from unisono.runtime.quorum import Poll, entry_of
-from unisono.runtime.rendezvous import Meeting, Met
 from unisono.runtime.span import Hosts
 from unisono.runtime.succession import Succession, TooFewError, meeting_of
 

@@ -29,8 +29,9 @@ from unisono.runtime.agreement import (
     Send,
 )
 from unisono.runtime.ballots import pack, unpack
+from unisono.runtime.meeting import Meeting, Met
 from unisono.runtime.postbox import Postbox
-from unisono.runtime.rendezvous import Meeting, Met, meet
+from unisono.runtime.rendezvous import meet
 
 _log = logging.getLogger("unisono")
 

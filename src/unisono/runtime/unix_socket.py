@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 from unisono.errors import AuthenticationError, RendezvousError
 
 if TYPE_CHECKING:
-    from unisono.runtime.rendezvous import Meeting
+    from unisono.runtime.meeting import Meeting
 
 WATCH_S = 0.02
 """How often a waiting rank calls `Meeting.watch`."""
