@@ -72,6 +72,8 @@ class Waiter {
   public:
     Waiter(Membership& members, Patience patience) noexcept
         : members_(members), patience_(patience) {}
+    // More ranks than cores: who waits gives its core away at once.
+    [[nodiscard]] bool crowded() const noexcept { return patience_.pauses == 0; }
 
     // Waits until `ready()`. Between looks it calls `inspect()`, which throws if waiting is in
     // vain, and after `limit_s` seconds (if positive) returns false: the caller goes on elsewhere.

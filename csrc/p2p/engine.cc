@@ -25,8 +25,8 @@ Engine::Engine(View& view, Membership& members, Waiter waiter, Loans& loans,
         if (rank == members.rank()) {
             endpoint = std::make_unique<SelfEndpoint>(rank, completion);
         } else if (view.local(rank)) {
-            endpoint =
-                std::make_unique<ShmEndpoint>(view, members, loans, completion, rank, single_copy_);
+            endpoint = std::make_unique<ShmEndpoint>(view, members, loans, completion, rank,
+                                                     single_copy_, waiter.crowded());
         } else {
             auto wired = std::make_unique<WireEndpoint>(members, *wire_, completion, rank);
             wired_[rank] = wired.get();

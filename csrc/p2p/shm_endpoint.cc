@@ -10,9 +10,9 @@
 namespace unisono::p2p {
 namespace {
 
-// Above, one copy by two ranks is faster than two copies; below, also where ranks share cores, and
+// Above, one copy by two ranks is faster than two copies; twice that where ranks share cores, and
 // have to wait for each other's turn.
-constexpr uint64_t kMostEager = 16 << 10;
+constexpr uint64_t kUsuallyEager = 8 << 10, kMostEager = 16 << 10;
 constexpr uint64_t kMostAside = 256
                                 << 10;  // bytes of messages that nobody asks for, beside the ring
 constexpr uint64_t kAsideIds = 1ULL
@@ -21,20 +21,17 @@ constexpr uint64_t kAsideIds = 1ULL
 }  // namespace
 
 ShmEndpoint::ShmEndpoint(View& view, Membership& members, Loans& loans, Completion& completion,
-                         uint32_t peer, const bool& single_copy)
+                         uint32_t peer, const bool& single_copy, bool crowded)
     : view_(view),
       members_(members),
       loans_(loans),
       completion_(completion),
       peer_(peer),
       single_copy_(single_copy),
+      eager_bytes_(std::min(crowded ? kMostEager : kUsuallyEager, ring_bytes() / 4)),
       out_(view.segment().pair(view.place(view.rank()), view.place(peer))),
       in_(view.segment().pair(view.place(peer), view.place(view.rank()))) {
     for (uint32_t t = kTransfers; t-- > 0;) free_.push_back(t);
-}
-
-uint64_t ShmEndpoint::eager_bytes() const noexcept {
-    return std::min(kMostEager, ring_bytes() / 4);
 }
 
 void ShmEndpoint::ring_peer() noexcept {
@@ -64,7 +61,7 @@ bool ShmEndpoint::put(Request& send) {
     }
     const Message& m = send.message();
     Slot& slot = out_slot(put_);
-    if (m.bytes > eager_bytes()) {
+    if (m.bytes > eager_bytes_) {
         if (free_.empty()) return false;
         const uint32_t transfer = free_.back();
         offer(transfer, send);
@@ -196,10 +193,11 @@ std::optional<Envelope> ShmEndpoint::next() {
 void ShmEndpoint::check(const Envelope& came, const Seen& seen) {
     const bool eager = seen.transfer == kNoTransfer;
     const uint64_t left = ring_bytes() - at_byte(seen.place);
-    if (eager && came.bytes > kInline && (came.bytes > eager_bytes() || came.bytes > left)) {
+    const uint64_t most = std::min(kMostEager, ring_bytes() / 4);
+    if (eager && came.bytes > kInline && (came.bytes > most || came.bytes > left)) {
         nonsense("a message of " + std::to_string(came.bytes) + " bytes at place " +
                  std::to_string(seen.place) + " of a ring of " + std::to_string(ring_bytes()) +
-                 " bytes, of which it may fill " + std::to_string(eager_bytes()));
+                 " bytes, of which it may fill " + std::to_string(most));
     }
     const uint32_t transfers = came.id < kAsideIds ? kTransfers : kTransfers + 1;
     if (!eager && seen.transfer >= transfers)

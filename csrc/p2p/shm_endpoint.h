@@ -17,9 +17,9 @@ namespace unisono::p2p {
 class ShmEndpoint final : public Endpoint {
   public:
     // `single_copy`: whether ranks may read and write each other's memory, where the kernel
-    // permits.
+    // permits. `crowded`: whether they share cores.
     ShmEndpoint(View& view, Membership& members, Loans& loans, Completion& completion,
-                uint32_t peer, const bool& single_copy);
+                uint32_t peer, const bool& single_copy, bool crowded);
 
     bool put(Request& send) override;
     bool put_aside(Request& send) override;
@@ -63,7 +63,6 @@ class ShmEndpoint final : public Endpoint {
     [[nodiscard]] uint64_t ring_bytes() const noexcept {
         return view_.segment().shape().pair_bytes;
     }
-    [[nodiscard]] uint64_t eager_bytes() const noexcept;
     // Both rings have powers of two.
     [[nodiscard]] uint64_t at_byte(uint64_t place) const noexcept {
         return place & (ring_bytes() - 1);
@@ -109,6 +108,7 @@ class ShmEndpoint final : public Endpoint {
     Completion& completion_;
     const uint32_t peer_;
     const bool& single_copy_;
+    const uint64_t eager_bytes_;  // of a message that goes by the ring
     enum class Reach : uint8_t { unknown, yes, no } reach_ = Reach::unknown;
 
     // As sender.

@@ -12,9 +12,10 @@
 
 namespace unisono::test {
 
-inline constexpr uint64_t kOther = 9;    // the tag of those that nobody asks for
-inline constexpr size_t kEager = 16384;  // the most that goes by the ring of bytes
-inline constexpr size_t kMost = 60;      // more of them than there is room for
+inline constexpr uint64_t kOther = 9;        // the tag of those that nobody asks for
+inline constexpr size_t kEager = 8192;       // goes by the ring of bytes
+inline constexpr size_t kMostEager = 16384;  // the same where ranks share cores, and the most
+inline constexpr size_t kMost = 60;          // more of them than there is room for
 inline constexpr size_t kLarge = 300'000;
 
 // The requests end with the world, before their memory.

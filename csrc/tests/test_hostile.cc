@@ -68,7 +68,7 @@ void check_hostile_slots(Report& report) {
     };
     constexpr uint64_t ring = 1 << 16;
     refused("all memory", [](Hostile& h) { h.put(1, 1, ~0ULL); });
-    refused("more than fits in a ring", [](Hostile& h) { h.put(1, 1, kEager + 1); });
+    refused("more than fits in a ring", [](Hostile& h) { h.put(1, 1, kMostEager + 1); });
     refused("more than the ring has",
             [](Hostile& h) { h.put(1, 1, 100, p2p::kNoTransfer, ring - 99); });
     refused("a place that wraps",
