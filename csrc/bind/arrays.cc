@@ -228,43 +228,50 @@ std::optional<Located> Arrays::locate_numpy(nb::handle array, bool writable) {
                    count_of(fields) * size_of(*element.dtype), *element.dtype};
 }
 
+// How torch describes tensors to C; nullptr if it does not.
 const dlpack::ExchangeApi* Arrays::exchange_of_tensors() {
-    if (std::exchange(asked_for_exchange_, true)) return exchange_;
+    if (exchange_) return *exchange_;
     const nb::object capsule =
         nb::steal(PyObject_GetAttrString(tensor_.type.ptr(), dlpack::kAttribute));
-    const void* const found =
-        capsule.is_valid() ? PyCapsule_GetPointer(capsule.ptr(), dlpack::kCapsule) : nullptr;
-    exchange_ = static_cast<const dlpack::ExchangeApi*>(found);
-    if (exchange_ && (exchange_->major != dlpack::kMajor || !exchange_->look)) exchange_ = nullptr;
-    if (!exchange_) give_up();
-    return exchange_;
+    const auto* found = static_cast<const dlpack::ExchangeApi*>(
+        capsule.is_valid() ? PyCapsule_GetPointer(capsule.ptr(), dlpack::kCapsule) : nullptr);
+    if (found && (found->major != dlpack::kMajor || !found->look)) found = nullptr;
+    if (!found) give_up();
+    exchange_ = found;
+    return found;
 }
 
-// The same as below in a sixth of the time, of what is torch's own class.
-std::optional<Located> Arrays::look_at_tensor(nb::handle tensor) {
-    const auto* const api = tensor.type().is(tensor_.type) ? exchange_of_tensors() : nullptr;
-    if (!api) return std::nullopt;
+// Its elements are other than those in memory.
+bool Arrays::is_lazy(nb::handle tensor, DType dtype) const {
+    return is_true(tensor, is_neg_) || (is_complex(dtype) && is_true(tensor, is_conj_));
+}
+
+// The same as `ask_tensor`, with one call instead of five.
+std::optional<Located> Arrays::look_at_tensor(const dlpack::ExchangeApi& api, nb::handle tensor) {
     dlpack::Tensor seen{};
-    if (api->look(tensor.ptr(), &seen) != 0) return give_up();
+    if (api.look(tensor.ptr(), &seen) != 0) return give_up();
     const auto dtype = dtype_of_dlpack(seen);
     const auto count = count_contiguous(seen);
     if (!dtype || !count || seen.device_type != dlpack::kCpu) return std::nullopt;
-    if (is_true(tensor, is_neg_) || (is_complex(*dtype) && is_true(tensor, is_conj_)))
-        return give_up();
+    if (is_lazy(tensor, *dtype)) return give_up();
     const auto address = reinterpret_cast<Address>(seen.data) + seen.byte_offset;
     if (PyErr_Occurred() || (address == 0 && *count > 0)) return give_up();
     return Located{address, *count * size_of(*dtype), *dtype};
 }
 
 std::optional<Located> Arrays::locate_tensor(nb::handle tensor) {
-    if (const auto located = look_at_tensor(tensor)) return located;
+    // Of a subclass, Python's methods may say otherwise.
+    const auto* const api = tensor.type().is(tensor_.type) ? exchange_of_tensors() : nullptr;
+    return api ? look_at_tensor(*api, tensor) : ask_tensor(tensor);
+}
+
+std::optional<Located> Arrays::ask_tensor(nb::handle tensor) {
     const nb::object type = type_of_elements(tensor, Kind::tensor);
     if (!type.is_valid()) return give_up();
     const auto dtype = element_of(type, Kind::tensor).dtype;
     if (!dtype) return std::nullopt;
     if (nb::steal(PyObject_GetAttr(tensor.ptr(), is_cpu_.ptr())).ptr() != Py_True) return give_up();
-    if (!is_true(tensor, is_contiguous_) || is_true(tensor, is_neg_)) return give_up();
-    if (is_complex(*dtype) && is_true(tensor, is_conj_)) return give_up();
+    if (!is_true(tensor, is_contiguous_) || is_lazy(tensor, *dtype)) return give_up();
     const auto address = number(tensor, data_ptr_), count = number(tensor, numel_);
     if (PyErr_Occurred() || (address == 0 && count > 0)) return give_up();
     return Located{address, count * size_of(*dtype), *dtype};

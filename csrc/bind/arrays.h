@@ -59,14 +59,16 @@ class Arrays {
     Element learn(nanobind::handle type, Kind kind);
     [[nodiscard]] std::optional<Located> locate_numpy(nanobind::handle array, bool writable);
     [[nodiscard]] std::optional<Located> locate_tensor(nanobind::handle tensor);
-    [[nodiscard]] std::optional<Located> look_at_tensor(nanobind::handle tensor);
+    [[nodiscard]] std::optional<Located> look_at_tensor(const dlpack::ExchangeApi& api,
+                                                        nanobind::handle tensor);
+    [[nodiscard]] std::optional<Located> ask_tensor(nanobind::handle tensor);
     [[nodiscard]] const dlpack::ExchangeApi* exchange_of_tensors();
+    [[nodiscard]] bool is_lazy(nanobind::handle tensor, DType dtype) const;
     [[nodiscard]] nanobind::object type_of_elements(nanobind::handle array, Kind kind) const;
 
     PyTypeObject* ndarray_;
     Class masked_array_, tensor_;
-    const dlpack::ExchangeApi* exchange_ = nullptr;  // torch's, once it was asked for
-    bool asked_for_exchange_ = false;
+    std::optional<const dlpack::ExchangeApi*> exchange_;  // once torch was asked for it
     nanobind::str dtype_, is_cpu_, data_ptr_, numel_, is_contiguous_, is_neg_, is_conj_;
     std::unordered_map<PyObject*, Known> known_;  // by NumPy's or torch's type of elements
     PyObject* last_type_ = nullptr;               // of the last array, which is among the known

@@ -124,25 +124,20 @@ void BoundRequest::end_if_late(double waited_s) {
 
 namespace {
 
-// Nothing where not all are requests.
-std::optional<nb::list> requests_among(nb::handle works) {
+bool are_requests(const nb::list& works) {
     const nb::handle type = nb::type<BoundRequest>();
-    nb::list given(works);  // nobody changes that while these wait
-    for (const nb::handle work : given) {
-        if (work.type().ptr() != type.ptr()) return std::nullopt;
-    }
-    return given;
+    return std::all_of(works.begin(), works.end(),
+                       [type](nb::handle work) { return work.type().is(type); });
 }
 
 }  // namespace
 
-nb::object wait_all(nb::handle works, const nb::object& timeout_s) {
-    const auto given = requests_among(works);
-    if (!given) return nb::borrow(Py_NotImplemented);
+nb::object wait_all(const nb::list& works, const nb::object& timeout_s) {
+    if (!are_requests(works)) return nb::borrow(Py_NotImplemented);
     const double limit_s = limit_of(timeout_s);
     Deadline deadline(limit_s);
     nb::list results;
-    for (const nb::handle work : *given) {
+    for (const nb::handle work : works) {
         BoundRequest& request = BoundRequest::of(work);
         const bool limited = limit_s >= 0 && !request.request.done();
         const double left_s = limited ? std::max(0.0, limit_s - deadline.elapsed_s()) : -1;
@@ -152,12 +147,11 @@ nb::object wait_all(nb::handle works, const nb::object& timeout_s) {
     return results;
 }
 
-nb::object wait_any(nb::handle works, const nb::object& timeout_s) {
-    const auto given = requests_among(works);
-    if (!given || given->size() == 0) return nb::borrow(Py_NotImplemented);
-    const BoundRequest& first = BoundRequest::of((*given)[0]);
+nb::object wait_any(const nb::list& works, const nb::object& timeout_s) {
+    if (works.size() == 0 || !are_requests(works)) return nb::borrow(Py_NotImplemented);
+    const BoundRequest& first = BoundRequest::of(works[0]);
     std::vector<p2p::Request*> requests;
-    for (const nb::handle work : *given) {
+    for (const nb::handle work : works) {
         BoundRequest& request = BoundRequest::of(work);
         if (request.group_ != first.group_) return nb::borrow(Py_NotImplemented);
         request.require_started();
@@ -169,7 +163,7 @@ nb::object wait_any(nb::handle works, const nb::object& timeout_s) {
         return first.engine().wait_any(requests, first.timeout_s_, limit_s, python_signals());
     }();
     if (!place) raise_late("all are still under way after %g s (timeout)", limit_s);
-    BoundRequest::of((*given)[*place]).let_go();
+    BoundRequest::of(works[*place]).let_go();
     return nb::int_(*place);
 }
 

@@ -64,7 +64,8 @@ class BoundRequest {
 
   private:
     friend class Keeper;
-    friend nanobind::object wait_any(nanobind::handle works, const nanobind::object& timeout_s);
+    friend nanobind::object wait_any(const nanobind::list& works,
+                                     const nanobind::object& timeout_s);
 
     [[nodiscard]] p2p::Engine& engine() const noexcept { return group_->p2p(); }
 
@@ -76,9 +77,11 @@ class BoundRequest {
 };
 
 // `Work.wait_all` and `Work.wait_any` of requests alone, the latter of one communicator: else
-// NotImplemented.
-[[nodiscard]] nanobind::object wait_all(nanobind::handle works, const nanobind::object& timeout_s);
-[[nodiscard]] nanobind::object wait_any(nanobind::handle works, const nanobind::object& timeout_s);
+// NotImplemented. Nobody else may have the list.
+[[nodiscard]] nanobind::object wait_all(const nanobind::list& works,
+                                        const nanobind::object& timeout_s);
+[[nodiscard]] nanobind::object wait_any(const nanobind::list& works,
+                                        const nanobind::object& timeout_s);
 
 // Keeps requests with their memory until they are done, even if the program drops them. To be used
 // with the GIL.

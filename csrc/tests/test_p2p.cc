@@ -31,7 +31,8 @@ void run(Report& report, World& world, const std::string& what,
 
 // Inside a slot, in the ring of bytes, and larger; just below and above each limit.
 size_t bytes_of(uint64_t seed) {
-    constexpr size_t lengths[] = {0, 1, 24, 25, 64, 65, 500, 16'384, 16'385, 20'000, 70'000};
+    constexpr size_t lengths[] = {0,    1,    24,     25,     64,     65,    500,
+                                  8192, 8193, 16'384, 16'385, 20'000, 70'000};
     return lengths[seed * 7919 % std::size(lengths)];
 }
 
@@ -156,7 +157,7 @@ void check_to_oneself(Report& report, Mapping mapping) {
     std::vector<Data> datas;
     Requests requests;
     uint64_t seed = 0;
-    for (const size_t bytes : {0UL, 24UL, 16384UL, 16385UL, 300'000UL}) {
+    for (const size_t bytes : {0UL, 24UL, 8192UL, 8193UL, 16384UL, 16385UL, 300'000UL}) {
         for (const bool receive_first : {false, true}) {
             Data sent = data_of(++seed, bytes), got(bytes);
             p2p::Request out(message(sent, 0, 1), true), in(message(got, kAnySource, 1), false);

@@ -159,8 +159,8 @@ class LengthsFrom(IntEnum):
 
 
 class SingleCopy(StrEnum):
-    """Whether ranks of one host read each other's memory where it is: where the CPU passes lines
-    from core to core slowly, never, or wherever the kernel lets them."""
+    """Whether ranks of one host read each other's memory where it is: where that was measured to be
+    faster (`runtime/lending.py`), never, or wherever the kernel lets them."""
 
     AUTO = "auto"
     NEVER = "never"

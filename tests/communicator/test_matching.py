@@ -18,7 +18,7 @@ from unisono import Communicator, Work
 
 # Inside a slot, in the ring of bytes, the last that goes there, the first that is read by the
 # receiver, and several chunks of those.
-SIZES = (0, 8, 24, 25, 3000, 16_384, 16_385, 70_000)
+SIZES = (0, 8, 24, 25, 3000, 8192, 8193, 16_384, 16_385, 70_000)
 END_S = 20.0
 
 

@@ -16,7 +16,7 @@ World = Callable[[int], Threads]
 
 
 def test_sizes_from_nothing_to_many_slots(threads: World) -> None:
-    counts = [0, 1, 7, 1000, 16_383, 16_384, 16_385, 32_768, 65_537, 300_001]
+    counts = [0, 1, 7, 1000, 8191, 8192, 8193, 16_384, 16_385, 32_768, 65_537, 300_001]
 
     def check(comm: Communicator) -> None:
         for count in counts:

@@ -11,7 +11,12 @@ import pytest
 
 from spanning import Body, spanning
 from unisono import Communicator, Work
-from unisono.errors import CollectiveTimeoutError, CommunicationError, MismatchError
+from unisono.errors import (
+    CollectiveTimeoutError,
+    CommunicationError,
+    MismatchError,
+    UnisonoError,
+)
 
 HOSTS = [(0, 1), (0, 0, 1), (0, 1, 2)]
 
@@ -148,7 +153,7 @@ def test_any_of_messages_and_a_collective() -> None:
             comm.recv(x, 0)
         return []
 
-    assert on_hosts(body, (0, 0), timeout_s=1.0)[0] == [1, 0]
+    assert on_hosts(body, (0, 0), timeout_s=1.0) == [[1, 0], []]
 
 
 def test_works_may_come_from_a_generator_and_must_have_begun() -> None:
@@ -162,11 +167,11 @@ def test_works_may_come_from_a_generator_and_must_have_begun() -> None:
         assert all(y.tolist() == [1 - comm.rank] * 2 for y in got)
         never = comm.recv_init(got[0], 1 - comm.rank)
         for wait in (never.wait, partial(Work.wait_all, [never]), partial(Work.wait_any, [never])):
-            with pytest.raises(ValueError, match="was not started"):
+            with pytest.raises(UnisonoError, match="was not started"):
                 wait()
         comm.barrier()
 
-    on_hosts(body, (0, 0))
+    assert on_hosts(body, (0, 0)) == [None, None]
 
 
 def test_who_leaves_after_its_message_has_it() -> None:
@@ -180,7 +185,7 @@ def test_who_leaves_after_its_message_has_it() -> None:
         comm.close()
 
     for _ in range(5):
-        on_hosts(body, (0, 0))
+        assert on_hosts(body, (0, 0)) == [None, None]
 
 
 def test_who_only_looks_gets_its_message() -> None:

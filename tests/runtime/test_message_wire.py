@@ -158,16 +158,21 @@ def test_a_signal_handler_may_close_the_group_that_it_interrupts(*, waits: bool)
     crew.close()
 
 
+def interrupt_with(crew: CarriedCrew, error: BaseException) -> None:
+    """A signal's handler raises it in the midst of the next look."""
+
+    def handler() -> None:
+        raise error
+
+    crew.fabric.interrupt = handler
+
+
 def test_what_a_signal_handler_raises_in_a_carrier_comes_out() -> None:
     crew = CarriedCrew(((0,), (1,)))
     one = End(crew.groups[0])
     x = np.zeros(100, np.uint8)
     request = one.begin(x, 1, 7, sends=False)
-
-    def handler() -> None:
-        raise KeyboardInterrupt
-
-    crew.fabric.interrupt = handler
+    interrupt_with(crew, KeyboardInterrupt())
     with pytest.raises(KeyboardInterrupt):
         request.wait(20)
     with pytest.raises(AbortedError, match="interrupted by KeyboardInterrupt"):
@@ -181,11 +186,7 @@ def test_memory_stays_if_a_signal_handler_raised_amid_a_carrier() -> None:
     one = End(crew.groups[0])
     x = np.zeros(100_000, np.uint8)
     sent = one.begin(x, 1, 7, sends=True)
-
-    def handler() -> None:
-        raise TimeoutError("an alarm")
-
-    crew.fabric.interrupt = handler
+    interrupt_with(crew, TimeoutError("an alarm"))
     with pytest.raises(UnisonoError, match="an alarm"):
         sent.wait(20)
     array = weakref.ref(x)

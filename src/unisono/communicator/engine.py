@@ -124,12 +124,7 @@ class Engine:
         reach = functools.partial(span.reach, wire=Wire.COLLECTIVES) if span else None
         self.rank = rank
         self.size = size
-        lending = lending_for(
-            size,
-            cores=table.cores,
-            wanted=single_copy,
-            meshed_cores=native.meshed_cores(),
-        )
+        lending = lending_for(size, cores=table.cores, wanted=single_copy)
         executor = NativeExecutor(group, rank, settings.stores, hosts, reach, lending)
         self._new_book = functools.partial(
             CallBook, executor, size, hosts=hosts, reproducible=settings.reproducible

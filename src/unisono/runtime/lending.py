@@ -43,10 +43,10 @@ class Lending:
 NO_LENDING = Lending()
 
 
-def lending_for(
-    ranks: int, *, cores: int, wanted: SingleCopy, meshed_cores: bool = False
-) -> Lending:
-    """What suits so many ranks of one host that can read each other's memory.
+def lending_for(ranks: int, *, cores: int, wanted: SingleCopy) -> Lending:
+    """Chooses for so many ranks of one host that can read each other's memory.
+
+    `wanted` is ALWAYS where cores pass lines slowly, too, and AUTO only where they do not.
 
     >>> lending_for(4, cores=2, wanted=SingleCopy.AUTO) == NO_LENDING
     True
@@ -56,7 +56,7 @@ def lending_for(
     """
     if wanted is SingleCopy.NEVER:
         return NO_LENDING
-    if wanted is SingleCopy.AUTO and not meshed_cores:
+    if wanted is SingleCopy.AUTO:
         if ranks < _RANKS_OF_A_CORE * cores:
             return NO_LENDING
         served = range(_LEAST_SHARED_BYTES, 1 << 62)

@@ -1,4 +1,4 @@
-"""Who meets to form a group, and what comes of it: one rank's part of the group."""
+"""A meeting of ranks that form a group, and what each of them has of it then."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ class Shape:
 
 
 def shape_for(ranks: int, cores: int, staging_bytes: int) -> Shape:
-    """What suits so many ranks of one host, which share `staging_bytes`."""
+    """Chooses for so many ranks of one host, which share `staging_bytes`."""
     depth, area_bytes = segment_shape(ranks, cores, staging_bytes)
     return Shape(depth=depth, area_bytes=area_bytes)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Meeting:
-    """Who meets where: `rendezvous` is equal on all ranks and the group's own."""
+    """A rank's view of it: `rendezvous` is equal on all ranks and the group's own."""
 
     rank: int
     size: int

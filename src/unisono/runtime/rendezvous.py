@@ -131,15 +131,12 @@ def _closed_on_failure(group: Group) -> Iterator[None]:
 
 
 def _wanted_copies(meeting: Meeting) -> SingleCopy:
-    """NEVER also where ranks that can read each other's memory would not."""
-    lending = lending_for(
-        meeting.size,
-        cores=usable_cores(),
-        wanted=meeting.single_copy,
-        meshed_cores=meshed_cores(),
-    )
-    alone = meeting.size == 1 or lending == NO_LENDING
-    return SingleCopy.NEVER if alone else meeting.single_copy
+    """Decides for all ranks, as `lending_for` takes it; NEVER where no call would be made so."""
+    wanted = meeting.single_copy
+    if wanted is SingleCopy.AUTO and meshed_cores():
+        wanted = SingleCopy.ALWAYS
+    lending = lending_for(meeting.size, cores=usable_cores(), wanted=wanted)
+    return SingleCopy.NEVER if meeting.size == 1 or lending == NO_LENDING else wanted
 
 
 def _ask_all(
