@@ -48,10 +48,6 @@ class Agreement {
     // For a rank that waits for `peer` in call `seq`: throws if that is in vain. `left`: whether
     // the peer has left, known before all that it had shown was taken in.
     void inspect(uint32_t peer, uint64_t seq, bool left);
-    [[nodiscard]] bool has_left(uint32_t peer) const noexcept {
-        return view_.control(peer).presence.load(std::memory_order_acquire) ==
-               static_cast<uint32_t>(Presence::left);
-    }
     // Who has not come to call `seq` within the timeout, and what they called last.
     [[nodiscard]] std::string late(uint64_t seq, double timeout_s) const;
 

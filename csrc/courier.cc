@@ -7,7 +7,8 @@
 
 namespace unisono {
 
-Courier::Courier(View& view, Membership& members) : view_(view), members_(members) {
+Courier::Courier(View& view, Membership& members)
+    : view_(view), members_(members), ended_(members.ranks()) {
     for (size_t s = 0; s < kStrips; ++s) debts_[s].resize(view.segment().strip(s).depth);
 }
 
@@ -102,6 +103,7 @@ void Courier::deliver(uint32_t peer, const Frame& frame) {
             return;
         case FrameKind::left:
             mirror.presence.store(static_cast<uint32_t>(Presence::left), std::memory_order_release);
+            ended_[peer] = true;
             return;
         case FrameKind::failed: {
             const Error error = news_.read(peer, frame);
@@ -115,9 +117,13 @@ void Courier::deliver(uint32_t peer, const Frame& frame) {
 }
 
 void Courier::lost(uint32_t peer, const std::string& why) {
-    const auto presence = view_.control(peer).presence.load(std::memory_order_acquire);
-    if (presence == static_cast<uint32_t>(Presence::left)) return;
+    ended_[peer] = true;
+    if (view_.has_left(peer)) return;
     members_.fail_gone(peer, why);
+}
+
+bool Courier::has_departed(uint32_t peer) const noexcept {
+    return view_.has_left(peer) && (ended_[peer] || !wire_->reached(peer));
 }
 
 }  // namespace unisono

@@ -44,6 +44,10 @@ class Courier final : public Receiver {
     // Whether that rank has answered for it by now.
     [[nodiscard]] bool answered(uint32_t peer, const Place& place) const noexcept;
 
+    // Whether the peer has left, and nothing more comes of it. By the control connections that may
+    // be known before what it has shown is here.
+    [[nodiscard]] bool has_departed(uint32_t peer) const noexcept;
+
     std::byte* place(uint32_t peer, const Frame& frame) override;
     void deliver(uint32_t peer, const Frame& frame) override;
     void lost(uint32_t peer, const std::string& why) override;
@@ -70,6 +74,7 @@ class Courier final : public Receiver {
     Wire* wire_ = nullptr;
     std::array<std::vector<std::vector<Debt>>, kStrips> debts_;  // by area
     std::vector<Owed> owed_;
+    std::vector<bool> ended_;  // by peer: whether its last frame has come, or its connection ended
     FaultNews news_;
 };
 

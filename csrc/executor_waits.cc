@@ -110,7 +110,7 @@ bool Executor::wait_here(Wait& wait, uint32_t peer, Ready ready) {
         return woken == Woken::timed_out && nap_s < seconds ? Woken::rung : woken;
     };
     return waiter_.wait(
-        rest, ready, [&] { agreement_.inspect(peer, wait.call.seq, agreement_.has_left(peer)); },
+        rest, ready, [&] { agreement_.inspect(peer, wait.call.seq, view_.has_left(peer)); },
         [&] { return wait.late(agreement_); }, wait.deadline, wait.interrupted, wait.limit_s);
 }
 
@@ -126,9 +126,8 @@ bool Executor::wait_away(Wait& wait, uint32_t peer, Ready ready) {
         return wire.sleep(seconds, std::ref(awake));
     };
     const auto look = [&] {
-        const bool left = agreement_.has_left(peer);
-        if (left) wire.poll();  // the news of that came another way than what it had shown before
-        agreement_.inspect(peer, wait.call.seq, left);
+        wire.poll();
+        agreement_.inspect(peer, wait.call.seq, courier_->has_departed(peer));
     };
     Waiter& waiter = is_large(wait.call) ? away_ : away_small_;
     return waiter.wait(
@@ -141,7 +140,7 @@ void Executor::look_for_readers(const Execution& call) {
     members_.require_healthy();
     for (const uint32_t peer : call.plan->readers_of_any) {
         if (!view_.local(peer) && !courier_->wire().reached(peer))
-            agreement_.inspect(peer, call.seq, agreement_.has_left(peer));
+            agreement_.inspect(peer, call.seq, view_.has_left(peer));
     }
 }
 

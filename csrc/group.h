@@ -95,15 +95,17 @@ class Group {
     void abort(const std::string& reason) noexcept { fail(Fault::aborted, reason); }
     // What the ranks found out by themselves about calls that do not match.
     void fail_mismatch(const std::string& text) noexcept { fail(Fault::mismatch, text); }
-    // Leaves in good order: the others may finish what does not need this rank.
-    void close() noexcept {
+    // Leaves in good order: the others may finish what does not need this rank. What was sent has
+    // `timeout_s` to reach other hosts, unless that is interrupted.
+    void close(double timeout_s = kLinger_s, const Interrupted& interrupted = {}) noexcept {
+        const std::function<bool()> enough = over_after(timeout_s, interrupted);
         members_.leave();
         dispatcher_.stop();
-        p2p_.stop();
+        p2p_.stop(enough);
         if (members_.in_child() || closed_.exchange(true)) return;
         // Who drives the executor still, moves the wire: its connections end with this object then,
         // and so does the memory.
-        if (wire_ && dispatcher_.quiet()) wire_->close(members_.failure());
+        if (wire_ && dispatcher_.quiet()) wire_->close(members_.failure(), enough);
         ended_ = true;
     }
     // Gives back the memory and the descriptor of a group that was closed, whoever refers to this
@@ -127,6 +129,8 @@ class Group {
           dispatcher_(executor_, members_, grace_for(on_host(), cores)),
           p2p_(view_, members_, Waiter(members_, Patience::for_messages(on_host(), cores)),
                executor_.loans(), make_p2p_wire()) {}
+
+    static constexpr double kLinger_s = 2;
 
     [[nodiscard]] uint32_t on_host() const noexcept { return segment_->shape().ranks; }
     // With more ranks than cores nothing is gained by a thread that works beside its caller.

@@ -196,8 +196,7 @@ bool Membership::present(uint32_t peer) const {
         throw Error(Fault::invalid, "expected a rank from 0 to " + std::to_string(ranks() - 1) +
                                         ", got " + std::to_string(peer));
     }
-    const auto left = static_cast<uint32_t>(Presence::left);
-    return alive(peer) && view_.control(peer).presence.load(std::memory_order_acquire) != left;
+    return alive(peer) && !view_.has_left(peer);
 }
 
 uint64_t Membership::exchange_successor(uint64_t expected, uint64_t desired) {

@@ -37,7 +37,8 @@ class MessageWire final : public Wire {
     [[nodiscard]] bool idle() const noexcept override;
     [[nodiscard]] bool needs_looks() const noexcept override { return true; }
     [[nodiscard]] bool reached(uint32_t peer) const noexcept override;
-    void close(const std::optional<Error>& failure) noexcept override;
+    void close(const std::optional<Error>& failure,
+               const std::function<bool()>& enough) noexcept override;
 
   private:
     // Small enough for what libraries send at once, without asking the receiver.
@@ -96,7 +97,7 @@ class MessageWire final : public Wire {
     void carry(const Ticket& ticket, Call&& call);
     bool look();
     bool handle();
-    void linger();
+    void linger(const std::function<bool()>& enough);
     bool let_go() noexcept;
 
     View& view_;

@@ -1,7 +1,6 @@
 // How a wire of messages ends: what is sent before, and what becomes of memory still in use.
 #include <sched.h>
 
-#include <chrono>
 #include <new>
 #include <utility>
 
@@ -9,25 +8,20 @@
 #include "message_wire.h"
 
 namespace unisono {
-namespace {
-
-constexpr std::chrono::seconds kLinger{2};
-
-}  // namespace
-
 // What the carrier has begun can only be taken back by closing it.
 bool MessageWire::forget_messages() noexcept {
     return let_go();
 }
 
 // Of a failure the others hear by whoever speaks with them besides.
-void MessageWire::close(const std::optional<Error>& failure) noexcept {
+void MessageWire::close(const std::optional<Error>& failure,
+                        const std::function<bool()>& enough) noexcept {
     try {
         if (!failure) {
             Frame frame{};
             frame.kind = FrameKind::left;
             for (const uint32_t peer : view_.away()) send(peer, frame, {});
-            linger();
+            linger(enough);
         }
     } catch (const std::exception&) {  // nobody is left to be told
     }
@@ -49,9 +43,8 @@ bool MessageWire::let_go() noexcept {
 }
 
 // What has not been sent when the carrier closes never will be.
-void MessageWire::linger() {
-    const auto enough = std::chrono::steady_clock::now() + kLinger;
-    while (!idle() && std::chrono::steady_clock::now() < enough) {
+void MessageWire::linger(const std::function<bool()>& enough) {
+    while (!idle() && !enough()) {
         if (!poll()) ::sched_yield();
     }
 }

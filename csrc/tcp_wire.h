@@ -34,7 +34,8 @@ class TcpWire final : public Wire {
     [[nodiscard]] bool forget_messages() noexcept override;
     [[nodiscard]] bool idle() const noexcept override;
     [[nodiscard]] bool reached(uint32_t peer) const noexcept override;
-    void close(const std::optional<Error>& failure) noexcept override;
+    void close(const std::optional<Error>& failure,
+               const std::function<bool()>& enough) noexcept override;
 
   private:
     // A post of which not everything has come, or one before which another is missing.
@@ -71,7 +72,7 @@ class TcpWire final : public Wire {
     void listen_for_silence();
     void say_left();
     void say_failed(const Error& failure);
-    [[nodiscard]] bool linger(double seconds) noexcept;
+    void linger(const std::function<bool()>& enough) noexcept;
 
     Receiver& receiver_;
     Descriptor epoll_, bell_;

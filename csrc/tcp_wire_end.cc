@@ -7,16 +7,17 @@
 #include "error.h"
 #include "fault_news.h"
 #include "tcp_wire.h"
+#include "waiter.h"
 
 namespace unisono {
 namespace {
 
-constexpr double kLinger_s = 2;
 constexpr double kLingerFailed_s = 0.1;
 
 }  // namespace
 
-void TcpWire::close(const std::optional<Error>& failure) noexcept {
+void TcpWire::close(const std::optional<Error>& failure,
+                    const std::function<bool()>& enough) noexcept {
     {
         const std::lock_guard lock(mutex_);
         closed_ = true;
@@ -24,8 +25,9 @@ void TcpWire::close(const std::optional<Error>& failure) noexcept {
         any_arrivals_.store(false, std::memory_order_relaxed);
     }
     try {
+        Deadline brief(kLingerFailed_s);
         failure ? say_failed(*failure) : say_left();
-        static_cast<void>(linger(failure ? kLingerFailed_s : kLinger_s));
+        linger([&] { return failure ? brief.passed() : enough(); });
     } catch (const std::exception&) {  // no memory for the last words
     }
     const std::lock_guard lock(mutex_);
@@ -70,9 +72,9 @@ void TcpWire::say_left() {
 }
 
 // The kernel throws away what it has not yet sent if something comes for a socket that is closed,
-// and something does: the peers' last progress. So this waits until all of it has arrived.
-bool TcpWire::linger(double seconds) noexcept {
-    const auto enough = std::chrono::steady_clock::now() + std::chrono::duration<double>(seconds);
+// and something does: the peers' last progress. So this waits until all of it has arrived; a peer
+// that computes takes it late.
+void TcpWire::linger(const std::function<bool()>& enough) noexcept {
     const auto arrived = [&](Stream& stream) {
         stream.flush();
         if (!stream.discard()) return true;  // the peer has closed: it needs nothing more
@@ -83,7 +85,7 @@ bool TcpWire::linger(double seconds) noexcept {
         for (Peer& peer : peers_) {
             for (const auto& stream : peer.streams) all = (!stream || arrived(*stream)) && all;
         }
-        if (all || std::chrono::steady_clock::now() > enough) return all;
+        if (all || enough()) return;
         std::this_thread::sleep_for(std::chrono::milliseconds(1));
     }
 }

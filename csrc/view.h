@@ -51,6 +51,11 @@ class View {
     [[nodiscard]] uint32_t place(uint32_t r) const noexcept { return seen_[r].place; }
     [[nodiscard]] const std::vector<uint32_t>& here() const noexcept { return here_; }
     [[nodiscard]] const std::vector<uint32_t>& away() const noexcept { return away_; }
+    // Whether the rank has left in good order.
+    [[nodiscard]] bool has_left(uint32_t r) const noexcept {
+        return control(r).presence.load(std::memory_order_acquire) ==
+               static_cast<uint32_t>(Presence::left);
+    }
     // What bells of this host need.
     [[nodiscard]] Fence fence() const noexcept {
         const bool full = segment_.group().fences_needed.load(std::memory_order_relaxed) != 0;

@@ -68,6 +68,9 @@ class Deadline {
 // Returns true if a signal handler wants the call to end; called about every 50 ms of a sleep.
 using Interrupted = std::function<bool()>;
 
+// Whether a wait that looks by itself is over: asked often, it asks for signals now and then.
+[[nodiscard]] std::function<bool()> over_after(double timeout_s, Interrupted interrupted);
+
 class Waiter {
   public:
     Waiter(Membership& members, Patience patience) noexcept

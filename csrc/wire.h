@@ -98,9 +98,10 @@ class Wire {
     [[nodiscard]] virtual bool needs_looks() const noexcept { return !idle(); }
     // Whether there is, or was, a connection to the peer.
     [[nodiscard]] virtual bool reached(uint32_t peer) const noexcept = 0;
-    // Closes in good order: sees to it that all was sent, and says that it leaves; or after
-    // `failure`, and says that. Any thread may still wake it then.
-    virtual void close(const std::optional<Error>& failure) noexcept = 0;
+    // Closes in good order: says that it leaves, and waits until the others have all that was sent,
+    // or `enough()`; or after `failure`, and says that. Any thread may still wake it then.
+    virtual void close(const std::optional<Error>& failure,
+                       const std::function<bool()>& enough) noexcept = 0;
 };
 
 }  // namespace unisono

@@ -211,7 +211,16 @@ void register_group(nb::module_& m) {
                 return self.members().exchange_successor(expected, desired);
             },
             "expected"_a, "desired"_a)
-        .def("close", &Group::close, nb::call_guard<WithoutGil>())
+        .def(
+            "close",
+            [](Group& self, double timeout_s) {
+                {
+                    const WithoutGil free;
+                    self.close(timeout_s, python_signals());
+                }
+                if (PyErr_Occurred()) throw nb::python_error();  // by a signal handler
+            },
+            "timeout_s"_a = 2.0)
         .def("give_back", &Group::give_back, nb::call_guard<WithoutGil>());
     bind_calls(group);
     bind_hosts(group);

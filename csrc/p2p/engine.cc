@@ -36,7 +36,7 @@ Engine::Engine(View& view, Membership& members, Waiter waiter, Loans& loans,
 }
 
 Engine::~Engine() {
-    stop();
+    stop([] { return true; });
 }
 
 // ---- beginning

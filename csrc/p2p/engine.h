@@ -67,8 +67,9 @@ class Engine final : private Receiver, private Completion {
     // The same, once one has come; nothing after `limit_s`.
     std::optional<Envelope> wait_probe(int32_t source, uint64_t tag, double timeout_s,
                                        double limit_s, const Interrupted& interrupted);
-    // After the group was left. What is under way fails as aborted.
-    void stop() noexcept;
+    // After the group was left. What is under way fails as aborted; what was sent may take until
+    // `enough()` to reach other hosts.
+    void stop(const std::function<bool()>& enough) noexcept;
     // Nothing here uses the group's memory any more.
     [[nodiscard]] bool stopped() const noexcept { return stopped_; }
     // To ranks of other hosts.

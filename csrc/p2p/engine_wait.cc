@@ -187,8 +187,7 @@ Woken Engine::rest(bool here, bool away, Awake&& awake, double seconds) {
 }
 
 bool Engine::has_departed(uint32_t peer) const noexcept {
-    const bool left = view_.control(peer).presence.load(std::memory_order_acquire) ==
-                      static_cast<uint32_t>(Presence::left);
+    const bool left = view_.has_left(peer);
     if (const WireEndpoint* const wired = wired_[peer])
         return wired->has_left() || (left && !wire_->reached(peer));
     return left;
@@ -270,7 +269,7 @@ void Engine::carry_on() {
     if (parked_) changed_->notify_all();
 }
 
-void Engine::stop() noexcept {
+void Engine::stop(const std::function<bool()>& enough) noexcept {
     if (members_.in_child()) {  // the lock may be held, and the thread is there, in the parent only
         if (thread_.joinable()) thread_.detach();
         static_cast<void>(changed_.release());
@@ -294,7 +293,8 @@ void Engine::stop() noexcept {
     // What is still under way must not read the callers' memory any more.
     if (wire_ && !stopped_) {
         const bool sent = wire_->idle() && !unfinished_;
-        wire_->close(sent || members_.failed() ? members_.failure() : std::optional(unfinished));
+        wire_->close(sent || members_.failed() ? members_.failure() : std::optional(unfinished),
+                     enough);
     }
     fail_all(unfinished);
     stopped_ = true;

@@ -271,6 +271,40 @@ void check_left_unconnected(Report& report) {
     later.join();
 }
 
+// That a peer has left may be known by other connections before what it has shown is here.
+void check_left_before_its_last(Report& report) {
+    Faced faced;
+    std::thread later([&] {
+        faced.group().peer_left(1);
+        pause(0.3);
+        faced.say(kCalls, post_of(1, 2));
+        faced.say(kCalls, frame_of(FrameKind::left, 2));
+    });
+    const auto take = [&] { return run_step(faced.rank(), simple(Kind::direct, 100), 20); };
+    expect(report, take(), Fault::none, "", "the last of who has left");
+    later.join();
+    expect(report, take(), Fault::peer_lost, "rank 1 left the group", "after the last");
+}
+
+// What a rank has sent waits in the kernel for a peer that computes.
+void check_patient_leaving(Report& report) {
+    Faced faced;
+    const int little = 64 << 10;
+    ::setsockopt(faced.end(kMessages).get(), SOL_SOCKET, SO_RCVBUF, &little, sizeof(little));
+    Data data(1 << 20, 7);
+    p2p::Request request(message(data, 1, 0), true);
+    faced.rank().p2p->begin(request, false);
+    faced.say(kMessages, frame_of(FrameKind::grant, 1));
+    report.check(faced.rank().p2p->wait(request, kLong_s, -1, {}), "the kernel has taken it");
+    std::thread closing([&] { faced.group().close(20, {}); });
+    pause(2.5);
+    faced.say(kMessages, frame_of(FrameKind::grant, 2));  // what the kernel would answer by a reset
+    pause(0.05);
+    report.check(faced.rest(kMessages).size() == data.size() + 3 * sizeof(Frame),
+                 "what a peer takes late has come, and that its sender has left");
+    closing.join();
+}
+
 void check_order(Report& report) {
     Faced faced(2);
     const auto& progress = faced.group().view().control(1).progress;
@@ -441,6 +475,8 @@ int main() {
     check_ends(report);
     check_left_in_steps(report);
     check_left_unconnected(report);
+    check_left_before_its_last(report);
+    check_patient_leaving(report);
     check_order(report);
     check_message_of_who_is_gone(report);
     check_message_given_up(report);

@@ -73,6 +73,8 @@ class Met:
     span: Span | None = None
     single_copy: SingleCopy = SingleCopy.NEVER
     """Whether all ranks are to read each other's memory, and can."""
+    timeout_s: float = 0.0
+    """How long ranks of other hosts may take to receive what was sent before this one closes."""
 
     def close(self) -> None:
         """Leaves the group in good order, and gives back its memory.
@@ -86,10 +88,12 @@ class Met:
             self._close()
 
     def _close(self) -> None:
-        self.group.close()
-        if self.span is not None:
-            self.span.leave()
-        self.group.give_back()  # last: ranks of other hosts asked for what is in it
+        try:
+            self.group.close(self.timeout_s)
+        finally:
+            if self.span is not None:
+                self.span.leave()
+            self.group.give_back()  # last: ranks of other hosts asked for what is in it
 
 
 OpenGroup = Callable[[int, int, bytes], Group]

@@ -97,7 +97,9 @@ class MpiNetwork:
         group, watch = open_mpi_group(link, local, here, open_group)
         self._groups[name] = _Entered(link=link, watch=watch, group=group)
         span = Span(self, name, meeting.rank, tuple(members), hosts)
-        return Met(group=group, nonce=name, word=meeting.word, span=span)
+        return Met(
+            group=group, nonce=name, word=meeting.word, span=span, timeout_s=meeting.timeout_s
+        )
 
     def reach(self, name: bytes, peers: Iterable[int], wire: Wire) -> None:
         """Nothing is to be done: MPI connects by itself."""

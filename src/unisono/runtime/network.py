@@ -124,7 +124,9 @@ class Network:
         self._entered.add(name)
         self._porter.enter(name, members, meeting.rank, group, self._circle)
         span = Span(self, name, meeting.rank, tuple(members), hosts)
-        return Met(group=group, nonce=name, word=meeting.word, span=span)
+        return Met(
+            group=group, nonce=name, word=meeting.word, span=span, timeout_s=meeting.timeout_s
+        )
 
     def _hosts(self, members: Sequence[int]) -> Hosts:
         return _partition([self._found.contacts[member].host for member in members])
