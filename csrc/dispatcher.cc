@@ -105,10 +105,13 @@ bool Dispatcher::wait(Job& job, double timeout_s, const Interrupted& interrupted
             std::chrono::steady_clock::now() + std::chrono::duration<double>(timeout_s);
         std::unique_lock lock(mutex_);
         while (!job.done()) {
-            const auto left = until - std::chrono::steady_clock::now();
+            const std::chrono::duration<double> left = until - std::chrono::steady_clock::now();
             if (left.count() <= 0) break;
-            changed_->wait_for(lock, std::min<std::chrono::duration<double>>(left, kLook));
+            const bool alone = !thread_.joinable();  // none could be started
+            if (!alone || driving())
+                changed_->wait_for(lock, std::min<std::chrono::duration<double>>(left, kLook));
             lock.unlock();  // a signal handler may call anything
+            if (alone) work_for(left.count(), interrupted);
             check_interrupt(interrupted, members_);
             lock.lock();
         }
@@ -130,6 +133,18 @@ void Dispatcher::work_until(Job& job, const Interrupted& interrupted) {
         lock.unlock();
         check_interrupt(interrupted, members_);
     }
+}
+
+// Drives what is first in the queue, unless another thread does.
+void Dispatcher::work_for(double limit_s, const Interrupted& interrupted) {
+    const Turn turn(*this);
+    if (!turn) return;
+    const auto first = front();
+    if (!first) return;
+    const double until_s = first->deadline_.elapsed_s() + limit_s;
+    if (advance(*first, interrupted, until_s)) return;
+    const std::lock_guard lock(mutex_);
+    driven_ = nullptr;
 }
 
 // True if the job has ended, well or not. Throws only if a signal ended it: the caller is the one

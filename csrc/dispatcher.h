@@ -109,6 +109,7 @@ class Dispatcher {
                const Interrupted& interrupted, double limit_s);
     bool advance(Job& job, const Interrupted& interrupted, double limit_s);
     void work_until(Job& job, const Interrupted& interrupted);
+    void work_for(double limit_s, const Interrupted& interrupted);
     void enqueue(const std::shared_ptr<Job>& job);
     void withdraw(Job& job) noexcept;
     void finish(Job& job) noexcept;

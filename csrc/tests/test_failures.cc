@@ -1,5 +1,6 @@
 // What fails, and what every rank then gets: the same cause, soon.
 #include <fcntl.h>
+#include <pthread.h>
 #include <sys/mman.h>
 #include <sys/stat.h>
 #include <sys/wait.h>
@@ -211,6 +212,44 @@ void check_interrupted_behind_another(Report& report, Mapping mapping) {
            "rank 0 was interrupted", "the others");
 }
 
+// While it lives, threads would need more stack than there is memory.
+class NoMoreThreads {
+  public:
+    NoMoreThreads() {
+        ::pthread_getattr_default_np(&before_);
+        pthread_attr_t huge = before_;
+        ::pthread_attr_setstacksize(&huge, size_t{1} << 46);
+        ::pthread_setattr_default_np(&huge);
+    }
+    NoMoreThreads(const NoMoreThreads&) = delete;
+    NoMoreThreads& operator=(const NoMoreThreads&) = delete;
+    ~NoMoreThreads() { ::pthread_setattr_default_np(&before_); }
+
+  private:
+    pthread_attr_t before_{};
+};
+
+// Where no thread can be started, who waits for a call works on it, for as long as it was given.
+void check_waiting_without_threads(Report& report, Mapping mapping) {
+    World world(shape_of(2, 2), mapping, 1);
+    std::atomic<bool> come{false};
+    std::thread other([&] {
+        while (!come) pause(0.001);
+        run_step(world[1], simple(Kind::direct, 100));
+    });
+    {
+        const NoMoreThreads none;
+        Call call(simple(Kind::direct, 100), 0, 2);
+        Dispatcher& dispatcher = *world[0].dispatcher;
+        const auto job = dispatcher.submit(call.execution(), kLong_s, 0);
+        report.check(!dispatcher.wait(*job, 0.02, {}), "a wait ends with its limit");
+        come = true;
+        report.check(dispatcher.wait(*job, 10, {}), "who waits with a limit works");
+        report.check(call.right(), "what it has worked out");
+    }
+    other.join();
+}
+
 #if !defined(__SANITIZE_THREAD__)
 // ---- processes; not under a thread sanitizer, which does not follow them
 
@@ -418,6 +457,7 @@ int main() {
         check_closed_by_a_signal(report, mapping);
         check_interrupted_behind_another(report, mapping);
         check_timeout_on_busy_cores(report, mapping);
+        check_waiting_without_threads(report, mapping);
     }
     return report.finish();
 }
