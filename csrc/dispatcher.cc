@@ -145,6 +145,7 @@ void Dispatcher::work_for(double limit_s, const Interrupted& interrupted) {
     if (advance(*first, interrupted, until_s)) return;
     const std::lock_guard lock(mutex_);
     driven_ = nullptr;
+    if (stopping_) drop_queued();
 }
 
 // True if the job has ended, well or not. Throws only if a signal ended it: the caller is the one
@@ -245,6 +246,19 @@ void Dispatcher::await_driver(std::unique_lock<std::mutex>& lock) noexcept {
     changed_->wait_for(lock, kFarewell, [this] { return quiet(); });
 }
 
+// After the group was closed, with the lock.
+void Dispatcher::drop_queued() noexcept {
+    std::erase_if(queue_, [this](const std::shared_ptr<Job>& job) {
+        if (job.get() == driven_) return false;  // who drives it finds the group closed
+        executor_.abandon(job->execution_, "the communicator was closed");
+        job->error_ = kClosed;
+        job->done_.store(true, std::memory_order_release);
+        queued_.fetch_sub(1);
+        return true;
+    });
+    changed_->notify_all();
+}
+
 void Dispatcher::stop() noexcept {
     if (members_.in_child()) {  // the lock may be held, and the thread is there, in the parent only
         if (thread_.joinable()) thread_.detach();
@@ -254,15 +268,7 @@ void Dispatcher::stop() noexcept {
     {
         std::unique_lock lock(mutex_);
         stopping_ = true;
-        std::erase_if(queue_, [this](const std::shared_ptr<Job>& job) {
-            if (job.get() == driven_) return false;  // who drives it finds the group closed
-            executor_.abandon(job->execution_, "the communicator was closed");
-            job->error_ = kClosed;
-            job->done_.store(true, std::memory_order_release);
-            queued_.fetch_sub(1);
-            return true;
-        });
-        changed_->notify_all();
+        drop_queued();
         await_driver(lock);
     }
     if (thread_.joinable()) thread_.join();

@@ -116,6 +116,7 @@ class Dispatcher {
     void start_thread();
     void progress_loop();
     void end_turn() noexcept;
+    void drop_queued() noexcept;
     void await_driver(std::unique_lock<std::mutex>& lock) noexcept;
     std::shared_ptr<Job> front();
     [[nodiscard]] bool driving() const noexcept { return driver_.load() != std::thread::id(); }

@@ -3,11 +3,13 @@
 
 #include <array>
 #include <atomic>
+#include <chrono>
 #include <cstdint>
 #include <functional>
 #include <memory>
 #include <optional>
 #include <string>
+#include <thread>
 #include <utility>
 #include <vector>
 
@@ -98,14 +100,20 @@ class Group {
     // Leaves in good order: the others may finish what does not need this rank. What was sent has
     // `timeout_s` to reach other hosts, unless that is interrupted.
     void close(double timeout_s = kLinger_s, const Interrupted& interrupted = {}) noexcept {
-        const std::function<bool()> enough = over_after(timeout_s, interrupted);
         members_.leave();
         dispatcher_.stop();
-        p2p_.stop(enough);
+        p2p_.stop();
         if (members_.in_child() || closed_.exchange(true)) return;
         // Who drives the executor still, moves the wire: its connections end with this object then,
         // and so does the memory.
-        if (wire_ && dispatcher_.quiet()) wire_->close(members_.failure(), enough);
+        Wire* const wire = dispatcher_.quiet() ? wire_.get() : nullptr;
+        if (wire && !members_.failed()) wire->part();  // on both before it waits for either
+        Over over(timeout_s, interrupted);
+        const auto parted = [&] { return p2p_.parted() && (!wire || wire->parted()); };
+        while (!members_.failed() && !parted() && !over())
+            std::this_thread::sleep_for(std::chrono::milliseconds(1));
+        p2p_.close_wire();
+        if (wire) wire->close(members_.failure());
         ended_ = true;
     }
     // Gives back the memory and the descriptor of a group that was closed, whoever refers to this

@@ -37,8 +37,9 @@ class MessageWire final : public Wire {
     [[nodiscard]] bool idle() const noexcept override;
     [[nodiscard]] bool needs_looks() const noexcept override { return true; }
     [[nodiscard]] bool reached(uint32_t peer) const noexcept override;
-    void close(const std::optional<Error>& failure,
-               const std::function<bool()>& enough) noexcept override;
+    void part() noexcept override;
+    [[nodiscard]] bool parted() noexcept override;
+    void close(const std::optional<Error>& failure) noexcept override;
 
   private:
     // Small enough for what libraries send at once, without asking the receiver.
@@ -97,7 +98,6 @@ class MessageWire final : public Wire {
     void carry(const Ticket& ticket, Call&& call);
     bool look();
     bool handle();
-    void linger(const std::function<bool()>& enough);
     bool let_go() noexcept;
 
     View& view_;

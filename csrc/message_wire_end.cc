@@ -1,6 +1,4 @@
 // How a wire of messages ends: what is sent before, and what becomes of memory still in use.
-#include <sched.h>
-
 #include <new>
 #include <utility>
 
@@ -14,18 +12,27 @@ bool MessageWire::forget_messages() noexcept {
 }
 
 // Of a failure the others hear by whoever speaks with them besides.
-void MessageWire::close(const std::optional<Error>& failure,
-                        const std::function<bool()>& enough) noexcept {
+void MessageWire::close(const std::optional<Error>&) noexcept {
+    let_go();
+}
+
+void MessageWire::part() noexcept {
     try {
-        if (!failure) {
-            Frame frame{};
-            frame.kind = FrameKind::left;
-            for (const uint32_t peer : view_.away()) send(peer, frame, {});
-            linger(enough);
-        }
+        Frame frame{};
+        frame.kind = FrameKind::left;
+        for (const uint32_t peer : view_.away()) send(peer, frame, {});
     } catch (const std::exception&) {  // nobody is left to be told
     }
-    let_go();
+}
+
+// What has not been sent when the carrier closes never will be.
+bool MessageWire::parted() noexcept {
+    try {
+        if (!idle()) poll();
+        return idle();
+    } catch (const std::exception&) {  // nobody is left who could take it
+        return true;
+    }
 }
 
 // Closes the carrier; true if memory is free again. What it still moves, it moves until the process
@@ -40,13 +47,6 @@ bool MessageWire::let_go() noexcept {
     static_cast<void>(slots_.release());
     static_cast<void>(new (std::nothrow) std::deque<Buffer>(std::move(buffers_)));
     return false;
-}
-
-// What has not been sent when the carrier closes never will be.
-void MessageWire::linger(const std::function<bool()>& enough) {
-    while (!idle() && !enough()) {
-        if (!poll()) ::sched_yield();
-    }
 }
 
 }  // namespace unisono

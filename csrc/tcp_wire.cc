@@ -59,7 +59,7 @@ void TcpWire::attach(uint32_t peer, uint32_t stream, uint32_t streams, Channel c
                                         std::to_string(peers_.size()));
     {
         const std::lock_guard lock(mutex_);
-        if (closed_) return;
+        if (closed_) return say_left_to(std::move(channel));
         arrivals_.push_back({peer, stream, streams, std::move(channel)});
         any_arrivals_.store(true, std::memory_order_release);
     }

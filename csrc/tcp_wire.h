@@ -34,8 +34,9 @@ class TcpWire final : public Wire {
     [[nodiscard]] bool forget_messages() noexcept override;
     [[nodiscard]] bool idle() const noexcept override;
     [[nodiscard]] bool reached(uint32_t peer) const noexcept override;
-    void close(const std::optional<Error>& failure,
-               const std::function<bool()>& enough) noexcept override;
+    void part() noexcept override;
+    [[nodiscard]] bool parted() noexcept override;
+    void close(const std::optional<Error>& failure) noexcept override;
 
   private:
     // A post of which not everything has come, or one before which another is missing.
@@ -71,8 +72,10 @@ class TcpWire final : public Wire {
     void watch(uint32_t peer, size_t index);
     void listen_for_silence();
     void say_left();
+    static void say_left_to(Channel channel);
     void say_failed(const Error& failure);
-    void linger(const std::function<bool()>& enough) noexcept;
+    void stop_attaching() noexcept;
+    [[nodiscard]] bool arrived(Stream& stream, bool listens) const noexcept;
 
     Receiver& receiver_;
     Descriptor epoll_, bell_;

@@ -16,24 +16,41 @@ constexpr double kLingerFailed_s = 0.1;
 
 }  // namespace
 
-void TcpWire::close(const std::optional<Error>& failure,
-                    const std::function<bool()>& enough) noexcept {
-    {
-        const std::lock_guard lock(mutex_);
-        closed_ = true;
-        arrivals_.clear();
-        any_arrivals_.store(false, std::memory_order_relaxed);
-    }
+void TcpWire::close(const std::optional<Error>& failure) noexcept {
     try {
-        Deadline brief(kLingerFailed_s);
-        failure ? say_failed(*failure) : say_left();
-        linger([&] { return failure ? brief.passed() : enough(); });
+        if (failure) {
+            stop_attaching();
+            say_failed(*failure);
+            Deadline brief(kLingerFailed_s);
+            while (!parted() && !brief.passed())
+                std::this_thread::sleep_for(std::chrono::milliseconds(1));
+        }
     } catch (const std::exception&) {  // no memory for the last words
     }
     const std::lock_guard lock(mutex_);
     for (Peer& peer : peers_) peer = {};
     here_.clear();
     unsent_bytes_.store(0, std::memory_order_relaxed);
+}
+
+void TcpWire::part() noexcept {
+    try {
+        stop_attaching();
+        say_left();
+    } catch (const std::exception&) {  // no memory for the last words
+    }
+}
+
+// Whoever has dialed, and was not looked at yet, hears the last words like all others.
+void TcpWire::stop_attaching() noexcept {
+    {
+        const std::lock_guard lock(mutex_);
+        closed_ = true;
+    }
+    try {
+        admit();
+    } catch (const std::exception&) {  // a connection that is of no use to anybody
+    }
 }
 
 void TcpWire::abandon() noexcept {
@@ -63,31 +80,55 @@ void TcpWire::say_failed(const Error& failure) {
 
 void TcpWire::say_left() {
     for (Peer& peer : peers_) {
-        if (!peer.connected || peer.open == 0) continue;
+        const auto there = std::find_if(peer.streams.begin(), peer.streams.end(),
+                                        [](const auto& stream) { return stream != nullptr; });
+        if (there == peer.streams.end() || peer.open == 0) continue;
         Frame frame{};
         frame.kind = FrameKind::left;
         frame.number = ++peer.sent;
-        push(peer, {frame, nullptr});
+        if (peer.connected) {
+            push(peer, {frame, nullptr});
+        } else {  // some of its connections are still being made
+            (*there)->push({frame, nullptr});
+        }
+        for (const auto& stream : peer.streams) {
+            if (stream) stream->flush();
+        }
     }
 }
 
+// To a peer that dials this late.
+void TcpWire::say_left_to(Channel channel) {
+    Stream stream(std::move(channel));
+    Frame frame{};
+    frame.kind = FrameKind::left;
+    frame.number = 1;
+    stream.push({frame, nullptr});
+    stream.flush();
+    static_cast<void>(stream.discard());
+}
+
 // The kernel throws away what it has not yet sent if something comes for a socket that is closed,
-// and something does: the peers' last progress. So this waits until all of it has arrived; a peer
-// that computes takes it late.
-void TcpWire::linger(const std::function<bool()>& enough) noexcept {
-    const auto arrived = [&](Stream& stream) {
-        stream.flush();
-        if (!stream.discard()) return true;  // the peer has closed: it needs nothing more
-        return stream.drained() && stream.acknowledged();
-    };
-    for (;;) {
-        bool all = true;
-        for (Peer& peer : peers_) {
-            for (const auto& stream : peer.streams) all = (!stream || arrived(*stream)) && all;
-        }
-        if (all || enough()) return;
-        std::this_thread::sleep_for(std::chrono::milliseconds(1));
+// and something does: the peers' last progress. So who closes waits until all of it has arrived; a
+// peer that computes takes it late.
+bool TcpWire::parted() noexcept {
+    const auto now = Silence::Clock::now();
+    const bool listens = now - listened_ >= Silence::kLookEach;
+    if (listens) listened_ = now;
+    bool all = true;
+    for (Peer& peer : peers_) {
+        for (const auto& stream : peer.streams) all = (!stream || arrived(*stream, listens)) && all;
     }
+    return all;
+}
+
+bool TcpWire::arrived(Stream& stream, bool listens) const noexcept {
+    if (stream.ended) return true;
+    stream.flush();
+    if (!stream.discard()) return stream.ended = true;  // the peer has closed: it needs no more
+    if (stream.drained() && stream.acknowledged()) return true;
+    if (listens) stream.ended = stream.silence().too_long(Silence::Clock::now());
+    return stream.ended;
 }
 
 bool TcpWire::forget_messages() noexcept {

@@ -2,7 +2,6 @@
 
 #include <array>
 #include <cstdio>
-#include <utility>
 
 namespace unisono {
 
@@ -11,19 +10,6 @@ std::string timed_out(uint32_t rank, double timeout_s) {
     std::snprintf(seconds.data(), seconds.size(), "%.9g", timeout_s);
     return "timed out on rank " + std::to_string(rank) + " after " + seconds.data() +
            " s (timeout)";
-}
-
-std::function<bool()> over_after(double timeout_s, Interrupted interrupted) {
-    constexpr double kAsk_s = 0.05;
-    return [late = Deadline(timeout_s), ask = Deadline(kAsk_s), asked = std::move(interrupted),
-            over = false]() mutable {
-        over = over || late.passed();
-        if (!over && asked && ask.passed()) {
-            ask = Deadline(kAsk_s);
-            over = asked();
-        }
-        return over;
-    };
 }
 
 void Waiter::check_world(const Interrupted& interrupted) {

@@ -69,7 +69,25 @@ class Deadline {
 using Interrupted = std::function<bool()>;
 
 // Whether a wait that looks by itself is over: asked often, it asks for signals now and then.
-[[nodiscard]] std::function<bool()> over_after(double timeout_s, Interrupted interrupted);
+class Over {
+  public:
+    Over(double timeout_s, const Interrupted& interrupted) noexcept
+        : late_(timeout_s), interrupted_(interrupted) {}
+    [[nodiscard]] bool operator()() {
+        over_ = over_ || late_.passed();
+        if (!over_ && interrupted_ && ask_.passed()) {
+            ask_ = Deadline(kAsk_s);
+            over_ = interrupted_();
+        }
+        return over_;
+    }
+
+  private:
+    static constexpr double kAsk_s = 0.05;
+    Deadline late_, ask_{kAsk_s};
+    const Interrupted& interrupted_;
+    bool over_ = false;
+};
 
 class Waiter {
   public:

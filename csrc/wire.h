@@ -98,10 +98,12 @@ class Wire {
     [[nodiscard]] virtual bool needs_looks() const noexcept { return !idle(); }
     // Whether there is, or was, a connection to the peer.
     [[nodiscard]] virtual bool reached(uint32_t peer) const noexcept = 0;
-    // Closes in good order: says that it leaves, and waits until the others have all that was sent,
-    // or `enough()`; or after `failure`, and says that. Any thread may still wake it then.
-    virtual void close(const std::optional<Error>& failure,
-                       const std::function<bool()>& enough) noexcept = 0;
+    // Says in good order that this rank leaves; does not wait.
+    virtual void part() noexcept = 0;
+    // After `part`: moves what is left to be sent; whether the others have all of it, or need none.
+    [[nodiscard]] virtual bool parted() noexcept = 0;
+    // The end of it, after `part` or after `failure`, and says that. Any thread may still wake it.
+    virtual void close(const std::optional<Error>& failure) noexcept = 0;
 };
 
 }  // namespace unisono

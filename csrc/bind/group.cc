@@ -9,6 +9,7 @@
 #include <nanobind/stl/vector.h>
 
 #include <cstring>
+#include <optional>
 #include <utility>
 
 #include "buffer.h"
@@ -214,11 +215,17 @@ void register_group(nb::module_& m) {
         .def(
             "close",
             [](Group& self, double timeout_s) {
+                std::optional<nb::python_error> raised;  // by a signal handler
+                const auto signals = [&raised] {
+                    const WithGil gil;
+                    if (PyErr_CheckSignals() != 0) raised.emplace();
+                    return raised.has_value();
+                };
                 {
                     const WithoutGil free;
-                    self.close(timeout_s, python_signals());
+                    self.close(timeout_s, signals);
                 }
-                if (PyErr_Occurred()) throw nb::python_error();  // by a signal handler
+                if (raised) throw nb::python_error(*raised);
             },
             "timeout_s"_a = 2.0)
         .def("give_back", &Group::give_back, nb::call_guard<WithoutGil>());

@@ -42,8 +42,8 @@ class Script : private OneOfTwo {
         calls_.clear();  // so that nothing lingers
         messages_.clear();
         members_.leave();
-        p2p_.stop([] { return true; });
-        wire_.close(members_.failure(), [] { return true; });
+        p2p_.stop();
+        wire_.close(members_.failure());
     }
 
     void play() {

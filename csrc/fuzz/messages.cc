@@ -88,8 +88,8 @@ class Script : private OneOfTwo {
         // What is still under way would be waited for.
         members_.record(Fault::aborted, "the script is over");
         members_.leave();
-        p2p_.stop([] { return true; });
-        wire_.close(members_.failure(), [] { return true; });
+        p2p_.stop();
+        wire_.close(members_.failure());
     }
 
     void play() {

@@ -36,7 +36,7 @@ Engine::Engine(View& view, Membership& members, Waiter waiter, Loans& loans,
 }
 
 Engine::~Engine() {
-    stop([] { return true; });
+    stop();
 }
 
 // ---- beginning
@@ -284,18 +284,23 @@ bool Engine::cancel(Request& request) {
     members_.require_own_process();
     const std::lock_guard lock(mutex_);
     if (request.done()) return false;
-    bool taken = false;
-    if (!request.sends()) {
-        taken = matcher_.withdraw(request);
-    } else {
+    const Error cancelled(Fault::invalid, text_of(request) + " was cancelled");
+    bool held = false;
+    const auto withdraw = [&] {
+        if (!request.sends()) return matcher_.withdraw(request);
         Peer& peer = peers_[static_cast<size_t>(request.message().peer)];
-        taken = std::erase(peer.held, &request) > 0 || peer.endpoint->withdraw(request);
-        if (peer.held.empty()) peer.endpoint->hold_back(0);
-    }
-    if (!taken) return false;
-    request.failed(Error(Fault::invalid, text_of(request) + " was cancelled"));
+        held = std::erase(peer.held, &request) > 0;
+        return held || peer.endpoint->withdraw(request);
+    };
+    if (!withdraw()) return false;
+    const auto to = static_cast<size_t>(request.message().peer);
+    request.failed(cancelled);
     complete(request);
-    return true;
+    if (!held || !peers_[to].held.empty()) return true;
+    return guarded([&] {
+        peers_[to].endpoint->hold_back(0);
+        return true;
+    });
 }
 
 std::optional<Envelope> Engine::probe(int32_t source, uint64_t tag) {
@@ -337,7 +342,7 @@ const Envelope* Engine::find(Peer& peer, int32_t source, uint64_t tag) {
 
 void Engine::fail_all(const Error& error) noexcept {
     if (wire_ && !stopped_) unfinished_ = unfinished_ || !wire_->idle();
-    if (wire_ && !wire_->forget_messages()) {
+    if (wire_ && !stopped_ && !wire_->forget_messages()) {
         for (WireEndpoint* const wired : wired_) {
             if (wired) wired->keep_memory();
         }
@@ -392,7 +397,7 @@ void Engine::deliver(uint32_t peer, const Frame& frame) {
 }
 
 void Engine::lost(uint32_t peer, const std::string& why) {
-    if (!wired_[peer]->has_left()) members_.fail_gone(peer, why);
+    if (!wired_[peer]->has_left() && !view_.has_left(peer)) members_.fail_gone(peer, why);
 }
 
 }  // namespace unisono::p2p

@@ -67,9 +67,12 @@ class Engine final : private Receiver, private Completion {
     // The same, once one has come; nothing after `limit_s`.
     std::optional<Envelope> wait_probe(int32_t source, uint64_t tag, double timeout_s,
                                        double limit_s, const Interrupted& interrupted);
-    // After the group was left. What is under way fails as aborted; what was sent may take until
-    // `enough()` to reach other hosts.
-    void stop(const std::function<bool()>& enough) noexcept;
+    // After the group was left. What is under way fails as aborted.
+    void stop() noexcept;
+    // After that: whether ranks of other hosts have all that was sent; moves what is left of it.
+    [[nodiscard]] bool parted() noexcept;
+    // The end of the wire, whoever has what.
+    void close_wire() noexcept;
     // Nothing here uses the group's memory any more.
     [[nodiscard]] bool stopped() const noexcept { return stopped_; }
     // To ranks of other hosts.
@@ -152,6 +155,7 @@ class Engine final : private Receiver, private Completion {
     bool parked_ = false;  // the thread has nothing to do
     std::atomic<bool> stopped_{false};
     bool unfinished_ = false;  // a message to another host was given up
+    bool wire_closed_ = false;
     std::thread thread_;
 };
 

@@ -269,7 +269,7 @@ void Engine::carry_on() {
     if (parked_) changed_->notify_all();
 }
 
-void Engine::stop(const std::function<bool()>& enough) noexcept {
+void Engine::stop() noexcept {
     if (members_.in_child()) {  // the lock may be held, and the thread is there, in the parent only
         if (thread_.joinable()) thread_.detach();
         static_cast<void>(changed_.release());
@@ -290,14 +290,30 @@ void Engine::stop(const std::function<bool()>& enough) noexcept {
     const std::lock_guard lock(mutex_);
     const Error unfinished(Fault::aborted,
                            "the communicator was closed with this message under way");
-    // What is still under way must not read the callers' memory any more.
     if (wire_ && !stopped_) {
-        const bool sent = wire_->idle() && !unfinished_;
-        wire_->close(sent || members_.failed() ? members_.failure() : std::optional(unfinished),
-                     enough);
+        // What is still under way must not read the callers' memory any more.
+        const bool in_order = wire_->idle() && !unfinished_ && !members_.failed();
+        if (in_order) {
+            wire_->part();
+        } else {
+            wire_->close(members_.failed() ? members_.failure() : std::optional(unfinished));
+            wire_closed_ = true;
+        }
     }
-    fail_all(unfinished);
     stopped_ = true;
+    fail_all(unfinished);
+}
+
+bool Engine::parted() noexcept {
+    if (!wire_ || members_.in_child() || mutex_.held_here()) return true;
+    const std::lock_guard lock(mutex_);
+    return !stopped_ || wire_closed_ || wire_->parted();
+}
+
+void Engine::close_wire() noexcept {
+    if (!wire_ || members_.in_child() || mutex_.held_here()) return;
+    const std::lock_guard lock(mutex_);
+    if (stopped_ && !std::exchange(wire_closed_, true)) wire_->close(std::nullopt);
 }
 
 std::string Engine::late(Requests requests, double timeout_s) const {

@@ -90,7 +90,13 @@ bool WireEndpoint::accept(const Envelope& came, Request& receive) {
     Incoming& in = incoming_.at(came.id);
     grant(in);  // first: if it throws, the receive is its caller's to end
     in.receive = &receive;
-    if (in.came) settle(came.id, in);
+    if (!in.came) return true;
+    try {
+        settle(came.id, in);
+    } catch (...) {  // as above
+        in.receive = nullptr;
+        throw;
+    }
     return true;
 }
 

@@ -297,12 +297,44 @@ void check_patient_leaving(Report& report) {
     faced.say(kMessages, frame_of(FrameKind::grant, 1));
     report.check(faced.rank().p2p->wait(request, kLong_s, -1, {}), "the kernel has taken it");
     std::thread closing([&] { faced.group().close(20, {}); });
+    report.check(faced.hears(kCalls, FrameKind::left, 1), "calls need not wait for messages");
     pause(2.5);
     faced.say(kMessages, frame_of(FrameKind::grant, 2));  // what the kernel would answer by a reset
     pause(0.05);
     report.check(faced.rest(kMessages).size() == data.size() + 3 * sizeof(Frame),
                  "what a peer takes late has come, and that its sender has left");
     closing.join();
+}
+
+// Nobody need take what a group sends that has failed.
+void check_failure_while_leaving(Report& report) {
+    Faced faced;
+    const int little = 64 << 10;
+    ::setsockopt(faced.end(kMessages).get(), SOL_SOCKET, SO_RCVBUF, &little, sizeof(little));
+    Data data(1 << 20, 7);
+    p2p::Request request(message(data, 1, 0), true);
+    faced.rank().p2p->begin(request, false);
+    faced.say(kMessages, frame_of(FrameKind::grant, 1));
+    report.check(faced.rank().p2p->wait(request, kLong_s, -1, {}), "the kernel has taken it");
+    const auto began = std::chrono::steady_clock::now();
+    std::thread closing([&] { faced.group().close(20, {}); });
+    pause(0.1);
+    faced.group().fail(Fault::aborted, "by another rank");
+    closing.join();
+    report.check(std::chrono::steady_clock::now() - began < std::chrono::seconds(10),
+                 "a failure ends the wait of who leaves");
+}
+
+// Who has dialed hears that a rank leaves, though it was never looked at.
+void check_left_before_looking(Report& report) {
+    Faced faced, partly(1, false);
+    faced.rank().close();
+    for (const WireKind kind : kWires)
+        report.check(faced.hear_all(kind) == std::vector{FrameKind::left}, "who was not looked at");
+    partly.attach(kMessages, 0, 2);
+    partly.rank().close();
+    report.check(partly.hear_all(kMessages) == std::vector{FrameKind::left},
+                 "one of whom not all connections are there");
 }
 
 void check_order(Report& report) {
@@ -379,9 +411,8 @@ void check_attached_too_late(Report& report) {
     faced.attach(kCalls, 0, 1);
     faced.group().peer_left(1);
     faced.group().fail(Fault::aborted, "too late");
-    char byte = 0;
-    report.check(::recv(faced.end(kCalls, 1).get(), &byte, 1, 0) == 0,
-                 "a connection for a group that was closed is closed");
+    report.check(faced.hear_all(kCalls, 1) == std::vector{FrameKind::left},
+                 "who dials a rank that has left hears so");
 }
 
 // Who polls takes what rings for all; whoever sleeps must hear it none the less.
@@ -477,6 +508,8 @@ int main() {
     check_left_unconnected(report);
     check_left_before_its_last(report);
     check_patient_leaving(report);
+    check_failure_while_leaving(report);
+    check_left_before_looking(report);
     check_order(report);
     check_message_of_who_is_gone(report);
     check_message_given_up(report);

@@ -119,7 +119,7 @@ class World {
         const auto close = [&p] {
             p.members.leave();
             p.dispatcher.stop();
-            p.p2p.stop([] { return true; });
+            p.p2p.stop();
         };
         return {rank, segment_.get(), &p.members, &p.dispatcher, &p.p2p, close, std::move(parts)};
     }
