@@ -340,13 +340,17 @@ const Envelope* Engine::find(Peer& peer, int32_t source, uint64_t tag) {
     }
 }
 
+// What the wire still moves needs the memory that it moves to or from.
+void Engine::forget_messages() noexcept {
+    if (wire_->forget_messages()) return;
+    for (WireEndpoint* const wired : wired_) {
+        if (wired) wired->keep_memory();
+    }
+}
+
 void Engine::fail_all(const Error& error) noexcept {
     if (wire_ && !stopped_) unfinished_ = unfinished_ || !wire_->idle();
-    if (wire_ && !stopped_ && !wire_->forget_messages()) {
-        for (WireEndpoint* const wired : wired_) {
-            if (wired) wired->keep_memory();
-        }
-    }
+    if (wire_ && !stopped_) forget_messages();
     const auto end = [&](Request* request) {
         request->failed(error);
         complete(*request);

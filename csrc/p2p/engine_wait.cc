@@ -297,6 +297,7 @@ void Engine::stop() noexcept {
             wire_->part();
         } else {
             wire_->close(members_.failed() ? members_.failure() : std::optional(unfinished));
+            forget_messages();
             wire_closed_ = true;
         }
     }
@@ -313,7 +314,9 @@ bool Engine::parted() noexcept {
 void Engine::close_wire() noexcept {
     if (!wire_ || members_.in_child() || mutex_.held_here()) return;
     const std::lock_guard lock(mutex_);
-    if (stopped_ && !std::exchange(wire_closed_, true)) wire_->close(std::nullopt);
+    if (!stopped_ || std::exchange(wire_closed_, true)) return;
+    wire_->close(std::nullopt);
+    forget_messages();
 }
 
 std::string Engine::late(Requests requests, double timeout_s) const {

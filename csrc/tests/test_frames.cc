@@ -286,16 +286,22 @@ void check_left_before_its_last(Report& report) {
     expect(report, take(), Fault::peer_lost, "rank 1 left the group", "after the last");
 }
 
-// What a rank has sent waits in the kernel for a peer that computes.
-void check_patient_leaving(Report& report) {
-    Faced faced;
+// A message that is done for its sender, and of which the peer has not taken most.
+void send_untaken(Report& report, Faced& faced, const Data& data) {
     const int little = 64 << 10;
     ::setsockopt(faced.end(kMessages).get(), SOL_SOCKET, SO_RCVBUF, &little, sizeof(little));
-    Data data(1 << 20, 7);
-    p2p::Request request(message(data, 1, 0), true);
+    Data sent = data;
+    p2p::Request request(message(sent, 1, 0), true);
     faced.rank().p2p->begin(request, false);
     faced.say(kMessages, frame_of(FrameKind::grant, 1));
     report.check(faced.rank().p2p->wait(request, kLong_s, -1, {}), "the kernel has taken it");
+}
+
+// What a rank has sent waits in the kernel for a peer that computes.
+void check_patient_leaving(Report& report) {
+    Faced faced;
+    const Data data(1 << 20, 7);
+    send_untaken(report, faced, data);
     std::thread closing([&] { faced.group().close(20, {}); });
     report.check(faced.hears(kCalls, FrameKind::left, 1), "calls need not wait for messages");
     pause(2.5);
@@ -309,13 +315,8 @@ void check_patient_leaving(Report& report) {
 // Nobody need take what a group sends that has failed.
 void check_failure_while_leaving(Report& report) {
     Faced faced;
-    const int little = 64 << 10;
-    ::setsockopt(faced.end(kMessages).get(), SOL_SOCKET, SO_RCVBUF, &little, sizeof(little));
-    Data data(1 << 20, 7);
-    p2p::Request request(message(data, 1, 0), true);
-    faced.rank().p2p->begin(request, false);
-    faced.say(kMessages, frame_of(FrameKind::grant, 1));
-    report.check(faced.rank().p2p->wait(request, kLong_s, -1, {}), "the kernel has taken it");
+    const Data data(1 << 20, 7);
+    send_untaken(report, faced, data);
     const auto began = std::chrono::steady_clock::now();
     std::thread closing([&] { faced.group().close(20, {}); });
     pause(0.1);
