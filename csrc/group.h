@@ -109,7 +109,10 @@ class Group {
         Wire* const wire = dispatcher_.quiet() ? wire_.get() : nullptr;
         if (wire && !members_.failed()) wire->part();  // on both before it waits for either
         Over over(timeout_s, interrupted);
-        const auto parted = [&] { return p2p_.parted() && (!wire || wire->parted()); };
+        const auto parted = [&] {  // each call moves its wire: neither waits for the other
+            const bool calls = !wire || wire->parted();
+            return p2p_.parted() && calls;
+        };
         while (!members_.failed() && !parted() && !over())
             std::this_thread::sleep_for(std::chrono::milliseconds(1));
         p2p_.close_wire();

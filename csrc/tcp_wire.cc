@@ -221,11 +221,16 @@ bool TcpWire::poll() {
     return came;
 }
 
+bool TcpWire::is_time_to_listen(Silence::Clock::time_point now) noexcept {
+    if (now - listened_ < Silence::kLookEach) return false;
+    listened_ = now;
+    return true;
+}
+
 // Whoever waits for a peer polls, and hears so that the peer's host is lost.
 void TcpWire::listen_for_silence() {
     const auto now = Silence::Clock::now();
-    if (now - listened_ < Silence::kLookEach) return;
-    listened_ = now;
+    if (!is_time_to_listen(now)) return;
     for (uint32_t peer = 0; peer < peers_.size(); ++peer) {
         for (const auto& stream : peers_[peer].streams) {
             if (!stream || stream->ended || !stream->silence().too_long(now)) continue;

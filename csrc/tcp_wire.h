@@ -71,11 +71,12 @@ class TcpWire final : public Wire {
     void end(uint32_t peer, size_t index);
     void watch(uint32_t peer, size_t index);
     void listen_for_silence();
+    [[nodiscard]] bool is_time_to_listen(Silence::Clock::time_point now) noexcept;
     void say_left();
     static void say_left_to(Channel channel);
     void say_failed(const Error& failure);
     void stop_attaching() noexcept;
-    [[nodiscard]] bool arrived(Stream& stream, bool listens) const noexcept;
+    [[nodiscard]] static bool arrived(Stream& stream) noexcept;
 
     Receiver& receiver_;
     Descriptor epoll_, bell_;

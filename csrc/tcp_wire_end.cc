@@ -113,22 +113,23 @@ void TcpWire::say_left_to(Channel channel) {
 // peer that computes takes it late.
 bool TcpWire::parted() noexcept {
     const auto now = Silence::Clock::now();
-    const bool listens = now - listened_ >= Silence::kLookEach;
-    if (listens) listened_ = now;
+    const bool listens = is_time_to_listen(now);
     bool all = true;
     for (Peer& peer : peers_) {
-        for (const auto& stream : peer.streams) all = (!stream || arrived(*stream, listens)) && all;
+        for (const auto& stream : peer.streams) {
+            if (!stream || arrived(*stream)) continue;
+            if (listens) stream->ended = stream->silence().too_long(now);
+            all = all && stream->ended;
+        }
     }
     return all;
 }
 
-bool TcpWire::arrived(Stream& stream, bool listens) const noexcept {
+bool TcpWire::arrived(Stream& stream) noexcept {
     if (stream.ended) return true;
     stream.flush();
     if (!stream.discard()) return stream.ended = true;  // the peer has closed: it needs no more
-    if (stream.drained() && stream.acknowledged()) return true;
-    if (listens) stream.ended = stream.silence().too_long(Silence::Clock::now());
-    return stream.ended;
+    return stream.drained() && stream.acknowledged();
 }
 
 bool TcpWire::forget_messages() noexcept {

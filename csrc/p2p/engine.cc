@@ -349,8 +349,10 @@ void Engine::forget_messages() noexcept {
 }
 
 void Engine::fail_all(const Error& error) noexcept {
-    if (wire_ && !stopped_) unfinished_ = unfinished_ || !wire_->idle();
-    if (wire_ && !stopped_) forget_messages();
+    if (wire_ && !stopped_) {
+        unfinished_ = unfinished_ || !wire_->idle();
+        forget_messages();
+    }
     const auto end = [&](Request* request) {
         request->failed(error);
         complete(*request);

@@ -110,6 +110,7 @@ class Engine final : private Receiver, private Completion {
     bool answer(Peer& peer);
     bool ask(uint32_t rank, Peer& peer, std::optional<uint64_t> probed = {});
     void complete(Request& request) noexcept override;
+    void end_wire(const std::optional<Error>& failure) noexcept;
     void forget_messages() noexcept;
     void fail_all(const Error& error) noexcept;
     void end_all() noexcept;

@@ -296,9 +296,7 @@ void Engine::stop() noexcept {
         if (in_order) {
             wire_->part();
         } else {
-            wire_->close(members_.failed() ? members_.failure() : std::optional(unfinished));
-            forget_messages();
-            wire_closed_ = true;
+            end_wire(members_.failed() ? members_.failure() : std::optional(unfinished));
         }
     }
     stopped_ = true;
@@ -314,8 +312,12 @@ bool Engine::parted() noexcept {
 void Engine::close_wire() noexcept {
     if (!wire_ || members_.in_child() || mutex_.held_here()) return;
     const std::lock_guard lock(mutex_);
-    if (!stopped_ || std::exchange(wire_closed_, true)) return;
-    wire_->close(std::nullopt);
+    if (stopped_) end_wire(std::nullopt);
+}
+
+void Engine::end_wire(const std::optional<Error>& failure) noexcept {
+    if (std::exchange(wire_closed_, true)) return;
+    wire_->close(failure);
     forget_messages();
 }
 

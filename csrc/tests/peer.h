@@ -10,6 +10,8 @@
 
 namespace unisono::test {
 
+inline constexpr WireKind kCalls = WireKind::collectives, kMessages = WireKind::p2p;
+
 inline Frame frame_of(FrameKind kind, uint64_t number = 0, uint64_t bytes = 0) {
     Frame frame{};
     frame.kind = kind;

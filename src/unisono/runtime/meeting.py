@@ -74,7 +74,7 @@ class Met:
     single_copy: SingleCopy = SingleCopy.NEVER
     """Whether all ranks are to read each other's memory, and can."""
     timeout_s: float = 0.0
-    """How long ranks of other hosts may take to receive what was sent before this one closes."""
+    """Seconds in which ranks of other hosts may take what this one sent before it closes."""
 
     def close(self) -> None:
         """Leaves the group in good order, and gives back its memory.

@@ -1,0 +1,145 @@
+// How a rank leaves ranks of other hosts: what they hear, in which order, and how long it waits.
+#include <chrono>
+
+#include "calls.h"
+#include "messages.h"
+#include "peer.h"
+#include "report.h"
+
+namespace {
+
+using namespace unisono;
+using namespace unisono::test;
+
+// What a rank sends before it leaves comes before it says so: both by one connection.
+void check_order_of_leaving(Report& report) {
+    Faced faced(3);
+    Data data(10);
+    send(faced.rank(), data, 1, 0);
+    std::thread closing([&] { faced.rank().close(); });
+    const auto heard = faced.hear_all(kMessages, 0);
+    for (size_t s = 1; s < 3; ++s)
+        report.check(faced.hear_all(kMessages, s).empty(), "words by another connection");
+    closing.join();
+    report.check(heard == std::vector{FrameKind::message, FrameKind::left},
+                 "a message, then that its rank leaves");
+}
+
+// The peer has left and some of its connections have ended: what it is still told goes nowhere, and
+// nobody waits for that.
+void check_left_in_steps(Report& report) {
+    Faced faced(3);
+    const auto tell = [&] { return run_step(faced.rank(), simple(Kind::broadcast, 100), 1); };
+    expect(report, tell(), Fault::none, "", "before anything has ended");
+    faced.say(kCalls, frame_of(FrameKind::left, 1), {}, 2);
+    for (size_t s = 0; s < 3; ++s) {
+        faced.hang_up(kCalls, s, false);
+        pause(0.01);
+        for (int i = 0; i < 4; ++i)
+            expect(report, tell(), Fault::none, "", "telling who is leaving");
+    }
+}
+
+// Who never connected and has left will not read.
+void check_left_unconnected(Report& report) {
+    Faced faced(1, false);
+    std::thread later([&] {
+        pause(0.05);
+        faced.group().peer_left(1);
+    });
+    expect(report, run_step(faced.rank(), simple(Kind::broadcast, 100), 20), Fault::peer_lost,
+           "rank 1 left the group", "telling who has left");
+    later.join();
+}
+
+// That a peer has left may be known by other connections before what it has shown is here.
+void check_left_before_its_last(Report& report) {
+    Faced faced;
+    std::thread later([&] {
+        faced.group().peer_left(1);
+        pause(0.3);
+        faced.say(kCalls, post_of(1, 2));
+        faced.say(kCalls, frame_of(FrameKind::left, 2));
+    });
+    const auto take = [&] { return run_step(faced.rank(), simple(Kind::direct, 100), 20); };
+    expect(report, take(), Fault::none, "", "the last of who has left");
+    later.join();
+    expect(report, take(), Fault::peer_lost, "rank 1 left the group", "after the last");
+}
+
+// A message that is done for its sender, and of which the peer has not taken most.
+void send_untaken(Report& report, Faced& faced, const Data& data) {
+    const int little = 64 << 10;
+    ::setsockopt(faced.end(kMessages).get(), SOL_SOCKET, SO_RCVBUF, &little, sizeof(little));
+    Data sent = data;
+    p2p::Request request(message(sent, 1, 0), true);
+    faced.rank().p2p->begin(request, false);
+    faced.say(kMessages, frame_of(FrameKind::grant, 1));
+    report.check(faced.rank().p2p->wait(request, kLong_s, -1, {}), "the kernel has taken it");
+}
+
+// What a rank has sent waits in the kernel for a peer that computes.
+void check_patient_leaving(Report& report) {
+    Faced faced;
+    const Data data(1 << 20, 7);
+    send_untaken(report, faced, data);
+    std::thread closing([&] { faced.group().close(20, {}); });
+    report.check(faced.hears(kCalls, FrameKind::left, 1), "calls need not wait for messages");
+    pause(2.5);
+    faced.say(kMessages, frame_of(FrameKind::grant, 2));  // what the kernel would answer by a reset
+    pause(0.05);
+    report.check(faced.rest(kMessages).size() == data.size() + 3 * sizeof(Frame),
+                 "what a peer takes late has come, and that its sender has left");
+    closing.join();
+}
+
+// Nobody need take what a group sends that has failed.
+void check_failure_while_leaving(Report& report) {
+    Faced faced;
+    const Data data(1 << 20, 7);
+    send_untaken(report, faced, data);
+    const auto began = std::chrono::steady_clock::now();
+    std::thread closing([&] { faced.group().close(20, {}); });
+    pause(0.1);
+    faced.group().fail(Fault::aborted, "by another rank");
+    closing.join();
+    report.check(std::chrono::steady_clock::now() - began < std::chrono::seconds(10),
+                 "a failure ends the wait of who leaves");
+}
+
+// Who has dialed hears that a rank leaves, though it was never looked at.
+void check_left_before_looking(Report& report) {
+    Faced faced, partly(1, false);
+    faced.rank().close();
+    for (const WireKind kind : kWires)
+        report.check(faced.hear_all(kind) == std::vector{FrameKind::left}, "who was not looked at");
+    partly.attach(kMessages, 0, 2);
+    partly.rank().close();
+    report.check(partly.hear_all(kMessages) == std::vector{FrameKind::left},
+                 "one of whom not all connections are there");
+}
+
+void check_attached_too_late(Report& report) {
+    Faced faced;
+    faced.rank().close();
+    faced.attach(kCalls, 0, 1);
+    faced.group().peer_left(1);
+    faced.group().fail(Fault::aborted, "too late");
+    report.check(faced.hear_all(kCalls, 1) == std::vector{FrameKind::left},
+                 "who dials a rank that has left hears so");
+}
+
+}  // namespace
+
+int main() {
+    Report report;
+    check_order_of_leaving(report);
+    check_left_in_steps(report);
+    check_left_unconnected(report);
+    check_left_before_its_last(report);
+    check_patient_leaving(report);
+    check_failure_while_leaving(report);
+    check_left_before_looking(report);
+    check_attached_too_late(report);
+    return report.finish();
+}
