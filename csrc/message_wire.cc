@@ -320,6 +320,11 @@ bool MessageWire::idle() const noexcept {
     return unsent_.load(std::memory_order_relaxed) == 0;
 }
 
+bool MessageWire::borrows() const noexcept {
+    return std::any_of(peers_.begin(), peers_.end(),
+                       [](const Peer& peer) { return !peer.leaving.empty(); });
+}
+
 bool MessageWire::reached(uint32_t peer) const noexcept {
     return !view_.local(peer);
 }

@@ -35,6 +35,7 @@ class MessageWire final : public Wire {
     void wake() noexcept override;
     [[nodiscard]] bool forget_messages() noexcept override;
     [[nodiscard]] bool idle() const noexcept override;
+    [[nodiscard]] bool borrows() const noexcept override;
     [[nodiscard]] bool needs_looks() const noexcept override { return true; }
     [[nodiscard]] bool reached(uint32_t peer) const noexcept override;
     void part() noexcept override;

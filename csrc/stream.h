@@ -25,6 +25,10 @@ struct Outgoing {
     const std::byte* payload;
 };
 
+[[nodiscard]] inline bool has_callers_memory(const Outgoing& outgoing) noexcept {
+    return is_callers(outgoing.frame.kind);
+}
+
 class Stream {
   public:
     explicit Stream(Channel channel);
@@ -33,6 +37,10 @@ class Stream {
     [[nodiscard]] Silence& silence() noexcept { return silence_; }
     [[nodiscard]] uint64_t waiting_bytes() const noexcept { return waiting_bytes_; }
     [[nodiscard]] bool drained() const noexcept { return queue_.empty(); }
+    // Whether callers' memory waits to be sent.
+    [[nodiscard]] bool borrows() const noexcept {
+        return std::any_of(queue_.begin(), queue_.end(), has_callers_memory);
+    }
     // Frames with callers' memory that were handed to the kernel as a whole.
     [[nodiscard]] uint64_t handed() const noexcept { return handed_; }
 

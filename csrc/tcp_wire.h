@@ -33,6 +33,7 @@ class TcpWire final : public Wire {
     void wake() noexcept override;
     [[nodiscard]] bool forget_messages() noexcept override;
     [[nodiscard]] bool idle() const noexcept override;
+    [[nodiscard]] bool borrows() const noexcept override;
     [[nodiscard]] bool reached(uint32_t peer) const noexcept override;
     void part() noexcept override;
     [[nodiscard]] bool parted() noexcept override;

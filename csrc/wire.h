@@ -93,6 +93,8 @@ class Wire {
     [[nodiscard]] virtual bool forget_messages() noexcept = 0;
     // Nothing is left to be sent. For any thread.
     [[nodiscard]] virtual bool idle() const noexcept = 0;
+    // Whether callers' memory is among what is left to be sent.
+    [[nodiscard]] virtual bool borrows() const noexcept = 0;
     // Whether what is under way needs this rank to look while it waits for something else. A
     // library may hold what it says it has sent until somebody looks.
     [[nodiscard]] virtual bool needs_looks() const noexcept { return !idle(); }

@@ -350,7 +350,7 @@ void Engine::forget_messages() noexcept {
 
 void Engine::fail_all(const Error& error) noexcept {
     if (wire_ && !stopped_) {
-        unfinished_ = unfinished_ || !wire_->idle();
+        unfinished_ = unfinished_ || wire_->borrows();
         forget_messages();
     }
     const auto end = [&](Request* request) {

@@ -292,7 +292,7 @@ void Engine::stop() noexcept {
                            "the communicator was closed with this message under way");
     if (wire_ && !stopped_) {
         // What is still under way must not read the callers' memory any more.
-        const bool in_order = wire_->idle() && !unfinished_ && !members_.failed();
+        const bool in_order = !wire_->borrows() && !unfinished_ && !members_.failed();
         if (in_order) {
             wire_->part();
         } else {

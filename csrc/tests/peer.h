@@ -57,8 +57,13 @@ class Faced {
     Descriptor& end(WireKind kind, size_t stream = 0) {
         return ends_[static_cast<size_t>(kind)][stream];
     }
-    void attach(WireKind kind, uint32_t stream, uint32_t streams) {
+    // Not more than about `room` bytes are under way at once, if it is not 0.
+    void attach(WireKind kind, uint32_t stream, uint32_t streams, int room = 0) {
         auto [mine, theirs] = connection();
+        if (room > 0) {
+            ::setsockopt(mine.get(), SOL_SOCKET, SO_RCVBUF, &room, sizeof(room));
+            ::setsockopt(theirs.get(), SOL_SOCKET, SO_SNDBUF, &room, sizeof(room));
+        }
         ends_[static_cast<size_t>(kind)].push_back(std::move(mine));
         group_->attach(1, kind, stream, streams, std::move(theirs));
     }

@@ -1,5 +1,6 @@
 // How a rank leaves ranks of other hosts: what they hear, in which order, and how long it waits.
 #include <chrono>
+#include <deque>
 
 #include "calls.h"
 #include "messages.h"
@@ -93,6 +94,26 @@ void check_patient_leaving(Report& report) {
     closing.join();
 }
 
+// Grants that the peer does not take yet are no message that was given up.
+void check_grants_under_way(Report& report) {
+    Faced faced(1, false);
+    faced.attach(kMessages, 0, 1, 4 << 10);
+    Data data(8);
+    std::deque<p2p::Request> receives;
+    for (uint64_t i = 1; i <= 1000; ++i) {
+        faced.say(kMessages, message_of(i, 0, 0, data.size()));
+        receives.emplace_back(message(data, 1, 0), false);
+    }
+    p2p::Engine& engine = *faced.rank().p2p;
+    for (auto& receive : receives) engine.begin(receive, false);
+    report.check(!engine.wire()->idle(), "grants wait for the peer");
+    std::thread closing([&] { faced.group().close(20, {}); });
+    const auto heard = faced.hear_all(kMessages);
+    closing.join();
+    report.check(!heard.empty() && heard.back() == FrameKind::left,
+                 "who has only grants to send leaves in order");
+}
+
 // Nobody need take what a group sends that has failed.
 void check_failure_while_leaving(Report& report) {
     Faced faced;
@@ -138,6 +159,7 @@ int main() {
     check_left_unconnected(report);
     check_left_before_its_last(report);
     check_patient_leaving(report);
+    check_grants_under_way(report);
     check_failure_while_leaving(report);
     check_left_before_looking(report);
     check_attached_too_late(report);
