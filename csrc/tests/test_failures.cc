@@ -398,11 +398,11 @@ void check_what_a_failed_group_is_good_for(Report& report) {
 
 // A forked child finds out that the group is not its own; nothing in it hangs or crashes.
 void check_forked(Report& report) {
-    auto world = std::make_unique<World>(shape_of(2, 2), Mapping::own, 1);
     Call call(simple(Kind::direct, 100), 0, 2);
     std::vector<uint8_t> data(10);
-    const auto job = (*world)[0].dispatcher->submit(call.execution(), kLong_s, 0);
     p2p::Request received(message(data, 1, 0), false), sent(message(data, 1, 0), true);
+    auto world = std::make_unique<World>(shape_of(2, 2), Mapping::own, 1);  // ends what is begun
+    const auto job = (*world)[0].dispatcher->submit(call.execution(), kLong_s, 0);
     (*world)[0].p2p->begin(received, true);
     pause(0.05);
     const pid_t child = ::fork();
