@@ -126,8 +126,9 @@ bool Executor::wait_away(Wait& wait, uint32_t peer, Ready ready) {
         return wire.sleep(seconds, std::ref(awake));
     };
     const auto look = [&] {
+        const bool departed = courier_->has_departed(peer);  // what it sent before is here now
         wire.poll();
-        agreement_.inspect(peer, wait.call.seq, courier_->has_departed(peer));
+        agreement_.inspect(peer, wait.call.seq, departed && courier_->has_departed(peer));
     };
     Waiter& waiter = is_large(wait.call) ? away_ : away_small_;
     return waiter.wait(

@@ -35,13 +35,15 @@ class Loans {
     // Copies memory of a rank. Throws Error if that is gone, or its rank.
     void read(uint32_t rank, std::byte* dst, const std::byte* theirs, uint64_t bytes);
 
+    // Whether the kernel lets this rank write to memory of those whose memory it can read.
+    [[nodiscard]] static bool may_write() noexcept;
     // Copies into memory of a rank: where `to` says, two words of memory that both share. The
-    // kernel reads them at the moment of the call, so that the rank may still change them. False:
-    // it copied less than `bytes`.
-    bool write(uint32_t rank, const std::atomic<uint64_t>* to, const std::byte* data,
-               uint64_t bytes) const noexcept;
+    // kernel reads them at the moment of the call, so that the rank may still change them. Returns
+    // 0, or the error of a copy that is not whole.
+    [[nodiscard]] int write(uint32_t rank, const std::atomic<uint64_t>* to, const std::byte* data,
+                            uint64_t bytes) const noexcept;
     // Says why that was so. Throws Error.
-    [[noreturn]] void fail_write(uint32_t rank) { explain(rank, EFAULT, "write"); }
+    [[noreturn]] void fail_write(uint32_t rank, int error) { explain(rank, error, "write"); }
 
   private:
     // What only the process that a pid means to this one has at the address that it tells: pids of

@@ -156,6 +156,16 @@ bool Engine::guarded(Move&& move) {
     }
 }
 
+// Who looks again and again finds out all the same what a wait would. With the lock.
+void Engine::inspect(Request& request) {
+    Request* const one = &request;
+    guarded([&] {
+        waiter_.check_world({});
+        check_departed({&one, 1});
+        return true;
+    });
+}
+
 // For all ranks; of one that has left, its own errors are nobody else's.
 void Engine::record(const Error& error) noexcept {
     if (!members_.closed()) members_.record(error.fault(), error.what());
@@ -308,6 +318,7 @@ std::optional<Envelope> Engine::probe(int32_t source, uint64_t tag) {
     const std::lock_guard lock(mutex_);
     const Envelope* found = nullptr;
     guarded([&] {
+        if (is_time_to_inspect()) waiter_.check_world({});
         if (wire_) wire_->poll();
         for (uint32_t rank = 0; rank < peers_.size() && !found; ++rank) {
             if (source != kAnySource && source != static_cast<int32_t>(rank)) continue;
@@ -403,7 +414,9 @@ void Engine::deliver(uint32_t peer, const Frame& frame) {
 }
 
 void Engine::lost(uint32_t peer, const std::string& why) {
-    if (!wired_[peer]->has_left() && !view_.has_left(peer)) members_.fail_gone(peer, why);
+    if (wired_[peer]->has_ended()) return;
+    wired_[peer]->end();
+    if (!view_.has_left(peer)) members_.fail_gone(peer, why);
 }
 
 }  // namespace unisono::p2p

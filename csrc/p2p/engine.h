@@ -5,6 +5,7 @@
 #pragma once
 
 #include <atomic>
+#include <chrono>
 #include <condition_variable>
 #include <deque>
 #include <functional>
@@ -130,6 +131,8 @@ class Engine final : private Receiver, private Completion {
                   const Interrupted& interrupted);
     template <class Awake>
     Woken rest(bool here, bool away, Awake&& awake, double seconds);
+    [[nodiscard]] bool is_time_to_inspect() noexcept;
+    void inspect(Request& request);
     [[nodiscard]] bool has_departed(uint32_t peer) const noexcept;
     [[nodiscard]] bool is_in_vain(const Request& request) const;
     void check_departed(Requests requests);
@@ -153,6 +156,7 @@ class Engine final : private Receiver, private Completion {
     // On the heap: a forked child has to leak it, for its end waits for threads that are not there.
     std::unique_ptr<std::condition_variable_any> changed_ =
         std::make_unique<std::condition_variable_any>();
+    std::chrono::steady_clock::time_point inspected_;
     bool stopping_ = false;
     bool parked_ = false;  // the thread has nothing to do
     std::atomic<bool> stopped_{false};

@@ -17,7 +17,7 @@ constexpr uint64_t kLooksEach = 8;      // of a waiter at its own peer, before i
 // How long the thread leaves messages to those who wait before it takes a look of its own, and how
 // long it stays awake after the last message: to wake it costs as much as a message.
 constexpr std::chrono::microseconds kNap{200}, kLongestNap{3200};
-constexpr std::chrono::milliseconds kLinger{20};
+constexpr std::chrono::milliseconds kLinger{20}, kInspectEach{50};
 
 // Others can say what a rank waits for that is late.
 class Waiting {
@@ -56,9 +56,17 @@ bool Engine::test(Request& request) noexcept {
     if (!lock.owns_lock() || request.done()) return request.done();
     try {
         poll();
+        if (!request.done() && is_time_to_inspect()) inspect(request);
     } catch (const std::exception&) {  // the request has it, as all that were under way
     }
     return request.done();
+}
+
+bool Engine::is_time_to_inspect() noexcept {
+    const auto now = std::chrono::steady_clock::now();
+    if (now - inspected_ < kInspectEach) return false;
+    inspected_ = now;
+    return true;
 }
 
 bool Engine::wait(Request& request, double timeout_s, double limit_s,
@@ -147,6 +155,7 @@ bool Engine::wait_for(Requests requests, Ready&& ready, Last&& last, double time
     Deadline deadline(timeout_s);
     const auto inspect = [&] {
         members_.require_healthy();
+        const std::lock_guard lock(mutex_);  // else a message just being moved is in no place
         check_departed(requests);
     };
     const auto sleep = [&](auto&&, double seconds) {
@@ -189,7 +198,7 @@ Woken Engine::rest(bool here, bool away, Awake&& awake, double seconds) {
 bool Engine::has_departed(uint32_t peer) const noexcept {
     const bool left = view_.has_left(peer);
     if (const WireEndpoint* const wired = wired_[peer])
-        return wired->has_left() || (left && !wire_->reached(peer));
+        return wired->has_ended() || (left && !wire_->reached(peer));
     return left;
 }
 
@@ -210,9 +219,8 @@ bool Engine::is_in_vain(const Request& request) const {
     return departed;
 }
 
-// Fails if none of them can ever be done.
+// Fails if none of them can ever be done. With the lock.
 void Engine::check_departed(Requests requests) {
-    const std::lock_guard lock(mutex_);  // else a message just being moved is in no place
     const auto in_vain = [this](const Request* request) { return is_in_vain(*request); };
     if (!std::all_of(requests.begin(), requests.end(), in_vain)) return;
     poll();  // what they did before they left

@@ -109,7 +109,7 @@ class ShmEndpoint final : public Endpoint {
     const uint32_t peer_;
     const bool& single_copy_;
     const uint64_t eager_bytes_;  // of a message that goes by the ring
-    enum class Reach : uint8_t { unknown, yes, no } reach_ = Reach::unknown;
+    enum class Reach : uint8_t { unknown, none, reads, all } reach_ = Reach::unknown;
 
     // As sender.
     const PairMemory out_;

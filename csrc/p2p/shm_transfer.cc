@@ -35,6 +35,18 @@ struct Chunks {
     uint64_t bytes, each, count;
 };
 
+// Counts a write at its end.
+class WriteOver {
+  public:
+    explicit WriteOver(Transfer& t) noexcept : t_(t) {}
+    WriteOver(const WriteOver&) = delete;
+    WriteOver& operator=(const WriteOver&) = delete;
+    ~WriteOver() { t_.written.fetch_add(1, std::memory_order_release); }
+
+  private:
+    Transfer& t_;
+};
+
 Phase phase_of(const Transfer& t) noexcept {
     return static_cast<Phase>(t.phase.load(std::memory_order_acquire));
 }
@@ -56,8 +68,12 @@ bool exchange_phase(Transfer& t, Phase& expected, Phase desired) noexcept {
 
 bool ShmEndpoint::reaches() noexcept {
     if (!single_copy_) return false;
-    if (reach_ == Reach::unknown) reach_ = loans_.reach(peer_) ? Reach::yes : Reach::no;
-    return reach_ == Reach::yes;
+    if (reach_ == Reach::unknown) {
+        reach_ = !loans_.reach(peer_) ? Reach::none
+                 : Loans::may_write() ? Reach::all
+                                      : Reach::reads;
+    }
+    return reach_ != Reach::none;
 }
 
 // False: the sender has taken it back.
@@ -203,7 +219,7 @@ bool ShmEndpoint::advance_send(const Active& active) {
             return true;
         }
         case Phase::reading:
-            return active.request && reaches() && help(t, *active.request);
+            return active.request && reaches() && reach_ == Reach::all && help(t, *active.request);
         case Phase::staging:
             return active.request && stage(t, *active.request);
         default:
@@ -227,11 +243,11 @@ bool ShmEndpoint::help(Transfer& t, const Request& send) {
         // this sees that it has.
         t.write_to.store(target + at, std::memory_order_relaxed);
         t.write_bytes.store(bytes, std::memory_order_seq_cst);
-        const bool wrote =
-            t.phase.load(std::memory_order_seq_cst) != static_cast<uint64_t>(Phase::revoked) &&
-            loans_.write(peer_, &t.write_to, m.data + at, bytes);
-        t.written.fetch_add(1, std::memory_order_release);
-        if (!wrote && phase_of(t) != Phase::revoked) loans_.fail_write(peer_);
+        const WriteOver over(t);  // also one that fails: after all know that it has
+        if (t.phase.load(std::memory_order_seq_cst) != static_cast<uint64_t>(Phase::revoked)) {
+            const int error = loans_.write(peer_, &t.write_to, m.data + at, bytes);
+            if (error != 0 && phase_of(t) != Phase::revoked) loans_.fail_write(peer_, error);
+        }
         written += bytes;
         claims = t.claims.load(std::memory_order_acquire);
     }

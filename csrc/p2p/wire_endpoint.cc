@@ -222,8 +222,7 @@ void WireEndpoint::deliver(const Frame& frame) {
             held_ = frame.number;
             return give_back(0);
         case FrameKind::left:
-            left_ = true;
-            return;
+            return end();
         default:
             members_.fail_nonsense(peer_, "a frame of kind " +
                                               std::to_string(static_cast<uint32_t>(frame.kind)) +

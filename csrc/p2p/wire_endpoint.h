@@ -42,8 +42,9 @@ class WireEndpoint final : public Endpoint {
     void deliver(const Frame& frame);
     // Keeps what the wire may use until the process ends. Before `fail`.
     void keep_memory() noexcept;
-    // It has left, and all that it sent has come.
-    [[nodiscard]] bool has_left() const noexcept { return left_; }
+    // Nothing comes any more: it has left, or its connection has ended.
+    [[nodiscard]] bool has_ended() const noexcept { return ended_; }
+    void end() noexcept { ended_ = true; }
 
   private:
     // A message that has not come wholly, or that nobody has asked for.
@@ -92,7 +93,7 @@ class WireEndpoint final : public Endpoint {
     uint64_t held_ = 0;
     uint64_t questions_ = 0;
     Answer answer_ = Answer::none;
-    bool left_ = false;
+    bool ended_ = false;
     std::byte nowhere_{};  // where pieces without content go
 };
 

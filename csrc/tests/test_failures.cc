@@ -253,8 +253,10 @@ void check_waiting_without_threads(Report& report, Mapping mapping) {
 #if !defined(__SANITIZE_THREAD__)
 // ---- processes; not under a thread sanitizer, which does not follow them
 
-// A rank that is killed in a call is named, soon.
-void check_killed(Report& report) {
+using Asked = std::function<Outcome(Rank&)>;
+
+// A rank that is killed in a call is named, soon, by `asked` of another.
+void check_killed(Report& report, const std::string& what, const Asked& asked) {
     const Descriptor fd(create_segment(shape_of(2, 2), World::nonce));
     const pid_t child = ::fork();
     if (child == 0) {
@@ -274,12 +276,34 @@ void check_killed(Report& report) {
     int status = 0;
     ::waitpid(child, &status, 0);
     const auto start = std::chrono::steady_clock::now();
-    const Outcome outcome = run_step(rank, simple(Kind::direct, 50));
+    const Outcome outcome = asked(rank);
     const std::chrono::duration<double> took = std::chrono::steady_clock::now() - start;
     // Either the loss is seen first, or that what it began is another call.
     report.check(outcome.fault == Fault::peer_lost || outcome.fault == Fault::mismatch,
-                 "killed: " + outcome.text);
-    report.check(took.count() < 1, "killed, seen late");
+                 what + " of who was killed: " + outcome.text);
+    report.check(took.count() < 1, what + " sees late who was killed");
+}
+
+// By who waits, and by who looks again and again.
+void check_killed(Report& report) {
+    std::vector<uint8_t> data(10);
+    check_killed(report, "a call",
+                 [](Rank& rank) { return run_step(rank, simple(Kind::direct, 50)); });
+    check_killed(report, "looks at a message", [&](Rank& rank) {
+        p2p::Request request(message(data, 1, 0), false);
+        rank.p2p->begin(request, false);
+        Deadline soon(10);
+        while (!rank.p2p->test(request) && !soon.passed()) std::this_thread::yield();
+        return outcome_of([&] {
+            if (request.error()) throw *request.error();
+        });
+    });
+    check_killed(report, "probes", [](Rank& rank) {
+        return outcome_of([&] {
+            for (Deadline soon(10); !soon.passed(); std::this_thread::yield())
+                static_cast<void>(rank.p2p->probe(1, 0));
+        });
+    });
 }
 
 void await_joined(const Rank& rank, uint32_t peer) {

@@ -1,9 +1,12 @@
 // Failures in the middle of messages: each request ends with the cause, and nobody uses its memory
 // any more.
+#include <sys/mman.h>
+
 #include <atomic>
 #include <functional>
 #include <string>
 
+#include "kernel.h"
 #include "play.h"
 #include "report.h"
 
@@ -11,6 +14,44 @@ namespace {
 
 using namespace unisono;
 using namespace unisono::test;
+
+// The memory of a receive whose last pages cannot be written to.
+class Barred {
+  public:
+    explicit Barred(size_t bytes) : bytes_(bytes) {
+        void* const memory =
+            ::mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+        if (memory == MAP_FAILED) throw_errno("mapping memory");
+        data_ = static_cast<std::byte*>(memory);
+        ::mprotect(data_ + bytes - kBarred, kBarred, PROT_READ);
+    }
+    Barred(const Barred&) = delete;
+    Barred& operator=(const Barred&) = delete;
+    ~Barred() { ::munmap(data_, bytes_); }
+    [[nodiscard]] std::byte* data() const noexcept { return data_; }
+
+  private:
+    static constexpr size_t kBarred = 64 << 10;
+    std::byte* data_;
+    size_t bytes_;
+};
+
+// The sender writes from the back, and cannot: no end of it passes for a message.
+void check_write_that_fails(Report& report) {
+    constexpr size_t kBytes = 64 << 20;
+    const Barred memory(kBytes);
+    World world(shape_of(2, 2), Mapping::own, 1);
+    world.run([&](Rank& rank) {
+        Data data(rank.rank == 0 ? kBytes : 0, 1);
+        const auto meet = [&] {
+            if (rank.rank == 0) return send(rank, data, 1, 0);
+            p2p::Request request({memory.data(), kBytes, DType::uint8, 0, 0}, false);
+            rank.p2p->begin(request, false);
+            rank.p2p->wait(request, kLong_s, -1, {});
+        };
+        expect(report, outcome_of(meet), Fault::aborted, "Bad address", "memory that is barred");
+    });
+}
 
 template <class Some>
 struct State {
@@ -164,6 +205,7 @@ int main() {
     check_failures<PlayOverHosts>(report);
     check_sender_left(report);
     check_receiver_left(report);
+    if (can_lend(report, "writes that fail")) check_write_that_fails(report);
     for (const Mapping mapping : {Mapping::own, Mapping::one}) check_cycle(report, mapping);
     return report.finish();
 }

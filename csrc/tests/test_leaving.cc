@@ -68,6 +68,30 @@ void check_left_before_its_last(Report& report) {
     expect(report, take(), Fault::peer_lost, "rank 1 left the group", "after the last");
 }
 
+// A connection that ends within a message, after its peer has left, brings nothing any more.
+void check_torn_after_leaving(Report& report) {
+    Faced faced;
+    faced.say_bytes(kMessages, std::string(sizeof(Frame) / 2, 'x'));
+    faced.group().peer_left(1);
+    faced.hang_up(kMessages, 0, false);
+    Data data(8);
+    expect(report, outcome_of([&] { receive(faced.rank(), data, 1, 0, 10); }), Fault::peer_lost,
+           "rank 1 left the group while rank 0 was receiving from it", "the rest of a message");
+}
+
+// Who looks again and again hears that a rank has left, as who waits does.
+void check_looks_after_leaving(Report& report) {
+    World world(shape_of(2, 2), Mapping::one, 1);
+    world[1].close();
+    Data data(8);
+    p2p::Request request(message(data, 1, 0), false);
+    world[0].p2p->begin(request, false);
+    Deadline soon(10);
+    while (!world[0].p2p->test(request) && !soon.passed()) std::this_thread::yield();
+    report.check(request.done() && request.error() && request.error()->fault() == Fault::peer_lost,
+                 "looks at a message of a rank that has left");
+}
+
 // A message that is done for its sender, and of which the peer has not taken most.
 void send_untaken(Report& report, Faced& faced, const Data& data) {
     const int little = 64 << 10;
@@ -158,6 +182,8 @@ int main() {
     check_left_in_steps(report);
     check_left_unconnected(report);
     check_left_before_its_last(report);
+    check_torn_after_leaving(report);
+    check_looks_after_leaving(report);
     check_patient_leaving(report);
     check_grants_under_way(report);
     check_failure_while_leaving(report);

@@ -13,7 +13,7 @@ from itertools import combinations
 
 import pytest
 
-from porters import SECRET, WORLD, contacts_of, exchange, make_porter, wait_until, world
+from porters import SECRET, WORLD, Recorder, contacts_of, exchange, make_porter, wait_until, world
 from unisono.errors import AbortedError, AuthenticationError, RendezvousError
 from unisono.links.ends import ANXIOUS_EVENT, Fault
 from unisono.links.handshake import Handshake
@@ -83,6 +83,25 @@ def test_what_is_told_before_the_group_is_entered() -> None:
         wait_until(lambda: end.failure() and end.left)
         assert end.failure() == (3, "rank 1 called all_reduce")
         assert end.left == {2}
+
+
+def test_connections_of_who_has_left_come_before_that_is_told() -> None:
+    had: list[int] = []
+
+    class Witness(Recorder):
+        def peer_left(self, peer: int) -> None:
+            had.append(len(self.sockets))
+            super().peer_left(peer)
+
+    with world(2, streams=2) as places:
+        late = places[1].enter(GROUP, [0, 1])
+        places[1].porter.reach(GROUP, [0], 0)
+        wait_until(lambda: len(late.sockets) == 2)
+        places[1].porter.leave(GROUP)
+        time.sleep(0.05)
+        end = places[0].enter(GROUP, [0, 1], Witness())
+        wait_until(lambda: end.left)
+        assert had == [2]
 
 
 def test_a_failure_is_told_to_the_members_only() -> None:

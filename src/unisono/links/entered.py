@@ -45,6 +45,7 @@ class Entered:
         self._awaited: set[tuple[int, int]] = set()
         self._dials: list[Dial] = []
         self._left: set[int] = set()
+        self._is_over = False  # nothing is told to the native end any more
         self._failed = False
         self._has_told = False  # the others of that
         self._looked_at = float("-inf")
@@ -62,7 +63,8 @@ class Entered:
         self._dials.clear()  # each holds this group, and it each of them
         if self._look_alarm is not None:
             self._look_alarm.cancel()
-        self._failed, self._has_told = True, False  # nothing is told to the native end any more
+        self._is_over = self._failed = True
+        self._has_told = False
         self._tell(Say.LEFT, self._members)
 
     def abandon(self) -> None:
@@ -175,7 +177,8 @@ class Entered:
                 peer = self._peers.get(message.origin)
                 if peer is not None and peer not in self._left:
                     self._left.add(peer)
-                    self._group.peer_left(peer)
+                    # Its last message may have come by a connection that is looked at after this.
+                    self.place.loop.later(0, partial(self._tell_left, peer))
             case Say.FAILED:
                 fault, text = read_failed(message.body)
                 if not self._failed:
@@ -190,6 +193,10 @@ class Entered:
                 self._take_calls(read_looked(message.body))
             case _:
                 raise ValueError(f"a message of kind {message.say} about a group")
+
+    def _tell_left(self, peer: int) -> None:
+        if not self._is_over:
+            self._group.peer_left(peer)
 
     def _take_calls(self, calls: Iterable[tuple[int, bytes]]) -> None:
         for rank, called in calls:

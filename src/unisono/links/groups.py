@@ -34,14 +34,14 @@ class Groups:
         """Enters a group of some ranks of a circle; brings it what came early."""
         self._departed.pop(tag, None)
         entered = self._entered[tag] = Entered(circle.place, tag, members, me, group)
+        for sock, said in self._unpark(lambda said: said.tag == tag):
+            self._bring(entered, sock, said)
         early = [message for message in self._early if message.tag == tag]
         for message in early:
             self._early.remove(message)
             entered.hear(message)
         for rank, text in circle.gone.items():
             entered.gone(rank, text)
-        for sock, said in self._unpark(lambda said: said.tag == tag):
-            self._bring(entered, sock, said)
 
     def reach(self, tag: bytes, peers: Iterable[int], kind: int) -> None:
         """Connects to peers of a group; nothing for one that was left."""
