@@ -15,10 +15,11 @@ import json
 import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Annotated, Any
 
+import p2p_calls
 import p2p_memory
 import p2p_pipeline
 import typer
@@ -54,6 +55,8 @@ class Pairs:
     ranks: int = 2
     api: str = "native"
     hosts: Hosts | None = None
+    patience: float = 1.0
+    """How many times longer a row may take than others."""
 
     def measure(self, scope: Scope) -> dict[str, Any]:
         sizes = self.quick_sizes if scope.quick else self.sizes
@@ -63,6 +66,7 @@ class Pairs:
             for nbytes in parse_sizes(sizes)
         ]
         ours = OURS[self.api]
+        pace = replace(scope.pace, row_budget_s=self.patience * scope.pace.row_budget_s)
         limit = MEMORY if self.hosts is None else NETWORK
         place = nullcontext() if self.hosts is None else self.hosts.build()
         with place as cluster, progress() as observe:
@@ -70,7 +74,7 @@ class Pairs:
                 cases,
                 (ours, *self.against, limit),
                 ours=ours,
-                pace=scope.pace,
+                pace=pace,
                 cluster=cluster,
                 command=self._command(sizes),
                 observe=observe,
@@ -88,6 +92,10 @@ class Pairs:
 
 def _memory(scope: Scope) -> dict[str, Any]:
     return p2p_memory.measure(p2p_memory.QUICK_LOADS if scope.quick else p2p_memory.LOADS)
+
+
+def _calls(scope: Scope) -> dict[str, Any]:
+    return p2p_calls.measure(rounds=50 * scope.pace.rounds)
 
 
 def _pipeline(scope: Scope) -> dict[str, Any]:
@@ -116,7 +124,9 @@ PARTS: dict[str, Callable[[Scope], dict[str, Any]]] = {
         sizes="8,1M,4M,16M",
         quick_sizes="8,1M",
         against=("gloo", "openmpi"),
+        patience=8,  # the link is slow: a turn of a stream takes a second
     ).measure,
+    "calls": _calls,
     "memory": _memory,
     "pipeline": _pipeline,
 }

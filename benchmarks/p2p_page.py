@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from statistics import geometric_mean
+from statistics import geometric_mean, median
 from typing import Any
 
 from bars import HEAD, bar
@@ -17,7 +17,7 @@ MIB = 1 << 20
 TINY = 8
 PEER = "openmpi"
 MEAN_BAR, WORST_BAR, CROWD_BAR = 1.3, 0.9, 1.2
-NATIVE_S, TORCH_S = 0.6e-6, 5e-6
+NATIVE_S, TORCH_S, CALL_S = 0.6e-6, 5e-6, 3e-6
 OVER_LINK, OVER_GLOO_HOSTS = 1.02, 2.0
 OVER_GLOO = {TINY: 10.0, 16 * MIB: 3.0}
 MOST_BYTES = 16 * MIB
@@ -38,7 +38,7 @@ def render_p2p(documents: Mapping[str, Document]) -> list[str]:
         *_bars(documents),
     ]
     for name, document in documents.items():
-        draw = {"memory": _memory_table, "pipeline": _pipeline_table}.get(name, _pairs_table)
+        draw = TABLES.get(name, _pairs_table)
         lines += ["", f"### {_title(name, document)}", "", *draw(document)]
     return lines
 
@@ -59,6 +59,7 @@ def _bars(documents: Mapping[str, Document]) -> Iterator[str]:
         "n8": _crowd,
         "torch": _through_torch,
         "hosts": _across_hosts,
+        "calls": _calls,
         "memory": _memory,
         "pipeline": _pipeline,
     }
@@ -147,6 +148,12 @@ def _across_hosts(document: Document) -> Iterator[str]:
             yield _least(f"{name}: gloo's time over ours", OVER_GLOO_HOSTS, over_ours)
 
 
+def _calls(document: Document) -> Iterator[str]:
+    for row in document["rows"]:
+        name = f"asynchronous {row['call']} of 8 B, {row['api']}: what the call takes"
+        yield _under(name, CALL_S, median(row["times_s"]))
+
+
 def _memory(document: Document) -> Iterator[str]:
     for row in document["rows"]:
         name = f"memory for {_load(row)} that nobody asked for, {_hosts(row)}"
@@ -178,6 +185,8 @@ def _under(name: str, most_s: float, time_s: float) -> str:
 
 
 def _title(name: str, document: Document) -> str:
+    if name == "calls":
+        return f"What a call takes, in bursts of {document['burst']}"
     if name == "memory":
         return "Memory for messages that nobody asked for"
     if name == "pipeline":
@@ -208,6 +217,12 @@ def _pairs_table(document: Document) -> Iterator[str]:
         yield _line([*cells, sample.mode, str(sample.wrong)])
     for name, reason in document["skipped"].items():
         yield from ("", f"Without {name}: {reason.splitlines()[-1]}")
+
+
+def _calls_table(document: Document) -> Iterator[str]:
+    yield from _head(["interface", "call", "time, us", "wrong"])
+    for row in document["rows"]:
+        yield _line([row["api"], row["call"], _us(median(row["times_s"])), str(row["wrong"])])
 
 
 def _memory_table(document: Document) -> Iterator[str]:
@@ -253,3 +268,6 @@ def _head(cells: Sequence[str]) -> list[str]:
 
 def _line(cells: Sequence[str]) -> str:
     return "| " + " | ".join(cells) + " |"
+
+
+TABLES = {"calls": _calls_table, "memory": _memory_table, "pipeline": _pipeline_table}

@@ -15,6 +15,7 @@ from p2p_page import render_p2p
 from published_page import render_published
 from results_page import render_page
 from simulator_page import render_calibration, render_lab, render_speed
+from trees_page import render_trees
 
 HERE = Path(__file__).parent
 APIS = ("native", "torch")
@@ -22,6 +23,7 @@ SECTIONS: Mapping[str, tuple[str, Callable[[Any], list[str]]]] = {
     "Published algorithms": ("published", render_published),
     "Choice": ("regret", render_choice),
     "Reproducibility": ("reproducible", render_reproducible),
+    "Beside an older tree": ("trees", render_trees),
     "Faults": ("faults", render_faults),
     "Simulator: beside hosts of a lab": ("simulator-lab", render_lab),
     "Simulator: how long it takes": ("simulator-speed", render_speed),

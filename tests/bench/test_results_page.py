@@ -14,6 +14,7 @@ from p2p_page import render_p2p
 from page import write_page
 from results_page import render_page
 from simulator_page import render_lab
+from trees_page import render_trees
 
 from unisono.bench.cases import Case
 from unisono.bench.results import Measurement, Report, Row
@@ -160,6 +161,37 @@ def test_memory_and_pipelines() -> None:
     assert "| 8 | 1K | 2.00 | 1.90 | 0.95 | 0 |" in page
     name = "1F1B, 4 stages, messages of 1K: gloo's step over ours"
     assert f"| {name} | >= 1 | 0.95 | **no** |" in page
+
+
+def test_what_calls_take() -> None:
+    rows = [
+        {"api": "torch", "call": call, "times_s": times_s, "wrong": 0}
+        for call, times_s in (("send", [2e-6, 2.5e-6, 9e-6]), ("receive", [3.1e-6]))
+    ]
+    page = render_p2p({"calls": {"burst": 32, "rows": rows}})
+    name = "of 8 B, torch: what the call takes | < 3 us"
+    assert f"| asynchronous send {name} | 2.50 us | yes |" in page
+    assert f"| asynchronous receive {name} | 3.10 us | **no** |" in page
+    assert "| torch | receive | 3.10 | 0 |" in page
+
+
+def test_trees_beside_each_other() -> None:
+    def row(ranks: int, nbytes: int, this_s: float, other_s: float, wrong: int = 0) -> Any:
+        times = {"this": [this_s], "other": [other_s]}
+        return {
+            "op": "scan",
+            "ranks": ranks,
+            "size_bytes": nbytes,
+            "times_s": times,
+            "wrong": wrong,
+        }
+
+    rows = [row(2, 8, 1.0, 1.1), row(2, 1024, 1.0, 1.0), row(4, 8, 1.0, 0.9), row(4, 1024, 1, 1, 1)]
+    page = render_trees({"other": "abc1234", "rounds": 1, "rows": rows})
+    name = "that tree's time over this one's, geometric mean of 2 rows | >= 0.98"
+    assert f"| n = 2: {name} | 1.049 | yes |" in page
+    assert f"| n = 4: {name} | 0.949 | **no** |" in page
+    assert page[-2:] == ["| 8 | 1.10 | 0.90 |", "| 1K | 1.00 | **wrong** |"]
 
 
 def test_regret_and_its_bars() -> None:

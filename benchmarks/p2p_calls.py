@@ -1,0 +1,92 @@
+"""What a call costs its caller: an asynchronous send or receive of 8 bytes.
+
+Natively; by the process group that torch calls, which is what a backend can do about it; and by
+`torch.distributed`, which checks and wraps.
+
+The receiver looks only when all messages of a burst have come, so neither end ever waits.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import torch
+import torch.distributed as dist
+
+import unisono
+
+BURST = 32
+"""Messages for which a pair has room, so that all leave at once."""
+ELEMENTS = 2
+Call = Callable[[Any], Any]
+
+
+def measure(*, rounds: int) -> dict[str, Any]:
+    """Seconds a call, of each kind."""
+    sent, received = unisono.run(_rank, ranks=2, args=(rounds,))
+    rows = [
+        {"api": api, "call": call, "times_s": times_s, "wrong": 0 if right else 1}
+        for api in sent
+        for call, (times_s, right) in (("send", sent[api]), ("receive", received[api]))
+    ]
+    return {"burst": BURST, "rows": rows}
+
+
+# ---- a rank
+
+
+def _rank(rounds: int) -> dict[str, tuple[list[float], bool]]:
+    """By interface: what a call took in each round, and whether the messages were right."""
+    torch.set_num_threads(1)
+    dist.init_process_group("unisono")
+    with unisono.init() as comm:
+        me, peer = comm.rank, 1 - comm.rank
+        arrays = [np.full(ELEMENTS, number, np.int32) for number in range(BURST)]
+        tensors = [torch.full((ELEMENTS,), number, dtype=torch.int32) for number in range(BURST)]
+        group: Any = dist.group.WORLD
+        kinds: dict[str, tuple[Call, Call, list[Any]]] = {
+            "native": (
+                lambda x: comm.send(x, peer, async_op=True),
+                lambda x: comm.recv(x, peer, async_op=True),
+                arrays,
+            ),
+            "torch's group": (
+                lambda x: group.send([x], peer, 0),
+                lambda x: group.recv([x], peer, 0),
+                tensors,
+            ),
+            "torch": (lambda x: dist.isend(x, peer), lambda x: dist.irecv(x, peer), tensors),
+        }
+        found = {
+            api: _bursts(comm, calls[me], memories, rounds)
+            for api, (*calls, memories) in kinds.items()
+        }
+    dist.destroy_process_group()
+    return found
+
+
+def _bursts(
+    comm: unisono.Communicator, call: Call, memories: list[Any], rounds: int
+) -> tuple[list[float], bool]:
+    times_s, right = [], True
+    for turn in range(rounds + 1):  # the first is for warmth
+        if comm.rank == 1:
+            for memory in memories:
+                memory[:] = -1
+            comm.barrier()  # all have been sent
+        began = time.perf_counter()
+        works = [call(memory) for memory in memories]
+        took_s = (time.perf_counter() - began) / BURST
+        if comm.rank == 0:
+            comm.barrier()
+        for work in works:
+            work.wait()
+        del works, work  # not within the next burst
+        comm.barrier()
+        if turn > 0:
+            times_s.append(took_s)
+        right &= all(bool((memory == number).all()) for number, memory in enumerate(memories))
+    return times_s, right

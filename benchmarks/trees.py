@@ -1,0 +1,177 @@
+"""Collectives of this tree beside another's, in turns: is anything slower than it was?
+
+    git worktree add ../before REVISION && make -C ../before demo   # builds it
+    python benchmarks/trees.py ../before                            # 2 and 4 ranks, 8 minutes
+
+Ranks of both trees are there all the time; those whose turn it is not sleep. As a program with a
+folder, this file is what `unisono.run` starts in a tree: it does what the folder's pipes ask for.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from statistics import median
+from typing import Annotated, Any, TextIO
+
+import numpy as np
+import typer
+from rich.console import Console
+
+import unisono
+from unisono.bench.machine import describe_machine
+from unisono.bench.sizes import format_size, parse_sizes
+
+HERE = Path(__file__).parent
+OPS = ("all_reduce", "reduce_scatter", "all_gather", "all_to_all", "broadcast")
+THIS, OTHER = "this", "other"
+TURN_S, MOST_CALLS = 0.06, 20_000
+
+
+class Ranks:
+    """The ranks of a tree, which do what they are asked for, all at once."""
+
+    def __init__(self, tree: Path, folder: Path, ranks: int) -> None:
+        self._ranks = range(ranks)
+        for rank in self._ranks:
+            for end in ("asked", "found"):
+                os.mkfifo(folder / f"{end}{rank}")
+        python = tree / ".venv" / "bin" / "python"
+        words = [str(python), str(Path(__file__).resolve()), "--as-ranks", str(folder), str(ranks)]
+        self._process = subprocess.Popen(words, cwd=tree)
+        self._asked: list[TextIO] = [(folder / f"asked{r}").open("w", 1) for r in self._ranks]
+        self._found: list[TextIO] = [(folder / f"found{r}").open() for r in self._ranks]
+
+    def turn(self, op: str, nbytes: int, calls: int) -> tuple[float, int]:
+        """Seconds a call on the slowest rank, and how many ranks got something wrong."""
+        for asked in self._asked:
+            asked.write(f"{op} {nbytes} {calls}\n")
+        said = [found.readline().split() for found in self._found]
+        return max(float(one[0]) for one in said), sum(int(one[1]) for one in said)
+
+    def end(self) -> None:
+        for asked in self._asked:
+            with suppress(OSError):
+                asked.close()
+        self._process.wait()
+
+
+@contextmanager
+def _both(other: Path, ranks: int) -> Iterator[dict[str, Ranks]]:
+    with tempfile.TemporaryDirectory() as folder:
+        started = {}
+        for name, tree in ((THIS, HERE.parent), (OTHER, other)):
+            place = Path(folder) / name
+            place.mkdir()
+            started[name] = Ranks(tree, place, ranks)
+        try:
+            yield started
+        finally:
+            for each in started.values():
+                each.end()
+
+
+def _row(both: dict[str, Ranks], op: str, nbytes: int, rounds: int) -> dict[str, Any]:
+    """Medians of turns, each tree first in every other round."""
+    call_s = min(each.turn(op, nbytes, 10)[0] for each in both.values())
+    calls = max(5, min(MOST_CALLS, int(TURN_S / call_s)))
+    times: dict[str, list[float]] = {name: [] for name in both}
+    wrong = 0
+    for turn in range(rounds + 1):  # the first is for warmth
+        for name in both if turn % 2 else reversed(both):
+            call_s, mistakes = both[name].turn(op, nbytes, calls)
+            wrong += mistakes
+            if turn > 0:
+                times[name].append(call_s)
+    return {"op": op, "size_bytes": nbytes, "times_s": times, "wrong": wrong}
+
+
+def main(
+    other: Annotated[Path, typer.Argument(help="The other tree, built, with its .venv.")],
+    *,
+    ranks: Annotated[str, typer.Option(help="Rank counts, separated by commas.")] = "2,4",
+    sizes: Annotated[str, typer.Option(help="As for unisono bench.")] = "8,1K,16K,128K,1M,8M,64M",
+    ops: Annotated[str, typer.Option(help="Operations, separated by commas.")] = ",".join(OPS),
+    rounds: Annotated[int, typer.Option(help="Turns of each tree.")] = 11,
+    path: Annotated[Path, typer.Option(help="Results.")] = HERE / "results" / "trees.json",
+) -> None:
+    console = Console(stderr=True)
+    words = ["git", "-C", str(other), "describe", "--always"]
+    revision = subprocess.run(words, check=True, capture_output=True, text=True).stdout.strip()
+    rows = []
+    for count in map(int, ranks.split(",")):
+        with _both(other.resolve(), count) as both:
+            for op in ops.split(","):
+                for nbytes in parse_sizes(sizes):
+                    row = {"ranks": count, **_row(both, op, nbytes, rounds)}
+                    rows.append(row)
+                    this, that = (median(row["times_s"][name]) for name in (THIS, OTHER))
+                    size = format_size(nbytes)
+                    console.print(f"{count} {op} {size}: {this * 1e6:.2f} us, {that / this:.2f}")
+    document = {"machine": describe_machine(), "other": revision, "rounds": rounds, "rows": rows}
+    path.write_text(json.dumps(document, indent=1) + "\n")
+
+
+# ---- the ranks of a tree, which may be an old one
+
+
+def _call(comm: Any, op: str, nbytes: int) -> tuple[Any, Any]:
+    """A call without arguments, and a check of what it left."""
+    n = comm.size
+    size = max(nbytes // 4, n) // n * n
+    full, share = np.zeros(size, np.float32), np.zeros(size // n, np.float32)
+    if op == "all_reduce":  # in place: sums of anything but zeros would grow from call to call
+        full[:] = 1
+        right = bool((comm.all_reduce(full) == n).all())
+        full[:] = 0
+        return (lambda: comm.all_reduce(full)), lambda: right and not full.any()
+    if op == "broadcast":
+        full[:] = comm.rank + 1
+        return (lambda: comm.broadcast(full, 0)), lambda: bool((full == 1).all())
+    if op == "reduce_scatter":
+        full[:] = 1
+        return (lambda: comm.reduce_scatter(full, share)), lambda: bool((share == n).all())
+    if op == "all_gather":
+        share[:] = comm.rank + 1
+        wanted = np.repeat(np.arange(1, n + 1, dtype=np.float32), size // n)
+        return (lambda: comm.all_gather(share, full)), lambda: np.array_equal(full, wanted)
+    full[:] = comm.rank + 1
+    out, wanted = np.zeros_like(full), np.repeat(np.arange(1, n + 1, dtype=np.float32), size // n)
+    return (lambda: comm.all_to_all(full, out)), lambda: np.array_equal(out, wanted)
+
+
+def serve(folder: str, ranks: int) -> None:
+    """What each rank does."""
+    comm = unisono.init()
+    place, known = Path(folder), None
+    with (place / f"asked{comm.rank}").open() as asked:
+        found = (place / f"found{comm.rank}").open("w", 1)
+        for line in asked:
+            op, nbytes, calls = line.split()
+            if known != (op, nbytes):
+                known = op, nbytes
+                call, check = _call(comm, op, int(nbytes))
+            for _ in range(max(2, int(calls) // 10)):
+                call()
+            comm.barrier()
+            began = time.perf_counter()
+            for _ in range(int(calls)):
+                call()
+            took_s = (time.perf_counter() - began) / int(calls)
+            found.write(f"{took_s} {int(not check())}\n")
+        found.close()
+    comm.barrier()
+
+
+if __name__ == "__main__":
+    if sys.argv[1:2] == ["--as-ranks"]:
+        unisono.run(serve, int(sys.argv[3]), args=(sys.argv[2], int(sys.argv[3])))
+    else:
+        typer.run(main)

@@ -1,0 +1,48 @@
+"""The part of benchmarks/RESULTS.md about this tree beside an older one."""
+
+from __future__ import annotations
+
+from statistics import geometric_mean, median
+from typing import Any
+
+from bars import HEAD, bar
+
+from unisono.bench.sizes import format_size
+
+UNCHANGED = 0.98
+
+
+def render_trees(document: dict[str, Any]) -> list[str]:
+    """`document`: of `trees.py`."""
+    rows, ops = document["rows"], list(dict.fromkeys(row["op"] for row in document["rows"]))
+    lines = [
+        f"`python benchmarks/trees.py TREE`, of the tree at {document['other']}: collectives of",
+        f"both trees in turns, {document['rounds']} of each, its median time over that of this",
+        "tree: above 1, this one is faster. Every result was verified.",
+        "",
+        *HEAD,
+    ]
+    counts = list(dict.fromkeys(row["ranks"] for row in rows))
+    for count in counts:
+        chosen = [row for row in rows if row["ranks"] == count]
+        mean = round(geometric_mean(map(_ratio, chosen)), 3)
+        name = (
+            f"n = {count}: that tree's time over this one's, geometric mean of {len(chosen)} rows"
+        )
+        lines.append(bar(name, f">= {UNCHANGED:g}", f"{mean:.3f}", mean >= UNCHANGED))
+    lines += ["", "| size | " + " | ".join(f"{op}, n = {n}" for n in counts for op in ops) + " |"]
+    lines.append("|" + "---|" * (1 + len(counts) * len(ops)))
+    for size in dict.fromkeys(row["size_bytes"] for row in rows):
+        found = {(row["ranks"], row["op"]): row for row in rows if row["size_bytes"] == size}
+        cells = [_cell(found[n, op]) for n in counts for op in ops]
+        lines.append(f"| {format_size(size)} | " + " | ".join(cells) + " |")
+    return lines
+
+
+def _ratio(row: dict[str, Any]) -> float:
+    times = row["times_s"]
+    return float(median(times["other"]) / median(times["this"]))
+
+
+def _cell(row: dict[str, Any]) -> str:
+    return "**wrong**" if row["wrong"] else f"{_ratio(row):.2f}"
