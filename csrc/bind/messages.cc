@@ -250,8 +250,9 @@ void register_messages(nb::module_& m) {
                 return self.wait_for(timeout_s.value_or(-1));
             },
             "timeout_s"_a.none())
-        .def("test", &BoundRequest::test)
-        .def("is_completed", &BoundRequest::test)
+        .def("test", [](BoundRequest& self) { return self.test(true); })
+        .def("is_completed", [](BoundRequest& self) { return self.test(true); })
+        .def("_look", [](BoundRequest& self) { return self.test(false); })
         .def("exception", &BoundRequest::exception)
         .def("cancel", &BoundRequest::cancel)
         .def("source_rank", [](BoundRequest& self) { return self.request.source(); })

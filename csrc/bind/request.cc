@@ -92,10 +92,10 @@ std::string BoundRequest::repr() const {
     return "<Work: " + text() + ", " + state + ">";
 }
 
-bool BoundRequest::test() {
+bool BoundRequest::test(bool ends_in_vain) {
     const bool done = request.done() || [&] {
         const WithoutGil release;
-        return engine().test(request);
+        return engine().test(request, ends_in_vain);
     }();
     if (done) let_go();
     return done;

@@ -156,12 +156,10 @@ bool Engine::guarded(Move&& move) {
     }
 }
 
-// Who looks again and again finds out all the same what a wait would. With the lock.
-void Engine::inspect(Request& request) {
-    Request* const one = &request;
+// Whether all who should be there are. With the lock.
+void Engine::check_world() {
     guarded([&] {
         waiter_.check_world({});
-        check_departed({&one, 1});
         return true;
     });
 }
@@ -294,7 +292,11 @@ bool Engine::cancel(Request& request) {
     members_.require_own_process();
     const std::lock_guard lock(mutex_);
     if (request.done()) return false;
-    const Error cancelled(Fault::invalid, text_of(request) + " was cancelled");
+    return take_back(request, Error(Fault::invalid, text_of(request) + " was cancelled"));
+}
+
+// Ends it; false if that comes too late. With the lock.
+bool Engine::take_back(Request& request, const Error& error) {
     bool held = false;
     const auto withdraw = [&] {
         if (!request.sends()) return matcher_.withdraw(request);
@@ -304,7 +306,7 @@ bool Engine::cancel(Request& request) {
     };
     if (!withdraw()) return false;
     const auto to = static_cast<size_t>(request.message().peer);
-    request.failed(cancelled);
+    request.failed(error);
     complete(request);
     if (!held || !peers_[to].held.empty()) return true;
     return guarded([&] {
@@ -318,7 +320,7 @@ std::optional<Envelope> Engine::probe(int32_t source, uint64_t tag) {
     const std::lock_guard lock(mutex_);
     const Envelope* found = nullptr;
     guarded([&] {
-        if (is_time_to_inspect()) waiter_.check_world({});
+        if (is_time_to_inspect(inspected_)) waiter_.check_world({});
         if (wire_) wire_->poll();
         for (uint32_t rank = 0; rank < peers_.size() && !found; ++rank) {
             if (source != kAnySource && source != static_cast<int32_t>(rank)) continue;

@@ -60,7 +60,8 @@ class Engine final : private Receiver, private Completion {
     // Fails the group, since a caller has waited so long for a request.
     void expire(Request& request, double timeout_s);
     // Moves what can be moved now, unless another thread does that; whether the request is done.
-    bool test(Request& request) noexcept;
+    // One for which nobody is left is, if `ends_in_vain`: with an error, of it alone.
+    bool test(Request& request, bool ends_in_vain = true) noexcept;
     // Takes a request back; false if that comes too late: then it will be done as others are.
     bool cancel(Request& request);
     // The first message that a receive would get; nothing if none has come. Throws Error.
@@ -113,6 +114,7 @@ class Engine final : private Receiver, private Completion {
     void complete(Request& request) noexcept override;
     void end_wire(const std::optional<Error>& failure) noexcept;
     void forget_messages() noexcept;
+    bool take_back(Request& request, const Error& error);
     void fail_all(const Error& error) noexcept;
     void end_all() noexcept;
     [[nodiscard]] bool idle() const noexcept;
@@ -131,8 +133,10 @@ class Engine final : private Receiver, private Completion {
                   const Interrupted& interrupted);
     template <class Awake>
     Woken rest(bool here, bool away, Awake&& awake, double seconds);
-    [[nodiscard]] bool is_time_to_inspect() noexcept;
-    void inspect(Request& request);
+    static bool is_time_to_inspect(std::chrono::steady_clock::time_point& last) noexcept;
+    void check_world();
+    void end_if_in_vain(Request& request);
+    [[nodiscard]] Error departed_from(const Request& request) const;
     [[nodiscard]] bool has_departed(uint32_t peer) const noexcept;
     [[nodiscard]] bool is_in_vain(const Request& request) const;
     void check_departed(Requests requests);
@@ -156,7 +160,7 @@ class Engine final : private Receiver, private Completion {
     // On the heap: a forked child has to leak it, for its end waits for threads that are not there.
     std::unique_ptr<std::condition_variable_any> changed_ =
         std::make_unique<std::condition_variable_any>();
-    std::chrono::steady_clock::time_point inspected_;
+    std::chrono::steady_clock::time_point inspected_;  // by who probes
     bool stopping_ = false;
     bool parked_ = false;  // the thread has nothing to do
     std::atomic<bool> stopped_{false};

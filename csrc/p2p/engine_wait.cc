@@ -49,23 +49,27 @@ class AwaySleeper {
 
 }  // namespace
 
-bool Engine::test(Request& request) noexcept {
+bool Engine::test(Request& request, bool ends_in_vain) noexcept {
     if (request.done()) return true;
     if (members_.in_child()) return false;
     const std::unique_lock lock(mutex_, std::try_to_lock);
     if (!lock.owns_lock() || request.done()) return request.done();
     try {
         poll();
-        if (!request.done() && is_time_to_inspect()) inspect(request);
+        if (!request.done() && is_time_to_inspect(request.inspected)) {
+            check_world();
+            if (ends_in_vain && !request.done()) end_if_in_vain(request);
+        }
     } catch (const std::exception&) {  // the request has it, as all that were under way
     }
     return request.done();
 }
 
-bool Engine::is_time_to_inspect() noexcept {
+// Who looks again and again finds out all the same what a wait would.
+bool Engine::is_time_to_inspect(std::chrono::steady_clock::time_point& last) noexcept {
     const auto now = std::chrono::steady_clock::now();
-    if (now - inspected_ < kInspectEach) return false;
-    inspected_ = now;
+    if (now - last < kInspectEach) return false;
+    last = now;
     return true;
 }
 
@@ -225,13 +229,27 @@ void Engine::check_departed(Requests requests) {
     if (!std::all_of(requests.begin(), requests.end(), in_vain)) return;
     poll();  // what they did before they left
     if (!std::all_of(requests.begin(), requests.end(), in_vain)) return;
-    const Request& first = *requests.front();
-    const int32_t peer = first.message().peer;
+    const Error departed = departed_from(*requests.front());
+    members_.fail(departed.fault(), departed.what());
+}
+
+// Ends this one alone, for the rank may look at others that can still be done; the group, where it
+// cannot be taken back. With the lock.
+void Engine::end_if_in_vain(Request& request) {
+    if (!is_in_vain(request)) return;
+    poll();  // as above
+    if (!is_in_vain(request)) return;
+    const Error departed = departed_from(request);
+    if (!take_back(request, departed)) members_.fail(departed.fault(), departed.what());
+}
+
+Error Engine::departed_from(const Request& request) const {
+    const int32_t peer = request.message().peer;
     const std::string who =
         peer == kAnySource ? "every other rank" : "rank " + std::to_string(peer);
-    members_.fail(Fault::peer_lost, who + " left the group while rank " +
-                                        std::to_string(members_.rank()) + " was " +
-                                        (first.sends() ? "sending to it" : "receiving from it"));
+    return {Fault::peer_lost, who + " left the group while rank " +
+                                  std::to_string(members_.rank()) + " was " +
+                                  (request.sends() ? "sending to it" : "receiving from it")};
 }
 
 void Engine::progress_loop() {

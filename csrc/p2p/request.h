@@ -2,6 +2,7 @@
 #pragma once
 
 #include <atomic>
+#include <chrono>
 #include <cstddef>
 #include <cstdint>
 #include <memory>
@@ -65,6 +66,7 @@ class Request {
     }
 
     uint64_t moved = 0;  // bytes, where an endpoint moves it piece by piece
+    std::chrono::steady_clock::time_point inspected;  // by who looks at it
 
   private:
     const Message message_;

@@ -218,7 +218,7 @@ class NoMoreThreads {
     NoMoreThreads() {
         ::pthread_getattr_default_np(&before_);
         pthread_attr_t huge = before_;
-        ::pthread_attr_setstacksize(&huge, size_t{1} << 46);
+        ::pthread_attr_setstacksize(&huge, size_t{1} << 60);
         ::pthread_setattr_default_np(&huge);
     }
     NoMoreThreads(const NoMoreThreads&) = delete;

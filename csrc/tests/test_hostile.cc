@@ -6,6 +6,7 @@
 #include <random>
 #include <string>
 
+#include "kernel.h"
 #include "play.h"
 #include "report.h"
 
@@ -149,11 +150,27 @@ void check_hostile_transfers(Report& report) {
             }
         }
     }
-    Hostile h;  // memory that is not there
+}
+
+void check_source_that_is_not_there(Report& report) {
+    Data data = data_of(1, kLarge);
+    Hostile h;
     h.offer(3, data, 1).source = 4096;
     h.put(1, 1, kLarge, 3);
     expect(report, h.receive(kLarge, 1, 20), Fault::aborted, "cannot read the memory that rank 1",
            "memory that cannot be read");
+}
+
+void check_target_that_is_not_there(Report& report) {
+    Data data = data_of(1, kLarge);
+    Hostile h;
+    p2p::Request& out = h.play().send(data, 1, 0, 1);
+    p2p::Transfer& t = h.out().transfers[0];
+    t.target = 4096;
+    t.phase = static_cast<uint64_t>(Phase::reading);
+    ++h.out().steps;
+    expect(report, outcome_of([&] { h.play()[0].wait(out, 20, -1, {}); }), Fault::aborted,
+           "cannot write the memory that rank 1", "memory that cannot be written");
 }
 
 void check_hostile_answers(Report& report) {
@@ -214,14 +231,6 @@ void check_hostile_receiver(Report& report) {
             report.check(play.under_way() == 0, "sends to a receiver of nonsense");
         }
     }
-    Hostile h;
-    p2p::Request& out = h.play().send(data, 1, 0, 1);
-    p2p::Transfer& t = h.out().transfers[0];
-    t.target = 4096;
-    t.phase = static_cast<uint64_t>(Phase::reading);
-    ++h.out().steps;
-    expect(report, outcome_of([&] { h.play()[0].wait(out, 20, -1, {}); }), Fault::aborted,
-           "cannot write the memory that rank 1", "memory that cannot be written");
 }
 
 // Anything anywhere, again and again.
@@ -290,6 +299,10 @@ int main() {
     check_hostile_transfers(report);
     check_hostile_answers(report);
     check_hostile_receiver(report);
+    if (can_lend(report, "memory that is not there")) {
+        check_source_that_is_not_there(report);
+        check_target_that_is_not_there(report);
+    }
     check_any_hostility(report);
     return report.finish();
 }

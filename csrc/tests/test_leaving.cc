@@ -79,17 +79,27 @@ void check_torn_after_leaving(Report& report) {
            "rank 1 left the group while rank 0 was receiving from it", "the rest of a message");
 }
 
-// Who looks again and again hears that a rank has left, as who waits does.
+// Who looks again and again at a message of a rank that has left sees it end; the others, of ranks
+// that are there, go on.
 void check_looks_after_leaving(Report& report) {
-    World world(shape_of(2, 2), Mapping::one, 1);
+    World world(shape_of(3, 2), Mapping::one, 1);
     world[1].close();
-    Data data(8);
-    p2p::Request request(message(data, 1, 0), false);
-    world[0].p2p->begin(request, false);
+    Data data(8), other(8);
+    p2p::Request first(message(other, 2, 0), false), second(message(data, 1, 0), false);
+    for (p2p::Request* const request : {&first, &second}) world[0].p2p->begin(*request, false);
+    report.check(!world[0].p2p->test(second, false), "one of several is not ended alone");
     Deadline soon(10);
-    while (!world[0].p2p->test(request) && !soon.passed()) std::this_thread::yield();
-    report.check(request.done() && request.error() && request.error()->fault() == Fault::peer_lost,
+    while (!second.done() && !soon.passed()) {
+        world[0].p2p->test(first);
+        world[0].p2p->test(second);
+    }
+    report.check(second.done() && second.error() && second.error()->fault() == Fault::peer_lost,
                  "looks at a message of a rank that has left");
+    Data sent(8, 3);
+    std::thread sending([&] { send(world[2], sent, 0, 0); });
+    report.check(world[0].p2p->wait(first, kLong_s, -1, {}) && other == sent,
+                 "what another rank sends comes all the same");
+    sending.join();
 }
 
 // A message that is done for its sender, and of which the peer has not taken most.

@@ -107,6 +107,10 @@ class Work(ABC):
         """Whether the call has ended, well or not; moves what can be moved without waiting."""
         return self.is_completed()
 
+    def _look(self) -> bool:
+        """Like `test`, of one call among several: that its peer has left does not end it."""
+        return self.is_completed()
+
     def _end_if_late(self, waited_s: float) -> None:  # noqa: B027 - collectives end themselves
         """Ends what was looked at for so long, if its time is over."""
 
@@ -145,7 +149,7 @@ def _look_for_any(works: Sequence[Work], timeout_s: float | None) -> int:
     began_s, nap_s = time.monotonic(), _SHORTEST_NAP_S
     while True:
         for place, work in enumerate(works):
-            if work.test():
+            if work._look():
                 return place
         waited_s = time.monotonic() - began_s
         if timeout_s is not None and waited_s >= timeout_s:
@@ -254,6 +258,9 @@ class MessageWork(Work):
     def is_completed(self) -> bool:
         return self.request.is_completed()
 
+    def _look(self) -> bool:
+        return self.request._look()
+
     def exception(self) -> Exception | None:
         return self.request.exception()
 
@@ -293,6 +300,9 @@ class JoinedWork(Work):
 
     def is_completed(self) -> bool:
         return all(work.is_completed() for work in self.works)
+
+    def _look(self) -> bool:
+        return all(work._look() for work in self.works)
 
     def _end_if_late(self, waited_s: float) -> None:
         for work in self.works:
