@@ -11,7 +11,8 @@ import pytest
 
 import unisono
 from ranks import Threads, unique_name
-from unisono import AbortedError, Communicator, MismatchError, RendezvousError
+from spanning import spanning
+from unisono import AbortedError, Communicator, MismatchError, RendezvousError, UnisonoError
 
 World = Callable[[int], Threads]
 
@@ -260,3 +261,26 @@ def test_ranks_that_do_not_meet_are_told_what_they_called() -> None:
     assert isinstance(one, RendezvousError)
     assert str(one).startswith("group([1, 0]): ")
     assert "must call it with the same list" in str(one)
+
+
+@pytest.mark.parametrize("hosts", [1, 3])
+@pytest.mark.parametrize(("end", "text"), [("close", "ranks [2] have left"), ("abort", "no more")])
+def test_who_forms_a_group_hears_that_a_rank_will_not_come(hosts: int, end: str, text: str) -> None:
+    def form(comm: Communicator) -> None:
+        comm.barrier()
+        if comm.rank < 2:
+            comm.group([0, 1, 2])
+        elif end == "close":
+            comm.close()
+        else:
+            comm.abort("no more")
+
+    if hosts == 1:
+        with Threads(3, timeout_s=20) as world:
+            outcomes = world.outcomes(form)
+    else:
+        outcomes = spanning(form, [{}] * 3, timeout_s=20)
+    assert outcomes[2] is None
+    for error in outcomes[:2]:
+        assert isinstance(error, UnisonoError)
+        assert text in str(error)

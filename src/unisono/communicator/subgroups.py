@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import secrets
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -13,11 +14,13 @@ import numpy as np
 from unisono.communicator.engine import Call, Engine
 from unisono.communicator.numbers import whole, word
 from unisono.communicator.table import Selectable, Table
-from unisono.errors import RendezvousError
+from unisono.errors import CommunicationError, RendezvousError
 from unisono.runtime.meeting import Meeting
+from unisono.runtime.unix_socket import WATCH_S
 
 if TYPE_CHECKING:
     from unisono.communicator.communicator import Communicator
+    from unisono.communicator.work import Work
 
 _TOKEN_BYTES = 16
 
@@ -86,6 +89,7 @@ def _naming(call: str, advice: str) -> Iterator[None]:
 def _child(
     self: Communicator, ranks: Sequence[int], rendezvous: str, selection: Selectable | None
 ) -> Communicator:
+    watch = partial(_require_all, self, ranks)
     meeting = Meeting(
         rank=ranks.index(self.rank),
         size=len(ranks),
@@ -94,6 +98,7 @@ def _child(
         staging_bytes=self._settings.staging_bytes,
         single_copy=self._settings.single_copy,
         word=self._engine.book.table.under(selection).pack(),
+        watch=watch,
     )
     if self._span is None:
         child = type(self)(meeting, self._settings)
@@ -103,15 +108,46 @@ def _child(
         met = self._span.roads.form(own, members)
         child = type(self)(meeting, self._settings, met=met)
         if met.span is not None:
-            _adopt_table(child, meeting.word)
+            with _given_up_on_failure(child):
+                _adopt_table(child, meeting.word, watch)
     child.timeout_s = self.timeout_s
     return child
 
 
-def _adopt_table(self: Communicator, word: bytes) -> None:
-    """Rank 0's table for all: on one host it is handed over when the ranks meet."""
-    length = self.broadcast(np.array([len(word)]))
-    packed = np.zeros(length[0], np.uint8)
-    if self.rank == 0:
-        packed[:] = np.frombuffer(word, np.uint8)
-    self._engine.adopt_table(Table.unpack(self.broadcast(packed).tobytes()))
+def _require_all(self: Communicator, ranks: Sequence[int]) -> None:
+    """Raises what this communicator failed with, and `RendezvousError` if a rank has left it."""
+    self._group.require_healthy()
+    gone = [rank for rank in ranks if rank != self.rank and not self._group.present(rank)]
+    if gone:
+        raise RendezvousError(f"ranks {gone} have left or are lost")
+
+
+@contextmanager
+def _given_up_on_failure(child: Communicator) -> Iterator[None]:
+    """Of a group that came to nothing, nothing is left, whoever keeps the error."""
+    try:
+        yield
+    except BaseException as error:
+        with suppress(CommunicationError):
+            child.abort(str(error))
+        child.close()
+        raise
+
+
+def _adopt_table(self: Communicator, word: bytes, watch: Callable[[], None]) -> None:
+    """Rank 0's table for all: on one host it is handed over when the ranks meet. Meanwhile `watch`
+    is called now and then, and may raise."""
+    length, packed = np.array([len(word)]), np.frombuffer(word, np.uint8).copy()
+    _watched(self.broadcast(length, async_op=True), watch)
+    if self.rank != 0:
+        packed = np.zeros(length[0], np.uint8)
+    _watched(self.broadcast(packed, async_op=True), watch)
+    self._engine.adopt_table(Table.unpack(packed.tobytes()))
+
+
+def _watched(work: Work, watch: Callable[[], None]) -> None:
+    while not work.is_completed():
+        with suppress(TimeoutError):
+            work.wait(WATCH_S)
+        watch()
+    work.wait()
