@@ -136,6 +136,21 @@ def test_leaving_is_told() -> None:
         assert [end.failure() for end in ends] == [None] * 3
 
 
+@pytest.mark.parametrize("end", ["leave", "close"])
+def test_who_is_anxious_hears_who_has_left_without_the_middle(end: str) -> None:
+    with world(3) as places:
+        asking, _ = (places[rank].enter(GROUP, [1, 2]) for rank in (1, 2))
+        places[0].porter.close()
+        if end == "leave":
+            places[2].porter.leave(GROUP)
+        else:
+            places[2].porter.close()
+        time.sleep(0.05)
+        asking.raise_events(ANXIOUS_EVENT)
+        wait_until(lambda: asking.left == {1})
+        assert asking.failure() is None
+
+
 def test_who_is_anxious_hears_what_all_called() -> None:
     with world(4) as places:
         ends = [place.enter(GROUP, range(4)) for place in places]

@@ -35,6 +35,7 @@ class Circle:
     ) -> None:
         """`orphaned` is called when the middle has left, or is lost: then messages go directly, as
         `place` has it."""
+        self.is_orphaned = False
         self._directly = place.tell
         self.place = replace(place, tell=self._tell)
         """As of the groups that hear of each other here."""
@@ -125,8 +126,12 @@ class Circle:
             hub_host=terms.contacts[first].addresses[0][0],
             deliver=self._deliver,
             welcome=self._welcome,
-            orphaned=lambda: self._orphaned(self),
+            orphaned=self._lose_middle,
         )
+
+    def _lose_middle(self) -> None:
+        self.is_orphaned = True
+        self._orphaned(self)
 
     def _welcome(self, word: bytes) -> None:
         self.word = word

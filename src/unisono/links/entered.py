@@ -48,6 +48,7 @@ class Entered:
         self._is_over = False  # nothing is told to the native end any more
         self._failed = False
         self._has_told = False  # the others of that
+        self._is_orphaned = False
         self._looked_at = float("-inf")
         self._look_alarm: Alarm | None = None
         self._events = group.events_fd()
@@ -166,19 +167,25 @@ class Entered:
             self._group.fail(Fault.PEER_LOST, text)
 
     def orphaned(self) -> None:
-        """The star's middle may have gone with the news of this group's failure."""
+        """The star has no middle, which may have gone with the news of this group's failure."""
+        self._is_orphaned = True
         if self._has_told:
             self._tell_failure()
+
+    def unreached(self, rank: int) -> None:
+        """A rank cannot be reached by post: it has left, or is lost, and where there is no star
+        nobody will say which. What it sent before is taken all the same."""
+        peer = self._peers.get(rank)
+        if self._is_orphaned and peer is not None:
+            self._take_leave(peer)
 
     def hear(self, message: Message) -> None:
         """A message about this group. Raises `ValueError` for one that makes no sense."""
         match message.say:
             case Say.LEFT:
                 peer = self._peers.get(message.origin)
-                if peer is not None and peer not in self._left:
-                    self._left.add(peer)
-                    # Its last message may have come by a connection that is looked at after this.
-                    self.place.loop.later(0, partial(self._tell_left, peer))
+                if peer is not None:
+                    self._take_leave(peer)
             case Say.FAILED:
                 fault, text = read_failed(message.body)
                 if not self._failed:
@@ -193,6 +200,12 @@ class Entered:
                 self._take_calls(read_looked(message.body))
             case _:
                 raise ValueError(f"a message of kind {message.say} about a group")
+
+    def _take_leave(self, peer: int) -> None:
+        if peer not in self._left:
+            self._left.add(peer)
+            # Its last message may have come by a connection that is looked at after this.
+            self.place.loop.later(0, partial(self._tell_left, peer))
 
     def _tell_left(self, peer: int) -> None:
         if not self._is_over:

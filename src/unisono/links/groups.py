@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
 
 from unisono.links.circle import Circle
 from unisono.links.connection import Connection
@@ -34,6 +35,8 @@ class Groups:
         """Enters a group of some ranks of a circle; brings it what came early."""
         self._departed.pop(tag, None)
         entered = self._entered[tag] = Entered(circle.place, tag, members, me, group)
+        if circle.is_orphaned:
+            entered.orphaned()
         for sock, said in self._unpark(lambda said: said.tag == tag):
             self._bring(entered, sock, said)
         early = [message for message in self._early if message.tag == tag]
@@ -104,7 +107,10 @@ class Groups:
         elif message.say is Say.LOOK:
             # Not entered yet, or left: nothing was called. That there is an answer says enough.
             place = circle.place
-            place.tell(Message(say=Say.LOOKED, origin=place.terms.rank, tag=message.tag))
+            answer = Message(say=Say.LOOKED, origin=place.terms.rank, tag=message.tag)
+            place.tell(answer)
+            if circle.is_orphaned and message.tag in self._departed:
+                place.tell(replace(answer, say=Say.LEFT, to=(message.origin,)))
         elif message.say in (Say.LEFT, Say.FAILED) and message.tag not in self._departed:
             self._early.append(message)
 
@@ -113,6 +119,11 @@ class Groups:
         for entered in list(self._entered.values()):
             if entered.place is circle.place:
                 entered.orphaned()
+
+    def unreached(self, rank: int) -> None:
+        """A rank cannot be reached by post."""
+        for entered in list(self._entered.values()):
+            entered.unreached(rank)
 
     def starved(self, why: str) -> None:
         """Nobody can be accepted for long."""

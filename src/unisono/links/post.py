@@ -125,9 +125,9 @@ class Post:
                 self._tell(attempt[0], rank, Say.LEFT, body)
 
     def tell(self, message: Message) -> None:
-        """Brings a message of a group to other ranks, where no star does. That a rank has left they
-        see by its connections."""
-        if message.say in _OF_GROUPS:
+        """Brings a message of a group to other ranks, where no star does. That a rank leaves, all
+        see by its connections; one that asks is told."""
+        if message.say in _OF_GROUPS or (message.say is Say.LEFT and len(message.to) == 1):
             for rank in message.to:
                 if rank != self._rank:
                     self._way(rank).say(replace(message, to=()))
@@ -167,6 +167,7 @@ class Post:
         self._ways.pop(rank, None)
         for box in self._boxes.values():
             box.put(Unreached(rank=rank))
+        self._groups.unreached(rank)
 
     def heard(self, rank: int, message: Message, line: Line) -> None:
         """From a rank, by a line. Raises `ValueError` for what makes no sense."""
@@ -175,6 +176,8 @@ class Post:
         attempt, data = (message.tag, message.body[:TAG_BYTES]), message.body[TAG_BYTES:]
         match message.say:
             case say if say in _OF_GROUPS:
+                self._hear(message)
+            case Say.LEFT if not message.body:  # the group; else, to shrink it
                 self._hear(message)
             case Say.ASK:
                 self._asked(message.tag, read_ask(message.body), line)
