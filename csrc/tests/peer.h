@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <cstring>
 #include <optional>
+#include <span>
 
 #include "hosts.h"
 
@@ -76,14 +77,20 @@ class Faced {
         static_cast<void>(
             !::send(end(kind, stream).get(), bytes.data(), bytes.size(), MSG_NOSIGNAL));
     }
-    // All that is said until the connection ends, or nothing comes for long.
-    std::vector<uint8_t> rest(WireKind kind, size_t stream = 0) {
-        std::vector<uint8_t> all, some(1 << 20);
+    // Hands on, piece by piece, all that is said until the connection ends, or nothing comes for
+    // long.
+    template <class Take>
+    void read(WireKind kind, size_t stream, Take&& take) {
+        std::vector<uint8_t> some(1 << 20);
         wait_at_most(kind, stream, 10);
         for (ssize_t got = 1; got > 0;) {
             got = ::recv(end(kind, stream).get(), some.data(), some.size(), 0);
-            all.insert(all.end(), some.begin(), some.begin() + std::max<ssize_t>(got, 0));
+            take(std::span<const uint8_t>(some).first(std::max<ssize_t>(got, 0)));
         }
+    }
+    std::vector<uint8_t> rest(WireKind kind, size_t stream = 0) {
+        std::vector<uint8_t> all;
+        read(kind, stream, [&](auto piece) { all.insert(all.end(), piece.begin(), piece.end()); });
         return all;
     }
     // The kinds of all frames that are said until the connection ends.

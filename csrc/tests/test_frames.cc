@@ -274,29 +274,6 @@ void check_message_of_who_is_gone(Report& report) {
            "a message of who is gone");
 }
 
-// After a failure a message's memory is its sender's: what still leaves is what the message was.
-void check_message_given_up(Report& report) {
-    Faced faced;
-    Data data(16 << 20, 7);
-    p2p::Request request(message(data, 1, 0), true);
-    faced.rank().p2p->begin(request, false);
-    faced.say(kMessages, frame_of(FrameKind::grant, 1));
-    expect(report, outcome_of([&] { faced.rank().p2p->wait(request, 0.1, -1, {}); }),
-           Fault::timeout, "it was not received", "a message that nobody takes");
-    std::fill(data.begin(), data.end(), uint8_t{0xee});
-    std::thread closing([&] { faced.rank().close(); });
-    const Data all = faced.rest(kMessages);
-    closing.join();
-    constexpr size_t first = 64 << 10, heads = 2 * sizeof(Frame);
-    report.check(all.size() > heads + first, "some of the message has come");
-    size_t other = 0;
-    for (size_t i = sizeof(Frame); i < std::min(all.size(), heads + data.size()); ++i) {
-        const bool head = i >= sizeof(Frame) + first && i < heads + first;
-        other += !head && all[i] != 7;
-    }
-    report.check(other == 0, "a message that was given up has other content");
-}
-
 // Who polls takes what rings for all; whoever sleeps must hear it none the less.
 void check_bell(Report& report) {
     Faced faced;
@@ -387,7 +364,6 @@ int main() {
     check_ends(report);
     check_order(report);
     check_message_of_who_is_gone(report);
-    check_message_given_up(report);
     check_bell(report);
     return report.finish();
 }

@@ -3,10 +3,12 @@
 #include <sys/mman.h>
 
 #include <atomic>
+#include <fstream>
 #include <functional>
 #include <string>
 
 #include "kernel.h"
+#include "peer.h"
 #include "play.h"
 #include "report.h"
 
@@ -168,6 +170,50 @@ void check_receiver_left(Report& report) {
     }
 }
 
+// Bytes of this process's memory that `name` of /proc/self/status tells; 0: it does not.
+uint64_t own_bytes(const std::string& name) {
+    std::ifstream status("/proc/self/status");
+    uint64_t kib = 0;
+    for (std::string word; status >> word;) {
+        if (word == name + ":") status >> kib;
+    }
+    return kib << 10;
+}
+
+// A large send that its peer does not take is dropped when its group fails, and never copied: no
+// memory is taken for it, nothing of it leaves any more, and its memory is its caller's at once.
+void check_stalled_send(Report& report, bool times_out) {
+    constexpr int room = 64 << 10;  // of the kernel's, at each end
+    const std::string what = times_out ? "a send that timed out" : "a send that was aborted";
+    Faced faced(1, false);
+    faced.attach(kMessages, 0, 1, room);
+    Data data(64 << 20, 7);
+    p2p::Request request(message(data, 1, 0), true);
+    p2p::Engine& engine = *faced.rank().p2p;
+    engine.begin(request, false);
+    faced.say(kMessages, frame_of(FrameKind::grant, 1));
+    report.check(!engine.wait(request, kLong_s, 0.05, {}), what + ": it has not stalled");
+    const uint64_t before = own_bytes("VmRSS");
+    if (!times_out) faced.group().abort("enough of this");
+    expect(report, outcome_of([&] { engine.wait(request, times_out ? 0.05 : kLong_s, -1, {}); }),
+           times_out ? Fault::timeout : Fault::aborted,
+           times_out ? "it was not received" : "enough of this", what);
+    report.check(request.done(), what + ": it is under way");
+    std::fill(data.begin(), data.end(), uint8_t{0xee});
+    std::thread closing([&] { faced.rank().close(); });
+    size_t came = 0, overwritten = 0;
+    faced.read(kMessages, 0, [&](auto piece) {
+        came += piece.size();
+        overwritten += static_cast<size_t>(std::count(piece.begin(), piece.end(), 0xee));
+    });
+    closing.join();
+    report.check(came > kEager && came < 16 * room,
+                 what + ": " + std::to_string(came) + " bytes of it have left");
+    report.check(overwritten == 0, what + ": what its caller wrote afterwards has left");
+    if (report.can_run("memory of a send that is dropped", before > 0, "no VmRSS here"))
+        report.check(own_bytes("VmHWM") < before + (8 << 20), what + ": it was copied");
+}
+
 // Everybody waits for the next one.
 void check_cycle(Report& report, Mapping mapping) {
     World world(shape_of(3, 2), mapping, 3);
@@ -201,6 +247,8 @@ void check_cycle(Report& report, Mapping mapping) {
 
 int main() {
     Report report;
+    // First: it compares with the most memory that the process has ever had.
+    for (const bool times_out : {false, true}) check_stalled_send(report, times_out);
     check_failures<Play>(report);
     check_failures<PlayOverHosts>(report);
     check_sender_left(report);
