@@ -80,7 +80,6 @@ struct FaultRecord {
 
 struct alignas(2 * kLine) GroupControl {
     uint64_t magic;
-    uint64_t total_bytes;
     uint32_t ranks;
     uint32_t depth;                       // blocks of staging a rank may have in flight
     uint64_t area_bytes;                  // staging of one rank for one block

@@ -128,7 +128,6 @@ void lay_out_segment(int fd, const SegmentShape& shape, const std::array<uint8_t
     if (base == MAP_FAILED) throw_errno("mmap of the group's segment");
     auto* bytes = static_cast<std::byte*>(base);
     auto* group = new (base) GroupControl{};
-    group->total_bytes = o.total;
     group->ranks = shape.ranks;
     group->depth = shape.depth;
     group->area_bytes = shape.area_bytes;

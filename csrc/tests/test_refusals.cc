@@ -1,4 +1,6 @@
 // What a rank refuses, and what the others learn of it.
+#include <sys/mman.h>
+
 #include <thread>
 #include <utility>
 
@@ -92,6 +94,67 @@ void check_numbers_after_a_signal(Report& report, Mapping mapping) {
     late.join();
 }
 
+// A segment that others have made: only the layout that this version makes, in a file that has all
+// of it, is used. Of what is forged here 64 bits keep just what the file has.
+void check_foreign_segments(Report& report) {
+    const SegmentShape shape{2, 2, 4096, 2, 64};
+    const auto made = [&] {  // one that can still be changed and cut
+        Descriptor fd(::memfd_create("foreign", MFD_CLOEXEC));
+        lay_out_segment(fd.get(), shape, World::nonce);
+        return fd;
+    };
+    const auto open = [](const Descriptor& fd) {
+        return outcome_of([&] { Segment(Descriptor(::dup(fd.get()))); });
+    };
+    const auto refused = [&](const std::string& what, auto&& forge) {
+        const Descriptor fd = made();
+        void* const base =
+            ::mmap(nullptr, sizeof(GroupControl), PROT_READ | PROT_WRITE, MAP_SHARED, fd.get(), 0);
+        forge(*static_cast<GroupControl*>(base));
+        ::munmap(base, sizeof(GroupControl));
+        expect(report, open(fd), Fault::invalid, "not made by this version", what);
+    };
+    expect(report, open(made()), Fault::none, "", "one as this version makes it");
+    constexpr uint64_t top = 1ULL << 63;
+    refused("another magic", [](GroupControl& g) { g.magic ^= 1; });
+    refused("nobody", [](GroupControl& g) { g.ranks = 0; });
+    refused("one rank more", [](GroupControl& g) { ++g.ranks; });
+    refused("all ranks", [](GroupControl& g) { g.ranks = ~0U; });
+    refused("2^31 ranks, whose pairs wrap", [](GroupControl& g) { g.ranks = 1U << 31; });
+    refused("no blocks", [](GroupControl& g) { g.depth = 0; });
+    refused("all blocks", [](GroupControl& g) { g.depth = ~0U; });
+    refused("areas that wrap", [](GroupControl& g) { g.area_bytes += top; });
+    refused("areas of all memory", [](GroupControl& g) { g.area_bytes = ~0ULL; });
+    refused("areas that wrap with the blocks", [](GroupControl& g) {
+        g.depth = 64;
+        g.area_bytes = (1ULL << 57) + 2 * 4096 / 64;
+    });
+    refused("areas of less than a page", [](GroupControl& g) {
+        g.depth = 4;
+        g.area_bytes = 2048;
+    });
+    refused("slots of no power of two", [](GroupControl& g) { g.pair_slots = 3; });
+    refused("rings of no power of two", [](GroupControl& g) { g.pair_bytes = 96; });
+    refused("rings of less than a line", [](GroupControl& g) { g.pair_bytes = 32; });
+    refused("no slots", [](GroupControl& g) { g.pair_slots = 0; });
+    refused("slots that wrap", [](GroupControl& g) { g.pair_slots = 1ULL << 58; });
+    refused("no ring", [](GroupControl& g) { g.pair_bytes = 0; });
+    refused("rings that wrap", [](GroupControl& g) { g.pair_bytes = top; });
+    refused("rings that wrap by the number of pairs",
+            [](GroupControl& g) { g.pair_bytes = 1ULL << 62; });
+    const auto ends = [&](off_t bytes, const char* part, const std::string& what) {
+        const Descriptor fd = made();
+        report.check(::ftruncate(fd.get(), bytes) == 0, "the length of a file");
+        expect(report, open(fd), Fault::invalid, part, what);
+    };
+    const off_t all = ::lseek(made().get(), 0, SEEK_END);
+    ends(all - 1, "not made by this version", "a file that ends early");
+    ends(all + 4096, "not made by this version", "a file with more behind it");
+    ends(sizeof(GroupControl), "not made by this version", "a header alone");
+    ends(sizeof(GroupControl) - 1, "expected at least", "not even a header");
+    ends(0, "expected at least", "nothing");
+}
+
 void check_refusals(Report& report) {
     const auto refused = [&](const char* what, auto&& make) {
         report.check(outcome_of(make).fault == Fault::invalid,
@@ -100,9 +163,8 @@ void check_refusals(Report& report) {
     refused("a group of nobody", [] { static_cast<void>(shape_for(0, 1, 1 << 20)); });
     refused("staging beyond all bounds",
             [] { create_segment({2, 2, 1ULL << 40, 2, 256}, World::nonce); });
-    // Its 2^64 + 2^36 bytes and some would wrap to what can be made.
-    refused("a segment beyond 64 bits",
-            [] { create_segment({4096, 1, 4096, 1024, (1ULL << 30) - 64}, World::nonce); });
+    refused("a segment of 2^56 bytes",
+            [] { create_segment({4096, 1, 4096, 1024, 1ULL << 30}, World::nonce); });
     refused("a slot of nobody", [] {
         hand::Writer()
             .copy(hand::slot(2, 0), hand::in(0), hand::in(0))
@@ -149,6 +211,7 @@ void check_refusals(Report& report) {
 int main() {
     Report report;
     check_refusals(report);
+    check_foreign_segments(report);
     for (const Mapping mapping : {Mapping::own, Mapping::one}) {
         check_called_by_a_signal(report, mapping);
         check_numbers_after_a_signal(report, mapping);
