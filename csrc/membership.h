@@ -3,6 +3,7 @@
 
 #include <array>
 #include <cstdint>
+#include <cstdio>
 #include <functional>
 #include <mutex>
 #include <new>
@@ -86,7 +87,10 @@ class Membership {
         try {
             record(fault, make());
         } catch (const std::bad_alloc&) {
-            record(fault, "a rank has no memory left, and gave up its call");
+            std::array<char, 64> text{};
+            std::snprintf(text.data(), text.size(),
+                          "rank %u has no memory left, and gave up its call", rank());
+            record(fault, text.data());
         }
     }
     void leave() noexcept;

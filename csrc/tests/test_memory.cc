@@ -9,6 +9,7 @@
 
 #include "calls.h"
 #include "hosts.h"
+#include "messages.h"
 #include "report.h"
 
 namespace {
@@ -148,6 +149,75 @@ void check_messages(Report& report, size_t bytes) {
     }
 }
 
+// What a rank tells the ranks of other hosts of its group's failure, for which it has a thread
+// where there are connections between them.
+void tell_others(World&, uint32_t) {}
+void tell_others(Hosts& hosts, uint32_t rank) {
+    Group& group = hosts.group(rank);
+    if (!(group.members().events().take() & static_cast<uint32_t>(Event::failed))) return;
+    const Error failure = *group.members().failure();
+    for (uint32_t other = 0; other < 2; ++other)
+        if (other != rank) hosts.group(other).fail(failure.fault(), failure.what());
+}
+
+// Rank 1 gets no memory from its request `from` on while it sends, or receives, a large message,
+// and stays in the group: who waits for the other end of it hears why. True if it asked for so much
+// memory at all.
+template <class SomeWorld>
+bool check_message_told(Report& report, SomeWorld& world, bool sends, int64_t from, int& told) {
+    constexpr size_t bytes = 100'000;
+    bool starved = false;
+    const std::string what =
+        std::string(sends ? "a send" : "a receive") + ", starved from " + std::to_string(from);
+    std::array<Outcome, 2> outcomes;
+    std::array<std::vector<uint8_t>, 2> data{std::vector<uint8_t>(bytes, 1),
+                                             std::vector<uint8_t>(bytes, 1)};
+    data[sends ? 0 : 1].assign(bytes, 0);
+    std::vector<std::unique_ptr<p2p::Request>> requests;
+    for (uint32_t r = 0; r < 2; ++r)
+        requests.push_back(std::make_unique<p2p::Request>(
+            message(data[r], 1 - static_cast<int32_t>(r), 0), (r == 1) == sends));
+    world.run([](Rank& rank) {  // so that all connections have been looked at
+        Data little(1);
+        rank.rank == 1 ? send(rank, little, 0, 1) : static_cast<void>(receive(rank, little, 1, 1));
+    });
+    world.run([&](Rank& rank) {
+        p2p::Request& request = *requests[rank.rank];
+        const auto move = [&] {
+            rank.p2p->begin(request, true);
+            rank.p2p->wait(request, kSoon_s, -1, {});
+        };
+        if (rank.rank == 0) {
+            outcomes[0] = met(move);
+        } else {
+            starved = starve(from, [&] { outcomes[1] = met(move); });
+            tell_others(world, 1);
+        }
+    });
+    for (const auto& request : requests)
+        report.check(request->done(), what + ": a message is left under way");
+    const bool heard = outcomes[0].fault == Fault::system &&
+                       outcomes[0].text.find("rank 1 ") != std::string::npos &&
+                       outcomes[0].text.find("memory") != std::string::npos;
+    report.check(heard || (outcomes[0].fault == Fault::none && data[0] == data[1]),
+                 what + " gave the other end " + outcomes[0].text);
+    told += heard;
+    return starved;
+}
+
+template <class Make>
+void check_messages_told(Report& report, const char* where, Make&& make) {
+    for (const bool sends : {true, false}) {
+        int told = 0;
+        bool starved = true;
+        for (int64_t from = 0; starved; ++from) {
+            auto world = make();
+            starved = check_message_told(report, *world, sends, from, told);
+        }
+        report.check(told > 0, std::string("no starved rank has told, ") + where);
+    }
+}
+
 // A rank that has no memory left can still leave, and tell why its group failed.
 void check_end(Report& report) {
     World world(shape_of(2, 2), Mapping::own, 1);
@@ -185,6 +255,10 @@ int main() {
         }
     }
     for (const size_t bytes : {50UL, 5000UL, 100'000UL}) check_messages(report, bytes);
+    check_messages_told(report, "on one host",
+                        [] { return std::make_unique<World>(shape_of(2, 2), Mapping::own, 1); });
+    check_messages_told(report, "across hosts",
+                        [] { return std::make_unique<Hosts>(Layout{{0}, {1}}, 1U); });
     check_end(report);
     return report.finish();
 }
