@@ -249,6 +249,47 @@ void check_cancelled_sends(Report& report) {
     }
 }
 
+// Across hosts a send can be taken back while it is held back, and not once it has left.
+void check_sends_cancelled_across_hosts(Report& report) {
+    PlayOverHosts play;
+    p2p::Request& left = play.send(data_of(200, kLarge), 4);
+    report.check(!left.done() && !play[0].cancel(left), "a send that has left in part");
+    p2p::Request& never = play.receive(10, 1);
+    const auto sends = play.fill();  // the last three are held back
+    const auto taken_back = [&](p2p::Request& send) {
+        return play[0].cancel(send) && send.done() && send.error() &&
+               send.error()->fault() == Fault::invalid && !play[0].cancel(send);
+    };
+    report.check(!play[0].cancel(*sends.front()), "a send that is done");
+    const size_t last = sends.size() - 1;
+    report.check(taken_back(*sends[last - 1]), "one that is held back");
+    p2p::Request& large = play.send(data_of(201, kLarge), kOther);
+    p2p::Request& behind = play.send(data_of(202, kLarge), kOther);
+    report.check(taken_back(large), "a large one");
+    p2p::Request& wanted = play.receive(kEager, 2);
+    play.look(0);  // denies what is asked for first
+    play.look(1);  // asks for the other
+    p2p::Request& asked = play.send(data_of(203, kEager), 2);
+    report.check(!asked.done() && taken_back(asked), "one that is asked for");
+    play.settle();
+    report.check(!wanted.done() && !never.done(), "what was taken back goes to nobody");
+    report.check(play.brings(play.receive(kLarge, 4), data_of(200, kLarge)) && play.ends(left),
+                 "what had left comes");
+    for (size_t k = 0; k <= last; ++k) {
+        if (k != last - 1)
+            report.check(play.brings(play.receive(kEager, kOther), data_of(k, kEager)),
+                         "one that was not taken back, " + std::to_string(k));
+    }
+    report.check(
+        play.brings(play.receive(kLarge, kOther), data_of(202, kLarge)) && play.ends(behind),
+        "one behind those that were taken back");
+    play.send(data_of(204, kEager), 2);
+    report.check(play.brings(wanted, data_of(204, kEager)), "another for who has asked");
+    for (p2p::Request* const send : play.fill()) play[0].cancel(*send);  // all that wait
+    play.send(data_of(205, 10), 1);
+    report.check(play.brings(never, data_of(205, 10)), "one after all that waited");
+}
+
 template <class Some>
 void check_everywhere(Report& report) {
     check_room<Some>(report);
@@ -268,5 +309,6 @@ int main() {
     check_everywhere<PlayOverHosts>(report);
     check_order(report);
     check_cancelled_sends(report);
+    check_sends_cancelled_across_hosts(report);
     return report.finish();
 }
