@@ -84,15 +84,15 @@ def test_a_missing_rank_is_named_to_all() -> None:
     outcomes = gather(join(name, 0, 5, 0.5), join(name, 2, 5, 0.5), join(name, 4, 5, 0.5))
     assert time.monotonic() - started < 10
     assert all(isinstance(outcome, RendezvousError) for outcome in outcomes), outcomes
-    assert "[1, 3]" in str(outcomes[0])
+    assert "after 0.5 s (timeout) these ranks of 5 had not come: [1, 3]" in str(outcomes[0])
     for outcome in outcomes[1:]:
-        assert "[1, 3]" in str(outcome) or "0.5 s" in str(outcome)
+        assert "[1, 3]" in str(outcome) or "came within 0.5 s (timeout)" in str(outcome)
 
 
 def test_without_rank_0_the_others_say_so() -> None:
     (outcome,) = gather(join(unique_name(), 1, 2, 0.3))
     assert isinstance(outcome, RendezvousError)
-    assert "rank 1 of 2: rank 0 did not listen within 0.3 s" in str(outcome)
+    assert "rank 1 of 2: rank 0 did not listen within 0.3 s (timeout)" in str(outcome)
 
 
 def test_two_claims_to_one_rank() -> None:

@@ -216,7 +216,9 @@ def test_a_wrong_secret_is_named_at_once() -> None:
         with pytest.raises(AuthenticationError, match="same job secret"):
             joining[1].result()
         assert time.monotonic() - begun < 0.9
-        with pytest.raises(RendezvousError, match=r"ranks \[1\] of 2 had not connected"):
+        with pytest.raises(
+            RendezvousError, match=r"s \(timeout\) ranks \[1\] of 2 had not connected"
+        ):
             joining[0].result()
 
 

@@ -60,7 +60,7 @@ def test_what_failed_attempts_have_left_is_not_believed() -> None:
     store = Dictionary()
     # The first attempt missed a rank, in the second rank 0 was killed before the others came.
     failed = at_once(*[meet(store, rank, 4, 0.3) for rank in (0, 1, 2)])
-    all_are(failed, RendezvousError, "after 0.3 s these ranks of 4 had not come: [3]")
+    all_are(failed, RendezvousError, "after 0.3 s (timeout) these ranks of 4 had not come: [3]")
     store.set("job/round", "of a rank 0 that was killed")
 
     def late() -> Any:
@@ -73,7 +73,8 @@ def test_what_failed_attempts_have_left_is_not_believed() -> None:
 
 def test_without_rank_0() -> None:
     outcomes = at_once(meet(Dictionary(), 1, 2, 0.2))
-    all_are(outcomes, RendezvousError, "rank 1 of 2: rank 0 did not come to the store within 0.2")
+    text = "rank 1 of 2: rank 0 did not come to the store within 0.2 s (timeout)"
+    all_are(outcomes, RendezvousError, text)
 
 
 def test_ranks_that_disagree_about_the_size() -> None:
@@ -123,7 +124,7 @@ def test_stores_of_torch() -> None:
         calls = [meet(store, rank, len(stores)) for rank, store in enumerate(stores)]
         assert at_once(*calls) == [texts(len(stores))] * len(stores)
     missing = at_once(meet(dist.TCPStore("127.0.0.1", port, is_master=False), 0, 2, 0.5))
-    all_are(missing, RendezvousError, "after 0.5 s these ranks of 2 had not come: [1]")
+    all_are(missing, RendezvousError, "after 0.5 s (timeout) these ranks of 2 had not come: [1]")
     del server
 
 

@@ -79,8 +79,8 @@ class Circle:
         if not self._complete.told:
             whom = f"rank {self._members[0]}" if self._hub is None else f"ranks {self._hub.missing}"
             raise RendezvousError(
-                f"rank {self.place.terms.rank}: after {timeout_s:g} s {whom} of "
-                f"{len(self._members)} had not connected"
+                f"rank {self.place.terms.rank}: after {timeout_s:g} s (timeout) {whom} "
+                f"of {len(self._members)} had not connected"
             )
 
     def take(self, sock: socket.socket, said: Introduction) -> str:

@@ -118,8 +118,8 @@ class MeetingPoint:
                     ) from error
                 if now > deadline:
                     raise RendezvousError(
-                        f"{who}: rank 0 did not listen within {timeout_s:g} s ({error}); is its "
-                        "host's address right, and does a firewall let the port through?"
+                        f"{who}: rank 0 did not listen within {timeout_s:g} s (timeout): {error}; "
+                        "is its host's address right, and does a firewall let the port through?"
                         + self._place.warning()
                     ) from error
             time.sleep(pause_s * random.uniform(0.5, 1.0))
@@ -160,7 +160,9 @@ class MeetingPoint:
             if kind == frames.ALL:
                 leader.sendall(frames.ADMITTED)
         except TimeoutError:
-            raise RendezvousError(f"{who}: not all ranks came within {timeout_s:g} s") from None
+            raise RendezvousError(
+                f"{who}: not all ranks came within {timeout_s:g} s (timeout)"
+            ) from None
         except OSError as error:
             raise RendezvousError(f"{who}: rank 0 was lost while the ranks were meeting") from error
         if kind == frames.REFUSED:

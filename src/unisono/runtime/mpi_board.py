@@ -54,7 +54,7 @@ class MpiBoard:
                     _UNENDED.append(request)
                     raise RendezvousError(
                         f"rank {self.comm.rank} of {self.comm.size}: not all ranks that mpiexec "
-                        f"started came within {timeout_s:g} s"
+                        f"started came within {timeout_s:g} s (timeout)"
                     )
                 time.sleep(nap_s)
                 nap_s = min(2 * nap_s, _LAST_NAP_S)

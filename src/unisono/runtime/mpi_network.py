@@ -183,5 +183,5 @@ def _part(link: MpiLink, members: Sequence[int], timeout_s: float) -> MpiLink:
     maker.join(timeout_s)
     if made and isinstance(made[0], MpiLink):
         return made[0]
-    reason = f"MPI: {made[0]}" if made else f"not all came within {timeout_s:g} s"
+    reason = f"MPI: {made[0]}" if made else f"not all came within {timeout_s:g} s (timeout)"
     raise RendezvousError(f"a group of the world's ranks {list(members)} was not formed: {reason}")

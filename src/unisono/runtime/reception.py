@@ -150,8 +150,9 @@ class Reception:
         try:
             while len(self._guests) < self._size - 1:
                 self._require_time(
-                    f"{self._place.text}: after {timeout_s:g} s these ranks of {self._size} had "
-                    f"not come: {sorted(set(range(1, self._size)) - set(self._guests))}"
+                    f"{self._place.text}: after {timeout_s:g} s (timeout) these ranks of "
+                    f"{self._size} had not come: "
+                    f"{sorted(set(range(1, self._size)) - set(self._guests))}"
                     + (self._turned_away or self._place.warning())
                 )
                 self._turn()

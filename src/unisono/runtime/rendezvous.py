@@ -207,8 +207,8 @@ def _admit(
     if peer is None:
         tried = [one_user_only(meeting.who, "a process that tried to join", u) for u in strangers]
         raise RendezvousError(
-            f"after {meeting.timeout_s:g} s these ranks of {meeting.size} had not come: {names}"
-            + "".join(f"; {text}" for text in tried)
+            f"after {meeting.timeout_s:g} s (timeout) these ranks of {meeting.size} had not come: "
+            f"{names}" + "".join(f"; {text}" for text in tried)
         )
     left_s = deadline - time.monotonic()
     try:
@@ -280,7 +280,7 @@ def _follow(meeting: Meeting, open_group: OpenGroup) -> Met:
         except TimeoutError:
             raise RendezvousError(
                 f"rank {meeting.name(meeting.rank)}: not all {meeting.size} ranks came within "
-                f"{meeting.timeout_s:g} s"
+                f"{meeting.timeout_s:g} s (timeout)"
             ) from None
         except OSError as error:
             raise RendezvousError(

@@ -98,7 +98,8 @@ class _Visit:
         problem = ""
         if missing:
             problem = (
-                f"after {self._timeout_s:g} s these ranks of {self._size} had not come: {missing}"
+                f"after {self._timeout_s:g} s (timeout) these ranks of {self._size} had not come: "
+                f"{missing}"
             )
         for one in posts:
             _, rank, size = _POST.unpack_from(one)
@@ -139,10 +140,10 @@ class _Visit:
     def _why_none_came(self, posted_in: str) -> str:
         who = f"rank {self._rank} of {self._size}"
         if not posted_in:
-            return f"{who}: rank 0 did not come to the store within {self._timeout_s:g} s"
+            return f"{who}: rank 0 did not come to the store within {self._timeout_s:g} s (timeout)"
         return (
-            f"{who}: not all ranks came within {self._timeout_s:g} s, or rank 0 expects another "
-            f"number of ranks, or another process came as rank {self._rank}"
+            f"{who}: not all ranks came within {self._timeout_s:g} s (timeout), or rank 0 expects "
+            f"another number of ranks, or another process came as rank {self._rank}"
         )
 
     def _missing(self, opened: str, suffix: str) -> list[int]:

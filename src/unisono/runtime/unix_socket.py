@@ -63,8 +63,8 @@ def connect(meeting: Meeting, deadline: float) -> socket.socket:
             if time.monotonic() > deadline:
                 raise RendezvousError(
                     f"{meeting.who}: rank {meeting.name(0)} did not listen within "
-                    f"{meeting.timeout_s:g} s (rendezvous {meeting.rendezvous!r}; are all ranks "
-                    "on one host?)"
+                    f"{meeting.timeout_s:g} s (timeout) at the rendezvous {meeting.rendezvous!r}; "
+                    "are all ranks on one host?"
                 ) from None
             if time.monotonic() > look_at:
                 look_at += _USERS_S
