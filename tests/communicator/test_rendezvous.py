@@ -5,6 +5,7 @@ from __future__ import annotations
 import concurrent.futures
 import contextlib
 import hashlib
+import logging
 import os
 import socket
 import struct
@@ -19,6 +20,7 @@ import pytest
 import unisono
 from ranks import Me, Processes, Threads, no_descriptors, unique_name
 from unisono import RendezvousError
+from unisono.errors import AuthenticationError
 from unisono.runtime import rendezvous
 
 
@@ -143,14 +145,18 @@ def test_a_rank_that_is_lost_while_the_group_forms(cut: int) -> None:
     assert all(isinstance(outcome, RendezvousError) for outcome in outcomes[:2]), outcomes
 
 
-def stranger(name: str) -> socket.socket:
+def address(name: str, user: int = os.getuid()) -> str:
+    digest = hashlib.sha256(f"{user}\0{name}".encode()).hexdigest()
+    return f"\0unisono-{digest[:40]}"
+
+
+def stranger(name: str, user: int = os.getuid()) -> socket.socket:
     """A connection to the rendezvous from something that is no rank."""
-    digest = hashlib.sha256(f"{os.getuid()}\0{name}".encode()).hexdigest()
     deadline = time.monotonic() + 10
     while True:
         connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         try:
-            connection.connect(f"\0unisono-{digest[:40]}")
+            connection.connect(address(name, user))
         except OSError:
             connection.close()
             assert time.monotonic() < deadline
@@ -187,10 +193,9 @@ def test_strangers_do_no_harm(caplog: pytest.LogCaptureFixture) -> None:
 
 def test_a_listener_that_is_no_rank_is_not_believed() -> None:
     name = unique_name()
-    digest = hashlib.sha256(f"{os.getuid()}\0{name}".encode()).hexdigest()
     for answer in (b"", b"W" * 17, b"garbage", b"Rno such job"):
         with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as listener:
-            listener.bind(f"\0unisono-{digest[:40]}")
+            listener.bind(address(name))
             listener.listen()
 
             def answering(answer: bytes = answer, listener: socket.socket = listener) -> None:
@@ -235,19 +240,89 @@ def test_a_rank_without_a_free_descriptor_says_so() -> None:
             rendezvous._take_segment(follower, NotImplemented, NotImplemented)
 
 
-def of_two_users(me: Me) -> None:
-    if me.rank == 1:
-        os.setuid(65534)
+NOBODY = 65534
+needs_two_users = pytest.mark.skipif(
+    os.getuid() != 0, reason="only root can start ranks of two users"
+)
+
+
+class Telling(logging.Handler):
+    """Tells the test what is logged, when it is."""
+
+    def __init__(self, me: Me) -> None:
+        super().__init__()
+        self.me = me
+
+    def emit(self, record: logging.LogRecord) -> None:
+        self.me.say("logged", text=record.getMessage())
+
+
+def of_two_users(me: Me, nobody: int) -> None:
+    logging.getLogger("unisono").addHandler(Telling(me))
+    if me.rank == nobody:
+        os.setuid(NOBODY)
     with pytest.raises(RendezvousError) as caught:
         me.join(timeout_s=2.5)
     me.say("refused", text=str(caught.value))
 
 
-@pytest.mark.skipif(os.getuid() != 0, reason="only root can start ranks of two users")
+def led_by_root(me: Me) -> None:
+    of_two_users(me, nobody=1)
+
+
+def followed_by_root(me: Me) -> None:
+    of_two_users(me, nobody=0)
+
+
+@needs_two_users
 def test_ranks_of_different_users_are_told_which_and_that_it_must_be_one() -> None:
-    with Processes(of_two_users, 2) as ranks:
-        one, other = (said["text"] for said in ranks.wait_for("refused", [0, 1]))
     rule = "one user must run all ranks of a job"
-    assert "rank 0 of 2 runs as user 0, a process that tried to join as user 65534" in one
-    assert "rank 1 of 2 runs as user 65534, rank 0 as user 0" in other
-    assert rule in one and rule in other
+    with Processes(led_by_root, 2) as some, Processes(followed_by_root, 2) as others:
+        for ranks, leader, follower in ((some, 0, NOBODY), (others, NOBODY, 0)):
+            one, other = (said["text"] for said in ranks.wait_for("refused", [0, 1]))
+            tried = f"rank 0 of 2 runs as user {leader}, a process that tried to join as user "
+            assert f"these ranks of 2 had not come: [1]; {tried}{follower}: {rule}" in one
+            assert f"rank 1 of 2 runs as user {follower}, rank 0 as user {leader}: {rule}" in other
+            first = ranks.events[0][0]
+            assert first["event"] == "logged"  # long before its time is over
+            assert f"turned a connection away: {tried}{follower}: {rule}" in first["text"]
+
+
+def joining_after_another_user(me: Me) -> None:
+    if me.rank == 1:
+        os.seteuid(NOBODY)
+        with stranger(me.name, 0) as connection:
+            os.seteuid(0)
+            assert connection.recv(1) == b""
+    with me.join() as comm:
+        comm.barrier()
+    me.say("joined")
+
+
+@needs_two_users
+def test_a_process_of_another_user_cannot_end_a_job() -> None:
+    with Processes(joining_after_another_user, 2) as ranks:
+        ranks.wait_for("joined", [0, 1])
+
+
+def beside_a_listener_of_another_user(me: Me) -> None:
+    if me.rank == 0:
+        os.setuid(NOBODY)
+        with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as listener:
+            listener.bind(address(me.name, 0))
+            listener.listen()
+            listener.accept()
+    else:
+        with pytest.raises(AuthenticationError) as caught:
+            me.join()
+        me.say("refused", text=str(caught.value))
+
+
+@needs_two_users
+def test_who_finds_a_listener_of_another_user_is_told_what_to_do() -> None:
+    with Processes(beside_a_listener_of_another_user, 2, name="taken") as ranks:
+        (said,) = ranks.wait_for("refused", [1])
+    assert said["text"] == (
+        "rank 1 of 2 runs as user 0, what listens as rank 0 as user 65534: one user must run all "
+        "ranks of a job; if that is no rank of this job, choose another rendezvous than 'taken'"
+    )

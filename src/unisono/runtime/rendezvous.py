@@ -199,30 +199,32 @@ def _admit(
     strangers: set[int],
     deadline: float,
 ) -> None:
-    """Lets one more rank in; a stranger is turned away, logged, and does no harm. `strangers`: the
-    other users who have tried."""
+    """Lets one more rank in; a stranger is turned away, logged, and does no harm: whoever can reach
+    the socket must not end the job. `strangers`: the other users who have tried."""
     missing = sorted(set(range(1, meeting.size)) - set(followers))
     names = [meeting.name(rank) for rank in missing]
     peer = _accept(listener, meeting, deadline)
     if peer is None:
-        tried = [one_user_only(meeting.who, "a process that tried to join", u) for u in strangers]
+        tried = [_stranger(meeting, user) for user in sorted(strangers)]
         raise RendezvousError(
             f"after {meeting.timeout_s:g} s (timeout) these ranks of {meeting.size} had not come: "
             f"{names}" + "".join(f"; {text}" for text in tried)
         )
     left_s = deadline - time.monotonic()
+    user = user_of(peer)
+    if user != os.getuid():
+        strangers.add(user)
     try:
-        if user_of(peer) != os.getuid():
-            strangers.add(user_of(peer))
-        if user_of(peer) not in (os.getuid(), 0):
-            raise AuthenticationError(f"user {user_of(peer)} tried to join")
+        if user not in (os.getuid(), 0):
+            raise AuthenticationError(f"user {user} tried to join")
         peer.settimeout(min(_HELLO_TIMEOUT_S, max(left_s, 0.001)))
         magic, rank, size = _HELLO.unpack(_receive(peer, _HELLO.size))
         if magic != _MAGIC:
             raise AuthenticationError("a process that is no unisono rank tried to join")
     except (OSError, UnisonoError) as error:
         peer.close()
-        _log.warning("rendezvous %r: turned a connection away: %s", meeting.rendezvous, error)
+        why = error if user == os.getuid() else _stranger(meeting, user)
+        _log.warning("rendezvous %r: turned a connection away: %s", meeting.rendezvous, why)
         return
     problem = None
     if size != meeting.size:
@@ -235,6 +237,10 @@ def _admit(
     _refuse(peer, problem)
     peer.close()
     raise RendezvousError(problem)
+
+
+def _stranger(meeting: Meeting, user: int) -> str:
+    return one_user_only(meeting.who, "a process that tried to join", user)
 
 
 def _accept(listener: socket.socket, meeting: Meeting, deadline: float) -> socket.socket | None:

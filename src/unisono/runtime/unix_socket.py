@@ -77,7 +77,9 @@ def connect(meeting: Meeting, deadline: float) -> socket.socket:
     if user not in (os.getuid(), 0):
         leader.close()
         raise AuthenticationError(
-            f"the listener at the rendezvous belongs to user {user}, not to {os.getuid()}"
+            one_user_only(meeting.who, f"what listens as rank {meeting.name(0)}", user)
+            + "; if that is no rank of this job, choose another rendezvous than "
+            f"{meeting.rendezvous!r}"
         )
     # Rank 0 may have begun to wait later; what it says when it gives up is worth waiting for.
     leader.settimeout(max(deadline - time.monotonic(), 0) + _VERDICT_S)
