@@ -3,33 +3,22 @@
 from __future__ import annotations
 
 import contextlib
-import gc
 import os
 import socket
 from collections.abc import Callable, Iterator
-from pathlib import Path
 from typing import Any, cast
 
 import numpy as np
 import pytest
 
 from ranks import Me, Processes, Threads
+from resources import mappings, open_files
 from unisono import Communicator, RendezvousError, native
 from unisono.errors import AbortedError, CommunicationError
 from unisono.runtime.meeting import Met
 from unisono.runtime.span import Roads, Span
 
 LIMIT = 48
-
-
-def mappings() -> int:
-    """How many mappings of groups' memory this process has, but for those of garbage."""
-    gc.collect()  # what earlier tests have left must not go in the midst of this one
-    return Path("/proc/self/maps").read_text().count("memfd:unisono")
-
-
-def open_files() -> int:
-    return len(os.listdir("/proc/self/fd"))
 
 
 @contextlib.contextmanager

@@ -104,8 +104,18 @@ def own_late_rank_is_named(world):
     dist.barrier(group)
     if world.rank == 0:
         group.set_timeout(timedelta(seconds=0.5))
-        with pytest.raises(CollectiveTimeoutError, match=r"rank\D*1"):
+        with pytest.raises(CollectiveTimeoutError, match=r"after 0\.5 s \(timeout\): rank 1 "):
             dist.all_reduce(torch.ones(4), group=group)
+    dist.barrier()
+
+
+def own_late_sender_is_named(world):
+    group = dist.new_group(timeout=timedelta(seconds=0.5))
+    dist.barrier(group)
+    if world.rank == 0:
+        late = r"recv from rank 1 .*after 0\.5 s \(timeout\): .*rank 1"
+        with pytest.raises(CollectiveTimeoutError, match=late):
+            dist.recv(torch.ones(4), 1, group)
     dist.barrier()
 
 

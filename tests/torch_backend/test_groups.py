@@ -10,7 +10,8 @@ import torch
 from torch import distributed as dist
 from torch.distributed.device_mesh import init_device_mesh
 
-from unisono.errors import CollectiveTimeoutError, MismatchError, UnsupportedError
+from resources import mappings, open_files
+from unisono.errors import AbortedError, CollectiveTimeoutError, MismatchError, UnsupportedError
 from unisono.torch_backend import reserved
 
 pytestmark = pytest.mark.torch
@@ -103,6 +104,24 @@ def check_new_groups_and_their_ranks(world):
     assert tensor.item() == 2 + world.rank % 2
     assert dist.get_group_rank(mine, world.rank) == world.rank // 2
     dist.destroy_process_group(mine)
+    dist.barrier()
+
+
+def own_destroyed_group_gives_back_its_memory_whoever_keeps_it(world):
+    before = mappings(), open_files()
+    group, tensor = dist.new_group(), torch.ones(100_000)
+    work = dist.all_reduce(tensor, group=group, async_op=True)
+    future = work.get_future()
+    work.wait()
+    never = dist.irecv(torch.ones(4), world.rank ^ 1, group=group)
+    assert mappings() == before[0] + 1 and open_files() > before[1]
+    dist.destroy_process_group(group)
+    assert (mappings(), open_files()) == before
+    assert work.is_success() and future.wait() == [tensor] and tensor[0] == world.size
+    with pytest.raises(AbortedError):
+        never.wait()
+    with pytest.raises(AbortedError, match="this communicator is closed"):
+        group.allreduce([tensor]).wait()
     dist.barrier()
 
 
