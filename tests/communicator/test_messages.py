@@ -216,6 +216,23 @@ def test_wrong_arguments_are_refused(threads: World) -> None:
     threads(2).run(check)
 
 
+def test_a_call_that_gets_no_memory_may_be_made_again(threads: World) -> None:
+    def check(comm: Communicator) -> None:
+        most = np.broadcast_to(np.float64(1), 1 << 57)  # contiguous it would not fit any machine
+        x, y = np.full(5, comm.rank), np.empty(5, int)
+        peer = 1 - comm.rank
+        for async_op in (False, True):
+            with pytest.raises(MemoryError):
+                comm.send(most, peer, async_op=async_op)
+        with pytest.raises(MemoryError), comm.batch():
+            comm.recv(y, peer)
+            comm.send(most, peer)
+        comm.sendrecv(x, peer, y, peer)
+        assert (y == peer).all()
+
+    threads(2).run(check)
+
+
 @pytest.mark.parametrize("source", [1, None])
 def test_receiving_from_a_rank_that_has_left(source: int | None) -> None:
     def check(comm: Communicator) -> None:
