@@ -1,0 +1,119 @@
+"""What ranks sent and asked for, and which message MPI lets each receive get."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+
+@dataclass(kw_only=True, eq=False)
+class Message:
+    """A send that has begun; `number` says when, among all sends and receives."""
+
+    number: int
+    src: int
+    dst: int
+    tag: int
+    content: bytes
+    work: Any
+    withdrawn: bool = False
+    over: bool = False  # and its request was started once more
+
+
+@dataclass(kw_only=True, eq=False)
+class Receive:
+    number: int
+    rank: int
+    src: int | None
+    tag: int | None
+    memory: np.ndarray
+    work: Any
+    found: tuple[int, int] | None = None  # source and tag that a probe told just before
+    cancelled: bool = False
+    outcome: tuple[int, int, bytes] | None = None  # source, tag, content
+    got: Message | None = None
+
+    def wants(self, message: Message) -> bool:
+        return fits(self.src, self.tag, message)
+
+    def look(self) -> bool:
+        """Whether it has just ended."""
+        if self.cancelled or self.outcome is not None or not self.work.test():
+            return False
+        self.work.wait()
+        source, tag = self.work.source_rank(), self.work.tag()
+        assert self.found in (None, (source, tag)), f"{self} has not got what the probe found"
+        self.outcome = source, tag, self.memory.tobytes()
+        return True
+
+
+def fits(src: int | None, tag: int | None, message: Message) -> bool:
+    return src in (None, message.src) and tag in (None, message.tag)
+
+
+@dataclass
+class History:
+    messages: list[Message] = field(default_factory=list)
+    receives: list[Receive] = field(default_factory=list)
+    asked: set[tuple[int, int | None, int]] = field(default_factory=set)
+    """(rank, source, tag) of probes: what they find may come before what the sender holds back."""
+
+    def must_have_come(self, rank: int, src: int | None, tag: int | None) -> bool:
+        """Whether more such messages were sent than all receives together can have taken."""
+        there = [m for m in self.to(rank) if fits(src, tag, m)]
+        takers = [r for r in self.of(rank) if any(r.wants(m) for m in there)]
+        return len(there) > len(takers)
+
+    def to(self, rank: int) -> list[Message]:
+        return [m for m in self.messages if m.dst == rank and not m.withdrawn]
+
+    def of(self, rank: int) -> list[Receive]:
+        return [r for r in self.receives if r.rank == rank and not r.cancelled]
+
+    def check(self, ranks: int) -> None:
+        taken: set[Message] = set()
+        for receive in self.receives:
+            if receive.outcome is not None:
+                self._settle(receive, taken)
+        for rank in range(ranks):
+            receives, messages = self.of(rank), self.to(rank)
+            for receive in receives:
+                if receive.got is not None:
+                    self._check_order(receive, receive.got, receives, messages)
+                    continue
+                left = [m for m in messages if m not in taken and receive.wants(m)]
+                assert not left, f"{receive} waits, and {left[0]} was there for it"
+                later = [r for r in receives if r.got and receive.wants(r.got)]
+                assert all(r.number < receive.number for r in later), f"{receive} was overtaken"
+
+    def _settle(self, receive: Receive, taken: set[Message]) -> None:
+        """Finds the message that a receive has got. Those without a byte look alike: they are told
+        apart by their order, which is what counts."""
+        assert receive.outcome is not None
+        source, tag, content = receive.outcome
+        alike = [m for m in self.to(receive.rank) if (m.src, m.tag) == (source, tag)]
+        found = (m for m in alike if m.content == content and m not in taken)
+        receive.got = next(found, None)
+        assert receive.got is not None, f"{receive} has got what nobody sent"
+        assert receive.wants(receive.got), f"{receive} has got what it did not ask for"
+        taken.add(receive.got)
+
+    def _check_order(
+        self, receive: Receive, got: Message, receives: list[Receive], messages: list[Message]
+    ) -> None:
+        """MPI 4.1, section 3.5: of two messages of one rank that a receive asks for, it gets the
+        first; of two receives that ask for a message, the first gets it."""
+        if receive.tag is None and self._was_asked_for(got):
+            return
+        for message in messages:
+            if message.src != got.src or message.number >= got.number or not receive.wants(message):
+                continue
+            taker = next((r for r in receives if r.got is message), None)
+            assert taker is not None and taker.number < receive.number, (
+                f"{receive} has overtaken {message}"
+            )
+
+    def _was_asked_for(self, message: Message) -> bool:
+        return any((message.dst, s, message.tag) in self.asked for s in (None, message.src))
