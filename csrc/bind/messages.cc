@@ -253,6 +253,7 @@ void register_messages(nb::module_& m) {
         .def("test", [](BoundRequest& self) { return self.test(true); })
         .def("is_completed", [](BoundRequest& self) { return self.test(true); })
         .def("_look", [](BoundRequest& self) { return self.test(false); })
+        .def("_is_in_vain", &BoundRequest::is_in_vain)
         .def("exception", &BoundRequest::exception)
         .def("cancel", &BoundRequest::cancel)
         .def("source_rank", [](BoundRequest& self) { return self.request.source(); })

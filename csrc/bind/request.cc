@@ -84,7 +84,7 @@ nb::object BoundRequest::exception() const {
 }
 
 std::string BoundRequest::repr() const {
-    std::string state = "pending";
+    std::string state = starter.is_valid() && !keeper_ ? "not started" : "pending";
     if (request.done()) state = "done";
     if (request.done() && request.error())
         state = "failed: " + nb::cast<std::string>(nb::type_name(exception().type())) + ": " +
@@ -93,12 +93,18 @@ std::string BoundRequest::repr() const {
 }
 
 bool BoundRequest::test(bool ends_in_vain) {
+    require_started();
     const bool done = request.done() || [&] {
         const WithoutGil release;
         return engine().test(request, ends_in_vain);
     }();
     if (done) let_go();
     return done;
+}
+
+bool BoundRequest::is_in_vain() {
+    const WithoutGil release;
+    return engine().is_in_vain(request);
 }
 
 bool BoundRequest::cancel() {

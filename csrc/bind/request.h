@@ -45,6 +45,7 @@ class BoundRequest {
     // False after `limit_s` seconds (negative: never) with the request still under way.
     bool wait_for(double limit_s);
     [[nodiscard]] bool test(bool ends_in_vain);
+    [[nodiscard]] bool is_in_vain();
     bool cancel();
     // What it failed with, once it is done.
     [[nodiscard]] nanobind::object exception() const;

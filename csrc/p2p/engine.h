@@ -62,6 +62,9 @@ class Engine final : private Receiver, private Completion {
     // Moves what can be moved now, unless another thread does that; whether the request is done.
     // One for which nobody is left is, if `ends_in_vain`: with an error, of it alone.
     bool test(Request& request, bool ends_in_vain = true) noexcept;
+    // Whether everybody who could serve the request has left the group; false while another thread
+    // moves messages.
+    [[nodiscard]] bool is_in_vain(const Request& request) noexcept;
     // Takes a request back; false if that comes too late: then it will be done as others are.
     bool cancel(Request& request);
     // The first message that a receive would get; nothing if none has come. Throws Error.
@@ -138,7 +141,7 @@ class Engine final : private Receiver, private Completion {
     void end_if_in_vain(Request& request);
     [[nodiscard]] Error departed_from(const Request& request) const;
     [[nodiscard]] bool has_departed(uint32_t peer) const noexcept;
-    [[nodiscard]] bool is_in_vain(const Request& request) const;
+    [[nodiscard]] bool in_vain(const Request& request) const;
     void check_departed(Requests requests);
     [[nodiscard]] std::string late(Requests requests, double timeout_s) const;
     [[nodiscard]] std::string cycle() const;

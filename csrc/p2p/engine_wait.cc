@@ -56,10 +56,8 @@ bool Engine::test(Request& request, bool ends_in_vain) noexcept {
     if (!lock.owns_lock() || request.done()) return request.done();
     try {
         poll();
-        if (!request.done() && is_time_to_inspect(request.inspected)) {
-            check_world();
-            if (ends_in_vain && !request.done()) end_if_in_vain(request);
-        }
+        if (!request.done() && is_time_to_inspect(request.inspected)) check_world();
+        if (!request.done() && ends_in_vain) end_if_in_vain(request);
     } catch (const std::exception&) {  // the request has it, as all that were under way
     }
     return request.done();
@@ -206,8 +204,14 @@ bool Engine::has_departed(uint32_t peer) const noexcept {
     return left;
 }
 
-// Whether everybody who could serve the request has left the group.
-bool Engine::is_in_vain(const Request& request) const {
+bool Engine::is_in_vain(const Request& request) noexcept {
+    if (request.done() || members_.in_child()) return false;
+    const std::unique_lock lock(mutex_, std::try_to_lock);
+    return lock.owns_lock() && in_vain(request);
+}
+
+// With the lock.
+bool Engine::in_vain(const Request& request) const {
     const Message& m = request.message();
     if (request.done()) return false;
     bool departed = false;
@@ -225,10 +229,10 @@ bool Engine::is_in_vain(const Request& request) const {
 
 // Fails if none of them can ever be done. With the lock.
 void Engine::check_departed(Requests requests) {
-    const auto in_vain = [this](const Request* request) { return is_in_vain(*request); };
-    if (!std::all_of(requests.begin(), requests.end(), in_vain)) return;
+    const auto vain = [this](const Request* request) { return this->in_vain(*request); };
+    if (!std::all_of(requests.begin(), requests.end(), vain)) return;
     poll();  // what they did before they left
-    if (!std::all_of(requests.begin(), requests.end(), in_vain)) return;
+    if (!std::all_of(requests.begin(), requests.end(), vain)) return;
     const Error departed = departed_from(*requests.front());
     members_.fail(departed.fault(), departed.what());
 }
@@ -236,9 +240,9 @@ void Engine::check_departed(Requests requests) {
 // Ends this one alone, for the rank may look at others that can still be done; the group, where it
 // cannot be taken back. With the lock.
 void Engine::end_if_in_vain(Request& request) {
-    if (!is_in_vain(request)) return;
+    if (!in_vain(request)) return;
     poll();  // as above
-    if (!is_in_vain(request)) return;
+    if (!in_vain(request)) return;
     const Error departed = departed_from(request);
     if (!take_back(request, departed)) members_.fail(departed.fault(), departed.what());
 }

@@ -70,6 +70,15 @@ class BatchedWork(Work):
             self._bound is not None and self._bound.is_completed()
         )
 
+    def _look(self) -> bool:
+        return self._cancelled is not None or self._begun()._look()
+
+    def _is_in_vain(self) -> bool:
+        return self._cancelled is None and self._begun()._is_in_vain()
+
+    def _end_if_late(self, waited_s: float) -> None:
+        self._begun()._end_if_late(waited_s)
+
     def exception(self) -> Exception | None:
         return self._cancelled or (None if self._bound is None else self._bound.exception())
 
@@ -254,13 +263,20 @@ class Batch(JoinedWork):
     def _state(self) -> str:
         return super()._state() if self._begun else "not begun"
 
-    def _wait_native(self, timeout_s: float | None) -> bool:
+    def _require_begun(self) -> None:
         if not self._begun:
             raise UnisonoError("the calls of a batch begin at the end of its block: wait after it")
+
+    def _wait_native(self, timeout_s: float | None) -> bool:
+        self._require_begun()
         return super()._wait_native(timeout_s)
 
     def is_completed(self) -> bool:
         return self._begun and super().is_completed()
+
+    def _look(self) -> bool:
+        self._require_begun()
+        return super()._look()
 
     # ---- recording
 

@@ -49,7 +49,7 @@ class Work(ABC):
         return f"<Work: {self._call()}, {self._state()}>"
 
     def _state(self) -> str:
-        if not self.is_completed():
+        if not self._look():
             return "pending"
         error = self.exception()
         return "done" if error is None else f"failed: {type(error).__name__}: {error}"
@@ -108,8 +108,12 @@ class Work(ABC):
         return self.is_completed()
 
     def _look(self) -> bool:
-        """Like `test`, of one call among several: that its peer has left does not end it."""
+        """Like `test`, in passing: that its peer has left does not end it."""
         return self.is_completed()
+
+    def _is_in_vain(self) -> bool:
+        """Whether nobody is left who could end it. Collectives end by themselves."""
+        return False
 
     def _end_if_late(self, waited_s: float) -> None:  # noqa: B027 - collectives end themselves
         """Ends what was looked at for so long, if its time is over."""
@@ -156,6 +160,8 @@ def _look_for_any(works: Sequence[Work], timeout_s: float | None) -> int:
             raise TimeoutError(f"all are still under way after {timeout_s:g} s (timeout)")
         for work in works:
             work._end_if_late(waited_s)
+        if all(work._is_in_vain() for work in works):
+            works[0].test()
         time.sleep(nap_s if timeout_s is None else min(nap_s, timeout_s - waited_s))
         nap_s = min(2 * nap_s, _LONGEST_NAP_S)
 
@@ -237,7 +243,7 @@ class UnderWay:
             return
         # Step by step, and from a copy: other threads may be doing the same.
         for old in self.held.copy():
-            if old.is_completed():
+            if old._look():
                 self.held.discard(old)
         self._crowd = 2 * len(self.held) + 1
 
@@ -260,6 +266,9 @@ class MessageWork(Work):
 
     def _look(self) -> bool:
         return self.request._look()
+
+    def _is_in_vain(self) -> bool:
+        return self.request._is_in_vain()
 
     def exception(self) -> Exception | None:
         return self.request.exception()
@@ -303,6 +312,9 @@ class JoinedWork(Work):
 
     def _look(self) -> bool:
         return all(work._look() for work in self.works)
+
+    def _is_in_vain(self) -> bool:  # as `test`, which gets no further than the first
+        return next((work._is_in_vain() for work in self.works if not work._look()), False)
 
     def _end_if_late(self, waited_s: float) -> None:
         for work in self.works:
