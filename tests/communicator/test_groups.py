@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -13,6 +13,7 @@ import unisono
 from ranks import Threads, unique_name
 from spanning import spanning
 from unisono import AbortedError, Communicator, MismatchError, RendezvousError, UnisonoError
+from unisono.communicator import subgroups
 
 World = Callable[[int], Threads]
 
@@ -284,3 +285,29 @@ def test_who_forms_a_group_hears_that_a_rank_will_not_come(hosts: int, end: str,
     for error in outcomes[:2]:
         assert isinstance(error, UnisonoError)
         assert text in str(error)
+
+
+def test_who_has_formed_a_group_may_leave_its_parent(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A rank that is still at it, on another host, does not take that for a failure: rank 1 is held
+    where it looks who has left, while rank 0 comes, and leaves the parent as soon as it can."""
+    look = subgroups._require_all
+    looks, left = threading.Event(), threading.Event()
+
+    def held(parent: Communicator, ranks: Sequence[int]) -> None:
+        if parent.rank == 1:
+            looks.set()
+            left.wait(0.5)
+        look(parent, ranks)
+
+    def form(comm: Communicator) -> float:
+        assert comm.rank == 1 or looks.wait(20)
+        child = comm.group([0, 1])
+        assert child is not None
+        comm.close()
+        if comm.rank == 0:
+            left.set()
+        with child:
+            return float(child.all_reduce(np.ones(1))[0])
+
+    monkeypatch.setattr(subgroups, "_require_all", held)
+    assert spanning(form, [{}] * 2, timeout_s=20) == [2, 2]

@@ -11,12 +11,14 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from unisono.communicator.calls import Request
 from unisono.communicator.engine import Call, Engine
 from unisono.communicator.numbers import whole, word
 from unisono.communicator.table import Selectable, Table
 from unisono.errors import CommunicationError, RendezvousError
 from unisono.runtime.meeting import Meeting
 from unisono.runtime.unix_socket import WATCH_S
+from unisono.types import DType, Op, ReduceOp
 
 if TYPE_CHECKING:
     from unisono.communicator.communicator import Communicator
@@ -135,19 +137,29 @@ def _given_up_on_failure(child: Communicator) -> Iterator[None]:
 
 
 def _adopt_table(self: Communicator, word: bytes, watch: Callable[[], None]) -> None:
-    """Rank 0's table for all: on one host it is handed over when the ranks meet. Meanwhile `watch`
-    is called now and then, and may raise."""
-    length, packed = np.array([len(word)]), np.frombuffer(word, np.uint8).copy()
-    _watched(self.broadcast(length, async_op=True), watch)
-    if self.rank != 0:
-        packed = np.zeros(length[0], np.uint8)
-    _watched(self.broadcast(packed, async_op=True), watch)
+    """Rank 0's table for all: on one host it is handed over when the ranks meet.
+
+    `watch`, which may raise, looks for ranks that will never come. Who has come tells this group
+    itself if it gives up, and may leave the other communicator as soon as this returns. So all
+    ranks watch until all have come, and none returns before all have ceased to watch: each of the
+    two calls ends on no rank before all have made it.
+    """
+    first = self.rank == 0
+    length = np.array([len(word) if first else 0])
+    work = _from_first(self._engine, length)
+    while not work.is_completed():
+        watch()
+        with suppress(TimeoutError):
+            work.wait(WATCH_S)
+    work.wait()
+    packed = np.frombuffer(word, np.uint8).copy() if first else np.zeros(length[0], np.uint8)
+    _from_first(self._engine, packed).wait()
     self._engine.adopt_table(Table.unpack(packed.tobytes()))
 
 
-def _watched(work: Work, watch: Callable[[], None]) -> None:
-    while not work.is_completed():
-        with suppress(TimeoutError):
-            work.wait(WATCH_S)
-        watch()
-    work.wait()
+def _from_first(engine: Engine, x: np.ndarray) -> Work:
+    """Begins to bring rank 0's `x` to all; the others' is zero. A reduction, since a broadcast may
+    end on a rank before others have come."""
+    request = Request(Op.ALL_REDUCE, (x.nbytes,), DType.UINT8, ReduceOp.MAX)
+    where = [(x.ctypes.data, x.nbytes)]
+    return engine.begin("split", Call(engine.book.call(request), where, where, x, x))
