@@ -264,6 +264,16 @@ def test_ranks_that_do_not_meet_are_told_what_they_called() -> None:
     assert "must call it with the same list" in str(one)
 
 
+def test_ranks_of_several_hosts_wait_for_each_other_as_long_as_their_parent() -> None:
+    def form(comm: Communicator) -> None:
+        comm.timeout_s = 0.5
+        comm.group([comm.rank, 1 - comm.rank])
+
+    for error in spanning(form, [{}] * 2, timeout_s=20):
+        assert isinstance(error, UnisonoError)
+        assert "0.5 s (timeout)" in str(error)
+
+
 @pytest.mark.parametrize("hosts", [1, 3])
 @pytest.mark.parametrize(("end", "text"), [("close", "ranks [2] have left"), ("abort", "no more")])
 def test_who_forms_a_group_hears_that_a_rank_will_not_come(hosts: int, end: str, text: str) -> None:

@@ -19,6 +19,7 @@ from hypothesis import strategies as st
 
 import unisono
 from ranks import Threads, unique_name
+from spanning import spanning
 from unisono import Communicator, UnsupportedError, algorithms, config
 from unisono.communicator import Measured, Rule, Selection, Span, table
 from unisono.communicator.selection_file import from_json, load, save, to_json
@@ -266,6 +267,34 @@ def test_what_rank_0_selects_is_what_all_use() -> None:
             ["ring", "chain"],
             ["ring"] * 2 + ["chain"],
         ]
+
+
+def test_groups_of_a_world_of_several_hosts_take_their_selection() -> None:
+    """Of one host or of both, and also where a rule that they inherit does not suit them."""
+
+    def check(world: Communicator) -> list[str]:
+        found = []
+        with world.split(0, selection=selecting("torus_rings:dims=2x2")) as comm:
+            own = selecting(("ring", "nhr", "chain", "swing")[comm.rank])
+            for ranks in ([1, 0], [3, 1]):
+                child = comm.group(ranks, selection=own)
+                if child is not None:
+                    with child:
+                        found.append(algorithm_of(child))
+                        assert child.all_reduce(np.ones(3)).tolist() == [2] * 3
+            child = comm.group([0, 1, 2])
+            if child is not None:
+                with child, pytest.raises(UnsupportedError, match="chosen by argument"):
+                    algorithm_of(child)
+            world.barrier()
+        return found
+
+    assert spanning(check, [{}] * 4, per_host=2, timeout_s=20) == [
+        ["nhr"],
+        ["nhr", "swing"],
+        [],
+        ["swing"],
+    ]
 
 
 def test_type_and_block_of_a_rule_are_used(threads: World, tmp_path: Path) -> None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import secrets
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -102,17 +101,14 @@ def _child(
         word=self._engine.book.table.under(selection).pack(),
         watch=watch,
     )
-    if self._span is None:
-        child = type(self)(meeting, self._settings)
-    else:
-        members = [self._span.members[rank] for rank in ranks]
-        own = replace(meeting, word=self._engine.book.table.pack())
-        met = self._span.roads.form(own, members)
-        child = type(self)(meeting, self._settings, met=met)
-        if met.span is not None:
-            with _given_up_on_failure(child):
-                _adopt_table(child, meeting.word, watch)
+    met = None
+    if self._span is not None:
+        met = self._span.roads.form(meeting, [self._span.members[rank] for rank in ranks])
+    child = type(self)(meeting, self._settings, met=met)
     child.timeout_s = self.timeout_s
+    if child._span is not None:
+        with _given_up_on_failure(child):
+            _adopt_table(child, meeting.word, watch)
     return child
 
 
@@ -144,17 +140,19 @@ def _adopt_table(self: Communicator, word: bytes, watch: Callable[[], None]) -> 
     ranks watch until all have come, and none returns before all have ceased to watch: each of the
     two calls ends on no rank before all have made it.
     """
-    first = self.rank == 0
+    engine, first = self._engine, self.rank == 0
+    # By the cost model until then: tables differ, and a rule in one may suit no group of this size.
+    engine.adopt_table(Table(cores=engine.book.table.cores))
     length = np.array([len(word) if first else 0])
-    work = _from_first(self._engine, length)
+    work = _from_first(engine, length)
     while not work.is_completed():
         watch()
         with suppress(TimeoutError):
             work.wait(WATCH_S)
     work.wait()
     packed = np.frombuffer(word, np.uint8).copy() if first else np.zeros(length[0], np.uint8)
-    _from_first(self._engine, packed).wait()
-    self._engine.adopt_table(Table.unpack(packed.tobytes()))
+    _from_first(engine, packed).wait()
+    engine.adopt_table(Table.unpack(packed.tobytes()))
 
 
 def _from_first(engine: Engine, x: np.ndarray) -> Work:
