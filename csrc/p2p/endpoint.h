@@ -34,7 +34,7 @@ class Endpoint {
     [[nodiscard]] virtual std::optional<uint64_t> asked() const noexcept = 0;
     // Answers that no message which waits has this tag.
     virtual void deny() = 0;
-    // Takes back a message that was put, unless the receiver has begun with it.
+    // Takes back a message that was put, unless the receiver has begun with it, or may still do so.
     virtual bool withdraw(Request& send) noexcept = 0;
 
     // ---- as receiver
@@ -42,8 +42,8 @@ class Endpoint {
     virtual std::optional<Envelope> next() = 0;
     // Matches a message: brings it to where the receive wants it. False: it was withdrawn.
     virtual bool accept(const Envelope& came, Request& receive) = 0;
-    // Whether a message is still there: from here on its sender cannot take it back. Else it is
-    // gone.
+    // Whether a message is still there: from here on its sender cannot take it back while this rank
+    // is there. Else it is gone.
     virtual bool claim(const Envelope& came) = 0;
     // What the peer's `hold_back` says.
     [[nodiscard]] virtual uint64_t held() const noexcept = 0;

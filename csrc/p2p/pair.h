@@ -38,7 +38,7 @@ enum class Phase : uint64_t {
     staging = 4,    // the sender copies into the staging ring, the receiver out of it
     complete = 5,   // the receiver has all of it
     revoked = 6,    // the receiver has given it up: nobody writes to its memory any more
-    claimed = 7,    // offered, and the sender cannot take it back any more
+    claimed = 7,    // offered, and the sender cannot take it back while the receiver is there
 };
 
 struct alignas(2 * kLine) Transfer {

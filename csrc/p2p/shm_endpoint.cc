@@ -145,11 +145,17 @@ bool ShmEndpoint::withdraw(Request& send) noexcept {
     const auto found = std::find_if(outgoing_.begin(), outgoing_.end(),
                                     [&](const Active& a) { return a.request == &send; });
     if (found == outgoing_.end()) return false;
-    auto offered = static_cast<uint64_t>(Phase::offered);
     Transfer& t = out_.shared->transfers[found->transfer];
-    if (!t.phase.compare_exchange_strong(offered, static_cast<uint64_t>(Phase::withdrawn),
-                                         std::memory_order_acq_rel))
-        return false;
+    auto seen = static_cast<uint64_t>(Phase::offered);
+    const auto take = [&] {
+        return t.phase.compare_exchange_strong(seen, static_cast<uint64_t>(Phase::withdrawn),
+                                               std::memory_order_acq_rel);
+    };
+    // What a probe has found is its receiver's to ask for, until that has left.
+    const auto unasked = [&] {
+        return seen == static_cast<uint64_t>(Phase::claimed) && view_.has_left(peer_);
+    };
+    if (!take() && !(unasked() && take())) return false;
     found->request = nullptr;  // the transfer comes back when the receiver has seen it
     return true;
 }

@@ -64,6 +64,13 @@ void WireEndpoint::deny() {
     say(FrameKind::denied, question_);
 }
 
+// What has left cannot be taken back, unless its peer will never grant the rest, and the wire has
+// handed over all that it had of it.
+bool WireEndpoint::withdraw(Request& send) noexcept {
+    if (!ended_ || !leaving_.empty()) return false;
+    return std::erase_if(ungranted_, [&](const auto& each) { return each.second == &send; }) > 0;
+}
+
 // Ends what has left.
 bool WireEndpoint::progress() {
     const uint64_t handed = leaving_.empty() ? 0 : wire_.handed(peer_);

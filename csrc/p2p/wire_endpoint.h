@@ -23,8 +23,7 @@ class WireEndpoint final : public Endpoint {
     void hold_back(uint64_t number) override;
     [[nodiscard]] std::optional<uint64_t> asked() const noexcept override { return asked_tag_; }
     void deny() override;
-    // What has left cannot be taken back.
-    bool withdraw(Request&) noexcept override { return false; }
+    bool withdraw(Request& send) noexcept override;
 
     std::optional<Envelope> next() override;
     bool accept(const Envelope& came, Request& receive) override;

@@ -5,6 +5,7 @@
 #include "calls.h"
 #include "messages.h"
 #include "peer.h"
+#include "play.h"
 #include "report.h"
 
 namespace {
@@ -102,6 +103,28 @@ void check_looks_after_leaving(Report& report) {
     sending.join();
 }
 
+// The same for a large message that the rank has seen, and did not ask for.
+template <class Some>
+void check_untaken_after_leaving(Report& report, const std::string& what) {
+    Some play(3);
+    p2p::Request& sent = play.send(data_of(1, kLarge), 1);
+    Deadline soon(10);
+    while (!play[1].probe(0, 1) && !soon.passed()) play.look(0);
+    report.check(!play[0].cancel(sent), what + ", which may still receive it");
+    play.world()[1].close();
+    while (!sent.done() && !soon.passed()) play[0].test(sent);
+    report.check(sent.done() && sent.error() && sent.error()->fault() == Fault::peer_lost,
+                 what + ", which has left");
+    const Data data = data_of(2, 10);
+    bool came = false;
+    const auto meet = [&] {
+        play.send(data, 2, 0, 2);
+        came = play.brings(play.receive(data.size(), 2, 0, 2), data);
+    };
+    expect(report, outcome_of(meet), Fault::none, "", what + ", then one to another");
+    report.check(came, what + ": one to another has not come");
+}
+
 // A message that is done for its sender, and of which the peer has not taken most.
 void send_untaken(Report& report, Faced& faced, const Data& data) {
     const int little = 64 << 10;
@@ -194,6 +217,8 @@ int main() {
     check_left_before_its_last(report);
     check_torn_after_leaving(report);
     check_looks_after_leaving(report);
+    check_untaken_after_leaving<Play>(report, "a send to a rank of this host");
+    check_untaken_after_leaving<PlayOverHosts>(report, "a send to a rank of another host");
     check_patient_leaving(report);
     check_grants_under_way(report);
     check_failure_while_leaving(report);
