@@ -76,9 +76,12 @@ void Loans::explain(uint32_t rank, int error, const char* verb) {
         members_.require_peers_alive();
         ::usleep(kBetweenLooks_us);
     }
-    members_.fail(Fault::aborted, "rank " + std::to_string(members_.rank()) + " cannot " + verb +
-                                      " the memory that rank " + std::to_string(rank) +
-                                      " gave to this call: " + std::strerror(error));
+    // Recorded even without memory for the text: who waits for the copy must not take it for made.
+    members_.fail_made(Fault::aborted, [&] {
+        return "rank " + std::to_string(members_.rank()) + " cannot " + verb +
+               " the memory that rank " + std::to_string(rank) +
+               " gave to this call: " + std::strerror(error);
+    });
 }
 
 }  // namespace unisono

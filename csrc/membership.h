@@ -10,6 +10,7 @@
 #include <optional>
 #include <string>
 #include <string_view>
+#include <utility>
 
 #include "error.h"
 #include "events.h"
@@ -75,6 +76,12 @@ class Membership {
     }
     // Records the group's failure unless one is recorded already, wakes all, and raises.
     [[noreturn]] void fail(Fault fault, const std::string& text);
+    // The same with the text that `make` returns, if there is memory for it.
+    template <class Make>
+    [[noreturn]] void fail_made(Fault fault, Make&& make) {
+        record_made(fault, std::forward<Make>(make));
+        raise();
+    }
     // Fails: the connection to the rank has ended unexpectedly.
     [[noreturn]] void fail_gone(uint32_t rank, const std::string& why);
     // Fails: the rank sent what no rank sends.

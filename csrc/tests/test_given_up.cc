@@ -1,12 +1,11 @@
 // Failures in the middle of messages: each request ends with the cause, and nobody uses its memory
 // any more.
-#include <sys/mman.h>
-
 #include <atomic>
 #include <fstream>
 #include <functional>
 #include <string>
 
+#include "barred.h"
 #include "kernel.h"
 #include "peer.h"
 #include "play.h"
@@ -16,27 +15,6 @@ namespace {
 
 using namespace unisono;
 using namespace unisono::test;
-
-// The memory of a receive whose last pages cannot be written to.
-class Barred {
-  public:
-    explicit Barred(size_t bytes) : bytes_(bytes) {
-        void* const memory =
-            ::mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
-        if (memory == MAP_FAILED) throw_errno("mapping memory");
-        data_ = static_cast<std::byte*>(memory);
-        ::mprotect(data_ + bytes - kBarred, kBarred, PROT_READ);
-    }
-    Barred(const Barred&) = delete;
-    Barred& operator=(const Barred&) = delete;
-    ~Barred() { ::munmap(data_, bytes_); }
-    [[nodiscard]] std::byte* data() const noexcept { return data_; }
-
-  private:
-    static constexpr size_t kBarred = 64 << 10;
-    std::byte* data_;
-    size_t bytes_;
-};
 
 // The sender writes from the back, and cannot: no end of it passes for a message.
 void check_write_that_fails(Report& report) {

@@ -1,5 +1,6 @@
 // Memory that is not there, wherever a rank asks for some: no rank waits for it in vain, and what
 // the ranks count stays in step.
+#include <atomic>
 #include <cstdint>
 #include <cstdlib>
 #include <memory>
@@ -7,8 +8,10 @@
 #include <optional>
 #include <vector>
 
+#include "barred.h"
 #include "calls.h"
 #include "hosts.h"
+#include "kernel.h"
 #include "messages.h"
 #include "report.h"
 
@@ -17,10 +20,12 @@ namespace {
 // How many times this thread still gets memory; negative: always.
 thread_local int64_t t_left = -1;
 thread_local bool t_refused = false;
+thread_local void (*t_on_refusal)() = nullptr;
 
 void* get(std::size_t bytes) {
     if (t_left == 0) {
         t_refused = true;
+        if (t_on_refusal) t_on_refusal();
         return nullptr;
     }
     if (t_left > 0) --t_left;
@@ -218,6 +223,39 @@ void check_messages_told(Report& report, const char* where, Make&& make) {
     }
 }
 
+std::atomic<bool> g_received{false};
+
+// Rank 0 cannot write to where rank 1 receives, and has no memory to say so. Rank 1, which reads
+// the rest, looks whenever rank 0 is refused some: what lacks a chunk must not pass for received.
+void check_failed_write(Report& report) {
+    constexpr size_t bytes = 64 << 20;
+    const Barred memory(bytes);
+    World world(shape_of(2, 2), Mapping::own, 1);
+    std::vector<uint8_t> sent(bytes, 1);
+    p2p::Request out(message(sent, 1, 0), true);
+    p2p::Request in({memory.data(), bytes, DType::uint8, 0, 0}, false);
+    const auto look = [](Rank& rank, p2p::Request& request) {
+        for (Deadline soon(kSoon_s); !request.done() && !soon.passed();) rank.p2p->test(request);
+    };
+    g_received = false;
+    world.run([&](Rank& rank) {
+        p2p::Request& request = rank.rank == 0 ? out : in;
+        rank.p2p->begin(request, false);
+        if (rank.rank == 1) {
+            look(rank, in);
+            g_received = true;
+            return;
+        }
+        t_on_refusal = [] {
+            for (Deadline soon(0.2); !g_received && !soon.passed();) pause(0.001);
+        };
+        report.check(starve(0, [&] { look(rank, out); }), "a write that fails asks for memory");
+        t_on_refusal = nullptr;
+    });
+    report.check(in.done() && in.error() && out.done() && out.error(),
+                 "a message of which a chunk could not be written");
+}
+
 // A rank that has no memory left can still leave, and tell why its group failed.
 void check_end(Report& report) {
     World world(shape_of(2, 2), Mapping::own, 1);
@@ -259,6 +297,7 @@ int main() {
                         [] { return std::make_unique<World>(shape_of(2, 2), Mapping::own, 1); });
     check_messages_told(report, "across hosts",
                         [] { return std::make_unique<Hosts>(Layout{{0}, {1}}, 1U); });
+    if (can_lend(report, "a write that fails without memory")) check_failed_write(report);
     check_end(report);
     return report.finish();
 }
