@@ -125,6 +125,26 @@ void check_untaken_after_leaving(Report& report, const std::string& what) {
     report.check(came, what + ": one to another has not come");
 }
 
+// Who alone is left may send to itself: a receive of any rank does not wait for that, one of its
+// own number does.
+void check_alone(Report& report) {
+    World world(shape_of(2, 2), Mapping::one, 1);
+    world[1].close();
+    Data data(8), other(8), sent(8, 3);
+    p2p::Request any(message(other, p2p::kAnySource, 0), false), own(message(data, 0, 0), false);
+    for (p2p::Request* const request : {&any, &own}) world[0].p2p->begin(*request, false);
+    Deadline soon(10);
+    while (!any.done() && !soon.passed()) {
+        world[0].p2p->test(own);
+        world[0].p2p->test(any);
+    }
+    report.check(any.done() && any.error() && any.error()->fault() == Fault::peer_lost,
+                 "a receive of any rank, when all others have left");
+    send(world[0], sent, 0, 0);
+    report.check(world[0].p2p->wait(own, kLong_s, -1, {}) && data == sent,
+                 "what a rank that is left sends to itself comes");
+}
+
 // A message that is done for its sender, and of which the peer has not taken most.
 void send_untaken(Report& report, Faced& faced, const Data& data) {
     const int little = 64 << 10;
@@ -217,6 +237,7 @@ int main() {
     check_left_before_its_last(report);
     check_torn_after_leaving(report);
     check_looks_after_leaving(report);
+    check_alone(report);
     check_untaken_after_leaving<Play>(report, "a send to a rank of this host");
     check_untaken_after_leaving<PlayOverHosts>(report, "a send to a rank of another host");
     check_patient_leaving(report);
