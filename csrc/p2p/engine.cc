@@ -319,8 +319,8 @@ std::optional<Envelope> Engine::probe(int32_t source, uint64_t tag) {
     members_.require_healthy();
     const std::lock_guard lock(mutex_);
     const Envelope* found = nullptr;
+    inspect(inspected_);
     guarded([&] {
-        if (is_time_to_inspect(inspected_)) waiter_.check_world({});
         if (wire_) wire_->poll();
         for (uint32_t rank = 0; rank < peers_.size() && !found; ++rank) {
             if (source != kAnySource && source != static_cast<int32_t>(rank)) continue;

@@ -136,7 +136,7 @@ class Engine final : private Receiver, private Completion {
                   const Interrupted& interrupted);
     template <class Awake>
     Woken rest(bool here, bool away, Awake&& awake, double seconds);
-    static bool is_time_to_inspect(std::chrono::steady_clock::time_point& last) noexcept;
+    void inspect(std::chrono::steady_clock::time_point& last);
     void check_world();
     void end_if_in_vain(Request& request);
     [[nodiscard]] Error departed_from(const Request& request) const;

@@ -2,6 +2,7 @@
 #include <algorithm>
 #include <chrono>
 #include <string>
+#include <utility>
 
 #include "call.h"
 #include "p2p/engine.h"
@@ -56,19 +57,21 @@ bool Engine::test(Request& request, bool ends_in_vain) noexcept {
     if (!lock.owns_lock() || request.done()) return request.done();
     try {
         poll();
-        if (!request.done() && is_time_to_inspect(request.inspected)) check_world();
+        if (!request.done()) inspect(request.inspected);
         if (!request.done() && ends_in_vain) end_if_in_vain(request);
     } catch (const std::exception&) {  // the request has it, as all that were under way
     }
     return request.done();
 }
 
-// Who looks again and again finds out all the same what a wait would.
-bool Engine::is_time_to_inspect(std::chrono::steady_clock::time_point& last) noexcept {
+// Who looks again and again finds out all the same what a wait would; at the first look it does not
+// ask other hosts yet. With the lock.
+void Engine::inspect(std::chrono::steady_clock::time_point& last) {
     const auto now = std::chrono::steady_clock::now();
-    if (now - last < kInspectEach) return false;
-    last = now;
-    return true;
+    if (now - last < kInspectEach) return;
+    const bool first = std::exchange(last, now) == std::chrono::steady_clock::time_point{};
+    check_world();
+    if (!first) members_.ask_other_hosts();
 }
 
 bool Engine::wait(Request& request, double timeout_s, double limit_s,

@@ -157,6 +157,24 @@ void check_questions(Report& report) {
         report.check(asked_after(source, 0.4), what + " asks the other hosts");
         report.check(!asked_after(source, 0.01), what + " that is short asks nobody");
     }
+    for (const int32_t source : {1, 2}) {
+        Data data(1);
+        p2p::Request request(message(data, source, 1), false);
+        world[0].p2p->begin(request, false);
+        const auto asked = [&](const auto& look, double after_s) {
+            pause(after_s);
+            look();
+            return (world[0].members->events().take() & static_cast<uint32_t>(Event::anxious)) != 0;
+        };
+        const auto test = [&] { world[0].p2p->test(request); };
+        const auto probe = [&] { world[0].p2p->probe(source, 2); };
+        const std::string of = " a message of " + std::to_string(source);
+        report.check(!asked(test, 0), "the first look at" + of + " asks nobody");
+        report.check(asked(test, 0.1), "who looks again at" + of + " asks the other hosts");
+        probe();
+        report.check(asked(probe, 0.1), "who probes again for" + of + " asks the other hosts");
+        world[0].p2p->cancel(request);
+    }
 }
 
 void check_no_questions(Report& report) {

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 import time
 from functools import partial
 from typing import Any
@@ -9,6 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from porters import wait_until
 from spanning import Body, spanning
 from unisono import Communicator, Work
 from unisono.errors import (
@@ -204,3 +206,35 @@ def test_who_only_looks_gets_its_message() -> None:
 
     for hosts in ((0, 0), (0, 1)):
         assert on_hosts(body, hosts)[1] > 0
+
+
+def test_who_only_looks_hears_who_has_left_after_rank_0_has() -> None:
+    together = threading.Barrier(3, timeout=10)
+
+    def body(comm: Communicator) -> list[str]:
+        texts: list[str] = []
+
+        def look(group: Communicator, source: int) -> None:
+            work = group.recv(np.zeros(1), source, async_op=True)
+            wait_until(work.test)
+            texts.append(str(work.exception()))
+
+        pair = comm.group([1, 2]) if comm.rank in (1, 2) else comm
+        comm.barrier()
+        if comm.rank == 0:
+            comm.close()
+        together.wait()
+        if comm.rank == 2:
+            pair.close()
+        together.wait()
+        if comm.rank == 1:
+            look(pair, 1)
+        together.wait()
+        return texts
+
+    environs = [{"UNISONO_HOST_ID": str(host), "UNISONO_STREAMS": "2"} for host in range(3)]
+    assert spanning(body, environs) == [
+        [],
+        ["rank 1 left the group while rank 0 was receiving from it"],
+        [],
+    ]
