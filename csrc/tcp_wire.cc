@@ -280,6 +280,9 @@ bool TcpWire::read(uint32_t peer, size_t index) {
 void TcpWire::arrived(uint32_t peer, const Frame& frame) {
     if (frame.kind == FrameKind::load || frame.kind == FrameKind::post ||
         frame.kind == FrameKind::left) {
+        // A peer that has left says so on each connection that is made later.
+        const bool leaves = frame.kind == FrameKind::left;
+        if (leaves && std::exchange(peers_[peer].left, true)) return;
         note(peer, frame);
         return deliver_whole(peer);
     }

@@ -22,6 +22,8 @@ class TcpWire final : public Wire {
     // A connection whose other end was proved to be the peer; from any thread. What was sent
     // before waits until all `streams` of the peer are there. One that is of no use is closed.
     void attach(uint32_t peer, uint32_t stream, uint32_t streams, Channel channel);
+    // Tells a peer that dials for a group which was left, and ends the connection.
+    static void say_left_to(Channel channel);
     // In a forked child: closes its copies of all connections, of which the parent's notice
     // nothing.
     void abandon() noexcept;
@@ -53,6 +55,7 @@ class TcpWire final : public Wire {
         std::deque<Outgoing> early;  // before it was connected
         uint64_t sent = 0;           // posts
         uint64_t delivered = 0;      // posts
+        bool left = false;           // it has said that it leaves
         std::deque<Partial> partial;
     };
     struct Arrival {
@@ -74,7 +77,6 @@ class TcpWire final : public Wire {
     void listen_for_silence();
     [[nodiscard]] bool is_time_to_listen(Silence::Clock::time_point now) noexcept;
     void say_left();
-    static void say_left_to(Channel channel);
     void say_failed(const Error& failure);
     void stop_attaching() noexcept;
     [[nodiscard]] static bool arrived(Stream& stream) noexcept;

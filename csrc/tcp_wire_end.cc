@@ -97,7 +97,6 @@ void TcpWire::say_left() {
     }
 }
 
-// To a peer that dials this late.
 void TcpWire::say_left_to(Channel channel) {
     Stream stream(std::move(channel));
     Frame frame{};

@@ -38,6 +38,13 @@ void bind_hosts(nb::class_<Group>& group) {
                 self.attach(peer, static_cast<WireKind>(kind), stream, streams, std::move(channel));
             },
             "peer"_a, "kind"_a, "stream"_a, "streams"_a, "fd"_a, "tls"_a.none() = nb::none())
+        .def_static(
+            "say_left",
+            [](int fd, TlsEnd* tls) {
+                TcpWire::say_left_to(
+                    Channel(Descriptor(fd), tls ? std::move(tls->session) : nullptr));
+            },
+            "fd"_a, "tls"_a.none() = nb::none())
         .def("abandon", &Group::abandon)
         .def("peer_left", &Group::peer_left, "peer"_a)
         .def(

@@ -42,6 +42,19 @@ void check_left_in_steps(Report& report) {
     }
 }
 
+// Who left the group before a peer dialed says so by each of the connections.
+void check_left_by_each_connection(Report& report) {
+    Faced faced(2);
+    for (size_t s = 0; s < 2; ++s) {
+        faced.say(kMessages, frame_of(FrameKind::left, 1), {}, s);
+        faced.hang_up(kMessages, s, false);
+    }
+    Data data(8);
+    expect(report, outcome_of([&] { receive(faced.rank(), data, 1, 0, 10); }), Fault::peer_lost,
+           "rank 1 left the group while rank 0 was receiving from it",
+           "who has left says so twice");
+}
+
 // Who never connected and has left will not read.
 void check_left_unconnected(Report& report) {
     Faced faced(1, false);
@@ -233,6 +246,7 @@ int main() {
     Report report;
     check_order_of_leaving(report);
     check_left_in_steps(report);
+    check_left_by_each_connection(report);
     check_left_unconnected(report);
     check_left_before_its_last(report);
     check_torn_after_leaving(report);

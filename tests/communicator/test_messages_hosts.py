@@ -209,7 +209,7 @@ def test_who_only_looks_gets_its_message() -> None:
 
 
 def test_who_only_looks_hears_who_has_left_after_rank_0_has() -> None:
-    together = threading.Barrier(3, timeout=10)
+    together = threading.Barrier(4, timeout=10)
 
     def body(comm: Communicator) -> list[str]:
         texts: list[str] = []
@@ -220,6 +220,7 @@ def test_who_only_looks_hears_who_has_left_after_rank_0_has() -> None:
             texts.append(str(work.exception()))
 
         pair = comm.group([1, 2]) if comm.rank in (1, 2) else comm
+        three = comm.group([1, 2, 3]) if comm.rank else comm
         comm.barrier()
         if comm.rank == 0:
             comm.close()
@@ -229,12 +230,20 @@ def test_who_only_looks_hears_who_has_left_after_rank_0_has() -> None:
         together.wait()
         if comm.rank == 1:
             look(pair, 1)
+            three.close()
+        together.wait()
+        if comm.rank == 2:
+            look(three, 0)  # which it dials
+        together.wait()
+        if comm.rank in (2, 3):  # the others of the group go on
+            three.sendrecv(np.ones(1), 4 - comm.rank, np.zeros(1), 4 - comm.rank)
         together.wait()
         return texts
 
-    environs = [{"UNISONO_HOST_ID": str(host), "UNISONO_STREAMS": "2"} for host in range(3)]
+    environs = [{"UNISONO_HOST_ID": str(host), "UNISONO_STREAMS": "2"} for host in range(4)]
     assert spanning(body, environs) == [
         [],
         ["rank 1 left the group while rank 0 was receiving from it"],
+        ["rank 0 left the group while rank 1 was receiving from it"],
         [],
     ]

@@ -13,6 +13,7 @@ from unisono.links.entered import Entered
 from unisono.links.introduction import Introduction
 from unisono.links.messages import Message, Say
 from unisono.links.vote import Answer, Ask, Vote
+from unisono.native import Group
 
 _MOST_PARKED = 256  # connections of one rank
 _MOST_EARLY = 4096  # messages
@@ -81,7 +82,7 @@ class Groups:
         if said.tag in self._entered:
             self._bring(self._entered[said.tag], sock, said)
         elif said.tag in self._departed:
-            self._refuse(sock, f"rank {said.rank} dialed for a group that was left here")
+            Group.say_left(sock.detach(), sock.tls)
         elif sum(other.rank == said.rank for _, other in self._parked) >= _MOST_PARKED:
             self._refuse(sock, f"rank {said.rank} dialed for too many groups not entered yet")
         else:
