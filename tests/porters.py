@@ -108,9 +108,15 @@ class Place:
         self.porter, self.rank = porter, rank
         self.ends: dict[bytes, Recorder] = {}
 
-    def enter(self, group: bytes, members: Sequence[int], end: Recorder | None = None) -> Recorder:
+    def enter(
+        self,
+        group: bytes,
+        members: Sequence[int],
+        end: Recorder | None = None,
+        circle: bytes | None = None,
+    ) -> Recorder:
         end = self.ends[group] = end or Recorder()
-        self.porter.enter(group, members, list(members).index(self.rank), end)
+        self.porter.enter(group, members, list(members).index(self.rank), end, circle)
         return end
 
     @staticmethod

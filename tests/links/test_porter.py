@@ -151,6 +151,20 @@ def test_who_is_anxious_hears_who_has_left_without_the_middle(end: str) -> None:
         assert asking.failure() is None
 
 
+def test_who_is_anxious_hears_who_has_left_without_the_middle_of_its_circle() -> None:
+    """The middle of the world is there, but the group hears nothing of it."""
+    with world(4) as places:
+        with ThreadPoolExecutor(3) as pool:
+            for place in places[1:]:
+                pool.submit(place.porter.rally, b"a circle", [1, 2, 3], b"", 10, lambda: None)
+        asking, _ = (places[rank].enter(GROUP, [2, 3], circle=b"a circle") for rank in (2, 3))
+        places[1].porter.close()
+        places[3].porter.leave(GROUP)
+        asking.raise_events(ANXIOUS_EVENT)
+        wait_until(lambda: asking.left == {1})
+        assert asking.failure() is None
+
+
 def test_who_is_anxious_hears_what_all_called() -> None:
     with world(4) as places:
         ends = [place.enter(GROUP, range(4)) for place in places]

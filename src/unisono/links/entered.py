@@ -7,6 +7,7 @@ import time
 from collections.abc import Iterable, Sequence
 from functools import partial
 
+from unisono.links.circle import Circle
 from unisono.links.connection import Connection
 from unisono.links.dialing import Dial, Failed
 from unisono.links.ends import ANXIOUS_EVENT, FAILED_EVENT, Fault, GroupEnd
@@ -22,7 +23,6 @@ from unisono.links.messages import (
     read_failed,
     read_looked,
 )
-from unisono.links.place import Place
 from unisono.links.sockets import prepare, send_at_once
 from unisono.links.vote import Answer, Ask, Vote, cast_in
 
@@ -34,10 +34,10 @@ class Entered:
     place among them. All methods are for the loop's thread."""
 
     def __init__(
-        self, place: Place, tag: bytes, members: Sequence[int], me: int, group: GroupEnd
+        self, circle: Circle, tag: bytes, members: Sequence[int], me: int, group: GroupEnd
     ) -> None:
         self.tag = tag
-        self.place, self._me, self._group = place, me, group
+        self.circle, self.place, self._me, self._group = circle, circle.place, me, group
         self._members = tuple(members)
         self._peers = {rank: peer for peer, rank in enumerate(members)}
         self._reached: set[tuple[int, int]] = set()  # peer, kind
@@ -52,7 +52,7 @@ class Entered:
         self._looked_at = float("-inf")
         self._look_alarm: Alarm | None = None
         self._events = group.events_fd()
-        place.loop.watch(self._events, READ, self._take_events)
+        self.place.loop.watch(self._events, READ, self._take_events)
 
     def leave(self) -> None:
         """Tells the others, and lets go of the native end."""

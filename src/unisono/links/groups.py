@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 from unisono.links.circle import Circle
 from unisono.links.connection import Connection
@@ -20,6 +20,14 @@ _MOST_EARLY = 4096  # messages
 _MOST_DEPARTED = 4096
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Departed:
+    """A group that was left: the vote as it was then."""
+
+    vote: Vote
+    circle: Circle
+
+
 class Groups:
     """By tag. All methods are for the loop's thread. `refuse` closes a connection, saying why."""
 
@@ -28,14 +36,14 @@ class Groups:
         self._entered: dict[bytes, Entered] = {}
         self._parked: list[tuple[Connection, Introduction]] = []
         self._early: deque[Message] = deque(maxlen=_MOST_EARLY)
-        self._departed: dict[bytes, Vote] = {}  # as it was then
+        self._departed: dict[bytes, _Departed] = {}
 
     def enter(
         self, tag: bytes, members: Sequence[int], me: int, group: GroupEnd, circle: Circle
     ) -> None:
         """Enters a group of some ranks of a circle; brings it what came early."""
         self._departed.pop(tag, None)
-        entered = self._entered[tag] = Entered(circle.place, tag, members, me, group)
+        entered = self._entered[tag] = Entered(circle, tag, members, me, group)
         if circle.is_orphaned:
             entered.orphaned()
         for sock, said in self._unpark(lambda said: said.tag == tag):
@@ -56,7 +64,7 @@ class Groups:
         """Leaves a group, if it was entered."""
         entered = self._entered.pop(tag, None)
         if entered is not None:
-            self._departed[tag] = entered.vote()
+            self._departed[tag] = _Departed(vote=entered.vote(), circle=entered.circle)
             entered.leave()
             if len(self._departed) > _MOST_DEPARTED:
                 del self._departed[next(iter(self._departed))]
@@ -68,7 +76,9 @@ class Groups:
 
     def vote(self, tag: bytes) -> Vote | None:
         """This host's vote on what succeeds a group; of one that was left, as it was then."""
-        return self._entered[tag].vote() if tag in self._entered else self._departed.get(tag)
+        if tag in self._entered:
+            return self._entered[tag].vote()
+        return self._departed[tag].vote if tag in self._departed else None
 
     def leave_all(self) -> None:
         """Leaves all groups, and closes what was parked."""
@@ -96,21 +106,25 @@ class Groups:
             sock.close()
 
     def hear(self, message: Message, circle: Circle) -> None:
-        """A message of a circle's star. Raises `ValueError` for one that makes no sense."""
+        """A message of a circle's star, or one that came by post, as of the world's. Raises
+        `ValueError` for one that makes no sense."""
         if message.say is Say.GONE:
             text = message.body.decode(errors="replace")
             circle.gone.setdefault(message.origin, text)
             for entered in list(self._entered.values()):
-                if entered.place is circle.place:
+                if entered.circle is circle:
                     entered.gone(message.origin, text)
         elif message.tag in self._entered:
             self._entered[message.tag].hear(message)
         elif message.say is Say.LOOK:
             # Not entered yet, or left: nothing was called. That there is an answer says enough.
+            departed = self._departed.get(message.tag)
+            if departed is not None:
+                circle = departed.circle  # it may have come by post
             place = circle.place
             answer = Message(say=Say.LOOKED, origin=place.terms.rank, tag=message.tag)
             place.tell(answer)
-            if circle.is_orphaned and message.tag in self._departed:
+            if circle.is_orphaned and departed is not None:
                 place.tell(replace(answer, say=Say.LEFT, to=(message.origin,)))
         elif message.say in (Say.LEFT, Say.FAILED) and message.tag not in self._departed:
             self._early.append(message)
@@ -118,7 +132,7 @@ class Groups:
     def orphaned(self, circle: Circle) -> None:
         """The middle of a circle has left, or is lost."""
         for entered in list(self._entered.values()):
-            if entered.place is circle.place:
+            if entered.circle is circle:
                 entered.orphaned()
 
     def unreached(self, rank: int) -> None:
