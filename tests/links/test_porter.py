@@ -14,6 +14,7 @@ from itertools import combinations
 import pytest
 
 from porters import SECRET, WORLD, Recorder, contacts_of, exchange, make_porter, wait_until, world
+from ranks import no_descriptors
 from unisono.errors import AbortedError, AuthenticationError, RendezvousError
 from unisono.links.ends import ANXIOUS_EVENT, Fault
 from unisono.links.handshake import Handshake
@@ -163,6 +164,20 @@ def test_who_is_anxious_hears_who_has_left_without_the_middle_of_its_circle() ->
         asking.raise_events(ANXIOUS_EVENT)
         wait_until(lambda: asking.left == {1})
         assert asking.failure() is None
+
+
+def test_a_rank_that_has_no_descriptor_to_ask_with_asks_later() -> None:
+    with world(3) as places:
+        asking, asked = (places[rank].enter(GROUP, [1, 2]) for rank in (1, 2))
+        asked.last_call = b"a call"
+        places[0].porter.close()
+        with no_descriptors():
+            asking.raise_events(ANXIOUS_EVENT)
+            wait_until(lambda: asking.lookers)
+            for _ in range(2):  # the dial, and what comes of it
+                places[1].porter._loop.run(lambda: None, 5)
+        wait_until(lambda: asking.calls == {1: b"a call"})
+        assert not asking.left and asking.failure() is None
 
 
 def test_who_is_anxious_hears_what_all_called() -> None:

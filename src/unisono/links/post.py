@@ -26,6 +26,7 @@ from unisono.links.vote import Answer, Ask, Step, read_answer, read_ask
 
 _MOST_WAITING = 4096  # news for a group that nobody shrinks here yet
 _PROCESS_S = 5.0  # a host that answers, and a process that does not: dialed again
+_PAUSE_S = 0.1  # where this process is short of descriptors
 _FOR_GOOD = b"for good"
 
 Attempt: TypeAlias = tuple[bytes, bytes]
@@ -268,8 +269,7 @@ class _Way:
             host_s=self._place.terms.peer_timeout_s,
             process_s=_PROCESS_S,
             opened=self._opened,
-            # Later: a dial may fail before it is made.
-            failed=self._fail_soon,
+            failed=self._fail_later,
         )
 
     def _opened(self, sock: socket.socket) -> None:
@@ -288,13 +288,14 @@ class _Way:
         assert self._line is not None
         self._post.heard(self._rank, message, self._line)
 
-    def _fail_soon(self, failed: Failed) -> None:
-        self._place.loop.later(0, lambda: self._failed(failed))
+    def _fail_later(self, failed: Failed) -> None:
+        """A dial may fail before it is made; while descriptors are short here, each does."""
+        self._place.loop.later(_PAUSE_S if failed.here else 0, lambda: self._failed(failed))
 
     def _failed(self, failed: Failed) -> None:
         if self._is_closed:
             return
-        if failed.answered:  # its host lives: perhaps it is stopped
+        if failed.answered or failed.here:  # it may live: perhaps it is stopped
             self._dial = self._begin()
         else:
             self._post.unreached(self._rank)
