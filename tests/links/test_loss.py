@@ -126,6 +126,31 @@ def test_a_cut_link_is_named_in_three_seconds(lab: Any, victim: int, carrier: bo
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("met", [True, False])
+def test_a_cut_link_is_named_after_rank_0_has_left(lab: Any, met: bool) -> None:
+    """Also where the cut ranks have no connection yet by which they ask each other."""
+    with ranks_on(lab) as ranks:
+        ranks[0].say("quit")
+        assert ranks[0].process.wait(5) == 0
+        for rank in ranks[1:]:
+            rank.expect("left")
+            if met:
+                rank.say("anxious")
+                rank.expect("heard")
+        cut_at = time.monotonic()
+        lab.cut(2)
+        for rank in ranks[1:]:
+            rank.say("anxious")
+        for number, rank in enumerate(ranks[1:], 1):
+            failed = rank.expect("failed", 8)
+            assert failed["fault"] == Fault.PEER_LOST
+            assert f"rank {3 - number}" in failed["text"]
+            assert f"10.77.0.{4 - number}" in failed["text"]
+            assert failed["at"] - cut_at < 4
+            assert rank.count("left") == 1
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize("carrier", [True, False])
 @pytest.mark.parametrize("waiting", [True, False])
 def test_a_short_cut_is_survived(lab: Any, waiting: bool, carrier: bool) -> None:

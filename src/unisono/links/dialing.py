@@ -47,12 +47,13 @@ class Wanted:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Failed:
     """Why there is no connection. `here`: because of this process, not the peer. `answered`: the
-    peer's host did answer, but nobody on it in time."""
+    peer's host did answer, but nobody on it in time. `silent`: nothing was heard of that host."""
 
     text: str
     here: bool = False
     false: bool = False
     answered: bool = False
+    silent: bool = False
 
 
 class Dial:
@@ -131,7 +132,7 @@ class Dial:
             limit = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
             self._fail(f"no descriptors are left here (ulimit -n is {limit})", here=True)
         elif number in _FINAL or time.monotonic() >= self._deadline:
-            self._fail(os.strerror(number))
+            self._fail(os.strerror(number), silent=number not in _FINAL)
         else:
             self._alarm = self._loop.later(_PAUSE_S, self._attempt)
 
@@ -142,12 +143,13 @@ class Dial:
         here: bool = False,
         false: bool = False,
         answered: bool = False,
+        silent: bool = False,
     ) -> None:
         if self._over:
             return
         self._over = True
         text = f"rank {self._wanted.rank} at {show(self._wanted.address)}: {why}"
-        self._failed(Failed(text=text, here=here, false=false, answered=answered))
+        self._failed(Failed(text=text, here=here, false=false, answered=answered, silent=silent))
 
     def _drop(self) -> None:
         self._clear_alarm()

@@ -172,11 +172,16 @@ class Entered:
         if self._has_told:
             self._tell_failure()
 
-    def unreached(self, rank: int) -> None:
-        """A rank cannot be reached by post: it has left, or is lost, and where there is no star
-        nobody will say which. What it sent before is taken all the same."""
+    def unreached(self, rank: int, silent: str) -> None:
+        """A rank cannot be reached by post. Unless its host is `silent`, it has left, or is lost,
+        and where there is no star nobody will say which. What it sent before is taken all the
+        same."""
         peer = self._peers.get(rank)
-        if self._is_orphaned and peer is not None:
+        if not self._is_orphaned or peer is None:
+            return
+        if silent and peer not in self._left:
+            self.fail(Fault.PEER_LOST, silent)
+        else:
             self._take_leave(peer)
 
     def hear(self, message: Message) -> None:

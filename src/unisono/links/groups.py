@@ -135,10 +135,10 @@ class Groups:
             if entered.circle is circle:
                 entered.orphaned()
 
-    def unreached(self, rank: int) -> None:
-        """A rank cannot be reached by post."""
+    def unreached(self, rank: int, silent: str) -> None:
+        """A rank cannot be reached by post; `silent` says so where nothing is heard of its host."""
         for entered in list(self._entered.values()):
-            entered.unreached(rank)
+            entered.unreached(rank, silent)
 
     def starved(self, why: str) -> None:
         """Nobody can be accepted for long."""

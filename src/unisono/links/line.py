@@ -48,6 +48,8 @@ class Line:
         self._silence: Silence | None = None  # while an acknowledgement is owed
         self._said_bye = False
         self._over = False
+        self.was_silent = False
+        """It ended because nothing was heard of the rank's host for long."""
         prepare(sock, peer_timeout_s)
         retry_often(sock)
         watch_idle(sock, peer_timeout_s)
@@ -153,6 +155,7 @@ class Line:
             self._end("is gone")
 
     def _end_silent(self) -> None:
+        self.was_silent = True
         self._end(f"has been silent for {self._peer_timeout_s:g} s: its host or the link is down")
 
     def _end(self, why: str) -> None:

@@ -163,12 +163,12 @@ class Post:
         for line in list(self._lines):
             line.close()
 
-    def unreached(self, rank: int) -> None:
-        """Of a way to a rank."""
+    def unreached(self, rank: int, silent: str) -> None:
+        """Of a way to a rank; `silent` says so where nothing is heard of its host."""
         self._ways.pop(rank, None)
         for box in self._boxes.values():
             box.put(Unreached(rank=rank))
-        self._groups.unreached(rank)
+        self._groups.unreached(rank, silent)
 
     def heard(self, rank: int, message: Message, line: Line) -> None:
         """From a rank, by a line. Raises `ValueError` for what makes no sense."""
@@ -249,7 +249,7 @@ class _Way:
     def say(self, message: Message) -> None:
         if self._line is None:
             self._pending.append(message)
-        elif message.say is Say.ASK:
+        elif message.say in (Say.ASK, Say.LOOK):
             self._line.ask(message)
         else:
             self._line.say(message)
@@ -278,7 +278,7 @@ class _Way:
             sock,
             self._place.terms.peer_timeout_s,
             heard=self._heard,
-            ended=lambda _: self._post.unreached(self._rank),
+            ended=self._line_ended,
         )
         for message in self._pending:
             self.say(message)
@@ -287,6 +287,12 @@ class _Way:
     def _heard(self, message: Message) -> None:
         assert self._line is not None
         self._post.heard(self._rank, message, self._line)
+
+    def _line_ended(self, why: str) -> None:
+        assert self._line is not None
+        host = self._place.terms.contacts[self._rank].addresses[0][0]
+        text = f"rank {self._rank} (host {host}) {why}"
+        self._post.unreached(self._rank, text if self._line.was_silent else "")
 
     def _fail_later(self, failed: Failed) -> None:
         """A dial may fail before it is made; while descriptors are short here, each does."""
@@ -298,4 +304,6 @@ class _Way:
         if failed.answered or failed.here:  # it may live: perhaps it is stopped
             self._dial = self._begin()
         else:
-            self._post.unreached(self._rank)
+            terms = self._place.terms
+            text = f"rank {terms.rank} has no connection to {failed.text}"
+            self._post.unreached(self._rank, text if failed.silent else "")
