@@ -18,6 +18,8 @@ from ranks import no_descriptors
 from unisono.errors import AbortedError, AuthenticationError, RendezvousError
 from unisono.links.ends import ANXIOUS_EVENT, Fault
 from unisono.links.handshake import Handshake
+from unisono.links.introduction import tag_of
+from unisono.links.messages import CALLED_BYTES, Message, Say
 from unisono.links.porter import Porter
 
 GROUP = b"a group"
@@ -150,6 +152,21 @@ def test_who_is_anxious_hears_who_has_left_without_the_middle(end: str) -> None:
         asking.raise_events(ANXIOUS_EVENT)
         wait_until(lambda: asking.left == {1})
         assert asking.failure() is None
+
+
+def test_who_has_asked_often_without_the_middle_still_hears() -> None:
+    look = Message(say=Say.LOOK, origin=1, tag=tag_of(GROUP), to=(2,), body=bytes(CALLED_BYTES))
+    with world(3) as places:
+        asking, asked = (places[rank].enter(GROUP, [1, 2]) for rank in (1, 2))
+        places[0].porter.close()
+        tell = places[1].porter._joined.post.tell
+        for _ in range(30):  # as in some minutes of waiting
+            answers = asked.lookers
+            places[1].porter._loop.run(lambda: [tell(look) for _ in range(10)], 5)
+            wait_until(lambda answers=answers: asked.lookers > answers)
+        asked.last_call = b"a call"
+        asking.raise_events(ANXIOUS_EVENT)
+        wait_until(lambda: asking.calls == {1: b"a call"})
 
 
 def test_who_is_anxious_hears_who_has_left_without_the_middle_of_its_circle() -> None:

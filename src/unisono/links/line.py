@@ -75,6 +75,10 @@ class Line:
         self._waiting = True
         self.say(message)
 
+    def is_read(self) -> None:
+        """The rank reads: it has said something by another connection."""
+        self._unheard_bytes = 0
+
     def say_last(self, message: Message) -> None:
         """Sends a message before the line is closed, if it still can be sent."""
         with contextlib.suppress(OSError):

@@ -174,6 +174,8 @@ class Post:
         """From a rank, by a line. Raises `ValueError` for what makes no sense."""
         if message.origin != rank:
             raise ValueError(f"a message of rank {message.origin} from rank {rank}")
+        if rank in self._ways:
+            self._ways[rank].is_read()
         attempt, data = (message.tag, message.body[:TAG_BYTES]), message.body[TAG_BYTES:]
         match message.say:
             case say if say in _OF_GROUPS:
@@ -253,6 +255,11 @@ class _Way:
             self._line.ask(message)
         else:
             self._line.say(message)
+
+    def is_read(self) -> None:
+        """The rank has said something by a connection of its own, as it answers questions."""
+        if self._line is not None:
+            self._line.is_read()
 
     def close(self) -> None:
         self._is_closed = True
