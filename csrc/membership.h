@@ -50,6 +50,7 @@ class Membership {
     void require_own_process() const {
         if (guard_.in_child()) raise();
     }
+    [[nodiscard]] bool has_left(uint32_t rank) const noexcept { return view_.has_left(rank); }
     // It was closed here.
     [[nodiscard]] bool closed() const noexcept { return closed_.load(std::memory_order_relaxed); }
     // Throws if the group has failed, if it was closed here, or in a forked child. Cheap.

@@ -34,6 +34,7 @@ class MessageWire final : public Wire {
     Woken sleep(double seconds, const std::function<bool()>& awake) override;
     void wake() noexcept override;
     [[nodiscard]] bool forget_messages() noexcept override;
+    bool forget_messages(uint32_t peer) noexcept override { return peers_[peer].leaving.empty(); }
     [[nodiscard]] bool idle() const noexcept override;
     [[nodiscard]] bool borrows() const noexcept override;
     [[nodiscard]] bool needs_looks() const noexcept override { return true; }

@@ -182,7 +182,7 @@ void TcpWire::flush(uint32_t peer) {
 
 void TcpWire::flush(uint32_t peer, size_t index) {
     Stream& stream = *peers_[peer].streams[index];
-    if (stream.drained()) return;
+    if (stream.drained() && !stream.watched_for_room) return;
     const uint64_t before = stream.waiting_bytes();
     stream.flush();
     unsent_bytes_ -= before - stream.waiting_bytes();

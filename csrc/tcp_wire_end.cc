@@ -132,16 +132,19 @@ bool TcpWire::arrived(Stream& stream) noexcept {
 }
 
 bool TcpWire::forget_messages() noexcept {
-    for (Peer& peer : peers_) {
-        for (const Outgoing& outgoing : peer.early)
-            unsent_bytes_ -= sizeof(Frame) + outgoing.frame.bytes;
-        peer.early.clear();
-        for (const auto& stream : peer.streams) {
-            if (!stream) continue;
-            unsent_bytes_ -= stream->waiting_bytes();
-            stream->cut_short();
-            unsent_bytes_ += stream->waiting_bytes();
-        }
+    for (uint32_t peer = 0; peer < peers_.size(); ++peer) forget_messages(peer);
+    return true;
+}
+
+bool TcpWire::forget_messages(uint32_t peer) noexcept {
+    for (const Outgoing& outgoing : peers_[peer].early)
+        unsent_bytes_ -= sizeof(Frame) + outgoing.frame.bytes;
+    peers_[peer].early.clear();
+    for (const auto& stream : peers_[peer].streams) {
+        if (!stream) continue;
+        unsent_bytes_ -= stream->waiting_bytes();
+        stream->cut_short();
+        unsent_bytes_ += stream->waiting_bytes();
     }
     return true;
 }

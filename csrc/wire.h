@@ -91,6 +91,8 @@ class Wire {
     // After a failure: gives up the messages that are not handed over. True: their memory is the
     // callers' again; else it may be used until the process ends.
     [[nodiscard]] virtual bool forget_messages() noexcept = 0;
+    // The same for those to a peer that has left.
+    virtual bool forget_messages(uint32_t peer) noexcept = 0;
     // Nothing is left to be sent. For any thread.
     [[nodiscard]] virtual bool idle() const noexcept = 0;
     // Whether callers' memory is among what is left to be sent.

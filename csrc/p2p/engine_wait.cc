@@ -201,10 +201,8 @@ Woken Engine::rest(bool here, bool away, Awake&& awake, double seconds) {
 }
 
 bool Engine::has_departed(uint32_t peer) const noexcept {
-    const bool left = view_.has_left(peer);
-    if (const WireEndpoint* const wired = wired_[peer])
-        return wired->has_ended() || (left && !wire_->reached(peer));
-    return left;
+    if (const WireEndpoint* const wired = wired_[peer]) return wired->has_departed();
+    return view_.has_left(peer);
 }
 
 bool Engine::is_in_vain(const Request& request) noexcept {
@@ -247,7 +245,8 @@ void Engine::end_if_in_vain(Request& request) {
     poll();  // as above
     if (!in_vain(request)) return;
     const Error departed = departed_from(request);
-    if (!take_back(request, departed)) members_.fail(departed.fault(), departed.what());
+    if (!take_back(request, departed) && !request.done())
+        members_.fail(departed.fault(), departed.what());
 }
 
 Error Engine::departed_from(const Request& request) const {

@@ -19,7 +19,7 @@ void WireEndpoint::say(FrameKind kind, uint64_t number, uint64_t place) {
 
 bool WireEndpoint::put(Request& send) {
     const uint64_t piece = std::min(send.message().bytes, kPiece);
-    if (credit_ < piece + kOverhead) return false;
+    if (credit_ < piece + kOverhead || has_departed()) return false;
     credit_ -= piece + kOverhead;
     send_message(send, piece, false);
     return true;
@@ -64,11 +64,15 @@ void WireEndpoint::deny() {
     say(FrameKind::denied, question_);
 }
 
-// What has left cannot be taken back, unless its peer will never grant the rest, and the wire has
-// handed over all that it had of it.
+// What has left cannot be taken back, unless its peer will never take it, and the wire uses none of
+// it any more.
 bool WireEndpoint::withdraw(Request& send) noexcept {
-    if (!ended_ || !leaving_.empty()) return false;
-    return std::erase_if(ungranted_, [&](const auto& each) { return each.second == &send; }) > 0;
+    if (!has_departed()) return false;
+    progress();
+    if (send.done() || !(leaving_.empty() || wire_.forget_messages(peer_))) return false;
+    return std::erase_if(ungranted_, [&](const auto& each) { return each.second == &send; }) +
+               std::erase_if(leaving_, [&](const auto& each) { return each.done == &send; }) >
+           0;
 }
 
 // Ends what has left.

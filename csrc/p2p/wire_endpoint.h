@@ -43,6 +43,10 @@ class WireEndpoint final : public Endpoint {
     void keep_memory() noexcept;
     // Nothing comes any more: it has left, or its connection has ended.
     [[nodiscard]] bool has_ended() const noexcept { return ended_; }
+    // The same, also where there was no connection.
+    [[nodiscard]] bool has_departed() const noexcept {
+        return ended_ || (members_.has_left(peer_) && !wire_.reached(peer_));
+    }
     void end() noexcept { ended_ = true; }
 
   private:

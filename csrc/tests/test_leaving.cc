@@ -158,6 +158,55 @@ void check_alone(Report& report) {
                  "what a rank that is left sends to itself comes");
 }
 
+// Sends of all sizes to a peer that has left end one by one for who looks, wherever they are: still
+// here, on their way, or begun only then.
+void check_sends_to_who_has_left(Report& report) {
+    enum class There : uint8_t { never, slowly, no_more };
+    for (const There there : {There::never, There::slowly, There::no_more}) {
+        Faced faced(1, false);
+        const std::string what = "case " + std::to_string(static_cast<int>(there));
+        if (there != There::never) faced.attach(kMessages, 0, 1, 4096);
+        p2p::Engine& engine = *faced.rank().p2p;
+        Data little(8), some(kLarge), much(8 << 20);
+        std::deque<p2p::Request> sends;
+        const auto begin = [&] {
+            for (Data* const data : {&some, &little, &much, &little}) {
+                sends.emplace_back(message(*data, 1, 0), true);
+                engine.begin(sends.back(), true);
+            }
+        };
+        if (there != There::no_more) begin();
+        const auto look = [&] {
+            Deadline soon(10);
+            for (auto& request : sends) {
+                while (!request.done() && !soon.passed()) engine.test(request);
+            }
+        };
+        if (there == There::never) {
+            faced.group().peer_left(1);
+        } else {
+            faced.say(kMessages, frame_of(FrameKind::left, 1));
+            if (there == There::no_more) faced.hang_up(kMessages, 0, false);
+        }
+        if (there == There::no_more) {
+            Data data(1);
+            p2p::Request first(message(data, 1, 5), false);
+            engine.begin(first, false);
+            for (Deadline soon(10); !first.done() && !soon.passed();) engine.test(first);
+            begin();
+        }
+        look();
+        for (const auto& request : sends) {
+            report.check(request.done(), what + ": a send that nobody takes");
+            report.check(!request.error() || request.error()->fault() == Fault::peer_lost,
+                         what + ": how it ends");
+        }
+        report.check(sends[0].error().has_value() && sends[2].error().has_value(),
+                     what + ": large sends have not arrived");
+        report.check(!faced.rank().members->failed(), what + ": the group goes on");
+    }
+}
+
 // A message that is done for its sender, and of which the peer has not taken most.
 void send_untaken(Report& report, Faced& faced, const Data& data) {
     const int little = 64 << 10;
@@ -254,6 +303,7 @@ int main() {
     check_alone(report);
     check_untaken_after_leaving<Play>(report, "a send to a rank of this host");
     check_untaken_after_leaving<PlayOverHosts>(report, "a send to a rank of another host");
+    check_sends_to_who_has_left(report);
     check_patient_leaving(report);
     check_grants_under_way(report);
     check_failure_while_leaving(report);

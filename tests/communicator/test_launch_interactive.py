@@ -62,6 +62,8 @@ def rank(x):
         dist.all_reduce(mine)
         sums.append(mine.tolist())
         dist.destroy_process_group()
+        with unisono.init() as comm:
+            comm.barrier()  # nobody takes this store, which rank 0 has just closed, for the next
     with unisono.init() as comm:
         comm.all_reduce(x)
     names = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "MASTER_ADDR")

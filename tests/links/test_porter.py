@@ -169,6 +169,22 @@ def test_who_has_asked_often_without_the_middle_still_hears() -> None:
         wait_until(lambda: asking.calls == {1: b"a call"})
 
 
+def test_who_has_asked_often_for_a_rank_that_is_late_still_hears() -> None:
+    look = Message(say=Say.LOOK, origin=1, tag=tag_of(GROUP), to=(2,), body=bytes(CALLED_BYTES))
+    with world(3) as places:
+        asking = places[1].enter(GROUP, [1, 2])
+        places[0].porter.close()
+        tell, loops = places[1].porter._joined.post.tell, [p.porter._loop for p in places[1:]]
+        for _ in range(150):  # as in a minute of waiting
+            loops[0].run(lambda: tell(look), 5)
+            for loop in loops:
+                loop.run(lambda: None, 5)
+        places[2].enter(GROUP, [1, 2])
+        places[2].porter.leave(GROUP)
+        asking.raise_events(ANXIOUS_EVENT)
+        wait_until(lambda: asking.left == {1})
+
+
 def test_who_is_anxious_hears_who_has_left_without_the_middle_of_its_circle() -> None:
     """The middle of the world is there, but the group hears nothing of it."""
     with world(4) as places:

@@ -26,6 +26,7 @@ from unisono.links.sockets import Address, dial, show
 _ATTEMPT_S = 0.7  # the kernel itself would try again after 1, 3 and 7 s only
 _PAUSE_S = 0.1
 _FINAL = (errno.ECONNREFUSED, errno.EACCES, errno.EPERM, errno.EINVAL, errno.EAFNOSUPPORT)
+_SILENT = (errno.ETIMEDOUT, errno.EHOSTUNREACH, errno.ENETUNREACH)
 _EXHAUSTED = (errno.EMFILE, errno.ENFILE)
 
 
@@ -132,7 +133,7 @@ class Dial:
             limit = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
             self._fail(f"no descriptors are left here (ulimit -n is {limit})", here=True)
         elif number in _FINAL or time.monotonic() >= self._deadline:
-            self._fail(os.strerror(number), silent=number not in _FINAL)
+            self._fail(os.strerror(number), silent=number in _SILENT)
         else:
             self._alarm = self._loop.later(_PAUSE_S, self._attempt)
 

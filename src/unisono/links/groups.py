@@ -105,9 +105,11 @@ class Groups:
         for sock, _ in self._parked:
             sock.close()
 
-    def hear(self, message: Message, circle: Circle) -> None:
-        """A message of a circle's star, or one that came by post, as of the world's. Raises
-        `ValueError` for one that makes no sense."""
+    def hear(
+        self, message: Message, circle: Circle, tell: Callable[[Message], None] | None = None
+    ) -> None:
+        """A message of a circle's star, or one that came by post, as of the world's: then `tell`
+        posts an answer. Raises `ValueError` for one that makes no sense."""
         if message.say is Say.GONE:
             text = message.body.decode(errors="replace")
             circle.gone.setdefault(message.origin, text)
@@ -120,12 +122,13 @@ class Groups:
             # Not entered yet, or left: nothing was called. That there is an answer says enough.
             departed = self._departed.get(message.tag)
             if departed is not None:
-                circle = departed.circle  # it may have come by post
-            place = circle.place
-            answer = Message(say=Say.LOOKED, origin=place.terms.rank, tag=message.tag)
-            place.tell(answer)
+                circle, tell = departed.circle, None
+            tell = tell or circle.place.tell
+            rank, to = circle.place.terms.rank, (message.origin,)
+            answer = Message(say=Say.LOOKED, origin=rank, tag=message.tag, to=to)
+            tell(answer)
             if circle.is_orphaned and departed is not None:
-                place.tell(replace(answer, say=Say.LEFT, to=(message.origin,)))
+                tell(replace(answer, say=Say.LEFT))
         elif message.say in (Say.LEFT, Say.FAILED) and message.tag not in self._departed:
             self._early.append(message)
 

@@ -31,7 +31,9 @@ class Joined:
         self._place = Place(loop=loop, terms=terms, tell=self._tell)
         self.groups = Groups(self._refuse)
         self.post = Post(
-            self._place, self.groups, lambda message: self.groups.hear(message, self._world)
+            self._place,
+            self.groups,
+            lambda message: self.groups.hear(message, self._world, self._tell),
         )
         everybody = range(len(terms.contacts))
         self._world = self._circle_of(NO_GROUP, everybody, b"")

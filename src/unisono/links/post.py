@@ -250,6 +250,9 @@ class _Way:
 
     def say(self, message: Message) -> None:
         if self._line is None:
+            if message.say is Say.LOOK:  # asked again and again, also of a process that is stopped
+                asked = (message.say, message.tag)
+                self._pending = [old for old in self._pending if (old.say, old.tag) != asked]
             self._pending.append(message)
         elif message.say in (Say.ASK, Say.LOOK):
             self._line.ask(message)
