@@ -130,11 +130,16 @@ Called called_by(const RankControl& control) noexcept {
 
 void hear(RankControl& mirror, const Called& called) noexcept {
     if (called.seq == 0) return;  // nothing yet
-    CallRecord& record = mirror.calls[called.seq % kCallHistory];
+    const auto record_of = [&](uint64_t seq) -> CallRecord& {
+        return mirror.calls[seq % kCallHistory];
+    };
+    // Of the last call: a header has only some bits of its number, and news may be very late.
+    const uint64_t header = mirror.header.load(std::memory_order_relaxed);
+    const uint64_t last = record_of(header >> 40).seq.load(std::memory_order_relaxed);
+    CallRecord& record = record_of(called.seq);
     if (record.seq.load(std::memory_order_relaxed) < called.seq)
         write(record, {called.seq, called.count, called.hash, called.kind, called.root});
-    if (ahead_of(called.header, mirror.header.load(std::memory_order_relaxed) >> 40) > 0)
-        mirror.header.store(called.header, std::memory_order_release);
+    if (called.seq > last) mirror.header.store(called.header, std::memory_order_release);
 }
 
 bool differ(const RankControl& one, const RankControl& other, uint64_t seq) noexcept {

@@ -101,10 +101,22 @@ void check_heard_by_two_ways(Report& report) {
                  "old news took a newer one's place");
 }
 
+// So many calls later that the bits in a header cannot tell which is the later.
+void check_very_late_news(Report& report) {
+    Segment segment(create_segment(shape_of(1, 2), World::nonce));
+    View view(segment, 0, Seats{2, {0}});
+    const Called last = called_of(1 + (uint64_t{3} << 22));
+    for (const uint64_t seq : {uint64_t{1}, last.seq, uint64_t{1}, uint64_t{2}})
+        view.hear(1, called_of(seq));
+    report.check(view.control(1).header.load() == last.header,
+                 "very late news passes for the latest");
+}
+
 }  // namespace
 
 int main() {
     Report report;
+    check_very_late_news(report);
     check_read_while_written(report);
     check_heard_by_two_ways(report);
     return report.finish();
