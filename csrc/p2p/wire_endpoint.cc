@@ -10,6 +10,7 @@ namespace unisono::p2p {
 // ---- as sender
 
 void WireEndpoint::say(FrameKind kind, uint64_t number, uint64_t place) {
+    if (has_departed()) return;
     Frame frame{};
     frame.kind = kind;
     frame.number = number;
@@ -19,9 +20,15 @@ void WireEndpoint::say(FrameKind kind, uint64_t number, uint64_t place) {
 
 bool WireEndpoint::put(Request& send) {
     const uint64_t piece = std::min(send.message().bytes, kPiece);
-    if (credit_ < piece + kOverhead || has_departed()) return false;
+    if (credit_ < piece + kOverhead) return false;
+    const bool departed = has_departed();
+    if (departed && piece < send.message().bytes) return false;
     credit_ -= piece + kOverhead;
-    send_message(send, piece, false);
+    if (departed) {  // small ones leave at once, as on one host, where nobody takes them either
+        completion_.complete(send);
+    } else {
+        send_message(send, piece, false);
+    }
     return true;
 }
 
@@ -69,10 +76,20 @@ void WireEndpoint::deny() {
 bool WireEndpoint::withdraw(Request& send) noexcept {
     if (!has_departed()) return false;
     progress();
-    if (send.done() || !(leaving_.empty() || wire_.forget_messages(peer_))) return false;
-    return std::erase_if(ungranted_, [&](const auto& each) { return each.second == &send; }) +
-               std::erase_if(leaving_, [&](const auto& each) { return each.done == &send; }) >
-           0;
+    if (!leaving_.empty() && !wire_.forget_messages(peer_)) return false;
+    ended_ = true;  // what is forgotten is never counted
+    for (auto each = leaving_.begin(); each != leaving_.end();) {
+        Request* const done = each->done;
+        const bool small = done && done->message().bytes <= kPiece;
+        if (done && !small && done != &send) {
+            ++each;
+            continue;
+        }
+        each = leaving_.erase(each);
+        if (small) completion_.complete(*done);  // as in `put`
+    }
+    std::erase_if(ungranted_, [&](const auto& each) { return each.second == &send; });
+    return !send.done();
 }
 
 // Ends what has left.
@@ -205,6 +222,7 @@ void WireEndpoint::deliver(const Frame& frame) {
         }
         case FrameKind::grant: {
             const auto found = ungranted_.find(frame.number);
+            if (found == ungranted_.end() && ended_) return;  // it was taken back
             if (found == ungranted_.end())
                 members_.fail_nonsense(peer_, "a grant for message " +
                                                   std::to_string(frame.number) +

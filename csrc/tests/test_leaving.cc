@@ -203,6 +203,8 @@ void check_sends_to_who_has_left(Report& report) {
         }
         report.check(sends[0].error().has_value() && sends[2].error().has_value(),
                      what + ": large sends have not arrived");
+        report.check(!sends[1].error() && !sends[3].error(),
+                     what + ": small sends leave at once, as on one host");
         report.check(!faced.rank().members->failed(), what + ": the group goes on");
     }
 }

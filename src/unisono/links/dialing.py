@@ -26,6 +26,13 @@ from unisono.links.sockets import Address, dial, show
 _ATTEMPT_S = 0.7  # the kernel itself would try again after 1, 3 and 7 s only
 _PAUSE_S = 0.1
 _FINAL = (errno.ECONNREFUSED, errno.EACCES, errno.EPERM, errno.EINVAL, errno.EAFNOSUPPORT)
+_HERE = (  # of this host, not the other
+    errno.EADDRNOTAVAIL,
+    errno.ENOBUFS,
+    errno.ENOMEM,
+    errno.EAGAIN,
+    errno.ENETDOWN,
+)
 _SILENT = (errno.ETIMEDOUT, errno.EHOSTUNREACH, errno.ENETUNREACH)
 _EXHAUSTED = (errno.EMFILE, errno.ENFILE)
 
@@ -133,7 +140,7 @@ class Dial:
             limit = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
             self._fail(f"no descriptors are left here (ulimit -n is {limit})", here=True)
         elif number in _FINAL or time.monotonic() >= self._deadline:
-            self._fail(os.strerror(number), silent=number in _SILENT)
+            self._fail(os.strerror(number), here=number in _HERE, silent=number in _SILENT)
         else:
             self._alarm = self._loop.later(_PAUSE_S, self._attempt)
 
