@@ -17,7 +17,7 @@ from typing import Annotated, Any
 
 import typer
 
-from unisono.bench.machine import describe_machine
+from unisono.bench.machine_facts import describe_machine
 
 HERE = Path(__file__).parent
 TESTS = "tests/lab/test_faults.py"

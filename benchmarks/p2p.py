@@ -28,10 +28,10 @@ from rich.console import Console
 
 from unisono.bench.cases import Case
 from unisono.bench.contestants import MEMORY, NETWORK, OURS
-from unisono.bench.execute import Hosts
 from unisono.bench.runner import Pace, run_benchmark
 from unisono.bench.sizes import parse_sizes
-from unisono.outputs import progress
+from unisono.commands.bench_run import Hosts
+from unisono.commands.outputs import progress
 
 HERE = Path(__file__).parent
 OPS = ("ping_pong", "stream")

@@ -25,17 +25,17 @@ from rich.console import Console
 from rich.table import Table
 
 from unisono import algorithms
-from unisono.algorithms.timing import Constants, predict, work
 from unisono.bench.cases import Case
+from unisono.bench.contestant_ranks import ContestantRanks
 from unisono.bench.contestants import OURS, Contestant
-from unisono.bench.machine import busy_cores, describe_machine
+from unisono.bench.machine_facts import busy_cores, describe_machine
 from unisono.bench.probe import probe_core_latency_s
 from unisono.bench.race import RaceLength, distinct, medians, race
 from unisono.bench.sizes import format_size, parse_sizes
-from unisono.bench.tune import default_algorithm
-from unisono.bench.world import World
+from unisono.bench.tuner import default_algorithm
+from unisono.commands.outputs import progress
 from unisono.native import usable_cores
-from unisono.outputs import progress
+from unisono.selection.host_cost_model import Constants, predict, work
 from unisono.types import Op
 
 HERE = Path(__file__).parent
@@ -48,7 +48,7 @@ OVERHEAD = 2.5
 """Time of a cell over that of its turns."""
 
 
-def measure(world: World, op: Op, nbytes: int, budget_s: float) -> dict[str, Any]:
+def measure(world: ContestantRanks, op: Op, nbytes: int, budget_s: float) -> dict[str, Any]:
     """One cell: both races, and the regret."""
     case = Case(op=op, ranks=world.ranks, nbytes=nbytes)
     default = default_algorithm(op, case.size_bytes, world.ranks)
@@ -156,7 +156,7 @@ def main(
     end_s = monotonic() + budget
     with progress() as observe:
         for count in counts:
-            with World(Contestant(name=OURS["native"]), count) as world:
+            with ContestantRanks(Contestant(name=OURS["native"]), count) as world:
                 world.start()
                 for op, nbytes in wanted:
                     left = len(counts) * len(wanted) - len(cells)

@@ -25,7 +25,7 @@ import unisono
 from unisono.bench.probe import describe_latency
 from unisono.bench.sizes import format_size, parse_sizes
 from unisono.communicator import Communicator
-from unisono.communicator.explaining import time_s
+from unisono.communicator.explain import time_s
 
 DTYPES = ("float32", "bfloat16")
 

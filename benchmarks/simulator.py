@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from unisono import algorithms, simulate, topology
-from unisono.bench.machine import describe_machine
+from unisono.bench.machine_facts import describe_machine
 from unisono.topology import Topology
 
 LEVELS = "level0:halving_doubling@16;level1:halving_doubling@64;level2:halving_doubling@64"

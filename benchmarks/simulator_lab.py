@@ -31,13 +31,13 @@ from unisono.bench.cases import Case
 from unisono.bench.cluster import Cluster
 from unisono.bench.contestants import NETWORK
 from unisono.bench.lab import EVEN, Lab, Shaping
-from unisono.bench.results import Report
+from unisono.bench.results import RunReport
 from unisono.bench.runner import Pace, run_benchmark
 from unisono.bench.sizes import format_size, parse_sizes
+from unisono.bootstrap.peer_exchange import shape_among
+from unisono.commands.outputs import progress
 from unisono.config import DEFAULT_STAGING_BYTES
-from unisono.outputs import progress
-from unisono.runtime.finding import shape_among
-from unisono.runtime.native_executor import spanning_block_bytes
+from unisono.execution.native_executor import spanning_block_bytes
 from unisono.simulator import Blocks, Conditions, Endpoint, Job
 from unisono.topology import Topology
 
@@ -77,7 +77,7 @@ PLACES = (Place(hosts=2), Place(hosts=4), Place(hosts=8), Place(hosts=4, last=0.
 
 def measure(
     place: Place, sizes: tuple[int, ...], mbit: int, rounds: int, shaping: Shaping
-) -> Report:
+) -> RunReport:
     """All algorithms at all sizes, taking turns."""
     names = [f"unisono:{name}" for name in ALGORITHMS]
     cases = [Case(op="all_reduce", ranks=place.hosts, nbytes=size) for size in (TINY, *sizes)]
@@ -115,7 +115,7 @@ def predict_s(
     return found
 
 
-def compare(place: Place, report: Report, mbit: int) -> list[dict[str, Any]]:
+def compare(place: Place, report: RunReport, mbit: int) -> list[dict[str, Any]]:
     """Measured and simulated times."""
     ring = report.rows[0].of("unisono:ring")
     assert ring is not None and ring.median_s, "the ring was measured"

@@ -30,7 +30,7 @@ import unisono
 from unisono.bench.probe import describe_latency
 from unisono.bench.sizes import format_size, parse_sizes
 from unisono.communicator import Communicator
-from unisono.communicator.explaining import time_s
+from unisono.communicator.explain import time_s
 
 OPS = ("broadcast", "all_gather", "all_to_all")
 PAGES = ("4K", "huge")

@@ -10,10 +10,10 @@ from statistics import median, quantiles
 from typing import Any
 
 import unisono
-from unisono.bench.machine import describe_machine
+from unisono.bench.machine_facts import describe_machine
 from unisono.bench.probe import probe_core_latency_s
 from unisono.communicator import Communicator
-from unisono.communicator.explaining import time_s
+from unisono.communicator.explain import time_s
 
 MOST_CALLS = 1000  # of a turn
 

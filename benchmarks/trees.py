@@ -26,7 +26,7 @@ import typer
 from rich.console import Console
 
 import unisono
-from unisono.bench.machine import describe_machine
+from unisono.bench.machine_facts import describe_machine
 from unisono.bench.sizes import format_size, parse_sizes
 
 HERE = Path(__file__).parent

@@ -1,6 +1,6 @@
 """An algorithm of your own: write it, prove it, watch it.
 
-Covers: `schedule.Builder`, `schedule.check`, `show.tell`, `show.svg`, `show.html`.
+Covers: `schedule.Builder`, `schedule.check`, `show.view`, `show.svg`, `show.html`.
 Scenario: an all-reduce down the ranks and back up, to show in a lecture why rings are better.
 
     python examples/draw_my_schedule.py chain.html
@@ -32,7 +32,7 @@ def chain(ranks):
 def main():
     mine = chain(RANKS)
     schedule.check(mine)  # raises ScheduleError naming rank, chunk and round if it is wrong
-    story = show.tell(mine, nbytes=MESSAGE_BYTES)
+    story = show.view(mine, nbytes=MESSAGE_BYTES)
     page = Path(sys.argv[1] if len(sys.argv) > 1 else mkdtemp() + "/chain.html")
     page.write_text(show.html(story), encoding="utf-8")
     page.with_suffix(".svg").write_text(show.svg(story), encoding="utf-8")

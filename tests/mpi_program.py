@@ -1,4 +1,4 @@
-"""What a rank does that mpiexec started for tests/runtime/test_mpi_network.py.
+"""What a rank does that mpiexec started for tests/bootstrap/test_mpi_network.py.
 
 Arguments: a scenario, and the pretended host of each rank, such as 0,0,1,1.
 """
@@ -20,7 +20,7 @@ import numpy as np
 
 import unisono
 from unisono import Communicator, config
-from unisono.links.mpi_wire import WATCH_TAG, MpiLink
+from unisono.transport.mpi_wire import WATCH_TAG, MpiLink
 
 Body = Callable[[Communicator], None]
 
@@ -28,7 +28,7 @@ Body = Callable[[Communicator], None]
 def main() -> None:
     scenario, hosts = sys.argv[1:]
     os.environ["UNISONO_WIRE"] = "mpi"
-    world = config.world()
+    world = config.launched_rank()
     os.environ["UNISONO_HOST_ID"] = hosts.split(",")[world.rank]
     comm = unisono.init(timeout_s=20)
     assert comm.hosts == layout(hosts), comm.hosts
@@ -186,7 +186,7 @@ def forked(comm: Communicator) -> None:
         comm.close()
         os._exit(0)
     assert os.waitpid(child, 0)[1] == 0
-    network: Any = comm._span and comm._span.roads
+    network: Any = comm._span and comm._span.network
     (entered,) = network._groups.values()
     with selectors.DefaultSelector() as selector:
         selector.register(entered.watch._bell.fd, selectors.EVENT_READ)
@@ -233,8 +233,8 @@ def _until_failed(comm: Communicator) -> None:
 
 def _link(comm: Communicator) -> MpiLink:
     assert comm._span is not None
-    network: Any = comm._span.roads
-    found: MpiLink = network._groups[comm._span._name].link
+    network: Any = comm._span.network
+    found: MpiLink = network._groups[comm._span.name].link
     return found
 
 

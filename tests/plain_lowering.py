@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import Any
 
-from unisono.schedule import Code, Flag, Plan, Reader, Record, Ref, Schedule, Space
+from unisono.schedule import Code, ExecutionPlan, Flag, Reader, Record, Ref, Schedule, Space
 
 Place = tuple[int, int]
 
@@ -237,7 +237,7 @@ class Program:
             self.written.add((dst.index, dst.part))
 
 
-def plain_lower(schedule: Schedule, *, lends: bool = False) -> tuple[Plan, ...]:
+def plain_lower(schedule: Schedule, *, lends: bool = False) -> tuple[ExecutionPlan, ...]:
     """The plans of all ranks; the schedule must be right."""
     flow = Flow(schedule)
     staged: dict[Value, tuple[Ref, int, int]] = {}
@@ -263,7 +263,7 @@ def plain_lower(schedule: Schedule, *, lends: bool = False) -> tuple[Plan, ...]:
         program.bring(flow)
     stages = 1 + max(program.posts for program in programs)
     return tuple(
-        Plan(
+        ExecutionPlan(
             rank=program.rank,
             ranks=schedule.collective.ranks,
             records=(*program.records, Record(code=Code.POST, value=stages, round=rounds - 1)),

@@ -20,7 +20,7 @@ from types import TracebackType
 from typing import Any
 
 import unisono
-from nursery import Child, nursery
+from forked_ranks import Child, nursery
 from unisono import Communicator
 from unisono.errors import CommunicationError
 

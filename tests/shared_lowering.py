@@ -15,7 +15,7 @@ from typing import Any, TypeVar
 import pytest
 
 from unisono import algorithms
-from unisono.runtime import native_executor
+from unisono.execution import native_executor
 from unisono.schedule import RankPlan, Schedule, lower, trace
 from unisono.types import Op
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -23,3 +24,13 @@ def test_without_a_compiler_it_says_what_to_install(tmp_path: Path) -> None:
     assert done.returncode != 0
     for part in ("no C++ compiler was found (CXX is '/nowhere/g++')", "apt install g++"):
         assert part in said
+
+
+def test_includes_go_down_the_rooms_of_the_core() -> None:
+    rooms = ["core", "kernels", "memory", "transport", "p2p", "execution", "bind"]
+    sources = [p for room in rooms for p in (_PROJECT / "csrc" / room).iterdir()]
+    for source in (p for p in sources if p.suffix in (".h", ".cc")):
+        room = rooms.index(source.parent.name)
+        included = re.findall(r'#include "(\w+)/', source.read_text())
+        above = [name for name in included if name in rooms[room + 1 :]]
+        assert not above, f"{source.relative_to(_PROJECT)} includes files of {above}, above it"

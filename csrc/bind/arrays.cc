@@ -1,4 +1,4 @@
-#include "arrays.h"
+#include "bind/arrays.h"
 
 #define NPY_NO_DEPRECATED_API NPY_1_7_API_VERSION
 #include <nanobind/stl/string.h>
@@ -9,7 +9,7 @@
 #include <string_view>
 #include <utility>
 
-#include "call.h"
+#include "core/call.h"
 
 namespace nb = nanobind;
 

@@ -7,9 +7,9 @@
 #include <optional>
 #include <unordered_map>
 
-#include "buffer.h"
-#include "dlpack.h"
-#include "types.h"
+#include "bind/buffer.h"
+#include "bind/dlpack.h"
+#include "core/types.h"
 
 namespace unisono::bind {
 

@@ -1,4 +1,4 @@
-#include "errors.h"
+#include "bind/errors.h"
 
 #include <nanobind/stl/string.h>
 
@@ -6,7 +6,7 @@
 #include <string_view>
 #include <utility>
 
-#include "gil.h"
+#include "bind/gil.h"
 
 namespace nb = nanobind;
 

@@ -3,8 +3,8 @@
 
 #include <nanobind/nanobind.h>
 
-#include "error.h"
-#include "waiter.h"
+#include "core/error.h"
+#include "memory/waiter.h"
 
 namespace unisono::bind {
 

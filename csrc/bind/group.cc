@@ -1,5 +1,5 @@
 // The group and its calls, as Python sees them. Every call that may block releases the GIL.
-#include "group.h"
+#include "execution/group.h"
 
 #include <nanobind/nanobind.h>
 #include <nanobind/stl/optional.h>
@@ -12,14 +12,14 @@
 #include <optional>
 #include <utility>
 
-#include "buffer.h"
-#include "carriers.h"
-#include "errors.h"
-#include "gil.h"
-#include "hosts.h"
-#include "nonce.h"
-#include "prepared.h"
-#include "register.h"
+#include "bind/buffer.h"
+#include "bind/connections.h"
+#include "bind/errors.h"
+#include "bind/gil.h"
+#include "bind/message_libraries.h"
+#include "bind/nonce.h"
+#include "bind/register.h"
+#include "execution/prepared_call.h"
 
 namespace nb = nanobind;
 using namespace nb::literals;

@@ -1,11 +1,11 @@
 // What this machine is like.
 #include <nanobind/nanobind.h>
 
-#include "gil.h"
+#include "bind/gil.h"
+#include "bind/register.h"
+#include "core/progress_thread.h"
+#include "execution/core_latency.h"
 #include "kernels/kernels.h"
-#include "probe.h"
-#include "progress_thread.h"
-#include "register.h"
 
 namespace nb = nanobind;
 using namespace nb::literals;

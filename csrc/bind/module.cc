@@ -1,8 +1,8 @@
 // The extension module unisono._native. Only unisono.native imports it.
 #include <nanobind/nanobind.h>
 
-#include "errors.h"
-#include "register.h"
+#include "bind/errors.h"
+#include "bind/register.h"
 
 NB_MODULE(_native, m) {
     // Communicators may be alive when the interpreter ends; that is no leak worth a warning.

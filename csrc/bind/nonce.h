@@ -5,7 +5,7 @@
 #include <array>
 #include <cstring>
 
-#include "error.h"
+#include "core/error.h"
 
 namespace unisono::bind {
 

@@ -9,7 +9,7 @@
 #include <utility>
 #include <vector>
 
-#include "buffer.h"
+#include "bind/buffer.h"
 
 namespace unisono::bind {
 

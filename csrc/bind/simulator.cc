@@ -7,10 +7,10 @@
 #include <utility>
 #include <vector>
 
-#include "gil.h"
-#include "register.h"
-#include "simulator/engine.h"
-#include "simulator/messages.h"
+#include "bind/gil.h"
+#include "bind/register.h"
+#include "simulator/event_loop.h"
+#include "simulator/message_graph.h"
 
 namespace nb = nanobind;
 using namespace nb::literals;

@@ -8,10 +8,10 @@
 #include <utility>
 #include <vector>
 
-#include "courier.h"
-#include "fuzz.h"
-#include "loans.h"
-#include "p2p/engine.h"
+#include "execution/remote_slots.h"
+#include "fuzz/fuzz.h"
+#include "memory/single_copy.h"
+#include "p2p/message_engine.h"
 
 namespace unisono::fuzz {
 

@@ -5,8 +5,8 @@
 #include <string>
 #include <vector>
 
-#include "../tests/report.h"
-#include "fuzz.h"
+#include "fuzz/fuzz.h"
+#include "tests/report.h"
 
 namespace {
 

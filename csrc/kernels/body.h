@@ -1,11 +1,11 @@
 // The folds and the copies; compiled once per instruction set.
 #pragma once
 
-#include "codecs.h"
-#include "convert.h"
-#include "float8.h"
-#include "operators.h"
-#include "table.h"
+#include "kernels/codecs.h"
+#include "kernels/convert.h"
+#include "kernels/float8.h"
+#include "kernels/operators.h"
+#include "kernels/table.h"
 
 namespace unisono::kernels {
 namespace {

@@ -5,7 +5,7 @@
 // knows one NaN only spares `finish` the look for them.
 #pragma once
 
-#include "vectors.h"
+#include "kernels/vectors.h"
 
 namespace unisono::kernels {
 namespace {

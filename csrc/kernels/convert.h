@@ -4,9 +4,9 @@
 // static `narrow`, which rounds and writes as many.
 #pragma once
 
-#include "float8.h"
-#include "operators.h"
-#include "table.h"
+#include "kernels/float8.h"
+#include "kernels/operators.h"
+#include "kernels/table.h"
 
 namespace unisono::kernels {
 namespace {

@@ -1,7 +1,7 @@
 #include <cstring>
 
-#include "float_mode.h"
-#include "table.h"
+#include "kernels/float_mode.h"
+#include "kernels/table.h"
 
 #if defined(__x86_64__)
 #include <immintrin.h>

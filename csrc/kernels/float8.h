@@ -1,7 +1,7 @@
 // 8-bit floats as float32 accumulators, and back.
 #pragma once
 
-#include "codecs.h"
+#include "kernels/codecs.h"
 
 namespace unisono::kernels {
 namespace {

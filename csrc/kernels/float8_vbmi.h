@@ -5,7 +5,7 @@
 // digits: four vectors become bytes without a conversion.
 #pragma once
 
-#include "float8.h"
+#include "kernels/float8.h"
 
 #if defined(__AVX512VBMI__)
 namespace unisono::kernels {

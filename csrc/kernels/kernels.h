@@ -9,7 +9,7 @@
 #include <cstddef>
 #include <cstdint>
 
-#include "../types.h"
+#include "core/types.h"
 
 namespace unisono::kernels {
 

@@ -1,4 +1,4 @@
-#include "body.h"
+#include "kernels/body.h"
 
 namespace unisono::kernels {
 namespace {

@@ -1,5 +1,5 @@
-#include "body.h"
-#include "float8_vbmi.h"
+#include "kernels/body.h"
+#include "kernels/float8_vbmi.h"
 
 namespace unisono::kernels {
 namespace {

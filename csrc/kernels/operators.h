@@ -2,7 +2,7 @@
 // sums and products `scaled` is `finish` that leaves NaNs as they are.
 #pragma once
 
-#include "vectors.h"
+#include "kernels/vectors.h"
 
 namespace unisono::kernels {
 namespace {

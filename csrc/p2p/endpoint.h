@@ -4,8 +4,8 @@
 #include <cstdint>
 #include <optional>
 
-#include "matcher.h"
-#include "request.h"
+#include "p2p/matcher.h"
+#include "p2p/message_request.h"
 
 namespace unisono::p2p {
 

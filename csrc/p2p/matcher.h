@@ -12,7 +12,7 @@
 #include <optional>
 #include <vector>
 
-#include "request.h"
+#include "p2p/message_request.h"
 
 namespace unisono::p2p {
 

@@ -6,7 +6,7 @@
 #include <list>
 #include <vector>
 
-#include "endpoint.h"
+#include "p2p/endpoint.h"
 
 namespace unisono::p2p {
 

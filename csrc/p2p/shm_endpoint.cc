@@ -4,7 +4,7 @@
 #include <cstring>
 #include <utility>
 
-#include "call.h"
+#include "core/call.h"
 #include "kernels/kernels.h"
 
 namespace unisono::p2p {

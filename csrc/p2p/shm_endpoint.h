@@ -7,10 +7,10 @@
 #include <unordered_map>
 #include <vector>
 
-#include "endpoint.h"
-#include "futex.h"
-#include "loans.h"
-#include "membership.h"
+#include "core/futex.h"
+#include "memory/membership.h"
+#include "memory/single_copy.h"
+#include "p2p/endpoint.h"
 
 namespace unisono::p2p {
 

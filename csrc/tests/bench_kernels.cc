@@ -4,7 +4,7 @@
 #include <cstring>
 #include <vector>
 
-#include "../kernels/table.h"
+#include "kernels/table.h"
 
 namespace {
 

@@ -7,9 +7,9 @@
 #include <utility>
 #include <vector>
 
-#include "../prepared.h"
-#include "hand_plans.h"
-#include "world.h"
+#include "execution/prepared_call.h"
+#include "tests/hand_plans.h"
+#include "tests/world.h"
 
 namespace unisono::test {
 

@@ -9,9 +9,9 @@
 #include <string>
 #include <vector>
 
-#include "../kernels/table.h"
-#include "oracle.h"
-#include "report.h"
+#include "kernels/table.h"
+#include "tests/oracle.h"
+#include "tests/report.h"
 
 namespace unisono::test {
 

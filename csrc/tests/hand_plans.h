@@ -4,7 +4,7 @@
 #include <memory>
 #include <vector>
 
-#include "../plan.h"
+#include "execution/plan.h"
 
 namespace unisono::hand {
 

@@ -7,7 +7,7 @@
 #include <cstring>
 #include <type_traits>
 
-#include "../types.h"
+#include "core/types.h"
 
 namespace unisono::oracle {
 

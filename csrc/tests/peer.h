@@ -7,7 +7,7 @@
 #include <optional>
 #include <span>
 
-#include "hosts.h"
+#include "tests/host_groups.h"
 
 namespace unisono::test {
 

@@ -7,8 +7,8 @@
 #include <utility>
 #include <vector>
 
-#include "hosts.h"
-#include "messages.h"
+#include "tests/host_groups.h"
+#include "tests/message_ranks.h"
 
 namespace unisono::test {
 

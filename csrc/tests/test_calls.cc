@@ -4,9 +4,9 @@
 #include <atomic>
 #include <random>
 
-#include "calls.h"
-#include "kernel.h"
-#include "report.h"
+#include "tests/calls.h"
+#include "tests/kernel_features.h"
+#include "tests/report.h"
 
 namespace {
 

@@ -11,9 +11,9 @@
 #include <string>
 #include <vector>
 
-#include "../peer_checks.h"
-#include "calls.h"
-#include "report.h"
+#include "memory/peer_checks.h"
+#include "tests/calls.h"
+#include "tests/report.h"
 
 namespace {
 

@@ -4,7 +4,7 @@
 #include <type_traits>
 #include <vector>
 
-#include "elements.h"
+#include "tests/elements.h"
 
 namespace {
 

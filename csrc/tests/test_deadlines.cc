@@ -4,8 +4,8 @@
 #include <set>
 #include <utility>
 
-#include "../simulator/deadlines.h"
-#include "report.h"
+#include "simulator/deadlines.h"
+#include "tests/report.h"
 
 namespace {
 

@@ -10,10 +10,10 @@
 #include <csignal>
 #include <thread>
 
-#include "calls.h"
-#include "kernel.h"
-#include "messages.h"
-#include "report.h"
+#include "tests/calls.h"
+#include "tests/kernel_features.h"
+#include "tests/message_ranks.h"
+#include "tests/report.h"
 
 namespace {
 

@@ -5,11 +5,11 @@
 #include <atomic>
 #include <chrono>
 
-#include "calls.h"
-#include "kernel.h"
-#include "messages.h"
-#include "peer.h"
-#include "report.h"
+#include "tests/calls.h"
+#include "tests/kernel_features.h"
+#include "tests/message_ranks.h"
+#include "tests/peer.h"
+#include "tests/report.h"
 
 namespace {
 

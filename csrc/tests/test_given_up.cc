@@ -5,11 +5,11 @@
 #include <functional>
 #include <string>
 
-#include "barred.h"
-#include "kernel.h"
-#include "peer.h"
-#include "play.h"
-#include "report.h"
+#include "tests/kernel_features.h"
+#include "tests/peer.h"
+#include "tests/play.h"
+#include "tests/read_only_memory.h"
+#include "tests/report.h"
 
 namespace {
 

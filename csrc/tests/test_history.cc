@@ -4,10 +4,10 @@
 #include <string>
 #include <thread>
 
-#include "../call.h"
-#include "../view.h"
-#include "report.h"
-#include "world.h"
+#include "core/call.h"
+#include "memory/group_memory.h"
+#include "tests/report.h"
+#include "tests/world.h"
 
 namespace {
 

@@ -6,9 +6,9 @@
 #include <random>
 #include <string>
 
-#include "kernel.h"
-#include "play.h"
-#include "report.h"
+#include "tests/kernel_features.h"
+#include "tests/play.h"
+#include "tests/report.h"
 
 namespace {
 

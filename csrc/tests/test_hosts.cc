@@ -4,10 +4,10 @@
 #include <atomic>
 #include <random>
 
-#include "calls.h"
-#include "hosts.h"
-#include "messages.h"
-#include "report.h"
+#include "tests/calls.h"
+#include "tests/host_groups.h"
+#include "tests/message_ranks.h"
+#include "tests/report.h"
 
 namespace {
 

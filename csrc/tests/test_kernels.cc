@@ -4,7 +4,7 @@
 #include <string>
 #include <vector>
 
-#include "elements.h"
+#include "tests/elements.h"
 
 namespace {
 

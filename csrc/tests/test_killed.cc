@@ -8,8 +8,8 @@
 #include <csignal>
 #include <string>
 
-#include "messages.h"
-#include "report.h"
+#include "tests/message_ranks.h"
+#include "tests/report.h"
 
 namespace {
 

@@ -2,11 +2,11 @@
 #include <chrono>
 #include <deque>
 
-#include "calls.h"
-#include "messages.h"
-#include "peer.h"
-#include "play.h"
-#include "report.h"
+#include "tests/calls.h"
+#include "tests/message_ranks.h"
+#include "tests/peer.h"
+#include "tests/play.h"
+#include "tests/report.h"
 
 namespace {
 

@@ -6,7 +6,7 @@
 #include <vector>
 
 #include "p2p/matcher.h"
-#include "report.h"
+#include "tests/report.h"
 
 namespace {
 

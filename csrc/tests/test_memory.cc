@@ -8,12 +8,12 @@
 #include <optional>
 #include <vector>
 
-#include "barred.h"
-#include "calls.h"
-#include "hosts.h"
-#include "kernel.h"
-#include "messages.h"
-#include "report.h"
+#include "tests/calls.h"
+#include "tests/host_groups.h"
+#include "tests/kernel_features.h"
+#include "tests/message_ranks.h"
+#include "tests/read_only_memory.h"
+#include "tests/report.h"
 
 namespace {
 

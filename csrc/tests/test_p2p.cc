@@ -3,9 +3,9 @@
 #include <atomic>
 #include <random>
 
-#include "messages.h"
-#include "report.h"
-#include "world.h"
+#include "tests/message_ranks.h"
+#include "tests/report.h"
+#include "tests/world.h"
 
 namespace {
 

@@ -5,9 +5,9 @@
 #include <string>
 #include <vector>
 
-#include "hosts.h"
-#include "report.h"
-#include "tcp_wire.h"
+#include "tests/host_groups.h"
+#include "tests/report.h"
+#include "transport/tcp_transport.h"
 
 namespace unisono::test {
 namespace {

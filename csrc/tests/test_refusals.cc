@@ -4,8 +4,8 @@
 #include <thread>
 #include <utility>
 
-#include "calls.h"
-#include "report.h"
+#include "tests/calls.h"
+#include "tests/report.h"
 
 namespace {
 

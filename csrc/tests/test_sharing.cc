@@ -4,8 +4,8 @@
 #include <cmath>
 #include <random>
 
-#include "../simulator/sharing.h"
-#include "report.h"
+#include "simulator/sharing.h"
+#include "tests/report.h"
 
 namespace {
 

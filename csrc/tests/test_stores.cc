@@ -1,6 +1,6 @@
 // The choice of stores: what the rule says, and when a rank believes that its peers are far.
-#include "../stores.h"
-#include "world.h"
+#include "execution/store_policy.h"
+#include "tests/world.h"
 
 namespace {
 

@@ -3,8 +3,8 @@
 // ranks, so that each step is where it should be.
 #include <algorithm>
 
-#include "play.h"
-#include "report.h"
+#include "tests/play.h"
+#include "tests/report.h"
 
 namespace {
 

@@ -10,8 +10,8 @@
 #include <thread>
 #include <vector>
 
-#include "../group.h"
-#include "report.h"
+#include "execution/group.h"
+#include "tests/report.h"
 
 namespace unisono::test {
 

@@ -1,5 +1,5 @@
 """`python -m unisono` is the command `unisono`."""
 
-from unisono.cli import main
+from unisono.commands import main
 
 main()

@@ -6,7 +6,7 @@ from unisono.communicator.work import Work
 Memory = Sequence[tuple[int, int]]
 
 class Carrier(Protocol):
-    """What moves messages, for `Group.of_hosts`; `csrc/carrier.h` says what each is to do."""
+    """A message library, for `Group.of_hosts`; as in `csrc/transport/message_library.h`."""
 
     def listen(self, address: int, slot_bytes: int, slots: int) -> None: ...
     def reuse(self) -> None: ...

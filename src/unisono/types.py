@@ -6,7 +6,7 @@ from enum import IntEnum, StrEnum
 
 
 class DType(IntEnum):
-    """Element types. The values are those of `csrc/types.h`."""
+    """Element types. The values are those of `csrc/core/types.h`."""
 
     FLOAT32 = 0
     FLOAT64 = 1
@@ -80,7 +80,7 @@ _SIZE_BYTES = (4, 8, 2, 2, 1, 1, 2, 2, 4, 4, 8, 8, 1, 8, 16, 1, 1, 8, 16, 8, 16)
 
 
 class ReduceOp(IntEnum):
-    """Reductions. The values are those of `csrc/types.h`."""
+    """Reductions. The values are those of `csrc/core/types.h`."""
 
     SUM = 0
     PROD = 1
@@ -151,7 +151,7 @@ class Op(StrEnum):
 
 
 class LengthsFrom(IntEnum):
-    """Which argument says how long pieces are. The values are those of `csrc/call.h`."""
+    """Which argument says how long pieces are. The values are those of `csrc/core/call.h`."""
 
     NONE = 0
     COUNTS = 1
@@ -160,7 +160,7 @@ class LengthsFrom(IntEnum):
 
 class SingleCopy(StrEnum):
     """Whether ranks of one host read each other's memory where it is: where that was measured to be
-    faster (`runtime/lending.py`), never, or wherever the kernel lets them."""
+    faster (`bootstrap/single_copy.py`), never, or wherever the kernel lets them."""
 
     AUTO = "auto"
     NEVER = "never"
@@ -168,8 +168,10 @@ class SingleCopy(StrEnum):
 
 
 class StorePolicy(IntEnum):
-    """How results are stored: through the caches, past them, or by size and by the distance of the
-    cores. The values are those of `csrc/stores.h`; the bits of a result do not depend on it."""
+    """Cache policy of result stores: through the caches, past them, or chosen by size and cores.
+
+    Values as in `csrc/execution/store_policy.h`. Results have the same bits with each.
+    """
 
     CACHED = 0
     STREAMING = 1

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from turns import turn
+from cases_in_turn import turn
 from unisono.algorithms import Cost, build, cost, find, measure, names
 from unisono.algorithms.describe import describe
 from unisono.schedule import Schedule, check

@@ -9,10 +9,10 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from turns import turn
+from cases_in_turn import turn
 from unisono import Communicator
 from unisono.algorithms import build, names
-from unisono.runtime import reference
+from unisono.execution import reference
 from unisono.schedule import Schedule, lower
 from unisono.types import DType, Op, ReduceOp
 

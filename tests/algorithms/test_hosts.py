@@ -10,12 +10,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from host_layouts import layouts, regular
 from unisono.algorithms import build, cost, find, measure, names
-from unisono.algorithms.layout import FEW_HOSTS, Hosts, Layout
-from unisono.algorithms.traffic import Traffic, traffic
+from unisono.algorithms.host_layout import FEW_HOSTS, HostLayout, Hosts
 from unisono.errors import UnsupportedError
-from unisono.runtime import reference
+from unisono.execution import reference
 from unisono.schedule import check, folds_in_rank_order, lower
+from unisono.selection.host_traffic import HostTraffic, traffic
 from unisono.types import DType, Op, ReduceOp
 
 from .test_algorithms import agrees
@@ -42,21 +43,6 @@ WRITTEN = [
     (Op.GATHER, "leaders:binomial_tree"),
     (Op.SCATTER, "leaders:binomial_tree"),
 ]
-
-
-@st.composite
-def layouts(draw: st.DrawFn, most: int = 9) -> Hosts:
-    """Any partition of 1 to `most` ranks, in any order."""
-    ranks = draw(st.permutations(range(draw(st.integers(1, most)))))
-    numbers = draw(st.lists(st.integers(0, 4), min_size=len(ranks), max_size=len(ranks)))
-    hosts: dict[int, list[int]] = {}
-    for rank, number in zip(ranks, numbers, strict=True):
-        hosts.setdefault(number, []).append(rank)
-    return tuple(tuple(host) for host in hosts.values())
-
-
-def regular(hosts: int, each: int) -> Hosts:
-    return tuple(tuple(range(h * each, (h + 1) * each)) for h in range(hosts))
 
 
 def total(hosts: Hosts) -> int:
@@ -109,10 +95,10 @@ def test_computes_what_numpy_does(data: st.DataObject) -> None:
 @settings(max_examples=50, deadline=None)
 def test_long_messages_cross_no_more_than_the_bound(hosts: Hosts, data: st.DataObject) -> None:
     ranks, root = total(hosts), data.draw(st.integers(0, total(hosts) - 1))
-    layout = Layout.of(ranks, hosts)
+    layout = HostLayout.of(ranks, hosts)
     count, sizes = len(layout.hosts), layout.sizes
 
-    def found(op: Op, name: str = "by_host") -> Traffic:
+    def found(op: Op, name: str = "by_host") -> HostTraffic:
         return traffic(build(op, name, ranks=ranks, root=root, hosts=hosts), hosts)
 
     shard = Fraction(2 * (count - 1), count)
@@ -159,7 +145,7 @@ def test_short_messages_cross_in_one_round(hosts: Hosts, data: st.DataObject) ->
 def test_a_scan_along_the_ranks_crosses_once_for_each_change_of_host(hosts: Hosts) -> None:
     """No other scan can do with less: what a host must learn between two of its ranks is new."""
     ranks = total(hosts)
-    host_of = Layout.of(ranks, hosts).host_of
+    host_of = HostLayout.of(ranks, hosts).host_of
     found = traffic(build("scan", "chain", ranks=ranks), hosts)
     for host in range(len(hosts)):
         changes = sum(
@@ -173,7 +159,7 @@ def test_a_scan_along_the_ranks_crosses_once_for_each_change_of_host(hosts: Host
 def test_all_hosts_ranks_share_the_work(hosts: Hosts) -> None:
     """No rank carries more between hosts than twice the mean of its host."""
     ranks = total(hosts)
-    layout = Layout.of(ranks, hosts)
+    layout = HostLayout.of(ranks, hosts)
     columns = layout.columns
     assert max(layout.sizes) <= columns <= 2 * max(layout.sizes)
     for host, size in enumerate(layout.sizes):
@@ -215,7 +201,7 @@ def test_levels_are_those_of_the_hosts(each: int, count: int, data: st.DataObjec
     schedule = build(op, name, ranks=each * count, root=root, hosts=hosts)
     check(schedule)
     assert agrees(schedule, cost(op, name, ranks=each * count, hosts=hosts), exact=False)
-    layout = Layout.of(each * count, hosts)
+    layout = HostLayout.of(each * count, hosts)
     crossing = [t for t in schedule.transfers if layout.host_of[t.src] != layout.host_of[t.dst]]
     places = {rank: host.index(rank) for host in layout.hosts for rank in host}
     assert all(places[t.src] == places[t.dst] for t in crossing), "counterparts alone"

@@ -3,15 +3,15 @@ from __future__ import annotations
 import pytest
 
 from unisono.bench.cases import Case
-from unisono.bench.results import Measurement, Report, Row
+from unisono.bench.results import Measurement, Row, RunReport
 
 
 @pytest.fixture
-def report() -> Report:
+def report() -> RunReport:
     """Known numbers: our times 2 and 100 us, Gloo's 20 and 4000 us, the limit 1 and 50 us."""
     small = Case(op="all_reduce", ranks=4, nbytes=8)
     large = Case(op="all_reduce", ranks=4, nbytes=1 << 20)
-    return Report(
+    return RunReport(
         ours="unisono",
         contestants=("unisono", "gloo", "memory"),
         rows=(

@@ -7,27 +7,27 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from unisono.bench import execute
-from unisono.bench.results import Report
-from unisono.cli import app
+from unisono.bench.results import RunReport
+from unisono.commands import bench_run
+from unisono.commands.main import app
 
 
 def test_json_goes_to_standard_output_alone(
-    monkeypatch: pytest.MonkeyPatch, report: Report
+    monkeypatch: pytest.MonkeyPatch, report: RunReport
 ) -> None:
-    monkeypatch.setattr(execute, "run_benchmark", lambda *cases, **options: report)
+    monkeypatch.setattr(bench_run, "run_benchmark", lambda *cases, **options: report)
     result = CliRunner().invoke(app, ["bench", "all_reduce", "--json", "-"])
     assert result.exit_code == 0
     assert json.loads(result.stdout)["ours"] == "unisono"
 
 
 def test_files_are_written_and_a_wrong_result_is_the_exit_code(
-    monkeypatch: pytest.MonkeyPatch, report: Report, tmp_path: Path
+    monkeypatch: pytest.MonkeyPatch, report: RunReport, tmp_path: Path
 ) -> None:
     row = report.rows[0]
     wrong = replace(row, measurements=(replace(row.measurements[0], wrong=1),))
     spoilt = replace(report, rows=(wrong,))
-    monkeypatch.setattr(execute, "run_benchmark", lambda *cases, **options: spoilt)
+    monkeypatch.setattr(bench_run, "run_benchmark", lambda *cases, **options: spoilt)
     path = tmp_path / "out.json"
     result = CliRunner().invoke(app, ["bench", "all_reduce", "--json", str(path)])
     assert result.exit_code == 1
@@ -37,15 +37,15 @@ def test_files_are_written_and_a_wrong_result_is_the_exit_code(
 
 def test_ours_comes_first_and_the_limit_last(monkeypatch: pytest.MonkeyPatch) -> None:
     seen: list[tuple[str, ...]] = []
-    monkeypatch.setattr(execute, "execute", lambda request: seen.append(request.contestants) or 0)
+    monkeypatch.setattr(bench_run, "execute", lambda request: seen.append(request.contestants) or 0)
     arguments = ["bench", "broadcast,barrier", "--api", "torch", "--against", "gloo,unisono:ring"]
     assert CliRunner().invoke(app, arguments).exit_code == 0
     assert seen == [("unisono-torch", "gloo", "unisono:ring", "memory")]
 
 
 def test_over_hosts_the_limit_is_the_network(monkeypatch: pytest.MonkeyPatch) -> None:
-    seen: list[execute.Request] = []
-    monkeypatch.setattr(execute, "execute", lambda request: seen.append(request) or 0)
+    seen: list[bench_run.BenchRequest] = []
+    monkeypatch.setattr(bench_run, "execute", lambda request: seen.append(request) or 0)
     words = ["bench", "all_reduce", "--hosts", "3", "--per-host", "2", "--rate", "1gbit"]
     assert CliRunner().invoke(app, [*words, "--against", "gloo"]).exit_code == 0
     (request,) = seen

@@ -1,6 +1,6 @@
 from __future__ import annotations
 
-from unisono.bench.machine import busy_cores, describe_machine
+from unisono.bench.machine_facts import busy_cores, describe_machine
 
 
 def test_facts() -> None:

@@ -16,7 +16,7 @@ from unisono.bench.cases import STORAGE, Case
 from unisono.bench.cluster import wire_bytes
 from unisono.bench.patterns import allocate, count_wrong, cut
 from unisono.bench.peers.pairs import begin_each, bind_messages, wait_each
-from unisono.bench.results import Measurement, Report, Row
+from unisono.bench.results import Measurement, Row, RunReport
 
 OPS = ("ping_pong", "stream")
 SIZES = (8, 999, 300_000)
@@ -192,7 +192,7 @@ def test_the_loops_bring_every_message_where_it_belongs(op: str) -> None:
 # ---- what is shown
 
 
-def test_times_are_of_a_message_and_rates_of_all_pairs(report: Report) -> None:
+def test_times_are_of_a_message_and_rates_of_all_pairs(report: RunReport) -> None:
     case = Case(op="stream", ranks=8, nbytes=1 << 20)
     row = Row(case=case, measurements=(Measurement(contestant="unisono", times_s=(1e-3,)),))
     found = replace(report, rows=(row,)).to_dict()["rows"][0]["results"]["unisono"]

@@ -6,7 +6,7 @@ from pathlib import Path
 from typer.testing import CliRunner
 
 from unisono.algorithms import build
-from unisono.cli import app
+from unisono.commands.main import app
 from unisono.schedule import to_json, to_msccl_xml
 
 

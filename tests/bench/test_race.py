@@ -7,9 +7,9 @@ import pytest
 
 from unisono import algorithms
 from unisono.bench.cases import Case
+from unisono.bench.contestant_ranks import ContestantRanks
 from unisono.bench.contestants import Contestant
 from unisono.bench.race import RaceLength, distinct, race
-from unisono.bench.world import World
 from unisono.types import Op
 
 QUICK = RaceLength(turns=2, budget_s=0.01, drop=1000)
@@ -35,7 +35,7 @@ def test_no_two_of_the_distinct_are_alike_and_none_is_missing(op: Op, ranks: int
 def test_a_race_has_times_of_all_that_can_serve() -> None:
     case = Case(op="all_reduce", ranks=2, nbytes=4096)
     seen: list[str] = []
-    with World(Contestant(name="unisono"), 2) as world:
+    with ContestantRanks(Contestant(name="unisono"), 2) as world:
         world.start()
         names = ["direct", "ring:channels=2", "bucket:3x3", "ring:block_bytes=8192"]
         times_s = race(world, case, names, QUICK, observe=seen.append)

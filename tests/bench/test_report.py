@@ -9,10 +9,10 @@ from rich.console import Console
 
 from unisono.bench.plot import save_plot
 from unisono.bench.report import render_report
-from unisono.bench.results import Report
+from unisono.bench.results import RunReport
 
 
-def rendered(report: Report) -> str:
+def rendered(report: RunReport) -> str:
     console = Console(file=io.StringIO(), width=160)
     console.print(render_report(report))
     return console.file.getvalue()  # type: ignore[attr-defined]
@@ -23,7 +23,7 @@ def line_of(text: str, contestant: str) -> list[str]:
     return [cell.strip() for cell in line.strip("│").split("│")]
 
 
-def test_a_row_in_the_terms_of_nccl_tests(report: Report) -> None:
+def test_a_row_in_the_terms_of_nccl_tests(report: RunReport) -> None:
     text = rendered(report)
     ours = line_of(text, "unisono")
     assert ours[:6] == ["8", "2", "float32", "sum", "unisono", "2.00"]
@@ -31,20 +31,20 @@ def test_a_row_in_the_terms_of_nccl_tests(report: Report) -> None:
     assert line_of(text, "gloo")[9] == "10.00"
 
 
-def test_means_and_skipped_are_named(report: Report) -> None:
+def test_means_and_skipped_are_named(report: RunReport) -> None:
     text = rendered(report)
     assert "gloo takes 20.00 x the time of unisono" in text
     assert "skipped mpich: needs: pip install 'unisono[peers]'" in text
     assert "WRONG" not in text
 
 
-def test_wrong_results_are_loud(report: Report) -> None:
+def test_wrong_results_are_loud(report: RunReport) -> None:
     row = report.rows[0]
     spoilt = replace(row, measurements=(replace(row.measurements[0], wrong=3),))
     assert "WRONG RESULTS: 3 elements" in rendered(replace(report, rows=(spoilt,)))
 
 
-def test_an_unsupported_case_says_why(report: Report) -> None:
+def test_an_unsupported_case_says_why(report: RunReport) -> None:
     row = report.rows[0]
     refused = replace(row.measurements[1], error="MPI has no avg of float32", times_s=())
     text = rendered(replace(report, rows=(replace(row, measurements=(refused,)),)))
@@ -52,19 +52,19 @@ def test_an_unsupported_case_says_why(report: Report) -> None:
     assert "failed gloo, all_reduce 8: MPI has no avg of float32" in text
 
 
-def test_a_picture(report: Report, tmp_path: Path) -> None:
+def test_a_picture(report: RunReport, tmp_path: Path) -> None:
     pytest.importorskip("matplotlib")
     save_plot(report, tmp_path / "bench.png")
     assert (tmp_path / "bench.png").read_bytes().startswith(b"\x89PNG")
 
 
-def test_a_busy_machine_is_warned_about(report: Report) -> None:
+def test_a_busy_machine_is_warned_about(report: RunReport) -> None:
     assert "not reliable" not in rendered(report)
     busy = replace(report, machine={**report.machine, "busy_cores": 1.7})
     assert "using 1.7 cores: these times are not reliable" in rendered(busy)
 
 
-def test_a_run_over_hosts_says_where_and_how_fast_the_links_were(report: Report) -> None:
+def test_a_run_over_hosts_says_where_and_how_fast_the_links_were(report: RunReport) -> None:
     row = replace(report.rows[0], payload_Bps=0.95e9 / 8)
     cluster = {"hosts": 2, "per_host": 2, "rails": 2, "rate": "1gbit", "delay": None}
     text = rendered(replace(report, rows=(row,), settings={"cluster": cluster}))

@@ -5,7 +5,7 @@ from dataclasses import replace
 
 import pytest
 
-from unisono.bench.results import SCHEMA, Measurement, Report, mean_of_ratios
+from unisono.bench.results import SCHEMA, Measurement, RunReport, mean_of_ratios
 
 
 def test_median_and_quartiles() -> None:
@@ -19,14 +19,14 @@ def test_too_few_rounds_have_no_spread() -> None:
     assert Measurement(contestant="gloo").median_s is None
 
 
-def test_bandwidths(report: Report) -> None:
+def test_bandwidths(report: RunReport) -> None:
     row = report.rows[1]
     ours = row.measurements[0]
     assert row.algbw_Bps(ours) == pytest.approx((1 << 20) / 100e-6)
     assert row.busbw_Bps(ours) == pytest.approx(1.5 * (1 << 20) / 100e-6)
 
 
-def test_ratios_and_their_geometric_mean(report: Report) -> None:
+def test_ratios_and_their_geometric_mean(report: RunReport) -> None:
     assert [row.ratio("gloo", "unisono") for row in report.rows] == pytest.approx([10.0, 40.0])
     assert report.mean_ratio("gloo") == pytest.approx(20.0)
     assert report.mean_limit_ratio("unisono") == pytest.approx(2.0)
@@ -34,7 +34,7 @@ def test_ratios_and_their_geometric_mean(report: Report) -> None:
     assert mean_of_ratios([None]) is None
 
 
-def test_a_wrong_element_or_an_unfinished_case_of_ours_fails_the_run(report: Report) -> None:
+def test_a_wrong_element_or_an_unfinished_case_of_ours_fails_the_run(report: RunReport) -> None:
     assert not report.failed
     row = report.rows[0]
     wrong = replace(row.measurements[1], wrong=1)
@@ -44,13 +44,13 @@ def test_a_wrong_element_or_an_unfinished_case_of_ours_fails_the_run(report: Rep
     assert replace(report, skipped={"unisono": "ended"}).failed
 
 
-def test_a_peer_that_cannot_do_a_case_does_not_fail_the_run(report: Report) -> None:
+def test_a_peer_that_cannot_do_a_case_does_not_fail_the_run(report: RunReport) -> None:
     row = report.rows[0]
     refused = replace(row.measurements[1], error="MPI has no avg")
     assert not replace(report, rows=(replace(row, measurements=(refused,)),)).failed
 
 
-def test_json_holds_every_round_and_what_follows_from_it(report: Report) -> None:
+def test_json_holds_every_round_and_what_follows_from_it(report: RunReport) -> None:
     document = json.loads(json.dumps(report.to_dict()))
     assert document["schema"] == SCHEMA
     assert set(document) == {

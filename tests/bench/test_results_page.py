@@ -17,12 +17,12 @@ from simulator_page import render_lab
 from trees_page import render_trees
 
 from unisono.bench.cases import Case
-from unisono.bench.results import Measurement, Report, Row
+from unisono.bench.results import Measurement, Row, RunReport
 
 FOLDER = Path(__file__).parents[2] / "benchmarks"
 
 
-def test_rows_and_means(report: Report) -> None:
+def test_rows_and_means(report: RunReport) -> None:
     report = replace(report, settings={"rounds": 7})
     page = render_page([report.to_dict()], {}, {})
     assert "of 7 turns" in page
@@ -32,7 +32,7 @@ def test_rows_and_means(report: Report) -> None:
     assert "Geometric mean: gloo / ours 20.00." in page
 
 
-def test_a_mode_is_of_the_turns_that_it_lasted(report: Report) -> None:
+def test_a_mode_is_of_the_turns_that_it_lasted(report: RunReport) -> None:
     near, far = 48e-9, 200e-9
     large = replace(report.rows[0].case, ranks=2, nbytes=64 << 20)
     turns_s = {"unisono": (9e-3, 9e-3, 20e-3, 5e-3, 7e-3), "memory": (5e-3,) * 5}
@@ -51,7 +51,7 @@ def test_a_mode_is_of_the_turns_that_it_lasted(report: Report) -> None:
     assert "| all_reduce 64 MiB n=2, near: over the limit | <= 1.3 | 1.80 | **no** |" in page
 
 
-def test_many_ranks_beside_few_with_and_without_the_limit(report: Report) -> None:
+def test_many_ranks_beside_few_with_and_without_the_limit(report: RunReport) -> None:
     def page(*, limit: bool) -> str:
         rows = []
         for ranks, ours_s, memory_s in ((4, 10e-3, 8e-3), (8, 15e-3, 16e-3)):
@@ -104,7 +104,9 @@ def test_several_hosts() -> None:
     assert any(line.startswith(row) for line in page)
 
 
-def messages(report: Report, ranks: int, rows: dict[tuple[str, int], tuple[float, float]]) -> Any:
+def messages(
+    report: RunReport, ranks: int, rows: dict[tuple[str, int], tuple[float, float]]
+) -> Any:
     """A document of messages: our time and Open MPI's, by operation and size."""
     made = tuple(
         Row(
@@ -120,7 +122,7 @@ def messages(report: Report, ranks: int, rows: dict[tuple[str, int], tuple[float
     return replace(report, rows=made, contestants=("unisono", "openmpi"), skipped={}).to_dict()
 
 
-def test_messages_and_their_bars(report: Report) -> None:
+def test_messages_and_their_bars(report: RunReport) -> None:
     small, large = 8, 1 << 20
     two = {
         ("ping_pong", small): (0.5e-6, 0.4e-6),

@@ -8,14 +8,14 @@ from pathlib import Path
 
 import pytest
 
-from unisono.bench import world as world_module
+from unisono.bench import contestant_ranks as world_module
 from unisono.bench.cases import OPERATIONS, Case
+from unisono.bench.contestant_ranks import ContestantError
 from unisono.bench.contestants import Contestant, reason_missing
-from unisono.bench.machine import usable_cores
-from unisono.bench.results import Report
-from unisono.bench.room import reason_against
+from unisono.bench.machine_facts import usable_cores
+from unisono.bench.rank_limit import reason_against
+from unisono.bench.results import RunReport
 from unisono.bench.runner import Pace, run_benchmark
-from unisono.bench.world import WorldError
 from unisono.config import MOST_RANKS
 
 QUICK = Pace(rounds=2, round_s=0.001, min_iterations=1)
@@ -35,7 +35,7 @@ SPECIAL = [
 ]
 # A rank whose library gets one element wrong.
 LIAR = """
-from unisono.bench import worker
+from unisono.bench import contestant_rank
 from unisono.bench.peers.base import Peer
 
 class Liar(Peer):
@@ -44,12 +44,12 @@ class Liar(Peer):
     def bind(self, case, x, out):
         return lambda: x.__setitem__(0, 5)
 
-worker.connect_peer = lambda contestant, rank, ranks, meeting: Liar(rank)
-worker.main()
+contestant_rank.connect_peer = lambda contestant, rank, ranks, meeting: Liar(rank)
+contestant_rank.main()
 """
 
 
-def run(*contestants: str, ours: str) -> Report:
+def run(*contestants: str, ours: str) -> RunReport:
     return run_benchmark(CASES, contestants, ours=ours, pace=QUICK)
 
 
@@ -144,7 +144,7 @@ def test_more_ranks_than_a_host_has_are_refused_before_any_process(
 ) -> None:
     monkeypatch.setattr(world_module.subprocess, "Popen", None)
     case = Case(op="all_reduce", ranks=MOST_RANKS + 1, nbytes=64)
-    with pytest.raises(WorldError, match="4097 ranks are too many: at most "):
+    with pytest.raises(ContestantError, match="4097 ranks are too many: at most "):
         run_benchmark([case], ["unisono"], ours="unisono", pace=QUICK)
 
 

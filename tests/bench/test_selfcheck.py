@@ -6,7 +6,7 @@ import pytest
 
 from unisono.bench import selfcheck
 from unisono.bench.cases import Case
-from unisono.bench.selfcheck import Checks, Verdict, check_cases, run_checks
+from unisono.bench.selfcheck import CheckResult, Checks, check_cases, run_checks
 
 
 def test_this_machine() -> None:
@@ -32,8 +32,8 @@ def test_an_operation_that_does_nothing_fails(monkeypatch: pytest.MonkeyPatch) -
 
 
 def test_failures_of_any_rank_count() -> None:
-    good = Verdict(op="reduce", cases=3, dtypes=("int8",))
-    bad = Verdict(op="reduce", cases=3, dtypes=("int8",), failures=("int8: 1 wrong element",))
+    good = CheckResult(op="reduce", cases=3, dtypes=("int8",))
+    bad = CheckResult(op="reduce", cases=3, dtypes=("int8",), failures=("int8: 1 wrong element",))
     assert selfcheck._merge((good, bad)).failures == bad.failures
 
 

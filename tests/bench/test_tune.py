@@ -10,15 +10,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 from typer.testing import CliRunner
 
-from unisono.bench.journal import Cell, Journal
-from unisono.bench.tune import TUNABLE, Request, candidates, default_algorithm, select, tune
-from unisono.cli import app
-from unisono.communicator.selection_file import load
+from unisono.bench.journal import Journal, MeasuredCell
+from unisono.bench.tuner import TUNABLE, TuneRequest, candidates, default_algorithm, select, tune
+from unisono.commands.main import app
+from unisono.selection.rules_file import load
 from unisono.types import Op
 
 MACHINE = {"cpu": "x"}
-CELL = Cell(op="all_reduce", ranks=2, nbytes=64)
-REQUEST = Request(ops=(Op.ALL_REDUCE, Op.BROADCAST), ranks=(2,), sizes=(64, 4096), budget_s=0.5)
+CELL = MeasuredCell(op="all_reduce", ranks=2, nbytes=64)
+REQUEST = TuneRequest(ops=(Op.ALL_REDUCE, Op.BROADCAST), ranks=(2,), sizes=(64, 4096), budget_s=0.5)
 
 
 @pytest.mark.parametrize("op", TUNABLE)
@@ -45,7 +45,9 @@ def test_the_default_is_always_a_candidate(op: Op, ranks: int) -> None:
 def test_at_every_measured_size_the_choice_is_within_five_per_cent(
     sizes: dict[int, dict[str, float]],
 ) -> None:
-    cells = {Cell(op="all_reduce", ranks=2, nbytes=size): times for size, times in sizes.items()}
+    cells = {
+        MeasuredCell(op="all_reduce", ranks=2, nbytes=size): times for size, times in sizes.items()
+    }
     selection = select(cells)
     for size, times_s in sizes.items():
         rule = selection.choose(Op.ALL_REDUCE, size, ranks=2)

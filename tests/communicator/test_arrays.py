@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from ranks import Threads
 from unisono import Communicator, MismatchError, UnsupportedError
-from unisono.runtime.native_executor import OP_CODES
+from unisono.execution.native_executor import OP_CODES
 from unisono.types import Op
 
 Array = NDArray[Any]

@@ -20,7 +20,7 @@ import pytest
 import unisono
 from ranks import Threads, unique_name
 from unisono import AbortedError, Communicator, MismatchError, Work, native
-from unisono.communicator import negotiation
+from unisono.communicator import count_exchange
 from unisono.errors import CommunicationError
 
 World = Callable[[int], Threads]
@@ -421,7 +421,7 @@ def test_a_communicator_may_be_collected_in_its_own_thread(
 ) -> None:
     """Python's code runs there between the two parts of a call whose counts are told first."""
     collected = threading.Event()
-    agreed = negotiation._agreed
+    agreed = count_exchange._agreed
 
     def collecting(*args: Any) -> Any:
         if native.in_progress_thread():
@@ -448,7 +448,7 @@ def test_a_communicator_may_be_collected_in_its_own_thread(
 
     gc.disable()  # until all is garbage
     try:
-        monkeypatch.setattr(negotiation, "_agreed", collecting)
+        monkeypatch.setattr(count_exchange, "_agreed", collecting)
         threads(2).run(check)
     finally:
         gc.enable()

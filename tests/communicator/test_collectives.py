@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
+from cases_in_turn import turn
 from ranks import Me, Processes, Threads
-from turns import turn
 from unisono import Communicator, UnsupportedError, algorithms
 from unisono.types import DType, Op, ReduceOp
 

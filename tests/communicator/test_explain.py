@@ -11,8 +11,8 @@ import pytest
 
 from ranks import Threads
 from unisono import Communicator
-from unisono.algorithms.timing import predict
-from unisono.communicator import Explanation, Measured, Rule, Selection, Span
+from unisono.communicator import Explanation, IntRange, Measured, Rule, Selection
+from unisono.selection.host_cost_model import predict
 from unisono.types import Op
 
 World = Callable[[int], Threads]
@@ -94,7 +94,7 @@ def test_wrong_questions_are_refused(arguments: tuple[Any, ...], text: str, thre
 
 
 def test_measured_times_are_told_and_decide_who_comes_second(threads: World) -> None:
-    rule = Rule(op=Op.ALL_REDUCE, algorithm="ring", nbytes=Span(0, 5000), reason="because")
+    rule = Rule(op=Op.ALL_REDUCE, algorithm="ring", nbytes=IntRange(0, 5000), reason="because")
     times = (measured("ring", 2e-6), measured("swing", 4e-6), measured("direct", 3e-6))
     found = explained(threads(2), Selection(rules=(rule,), measured=times))
     assert (found.algorithm, found.reason, found.source) == ("ring", "because", "argument")
@@ -106,7 +106,7 @@ def test_measured_times_are_told_and_decide_who_comes_second(threads: World) -> 
 
 
 def test_without_a_rule_for_the_size_the_next_layer_decides(threads: World) -> None:
-    rule = Rule(op=Op.ALL_REDUCE, algorithm="ring", nbytes=Span(0, 10))
+    rule = Rule(op=Op.ALL_REDUCE, algorithm="ring", nbytes=IntRange(0, 10))
     found = explained(threads(2), Selection(rules=(rule,)), nbytes=1 << 20)
     assert (found.algorithm, found.source) == ("direct", "built-in")
 

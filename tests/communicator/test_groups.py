@@ -10,10 +10,10 @@ import numpy as np
 import pytest
 
 import unisono
+from pretended_hosts import spanning
 from ranks import Threads, unique_name
-from spanning import spanning
 from unisono import AbortedError, Communicator, MismatchError, RendezvousError, UnisonoError
-from unisono.communicator import subgroups
+from unisono.communicator import groups
 
 World = Callable[[int], Threads]
 
@@ -300,7 +300,7 @@ def test_who_forms_a_group_hears_that_a_rank_will_not_come(hosts: int, end: str,
 def test_who_has_formed_a_group_may_leave_its_parent(monkeypatch: pytest.MonkeyPatch) -> None:
     """A rank that is still at it, on another host, does not take that for a failure: rank 1 is held
     where it looks who has left, while rank 0 comes, and leaves the parent as soon as it can."""
-    look = subgroups._require_all
+    look = groups._require_all
     looks, left = threading.Event(), threading.Event()
 
     def held(parent: Communicator, ranks: Sequence[int]) -> None:
@@ -319,5 +319,5 @@ def test_who_has_formed_a_group_may_leave_its_parent(monkeypatch: pytest.MonkeyP
         with child:
             return float(child.all_reduce(np.ones(1))[0])
 
-    monkeypatch.setattr(subgroups, "_require_all", held)
+    monkeypatch.setattr(groups, "_require_all", held)
     assert spanning(form, [{}] * 2, timeout_s=20) == [2, 2]

@@ -15,13 +15,13 @@ from hypothesis import strategies as st
 
 from ranks import Threads
 from unisono import Communicator, config
-from unisono.algorithms.layout import Hosts
-from unisono.algorithms.network import Demands, candidates
+from unisono.algorithms.host_layout import Hosts
+from unisono.bootstrap.group_config import GroupConfig, JoinedGroup
+from unisono.bootstrap.group_network import GroupNetwork, WireKind
 from unisono.communicator.engine import Engine
-from unisono.communicator.selection import BUILT_IN
-from unisono.communicator.table import BUILT_IN_SOURCE, MODEL_SOURCE, Table
-from unisono.runtime.meeting import Meeting, Met
-from unisono.runtime.span import Span, Wire
+from unisono.selection.network_cost_model import Demands, candidates
+from unisono.selection.precedence import BUILT_IN_SOURCE, MODEL_SOURCE, SelectionTable
+from unisono.selection.rules import BUILT_IN
 from unisono.types import Op
 
 World = Callable[[int], Threads]
@@ -32,10 +32,10 @@ LAYOUTS: tuple[Hosts, ...] = (((0,), (1,), (2,), (3,)), ((0, 2), (1, 3)), ((0, 1
 class Nowhere:
     """A network that has no need to reach anybody: all ranks are on one host after all."""
 
-    def form(self, meeting: Meeting, members: Sequence[int]) -> Met:
+    def form(self, meeting: GroupConfig, members: Sequence[int]) -> JoinedGroup:
         raise NotImplementedError
 
-    def reach(self, name: bytes, peers: Iterable[int], wire: Wire) -> None:
+    def reach(self, name: bytes, peers: Iterable[int], wire: WireKind) -> None:
         pass
 
     def leave(self, name: bytes) -> None:
@@ -47,8 +47,10 @@ def told(comm: Communicator, hosts: Hosts, *, reproducible: bool = False) -> Com
     child = comm.split(0)
     assert child is not None
     settings = config.settings({"UNISONO_REPRODUCIBLE": "1"} if reproducible else {})
-    span = Span(Nowhere(), b"", child.rank, tuple(range(child.size)), hosts)
-    child._engine = Engine(child._group, child.rank, child.size, settings, Table(cores=2), span)
+    span = GroupNetwork(Nowhere(), b"", child.rank, tuple(range(child.size)), hosts)
+    child._engine = Engine(
+        child._group, child.rank, child.size, settings, SelectionTable(cores=2), span
+    )
     child._quick = child._engine.quick
     return child
 
@@ -145,12 +147,14 @@ def test_several_hosts_are_served_by_the_cost_model(
     op: Op, nbytes: int, hosts: Hosts, in_rank_order: bool
 ) -> None:
     demands = Demands(in_rank_order=in_rank_order)
-    found = Table(cores=2).choose(op, nbytes, ranks=4, hosts=hosts, demands=demands)
+    found = SelectionTable(cores=2).choose(op, nbytes, ranks=4, hosts=hosts, demands=demands)
     assert found.source == MODEL_SOURCE
     assert found.rule.algorithm in candidates(op, demands)
     assert found.rule.serves(op, nbytes, ranks=4, hosts=len(hosts))
-    alone = Table(cores=2).choose(op, nbytes, ranks=4, hosts=((0, 1, 2, 3),), demands=demands)
-    assert alone == Table(cores=2).choose(op, nbytes, ranks=4)
+    alone = SelectionTable(cores=2).choose(
+        op, nbytes, ranks=4, hosts=((0, 1, 2, 3),), demands=demands
+    )
+    assert alone == SelectionTable(cores=2).choose(op, nbytes, ranks=4)
     assert alone.source == BUILT_IN_SOURCE
     assert alone.rule == BUILT_IN.choose(op, nbytes, ranks=4)
 
@@ -159,7 +163,7 @@ def test_narrow_floats_are_not_widened_on_the_way_where_that_is_dearer() -> None
     """Two nested reductions make float32 of 16-bit floats: twice the bytes between hosts."""
     hosts: Hosts = ((0, 1), (2, 3))
     wide, narrow = (
-        Table(cores=2).choose(
+        SelectionTable(cores=2).choose(
             Op.ALL_REDUCE, 8 << 20, ranks=4, hosts=hosts, demands=Demands(widening=widening)
         )
         for widening in (1, 2)

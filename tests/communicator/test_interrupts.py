@@ -15,12 +15,12 @@ import numpy as np
 import pytest
 
 from ranks import Threads
-from steps import Step
+from signal_steps import Step
 from unisono import Communicator
+from unisono.bootstrap.group_network import GroupNetwork, WireKind
 from unisono.communicator import engine, work
 from unisono.communicator.work import Work
 from unisono.errors import UnisonoError
-from unisono.runtime.span import Span, Wire
 
 COUNT = 1 << 17  # a message that waits for its receiver
 SLOW = np.int64(0)  # a tag that takes a call through Python
@@ -126,15 +126,15 @@ def test_connections_that_an_interrupt_prevented_are_made_by_the_next_call() -> 
     class Interrupted:
         reached: ClassVar[list[int]] = []
 
-        def reach(self, name: bytes, peers: Iterable[int], wire: Wire) -> None:
+        def reach(self, name: bytes, peers: Iterable[int], wire: WireKind) -> None:
             if not self.reached:
                 self.reached.append(-1)
                 raise KeyboardInterrupt
             self.reached += peers
 
     roads: Any = Interrupted()
-    span = Span(roads, b"", 0, (0, 1), ((0,), (1,)))
+    span = GroupNetwork(roads, b"", 0, (0, 1), ((0,), (1,)))
     with pytest.raises(KeyboardInterrupt):
-        span.reach(range(len(span.members)), Wire.COLLECTIVES)
-    span.reach(range(len(span.members)), Wire.COLLECTIVES)
+        span.reach(range(len(span.members)), WireKind.COLLECTIVES)
+    span.reach(range(len(span.members)), WireKind.COLLECTIVES)
     assert roads.reached == [-1, 1]

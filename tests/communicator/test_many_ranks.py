@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 import unisono
-from boards import free_port
+from bootstrap_stores import free_port
 from ranks import Me, Processes
 
 THREADS = 16

@@ -20,7 +20,7 @@ from hypothesis.stateful import (
 )
 
 from histories import History, Message, Receive
-from spanning import World
+from pretended_hosts import World
 from unisono import Communicator
 
 # On one host: inside a slot, in the ring of bytes, the last that goes there, the first that is read

@@ -10,8 +10,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from porters import wait_until
-from spanning import Body, spanning
+from connection_managers import wait_until
+from pretended_hosts import Body, spanning
 from unisono import Communicator, Work
 from unisono.errors import (
     CollectiveTimeoutError,

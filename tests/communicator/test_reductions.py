@@ -24,8 +24,8 @@ from unisono import (
     pairs,
     premul_sum,
 )
-from unisono.runtime.fold import fold
-from unisono.runtime.narrow import bits_of, narrowed, widened
+from unisono.execution.fold import fold
+from unisono.execution.narrow_floats import bits_of, narrowed, widened
 from unisono.types import DType, ReduceOp
 
 torch = pytest.importorskip("torch")

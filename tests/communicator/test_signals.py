@@ -17,7 +17,7 @@ import pytest
 
 from ranks import Me, Processes, Threads
 from unisono import AbortedError, Communicator
-from unisono.links.loop import Loop
+from unisono.transport.event_loop import EventLoop
 
 MOST_S = 3.0
 SETTLE_S = 0.3
@@ -175,7 +175,7 @@ def test_no_thread_of_the_library_blocks_what_faulthandler_waits_for() -> None:
                 time.sleep(0.05)
             work.wait()
 
-    loop = Loop()
+    loop = EventLoop()
     before = sum(mask >> (signal.SIGINT - 1) & 1 for mask in blocked_signals())
     loop.start("test")
     with Threads(2) as ranks:

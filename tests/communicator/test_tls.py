@@ -16,14 +16,14 @@ from typing import Any
 import numpy as np
 import pytest
 
-from boards import free_port
+from bootstrap_stores import free_port
+from pretended_hosts import IPV6, spanning
 from ranks import Me, Processes
-from spanning import IPV6, spanning
 from tls import Authority, Tap, needs_openssl
 from unisono import Communicator
+from unisono.bootstrap import tcp_store
 from unisono.errors import AuthenticationError, PeerLostError, RendezvousError
-from unisono.links import dialing
-from unisono.runtime import meeting_point
+from unisono.transport import dialer
 
 SECRET = {"UNISONO_JOB_SECRET": "what only the ranks of this test know"}
 PSK = SECRET | {"UNISONO_TLS": "psk"}
@@ -90,7 +90,7 @@ def test_everything_by_certificates(authority: Authority, address: str) -> None:
 
 def tapped(monkeypatch: pytest.MonkeyPatch, tap: Tap) -> None:
     """Leads all connections between ranks through the tap."""
-    direct, meet = dialing.dial, meeting_point.dial
+    direct, meet = dialer.dial, tcp_store.dial
 
     def dial(to: tuple[str, int], source: str | None) -> socket.socket:
         return direct(tap.dial(to), source)
@@ -99,8 +99,8 @@ def tapped(monkeypatch: pytest.MonkeyPatch, tap: Tap) -> None:
         family, to = addresses[0]
         return meet([(family, tap.dial(to))], timeout_s)
 
-    monkeypatch.setattr(dialing, "dial", dial)
-    monkeypatch.setattr(meeting_point, "dial", dial_meeting)
+    monkeypatch.setattr(dialer, "dial", dial)
+    monkeypatch.setattr(tcp_store, "dial", dial_meeting)
 
 
 def speak(comm: Communicator) -> bytes:
@@ -163,7 +163,7 @@ def test_what_is_changed_on_the_way_is_not_believed(
 @pytest.fixture
 def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
     """Ranks that are not let in do not try for long."""
-    monkeypatch.setattr(meeting_point, "PATIENCE_S", 0.3)
+    monkeypatch.setattr(tcp_store, "PATIENCE_S", 0.3)
 
 
 @pytest.mark.usefixtures("impatient")

@@ -15,7 +15,7 @@ from dataclasses import asdict
 
 import numpy as np
 
-from lab.census import census, settled
+from lab.open_resources import open_resources, settled
 from lab.traffic import Traffic
 from ranks import Me
 from unisono import Communicator
@@ -72,7 +72,7 @@ def _until_it_fails(
     blocking: bool = True,
     work: Callable[[Communicator, Traffic], None] | None = None,
 ) -> None:
-    before = census()
+    before = open_resources()
     _one_communicator(me, timeout_s, blocking, work or messages_and_calls)
     me.say("closed", before=before, after=settled(before))
 
@@ -91,7 +91,7 @@ def _one_communicator(
 
 def idle(me: Me) -> None:
     """Joined, then asleep outside of calls until the fault is long over."""
-    before = census()
+    before = open_resources()
     with me.join(30.0) as comm:
         add_up(comm, 10)
         me.say("joined")

@@ -11,7 +11,6 @@ from collections.abc import Iterator
 
 import pytest
 
-from lab.census import census
 from lab.job import (
     TEMPORARY,
     Job,
@@ -22,6 +21,7 @@ from lab.job import (
     remains,
     stranger,
 )
+from lab.open_resources import open_resources
 from lab.stranger import MANNERS
 from ranks import Me
 from unisono.bench.lab import Lab
@@ -51,7 +51,7 @@ def address_of(me: Me) -> tuple[str, int]:
 def star(me: Me) -> None:
     """Rank 0 sends everyone a byte every 50 ms, and they send it back."""
     lines = _hub(me) if me.rank == 0 else [_spoke(me)]
-    me.say("joined", host=socket.gethostname(), **census())
+    me.say("joined", host=socket.gethostname(), **open_resources())
     me.attempt("ended", _talk, lines, me.rank == 0)
 
 

@@ -14,8 +14,8 @@ from unisono.schedule import (
     Builder,
     Code,
     Collective,
+    ExecutionPlan,
     Flag,
-    Plan,
     Reader,
     Record,
     Ref,
@@ -23,18 +23,18 @@ from unisono.schedule import (
     Space,
     Transfer,
     check,
+    chunk_moves,
     lower,
     lower_rank,
-    moves,
 )
 from unisono.types import Op
 
 
-def codes(plan: Plan) -> str:
+def codes(plan: ExecutionPlan) -> str:
     return " ".join(record.code.name for record in plan.records)
 
 
-def refs(plan: Plan, name: str) -> list[tuple[Space, int, int]]:
+def refs(plan: ExecutionPlan, name: str) -> list[tuple[Space, int, int]]:
     found = [getattr(r, name) for r in plan.records if r.code in (Code.COPY, Code.REDUCE, Code.ARG)]
     return [(ref.space, ref.rank, ref.index) for ref in found]
 
@@ -219,7 +219,7 @@ def test_the_plans_are_those_of_a_plain_lowering(data: st.DataObject) -> None:
 def test_sparse_places_are_lowered_alike(monkeypatch: pytest.MonkeyPatch) -> None:
     schedules = [build(op, name, ranks=5, root=1) for op in Op for name in names(op)]
     plans = [lower(schedule) for schedule in schedules]
-    monkeypatch.setattr(moves, "_MOST_DENSE", 0)
+    monkeypatch.setattr(chunk_moves, "_MOST_DENSE", 0)
     assert [lower(schedule) for schedule in schedules] == plans
 
 
@@ -266,7 +266,7 @@ def test_a_wrong_schedule_is_not_lowered() -> None:
         lower(b.build())
 
 
-def readings(plan: Plan) -> dict[int, dict[int, int]]:
+def readings(plan: ExecutionPlan) -> dict[int, dict[int, int]]:
     """For each other rank the slots of it that the plan reads, with the post waited for."""
     seen: dict[int, int] = {}
     found: dict[int, dict[int, int]] = {}
@@ -302,7 +302,7 @@ def test_readers_are_those_whose_plans_read_and_no_others(data: st.DataObject) -
         assert all(post == first_post_of(plan, slot) for (slot, _), post in posts.items())
 
 
-def first_post_of(plan: Plan, slot: int) -> int:
+def first_post_of(plan: ExecutionPlan, slot: int) -> int:
     """The post that follows the writing of the slot."""
     own = Ref(space=Space.SLOT, rank=plan.rank, index=slot)
     written = next(i for i, r in enumerate(plan.records) if own in (r.dst, r.dst2))

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from oracle import is_right
 from unisono.algorithms import build, names
 from unisono.errors import ScheduleError, UnsupportedError
-from unisono.runtime.reference import run
+from unisono.execution.reference import run
 from unisono.schedule import (
     Builder,
     Collective,
@@ -25,8 +25,8 @@ from unisono.schedule import (
     Transfers,
     check,
     check_plans,
+    chunk_moves,
     lower,
-    moves,
     proof,
 )
 from unisono.schedule.check import REPLAYED_CHUNKS
@@ -159,7 +159,7 @@ def test_places_and_ranks_may_be_taken_in_parts(
 ) -> None:
     monkeypatch.setattr(proof, "_MOST_BYTES", most_bytes)
     monkeypatch.setattr(proof, "_BATCH_BYTES", most_bytes)
-    monkeypatch.setattr(moves, "_MOST_DENSE", most_dense)
+    monkeypatch.setattr(chunk_moves, "_MOST_DENSE", most_dense)
     for op, name in EVERY:
         proof.prove(build(op, name, ranks=9, root=4))
     for op in ("all_reduce", "scan", "exscan"):

@@ -10,14 +10,24 @@ import pytest
 from unisono import algorithms
 from unisono.algorithms import build
 from unisono.errors import ScheduleError
-from unisono.schedule import Code, Flag, Plan, Record, Ref, Schedule, Space, check_plans, lower
+from unisono.schedule import (
+    Code,
+    ExecutionPlan,
+    Flag,
+    Record,
+    Ref,
+    Schedule,
+    Space,
+    check_plans,
+    lower,
+)
 from unisono.schedule.replay import _Replay
 from unisono.types import Op
 
 
 def edited(
     schedule: Schedule, rank: int, edit: Callable[[list[Record]], list[Record]]
-) -> list[Plan]:
+) -> list[ExecutionPlan]:
     plans = list(lower(schedule))
     records = tuple(edit(list(plans[rank].records)))
     plans[rank] = replace(plans[rank], records=records)

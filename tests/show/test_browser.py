@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 
 from unisono.algorithms import build
-from unisono.show import html, tell
+from unisono.show import html, view
 
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser")
 pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="needs Debian's package chromium")
@@ -94,7 +94,7 @@ WIDTHS = {"ring": 360, "direct": 1024, "doubling": 390, "tree": 1024, "pairwise"
 def page(case: tuple[str, str, int], script: str) -> str:
     """A page with a script after its own."""
     op, name, ranks = case
-    text = html(tell(build(op, name, ranks=ranks), nbytes=ranks << 20))
+    text = html(view(build(op, name, ranks=ranks), nbytes=ranks << 20))
     text = text.replace("<script>", f"<script>{SEEN}</script><script>", 1)
     return text.replace("</body>", f"<script>{script}</script></body>")
 

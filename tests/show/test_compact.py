@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from turns import turn
+from cases_in_turn import turn
 from unisono.algorithms import build, names
 from unisono.schedule import Schedule, Transfer
 from unisono.show.compact import entries, lines, pattern

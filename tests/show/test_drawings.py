@@ -11,7 +11,7 @@ import pytest
 
 from unisono.algorithms import build, names
 from unisono.errors import UnsupportedError
-from unisono.show import MAX_RANKS, html, svg, tell
+from unisono.show import MAX_RANKS, html, svg, view
 from unisono.show.picture import PANELS, pick
 from unisono.types import Op
 
@@ -29,7 +29,7 @@ def titles(text: str) -> list[str]:
 @pytest.mark.parametrize("ranks", [1, 2, 7, 16])
 def test_every_algorithm_is_drawn_with_a_panel_a_round(op: Op, ranks: int) -> None:
     for name in names(op):
-        story = tell(build(op, name, ranks=ranks, root=ranks - 1))
+        story = view(build(op, name, ranks=ranks, root=ranks - 1))
         expected = ["start", *(f"round {scene.number}" for scene in story.scenes)]
         found = titles(svg(story))
         assert found == expected if len(expected) <= PANELS else set(found) < set(expected)
@@ -37,7 +37,7 @@ def test_every_algorithm_is_drawn_with_a_panel_a_round(op: Op, ranks: int) -> No
 
 def test_copies_are_dashed_and_reductions_are_not() -> None:
     reduce, copy = (
-        svg(tell(build("all_reduce" if both else "all_gather", "ring", ranks=4)))
+        svg(view(build("all_reduce" if both else "all_gather", "ring", ranks=4)))
         for both in (True, False)
     )
     panels = [text.split(">round ")[1:] for text in (reduce, copy)]
@@ -47,8 +47,8 @@ def test_copies_are_dashed_and_reductions_are_not() -> None:
 
 def test_a_picture_of_many_ranks_stays_small_and_more_are_refused() -> None:
     for op, name in (("all_reduce", "direct"), ("all_reduce", "ring"), ("all_to_all", "pairwise")):
-        assert len(svg(tell(build(op, name, ranks=64)))) < 2_000_000
-    many = tell(build("broadcast", "direct", ranks=MAX_RANKS + 1))
+        assert len(svg(view(build(op, name, ranks=64)))) < 2_000_000
+    many = view(build("broadcast", "direct", ranks=MAX_RANKS + 1))
     for draw in (svg, html):
         with pytest.raises(UnsupportedError, match="up to 128 ranks; this has 129"):
             draw(many)
@@ -66,7 +66,7 @@ def data_of(page: str) -> dict[str, object]:
 
 
 def test_a_page_needs_no_network() -> None:
-    page = html(tell(build("all_reduce", "ring", ranks=8)))
+    page = html(view(build("all_reduce", "ring", ranks=8)))
     assert set(re.findall(r"https?://[^\s\"']+", page)) <= {"http://www.w3.org/2000/svg"}
     assert not re.search(r"<link|\ssrc=|@import|url\(", page)
     assert "default-src 'none'" in page
@@ -74,7 +74,7 @@ def test_a_page_needs_no_network() -> None:
 
 def test_names_from_a_file_cannot_become_markup() -> None:
     schedule = dataclasses.replace(build("all_reduce", "ring", ranks=2), algorithm=HOSTILE)
-    story = tell(schedule)
+    story = view(schedule)
     page, picture = html(story), svg(story)
     assert HOSTILE not in page and "<img" not in page
     assert HOSTILE in str(data_of(page)["title"])
@@ -83,7 +83,7 @@ def test_names_from_a_file_cannot_become_markup() -> None:
 
 def test_the_page_knows_what_the_ranks_hold() -> None:
     """Replays the page's data as the page does: later writes replace earlier ones."""
-    found = data_of(html(tell(build("all_reduce", "recursive_doubling", ranks=8))))
+    found = data_of(html(view(build("all_reduce", "recursive_doubling", ranks=8))))
     state = {(rank, location): mask for rank, location, _, mask, _ in found["start"]}  # type: ignore[attr-defined]
     for k, round_ in enumerate(found["rounds"], start=1):  # type: ignore[arg-type,var-annotated]
         state |= {(rank, location): mask for rank, location, _, mask, _ in round_["writes"]}

@@ -35,7 +35,7 @@ document.body.dataset.told = told.join("|");
 
 def test_clicks_show_the_way(tmp_path: Path) -> None:
     page = tmp_path / "ring.html"
-    page.write_text(network.html(topology.ring(5)).replace("</body>", CLICKS))
+    page.write_text(network.network_html(topology.ring(5)).replace("</body>", CLICKS))
     assert CHROMIUM is not None
     options = ["--headless", "--no-sandbox", "--disable-gpu", "--dump-dom"]
     done = subprocess.run(

@@ -14,7 +14,7 @@ from unisono import algorithms, simulate, topology
 from unisono.errors import UnsupportedError
 from unisono.native import Simulation
 from unisono.schedule import Builder, Collective, Schedule
-from unisono.simulator import Compute, Conditions, Endpoint, Job, Kind, Order, Traffic
+from unisono.simulator import Compute, Conditions, Endpoint, Job, Order, TaskKind, Traffic
 from unisono.topology import Cable, LinkKind, Topology
 from unisono.types import Op
 
@@ -248,7 +248,7 @@ def test_switches_that_copy_and_add(op: str) -> None:
 def test_the_critical_path_explains_the_time() -> None:
     result = simulate(build("ring", 5), topology.ring(5), 1e6)
     path = result.critical_path()
-    assert len(path) == 8 and all(step.kind is Kind.MESSAGE for step in path)
+    assert len(path) == 8 and all(step.kind is TaskKind.MESSAGE for step in path)
     assert path[0].begun_s == 0 and path[-1].arrived_s == result.time_s
     assert all(a.arrived_s == b.begun_s and a.dst == b.src for a, b in pairwise(path))
 

@@ -15,7 +15,7 @@ torch = pytest.importorskip("torch")
 from torch import distributed as dist  # noqa: E402
 from torch.distributed.device_mesh import init_device_mesh  # noqa: E402
 
-from boards import free_port  # noqa: E402
+from bootstrap_stores import free_port  # noqa: E402
 from torch_backend.forked import start  # noqa: E402
 from unisono import config  # noqa: E402
 from unisono.torch_backend.creator import introduce  # noqa: E402

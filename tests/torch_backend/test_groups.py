@@ -10,7 +10,7 @@ import torch
 from torch import distributed as dist
 from torch.distributed.device_mesh import init_device_mesh
 
-from resources import mappings, open_files
+from group_resources import mappings, open_files
 from unisono.errors import AbortedError, CollectiveTimeoutError, MismatchError, UnsupportedError
 from unisono.torch_backend import reserved
 

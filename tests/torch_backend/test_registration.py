@@ -16,8 +16,8 @@ from torch import distributed as dist  # noqa: E402
 
 from unisono import torch_backend  # noqa: E402
 from unisono.torch_backend import private  # noqa: E402
+from unisono.torch_backend.pending_work import PendingWork  # noqa: E402
 from unisono.torch_backend.process_group import ProcessGroup  # noqa: E402
-from unisono.torch_backend.work import PendingWork  # noqa: E402
 
 pytestmark = pytest.mark.torch
 

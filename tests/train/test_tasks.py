@@ -10,7 +10,7 @@ pytest.importorskip("sklearn")
 from unisono.train import text  # noqa: E402
 from unisono.train.digits import Digits  # noqa: E402
 from unisono.train.task import Task  # noqa: E402
-from unisono.train.text import Text  # noqa: E402
+from unisono.train.text import TextTask  # noqa: E402
 
 pytestmark = pytest.mark.torch
 
@@ -28,7 +28,7 @@ def one_thread() -> Iterator[None]:
 
 @pytest.fixture(scope="module", params=["digits", "text"])
 def task(request: pytest.FixtureRequest) -> Task:
-    return Digits.load() if request.param == "digits" else Text.of(SOURCE)
+    return Digits.load() if request.param == "digits" else TextTask.of(SOURCE)
 
 
 def first_batch(task: Task) -> tuple[torch.Tensor, ...]:
@@ -47,7 +47,7 @@ def test_digits_are_split_without_overlap() -> None:
 
 
 def test_text_holds_windows_out() -> None:
-    task = Text.of(SOURCE)
+    task = TextTask.of(SOURCE)
     (windows,) = task.train_set.tensors
     count = (len(SOURCE) - 1) // text.CONTEXT
     assert windows.shape[1] == text.CONTEXT + 1
@@ -57,7 +57,7 @@ def test_text_holds_windows_out() -> None:
 
 def test_too_little_text_is_refused() -> None:
     with pytest.raises(ValueError, match="too few"):
-        Text.of(b"short")
+        TextTask.of(b"short")
 
 
 def test_the_decoder_does_not_see_the_future() -> None:
@@ -105,7 +105,7 @@ def test_shares_of_the_score_add_up_to_the_whole(task: Task) -> None:
 
 def test_the_text_sample_repeats(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(text, "_SAMPLE_BYTES", 5)
-    task = Text.of(SOURCE)
+    task = TextTask.of(SOURCE)
     torch.manual_seed(0)
     model = task.model().eval()
     with torch.no_grad():

@@ -16,8 +16,8 @@ from unisono.algorithms.compose import Composer, backwards, in_sequence, on_rank
 from unisono.algorithms.cost import Cost, of_all_gather, there_and_back
 from unisono.algorithms.cost import backwards as backwards_cost
 from unisono.algorithms.grid import Grid, Lines, near_square
+from unisono.algorithms.parameters import Dims, check_dims
 from unisono.algorithms.registry import algorithm
-from unisono.algorithms.spec import Dims, check_dims
 from unisono.errors import UnsupportedError
 from unisono.schedule import Collective, Schedule
 from unisono.types import Op

@@ -17,7 +17,7 @@ import numpy as np
 from unisono.algorithms.compose import Composer, backwards
 from unisono.algorithms.cost import Cost, largest
 from unisono.algorithms.cost import backwards as backwards_cost
-from unisono.algorithms.layout import Hosts, Layout
+from unisono.algorithms.host_layout import HostLayout, Hosts
 from unisono.algorithms.registry import algorithm, build, cost
 from unisono.errors import UnsupportedError
 from unisono.schedule import Builder, Collective, Schedule
@@ -29,7 +29,7 @@ _DIRECT, _RING = "direct", "ring"
 def _all_reduce_cost(
     ranks: int, *, between: str = _DIRECT, inside: str = _DIRECT, hosts: Hosts | None = None
 ) -> Cost:
-    layout = Layout.of(ranks, hosts)
+    layout = HostLayout.of(ranks, hosts)
     columns = layout.columns
     most = max(_share(columns, size) for size in layout.sizes)
     total = cost(Op.ALL_REDUCE, between, ranks=len(layout.hosts)).on(most)
@@ -41,7 +41,7 @@ def _all_reduce_cost(
 
 
 def _all_gather_cost(ranks: int, *, between: str | None = None, hosts: Hosts | None = None) -> Cost:
-    layout = Layout.of(ranks, hosts)
+    layout = HostLayout.of(ranks, hosts)
     others, ring = len(layout.hosts) - 1, _way(layout, between) == _RING
     parts, most = _parts(layout), Fraction(0)
     for size in layout.sizes:
@@ -59,7 +59,7 @@ def _reduce_scatter_cost(
 
 
 def _broadcast_cost(ranks: int, *, hosts: Hosts | None = None) -> Cost:
-    layout = Layout.of(ranks, hosts)
+    layout = HostLayout.of(ranks, hosts)
     many, columns = len(layout.hosts) > 1, layout.columns
     most = max(size - 1 + many * _share(columns, size) for size in layout.sizes)
     inside = layout.shared * (2 if many else 1)
@@ -85,7 +85,7 @@ def all_reduce(
     (2019), here for hosts that differ; Hidayetoglu et al., "HiCCL: a hierarchical collective
     communication library" (2024).
     """
-    layout = Layout.of(ranks, hosts)
+    layout = HostLayout.of(ranks, hosts)
     columns = layout.columns
     sizes = set(layout.sizes)
     up = {size: build(Op.REDUCE_SCATTER, inside, ranks=size) for size in sizes}
@@ -115,7 +115,7 @@ def all_gather(ranks: int, *, between: str | None = None, hosts: Hosts | None = 
     direct, at most N on the ring. Source: Träff, "Efficient allgather for regular
     SMP-clusters" (2006), here for hosts that differ.
     """
-    layout = Layout.of(ranks, hosts)
+    layout = HostLayout.of(ranks, hosts)
     ring, parts = _way(layout, between) == _RING, _parts(layout)
     stations = _stations(layout, parts)
     b = Builder(Collective(op=Op.ALL_GATHER, ranks=ranks, parts=parts), "by_host")
@@ -163,7 +163,7 @@ def broadcast(ranks: int, root: int, *, hosts: Hosts | None = None) -> Schedule:
     and all-gather, Barnett et al., "Interprocessor collective communication library (InterCom)"
     (1994), between hosts.
     """
-    layout = Layout.of(ranks, hosts)
+    layout = HostLayout.of(ranks, hosts)
     home, columns = layout.home(root), layout.columns
     others = [host for host in range(len(layout.hosts)) if host != home]
     shares = max(1, len(others))
@@ -203,7 +203,9 @@ def reduce(ranks: int, root: int, *, hosts: Hosts | None = None) -> Schedule:
     return backwards(broadcast(ranks, root, hosts=hosts))
 
 
-def _inside(composer: Composer, layout: Layout, parts: Mapping[int, Schedule], start: int) -> int:
+def _inside(
+    composer: Composer, layout: HostLayout, parts: Mapping[int, Schedule], start: int
+) -> int:
     """Puts in the part for its size on each host; returns the round after the longest."""
     columns = layout.columns
     for number, host in enumerate(layout.hosts):
@@ -217,13 +219,13 @@ def _share(columns: int, size: int) -> Fraction:
     return Fraction(-(-columns // size), columns)
 
 
-def _parts(layout: Layout) -> int:
+def _parts(layout: HostLayout) -> int:
     """In how many a piece is cut, so that there is one from elsewhere for each rank of a host."""
     foreign = [(size, layout.ranks - size) for size in layout.sizes if size < layout.ranks]
     return max((-(-size // others) for size, others in foreign), default=1)
 
 
-def _stations(layout: Layout, parts: int) -> list[np.ndarray]:
+def _stations(layout: HostLayout, parts: int) -> list[np.ndarray]:
     """For each host and chunk the rank to which it comes first; of foreign chunks each rank of the
     host gets as many as the others, neighbours together."""
     owner = np.repeat(np.arange(layout.ranks), parts)
@@ -250,7 +252,7 @@ def _spread(
     b.copy(at[which], chunk[which], host[rank])
 
 
-def _way(layout: Layout, between: str | None) -> str:
+def _way(layout: HostLayout, between: str | None) -> str:
     """How pieces go between hosts. Raises `UnsupportedError`."""
     if between is None:
         direct = (len(layout.hosts) - 1) * max(layout.sizes)

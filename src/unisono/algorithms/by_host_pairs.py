@@ -11,14 +11,14 @@ from fractions import Fraction
 import numpy as np
 
 from unisono.algorithms.cost import Cost
-from unisono.algorithms.layout import Hosts, Layout
+from unisono.algorithms.host_layout import HostLayout, Hosts
 from unisono.algorithms.registry import algorithm
 from unisono.schedule import Builder, Collective, Schedule
 from unisono.types import Op
 
 
 def _all_to_all_cost(ranks: int, *, hosts: Hosts | None = None) -> Cost:
-    layout = Layout.of(ranks, hosts)
+    layout = HostLayout.of(ranks, hosts)
     others, most = len(layout.hosts) - 1, max(layout.sizes)
     # A rank sends its own pieces, and of those of its host what it speaks for, both ways.
     spoken = max(-(-others // size) * size for size in layout.sizes) * most
@@ -35,7 +35,7 @@ def all_to_all(ranks: int, *, hosts: Hosts | None = None) -> Schedule:
     own pieces; per host L_h(n - L_h)/n x N, which must cross. Source: Jackson and Booth, "Planned
     AlltoAllv: a clustered approach" (2004), with more than one speaker.
     """
-    layout = Layout.of(ranks, hosts)
+    layout = HostLayout.of(ranks, hosts)
     b = Builder(Collective(op=Op.ALL_TO_ALL, ranks=ranks), "by_host")
     count = len(layout.hosts)
     bundles = []  # (speaker here, speaker there, sources, destinations) of each piece
@@ -60,7 +60,7 @@ def all_to_all(ranks: int, *, hosts: Hosts | None = None) -> Schedule:
     return b.build()
 
 
-def _speaker(layout: Layout, here: int, there: int) -> int:
+def _speaker(layout: HostLayout, here: int, there: int) -> int:
     """The rank of one host that speaks with another."""
     ranks = layout.hosts[here]
     return ranks[(there - (there > here)) % len(ranks)]

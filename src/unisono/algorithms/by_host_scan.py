@@ -15,14 +15,14 @@ from fractions import Fraction
 import numpy as np
 
 from unisono.algorithms.cost import Cost
-from unisono.algorithms.layout import Hosts, Layout
+from unisono.algorithms.host_layout import HostLayout, Hosts
 from unisono.algorithms.registry import algorithm
 from unisono.schedule import Builder, Collective, Schedule
 from unisono.types import Op
 
 
 def _cost(ranks: int, *, hosts: Hosts | None = None) -> Cost:
-    layout = Layout.of(ranks, hosts)
+    layout = HostLayout.of(ranks, hosts)
     others, most = len(layout.hosts) - 1, max(layout.sizes)
     # To all ranks above on the own host; to one rank of each other, which tells it to the others.
     inside = (most - 1) * (2 if others else 1)
@@ -34,7 +34,7 @@ def _cost(ranks: int, *, hosts: Hosts | None = None) -> Cost:
 
 
 def _exscan_cost(ranks: int, *, hosts: Hosts | None = None) -> Cost:
-    layout = Layout.of(ranks, hosts)
+    layout = HostLayout.of(ranks, hosts)
     found = _cost(ranks, hosts=hosts)
     return Cost(
         rounds=layout.shared + 1 + (len(layout.hosts) > 1),
@@ -51,7 +51,7 @@ def scan(ranks: int, *, hosts: Hosts | None = None) -> Schedule:
     (L-1) x N + (H-1) x N. Source: Sanders and Träff, "Parallel prefix (scan) algorithms for MPI"
     (2006), on hosts, here for any order of ranks.
     """
-    return _Scan(Op.SCAN, Layout.of(ranks, hosts)).build()
+    return _Scan(Op.SCAN, HostLayout.of(ranks, hosts)).build()
 
 
 @algorithm(Op.EXSCAN, "by_host", cost=_exscan_cost, exact=False)
@@ -61,13 +61,13 @@ def exscan(ranks: int, *, hosts: Hosts | None = None) -> Schedule:
     Rounds: 1 between hosts, and 2 inside. Bytes: about (H+1)(L-1) x N + H x N. Reductions:
     (L-1) x N + (H-1) x N. Source: Sanders and Träff (2006), as for scan.
     """
-    return _Scan(Op.EXSCAN, Layout.of(ranks, hosts)).build()
+    return _Scan(Op.EXSCAN, HostLayout.of(ranks, hosts)).build()
 
 
 class _Scan:
     """Location 0 of a rank is its vector; location 1 + h a prefix of host h, told to it first."""
 
-    def __init__(self, op: Op, layout: Layout) -> None:
+    def __init__(self, op: Op, layout: HostLayout) -> None:
         collective = Collective(op=op, ranks=layout.ranks)
         self.exclusive = op is Op.EXSCAN
         self.layout = layout

@@ -16,8 +16,7 @@ from numpy.typing import ArrayLike
 
 from unisono.algorithms.cost import BY_PART
 from unisono.errors import UnsupportedError
-from unisono.schedule import Builder, Collective, Columns, Schedule, Transfers
-from unisono.schedule.collective import Numbers
+from unisono.schedule import Builder, Collective, Columns, Numbers, Schedule, Transfers
 from unisono.types import Op
 
 _BACKWARDS = {

@@ -84,7 +84,11 @@ def there_and_back(gather: Cost, ranks: int) -> Cost:
 
 
 def whole_chunks(collective: Collective) -> int:
-    """The chunks that make up N."""
+    """The chunks that make up N.
+
+    >>> whole_chunks(Collective(op=Op.ALL_GATHER, ranks=4))
+    4
+    """
     return collective.parts * (1 if collective.op in BY_PART else collective.ranks)
 
 

@@ -28,7 +28,12 @@ class Description:
 
 
 def describe(algorithm: Algorithm) -> Description:
-    """Take the docstring of an algorithm apart."""
+    """Take the docstring of an algorithm apart.
+
+    >>> from unisono.algorithms import find
+    >>> describe(find("all_reduce", "ring")).rounds
+    '2(n-1)'
+    """
     text = " ".join(algorithm.doc.split())
     found = dict.fromkeys(_LABELS, "")
     pieces = _LABEL.split(text)

@@ -12,7 +12,7 @@ from math import prod
 
 from unisono.algorithms.compose import Composer
 from unisono.algorithms.cost import BY_PART
-from unisono.algorithms.spec import Dims
+from unisono.algorithms.parameters import Dims
 from unisono.schedule import Schedule
 from unisono.types import Op
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from unisono.algorithms.grid import Grid
-from unisono.algorithms.spec import Dims
+from unisono.algorithms.parameters import Dims
 from unisono.errors import UnsupportedError
 
 

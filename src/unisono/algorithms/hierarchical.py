@@ -21,10 +21,10 @@ from unisono.algorithms import composition
 from unisono.algorithms.compose import Composer
 from unisono.algorithms.cost import BY_PART, FREE, Cost
 from unisono.algorithms.grid import Grid, Lines, exchange
-from unisono.algorithms.layout import Hosts, Layout
+from unisono.algorithms.host_layout import HostLayout, Hosts
 from unisono.algorithms.levels import Hierarchy, follows_hosts
+from unisono.algorithms.parameters import Dims, Level, parse
 from unisono.algorithms.registry import Algorithm, algorithm, find, names
-from unisono.algorithms.spec import Dims, Level, parse
 from unisono.schedule import Collective, Schedule
 from unisono.types import Op
 
@@ -34,7 +34,7 @@ Levels = tuple[Level, ...]
 def _all_reduce_cost(
     ranks: int, *, dims: Dims | None = None, levels: Levels = (), hosts: Hosts | None = None
 ) -> Cost:
-    if follows_hosts(levels, dims, hosts) and not Layout.of(ranks, hosts).regular:
+    if follows_hosts(levels, dims, hosts) and not HostLayout.of(ranks, hosts).regular:
         family, arguments = _for_uneven(levels)
         return family.cost(ranks=ranks, hosts=hosts, **arguments)
     tree = Hierarchy.of(ranks, dims, levels, hosts)
@@ -90,7 +90,7 @@ def all_reduce(
     mixed-precision" (2018), and HCCL; with leaders: Karonis et al., "Exploiting hierarchy in
     parallel computer networks to optimize collective operation performance" (2000).
     """
-    if follows_hosts(levels, dims, hosts) and not Layout.of(ranks, hosts).regular:
+    if follows_hosts(levels, dims, hosts) and not HostLayout.of(ranks, hosts).regular:
         family, arguments = _for_uneven(levels)
         return family.function(ranks=ranks, hosts=hosts, **arguments)
     tree = Hierarchy.of(ranks, dims, levels, hosts)

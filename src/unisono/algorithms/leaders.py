@@ -15,7 +15,7 @@ from math import lcm
 
 from unisono.algorithms.compose import Composer, runs
 from unisono.algorithms.cost import BY_PART, Cost, largest
-from unisono.algorithms.layout import Hosts, Layout
+from unisono.algorithms.host_layout import HostLayout, Hosts
 from unisono.algorithms.registry import algorithm, build, cost
 from unisono.schedule import Collective, Schedule
 from unisono.types import Op
@@ -30,7 +30,7 @@ _MANY = {
 _TREE = "binomial_tree"
 
 
-def _between(op: Op, layout: Layout, between: str | None) -> str:
+def _between(op: Op, layout: HostLayout, between: str | None) -> str:
     if between is not None:
         return between
     if layout.few:
@@ -42,7 +42,7 @@ def _stated(op: Op) -> Callable[..., Cost]:
     """What the leaders do, on the bundles of their hosts, and what is done inside hosts."""
 
     def stated(ranks: int, *, between: str | None = None, hosts: Hosts | None = None) -> Cost:
-        layout = Layout.of(ranks, hosts)
+        layout = HostLayout.of(ranks, hosts)
         count, most = len(layout.hosts), max(layout.sizes)
         top = cost(op, _between(op, layout, between), ranks=count)
         if op not in BY_PART:
@@ -66,7 +66,7 @@ _COLLECTED = (Op.REDUCE_SCATTER, Op.ALL_TO_ALL, Op.GATHER)
 def _all_reduce_cost(
     ranks: int, *, between: str | None = None, inside: str = _FEW, hosts: Hosts | None = None
 ) -> Cost:
-    layout = Layout.of(ranks, hosts)
+    layout = HostLayout.of(ranks, hosts)
     total = cost(Op.ALL_REDUCE, _between(Op.ALL_REDUCE, layout, between), ranks=len(layout.hosts))
     for op in (Op.REDUCE, Op.BROADCAST):
         total += largest(cost(op, inside, ranks=size) for size in layout.sizes)
@@ -86,7 +86,7 @@ def all_reduce(
     (2009); Karonis et al., "Exploiting hierarchy in parallel computer networks to optimize
     collective operation performance" (2000).
     """
-    layout = Layout.of(ranks, hosts)
+    layout = HostLayout.of(ranks, hosts)
     sizes = set(layout.sizes)
     up = {size: build(Op.REDUCE, inside, ranks=size) for size in sizes}
     down = {size: build(Op.BROADCAST, inside, ranks=size) for size in sizes}
@@ -109,7 +109,7 @@ def all_gather(ranks: int, *, between: str | None = None, hosts: Hosts | None = 
     Rounds: 1 between hosts (log2(H) for more than 8), and 2 inside. Bytes: about
     (H-1)L/n x N + (L-1) x N. Source: Zhu et al. (2009).
     """
-    layout = Layout.of(ranks, hosts)
+    layout = HostLayout.of(ranks, hosts)
     top = _top(Op.ALL_GATHER, layout, between)
     made = _Leaders(Op.ALL_GATHER, layout, top)
     made.collect(lambda rank: [rank])
@@ -128,7 +128,7 @@ def reduce_scatter(
     to the leader, about (H-1)L/n x N for what leaves it. Reductions: (L-1) x N, and about
     (H-1)L/n x N. Source: Zhu et al. (2009).
     """
-    layout = Layout.of(ranks, hosts)
+    layout = HostLayout.of(ranks, hosts)
     top = _top(Op.REDUCE_SCATTER, layout, between)
     made = _Leaders(Op.REDUCE_SCATTER, layout, top)
     made.collect(lambda rank: range(ranks))
@@ -145,7 +145,7 @@ def all_to_all(ranks: int, *, between: str | None = None, hosts: Hosts | None = 
     (H-1)L^2/n x N + L x N. Source: Jackson and Booth, "Planned AlltoAllv: a clustered approach"
     (2004).
     """
-    layout = Layout.of(ranks, hosts)
+    layout = HostLayout.of(ranks, hosts)
     top = _top(Op.ALL_TO_ALL, layout, between)
     made = _Leaders(Op.ALL_TO_ALL, layout, top)
     foreign = {
@@ -176,7 +176,7 @@ def broadcast(
     Rounds: 1 between hosts (log2(H) for more than 8), and 1 inside. Bytes: (H-1) x N + (L-1) x N.
     Source: Karonis et al. (2000).
     """
-    layout = Layout.of(ranks, hosts)
+    layout = HostLayout.of(ranks, hosts)
     top = _top(Op.BROADCAST, layout, between, root)
     made = _Leaders(Op.BROADCAST, layout, top, root)
     made.exchange(top, [[0]])
@@ -193,7 +193,7 @@ def reduce(
     Rounds: 1 between hosts (log2(H) for more than 8), and 1 inside. Bytes: about N.
     Reductions: (L-1) x N + (H-1) x N at the root. Source: Karonis et al. (2000).
     """
-    layout = Layout.of(ranks, hosts)
+    layout = HostLayout.of(ranks, hosts)
     top = _top(Op.REDUCE, layout, between, root)
     made = _Leaders(Op.REDUCE, layout, top, root)
     made.collect(lambda rank: [0])
@@ -211,7 +211,7 @@ def scatter(
     Rounds: 1 between hosts (log2(H) for more than 8), and 1 inside. Bytes: about N at the root.
     Source: Karonis et al. (2000).
     """
-    layout = Layout.of(ranks, hosts)
+    layout = HostLayout.of(ranks, hosts)
     top = _top(Op.SCATTER, layout, between, root)
     made = _Leaders(Op.SCATTER, layout, top, root)
     made.exchange(top, layout.hosts)
@@ -229,7 +229,7 @@ def gather(
     Rounds: 1 between hosts (log2(H) for more than 8), and 1 inside. Bytes: about L/n x N.
     Source: Karonis et al. (2000).
     """
-    layout = Layout.of(ranks, hosts)
+    layout = HostLayout.of(ranks, hosts)
     top = _top(Op.GATHER, layout, between, root)
     made = _Leaders(Op.GATHER, layout, top, root)
     made.collect(lambda rank: [rank])
@@ -237,7 +237,7 @@ def gather(
     return made.composer.build()
 
 
-def _top(op: Op, layout: Layout, between: str | None, root: int | None = None) -> Schedule:
+def _top(op: Op, layout: HostLayout, between: str | None, root: int | None = None) -> Schedule:
     home = 0 if root is None else layout.home(root)
     return build(op, _between(op, layout, between), ranks=len(layout.hosts), root=home)
 
@@ -245,7 +245,7 @@ def _top(op: Op, layout: Layout, between: str | None, root: int | None = None) -
 class _Leaders:
     """A schedule made in three steps: to the leaders, between them, from them."""
 
-    def __init__(self, op: Op, layout: Layout, top: Schedule, root: int | None = None) -> None:
+    def __init__(self, op: Op, layout: HostLayout, top: Schedule, root: int | None = None) -> None:
         unit = top.collective.parts
         collective = Collective(op=op, ranks=layout.ranks, parts=unit, root=root)
         self.composer = Composer(collective, unit)

@@ -9,9 +9,9 @@ from math import prod
 from unisono.algorithms.compose import on_ranks
 from unisono.algorithms.cost import Cost
 from unisono.algorithms.grid import Grid, near_square
-from unisono.algorithms.layout import Hosts, Layout
+from unisono.algorithms.host_layout import HostLayout, Hosts
+from unisono.algorithms.parameters import Dims, Level, check_dims, parse
 from unisono.algorithms.registry import build, cost, names
-from unisono.algorithms.spec import Dims, Level, check_dims, parse
 from unisono.errors import UnsupportedError
 from unisono.schedule import Schedule
 from unisono.types import Op
@@ -46,7 +46,7 @@ class Hierarchy:
         """
         levels = levels or (_ANY,) * (len(dims) if dims else 2)
         known = [level.size for level in levels if level.size]
-        layout = Layout.of(ranks, hosts)
+        layout = HostLayout.of(ranks, hosts)
         if known:
             rest = ranks // prod(known) if len(known) == len(levels) - 1 else 0
             dims = tuple(level.size or rest for level in levels)

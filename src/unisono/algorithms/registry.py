@@ -16,9 +16,9 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, TypeVar
 
-from unisono.algorithms import compose, spec
+from unisono.algorithms import compose, parameters
 from unisono.algorithms.cost import FREE, Cost
-from unisono.algorithms.layout import Hosts
+from unisono.algorithms.host_layout import Hosts
 from unisono.errors import UnsupportedError
 from unisono.schedule import MAX_RANKS, Schedule
 from unisono.types import Op
@@ -29,13 +29,13 @@ _CHANNELS = "channels"
 _BLOCK_BYTES = "block_bytes"
 _UNIVERSAL = (_CHANNELS, _BLOCK_BYTES)
 _READERS: Mapping[Any, Callable[[str, str], Any]] = {
-    int: spec.number,
-    int | None: spec.number,
-    spec.Dims | None: spec.dims,
+    int: parameters.number,
+    int | None: parameters.number,
+    parameters.Dims | None: parameters.dims,
     str: lambda _, text: text,
     str | None: lambda _, text: text,
 }
-_LEVELS = tuple[spec.Level, ...]
+_LEVELS = tuple[parameters.Level, ...]
 _HOSTS = "hosts"
 
 
@@ -126,7 +126,7 @@ def find(op: Op | str, name: str) -> Algorithm:
     ['k']
     """
     op = _operation(op)
-    return _find(op, spec.parse(op, name).name)
+    return _find(op, parameters.parse(op, name).name)
 
 
 def build(
@@ -135,7 +135,7 @@ def build(
     *,
     ranks: int,
     root: int = 0,
-    levels: spec.Dims | None = None,
+    levels: parameters.Dims | None = None,
     hosts: Hosts | None = None,
 ) -> Schedule:
     """The schedule of an algorithm, named as `spec` says. Operations without a root ignore `root`.
@@ -178,7 +178,7 @@ def cost(
     name: str,
     *,
     ranks: int,
-    levels: spec.Dims | None = None,
+    levels: parameters.Dims | None = None,
     hosts: Hosts | None = None,
 ) -> Cost:
     """What an algorithm costs, by its closed form: nothing is built. Arguments as for `build`.
@@ -200,17 +200,17 @@ def block_bytes(op: Op | str, name: str) -> int | None:
     >>> block_bytes("all_reduce", "direct:block_bytes=65536")
     65536
     """
-    found = dict(spec.parse(_operation(op), name).named).get(_BLOCK_BYTES)
-    return None if found is None else spec.number(f"{name}: {_BLOCK_BYTES}", found)
+    found = dict(parameters.parse(_operation(op), name).named).get(_BLOCK_BYTES)
+    return None if found is None else parameters.number(f"{name}: {_BLOCK_BYTES}", found)
 
 
 def _resolve(
-    op: Op, name: str, ranks: int, levels: spec.Dims | None, hosts: Hosts | None
+    op: Op, name: str, ranks: int, levels: parameters.Dims | None, hosts: Hosts | None
 ) -> tuple[Algorithm, dict[str, Any]]:
     """The algorithm and its arguments, all but the ranks and the root."""
     if not 1 <= ranks <= MAX_RANKS:
         raise UnsupportedError(f"{op}: {ranks} ranks; must be 1..{MAX_RANKS}")
-    parsed = spec.parse(op, name)
+    parsed = parameters.parse(op, name)
     found = _find(op, parsed.name)
     known = {parameter.name: parameter.type for parameter in found.parameters}
     texts = dict(parsed.named)

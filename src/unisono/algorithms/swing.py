@@ -17,8 +17,8 @@ from unisono.algorithms.compose import backwards, in_channels
 from unisono.algorithms.cost import Cost, there_and_back
 from unisono.algorithms.cost import backwards as backwards_cost
 from unisono.algorithms.grid import Grid
+from unisono.algorithms.parameters import Dims, check_dims
 from unisono.algorithms.registry import algorithm
-from unisono.algorithms.spec import Dims, check_dims
 from unisono.errors import UnsupportedError
 from unisono.schedule import Builder, Collective, Schedule
 from unisono.types import Op

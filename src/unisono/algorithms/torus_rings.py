@@ -14,8 +14,8 @@ from unisono.algorithms.compose import in_channels
 from unisono.algorithms.cost import Cost
 from unisono.algorithms.grid import near_square
 from unisono.algorithms.hamiltonian import hamiltonian_cycles
+from unisono.algorithms.parameters import Dims, check_dims
 from unisono.algorithms.registry import algorithm
-from unisono.algorithms.spec import Dims, check_dims
 from unisono.errors import UnsupportedError
 from unisono.schedule import Schedule
 from unisono.types import Op

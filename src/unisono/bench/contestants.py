@@ -16,7 +16,7 @@ from importlib import metadata, util
 from pathlib import Path
 
 from unisono.bench.cluster import Cluster
-from unisono.bench.machine import usable_cores
+from unisono.bench.machine_facts import usable_cores
 
 MEMORY = "memory"
 NETWORK = "network"
@@ -89,7 +89,7 @@ def plan_launch(
 
     On the hosts of a cluster, an MPI starts its ranks through the program `folder/agent`.
     """
-    worker = [sys.executable, "-m", "unisono.bench.worker", contestant.name, str(folder)]
+    worker = [sys.executable, "-m", "unisono.bench.contestant_rank", contestant.name, str(folder)]
     worker += ["--ranks", str(ranks), *(["--bind"] if bind else [])]
     if contestant.base in _MPI_LAUNCHERS:
         options = () if cluster is None else _across(contestant.base, cluster, folder / "agent")

@@ -13,7 +13,7 @@ _VERSION = 1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Cell:
+class MeasuredCell:
     """One kind of call that is measured."""
 
     op: str
@@ -30,7 +30,7 @@ class Journal:
 
     def __init__(self, path: Path, machine: Mapping[str, object], *, resume: bool) -> None:
         self.path = path
-        self.cells: dict[Cell, dict[str, float]] = {}
+        self.cells: dict[MeasuredCell, dict[str, float]] = {}
         head = {"format": _FORMAT, "version": _VERSION, "machine": dict(machine)}
         if resume and path.exists():
             self._read(head)
@@ -40,7 +40,7 @@ class Journal:
         partial.write_text("".join(json.dumps(line) + "\n" for line in lines))
         partial.replace(path)
 
-    def add(self, cell: Cell, times_s: Mapping[str, float]) -> None:
+    def add(self, cell: MeasuredCell, times_s: Mapping[str, float]) -> None:
         """Keeps what a cell's algorithms took."""
         self.cells[cell] = dict(times_s)
         with self.path.open("a") as file:
@@ -55,14 +55,14 @@ class Journal:
         for number, line in enumerate(rest, start=2):
             found = _parse(line)
             try:
-                cell = Cell(op=found["op"], ranks=found["ranks"], nbytes=found["nbytes"])
+                cell = MeasuredCell(op=found["op"], ranks=found["ranks"], nbytes=found["nbytes"])
                 self.cells[cell] = {str(k): float(v) for k, v in found["times_s"].items()}
             except (KeyError, TypeError, ValueError, AttributeError):
                 if number <= len(rest):  # the last line may have been cut off
                     raise ValueError(f"{self.path}: line {number} is no measurement") from None
 
 
-def _line(cell: Cell, times_s: Mapping[str, float]) -> dict[str, Any]:
+def _line(cell: MeasuredCell, times_s: Mapping[str, float]) -> dict[str, Any]:
     named = {"op": cell.op, "ranks": cell.ranks, "nbytes": cell.nbytes}
     return {**named, "times_s": dict(times_s)}
 

@@ -17,7 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from unisono.bench.cases import LOGICAL, PAIRS, Case
-from unisono.runtime.narrow import narrowed
+from unisono.execution import narrowed
 from unisono.types import DType
 
 Array = NDArray[Any]

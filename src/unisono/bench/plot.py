@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from unisono.bench.contestants import LIMITS
-from unisono.bench.results import Report, Row
+from unisono.bench.results import Row, RunReport
 from unisono.bench.sizes import format_size
 from unisono.errors import UnsupportedError
 
@@ -18,7 +18,7 @@ def require_plotting() -> None:
         raise UnsupportedError("--plot needs matplotlib: pip install 'unisono[plot]'")
 
 
-def save_plot(report: Report, path: Path) -> None:
+def save_plot(report: RunReport, path: Path) -> None:
     """Write a PNG, one line of panels per operation. Raises UnsupportedError without matplotlib."""
     require_plotting()
     from matplotlib.backends.backend_agg import FigureCanvasAgg

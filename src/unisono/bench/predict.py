@@ -6,9 +6,8 @@ from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from unisono.bench.results import Report
-from unisono.simulator.calibration import models_of
-from unisono.simulator.link_model import LinkModel, nearest
+from unisono.bench.results import RunReport
+from unisono.simulator import LinkModel, models_of, nearest
 
 
 def read_models(path: Path, ops: Sequence[str]) -> tuple[LinkModel, ...]:
@@ -24,7 +23,7 @@ def read_models(path: Path, ops: Sequence[str]) -> tuple[LinkModel, ...]:
     return tuple(models)
 
 
-def with_predictions(report: Report, models: Sequence[LinkModel]) -> Report:
+def with_predictions(report: RunReport, models: Sequence[LinkModel]) -> RunReport:
     """The report with what the models foretell for each of its rows."""
     rows = []
     for row in report.rows:

@@ -14,8 +14,7 @@ from unisono import config
 from unisono.bench.cases import Case
 from unisono.bench.patterns import allocate, count_wrong
 from unisono.bench.peers.native import bind
-from unisono.communicator import Communicator
-from unisono.communicator.joining import join
+from unisono.communicator import Communicator, join
 from unisono.errors import UnisonoError, UnsupportedError
 from unisono.schedule import Schedule, check, from_json, from_msccl_xml, from_mscclpp_json
 
@@ -26,7 +25,7 @@ _DTYPES = ("int64", "float32")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Verdict:
+class ProofResult:
     """What came of one file. `ran` says whether its results were NumPy's; None: not run."""
 
     file: str
@@ -56,15 +55,15 @@ def read_schedule(text: str) -> Schedule:
     return from_json(text)
 
 
-def judge(path: Path) -> Verdict:
+def judge(path: Path) -> ProofResult:
     """Read and prove one file; its reason where it is refused."""
     try:
         schedule = read_schedule(path.read_text())
         check(schedule)
     except (UnisonoError, OSError, UnicodeDecodeError) as error:
-        return Verdict(file=str(path), reason=f"{type(error).__name__}: {error}")
+        return ProofResult(file=str(path), reason=f"{type(error).__name__}: {error}")
     collective = schedule.collective
-    return Verdict(
+    return ProofResult(
         file=str(path),
         op=collective.op,
         ranks=collective.ranks,
@@ -74,7 +73,7 @@ def judge(path: Path) -> Verdict:
     )
 
 
-def run_proved(verdicts: Sequence[Verdict], most_ranks: int) -> list[Verdict]:
+def run_proved(verdicts: Sequence[ProofResult], most_ranks: int) -> list[ProofResult]:
     """Run what was proved for so few ranks between as many processes, against NumPy."""
     answers = dict.fromkeys((v.file for v in verdicts), "")
     ran = set()
@@ -95,7 +94,7 @@ def _run_rank(files: Sequence[str]) -> list[str]:
     settings = config.override(config.settings(), timeout_s=_TIMEOUT_S)
     # Files made for GPUs may stage hundreds of small pieces; only pages that are used exist.
     staging_bytes = max(settings.staging_bytes, _STAGING_BYTES)
-    with join(config.world(), replace(settings, staging_bytes=staging_bytes)) as comm:
+    with join(config.launched_rank(), replace(settings, staging_bytes=staging_bytes)) as comm:
         return [_run_file(comm, file) for file in files]
 
 
@@ -122,7 +121,7 @@ def _run_file(comm: Communicator, file: str) -> str:
     return ""
 
 
-def render_verdicts(verdicts: Sequence[Verdict]) -> Table:
+def render_verdicts(verdicts: Sequence[ProofResult]) -> Table:
     """One row a file."""
     table = Table()
     for name in ("file", "operation", "ranks", "parts", "rounds", "proof", "run"):

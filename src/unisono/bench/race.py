@@ -11,8 +11,8 @@ import numpy as np
 
 from unisono import algorithms
 from unisono.bench.cases import Case
-from unisono.bench.world import CaseError, World
-from unisono.communicator.estimate import estimate_call_s
+from unisono.bench.contestant_ranks import CaseError, ContestantRanks
+from unisono.communicator import estimate_call_s
 from unisono.errors import UnsupportedError
 from unisono.types import Op
 
@@ -66,7 +66,7 @@ def distinct(op: Op, names: Sequence[str], ranks: int) -> list[str]:
 
 
 def race(
-    world: World,
+    world: ContestantRanks,
     case: Case,
     names: Sequence[str],
     length: RaceLength,

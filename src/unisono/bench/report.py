@@ -12,7 +12,7 @@ from rich.text import Text
 
 from unisono.bench.contestants import LIMITS, NETWORK
 from unisono.bench.probe import describe_latency
-from unisono.bench.results import Measurement, Report, Row
+from unisono.bench.results import Measurement, Row, RunReport
 from unisono.bench.sizes import format_size
 
 BUSY_CORES = 0.3
@@ -35,7 +35,7 @@ _WIRE_TIME = (
 )
 
 
-def render_report(report: Report) -> RenderableType:
+def render_report(report: RunReport) -> RenderableType:
     """Tables (one per operation), what was skipped, and geometric means."""
     parts: list[RenderableType] = []
     for op, rows in groupby(report.rows, key=lambda row: row.case.op):
@@ -52,7 +52,7 @@ def render_report(report: Report) -> RenderableType:
     return Group(*parts)
 
 
-def _render_operation(report: Report, op: str, rows: list[Row]) -> Table:
+def _render_operation(report: RunReport, op: str, rows: list[Row]) -> Table:
     machine = report.machine
     where = f"{machine['cpu']}, {machine['cores']} cores" if machine else ""
     ranks = f"{rows[0].case.ranks} ranks{_hosts(report)}"
@@ -86,7 +86,7 @@ def _render_operation(report: Report, op: str, rows: list[Row]) -> Table:
     return table
 
 
-def _hosts(report: Report) -> str:
+def _hosts(report: RunReport) -> str:
     """Where the ranks of a run over hosts are, and what their links carried."""
     cluster = report.settings.get("cluster")
     if cluster is None:
@@ -103,7 +103,7 @@ def _case_cells(row: Row) -> tuple[str, str, str, str]:
     return str(case.size_bytes), str(case.count), case.dtype, redop
 
 
-def _measurement_cells(report: Report, row: Row, measurement: Measurement) -> tuple[str, ...]:
+def _measurement_cells(report: RunReport, row: Row, measurement: Measurement) -> tuple[str, ...]:
     name = measurement.contestant
     if measurement.error is not None:
         return (name, "failed", *(_NONE,) * 5)
@@ -126,11 +126,11 @@ def _messages(row: Row, measurement: Measurement) -> str:
     return _NONE if per_s is None else f"{per_s:,.0f}"
 
 
-def _foretold(report: Report) -> bool:
+def _foretold(report: RunReport) -> bool:
     return any(row.predicted_s is not None for row in report.rows)
 
 
-def _prediction(report: Report, row: Row, measurement: Measurement) -> str:
+def _prediction(report: RunReport, row: Row, measurement: Measurement) -> str:
     """Of ours: the time that was foretold, and how much more or less that is than it took."""
     if measurement.contestant != report.ours or row.predicted_s is None:
         return ""
@@ -139,7 +139,7 @@ def _prediction(report: Report, row: Row, measurement: Measurement) -> str:
     return _time(row.predicted_s) + off
 
 
-def _render_means(report: Report) -> list[RenderableType]:
+def _render_means(report: RunReport) -> list[RenderableType]:
     lines: list[RenderableType] = []
     for name in report.contestants:
         ours, limit = report.mean_ratio(name), report.mean_limit_ratio(name)
@@ -153,7 +153,7 @@ def _render_means(report: Report) -> list[RenderableType]:
     return lines
 
 
-def _notes(report: Report) -> Iterator[str]:
+def _notes(report: RunReport) -> Iterator[str]:
     """What did not run, and why: the last line is where errors say it."""
     for name, reason in report.skipped.items():
         yield f"skipped {name}: {_last_line(reason)}"

@@ -82,7 +82,7 @@ class Row:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Report:
+class RunReport:
     """A whole run. `ours` is the contestant that the others are compared with."""
 
     ours: str

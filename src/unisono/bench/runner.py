@@ -10,13 +10,13 @@ from math import ceil, inf
 
 from unisono.bench.cases import Case
 from unisono.bench.cluster import Cluster, probe_payload_Bps, wire_bytes
+from unisono.bench.contestant_ranks import CaseError, ContestantError, ContestantRanks
 from unisono.bench.contestants import NETWORK, Contestant, reason_missing
-from unisono.bench.machine import busy_cores, describe_machine
+from unisono.bench.machine_facts import busy_cores, describe_machine
 from unisono.bench.probe import probe_core_latency_s
-from unisono.bench.results import Measurement, Report, Row
+from unisono.bench.results import Measurement, Row, RunReport
 from unisono.bench.sizes import format_size
-from unisono.bench.world import CaseError, World, WorldError
-from unisono.communicator.estimate import estimate_call_s
+from unisono.communicator import estimate_call_s
 
 _MAX_ITERATIONS = 200_000
 _CALIBRATION_S = 2e-3
@@ -63,7 +63,7 @@ def run_benchmark(
     cluster: Cluster | None = None,
     command: Sequence[str] = (),
     observe: Observer = lambda step, share: None,
-) -> Report:
+) -> RunReport:
     """Measure all cases (of one rank count). What cannot run is skipped with its reason.
 
     With `bind`, rank r of every contestant stays on core r mod cores. With a `cluster`, ranks run
@@ -73,13 +73,13 @@ def run_benchmark(
     skipped: dict[str, str] = {}
     machine = {**describe_machine(), "busy_cores": busy_cores()}
     with ExitStack() as stack:
-        worlds: list[World] = []
+        worlds: list[ContestantRanks] = []
         for number, name in enumerate(dict.fromkeys(contestants)):
             if name == NETWORK:
                 continue  # it needs no processes
             observe(f"starting {name}", 0.0)
             place = None if cluster is None else replace(cluster, port=cluster.port + number)
-            world = World(Contestant(name=name), cases[0].ranks, bind=bind, cluster=place)
+            world = ContestantRanks(Contestant(name=name), cases[0].ranks, bind=bind, cluster=place)
             stack.enter_context(world)
             if reason := _start(world):
                 skipped[name] = reason
@@ -94,7 +94,7 @@ def run_benchmark(
 
             row = _measure(case, worlds, skipped, pace, observe_turn)
             rows.append(row if cluster is None else _with_limit(row, cluster))
-    return Report(
+    return RunReport(
         ours=ours,
         contestants=tuple(dict.fromkeys(contestants)),
         rows=tuple(rows),
@@ -117,13 +117,13 @@ def _with_limit(row: Row, cluster: Cluster) -> Row:
     return replace(row, measurements=(*row.measurements, limit), payload_Bps=payload_Bps)
 
 
-def _start(world: World) -> str | None:
+def _start(world: ContestantRanks) -> str | None:
     """Reason why the world did not start, or None."""
     if reason := reason_missing(world.contestant):
         return reason
     try:
         world.start()
-    except WorldError as error:
+    except ContestantError as error:
         world.close()
         return str(error)
     return None
@@ -132,7 +132,7 @@ def _start(world: World) -> str | None:
 class _Entry:
     """One contestant's part in one row."""
 
-    def __init__(self, world: World) -> None:
+    def __init__(self, world: ContestantRanks) -> None:
         self.world = world
         self.iterations = 0
         self.messages = 1
@@ -149,7 +149,7 @@ class _Entry:
             step()
         except CaseError as error:
             self.error = str(error)
-        except WorldError as error:  # ... or, if the world is lost, all that follow
+        except ContestantError as error:  # ... or, if the world is lost, all that follow
             self.error = str(error)
             self.world.close()
 
@@ -182,7 +182,7 @@ class _Entry:
 
 def _measure(
     case: Case,
-    worlds: list[World],
+    worlds: list[ContestantRanks],
     skipped: dict[str, str],
     pace: Pace,
     observe_turn: Callable[[int], None],

@@ -11,9 +11,9 @@ from rich.table import Table
 
 import unisono
 from unisono.bench.cases import OPERATIONS, STORAGE, Case, reductions_of
-from unisono.bench.facts import Fact, gather_facts, read_neighbour
 from unisono.bench.patterns import allocate, count_wrong
 from unisono.bench.peers.native import bind
+from unisono.bench.system_facts import Fact, gather_facts, read_neighbour
 from unisono.communicator import Communicator
 from unisono.errors import UnsupportedError
 
@@ -24,7 +24,7 @@ _TIMEOUT_S = 30.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Verdict:
+class CheckResult:
     """What came of one operation: cases tried, and what failed."""
 
     op: str
@@ -38,7 +38,7 @@ class Verdict:
 class Checks:
     ranks: int
     facts: tuple[Fact, ...]
-    verdicts: tuple[Verdict, ...]
+    verdicts: tuple[CheckResult, ...]
     error: str | None = None
 
     @property
@@ -103,7 +103,7 @@ def render_checks(checks: Checks) -> RenderableType:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _RankAnswer:
-    verdicts: tuple[Verdict, ...]
+    verdicts: tuple[CheckResult, ...]
     reads_neighbour: bool
 
 
@@ -113,7 +113,7 @@ def _check_rank(ranks: int) -> _RankAnswer:
         return _RankAnswer(verdicts=verdicts, reads_neighbour=read_neighbour(comm))
 
 
-def _check_operation(comm: Communicator, op: str, ranks: int) -> Verdict:
+def _check_operation(comm: Communicator, op: str, ranks: int) -> CheckResult:
     failures: list[str] = []
     skipped: list[str] = []
     dtypes: list[str] = []
@@ -128,7 +128,7 @@ def _check_operation(comm: Communicator, op: str, ranks: int) -> Verdict:
         if wrong:
             name = f"{case.dtype} {case.redop} {case.nbytes} B root {case.root}"
             failures.append(f"{name}: {wrong} wrong elements on rank {comm.rank}")
-    return Verdict(
+    return CheckResult(
         op=op,
         cases=len(dtypes),
         dtypes=tuple(dict.fromkeys(dtypes)),
@@ -137,11 +137,11 @@ def _check_operation(comm: Communicator, op: str, ranks: int) -> Verdict:
     )
 
 
-def _merge(parts: tuple[Verdict, ...]) -> Verdict:
+def _merge(parts: tuple[CheckResult, ...]) -> CheckResult:
     """One operation's verdicts of all ranks as one."""
     first = parts[0]
     failures = tuple(failure for part in parts for failure in part.failures)
-    return Verdict(
+    return CheckResult(
         op=first.op,
         cases=first.cases,
         dtypes=first.dtypes,

@@ -40,25 +40,30 @@ False
 >>> comm.close()
 """
 
+from unisono.communicator.arrays import dtype_of
 from unisono.communicator.communicator import Communicator
-from unisono.communicator.explain import Estimate, Explanation
-from unisono.communicator.joining import init
-from unisono.communicator.launch import run
-from unisono.communicator.places import pairs
+from unisono.communicator.estimate import estimate_call_s
+from unisono.communicator.explanation import Estimate, Explanation
+from unisono.communicator.initialization import init, join
+from unisono.communicator.local_ranks import run
 from unisono.communicator.premul import premul_sum
-from unisono.communicator.selection import Measured, Rule, Selection, Span
+from unisono.communicator.value_index import pairs
 from unisono.communicator.work import Work
+from unisono.selection import IntRange, Measured, Rule, Selection
 
 __all__ = [
     "Communicator",
     "Estimate",
     "Explanation",
+    "IntRange",
     "Measured",
     "Rule",
     "Selection",
-    "Span",
     "Work",
+    "dtype_of",
+    "estimate_call_s",
     "init",
+    "join",
     "pairs",
     "premul_sum",
     "run",

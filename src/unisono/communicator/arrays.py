@@ -67,7 +67,12 @@ def stage(array: Array, *, writable: bool) -> Staged:
 
 def dtype_of(array: Array, what: str = "") -> DType:
     """The element type. Raises `TypeError` for what is no array, with a text that begins with
-    `what`, or `UnsupportedError`."""
+    `what`, or `UnsupportedError`.
+
+    >>> import numpy as np
+    >>> dtype_of(np.zeros(2, np.float16)).name
+    'FLOAT16'
+    """
     found = _ARRAYS.dtype_of(array)
     if found is not None:
         return DType(found)

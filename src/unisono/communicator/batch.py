@@ -15,8 +15,8 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from unisono import native
-from unisono.communicator.calls import Request
-from unisono.communicator.engine import Call, Engine, Later, Message
+from unisono.communicator.calls import CallRequest
+from unisono.communicator.engine import Call, Engine, Later, MessageCall
 from unisono.communicator.work import JoinedWork, MessageWork, Work
 from unisono.errors import AbortedError, UnisonoError, UnsupportedError
 from unisono.types import Op
@@ -103,7 +103,7 @@ class BatchedWork(Work):
 class _Delivery(NamedTuple):
     """Messages that one method exchanges."""
 
-    messages: Sequence[Message]
+    messages: Sequence[MessageCall]
     result: Any
     handle: BatchedWork
 
@@ -132,7 +132,7 @@ class _Single(NamedTuple):
 class _Pack:
     """Small all_reduces of one kind."""
 
-    def __init__(self, request: Request) -> None:
+    def __init__(self, request: CallRequest) -> None:
         self.name = "all_reduce"
         self.handles: list[BatchedWork] = []
         self.native = native.Pack()
@@ -301,7 +301,7 @@ class Batch(JoinedWork):
             pack.handles.append(handle)
         return handle if async_op else call.result
 
-    def _pack_for(self, request: Request | None) -> _Pack | None:
+    def _pack_for(self, request: CallRequest | None) -> _Pack | None:
         """Where an all_reduce belongs that is small enough to be packed."""
         if (
             request is None
@@ -321,7 +321,7 @@ class Batch(JoinedWork):
                 self._engine.pack_into(request, _MOST_PACKED_BYTES, found.native)
         return found
 
-    def add_messages(self, messages: Sequence[Message], result: Any, async_op: bool) -> Any:
+    def add_messages(self, messages: Sequence[MessageCall], result: Any, async_op: bool) -> Any:
         """Records sends and receives."""
         handle = BatchedWork(" and ".join(map(str, messages)))
         self._deliveries.append(_Delivery(messages, result, handle))

@@ -7,15 +7,14 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from unisono import native
-from unisono.algorithms.layout import Hosts
-from unisono.algorithms.network import Demands
-from unisono.communicator.numbers import check_rank
+from unisono.algorithms import Hosts
+from unisono.communicator.arguments import check_rank
 from unisono.communicator.premul import PremulSum
 from unisono.communicator.reproducible import fallback, is_reproducible, refusal
-from unisono.communicator.table import Table, Verdict
 from unisono.errors import UnsupportedError
-from unisono.runtime.native_executor import UNTOLD, Arguments, LoadedPlan, NativeExecutor
+from unisono.execution import UNTOLD, Arguments, LoadedPlan, NativeExecutor
 from unisono.schedule import Schedule
+from unisono.selection import Demands, SelectedRule, SelectionTable
 from unisono.types import DType, LengthsFrom, Op, ReduceOp
 
 _MOST_REMEMBERED = 4096  # calls, or, where pieces are uneven, lengths of pieces
@@ -24,7 +23,7 @@ _ALSO = {"product": "prod", "average": "avg"}
 _SHARED = (Op.REDUCE_SCATTER, Op.ALL_GATHER, Op.ALL_TO_ALL, Op.GATHER, Op.SCATTER)
 
 
-class Request(NamedTuple):
+class CallRequest(NamedTuple):
     """All that the ranks of a call must agree on, but for `lengths_from`, which only errors name.
 
     `lengths` are the bytes of each piece: one for an operation in place, one per rank where the
@@ -55,11 +54,11 @@ class Request(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Choice:
+class AlgorithmChoice:
     """The plan that serves a call, and what chose it (None: the caller did)."""
 
     plan: LoadedPlan
-    verdict: Verdict | None
+    verdict: SelectedRule | None
 
 
 def parse_reduction(op: str | ReduceOp | PremulSum) -> ReduceOp:
@@ -80,7 +79,7 @@ def parse_reduction(op: str | ReduceOp | PremulSum) -> ReduceOp:
     return found
 
 
-class CallBook:
+class CallCache:
     """Calls of one communicator, prepared once for each request.
 
     `hosts` are the ranks of each host (None: all are on one). With `reproducible`, only by
@@ -91,7 +90,7 @@ class CallBook:
         self,
         executor: NativeExecutor,
         ranks: int,
-        table: Table,
+        table: SelectionTable,
         *,
         hosts: Hosts | None = None,
         reproducible: bool = False,
@@ -123,7 +122,7 @@ class CallBook:
         algorithm: str | None = None,
         dtype_bytes: int | None = None,
         narrow: bool = False,
-    ) -> Choice:
+    ) -> AlgorithmChoice:
         """The plan for a call of `nbytes` in the caller's larger buffer; `narrow` for 16- and
         8-bit floats.
 
@@ -133,7 +132,7 @@ class CallBook:
             plan = self._executor.plan(op, algorithm, root)
             if self._reproducible and not is_reproducible(plan, narrow=narrow):
                 raise refusal(self._executor, op, algorithm, root, narrow=narrow)
-            return Choice(plan=plan, verdict=None)
+            return AlgorithmChoice(plan=plan, verdict=None)
         widening = _FLOAT32_BYTES // (dtype_bytes or _FLOAT32_BYTES) if narrow else 1
         verdict = self.table.choose(
             op,
@@ -147,21 +146,21 @@ class CallBook:
         if self._reproducible and not is_reproducible(plan, narrow=narrow):
             verdict = fallback(op)
             plan = self._chosen(op, root, verdict)
-        return Choice(plan=plan, verdict=verdict)
+        return AlgorithmChoice(plan=plan, verdict=verdict)
 
-    def form(self, choice: Choice, op: Op, nbytes: int) -> LoadedPlan:
+    def form(self, choice: AlgorithmChoice, op: Op, nbytes: int) -> LoadedPlan:
         """The form of the chosen plan that serves a call with pieces of one length."""
         piece_bytes = nbytes // self._ranks if op in _SHARED else nbytes
         return self._executor.serving(choice.plan, op, piece_bytes)
 
-    def _chosen(self, op: Op, root: int, verdict: Verdict) -> LoadedPlan:
+    def _chosen(self, op: Op, root: int, verdict: SelectedRule) -> LoadedPlan:
         rule = verdict.rule
         try:
             return self._executor.plan(op, rule.algorithm, root, rule.block_bytes)
         except UnsupportedError as error:
             raise UnsupportedError(f"{error} (chosen by {verdict.source}: {rule})") from error
 
-    def check(self, request: Request) -> None:
+    def check(self, request: CallRequest) -> None:
         """Raises `UnsupportedError` or `ValueError` for what no plan can serve."""
         op, dtype, reduction = request.op, request.dtype, request.reduction
         if op.reduces and not dtype.supports(reduction):
@@ -178,7 +177,7 @@ class CallBook:
         if op.rooted:
             check_rank(root, self._ranks, "root")
 
-    def widens(self, request: Request) -> bool:
+    def widens(self, request: CallRequest) -> bool:
         """Whether narrow floats would be rounded more than once: at each of several nested
         reductions, or already when they are multiplied."""
         if not (request.op.reduces and request.dtype.is_narrow_float):
@@ -187,7 +186,7 @@ class CallBook:
             return True
         return self._plan(request).reduce_depth > 1 and not request.reduction.selects
 
-    def call(self, request: Request) -> native.Prepared:
+    def call(self, request: CallRequest) -> native.Prepared:
         """The prepared call. Raises `UnsupportedError` or `ValueError`."""
         found = self._remembered.get(request)
         if found is None:
@@ -199,7 +198,7 @@ class CallBook:
         """The call in which all ranks meet. On several hosts each must hear of each, so they reduce
         vectors of no length: that every contribution reaches every rank is what a barrier is."""
         if len(self.hosts) == 1:
-            return self.call(Request(Op.BARRIER, (), DType.UINT8))
+            return self.call(CallRequest(Op.BARRIER, (), DType.UINT8))
         key = Op.BARRIER
         found = self._remembered.get(key)
         if found is None:
@@ -255,7 +254,7 @@ class CallBook:
                 f"one length"
             )
 
-    def _plan(self, request: Request) -> LoadedPlan:
+    def _plan(self, request: CallRequest) -> LoadedPlan:
         plan = self.choose(
             request.op,
             sum(request.lengths),
@@ -268,7 +267,7 @@ class CallBook:
             return self._executor.plan(request.op, "direct", request.root)
         return plan
 
-    def _prepare(self, request: Request) -> native.Prepared:
+    def _prepare(self, request: CallRequest) -> native.Prepared:
         self.check(request)
         plan = self._plan(request)
         if not request.even:

@@ -9,26 +9,25 @@ from types import TracebackType
 from typing import Any
 
 from unisono import config
+from unisono.bootstrap import GroupConfig, JoinedGroup, join_group
 from unisono.communicator import (
+    collectives,
     custom,
-    exchange,
-    explaining,
-    messages,
-    shrinking,
-    subgroups,
-    uneven,
+    explain,
+    groups,
+    point_to_point,
+    shrink,
+    v_collectives,
 )
+from unisono.communicator.arguments import check_timeout
 from unisono.communicator.arrays import Array
 from unisono.communicator.batch import Batch
 from unisono.communicator.custom import AnyReduction
 from unisono.communicator.engine import Engine
-from unisono.communicator.numbers import check_timeout
-from unisono.communicator.table import Table
 from unisono.errors import AbortedError
-from unisono.runtime.gathering import gather
-from unisono.runtime.meeting import Meeting, Met
-from unisono.runtime.native_executor import OP_CODES
+from unisono.execution import OP_CODES
 from unisono.schedule import Schedule
+from unisono.selection import SelectionTable
 from unisono.types import Op
 
 _ALL_REDUCE = OP_CODES[Op.ALL_REDUCE]
@@ -66,9 +65,9 @@ class Communicator:
     """
 
     def __init__(
-        self, meeting: Meeting, settings: config.Settings, *, met: Met | None = None
+        self, meeting: GroupConfig, settings: config.Settings, *, met: JoinedGroup | None = None
     ) -> None:
-        met = met or gather(meeting, settings)
+        met = met or join_group(meeting, settings)
         self.rank = meeting.rank
         self.size = meeting.size
         self.former_ranks: tuple[int, ...] = ()
@@ -81,7 +80,7 @@ class Communicator:
             self.rank,
             self.size,
             settings,
-            Table.unpack(met.word),
+            SelectionTable.unpack(met.word),
             met.span,
             single_copy=met.single_copy,
         )
@@ -176,7 +175,7 @@ class Communicator:
         if (done := self._quick(_BROADCAST, x, x, "sum", root, algorithm, async_op)) is not None:
             return done
         return self._engine.collective(
-            "broadcast", async_op, exchange.in_place, Op.BROADCAST, x, "sum", root, algorithm
+            "broadcast", async_op, collectives.in_place, Op.BROADCAST, x, "sum", root, algorithm
         )
 
     def scan(
@@ -217,7 +216,7 @@ class Communicator:
 
     def barrier(self, *, async_op: bool = False) -> Any:
         """Returns when all ranks have called it."""
-        return self._engine.collective("barrier", async_op, exchange.barrier)
+        return self._engine.collective("barrier", async_op, collectives.barrier)
 
     # ---- collectives from one array to another
 
@@ -238,7 +237,7 @@ class Communicator:
         if (done := self._quick(_ALL_GATHER, x, out, "sum", -1, algorithm, async_op)) is not None:
             return done
         return self._engine.collective(
-            "all_gather", async_op, exchange.gathering, Op.ALL_GATHER, x, out, -1, algorithm
+            "all_gather", async_op, collectives.gathering, Op.ALL_GATHER, x, out, -1, algorithm
         )
 
     def reduce_scatter(
@@ -278,7 +277,7 @@ class Communicator:
         if (done := self._quick(_ALL_TO_ALL, x, out, "sum", -1, algorithm, async_op)) is not None:
             return done
         listed = isinstance(x, (list, tuple)) or isinstance(out, (list, tuple))
-        of = uneven.all_to_all_of_lists if listed else exchange.all_to_all
+        of = v_collectives.all_to_all_of_lists if listed else collectives.all_to_all
         return self._engine.collective("all_to_all", async_op, of, x, out, algorithm)
 
     def gather(
@@ -295,7 +294,7 @@ class Communicator:
         All `x` have one length; for others there is `gather_v`.
         """
         return self._engine.collective(
-            "gather", async_op, exchange.gathering, Op.GATHER, x, out, root, algorithm
+            "join_group", async_op, collectives.gathering, Op.GATHER, x, out, root, algorithm
         )
 
     def scatter(
@@ -310,27 +309,27 @@ class Communicator:
         """Share r of `x` of `root` goes to `out` of rank r; `x` is None on the other ranks,
         where `out` is required. All shares have one length; for others there is `scatter_v`."""
         return self._engine.collective(
-            "scatter", async_op, exchange.scattering, Op.SCATTER, x, out, root, "sum", algorithm
+            "scatter", async_op, collectives.scattering, Op.SCATTER, x, out, root, "sum", algorithm
         )
 
     # ---- the same for pieces of different lengths
 
-    all_gather_v = uneven.all_gather_v
-    reduce_scatter_v = uneven.reduce_scatter_v
-    all_to_all_v = uneven.all_to_all_v
-    gather_v = uneven.gather_v
-    scatter_v = uneven.scatter_v
+    all_gather_v = v_collectives.all_gather_v
+    reduce_scatter_v = v_collectives.reduce_scatter_v
+    all_to_all_v = v_collectives.all_to_all_v
+    gather_v = v_collectives.gather_v
+    scatter_v = v_collectives.scatter_v
 
     # ---- point to point
 
-    send = messages.send
-    recv = messages.recv
-    sendrecv = messages.sendrecv
-    send_init = messages.send_init
-    recv_init = messages.recv_init
-    probe = messages.probe
-    iprobe = messages.iprobe
-    neighbor_exchange = messages.neighbor_exchange
+    send = point_to_point.send
+    recv = point_to_point.recv
+    sendrecv = point_to_point.sendrecv
+    send_init = point_to_point.send_init
+    recv_init = point_to_point.recv_init
+    probe = point_to_point.probe
+    iprobe = point_to_point.iprobe
+    neighbor_exchange = point_to_point.neighbor_exchange
 
     # ---- several calls at once
 
@@ -360,9 +359,9 @@ class Communicator:
 
     # ---- groups
 
-    split = subgroups.split
-    group = subgroups.group
-    shrink = shrinking.shrink
+    split = groups.split
+    group = groups.group
+    shrink = shrink.shrink
 
     # ---- life
 
@@ -402,4 +401,4 @@ class Communicator:
             self.abort(f"{type(error).__name__}: {error}")
         self.close()
 
-    explain = explaining.explain
+    explain = explain.explain

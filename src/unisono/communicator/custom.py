@@ -13,11 +13,11 @@ from typing import Any, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from unisono.communicator import exchange
+from unisono.communicator import collectives
 from unisono.communicator.arrays import Array, assign, empty, stage, stage_pieces
+from unisono.communicator.collectives import Reduction
+from unisono.communicator.count_exchange import followed
 from unisono.communicator.engine import Call, Engine
-from unisono.communicator.exchange import Reduction
-from unisono.communicator.negotiation import followed
 from unisono.errors import UnsupportedError
 from unisono.schedule import Schedule
 from unisono.types import LengthsFrom, Op
@@ -38,7 +38,7 @@ def in_place(
 ) -> Call:
     """all_reduce, reduce, scan and exscan by any reduction."""
     if not callable(reduction):
-        return exchange.in_place(engine, op, x, reduction, root, algorithm)
+        return collectives.in_place(engine, op, x, reduction, root, algorithm)
     engine.book.check_root(op, root)
     telling, told = _telling(engine, op, reduction, x, root, algorithm)
     gather = Op.GATHER if op is Op.REDUCE else Op.ALL_GATHER
@@ -50,7 +50,7 @@ def in_place(
         if rows is not None and folded > 0:  # below rank 0 there is nothing to fold
             assign(x, _fold(engine, reduction, _each(rows)[:folded]))
 
-    gathering = exchange.gathering(engine, gather, x, rows, root, None)
+    gathering = collectives.gathering(engine, gather, x, rows, root, None)
     return _after(engine, telling, told, gathering._replace(result=x, complete=complete))
 
 
@@ -64,12 +64,12 @@ def reduce_scatter(
 ) -> Call:
     """reduce_scatter by any reduction; `lengths_from` as for `exchange.scattering`."""
     if not callable(reduction):
-        return exchange.scattering(
+        return collectives.scattering(
             engine, Op.REDUCE_SCATTER, x, out, -1, reduction, algorithm, lengths_from=lengths_from
         )
     several = isinstance(x, (list, tuple))
     pieces = stage_pieces(x, engine.size, writable=False, what="x") if several else []
-    share = exchange.share_of(x, engine.size, engine.rank) if out is None else out
+    share = collectives.share_of(x, engine.size, engine.rank) if out is None else out
     mine: Any = x[engine.rank] if several else x
     expected = math.prod(mine.shape) // (1 if several else engine.size)
     if math.prod(share.shape) != expected or share.dtype != mine.dtype:
@@ -85,9 +85,9 @@ def reduce_scatter(
 
     if several:
         lengths = tuple(piece.located[1] for piece in pieces) * engine.size
-        exchanging = exchange.all_to_all(engine, x, _each(rows), None, lengths)
+        exchanging = collectives.all_to_all(engine, x, _each(rows), None, lengths)
     else:
-        exchanging = exchange.all_to_all(engine, x, rows, None)
+        exchanging = collectives.all_to_all(engine, x, rows, None)
     return _after(engine, telling, told, exchanging._replace(result=share, complete=complete))
 
 
@@ -140,7 +140,7 @@ def _telling(
     encoded = np.frombuffer(text.encode()[:_CALL_BYTES], np.uint8)
     mine[: encoded.size] = encoded
     told = np.empty((engine.size, _CALL_BYTES), np.uint8)
-    return exchange.gathering(engine, Op.ALL_GATHER, mine, told, -1, None), told
+    return collectives.gathering(engine, Op.ALL_GATHER, mine, told, -1, None), told
 
 
 def _after(engine: Engine, telling: Call, told: NDArray[np.uint8], call: Call) -> Call:

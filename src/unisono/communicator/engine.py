@@ -8,15 +8,14 @@ from contextlib import contextmanager, suppress
 from typing import Any, NamedTuple, NoReturn, Protocol, TypeAlias
 
 from unisono import config, native
+from unisono.bootstrap import GroupNetwork, WireKind, single_copy_for
 from unisono.communicator.arrays import Array, Staged
-from unisono.communicator.calls import CallBook, Request
-from unisono.communicator.table import Table
+from unisono.communicator.calls import CallCache, CallRequest
 from unisono.communicator.work import CollectiveWork, JoinedWork, MessageWork, UnderWay
 from unisono.errors import CommunicationError, MismatchError, UnisonoError, UnsupportedError
-from unisono.runtime.lending import lending_for
-from unisono.runtime.native_executor import OP_CODES, NativeExecutor
-from unisono.runtime.span import Span, Wire
+from unisono.execution import OP_CODES, NativeExecutor
 from unisono.schedule import Schedule
+from unisono.selection import SelectionTable
 from unisono.types import Op, SingleCopy
 
 Memory: TypeAlias = list[tuple[int, int]]
@@ -54,7 +53,7 @@ class Call(NamedTuple):
     outputs: Memory
     result: Any
     keep: object
-    request: Request | None = None
+    request: CallRequest | None = None
     complete: Callable[[], None] | None = None
     then: Callable[[], Ready] | None = None
 
@@ -65,7 +64,7 @@ class Call(NamedTuple):
         return self.result.value if isinstance(self.result, Later) else self.result
 
 
-class Message(NamedTuple):
+class MessageCall(NamedTuple):
     """A send or a receive with its memory."""
 
     sends: bool
@@ -89,7 +88,7 @@ class Message(NamedTuple):
         return self.result
 
 
-class Recorder(Protocol):
+class CallRecorder(Protocol):
     """Takes the calls of a batch."""
 
     def takes(self) -> bool:
@@ -98,7 +97,7 @@ class Recorder(Protocol):
     def add_call(self, name: str, call: Call, async_op: bool) -> Any:
         """Records a collective; returns what its method does."""
 
-    def add_messages(self, messages: Sequence[Message], result: Any, async_op: bool) -> Any:
+    def add_messages(self, messages: Sequence[MessageCall], result: Any, async_op: bool) -> Any:
         """Records sends and receives; returns what their method does."""
 
 
@@ -111,8 +110,8 @@ class Engine:
         rank: int,
         size: int,
         settings: config.Settings,
-        table: Table,
-        span: Span | None = None,
+        table: SelectionTable,
+        span: GroupNetwork | None = None,
         *,
         single_copy: SingleCopy = SingleCopy.NEVER,
     ) -> None:
@@ -121,13 +120,13 @@ class Engine:
         self.group = group
         self.span = span
         hosts = span.hosts if span else None
-        reach = functools.partial(span.reach, wire=Wire.COLLECTIVES) if span else None
+        reach = functools.partial(span.reach, wire=WireKind.COLLECTIVES) if span else None
         self.rank = rank
         self.size = size
-        lending = lending_for(size, cores=table.cores, wanted=single_copy)
+        lending = single_copy_for(size, cores=table.cores, wanted=single_copy)
         executor = NativeExecutor(group, rank, settings.stores, hosts, reach, lending)
         self._new_book = functools.partial(
-            CallBook, executor, size, hosts=hosts, reproducible=settings.reproducible
+            CallCache, executor, size, hosts=hosts, reproducible=settings.reproducible
         )
         self.book = self._new_book(table)
         self._inline_s = _INLINE_S if size <= native.usable_cores() else _INLINE_CROWDED_S
@@ -145,7 +144,7 @@ class Engine:
         self.quick = self._quick.run
         """Runs or begins a call that looks like one that was checked before; its result or its
         work, None if there was no such call. In a batch it records what can be packed."""
-        self.recorder: Recorder | None = None
+        self.recorder: CallRecorder | None = None
 
     @property
     def timeout_s(self) -> float:
@@ -161,7 +160,7 @@ class Engine:
         """Whether calls of this thread belong to a batch."""
         return self.recorder is not None and self.recorder.takes()
 
-    def start_recording(self, recorder: Recorder) -> None:
+    def start_recording(self, recorder: CallRecorder) -> None:
         """From here on, the calls of this thread belong to a batch."""
         if self.recorder is not None:
             raise UnsupportedError("a batch is open already: batches do not nest")
@@ -175,7 +174,7 @@ class Engine:
         self.messages.recording = False
         self._quick.stop_recording()
 
-    def pack_into(self, request: Request, most_bytes: int, pack: native.Pack) -> None:
+    def pack_into(self, request: CallRequest, most_bytes: int, pack: native.Pack) -> None:
         """Lets `quick` record calls such as this one."""
         self._quick.pack_into(request.dtype, request.reduction, most_bytes, pack)
 
@@ -236,7 +235,7 @@ class Engine:
             self._under_way.let_go(work)
         return work
 
-    def deliver(self, messages: Sequence[Message], result: Any, async_op: bool) -> Any:
+    def deliver(self, messages: Sequence[MessageCall], result: Any, async_op: bool) -> Any:
         """Exchanges messages in any order; returns `result`, or a `Work` that will."""
         if self.recorder is not None and self.recorder.takes():
             return self.recorder.add_messages(messages, result, async_op)
@@ -249,13 +248,13 @@ class Engine:
         work.wait()
         return result
 
-    def adopt_table(self, table: Table) -> None:
+    def adopt_table(self, table: SelectionTable) -> None:
         """Chooses by another table from here."""
         if table != self.book.table:
             self.book = self._new_book(table)
 
     def post(
-        self, messages: Sequence[Message], *, carried: bool
+        self, messages: Sequence[MessageCall], *, carried: bool
     ) -> list[native.Request | MessageWork]:
         """Begins messages, the receives first, so that what comes need not be stored. `carried`: if
         the program does something else meanwhile, they go on."""
@@ -271,7 +270,7 @@ class Engine:
             for message, request in zip(messages, requests, strict=True)
         ]
 
-    def request(self, message: Message, *, persistent: bool = False) -> native.Request:
+    def request(self, message: MessageCall, *, persistent: bool = False) -> native.Request:
         """A request that has not begun."""
         self.reach(message.peer)
         staged = message.staged
@@ -286,7 +285,7 @@ class Engine:
         if self.span is None:
             return
         peers = range(self.size) if peer == native.ANY_SOURCE else [peer]
-        self.span.reach(peers, Wire.P2P)
+        self.span.reach(peers, WireKind.P2P)
         for rank in peers:
             self.messages.reach(rank)
 

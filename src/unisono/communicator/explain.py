@@ -1,118 +1,135 @@
-"""Why a call is served as it is."""
+"""`Communicator.explain`: what is chosen, and on request what it takes, timed by all ranks."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import dataclass
+import time
+from collections.abc import Callable
+from dataclasses import replace
+from functools import partial
+from statistics import median
+from typing import TYPE_CHECKING, Any
 
-from unisono import algorithms
-from unisono.algorithms.layout import Hosts
-from unisono.algorithms.network import candidates, predict_on
-from unisono.communicator.calls import Choice
-from unisono.communicator.table import Table
+import numpy as np
+
+from unisono.communicator.arguments import check_rank, whole
+from unisono.communicator.estimate import estimate_call_s
+from unisono.communicator.explanation import Estimate, Explanation
 from unisono.errors import UnsupportedError
 from unisono.types import Op
 
+if TYPE_CHECKING:
+    from unisono.communicator.communicator import Communicator
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Estimate:
-    """An algorithm with its seconds: as the cost model predicts, and as measured
-    (None where it was not)."""
-
-    algorithm: str
-    predicted_s: float
-    measured_s: float | None = None
-
-    def __str__(self) -> str:
-        measured = (
-            "not measured" if self.measured_s is None else f"measured {_time(self.measured_s)}"
-        )
-        return f"{self.algorithm}: predicted {_time(self.predicted_s)}, {measured}"
+_TURNS = 5
+_TURN_S = 5e-3
+_CALIBRATION_S = 1e-3
+_MOST_CALLS = 2_000
+_DTYPES = {1: np.uint8, 2: np.float16, 4: np.float32, 8: np.float64, 16: np.complex128}
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Explanation:
-    """The choice for one kind of call. Printing it gives a sentence, and the facts behind it.
+def explain(
+    self: Communicator,
+    op: str | Op,
+    nbytes: int,
+    root: int = 0,
+    *,
+    dtype_bytes: int = 4,
+    measure: bool = False,
+) -> Explanation:
+    """Which algorithm a call of `nbytes` (in the caller's larger buffer) takes, and why: the
+    rule and where it comes from, predicted and measured time, the runner-up.
 
-    `rule` is what decided, `source` where that comes from: an argument, the environment, a file,
-    built in, the cost model. `single_copy` says that ranks read each other's memory where it is,
-    without staging. `runner_up` is the fastest other algorithm: by measurement where the
-    table has others measured, else as predicted; None where there is no other.
+    `dtype_bytes` are those of one element, for rules that ask for it. Measured times are those of
+    `unisono tune`; with `measure=True` all ranks call this, and both algorithms are timed now, in
+    some hundredths of a second.
+
+    >>> import unisono
+    >>> with unisono.init(rank=0, size=1, rendezvous="example of explain") as comm:
+    ...     comm.explain("all_reduce", 1 << 20).algorithm
+    'direct'
     """
-
-    op: Op
-    nbytes: int
-    ranks: int
-    hosts: int
-    algorithm: str
-    reason: str
-    block_bytes: int
-    single_copy: bool
-    rule: str
-    source: str
-    time: Estimate
-    runner_up: Estimate | None
-
-    @classmethod
-    def of(cls, op: Op, nbytes: int, hosts: Hosts, choice: Choice, table: Table) -> Explanation:
-        """The explanation of a choice that the table made for the ranks of these hosts."""
-        verdict = choice.verdict
-        assert verdict is not None, "the table chose"
-        name = choice.plan.name
-        estimates = {e.algorithm: e for e in _estimates(op, nbytes, hosts, name, table)}
-        time = estimates.pop(name)
-        return cls(
-            op=op,
-            nbytes=nbytes,
-            ranks=sum(map(len, hosts)),
-            hosts=len(hosts),
-            algorithm=name,
-            reason=verdict.rule.reason or "that is what the rule says",
-            block_bytes=choice.plan.block_bytes,
-            single_copy=choice.plan.lends,
-            rule=str(verdict.rule),
-            source=verdict.source,
-            time=time,
-            runner_up=min(estimates.values(), key=_rank, default=None),
-        )
-
-    def __str__(self) -> str:
-        where = f" of {self.hosts} hosts" if self.hosts > 1 else ""
-        once = ", copied once" if self.single_copy else ""
-        second = "none" if self.runner_up is None else self.runner_up
-        return (
-            f"{self.op} of {self.nbytes} bytes on {self.ranks} ranks{where}: {self.algorithm} "
-            f"({self.reason}), in blocks of {self.block_bytes} bytes{once}\n"
-            f"rule: {self.rule} ({self.source})\n"
-            f"time: {self.time}\n"
-            f"runner-up: {second}"
-        )
+    self._require_open()
+    if op not in list(Op):
+        raise UnsupportedError(f"there is no operation {op!r}; the operations are {', '.join(Op)}")
+    nbytes = whole(nbytes, "nbytes", "a number of bytes")
+    if nbytes < 0:
+        raise ValueError(f"nbytes: expected a number of bytes, not {nbytes}")
+    op = Op(op)
+    if op.rooted:
+        check_rank(root, self.size, "root")
+    if measure:
+        self._engine.refuse_in_batch("explain with measure=True")
+    book = self._engine.book
+    choice = book.choose(op, nbytes, root if op.rooted else -1, dtype_bytes=dtype_bytes)
+    choice = replace(choice, plan=book.form(choice, op, nbytes))
+    found = Explanation.of(op, nbytes, book.hosts, choice, book.table)
+    return _timed(self, found, root, dtype_bytes) if measure else found
 
 
-def _estimates(op: Op, nbytes: int, hosts: Hosts, chosen: str, table: Table) -> Iterator[Estimate]:
-    """What is known of every algorithm that can serve the call."""
-    alone = len(hosts) == 1
-    times_s = table.times_s(op, nbytes, sum(map(len, hosts))) if alone else {}
-    known = algorithms.names(op) if alone else candidates(op)
-    for name in dict.fromkeys([chosen, *times_s, *known]):
-        if alone and name not in (chosen, *times_s) and algorithms.find(op, name).for_hosts:
-            continue
+def _timed(comm: Communicator, found: Explanation, root: int, dtype_bytes: int) -> Explanation:
+    """The same with the times of now."""
+    if dtype_bytes not in _DTYPES:
+        raise UnsupportedError(f"elements of {dtype_bytes} bytes cannot be measured")
+    calls = {found.algorithm: _call(comm, found, root, dtype_bytes, None)}
+    if found.runner_up is not None:
+        name = found.runner_up.algorithm
+        calls[name] = _call(comm, found, root, dtype_bytes, name)
+    times_s = _race(comm, calls)
+
+    def told(estimate: Estimate) -> Estimate:
+        return replace(estimate, measured_s=times_s.get(estimate.algorithm))
+
+    second = None if found.runner_up is None else told(found.runner_up)
+    return replace(found, time=told(found.time), runner_up=second)
+
+
+def _call(
+    comm: Communicator, found: Explanation, root: int, dtype_bytes: int, algorithm: str | None
+) -> Callable[[], Any]:
+    """A call of this kind by an algorithm (None: the one that is chosen)."""
+    op = found.op
+    if op is Op.BARRIER:
+        return comm.barrier
+    count = found.nbytes // dtype_bytes
+    x, piece = (np.zeros(n, np.dtype(_DTYPES[dtype_bytes])) for n in (count, count // comm.size))
+    pieces = x[: piece.size * comm.size]
+    buffers: dict[Op, list[Any]] = {
+        Op.ALL_GATHER: [piece, pieces],
+        Op.GATHER: [piece, pieces],
+        Op.REDUCE_SCATTER: [pieces, piece],
+        Op.SCATTER: [pieces, piece],
+        Op.ALL_TO_ALL: [pieces, np.zeros_like(pieces)],
+    }
+    arguments = [*buffers.get(op, [x]), *([root] if op.rooted else [])]
+    return lambda: getattr(comm, op)(*arguments, algorithm=algorithm)
+
+
+def _race(comm: Communicator, calls: dict[str, Callable[[], Any]]) -> dict[str, float]:
+    """Seconds of a call of each: the median over turns of what the slowest rank took."""
+    turns: dict[str, list[float]] = {}
+    wanted: dict[str, int] = {}
+    for name, call in calls.items():
         try:
-            predicted_s = predict_on(op, name, nbytes, hosts=hosts, cores=table.cores)
-        except UnsupportedError:
+            call()
+        except UnsupportedError:  # as a reproducible communicator says of most, on all ranks
             continue
-        yield Estimate(algorithm=name, predicted_s=predicted_s, measured_s=times_s.get(name))
+        # All ranks see the same times, so they make as many calls.
+        call_s = estimate_call_s(
+            partial(time_s, comm, call), least_s=_CALIBRATION_S, most=_MOST_CALLS
+        )
+        wanted[name] = max(1, min(_MOST_CALLS, int(_TURN_S / call_s)))
+        turns[name] = []
+    for _ in range(_TURNS):
+        for name, times_s in turns.items():
+            times_s.append(time_s(comm, calls[name], wanted[name]))
+    return {name: median(times_s) for name, times_s in turns.items()}
 
 
-def _rank(estimate: Estimate) -> tuple[bool, float, str]:
-    """Measured ones first, then by time."""
-    measured_s, name = estimate.measured_s, estimate.algorithm
-    return measured_s is None, measured_s or estimate.predicted_s, name
-
-
-def _time(time_s: float) -> str:
-    """
-    >>> _time(2.5e-6), _time(0.0123)
-    ('2.5 us', '12.3 ms')
-    """
-    return f"{time_s * 1e6:.3g} us" if time_s < 1e-3 else f"{time_s * 1e3:.3g} ms"
+def time_s(comm: Communicator, call: Callable[[], object], often: int) -> float:
+    """Seconds a call, back to back, of the slowest rank. All ranks call this."""
+    comm.barrier()
+    start = time.perf_counter()
+    for _ in range(often):
+        call()
+    mine = np.array([(time.perf_counter() - start) / often])
+    return float(comm.all_reduce(mine, "max")[0])

@@ -11,10 +11,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from unisono import algorithms
-from unisono.communicator.selection import Rule
-from unisono.communicator.table import Verdict
 from unisono.errors import UnsupportedError
-from unisono.runtime.native_executor import LoadedPlan, NativeExecutor
+from unisono.execution import LoadedPlan, NativeExecutor
+from unisono.selection import Rule, SelectedRule
 from unisono.types import Op
 
 FALLBACK = "direct"
@@ -33,9 +32,9 @@ def is_reproducible(plan: LoadedPlan, *, narrow: bool) -> bool:
     return plan.in_rank_order and not (narrow and plan.reduce_depth > 1)
 
 
-def fallback(op: Op) -> Verdict:
+def fallback(op: Op) -> SelectedRule:
     """What serves calls whose usual algorithm is not reproducible."""
-    return Verdict(rule=Rule(op=op, algorithm=FALLBACK), source=_SOURCE)
+    return SelectedRule(rule=Rule(op=op, algorithm=FALLBACK), source=_SOURCE)
 
 
 def refusal(

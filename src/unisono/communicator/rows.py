@@ -62,7 +62,7 @@ def split(array: Array, counts: Sequence[int]) -> list[Array]:
     return [array[end - count : end] for count, end in zip(counts, ends, strict=True)]
 
 
-class Place(NamedTuple):
+class RowBuffer(NamedTuple):
     """Where rows go that come from all ranks, as the caller said it."""
 
     out: Array | Sequence[Array] | None

@@ -1,19 +1,23 @@
-"""Schedules: what a collective means, how it is done, and the proof that it is done right."""
+"""Schedules: what a collective means, which transfers do it, and the proof that they do.
+
+A `Builder` writes a `Schedule`, `check` proves it, `lower` makes an `ExecutionPlan` for each rank.
+`formats` reads and writes algorithm files of MSCCL and MSCCL++.
+"""
 
 from unisono.schedule.builder import Builder, Index
 from unisono.schedule.check import check
 from unisono.schedule.coarsen import coarsen
 from unisono.schedule.codec import from_json, to_json
-from unisono.schedule.collective import MAX_RANKS, Collective
+from unisono.schedule.collective import MAX_RANKS, Collective, Numbers
 from unisono.schedule.dataflow import Dataflow, folds_in_rank_order, trace
-from unisono.schedule.exchange import (
+from unisono.schedule.execution_plan import READER_BYTES, ExecutionPlan, Reader
+from unisono.schedule.formats import (
     from_msccl_xml,
     from_mscclpp_json,
     to_msccl_xml,
     to_mscclpp_json,
 )
 from unisono.schedule.lower import RankPlan, lower, lower_rank
-from unisono.schedule.plan import READER_BYTES, Plan, Reader
 from unisono.schedule.record import (
     RECORD_BYTES,
     REF_BYTES,
@@ -24,7 +28,7 @@ from unisono.schedule.record import (
     Ref,
     Space,
 )
-from unisono.schedule.replay import check_plans
+from unisono.schedule.replay import check_plans, lead_of
 from unisono.schedule.schedule import Schedule
 from unisono.schedule.transfer import Columns, Transfer, Transfers
 
@@ -38,9 +42,10 @@ __all__ = [
     "Collective",
     "Columns",
     "Dataflow",
+    "ExecutionPlan",
     "Flag",
     "Index",
-    "Plan",
+    "Numbers",
     "RankPlan",
     "Reader",
     "Record",
@@ -57,6 +62,7 @@ __all__ = [
     "from_json",
     "from_msccl_xml",
     "from_mscclpp_json",
+    "lead_of",
     "lower",
     "lower_rank",
     "to_json",

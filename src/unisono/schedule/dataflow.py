@@ -12,8 +12,8 @@ from itertools import pairwise
 import numpy as np
 from numpy.typing import NDArray
 
+from unisono.schedule.chunk_moves import Moves, heads
 from unisono.schedule.collective import Numbers
-from unisono.schedule.moves import Moves, heads
 from unisono.schedule.proof import prove_moves
 from unisono.schedule.schedule import Schedule
 

@@ -13,11 +13,11 @@ from itertools import pairwise
 import numpy as np
 
 from unisono.errors import UnsupportedError
+from unisono.schedule.buffer_allocation import settle
+from unisono.schedule.chunk_moves import heads, name
+from unisono.schedule.code_generation import emit
 from unisono.schedule.dataflow import trace
-from unisono.schedule.emission import emit
-from unisono.schedule.homes import settle
-from unisono.schedule.moves import heads, name
-from unisono.schedule.plan import Plan, Reader
+from unisono.schedule.execution_plan import ExecutionPlan, Reader
 from unisono.schedule.record import Records
 from unisono.schedule.schedule import Schedule
 from unisono.schedule.staging import stage
@@ -35,14 +35,14 @@ class RankPlan:
     `in_rank_order` is that of `Dataflow`.
     """
 
-    plan: Plan
+    plan: ExecutionPlan
     slots: tuple[int, ...]
     uniform: bool
     in_place: bool
     in_rank_order: bool
 
 
-def lower(schedule: Schedule, *, lends: bool = False) -> tuple[Plan, ...]:
+def lower(schedule: Schedule, *, lends: bool = False) -> tuple[ExecutionPlan, ...]:
     """One plan per rank. With `lends`, ranks read what others were given, and results, where those
     have them (`homes.py`), instead of through staging slots.
 
@@ -99,13 +99,13 @@ class _Lowering:
                 f"slots, or a reduction as many operands; at most {_MOST} can be named"
             )
 
-    def plans(self, start: int, stop: int) -> tuple[Plan, ...]:
+    def plans(self, start: int, stop: int) -> tuple[ExecutionPlan, ...]:
         """The plans of the ranks from `start` up to `stop`."""
         table, edges = emit(self.flow, self.staging, self.homes, range(start, stop), self.stages)
         readers = self._readers(start, stop)
         loans_only = bool(self.homes.lent[self.staging.slot >= 0].all())
         return tuple(
-            Plan(
+            ExecutionPlan(
                 rank=rank,
                 ranks=self.collective.ranks,
                 records=Records(table[edges[i] : edges[i + 1]]),

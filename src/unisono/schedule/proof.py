@@ -15,8 +15,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from unisono.errors import ScheduleError
+from unisono.schedule.chunk_moves import Moves
 from unisono.schedule.collective import Numbers
-from unisono.schedule.moves import Moves
 from unisono.schedule.schedule import Schedule
 
 _MOST_BYTES = 160 << 20

@@ -1,6 +1,6 @@
 """Records: one instruction of a plan, and thousands of them as columns of numbers.
 
-The layout of records and references is that of `csrc/plan.h`.
+The layout of records and references is that of `csrc/execution/plan.h`.
 """
 
 from __future__ import annotations

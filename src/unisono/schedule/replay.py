@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 
 from unisono.errors import ScheduleError
 from unisono.schedule.collective import Collective
-from unisono.schedule.plan import Plan
+from unisono.schedule.execution_plan import ExecutionPlan
 from unisono.schedule.record import Code, Flag, Ref, Space, words
 
 Content = tuple[int, int]
@@ -46,7 +46,7 @@ class _Slot:
 
 @dataclass(slots=True, kw_only=True)
 class _Rank:
-    plan: Plan
+    plan: ExecutionPlan
     rows: list[Row]
     clock: list[int]
     step: int = 0
@@ -68,7 +68,7 @@ class _Rank:
 
 def check_plans(
     collective: Collective,
-    plans: Sequence[Plan],
+    plans: Sequence[ExecutionPlan],
     *,
     depth: int = 1,
     blocks: int = 3,
@@ -105,7 +105,7 @@ class _Replay:
     def __init__(
         self,
         collective: Collective,
-        plans: Sequence[Plan],
+        plans: Sequence[ExecutionPlan],
         depth: int,
         blocks: int,
         lead: int,
@@ -331,7 +331,7 @@ class _Replay:
                 given[where] = words(Space.IN, rank, piece, part)
         return given
 
-    def _check_last(self, plan: Plan) -> None:
+    def _check_last(self, plan: ExecutionPlan) -> None:
         last = plan.records[-1] if plan.records else None
         if last is None or last.code is not Code.POST or last.value != plan.stages:
             raise ScheduleError(f"rank {plan.rank}: the plan does not end in POST {plan.stages}")

@@ -13,9 +13,9 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from unisono.schedule.chunk_moves import heads
 from unisono.schedule.collective import Numbers
 from unisono.schedule.dataflow import Dataflow
-from unisono.schedule.moves import heads
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)

@@ -1,18 +1,43 @@
-"""Seeing a schedule: as a table, as one picture, as a page that plays it.
+"""Drawings of a schedule: a table, one picture, and a page that plays it.
 
-`tell` works out the story of a schedule; `table`, `svg` and `html` show it. Nothing here touches
-a link or a file.
+`view` works out what a schedule does, round by round; `table`, `picture` and `page` draw it.
+Nothing here opens a socket or writes a file.
 
 >>> from unisono import algorithms, show
->>> story = show.tell(algorithms.build("all_reduce", "ring", ranks=8), nbytes=64 << 20)
->>> story.facts[2]
+>>> view = show.view(algorithms.build("all_reduce", "ring", ranks=8), nbytes=64 << 20)
+>>> view.facts[2]
 ('a rank sends', '112 MiB')
 """
 
+from unisono.show.amounts import bytes_text, rate_text, time_text
+from unisono.show.choices import choices, table_of
+from unisono.show.document import FORMAT, document
+from unisono.show.network import network_html, network_svg, network_table
 from unisono.show.page import html
 from unisono.show.picture import MAX_RANKS, svg
-from unisono.show.stage import Shape
-from unisono.show.story import Story, tell
+from unisono.show.placement import Arrangement
+from unisono.show.schedule_view import ScheduleView, view
+from unisono.show.simulation import link_heat_map, time_chart
 from unisono.show.table import table
 
-__all__ = ["MAX_RANKS", "Shape", "Story", "html", "svg", "table", "tell"]
+__all__ = [
+    "FORMAT",
+    "MAX_RANKS",
+    "Arrangement",
+    "ScheduleView",
+    "bytes_text",
+    "choices",
+    "document",
+    "html",
+    "link_heat_map",
+    "network_html",
+    "network_svg",
+    "network_table",
+    "rate_text",
+    "svg",
+    "table",
+    "table_of",
+    "time_chart",
+    "time_text",
+    "view",
+]

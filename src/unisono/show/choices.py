@@ -8,15 +8,14 @@ from fractions import Fraction
 from rich.table import Table
 from rich.text import Text
 
-from unisono.algorithms import Cost, cost, find, names
-from unisono.algorithms.describe import describe
+from unisono.algorithms import Cost, cost, describe, find, names
 from unisono.errors import UnsupportedError
 from unisono.show.scale import Scale
 from unisono.types import Op
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Choice:
+class AlgorithmCost:
     """One algorithm; `cost` is None, and `problem` says why, if it cannot serve these ranks.
 
     The bytes of a cost that is not `exact` are an upper bound.
@@ -41,7 +40,7 @@ class Choice:
         }
 
 
-def choices(op: Op | str, *, ranks: int) -> tuple[Choice, ...]:
+def choices(op: Op | str, *, ranks: int) -> tuple[AlgorithmCost, ...]:
     """All algorithms of an operation, by name.
 
     >>> [choice.name for choice in choices("barrier", ranks=4)]
@@ -50,8 +49,12 @@ def choices(op: Op | str, *, ranks: int) -> tuple[Choice, ...]:
     return tuple(_choice(op, name, ranks) for name in names(op))
 
 
-def table_of(found: tuple[Choice, ...], *, nbytes: int | None = None) -> Table:
-    """A row for each algorithm; with `nbytes`, the larger buffer of a rank, amounts are bytes."""
+def table_of(found: tuple[AlgorithmCost, ...], *, nbytes: int | None = None) -> Table:
+    """A row for each algorithm; with `nbytes`, the larger buffer of a rank, amounts are bytes.
+
+    >>> table_of(choices("all_reduce", ranks=4)).columns[0].header
+    'algorithm'
+    """
     grid = Table(show_edge=False, pad_edge=False)
     grid.add_column("algorithm", no_wrap=True)
     grid.add_column("rounds", justify="right", no_wrap=True)
@@ -67,13 +70,13 @@ def table_of(found: tuple[Choice, ...], *, nbytes: int | None = None) -> Table:
     return grid
 
 
-def _choice(op: Op | str, name: str, ranks: int) -> Choice:
+def _choice(op: Op | str, name: str, ranks: int) -> AlgorithmCost:
     algorithm, known, problem = find(op, name), None, ""
     try:
         known = cost(op, name, ranks=ranks)
     except UnsupportedError as error:
         problem = str(error)
-    return Choice(
+    return AlgorithmCost(
         name=name,
         summary=describe(algorithm).summary,
         cost=known,

@@ -15,7 +15,7 @@ FEW = 8
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Entry:
+class CompactLine:
     """Transfers that differ in their ranks alone: `hops` such as `0→1`, and what they carry."""
 
     hops: str
@@ -25,7 +25,7 @@ class Entry:
         return f"{self.hops}: {self.chunks}"
 
 
-def entries(schedule: Schedule, transfers: Sequence[Transfer]) -> list[Entry]:
+def entries(schedule: Schedule, transfers: Sequence[Transfer]) -> list[CompactLine]:
     """Every transfer of a round, those that carry the same together; `+` marks a reduction.
 
     >>> from unisono.algorithms import build
@@ -51,10 +51,10 @@ def entries(schedule: Schedule, transfers: Sequence[Transfer]) -> list[Entry]:
     by_chunks: dict[str, list[str]] = defaultdict(list)
     for hops, chunks in found:
         by_chunks[chunks].append(hops)
-    return [Entry(hops=" ".join(hops), chunks=chunks) for chunks, hops in by_chunks.items()]
+    return [CompactLine(hops=" ".join(hops), chunks=chunks) for chunks, hops in by_chunks.items()]
 
 
-def pattern(schedule: Schedule, transfers: Sequence[Transfer]) -> Entry | None:
+def pattern(schedule: Schedule, transfers: Sequence[Transfer]) -> CompactLine | None:
     """What every rank r does, if one sentence says it for all of them.
 
     >>> from unisono.algorithms import build
@@ -81,7 +81,7 @@ def pattern(schedule: Schedule, transfers: Sequence[Transfer]) -> Entry | None:
     flips = {t.src ^ t.dst for t in transfers}
     if hop is None and len(flips) > 1:
         return None
-    return Entry(hops=f"r→{hop or f'r xor {flips.pop()}'}", chunks=chunks + mark)
+    return CompactLine(hops=f"r→{hop or f'r xor {flips.pop()}'}", chunks=chunks + mark)
 
 
 def lines(schedule: Schedule, transfers: Sequence[Transfer], *, limit: int | None) -> list[str]:
@@ -164,23 +164,25 @@ def _exchanges(carried: dict[tuple[int, int], str]) -> list[tuple[str, str]]:
     return found
 
 
-def _pattern_of_all(schedule: Schedule, transfers: Sequence[Transfer], mark: str) -> Entry | None:
+def _pattern_of_all(
+    schedule: Schedule, transfers: Sequence[Transfer], mark: str
+) -> CompactLine | None:
     """Everyone sends to everyone, each its own chunk, or each the chunk of the receiver."""
     collective = schedule.collective
     if any(t.src == t.dst or t.count > 1 for t in transfers):
         return None
     if collective.op is Op.ALL_TO_ALL and collective.parts == 1:
         own = all(divmod(t.src_chunk, collective.ranks) == (t.src, t.dst) for t in transfers)
-        return Entry(hops="r→s", chunks="r:s, all s") if own else None
+        return CompactLine(hops="r→s", chunks="r:s, all s") if own else None
     if {t.src_chunk for t in transfers} == {0}:
-        return Entry(hops="r→all", chunks=f"0{mark}")
+        return CompactLine(hops="r→all", chunks=f"0{mark}")
     if collective.num_chunks != collective.ranks:
         return None
     by_source = _offset((t.src_chunk - t.src for t in transfers), collective.ranks)
     by_destination = _offset((t.src_chunk - t.dst for t in transfers), collective.ranks)
     if by_source is not None:
-        return Entry(hops="r→all", chunks=by_source + mark)
-    return Entry(hops="all→r", chunks=by_destination + mark) if by_destination else None
+        return CompactLine(hops="r→all", chunks=by_source + mark)
+    return CompactLine(hops="all→r", chunks=by_destination + mark) if by_destination else None
 
 
 def _pattern_of_chunks(schedule: Schedule, transfers: Sequence[Transfer]) -> str | None:

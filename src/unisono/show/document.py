@@ -5,20 +5,20 @@ from __future__ import annotations
 import json
 
 from unisono.schedule import to_json
-from unisono.show.story import Scene, Story
+from unisono.show.schedule_view import RoundView, ScheduleView
 
 FORMAT = "unisono-show"
 
 
-def document(story: Story) -> dict[str, object]:
+def document(story: ScheduleView) -> dict[str, object]:
     """The schedule, in the form of `schedule.to_json`, and each round that has transfers.
 
     Counts are chunks, ranks and chunks are numbers; `chunk_bytes` is null unless a size was given.
     A round's `writes` say what places hold from then on, with the ranks that have contributed.
 
     >>> from unisono.algorithms import build
-    >>> from unisono.show import tell
-    >>> document(tell(build("broadcast", "chain", ranks=2)))["rounds"][0]["links"]
+    >>> from unisono.show import view
+    >>> document(view(build("broadcast", "chain", ranks=2)))["rounds"][0]["links"]
     [{'src': 0, 'dst': 1, 'chunks': 1}]
     """
     nbytes = story.scale.nbytes
@@ -35,7 +35,7 @@ def document(story: Story) -> dict[str, object]:
     }
 
 
-def _round(story: Story, scene: Scene) -> dict[str, object]:
+def _round(story: ScheduleView, scene: RoundView) -> dict[str, object]:
     ranks = range(story.schedule.collective.ranks)
     return {
         "round": scene.number,

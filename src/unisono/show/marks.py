@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from html import escape
 
 from unisono.show.palette import luminance_of
-from unisono.show.stage import Arrow, number
+from unisono.show.placement import Arrow, number
 
 INK, SOFT, FAINT, PAPER = "#1a1d23", "#5b6270", "#e9ebef", "#ffffff"
 

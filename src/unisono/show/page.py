@@ -18,8 +18,8 @@ from unisono.show.compact import lines
 from unisono.show.holdings import Held, Place, Played
 from unisono.show.palette import luminance_of, palette
 from unisono.show.picture import refuse_too_many
-from unisono.show.stage import Link, Shape, Stage
-from unisono.show.story import Scene, Story
+from unisono.show.placement import Arrangement, Link, Stage
+from unisono.show.schedule_view import RoundView, ScheduleView
 from unisono.types import Op
 
 Json: TypeAlias = Any
@@ -32,14 +32,14 @@ _LINES = 300
 """At most so many lines of text a round."""
 
 
-def html(story: Story, *, shape: Shape = Shape.AUTO) -> str:
+def html(story: ScheduleView, *, shape: Arrangement = Arrangement.AUTO) -> str:
     """The page that plays a schedule, as HTML text; `#round=3` in its address opens that round.
 
     Raises `UnsupportedError` for more than 128 ranks.
 
     >>> from unisono.algorithms import build
-    >>> from unisono.show import tell
-    >>> html(tell(build("all_reduce", "ring", ranks=4)))[:15]
+    >>> from unisono.show import view
+    >>> html(view(build("all_reduce", "ring", ranks=4)))[:15]
     '<!doctype html>'
     """
     refuse_too_many(story)
@@ -64,7 +64,7 @@ def html(story: Story, *, shape: Shape = Shape.AUTO) -> str:
 class _Data:
     """What the page is told. Masks and links are numbered, as most of them come often."""
 
-    def __init__(self, story: Story, shape: Shape) -> None:
+    def __init__(self, story: ScheduleView, shape: Arrangement) -> None:
         self.story = story
         self.schedule = story.schedule
         self.collective = story.schedule.collective
@@ -112,7 +112,7 @@ class _Data:
             "amounts": [story.scale.text(count) for count in range(self._most() + 1)],
         }
 
-    def _round(self, scene: Scene) -> dict[str, Json]:
+    def _round(self, scene: RoundView) -> dict[str, Json]:
         return {
             "number": scene.number,
             "kind": scene.kind,

@@ -21,8 +21,8 @@ from unisono.show.marks import (
     runs,
 )
 from unisono.show.palette import palette
-from unisono.show.stage import Link, Shape, Stage, number
-from unisono.show.story import Scene, Story
+from unisono.show.placement import Arrangement, Link, Stage, number
+from unisono.show.schedule_view import RoundView, ScheduleView
 
 WIDTH = 216.0
 _STAGE, _TOP, _LEFT, _ROWS = 200.0, 20.0, 30.0, 208.0
@@ -38,7 +38,7 @@ _LEVELS = 16
 class Panels:
     """Draws the panels of a story, all in one scale."""
 
-    def __init__(self, story: Story, shape: Shape) -> None:
+    def __init__(self, story: ScheduleView, shape: Arrangement) -> None:
         self.story = story
         self.collective = story.schedule.collective
         self.colors = palette(num_colors(self.collective))
@@ -63,7 +63,7 @@ class Panels:
         """Whether there is room for lines between the cells and frames around them."""
         return min(self.cell_width, self.cell_height) >= 5
 
-    def draw(self, scene: Scene | None, state: dict[Place, Held]) -> str:
+    def draw(self, scene: RoundView | None, state: dict[Place, Held]) -> str:
         """One panel: a round and the state after it, or the start."""
         parts = [self._title(scene)]
         links = {(t.src, t.dst) for t in scene.transfers} if scene is not None else set()
@@ -84,7 +84,7 @@ class Panels:
             parts.append("</g>")
         return "".join(parts)
 
-    def _title(self, scene: Scene | None) -> str:
+    def _title(self, scene: RoundView | None) -> str:
         name, kind = ("start", "") if scene is None else (f"round {scene.number}", scene.kind)
         return (
             f'<text x="{number(WIDTH / 2)}" y="12" font-size="13" text-anchor="middle">'
@@ -119,7 +119,7 @@ class Panels:
                 at = x + far * math.cos(out), y + far * math.sin(out) + 3
                 yield draw_text(*at, str(rank), size=8, anchor="middle", fill=SOFT)
 
-    def _arrows(self, scene: Scene, links: set[Link]) -> Iterator[str]:
+    def _arrows(self, scene: RoundView, links: set[Link]) -> Iterator[str]:
         colors: dict[tuple[int, int, bool], set[int]] = defaultdict(set)
         for move in scene.played.moves:
             key = move.src, move.dst, move.reduce

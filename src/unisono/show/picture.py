@@ -11,8 +11,8 @@ from unisono.errors import UnsupportedError
 from unisono.show.cells import color_name
 from unisono.show.marks import INK, PAPER, SOFT, draw_arrow, draw_text
 from unisono.show.panel import WIDTH, Panels
-from unisono.show.stage import Arrow, Shape, number
-from unisono.show.story import Story
+from unisono.show.placement import Arrangement, Arrow, number
+from unisono.show.schedule_view import ScheduleView
 from unisono.types import Op
 
 MAX_RANKS = 128
@@ -26,21 +26,21 @@ _LETTER = 0.53
 FONTS = "Inter, system-ui, 'Segoe UI', 'DejaVu Sans', sans-serif"
 
 
-def svg(story: Story, *, shape: Shape = Shape.AUTO) -> str:
+def svg(story: ScheduleView, *, shape: Arrangement = Arrangement.AUTO) -> str:
     """The picture of a schedule, as SVG text; the middle of many rounds is left out.
 
     Raises `UnsupportedError` for more than 128 ranks.
 
     >>> from unisono.algorithms import build
-    >>> from unisono.show import tell
-    >>> svg(tell(build("all_reduce", "ring", ranks=4)))[:4]
+    >>> from unisono.show import view
+    >>> svg(view(build("all_reduce", "ring", ranks=4)))[:4]
     '<svg'
     """
     refuse_too_many(story)
     return _Picture(story, shape).draw()
 
 
-def refuse_too_many(story: Story) -> None:
+def refuse_too_many(story: ScheduleView) -> None:
     """Raise `UnsupportedError` when there are too many ranks to draw."""
     ranks = story.schedule.collective.ranks
     if ranks > MAX_RANKS:
@@ -60,7 +60,7 @@ def pick(kinds: Sequence[str], limit: int) -> list[int]:
 
 
 class _Picture:
-    def __init__(self, story: Story, shape: Shape) -> None:
+    def __init__(self, story: ScheduleView, shape: Arrangement) -> None:
         self.story = story
         self.panels = Panels(story, shape)
 

@@ -7,7 +7,7 @@ from rich.table import Table
 from rich.text import Text
 
 from unisono.show.compact import lines
-from unisono.show.story import Scene, Story
+from unisono.show.schedule_view import RoundView, ScheduleView
 
 ROUNDS = 32
 """More rounds than this are cut in the middle."""
@@ -21,12 +21,12 @@ _LEGEND = (
 _PIECES = "2:5 is the piece of rank 2 for rank 5"
 
 
-def table(story: Story, *, every: bool = False) -> RenderableType:
+def table(story: ScheduleView, *, every: bool = False) -> RenderableType:
     """The rounds of a schedule under its facts; `every` cuts nothing.
 
     >>> from rich.console import Console
     >>> from unisono import algorithms, show
-    >>> story = show.tell(algorithms.build("all_gather", "direct", ranks=2))
+    >>> story = show.view(algorithms.build("all_gather", "direct", ranks=2))
     >>> with (console := Console(width=100)).capture() as printed:
     ...     console.print(show.table(story))
     >>> next(line for line in printed.get().splitlines() if line.startswith("    0"))
@@ -49,7 +49,7 @@ def table(story: Story, *, every: bool = False) -> RenderableType:
     return Group(*parts)
 
 
-def _rows(story: Story, every: bool) -> Table:
+def _rows(story: ScheduleView, every: bool) -> Table:
     grid = Table(show_edge=False, pad_edge=False)
     grid.add_column("round", justify="right", no_wrap=True)
     grid.add_column("kind", no_wrap=True)
@@ -67,7 +67,7 @@ def _rows(story: Story, every: bool) -> Table:
     return grid
 
 
-def _row(story: Story, scene: Scene, every: bool) -> tuple[str, ...]:
+def _row(story: ScheduleView, scene: RoundView, every: bool) -> tuple[str, ...]:
     ranks = range(story.schedule.collective.ranks)
     found = lines(story.schedule, scene.transfers, limit=None if every else _ENTRIES)
     return (
@@ -79,6 +79,6 @@ def _row(story: Story, scene: Scene, every: bool) -> tuple[str, ...]:
     )
 
 
-def _legend(story: Story) -> str:
+def _legend(story: ScheduleView) -> str:
     pieces = f"; {_PIECES}" if ":" in "".join(story.cells.columns) else ""
     return f"{_LEGEND}{pieces}; done: finished chunks where they must be in the end"

@@ -9,36 +9,61 @@ True
 """
 
 from unisono.simulator.bound import bound_s
-from unisono.simulator.calibration import calibrate
-from unisono.simulator.compare import Entry, compare
+from unisono.simulator.calibration import (
+    Holdout,
+    calibrate,
+    models_of,
+    of_contestant,
+    to_json,
+    worse_holdout,
+)
+from unisono.simulator.compare import ComparedAlgorithm, compare
 from unisono.simulator.conditions import Conditions, Endpoint, Order, Traffic
 from unisono.simulator.job import Blocks, Compute, Job
-from unisono.simulator.link_model import LinkModel, Regime
-from unisono.simulator.result import JobTimes, Kind, Result, Step, Steps, Usage
+from unisono.simulator.limits import Limits
+from unisono.simulator.link_model import LinkModel, Regime, nearest
+from unisono.simulator.measured import Sample, read
+from unisono.simulator.result import JobTimes, Result, Steps, StepTime, TaskKind, Usage
+from unisono.simulator.search import Search, search
 from unisono.simulator.simulation import Progress, simulate
+from unisono.simulator.sweep import Point, scale_factor, sweep
 from unisono.simulator.trace import to_chrome_trace
 
 __all__ = [
     "Blocks",
+    "ComparedAlgorithm",
     "Compute",
     "Conditions",
     "Endpoint",
-    "Entry",
+    "Holdout",
     "Job",
     "JobTimes",
-    "Kind",
+    "Limits",
     "LinkModel",
     "Order",
+    "Point",
     "Progress",
     "Regime",
     "Result",
-    "Step",
+    "Sample",
+    "Search",
+    "StepTime",
     "Steps",
+    "TaskKind",
     "Traffic",
     "Usage",
     "bound_s",
     "calibrate",
     "compare",
+    "models_of",
+    "nearest",
+    "of_contestant",
+    "read",
+    "scale_factor",
+    "search",
     "simulate",
+    "sweep",
     "to_chrome_trace",
+    "to_json",
+    "worse_holdout",
 ]

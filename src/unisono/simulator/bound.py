@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from unisono.topology import Topology
-from unisono.topology.measure import middle
-from unisono.topology.ragged import Floats, Ints
+from unisono.topology import Floats, Ints, Topology, middle
 from unisono.types import Op
 
 # What each operation cannot do without, in N, of n ranks: sent by all ranks together, sent and

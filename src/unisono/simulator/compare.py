@@ -14,13 +14,12 @@ from unisono.simulator.job import Job
 from unisono.simulator.limits import Limits, quick_first
 from unisono.simulator.result import Result, Steps
 from unisono.simulator.simulation import Progress, simulate
-from unisono.topology import Topology
-from unisono.topology.lattice import Lattice
+from unisono.topology import Lattice, Topology
 from unisono.types import Op
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Entry:
+class ComparedAlgorithm:
     """An algorithm and what came of it: a result, or why there is none. `too_large` if it would
     fit, but was not waited for. `messages` are those from one rank to another."""
 
@@ -52,7 +51,7 @@ def compare(
     conditions: Conditions | None = None,
     limits: Limits | None = None,
     progress: Callable[[str, Progress], None] | None = None,
-) -> list[Entry]:
+) -> list[ComparedAlgorithm]:
     """Algorithms on all ranks of a network, the fastest first; then those that do not fit.
 
     `names` are written as for `algorithms.build`; None: all there are, on a torus also those for
@@ -69,7 +68,7 @@ def compare(
     place = None if placement is None else tuple(placement)
     chosen = every(op, topology) if names is None else list(names)
 
-    def simulated(name: str, limit_s: float | None = None) -> Entry:
+    def simulated(name: str, limit_s: float | None = None) -> ComparedAlgorithm:
         return entry(op, name, topology, nbytes, levels, place, conditions, progress, limit_s)
 
     if limits is None:
@@ -81,14 +80,16 @@ def compare(
 
 
 def _within(
-    limits: Limits, transfers: Mapping[str, int], simulated: Callable[[str, float], Entry]
-) -> list[Entry]:
+    limits: Limits,
+    transfers: Mapping[str, int],
+    simulated: Callable[[str, float], ComparedAlgorithm],
+) -> list[ComparedAlgorithm]:
     """An entry for each name, of which so many transfers are expected."""
     ends_s = monotonic() + limits.budget_s
-    found: list[Entry] = []
+    found: list[ComparedAlgorithm] = []
     for name, expected in transfers.items():
         if reason := _too_large(expected, limits, ends_s):
-            found.append(Entry(algorithm=name, reason=reason, too_large=True))
+            found.append(ComparedAlgorithm(algorithm=name, reason=reason, too_large=True))
         else:
             found = _only_fastest_whole([*found, simulated(name, limits.each_s)])
     return found
@@ -101,12 +102,12 @@ def _too_large(transfers: int, limits: Limits, ends_s: float) -> str:
     return f"too large: about {transfers:,} transfers" if transfers > limits.transfers else ""
 
 
-def _only_fastest_whole(entries: list[Entry]) -> list[Entry]:
+def _only_fastest_whole(entries: list[ComparedAlgorithm]) -> list[ComparedAlgorithm]:
     fastest = min(entries, key=lambda one: one.time_s)
     return [one if one is fastest else _in_short(one) for one in entries]
 
 
-def _in_short(one: Entry) -> Entry:
+def _in_short(one: ComparedAlgorithm) -> ComparedAlgorithm:
     """Without its schedule and steps."""
     if one.result is None or one.schedule is None:
         return one
@@ -152,7 +153,7 @@ def entry(
     conditions: Conditions | None = None,
     progress: Callable[[str, Progress], None] | None = None,
     limit_s: float | None = None,
-) -> Entry:
+) -> ComparedAlgorithm:
     """One algorithm, given up if it is still being simulated so long after it has been built."""
     if progress is not None:
         progress(name, Progress(done=0, total=1, now_s=0.0))
@@ -160,7 +161,7 @@ def entry(
         count = topology.num_ranks if placement is None else len(placement)
         schedule = build(op, name, topology, levels, count)
     except UnsupportedError as error:
-        return Entry(algorithm=name, reason=str(error))
+        return ComparedAlgorithm(algorithm=name, reason=str(error))
     ends_s = float("inf") if limit_s is None else monotonic() + limit_s
 
     def told(at: Progress) -> None:
@@ -173,6 +174,8 @@ def entry(
     try:
         result = simulate([job], topology, conditions=conditions, progress=told)
     except _LateError:
-        return Entry(algorithm=name, reason=f"not done after {limit_s:.3g} s", too_large=True)
+        return ComparedAlgorithm(
+            algorithm=name, reason=f"not done after {limit_s:.3g} s", too_large=True
+        )
     messages = len(result.steps.messages())
-    return Entry(algorithm=name, schedule=schedule, result=result, messages=messages)
+    return ComparedAlgorithm(algorithm=name, schedule=schedule, result=result, messages=messages)

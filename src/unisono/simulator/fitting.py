@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from unisono.simulator.link_model import Regime
-from unisono.topology.ragged import Floats, Ints
+from unisono.topology import Floats, Ints
 
 _NOISE = 0.01
 """Relative errors below this are no better: measurements are not."""

@@ -16,8 +16,8 @@ from numpy.typing import NDArray
 
 from unisono.schedule import Columns
 from unisono.simulator.job import Job
-from unisono.simulator.paths import Network, PathBook
-from unisono.topology.ragged import Floats, Ints, Ragged, ints, starts_of
+from unisono.simulator.paths import NetworkPaths, PathBook
+from unisono.topology import Floats, Ints, Ragged, ints, starts_of
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -43,7 +43,7 @@ class Trees:
         return found
 
 
-def trees_of(job: Job, network: Network) -> Trees | None:
+def trees_of(job: Job, network: NetworkPaths) -> Trees | None:
     """The trees of a schedule; None if no switch reduces."""
     if not network.topology.nodes.reduces.any():
         return None
@@ -105,7 +105,7 @@ def _alike(*columns: NDArray[Any]) -> Ints:
     return ints(np.unique(np.stack(columns), axis=1, return_inverse=True)[1].reshape(-1))
 
 
-def _ways(network: Network, src: Ints, dst: Ints, channel: Ints) -> tuple[Ints, Ints, Floats]:
+def _ways(network: NetworkPaths, src: Ints, dst: Ints, channel: Ints) -> tuple[Ints, Ints, Floats]:
     """The links on the way of each transfer, whose they are, and each way's latency."""
     links, owners, done = [ints([])], [ints([])], 0
     for (values, starts), _ in network.routes(src, dst, channel):
@@ -119,7 +119,7 @@ def _ways(network: Network, src: Ints, dst: Ints, channel: Ints) -> tuple[Ints, 
 
 
 def _streams(
-    network: Network, tree: Ints, link: Ints, src: Ints, dst: Ints
+    network: NetworkPaths, tree: Ints, link: Ints, src: Ints, dst: Ints
 ) -> tuple[Ints, Ints, Floats]:
     """Trees, their resources, and how many streams each takes of each, by tree."""
     reduces, links = network.topology.nodes.reduces, network.topology.links

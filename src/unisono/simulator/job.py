@@ -10,7 +10,7 @@ from unisono.schedule import Schedule
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Blocks:
-    """How an executor cuts and staggers a job; see `docs/hosts.md` and `csrc/executor.h`."""
+    """Blocks and stagger of an executor; see `docs/hosts.md` and `csrc/execution/executor.h`."""
 
     block_bytes: float
     """Of each part of the vector."""

@@ -9,8 +9,7 @@ from math import inf, log
 import numpy as np
 
 from unisono.algorithms import cost
-from unisono.topology import Topology
-from unisono.topology.ragged import Floats, Ints
+from unisono.topology import Floats, Ints, Topology
 from unisono.types import Op
 
 
@@ -140,6 +139,14 @@ def nearest(models: Sequence[LinkModel], op: Op | str, ranks: int) -> LinkModel:
     """The model that was measured most like this: the operation first, then the ranks.
 
     Raises `ValueError` if there is none.
+
+    >>> flat = Regime(least=0, alpha_s=1e-6, byte_s=1e-9)
+    >>> models = [
+    ...     LinkModel(op="broadcast", ranks=ranks, regimes=(flat,), algorithm="chain")
+    ...     for ranks in (2, 16)
+    ... ]
+    >>> nearest(models, "broadcast", 12).ranks
+    16
     """
     if not models:
         raise ValueError("no link model to choose from")

@@ -10,15 +10,14 @@ from numpy.typing import NDArray
 
 from unisono.errors import UnsupportedError
 from unisono.simulator.conditions import Conditions, Endpoint
-from unisono.topology import Topology
-from unisono.topology.ragged import Floats, Ints, Ragged, counting, ints, starts_of
+from unisono.topology import Floats, Ints, Ragged, Topology, counting, ints, starts_of
 
 _AT_ONCE = 1 << 17
 """Paths that are looked for at a time."""
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
-class Network:
+class NetworkPaths:
     """A topology in its conditions: resources are its links, then the ports of ranks.
 
     `links` are the ids that the links of `topology` have in `original`, as it was built.
@@ -31,7 +30,7 @@ class Network:
     conditions: Conditions
 
     @classmethod
-    def of(cls, topology: Topology, conditions: Conditions) -> Network:
+    def of(cls, topology: Topology, conditions: Conditions) -> NetworkPaths:
         """Raises `ValueError` for links or ranks that do not exist."""
         for link in (*conditions.failed, *conditions.degraded):
             if not 0 <= link < len(topology.links):
@@ -132,7 +131,7 @@ def _spread(each: list[Ragged]) -> tuple[Ragged, Floats]:
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Paths:
-    """Columns for the engine, a row each path; see `csrc/simulator/engine.h`."""
+    """Columns for the engine, a row each path; see `csrc/simulator/event_loop.h`."""
 
     values: NDArray[np.int32]
     starts: Ints
@@ -146,7 +145,7 @@ class Paths:
 class PathBook:
     """Paths as they are found: blocks of columns, numbered on from block to block."""
 
-    def __init__(self, network: Network) -> None:
+    def __init__(self, network: NetworkPaths) -> None:
         self.network = network
         self.size = 0
         self._blocks: list[Paths] = []

@@ -11,13 +11,12 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from unisono.topology import Topology
-from unisono.topology.ragged import Floats, Ints
+from unisono.topology import Floats, Ints, Topology
 
 Column = NDArray[np.int32]
 
 
-class Kind(IntEnum):
+class TaskKind(IntEnum):
     """What a step is."""
 
     MESSAGE = 0
@@ -28,11 +27,11 @@ class Kind(IntEnum):
     TRAFFIC = 4
 
 
-class Step(NamedTuple):
+class StepTime(NamedTuple):
     """One step: a message from `src` to `dst`, or what a rank does by itself (`src == dst`)."""
 
     job: int
-    kind: Kind
+    kind: TaskKind
     round: int
     src: int
     dst: int
@@ -61,14 +60,14 @@ class Steps:
     def __len__(self) -> int:
         return len(self.src)
 
-    def __getitem__(self, row: int) -> Step:
-        names = Step._fields
+    def __getitem__(self, row: int) -> StepTime:
+        names = StepTime._fields
         values = {name: getattr(self, name)[row].item() for name in names}
-        return Step(**{**values, "kind": Kind(values["kind"])})
+        return StepTime(**{**values, "kind": TaskKind(values["kind"])})
 
     def messages(self) -> Ints:
         """The rows that are messages from one rank to another."""
-        return np.flatnonzero((self.kind == Kind.MESSAGE) & (self.src != self.dst))
+        return np.flatnonzero((self.kind == TaskKind.MESSAGE) & (self.src != self.dst))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -142,7 +141,7 @@ class Result:
         """Bytes of the operation over its time, as nccl-tests counts."""
         return nbytes / self.time_s if self.time_s else 0.0
 
-    def critical_path(self) -> list[Step]:
+    def critical_path(self) -> list[StepTime]:
         """The steps that the time is made of, first to last: each is what the next waited for."""
         return [self.steps[row] for row in self.critical_rows()]
 
@@ -151,11 +150,11 @@ class Result:
         return list(self._back())[::-1]
 
     def _back(self) -> Iterator[int]:
-        ends = self.steps.kind != Kind.TRAFFIC
+        ends = self.steps.kind != TaskKind.TRAFFIC
         if not ends.any():
             return
         row = int(np.argmax(np.where(ends, self.steps.arrived_s, -1.0)))
         while row >= 0:
-            if self.steps.kind[row] != Kind.JOIN:
+            if self.steps.kind[row] != TaskKind.JOIN:
                 yield row
             row = int(self.steps.cause[row])

@@ -12,11 +12,10 @@ import numpy as np
 
 from unisono.algorithms import cost
 from unisono.errors import UnsupportedError
-from unisono.simulator.compare import Entry, entry, every
+from unisono.simulator.compare import ComparedAlgorithm, entry, every
 from unisono.simulator.conditions import Conditions
 from unisono.simulator.simulation import Progress
-from unisono.topology import Topology
-from unisono.topology.lattice import Lattice
+from unisono.topology import Lattice, Topology
 from unisono.types import Op
 
 AS_THEY_ARE = "as numbered"
@@ -29,13 +28,13 @@ _GAIN = 1e-9
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Found:
+class SearchResult:
     """One combination that was simulated. `placement[r]` is the rank of the network that rank r of
     the operation is; None: r itself."""
 
     base: str
     """The algorithm, without channels."""
-    entry: Entry
+    entry: ComparedAlgorithm
     order: str = AS_THEY_ARE
     placement: tuple[int, ...] | None = None
 
@@ -52,7 +51,7 @@ class Search:
     simplest of equals; how many were simulated, how many left out because of their bytes alone, and
     how many because time was up."""
 
-    found: list[Found] = field(default_factory=list)
+    found: list[SearchResult] = field(default_factory=list)
     simulated: int = 0
     pruned: int = 0
     late: int = 0
@@ -108,7 +107,7 @@ class _Run:
         self.deadline_s = monotonic() + budget_s
         self.progress = progress
         self.state = Search()
-        self.best: dict[str, Found] = {}
+        self.best: dict[str, SearchResult] = {}
         self.reasons: list[str] = []
         self.rate_Bps, self.latency_s = _rate_and_latency(topology)
 
@@ -173,7 +172,7 @@ class _Run:
 
     def _simulate(
         self, base: str, name: str, order: str, placement: tuple[int, ...] | None
-    ) -> Found | None:
+    ) -> SearchResult | None:
         if self.best and monotonic() > self.deadline_s:
             self.state.late += 1
             return None
@@ -189,9 +188,9 @@ class _Run:
             self.reasons.append(f"{name}: {made.reason}")
             return None
         self.state.simulated += 1
-        return Found(base=base, entry=made, order=order, placement=placement)
+        return SearchResult(base=base, entry=made, order=order, placement=placement)
 
-    def _exchange(self, best: Found) -> None:
+    def _exchange(self, best: SearchResult) -> None:
         """Exchanges two ranks of the best order, again and again, and keeps what is faster."""
         dice, ranks = random.Random(1), self.topology.num_ranks
         now = best.placement or tuple(range(ranks))
@@ -202,7 +201,7 @@ class _Run:
             if self._try(best.base, best.entry.algorithm, "exchanged", tuple(changed)):
                 now = tuple(changed)
 
-    def _sorted(self) -> list[Found]:
+    def _sorted(self) -> list[SearchResult]:
         """The fastest first; of equals what was tried first."""
         return sorted(self.best.values(), key=lambda found: found.time_s)
 

@@ -14,11 +14,10 @@ from unisono.native import Simulation
 from unisono.schedule import Schedule
 from unisono.simulator.conditions import Conditions
 from unisono.simulator.job import Compute, Job
-from unisono.simulator.paths import Network, PathBook
-from unisono.simulator.result import JobTimes, Kind, Result, Steps, Usage
+from unisono.simulator.paths import NetworkPaths, PathBook
+from unisono.simulator.result import JobTimes, Result, Steps, TaskKind, Usage
 from unisono.simulator.tasks import TaskBook, Tasks
-from unisono.topology import Topology
-from unisono.topology.ragged import Floats
+from unisono.topology import Floats, Topology
 
 _EVENTS_AT_FIRST = 1000
 _TURN_S = 0.1
@@ -67,7 +66,7 @@ def simulate(
     if not isinstance(topology, Topology):
         raise TypeError(f"simulate: no topology: {topology!r}; topology.parse(text) makes one")
     jobs = _jobs(what, nbytes)
-    network = Network.of(topology, conditions or Conditions())
+    network = NetworkPaths.of(topology, conditions or Conditions())
     paths = PathBook(network)
     book = TaskBook(network, paths, jobs)
     for number in _in_order(jobs):
@@ -118,7 +117,7 @@ def _in_order(jobs: Sequence[Job | Compute]) -> list[int]:
 
 
 def _run(
-    network: Network,
+    network: NetworkPaths,
     paths: PathBook,
     tasks: Tasks,
     capacity: Floats,
@@ -184,7 +183,7 @@ def _engine(paths: PathBook, tasks: Tasks, capacity: Floats, bins: int) -> Simul
     )
 
 
-def _by_link(network: Network, values: NDArray[Any]) -> NDArray[Any]:
+def _by_link(network: NetworkPaths, values: NDArray[Any]) -> NDArray[Any]:
     """Rows of resources as rows of the links of the network as it was built."""
     found = np.zeros((len(network.original.links), *values.shape[1:]), values.dtype)
     found[network.links] = values[: network.num_links]
@@ -193,10 +192,10 @@ def _by_link(network: Network, values: NDArray[Any]) -> NDArray[Any]:
 
 def _times(jobs: Sequence[Job | Compute], steps: Steps) -> tuple[JobTimes, ...]:
     found = []
-    real = steps.kind != Kind.JOIN
+    real = steps.kind != TaskKind.JOIN
     for number, job in enumerate(jobs):
         rows = (steps.job == number) & real if len(jobs) > 1 else real
-        rows &= steps.kind != Kind.TRAFFIC
+        rows &= steps.kind != TaskKind.TRAFFIC
         begun = float(steps.begun_s[rows].min(initial=np.inf)) if rows.any() else 0.0
         ended = float(steps.arrived_s[rows].max(initial=0.0))
         found.append(JobTimes(name=job.name, begun_s=begun, ended_s=ended))

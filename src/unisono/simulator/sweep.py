@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from unisono.simulator.compare import Entry, compare
+from unisono.simulator.compare import ComparedAlgorithm, compare
 from unisono.simulator.conditions import Conditions
 from unisono.simulator.limits import Limits
 from unisono.simulator.simulation import Progress
@@ -23,10 +23,10 @@ class Point:
     value: str
     topology: Topology
     ranks: int
-    entries: tuple[Entry, ...]
+    entries: tuple[ComparedAlgorithm, ...]
 
     @property
-    def best(self) -> Entry | None:
+    def best(self) -> ComparedAlgorithm | None:
         """The fastest; None if none fits."""
         return next((entry for entry in self.entries if entry.result is not None), None)
 

@@ -8,23 +8,23 @@ from dataclasses import dataclass, replace
 import numpy as np
 from numpy.typing import NDArray
 
-from unisono.algorithms.cost import whole_chunks
+from unisono.algorithms import whole_chunks
 from unisono.errors import UnsupportedError
 from unisono.native import simulator_messages
 from unisono.simulator.conditions import Order, Traffic
-from unisono.simulator.execution import executed
+from unisono.simulator.executor_model import executed
 from unisono.simulator.in_network import Trees, trees_of
 from unisono.simulator.job import Blocks, Compute, Job
-from unisono.simulator.paths import Network, PathBook
-from unisono.simulator.result import Kind
-from unisono.topology.ragged import Floats, Ints, distinct, ints, starts_of
+from unisono.simulator.paths import NetworkPaths, PathBook
+from unisono.simulator.result import TaskKind
+from unisono.topology import Floats, Ints, distinct, ints, starts_of
 
 _NO_GROUPS = np.empty(0, np.int32)
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Tasks:
-    """Columns for the engine, a row each task; see `csrc/simulator/engine.h`. `job` and `kind`
+    """Columns for the engine, a row each task; see `csrc/simulator/event_loop.h`. `job` and `kind`
     and those after are for `Steps`."""
 
     path: NDArray[np.int32]
@@ -46,7 +46,9 @@ class Tasks:
 class TaskBook:
     """Tasks as jobs bring them. Tasks are numbered on from job to job."""
 
-    def __init__(self, network: Network, paths: PathBook, jobs: Sequence[Job | Compute]) -> None:
+    def __init__(
+        self, network: NetworkPaths, paths: PathBook, jobs: Sequence[Job | Compute]
+    ) -> None:
         self.network = network
         self.paths = paths
         self.jobs = jobs
@@ -84,7 +86,7 @@ class TaskBook:
             path = self.paths.along(links, weights, src, dst, cap=ints([first_port + number]))
             self._block(
                 len(self.jobs),
-                Kind.TRAFFIC,
+                TaskKind.TRAFFIC,
                 path=ints([path]),
                 size=np.array([np.inf]),
                 src=src,
@@ -117,7 +119,7 @@ class TaskBook:
         needed = np.insert(ints(needs), starts[1:], late)
         first = self._block(
             number,
-            Kind.JOIN,
+            TaskKind.JOIN,
             path=np.full(len(members), self.paths.nowhere),
             src=members,
             dst=members,
@@ -129,7 +131,7 @@ class TaskBook:
     def _late(self, number: int, members: Ints, waits: Floats) -> Ints:
         first = self.paths.delays(waits)
         path = first + np.arange(len(members))
-        task = self._block(number, Kind.JOIN, path=path, src=members, dst=members)
+        task = self._block(number, TaskKind.JOIN, path=path, src=members, dst=members)
         return task + np.arange(len(members))
 
     def _compute(self, number: int, job: Compute, gates: dict[int, int] | None) -> None:
@@ -140,7 +142,7 @@ class TaskBook:
         starts = np.arange(len(members) + 1) * (gates is not None)
         first = self._block(
             number,
-            Kind.COMPUTE,
+            TaskKind.COMPUTE,
             path=path,
             src=members,
             dst=members,
@@ -176,7 +178,7 @@ class TaskBook:
             order=int(Order.NONE if self._streams else network.conditions.order),
         )
         if trees is not None:
-            chunks[kind == Kind.MESSAGE] = trees.chunks
+            chunks[kind == TaskKind.MESSAGE] = trees.chunks
         size = chunks
         size *= job.nbytes / max(1, whole_chunks(collective))
         if job.ranks is not None:
@@ -185,13 +187,15 @@ class TaskBook:
             )
         path = self._paths_of(kind, src, dst, channel, size, trees, ports)
         if (model := network.conditions.messages) is not None:
-            sent = (kind == Kind.MESSAGE) & (src != dst)
+            sent = (kind == TaskKind.MESSAGE) & (src != dst)
             size[sent] = model.load(size[sent])
         if trees is not None:
             # What switches add up costs the ranks nothing.
-            of = np.flatnonzero(kind == Kind.REDUCTION)
+            of = np.flatnonzero(kind == TaskKind.REDUCTION)
             done = needs[starts[of]]
-            path[of[trees.joined[(np.cumsum(kind == Kind.MESSAGE) - 1)[done]]]] = self.paths.nowhere
+            path[of[trees.joined[(np.cumsum(kind == TaskKind.MESSAGE) - 1)[done]]]] = (
+                self.paths.nowhere
+            )
         if self._ordered and not len(after):
             after = np.full(len(kind), -1, np.int32)
         tasks = Tasks(
@@ -261,10 +265,10 @@ class TaskBook:
         """The path of each task. Messages between the same ranks in the same channel, and the same
         regime of a link model, share one."""
         path = np.full(len(kind), self.paths.nowhere, np.int32)
-        sends = (kind == Kind.MESSAGE) & (src != dst)
+        sends = (kind == TaskKind.MESSAGE) & (src != dst)
         if trees is not None:
-            number = np.cumsum(kind == Kind.MESSAGE) - 1
-            joined = (kind == Kind.MESSAGE) & trees.joined[number]
+            number = np.cumsum(kind == TaskKind.MESSAGE) - 1
+            joined = (kind == TaskKind.MESSAGE) & trees.joined[number]
             path[joined] = trees.add_to(self.paths)[number[joined]]
             sends &= ~joined
         rows = np.flatnonzero(sends)
@@ -281,7 +285,7 @@ class TaskBook:
             pair, lane = np.divmod(keys, lanes)
             wait_s = None if model is None else model.delays_s[regime]
             path[rows] = self.paths.messages(pair // n, pair % n, lane, wait_s) + which
-        rows = np.flatnonzero(kind == Kind.REDUCTION)
+        rows = np.flatnonzero(kind == TaskKind.REDUCTION)
         rows = rows[ports[dst[rows]]]
         if len(rows):
             ranks, which = np.unique(dst[rows], return_inverse=True)
@@ -305,7 +309,7 @@ class TaskBook:
             ]
         end = self._block(
             number,
-            Kind.JOIN,
+            TaskKind.JOIN,
             path=np.full(len(members), self.paths.nowhere),
             src=members,
             dst=members,
@@ -319,7 +323,7 @@ class TaskBook:
     def _block(
         self,
         number: int,
-        kind: Kind,
+        kind: TaskKind,
         *,
         path: Ints,
         src: Ints,
@@ -362,7 +366,7 @@ class TaskBook:
     def _in_streams(self, tasks: Tasks) -> NDArray[np.int32]:
         """After which message each leaves: the one before it from the same rank to the same."""
         firsts = [job.first_round if isinstance(job, Job) else 0 for job in self.jobs]
-        rows = np.flatnonzero((tasks.kind == Kind.MESSAGE) & (tasks.src != tasks.dst))
+        rows = np.flatnonzero((tasks.kind == TaskKind.MESSAGE) & (tasks.src != tasks.dst))
         src, dst, job = (column[rows] for column in (tasks.src, tasks.dst, tasks.job))
         place = tasks.round[rows] + np.array(firsts, np.int64)[job]
         rows = rows[np.lexsort((rows, place, dst, src))]

@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 
 from unisono.errors import UnsupportedError
-from unisono.simulator.result import Kind, Result
-from unisono.topology.ragged import Ints
+from unisono.simulator.result import Result, TaskKind
+from unisono.topology import Ints
 
 MOST_STEPS = 500_000
 """Above this a viewer does not open the file."""
@@ -30,7 +30,7 @@ def to_chrome_trace(result: Result) -> str:
     >>> sum(event["ph"] == "X" for event in json.loads(text)["traceEvents"])
     24
     """
-    kinds = (Kind.MESSAGE, Kind.REDUCTION, Kind.COMPUTE)
+    kinds = (TaskKind.MESSAGE, TaskKind.REDUCTION, TaskKind.COMPUTE)
     rows = np.flatnonzero(np.isin(result.steps.kind, kinds))
     if len(rows) > MOST_STEPS:
         raise UnsupportedError(
@@ -67,10 +67,10 @@ def _events(result: Result, rows: Ints) -> Iterator[dict[str, Any]]:
         }
 
 
-def _name(result: Result, kind: Kind, dst: int, round_: int) -> str:
-    if kind is Kind.MESSAGE:
+def _name(result: Result, kind: TaskKind, dst: int, round_: int) -> str:
+    if kind is TaskKind.MESSAGE:
         return f"to rank {dst}, round {round_}"
-    return "reduce" if kind is Kind.REDUCTION else "compute"
+    return "reduce" if kind is TaskKind.REDUCTION else "compute"
 
 
 def _names(result: Result, rows: Ints) -> Iterator[dict[str, Any]]:

@@ -9,30 +9,42 @@ A builder for each kind, `parse` for all of them in one word, files in `to_json`
 (16, 32, 4, 8.0)
 """
 
-from unisono.topology.clos import fat_tree, leaf_spine, rails, star
+from unisono.topology.clos import Clos, fat_tree, leaf_spine, rails, star
+from unisono.topology.clusters import JoinedServers, cluster, rail_optimised
 from unisono.topology.codec import from_json, to_json
 from unisono.topology.discovery import discover
-from unisono.topology.dragonflies import dragonfly, dragonfly_plus
-from unisono.topology.exchange import from_networkx, to_networkx
+from unisono.topology.dragonflies import DragonflyGroups, dragonfly, dragonfly_plus
 from unisono.topology.files import load
 from unisono.topology.graph import LinkKind, Links, NodeKind, Nodes, Topology
-from unisono.topology.joined import cluster, rail_optimised
-from unisono.topology.lattice import grid, hypercube, line, mesh, ring, torus
+from unisono.topology.lattice import Complete, Lattice, grid, hypercube, line, mesh, ring, torus
+from unisono.topology.measure import middle
 from unisono.topology.nccl import from_nccl_xml, to_nccl_xml
+from unisono.topology.networkx_codec import from_networkx, to_networkx
+from unisono.topology.ragged import Floats, Ints, Ragged, counting, distinct, ints, starts_of
 from unisono.topology.servers import dgx, nvswitch, pcie_server
-from unisono.topology.spec import names, parse, variable, vary
+from unisono.topology.spec import names, parse, rate, seconds, variable, vary
 from unisono.topology.wiring import Cable
 
 __all__ = [
     "Cable",
+    "Clos",
+    "Complete",
+    "DragonflyGroups",
+    "Floats",
+    "Ints",
+    "JoinedServers",
+    "Lattice",
     "LinkKind",
     "Links",
     "NodeKind",
     "Nodes",
+    "Ragged",
     "Topology",
     "cluster",
+    "counting",
     "dgx",
     "discover",
+    "distinct",
     "dragonfly",
     "dragonfly_plus",
     "fat_tree",
@@ -41,18 +53,23 @@ __all__ = [
     "from_networkx",
     "grid",
     "hypercube",
+    "ints",
     "leaf_spine",
     "line",
     "load",
     "mesh",
+    "middle",
     "names",
     "nvswitch",
     "parse",
     "pcie_server",
     "rail_optimised",
     "rails",
+    "rate",
     "ring",
+    "seconds",
     "star",
+    "starts_of",
     "to_json",
     "to_nccl_xml",
     "to_networkx",

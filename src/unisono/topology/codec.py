@@ -10,9 +10,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from unisono.topology.clos import Clos
-from unisono.topology.dragonflies import Groups
+from unisono.topology.clusters import JoinedServers
+from unisono.topology.dragonflies import DragonflyGroups
 from unisono.topology.graph import Links, Nodes, Topology
-from unisono.topology.joined import Joined
 from unisono.topology.lattice import Complete, Lattice
 from unisono.topology.routing import Explicit, Routing, Shortest
 
@@ -28,8 +28,8 @@ _ROUTINGS: dict[str, type[Routing]] = {
     "lattice": Lattice,
     "complete": Complete,
     "clos": Clos,
-    "groups": Groups,
-    "joined": Joined,
+    "groups": DragonflyGroups,
+    "joined": JoinedServers,
     "shortest": Shortest,
     "explicit": Explicit,
 }

@@ -21,7 +21,7 @@ MINIMAL, VALIANT = "minimal", "valiant"
 
 
 @dataclass(frozen=True, slots=True)
-class Groups(Routing):
+class DragonflyGroups(Routing):
     """`groups` of `switches` with `hosts` ranks each and `ports` out of the group each.
 
     Plain: the switches of a group are joined to each other. `plus`: each to all of as many spines,
@@ -161,7 +161,7 @@ def dragonfly(
     _check_groups("dragonfly", groups, most=a * h + 1)
     full = "" if groups == a * h + 1 else f",groups={groups}"
     name = f"dragonfly:a={a},p={p},h={h}{full}{_suffix(routing)}"
-    return _build(name, Groups(groups, a, p, h, False, routing == VALIANT), cable, far)
+    return _build(name, DragonflyGroups(groups, a, p, h, False, routing == VALIANT), cable, far)
 
 
 def dragonfly_plus(
@@ -188,7 +188,9 @@ def dragonfly_plus(
     _check_groups("dragonfly_plus", groups, most=half * half + 1)
     full = "" if groups == half * half + 1 else f",groups={groups}"
     name = f"dragonfly_plus:k={k}{full}{_suffix(routing)}"
-    return _build(name, Groups(groups, half, half, half, True, routing == VALIANT), cable, far)
+    return _build(
+        name, DragonflyGroups(groups, half, half, half, True, routing == VALIANT), cable, far
+    )
 
 
 def _suffix(routing: str) -> str:
@@ -197,7 +199,7 @@ def _suffix(routing: str) -> str:
     return "" if routing == MINIMAL else f",routing={routing}"
 
 
-def _build(name: str, shape: Groups, near: Cable, far: Cable | None) -> Topology:
+def _build(name: str, shape: DragonflyGroups, near: Cable, far: Cable | None) -> Topology:
     wiring = Wiring(num_ranks=shape.num_ranks)
     ranks = np.arange(shape.num_ranks)
     leaves = wiring.add(shape.groups * shape.switches).reshape(shape.groups, shape.switches)

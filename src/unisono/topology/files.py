@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from unisono.reading import reading
+from unisono.text_files import reading
 from unisono.topology.codec import from_json
 from unisono.topology.graph import Topology
 from unisono.topology.nccl import from_nccl_xml

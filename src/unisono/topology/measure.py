@@ -71,6 +71,11 @@ def middle(topology: Topology) -> tuple[float, int]:
     Of a network without a textbook's cut, up to 12 ranks: every way to halve the ranks, with the
     switches where they serve best (maximum flow). Above: lower against upper ranks, and along the
     second eigenvector of the Laplacian (Fiedler, 1973), which is near the least, never below it.
+
+    >>> from unisono.topology import hypercube
+    >>> width_Bps, ranks = middle(hypercube(3))
+    >>> bool(width_Bps == 4 * hypercube(3).links.bandwidth_Bps[0]), ranks
+    (True, 4)
     """
     n = topology.num_ranks
     if n < 2:

@@ -15,7 +15,11 @@ Ragged: TypeAlias = tuple[Ints, Ints]
 
 
 def ints(values: Any) -> Ints:
-    """Values as an array of int64."""
+    """Values as an array of int64.
+
+    >>> ints([1, 2]).dtype.name
+    'int64'
+    """
     return np.asarray(values, dtype=np.int64)
 
 

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
-from unisono.topology import clos, dragonflies, joined, lattice, servers
+from unisono.topology import clos, clusters, dragonflies, lattice, servers
 from unisono.topology.graph import LinkKind, Topology
 from unisono.topology.wiring import Cable
 
@@ -23,7 +23,7 @@ _BUILDERS: dict[str, Callable[..., Topology]] = {
     "fat_tree": clos.fat_tree,
     "leaf_spine": clos.leaf_spine,
     "rails": clos.rails,
-    "rail_optimised": joined.rail_optimised,
+    "rail_optimised": clusters.rail_optimised,
     "dragonfly": dragonflies.dragonfly,
     "dragonfly_plus": dragonflies.dragonfly_plus,
     "nvswitch": servers.nvswitch,
@@ -61,7 +61,7 @@ def parse(text: str) -> Topology:
     """
     server, slash, fabric = text.strip().partition("/")
     if slash:
-        return joined.cluster(_one(server), _one(fabric))
+        return clusters.cluster(_one(server), _one(fabric))
     return _one(server)
 
 
@@ -189,7 +189,7 @@ def _value(name: str, key: str, text: str) -> int | float | bool | str:
 
 
 def rate(text: str) -> float:
-    """Bytes a second of `400Gbit`, `50GB` and the like (powers of ten).
+    """Bytes a second of `400Gbit`, `50GB` and the like (powers of ten). Raises `ValueError`.
 
     >>> rate("400Gbit"), rate("50GB")
     (50000000000.0, 50000000000.0)
@@ -202,7 +202,7 @@ def rate(text: str) -> float:
 
 
 def seconds(text: str) -> float:
-    """A time of `500ns`, `1.5us`, `10ms`.
+    """A time of `500ns`, `1.5us`, `10ms`. Raises `ValueError`.
 
     >>> round(seconds("1.5us") * 1e9)
     1500

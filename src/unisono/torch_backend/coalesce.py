@@ -6,7 +6,7 @@ from typing import Any
 
 from unisono.errors import UnisonoError
 from unisono.torch_backend.private import hide_from_dynamo
-from unisono.torch_backend.watch import CALLS
+from unisono.torch_backend.visible_calls import CALLS
 
 
 class Deferred:
@@ -44,7 +44,7 @@ class Deferred:
         return self._handle
 
 
-class Recorder:
+class CoalescedCalls:
     """Stands in for the communicator while calls are coalesced.
 
     Taking its place, instead of asking in every call, keeps calls outside of coalescing free of
@@ -74,4 +74,4 @@ class Recorder:
         return [deferred for *_, deferred in self._calls]
 
 
-hide_from_dynamo(Deferred, Recorder)
+hide_from_dynamo(Deferred, CoalescedCalls)

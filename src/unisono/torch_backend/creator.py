@@ -9,18 +9,16 @@ from typing import Any
 from torch import distributed as dist
 
 from unisono import config
-from unisono.communicator import Communicator
-from unisono.communicator.joining import join
+from unisono.bootstrap import KeyValueBootstrap, this_host
+from unisono.communicator import Communicator, join
 from unisono.errors import UnsupportedError
-from unisono.links.secret import job_secret
-from unisono.runtime.finding import this_host
-from unisono.runtime.store_board import StoreBoard
 from unisono.torch_backend import Options
 from unisono.torch_backend.convert import seconds
 from unisono.torch_backend.mixed import group_over
-from unisono.torch_backend.others import others_of
+from unisono.torch_backend.other_devices import others_of
 from unisono.torch_backend.private import group_being_made
 from unisono.torch_backend.process_group import ProcessGroup
+from unisono.transport import job_secret
 
 _TOKEN_BYTES = 16
 
@@ -64,10 +62,10 @@ def _meet(options: Any, settings: config.Settings) -> Communicator:
     """Of ranks that know nothing of each other but torch's store."""
     rank, size, store = options.group_rank, options.group_size, options.store
     rendezvous, on_one_host = introduce(store, rank, size, settings)
-    world = config.World(rank=rank, size=size, rendezvous=rendezvous)
+    world = config.LaunchedRank(rank=rank, size=size, rendezvous=rendezvous)
     if on_one_host:
         return join(world, settings)
-    board = StoreBoard(lambda _: store, f"unisono/{rendezvous}", job_secret(settings))
+    board = KeyValueBootstrap(lambda _: store, f"unisono/{rendezvous}", job_secret(settings))
     return join(world, settings, board=board)
 
 
@@ -76,6 +74,6 @@ def introduce(store: Any, rank: int, size: int, settings: config.Settings) -> tu
     that look the same."""
     host = this_host(settings.host_id)
     mine = secrets.token_bytes(_TOKEN_BYTES) + hashlib.sha256(repr(host).encode()).digest()
-    board = StoreBoard(lambda _: store, "unisono/ranks")
+    board = KeyValueBootstrap(lambda _: store, "unisono/ranks")
     texts = board.exchange(rank, size, mine, settings.timeout_s)
     return texts[0][:_TOKEN_BYTES].hex(), len({text[_TOKEN_BYTES:] for text in texts}) == 1

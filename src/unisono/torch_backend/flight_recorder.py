@@ -23,7 +23,7 @@ from unisono import config
 from unisono.torch_backend.private import DTYPE_NAMES, groups_of_torch, readable_stacks
 
 if TYPE_CHECKING:
-    from unisono.torch_backend.history import Entry
+    from unisono.torch_backend.history import RecordedCall
 
 _log = logging.getLogger(__name__)
 
@@ -98,7 +98,9 @@ def _status(group: Any) -> dict[str, int]:
     }
 
 
-def _entry(index: int, entry: Entry, group: Any, frames: list[dict[str, Any]]) -> dict[str, Any]:
+def _entry(
+    index: int, entry: RecordedCall, group: Any, frames: list[dict[str, Any]]
+) -> dict[str, Any]:
     is_message = entry.name in ("send", "recv")
     return {
         "record_id": index,
@@ -123,7 +125,7 @@ def _entry(index: int, entry: Entry, group: Any, frames: list[dict[str, Any]]) -
     }
 
 
-def _name(entry: Entry, rank: int) -> str:
+def _name(entry: RecordedCall, rank: int) -> str:
     peer = -1 if entry.peer is None else entry.peer
     arrow = {"send": f" {rank}->{peer}", "recv": f" {rank}<-{peer}"}.get(entry.name, "")
     return entry.name + arrow

@@ -9,11 +9,11 @@ from typing import Any
 
 import torch
 
+from unisono.torch_backend.pending_work import Together
 from unisono.torch_backend.private import current_stack
-from unisono.torch_backend.work import Together
 
 
-class Entry:
+class RecordedCall:
     """One call: what was asked, and how far it has come. Holds no tensor."""
 
     __slots__ = (
@@ -62,7 +62,7 @@ class History:
     """A ring of the last `size` calls of a group."""
 
     def __init__(self, size: int) -> None:
-        self._entries: deque[Entry] = deque(maxlen=size)
+        self._entries: deque[RecordedCall] = deque(maxlen=size)
         self._collectives = 0
         self._messages = 0
 
@@ -72,7 +72,7 @@ class History:
         inputs: list[torch.Tensor],
         outputs: list[torch.Tensor],
         peer: int | None,
-    ) -> Entry:
+    ) -> RecordedCall:
         """Note a call that is about to be made. Messages are counted apart from collectives."""
         if name in ("send", "recv"):
             self._messages += 1
@@ -80,11 +80,11 @@ class History:
         else:
             self._collectives += 1
             order = self._collectives
-        entry = Entry(name, inputs, outputs, peer, order)
+        entry = RecordedCall(name, inputs, outputs, peer, order)
         self._entries.append(entry)
         return entry
 
-    def entries(self) -> list[Entry]:
+    def entries(self) -> list[RecordedCall]:
         """What is remembered, oldest first."""
         return list(self._entries)
 

@@ -10,7 +10,7 @@ import torch
 
 from unisono.errors import UnsupportedError
 from unisono.torch_backend.batched import Batched
-from unisono.torch_backend.others import Others
+from unisono.torch_backend.other_devices import Others
 from unisono.torch_backend.private import WorkBase, hide_from_dynamo, name_group
 from unisono.torch_backend.process_group import ProcessGroup
 

@@ -8,9 +8,10 @@ from typing import Any
 
 import torch
 
-from unisono.torch_backend.coalesce import Recorder
+from unisono.torch_backend.coalesce import CoalescedCalls
 from unisono.torch_backend.convert import seconds
-from unisono.torch_backend.movement import Movement
+from unisono.torch_backend.data_movement import Movement
+from unisono.torch_backend.pending_work import DONE, Together
 from unisono.torch_backend.private import (
     WorkBase,
     hide_from_dynamo,
@@ -18,7 +19,6 @@ from unisono.torch_backend.private import (
     prefixed,
 )
 from unisono.torch_backend.reductions import Reductions
-from unisono.torch_backend.work import DONE, Together
 
 
 class ProcessGroup(Reductions, Movement):
@@ -50,13 +50,13 @@ class ProcessGroup(Reductions, Movement):
             self._comm.barrier()
 
     def _start_coalescing(self, device: torch.device) -> None:
-        if isinstance(self._comm, Recorder):
+        if isinstance(self._comm, CoalescedCalls):
             raise ValueError("this group is coalescing already")
-        self._comm = Recorder(self._comm)
+        self._comm = CoalescedCalls(self._comm)
 
     def _end_coalescing(self, device: torch.device) -> WorkBase:
         recorder = self._comm
-        if not isinstance(recorder, Recorder):
+        if not isinstance(recorder, CoalescedCalls):
             raise ValueError("this group is not coalescing")
         self._comm = recorder.comm
         return self._pending(Together(recorder.play()), [])

@@ -11,14 +11,14 @@ import torch
 from torch import distributed as dist
 
 from unisono import native
-from unisono.communicator.arrays import dtype_of
+from unisono.communicator import dtype_of
 from unisono.errors import UnsupportedError
-from unisono.torch_backend.base import GroupBase
 from unisono.torch_backend.convert import REDUCE_OPS, CallOptions, reduce_op
+from unisono.torch_backend.group_base import GroupBase
+from unisono.torch_backend.pending_work import DONE, FinishedWork, Together
 from unisono.torch_backend.private import WorkBase, hide_from_dynamo, is_profiling
 from unisono.torch_backend.refusal import tells_refusals
 from unisono.torch_backend.sparse import all_reduce_sparse
-from unisono.torch_backend.work import DONE, FinishedWork, Together
 from unisono.types import DType, ReduceOp
 
 _SUM = dist.ReduceOp.SUM

@@ -1,5 +1,12 @@
 """Real models trained data-parallel through a chosen `torch.distributed` backend, and compared.
 
-`settings`, `events`, `launch`, `progress`, `report` and `commands` belong to the parent process and
-never import torch; `worker`, `loop`, `communication`, `digits` and `text` run on every rank.
+`settings`, `events`, `torchrun`, `progress` and `report` belong to the parent process and never
+import torch; `worker`, `loop`, `communication`, `digits` and `text` run on every rank.
 """
+
+from unisono.train.progress import shown
+from unisono.train.report import Outcome, Report
+from unisono.train.settings import Run, TaskName
+from unisono.train.torchrun import launch
+
+__all__ = ["Outcome", "Report", "Run", "TaskName", "launch", "shown"]

@@ -11,7 +11,7 @@ from torch.utils.data import TensorDataset
 
 from unisono.train.digits import Digits
 from unisono.train.settings import TaskName
-from unisono.train.text import Text
+from unisono.train.text import TextTask
 
 
 class Task(Protocol):
@@ -39,4 +39,4 @@ class Task(Protocol):
 
 def build(name: TaskName) -> Task:
     """The task of that name, with its data loaded."""
-    return Digits.load() if name == "digits" else Text.load()
+    return Digits.load() if name == "digits" else TextTask.load()

@@ -58,7 +58,7 @@ class Neighbours(nn.Module):
         return output
 
 
-class Block(nn.Module):
+class TransformerBlock(nn.Module):
     """Attention, then a two-layer network, each normalised before and added to its input."""
 
     def __init__(self) -> None:
@@ -86,7 +86,7 @@ class Decoder(nn.Module):
         super().__init__()
         self.embedding = nn.Embedding(BYTES, WIDTH)
         self.position = nn.Parameter(torch.zeros(CONTEXT, WIDTH))
-        self.blocks = nn.Sequential(Neighbours(), *(Block() for _ in range(BLOCKS)))
+        self.blocks = nn.Sequential(Neighbours(), *(TransformerBlock() for _ in range(BLOCKS)))
         last = nn.Linear(WIDTH, BYTES)
         nn.init.zeros_(last.weight)
         self.head = nn.Sequential(nn.LayerNorm(WIDTH), last)
@@ -98,19 +98,19 @@ class Decoder(nn.Module):
 
 
 @dataclass(frozen=True, slots=True)
-class Text:
+class TextTask:
     """Windows of 129 bytes; every twentieth is held out."""
 
     train_set: TensorDataset
     held_out: torch.Tensor
 
     @staticmethod
-    def load() -> Text:
+    def load() -> TextTask:
         """Read the standard library of the running Python."""
-        return Text.of(_library_source(Path(sysconfig.get_path("stdlib"))))
+        return TextTask.of(_library_source(Path(sysconfig.get_path("stdlib"))))
 
     @staticmethod
-    def of(source: bytes) -> Text:
+    def of(source: bytes) -> TextTask:
         """The task over any text of a few windows or more."""
         count = (len(source) - 1) // CONTEXT
         if count < _HELD_OUT_EVERY:
@@ -120,7 +120,7 @@ class Text:
         is_held_out = torch.arange(count) % _HELD_OUT_EVERY == _HELD_OUT_EVERY - 1
         judged = windows[is_held_out]
         judged = judged[:: max(1, len(judged) // _JUDGED_WINDOWS)]
-        return Text(TensorDataset(windows[~is_held_out]), judged)
+        return TextTask(TensorDataset(windows[~is_held_out]), judged)
 
     def model(self) -> nn.Module:
         """545 thousand parameters."""

@@ -2,13 +2,21 @@
 
 >>> from unisono import topology
 >>> from unisono.show import network
->>> network.facts(topology.ring(8))[1]
+>>> network.network_facts(topology.ring(8))[1]
 ('links', '8')
 """
 
-from unisono.show.network.facts import facts, table
-from unisono.show.network.page import html
-from unisono.show.network.picture import MAX_NODES, svg
-from unisono.show.network.places import Places, places
+from unisono.show.network.facts import network_facts, network_table
+from unisono.show.network.node_positions import Places, places
+from unisono.show.network.page import network_html
+from unisono.show.network.picture import MAX_NODES, network_svg
 
-__all__ = ["MAX_NODES", "Places", "facts", "html", "places", "svg", "table"]
+__all__ = [
+    "MAX_NODES",
+    "Places",
+    "network_facts",
+    "network_html",
+    "network_svg",
+    "network_table",
+    "places",
+]

@@ -32,11 +32,11 @@ _NODE_NAMES = {
 }
 
 
-def facts(topology: Topology) -> list[Fact]:
+def network_facts(topology: Topology) -> list[Fact]:
     """Name and value of each fact. Raises `ValueError` for a network that is not connected.
 
     >>> from unisono import topology
-    >>> facts(topology.torus([4, 4]))[2]
+    >>> network_facts(topology.torus([4, 4]))[2]
     ('diameter', '4 links')
     """
     found = [("ranks", f"{topology.num_ranks:,}"), ("links", f"{topology.num_links:,}")]
@@ -52,17 +52,17 @@ def facts(topology: Topology) -> list[Fact]:
     return found
 
 
-def table(topology: Topology) -> Table:
+def network_table(topology: Topology) -> Table:
     """The facts, and a row for each sort of link, for the terminal.
 
     >>> from unisono import topology
-    >>> table(topology.ring(8)).row_count
+    >>> network_table(topology.ring(8)).row_count
     6
     """
     grid = Table(title=topology.name, title_justify="left", show_header=False, show_edge=False)
     grid.add_column(style="dim", no_wrap=True)
     grid.add_column()
-    for name, value in facts(topology):
+    for name, value in network_facts(topology):
         grid.add_row(name, value)
     for name, value in sorts(topology):
         grid.add_row(name, value)

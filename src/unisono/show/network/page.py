@@ -9,22 +9,22 @@ from importlib.resources import files
 
 import numpy as np
 
-from unisono.show.network.facts import facts, sorts
-from unisono.show.network.picture import svg
+from unisono.show.network.facts import network_facts, sorts
+from unisono.show.network.picture import network_svg
 from unisono.topology import Topology
 
 _ROUTES = 72
 """Of so many ranks all paths are in the page."""
 
 
-def html(topology: Topology) -> str:
-    """The page of a network, as HTML text. Raises `UnsupportedError` as `svg` does.
+def network_html(topology: Topology) -> str:
+    """The page of a network, as HTML text. Raises `UnsupportedError` as `network_svg` does.
 
     >>> from unisono import topology
-    >>> html(topology.ring(8))[:15]
+    >>> network_html(topology.ring(8))[:15]
     '<!doctype html>'
     """
-    told = [*facts(topology), *sorts(topology)]
+    told = [*network_facts(topology), *sorts(topology)]
     rows = "".join(f"<div><dt>{escape(n)}</dt><dd>{escape(v)}</dd></div>" for n, v in told)
     data = json.dumps(
         {"ranks": topology.num_ranks, "routes": _routes(topology)}, separators=(",", ":")
@@ -34,7 +34,7 @@ def html(topology: Topology) -> str:
         ("{{title}}", escape(topology.name)),
         ("{{style}}", _file("page.css") + _file("network", "page.css")),
         ("{{facts}}", rows),
-        ("{{picture}}", svg(topology, heading=False)),
+        ("{{picture}}", network_svg(topology, heading=False)),
         ("{{data}}", data.replace("<", "\\u003c")),
         ("{{script}}", _file("network", "page.js")),
     ):

@@ -12,11 +12,11 @@ import numpy as np
 from unisono.errors import UnsupportedError
 from unisono.show.amounts import rate_text
 from unisono.show.marks import FAINT, INK, PAPER, SOFT, draw_text
-from unisono.show.network.facts import KIND_NAMES, facts
-from unisono.show.network.places import Points, places
+from unisono.show.network.facts import KIND_NAMES, network_facts
+from unisono.show.network.node_positions import Points, places
 from unisono.show.palette import palette
 from unisono.show.picture import FONTS
-from unisono.show.stage import number
+from unisono.show.placement import number
 from unisono.topology import LinkKind, NodeKind, Topology
 
 MAX_NODES = 4096
@@ -31,18 +31,18 @@ _LETTERS = {
 }
 
 
-def svg(topology: Topology, *, heading: bool = True) -> str:
+def network_svg(topology: Topology, *, heading: bool = True) -> str:
     """The picture of a network, as SVG text; with its name and facts on top, unless told.
 
     Raises `UnsupportedError` for more than 4,096 nodes.
 
     >>> from unisono import topology
-    >>> svg(topology.ring(8))[:4]
+    >>> network_svg(topology.ring(8))[:4]
     '<svg'
     """
     drawing = Drawing.of(topology)
     head = 62.0 if heading else 0.0
-    short = [fact for fact in facts(topology) if fact[0] != "other nodes"]
+    short = [fact for fact in network_facts(topology) if fact[0] != "other nodes"]
     told = " · ".join(f"{name} {value}" for name, value in short)
     high = head + drawing.high + 34
     return "\n".join(

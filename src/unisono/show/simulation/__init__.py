@@ -1,6 +1,6 @@
 """Seeing a simulation: what links carried over time (a heat map), times over sizes (a chart)."""
 
-from unisono.show.simulation.chart import chart
-from unisono.show.simulation.heat import heat
+from unisono.show.simulation.chart import time_chart
+from unisono.show.simulation.heat import link_heat_map
 
-__all__ = ["chart", "heat"]
+__all__ = ["link_heat_map", "time_chart"]

@@ -11,13 +11,13 @@ from unisono.show.amounts import bytes_text, time_text
 from unisono.show.marks import FAINT, INK, PAPER, SOFT, draw_text
 from unisono.show.palette import palette
 from unisono.show.picture import FONTS
-from unisono.show.stage import number
+from unisono.show.placement import number
 
 _LEFT, _TOP, _WIDE, _HIGH, _NAMES = 78.0, 52.0, 720.0, 420.0, 260.0
 _LEADER, _LINE = 40.0, 14.0
 
 
-def chart(
+def time_chart(
     title: str,
     lines: Mapping[str, Sequence[tuple[float, float]]],
     *,
@@ -29,7 +29,7 @@ def chart(
     `across` writes what is along the other axis, if not bytes; `shares`: parts of 1 instead of
     seconds, from 0 up. Raises `ValueError` for lines without a point.
 
-    >>> chart("all_reduce", {"ring": [(1e3, 1e-5), (1e6, 1e-3)]})[:4]
+    >>> time_chart("all_reduce", {"ring": [(1e3, 1e-5), (1e6, 1e-3)]})[:4]
     '<svg'
     """
     points = [point for line in lines.values() for point in line]

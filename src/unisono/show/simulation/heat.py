@@ -10,8 +10,8 @@ from numpy.typing import NDArray
 from unisono.show.amounts import time_text
 from unisono.show.marks import FAINT, INK, PAPER, SOFT, draw_text
 from unisono.show.picture import FONTS
-from unisono.show.stage import number
-from unisono.simulator.result import Result
+from unisono.show.placement import number
+from unisono.simulator import Result
 
 MAX_LINKS = 96
 """Rows of a picture: the busiest links."""
@@ -19,14 +19,14 @@ _LEFT, _TOP, _WIDE = 190.0, 66.0, 760.0
 _LOW, _HIGH = (0xF1, 0xF3, 0xF7), (0x9B, 0x1D, 0x20)
 
 
-def heat(result: Result, title: str) -> str:
+def link_heat_map(result: Result, title: str) -> str:
     """An SVG of the links that carried anything, of more than 96 the busiest ones, in the order of
     their ids. Raises `ValueError` for a result without `usage` (`simulate(..., bins=64)`).
 
     >>> import unisono
     >>> from unisono import algorithms, topology
     >>> ring = algorithms.build("all_reduce", "ring", ranks=4)
-    >>> heat(unisono.simulate(ring, topology.ring(4), 1e6, bins=32), "ring")[:4]
+    >>> link_heat_map(unisono.simulate(ring, topology.ring(4), 1e6, bins=32), "ring")[:4]
     '<svg'
     """
     if result.usage is None:

@@ -1,0 +1,136 @@
+// A carrier that is a Python object. Whoever moves a wire needs the GIL for as long as it asks it.
+#include "bind/message_libraries.h"
+
+#include <nanobind/stl/pair.h>
+#include <nanobind/stl/string.h>
+
+#include <type_traits>
+
+#include "bind/errors.h"
+#include "bind/gil.h"
+#include "transport/message_library.h"
+#include "transport/message_transport.h"
+
+namespace nb = nanobind;
+
+namespace unisono::bind {
+namespace {
+
+// Calls into Python with what it raises made the core's.
+template <class Call>
+auto in_python(Call&& call) {
+    const WithGil gil;
+    try {
+        return call();
+    } catch (const nb::python_error& raised) {
+        throw_error_of(raised);
+    } catch (const nb::cast_error&) {
+        throw Error(Fault::system,
+                    "a method of the carrier returned a value of another type than Carrier says");
+    }
+}
+
+class PythonCarrier final : public Carrier {
+    // What the carrier does not raise itself came from a signal handler, at any point: the library
+    // may have begun to move what the carrier has not noted yet, and goes on with it.
+    template <class Call>
+    std::invoke_result_t<Call&> moving(Call&& call) {
+        try {
+            return in_python(call);
+        } catch (const Error& error) {
+            is_broken_ = is_broken_ || error.fault() != Fault::peer_lost;
+            throw;
+        }
+    }
+
+  public:
+    explicit PythonCarrier(const nb::object& carrier)
+        : carrier_(carrier),
+          reuse_(carrier.attr("reuse")),
+          send_head_(carrier.attr("send_head")),
+          send_(carrier.attr("send")),
+          receive_(carrier.attr("receive")),
+          poll_(carrier.attr("poll")) {}
+    PythonCarrier(const PythonCarrier&) = delete;
+    PythonCarrier& operator=(const PythonCarrier&) = delete;
+    ~PythonCarrier() override {
+        const WithGil gil;
+        for (nb::object* object : {&poll_, &receive_, &send_, &send_head_, &reuse_, &carrier_})
+            object->reset();
+    }
+
+    void listen(std::byte* memory, uint64_t slot_bytes, uint32_t slots) override {
+        in_python([&] { carrier_.attr("listen")(address_of(memory), slot_bytes, slots); });
+    }
+    void reuse() override {
+        moving([&] { reuse_(); });
+    }
+    bool send_head(uint32_t peer, const std::byte* data, uint64_t bytes, uint64_t ticket) override {
+        return move(send_head_, peer, data, bytes, ticket);
+    }
+    bool send(uint32_t peer, const std::byte* data, uint64_t bytes, uint64_t ticket) override {
+        return move(send_, peer, data, bytes, ticket);
+    }
+    bool receive(uint32_t peer, std::byte* data, uint64_t bytes, uint64_t ticket) override {
+        return move(receive_, peer, data, bytes, ticket);
+    }
+    uint32_t poll(std::vector<Ended>& ended) override {
+        return moving([&] {
+            const nb::object found = poll_();
+            if (PyLong_CheckExact(found.ptr())) return nb::cast<uint32_t>(found);
+            const auto [filled, over] = nb::cast<std::pair<uint32_t, nb::list>>(found);
+            for (const nb::handle one : over) {
+                const auto [ticket, why] = nb::cast<std::pair<uint64_t, std::string>>(one);
+                ended.push_back({ticket, why});
+            }
+            return filled;
+        });
+    }
+    [[nodiscard]] bool close() noexcept override {
+        try {
+            return in_python([&] {
+                const nb::error_scope raised;  // by a signal handler, whose error this must outlive
+                return nb::cast<bool>(carrier_.attr("close")()) && !is_broken_;
+            });
+        } catch (const std::exception&) {  // who knows what it still moves
+            return false;
+        }
+    }
+
+  private:
+    static uintptr_t address_of(const std::byte* data) noexcept {
+        return reinterpret_cast<uintptr_t>(data);
+    }
+    bool move(const nb::object& method, uint32_t peer, const std::byte* data, uint64_t bytes,
+              uint64_t ticket) {
+        return moving(
+            [&] { return nb::cast<bool>(method(peer, address_of(data), bytes, ticket)); });
+    }
+
+    bool is_broken_ = false;
+    nb::object carrier_, reuse_, send_head_, send_, receive_, poll_;
+};
+
+}  // namespace
+
+std::shared_ptr<void> hold(const nb::object& object) {
+    return {nb::object(object).release().ptr(), [](void* held) {
+                const WithGil gil;
+                Py_DECREF(static_cast<PyObject*>(held));
+            }};
+}
+
+MakeWire wires_of(const nb::object& make_carrier) {
+    if (make_carrier.is_none()) return {};
+    const auto held = hold(make_carrier);  // as long as the group
+    return [held](WireKind kind, View& view, Receiver& receiver) {
+        return in_python([&] {
+            const nb::handle make(static_cast<PyObject*>(held.get()));
+            const nb::object carrier = make(static_cast<uint32_t>(kind));
+            return std::make_unique<MessageWire>(view, receiver,
+                                                 std::make_unique<PythonCarrier>(carrier));
+        });
+    };
+}
+
+}  // namespace unisono::bind

@@ -1,0 +1,215 @@
+// A request of Python's, and who keeps it.
+#include "bind/p2p_requests.h"
+
+#include <algorithm>
+#include <array>
+#include <cstdio>
+#include <string>
+#include <vector>
+
+#include "bind/errors.h"
+#include "bind/gil.h"
+
+namespace nb = nanobind;
+
+namespace unisono::bind {
+namespace {
+
+// Larger messages are moved without the GIL.
+constexpr uint64_t kMostWithGil = 64 << 10;
+constexpr const char* kLate = "the call is still under way after %g s (timeout)";
+
+[[noreturn]] void raise_late(const char* format, double timeout_s) {
+    std::array<char, 80> text;
+    std::snprintf(text.data(), text.size(), format, timeout_s);
+    PyErr_SetString(PyExc_TimeoutError, text.data());
+    throw nb::python_error();
+}
+
+double limit_of(const nb::object& timeout_s) {
+    return timeout_s.is_none() ? -1 : std::max(0.0, nb::cast<double>(timeout_s));
+}
+
+}  // namespace
+
+// Nor are any where a carrier may be Python's: who moves that waits for the GIL.
+bool may_keep_gil(const Group& group, const p2p::Message& message) noexcept {
+    return message.bytes <= kMostWithGil && !group.outlives_calls();
+}
+
+BoundRequest& BoundRequest::of(nb::handle object) noexcept {
+    return *nb::inst_ptr<BoundRequest>(object);
+}
+
+void BoundRequest::begin(bool carried) {
+    const WithoutGil release;
+    engine().begin(request, carried);
+}
+
+bool BoundRequest::try_begin(bool carried) {
+    return may_keep_gil(*group_, request.message()) && engine().try_begin(request, carried);
+}
+
+void BoundRequest::require_started() const {
+    if (starter.is_valid() && !keeper_ && !request.done())
+        throw Error(Fault::invalid, text() + " was not started: call its start() first");
+}
+
+bool BoundRequest::wait_for(double limit_s) {
+    require_started();
+    const auto waited = [&] {
+        const WithoutGil release;
+        return engine().wait(request, timeout_s_, limit_s, python_signals());
+    };
+    try {
+        if (!request.done() && !waited()) return false;
+    } catch (...) {
+        if (request.done()) let_go();
+        throw;
+    }
+    let_go();
+    if (request.error()) throw *request.error();
+    return true;
+}
+
+nb::object BoundRequest::wait(const nb::object& timeout_s) {
+    const double limit_s = limit_of(timeout_s);
+    if (!wait_for(limit_s)) raise_late(kLate, limit_s);
+    return result();
+}
+
+nb::object BoundRequest::exception() const {
+    if (!request.done() || !request.error()) return nb::none();
+    return exception_of(*request.error());
+}
+
+std::string BoundRequest::repr() const {
+    std::string state = starter.is_valid() && !keeper_ ? "not started" : "pending";
+    if (request.done()) state = "done";
+    if (request.done() && request.error())
+        state = "failed: " + nb::cast<std::string>(nb::type_name(exception().type())) + ": " +
+                request.error()->what();
+    return "<Work: " + text() + ", " + state + ">";
+}
+
+bool BoundRequest::test(bool ends_in_vain) {
+    require_started();
+    const bool done = request.done() || [&] {
+        const WithoutGil release;
+        return engine().test(request, ends_in_vain);
+    }();
+    if (done) let_go();
+    return done;
+}
+
+bool BoundRequest::is_in_vain() {
+    const WithoutGil release;
+    return engine().is_in_vain(request);
+}
+
+bool BoundRequest::cancel() {
+    const bool cancelled = [&] {
+        const WithoutGil release;
+        return engine().cancel(request);
+    }();
+    if (request.done()) let_go();
+    return cancelled;
+}
+
+void BoundRequest::let_go() noexcept {
+    if (keeper_) keeper_->let_go(*this);
+}
+
+void BoundRequest::end_if_late(double waited_s) {
+    if (request.done() || waited_s < timeout_s_) return;
+    const WithoutGil release;
+    engine().expire(request, timeout_s_);
+}
+
+// ---- several
+
+namespace {
+
+bool are_requests(const nb::list& works) {
+    const nb::handle type = nb::type<BoundRequest>();
+    return std::all_of(works.begin(), works.end(),
+                       [type](nb::handle work) { return work.type().is(type); });
+}
+
+}  // namespace
+
+nb::object wait_all(const nb::list& works, const nb::object& timeout_s) {
+    if (!are_requests(works)) return nb::borrow(Py_NotImplemented);
+    const double limit_s = limit_of(timeout_s);
+    Deadline deadline(limit_s);
+    nb::list results;
+    for (const nb::handle work : works) {
+        BoundRequest& request = BoundRequest::of(work);
+        const bool limited = limit_s >= 0 && !request.request.done();
+        const double left_s = limited ? std::max(0.0, limit_s - deadline.elapsed_s()) : -1;
+        if (!request.wait_for(left_s)) raise_late(kLate, limit_s);
+        results.append(request.result());
+    }
+    return results;
+}
+
+nb::object wait_any(const nb::list& works, const nb::object& timeout_s) {
+    if (works.size() == 0 || !are_requests(works)) return nb::borrow(Py_NotImplemented);
+    const BoundRequest& first = BoundRequest::of(works[0]);
+    std::vector<p2p::Request*> requests;
+    for (const nb::handle work : works) {
+        BoundRequest& request = BoundRequest::of(work);
+        if (request.group_ != first.group_) return nb::borrow(Py_NotImplemented);
+        request.require_started();
+        requests.push_back(&request.request);
+    }
+    const double limit_s = limit_of(timeout_s);
+    const auto place = [&] {
+        const WithoutGil release;
+        return first.engine().wait_any(requests, first.timeout_s_, limit_s, python_signals());
+    }();
+    if (!place) raise_late("all are still under way after %g s (timeout)", limit_s);
+    BoundRequest::of(works[*place]).let_go();
+    return nb::int_(*place);
+}
+
+// ---- the keeper
+
+Keeper::~Keeper() {
+    for (PyObject* const object : std::exchange(kept_, {})) {
+        BoundRequest::of(object).keeper_ = nullptr;
+        Py_DECREF(object);
+    }
+}
+
+void Keeper::keep(nb::handle object, BoundRequest& request) {
+    if (kept_.size() >= crowd_) {
+        prune();
+        crowd_ = 2 * kept_.size() + 16;
+    }
+    kept_.push_back(object.ptr());
+    request.keeper_ = this;
+    request.place_ = kept_.size() - 1;
+    object.inc_ref();
+}
+
+void Keeper::let_go(BoundRequest& request) noexcept {
+    PyObject* const object = kept_[request.place_];
+    kept_[request.place_] = kept_.back();
+    BoundRequest::of(kept_.back()).place_ = request.place_;
+    kept_.pop_back();
+    request.keeper_ = nullptr;
+    Py_DECREF(object);  // last: it may run anything
+}
+
+void Keeper::prune() noexcept {
+    // From the last: whoever takes its place was looked at. To let go may run anything, which may
+    // keep and let go of others: then some are left for the next time.
+    for (size_t place = kept_.size(); place-- > 0;) {
+        if (place >= kept_.size()) continue;
+        BoundRequest& request = BoundRequest::of(kept_[place]);
+        if (request.request.done()) let_go(request);
+    }
+}
+
+}  // namespace unisono::bind

@@ -1,0 +1,213 @@
+#include "core/call.h"
+
+#include <algorithm>
+#include <array>
+#include <cstring>
+
+namespace unisono {
+namespace {
+
+constexpr std::array kOps{"all_reduce", "reduce_scatter", "all_gather", "all_to_all",
+                          "broadcast",  "reduce",         "gather",     "scatter",
+                          "barrier",    "scan",           "exscan",     "split"};
+constexpr std::array kReductions{"sum",  "prod", "min", "max",  "avg",        "band",   "bor",
+                                 "bxor", "land", "lor", "lxor", "premul_sum", "minloc", "maxloc"};
+constexpr std::array kTypes{
+    "float32",       "float64",     "float16",    "bfloat16",      "int8",        "uint8",
+    "int16",         "uint16",      "int32",      "uint32",        "int64",       "uint64",
+    "bool",          "complex64",   "complex128", "float8_e4m3fn", "float8_e5m2", "float32_int32",
+    "float64_int64", "int32_int32", "int64_int64"};
+constexpr std::array kLengths{"the lengths of the pieces", "counts", "send_counts"};
+static_assert(kOps.size() == kOpKinds && kLengths.size() == kLengthsFrom);
+static_assert(kReductions.size() == num_reduce_ops && kTypes.size() == num_dtypes);
+
+bool reduces(OpKind op) {
+    return op == OpKind::all_reduce || op == OpKind::reduce_scatter || op == OpKind::reduce ||
+           op == OpKind::scan || op == OpKind::exscan;
+}
+
+// All that must agree, and in the highest byte what need not.
+uint32_t kind_of(const CallArgs& a) {
+    // A reduction that the operation does not use must not make two equal calls differ.
+    const uint32_t reduction = reduces(a.op) ? static_cast<uint32_t>(a.reduction) : 0;
+    return static_cast<uint32_t>(a.op) | reduction << 8 |
+           static_cast<uint32_t>(a.caller_dtype.value_or(a.dtype)) << 16 |
+           static_cast<uint32_t>(a.lengths_from) << 24;
+}
+
+uint64_t mix(uint64_t h, uint64_t value) {  // splitmix64's finaliser
+    h ^= value + 0x9e3779b97f4a7c15ULL + (h << 6) + (h >> 2);
+    h = (h ^ (h >> 30)) * 0xbf58476d1ce4e5b9ULL;
+    h = (h ^ (h >> 27)) * 0x94d049bb133111ebULL;
+    return h ^ (h >> 31);
+}
+
+// A call as its record holds it.
+struct Entry {
+    uint64_t seq, count, hash;
+    uint32_t kind;
+    int32_t root;
+};
+
+// One thread writes at a time, others read meanwhile. Whoever finds anything of what is written
+// here finds, when it looks again, that the number is not what it was. Releases, no fence: a call
+// writes this before anything else, and shall not wait for what was stored before.
+void write(CallRecord& record, const Entry& entry) noexcept {
+    record.seq.store(0, std::memory_order_relaxed);
+    record.kind.store(entry.kind, std::memory_order_release);
+    record.count.store(entry.count, std::memory_order_release);
+    record.root.store(entry.root, std::memory_order_release);
+    record.hash.store(entry.hash, std::memory_order_release);
+    record.seq.store(entry.seq, std::memory_order_release);
+}
+
+// Nothing if it holds no call, or is just being written.
+std::optional<Entry> read(const CallRecord& record) noexcept {
+    Entry entry{};
+    entry.seq = record.seq.load(std::memory_order_acquire);
+    entry.kind = record.kind.load(std::memory_order_acquire);
+    entry.count = record.count.load(std::memory_order_acquire);
+    entry.root = record.root.load(std::memory_order_acquire);
+    entry.hash = record.hash.load(std::memory_order_acquire);
+    if (entry.seq == 0 || record.seq.load(std::memory_order_relaxed) != entry.seq)
+        return std::nullopt;
+    return entry;
+}
+
+std::optional<Entry> entry_of(const RankControl& control, uint64_t seq) noexcept {
+    const auto entry = read(control.calls[seq % kCallHistory]);
+    return entry && entry->seq == seq ? entry : std::nullopt;
+}
+
+// Why the rank refused, if a later refusal has not taken the place of the reason.
+std::string recall_refusal(const Refusal& refusal, uint64_t seq) {
+    std::array<char, kRefusalWords * sizeof(uint64_t)> text;
+    const bool found = refusal.seq.load(std::memory_order_acquire) == seq;
+    for (size_t i = 0; i < kRefusalWords; ++i) {
+        const uint64_t word = refusal.words[i].load(std::memory_order_relaxed);
+        std::memcpy(text.data() + i * sizeof word, &word, sizeof word);
+    }
+    std::atomic_thread_fence(std::memory_order_acquire);
+    if (!found || refusal.seq.load(std::memory_order_relaxed) != seq) return "its arguments";
+    return {text.data(), ::strnlen(text.data(), text.size())};
+}
+
+template <size_t N>
+const char* name_of(const std::array<const char*, N>& names, uint32_t index) {
+    return index < N ? names[index] : "?";
+}
+
+}  // namespace
+
+const char* name_of(DType type) noexcept {
+    return name_of(kTypes, static_cast<uint32_t>(type));
+}
+
+const char* name_of(OpKind op) noexcept {
+    return name_of(kOps, static_cast<uint32_t>(op));
+}
+
+uint64_t fingerprint(const CallArgs& args) noexcept {
+    uint64_t h = mix(0, kind_of(args) & 0xffffff);
+    h = mix(h, static_cast<uint64_t>(static_cast<int64_t>(args.root)));
+    h = mix(h, args.count);
+    h = mix(h, args.extra);
+    h = mix(h, static_cast<uint64_t>(args.dtype));
+    return h & kHashMask;
+}
+
+void remember(RankControl& control, uint64_t seq, const CallArgs& args, uint64_t hash) noexcept {
+    write(control.calls[seq % kCallHistory], {seq, args.count, hash, kind_of(args), args.root});
+}
+
+Called called_by(const RankControl& control) noexcept {
+    const uint64_t header = control.header.load(std::memory_order_acquire);
+    const auto entry = read(control.calls[(header >> 40) % kCallHistory]);
+    // It has made so many calls since that look that this one is forgotten.
+    if (!entry || ahead_of(header, entry->seq) != 0) return {};
+    return {header, entry->seq, entry->count, entry->hash, entry->kind, entry->root};
+}
+
+void hear(RankControl& mirror, const Called& called) noexcept {
+    if (called.seq == 0) return;  // nothing yet
+    const auto record_of = [&](uint64_t seq) -> CallRecord& {
+        return mirror.calls[seq % kCallHistory];
+    };
+    // Of the last call: a header has only some bits of its number, and news may be very late.
+    const uint64_t header = mirror.header.load(std::memory_order_relaxed);
+    const uint64_t last = record_of(header >> 40).seq.load(std::memory_order_relaxed);
+    CallRecord& record = record_of(called.seq);
+    if (record.seq.load(std::memory_order_relaxed) < called.seq)
+        write(record, {called.seq, called.count, called.hash, called.kind, called.root});
+    if (called.seq > last) mirror.header.store(called.header, std::memory_order_release);
+}
+
+bool differ(const RankControl& one, const RankControl& other, uint64_t seq) noexcept {
+    const auto first = entry_of(one, seq), second = entry_of(other, seq);
+    return first && second && first->hash != second->hash;
+}
+
+void remember_refusal(RankControl& control, uint64_t seq, std::string_view reason) noexcept {
+    Refusal& refusal = control.refusal;
+    refusal.seq.store(0, std::memory_order_relaxed);
+    std::atomic_thread_fence(std::memory_order_release);
+    for (size_t i = 0; i < kRefusalWords; ++i) {
+        uint64_t word = 0;
+        const size_t at = i * sizeof word;
+        if (at < reason.size())
+            std::memcpy(&word, reason.data() + at, std::min(sizeof word, reason.size() - at));
+        refusal.words[i].store(word, std::memory_order_relaxed);
+    }
+    refusal.seq.store(seq, std::memory_order_release);
+    write(control.calls[seq % kCallHistory], {seq, 0, kRefusedHash, kRefusedKind, -1});
+}
+
+std::string recall(const RankControl& control, uint64_t seq) {
+    const auto entry = entry_of(control, seq);
+    if (!entry) return "a call no longer remembered";
+    const uint32_t kind = entry->kind;
+    if (kind == kRefusedKind) return "one that it refused: " + recall_refusal(control.refusal, seq);
+    const auto op = static_cast<OpKind>(kind & 0xff);
+    std::string text = name_of(kOps, kind & 0xff);
+    if (op == OpKind::barrier || op == OpKind::split) return text + "()";
+    text += "(";
+    if (reduces(op)) text += std::string(name_of(kReductions, kind >> 8 & 0xff)) + ", ";
+    text += std::string(name_of(kTypes, kind >> 16 & 0xff)) + "[" +
+            (entry->count == kUntold ? "any" : std::to_string(entry->count)) + "]";
+    if (kind >> 24) text += std::string(", lengths from ") + name_of(kLengths, kind >> 24);
+    if (entry->root >= 0) text += ", root=" + std::to_string(entry->root);
+    return text + ")";
+}
+
+std::string last_call(const RankControl& control) {
+    uint64_t last = 0;
+    for (const CallRecord& r : control.calls)
+        last = std::max(last, r.seq.load(std::memory_order_relaxed));
+    return last == 0 ? "it has made no call yet" : "its last call was " + recall(control, last);
+}
+
+std::string errand_text(bool sends, int32_t peer) {
+    return (sends ? "send to " : "recv from ") +
+           (peer < 0 ? "any rank" : "rank " + std::to_string(peer));
+}
+
+std::string whereabouts(const RankControl& control) {
+    const std::string text = last_call(control);
+    const uint64_t errand = control.errand.load(std::memory_order_relaxed);
+    if (errand == 0) return text;
+    const auto peer = static_cast<int32_t>(errand & 0xffffffff);
+    return text + ", and it waits in " + errand_text(errand == errand_of(true, peer), peer);
+}
+
+std::string deed(const RankControl& control, uint64_t seq) {
+    const auto entry = entry_of(control, seq);
+    return entry && entry->kind == kRefusedKind ? "refused " + recall_refusal(control.refusal, seq)
+                                                : "called " + recall(control, seq);
+}
+
+std::string lengths_of(const RankControl& control, uint64_t seq) {
+    const auto entry = entry_of(control, seq);
+    return name_of(kLengths, entry ? entry->kind >> 24 : 0);
+}
+
+}  // namespace unisono

@@ -1,0 +1,87 @@
+#include "execution/call_check.h"
+
+#include <sched.h>
+
+#include <algorithm>
+
+#include "memory/waiter.h"
+
+namespace unisono {
+bool Agreement::catch_up(uint32_t peer, uint64_t seq, uint64_t theirs) {
+    // Ranks of a host get further apart than the history is long only by refusing calls.
+    if (view_.local(peer) && ahead_of(theirs, seq) >= static_cast<int32_t>(kCallHistory))
+        mismatch(seq);
+    uint64_t& verified = verified_[peer];
+    if (seq > kCallHistory) verified = std::max(verified, seq - kCallHistory);
+    for (; verified < seq; ++verified) {
+        if (ahead_of(theirs, verified + 1) < 0) return false;
+        if (differ(own_, view_.control(peer), verified + 1)) mismatch(verified + 1);
+    }
+    return true;
+}
+
+void Agreement::inspect(uint32_t peer, uint64_t seq, bool left) {
+    members_.require_healthy();
+    for (uint32_t r = 0; r < members_.ranks(); ++r) {
+        if (r == members_.rank()) continue;
+        catch_up(r, seq, view_.control(r).header.load(std::memory_order_acquire));
+    }
+    if (left && !entered(peer, seq)) {
+        members_.fail(Fault::peer_lost, "rank " + std::to_string(peer) +
+                                            " left the group before call #" + std::to_string(seq) +
+                                            " " + recall(own_, seq) + "; " +
+                                            last_call(view_.control(peer)));
+    }
+}
+
+// Gives the others a moment to arrive, so that the text can say what each of them called.
+void Agreement::mismatch(uint64_t seq) {
+    Deadline moment(0.1);
+    const auto arrived = [&] {
+        for (uint32_t r = 0; r < members_.ranks(); ++r) {
+            if (!entered(r, seq)) return false;
+        }
+        return true;
+    };
+    while (!arrived() && !moment.passed()) ::sched_yield();
+    std::string text = "the ranks disagree about call #" + std::to_string(seq) + " of their group:";
+    bool alike = true;
+    std::string others;
+    for (uint32_t r = 0; r < members_.ranks(); ++r) {
+        const std::string done = entered(r, seq) ? deed(view_.control(r), seq) : "";
+        alike = alike && (done.empty() || done == deed(own_, seq));
+        text += (r ? ", rank " : " rank ") + std::to_string(r) + " " +
+                (done.empty() ? "has not made it yet" : done);
+        if (!done.empty() && differ(own_, view_.control(r), seq))
+            others += (others.empty() ? "rank " : ", rank ") + std::to_string(r);
+    }
+    if (alike && !others.empty()) {
+        text += "; rank " + std::to_string(members_.rank()) + " differs from " + others +
+                " in the algorithm, in " + lengths_of(own_, seq) + ", or in reproducible=";
+    }
+    members_.fail(Fault::mismatch, text);
+}
+
+std::string Agreement::late(uint64_t seq, double timeout_s) const {
+    std::string text = "call #" + std::to_string(seq) + " " + recall(own_, seq) + " " +
+                       timed_out(members_.rank(), timeout_s) + ":";
+    bool named = false;
+    for (uint32_t r = 0; r < members_.ranks(); ++r) {
+        if (entered(r, seq)) continue;
+        text += (named ? "; rank " : " rank ") + std::to_string(r) + " has not arrived, " +
+                whereabouts(view_.control(r));
+        named = true;
+    }
+    if (named) return text;
+    text += " all ranks have arrived, but not all go on";
+    const uint64_t mine = own_.progress.load(std::memory_order_relaxed);
+    for (uint32_t r = 0; r < members_.ranks(); ++r) {
+        const uint64_t theirs = view_.control(r).progress.load(std::memory_order_acquire);
+        if (r == members_.rank() || theirs > mine) continue;
+        text += (named ? ", rank " : ": rank ") + std::to_string(r);
+        named = true;
+    }
+    return text;
+}
+
+}  // namespace unisono

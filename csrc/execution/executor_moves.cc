@@ -1,0 +1,106 @@
+// What records move: where it is, and what becomes of it.
+#include <algorithm>
+#include <array>
+#include <utility>
+
+#include "execution/executor.h"
+
+namespace unisono {
+namespace {
+
+constexpr uint64_t kBorrowedBytes = 256 << 10;      // of all operands: less than a core's cache
+constexpr uint64_t kLeastBorrowedBytes = 16 << 10;  // of each: a read is a system call
+
+}  // namespace
+
+std::byte* Executor::resolve(const Execution& call, const Ref& ref) const noexcept {
+    switch (ref.space) {
+        case Space::slot:
+            return call.lane->area(ref.rank, call.ahead()) + ref.index * call.slot_bytes;
+        case Space::tmp: {  // of each block under way
+            const uint64_t at = ref.index * (call.lead + 1) + call.block % (call.lead + 1);
+            return const_cast<std::byte*>(scratch_.data()) + at * call.block_bytes;
+        }
+        case Space::lent: {
+            const std::byte* slot =
+                call.lane->area(ref.rank, call.ahead()) + ref.index * call.slot_bytes;
+            return const_cast<std::byte*>(shown_loan(slot));
+        }
+        case Space::in:
+        case Space::out:
+            break;
+    }
+    const Piece& piece = ref.space == Space::in ? call.in[ref.index] : call.out[ref.index];
+    const uint64_t part = part_bytes(piece.bytes, call.plan->parts, size_of(call.args.dtype));
+    return piece.data + ref.part * part + call.block * call.block_bytes;
+}
+
+// Bytes of this block in the part that `ref` names.
+uint64_t Executor::length_of(const Execution& call, const Ref& ref) const noexcept {
+    const Piece& piece = ref.space == Space::in ? call.in[ref.index] : call.out[ref.index];
+    const uint64_t part = part_bytes(piece.bytes, call.plan->parts, size_of(call.args.dtype));
+    const uint64_t begin = ref.part * part + call.block * call.block_bytes;
+    const uint64_t end = std::min({(ref.part + 1) * part, piece.bytes, begin + call.block_bytes});
+    return begin < end ? end - begin : 0;
+}
+
+void Executor::copy(const Execution& call, const Record& r) {
+    const uint64_t bytes = length_of(call, r.length);
+    if (bytes == 0) return;
+    std::byte* dst = resolve(call, r.dst);
+    const std::byte* src = resolve(call, r.src);
+    if (r.src.space == Space::lent) {
+        loans_.read(r.src.rank, dst, src, bytes);
+        if (r.flags & kHasSecond)
+            kernels::copy(resolve(call, r.dst2), dst, bytes, store_for(call, r.dst2));
+    } else if (r.flags & kHasSecond) {
+        kernels::copy2(dst, resolve(call, r.dst2), src, bytes, store_for(call, r.dst),
+                       store_for(call, r.dst2));
+    } else if (dst != src) {
+        kernels::copy(dst, src, bytes, store_for(call, r.dst));
+    }
+    if (r.flags & kLends) lend(call, r.dst2, r.dst);
+}
+
+void Executor::lend(const Execution& call, const Ref& slot, const Ref& memory) const noexcept {
+    show_loan(resolve(call, slot), resolve(call, memory));
+}
+
+// Of what others lend, as much at a time as stays in the cache.
+void Executor::reduce(const Execution& call, const Record* r) {
+    const uint64_t bytes = length_of(call, r->length), element = size_of(call.args.dtype);
+    const auto foreign = static_cast<uint64_t>(std::count_if(
+        r + 1, r + 1 + r->sources, [](const Record& arg) { return arg.src.space == Space::lent; }));
+    const uint64_t most =
+        foreign == 0 ? bytes
+                     : std::max(kBorrowedBytes / foreign, kLeastBorrowedBytes) / element * element;
+    if (borrowed_.size() < foreign * most) borrowed_.resize(foreign * most);
+    for (uint64_t at = 0; at < bytes; at += most)
+        reduce_some(call, r, at, std::min(most, bytes - at));
+    if (r->flags & kLends) lend(call, r->dst2, r->dst);
+}
+
+void Executor::reduce_some(const Execution& call, const Record* r, uint64_t at, uint64_t bytes) {
+    std::array<const void*, kMostSources> sources;
+    std::byte* borrowed = borrowed_.data();
+    for (size_t k = 0; k < r->sources; ++k) {
+        const Ref& ref = r[k + 1].src;
+        const std::byte* source = resolve(call, ref) + at;
+        if (ref.space == Space::lent) {
+            loans_.read(ref.rank, borrowed, source, bytes);
+            source = std::exchange(borrowed, borrowed + bytes);
+        }
+        sources[k] = source;
+    }
+    const bool second = r->flags & kHasSecond;
+    const bool average = call.args.reduction == ReduceOp::avg && (r->flags & kFinal);
+    const auto operation =
+        call.args.reduction == ReduceOp::avg ? ReduceOp::sum : call.args.reduction;
+    kernels::reduce(call.args.dtype, operation, resolve(call, r->dst) + at,
+                    second ? resolve(call, r->dst2) + at : nullptr, sources.data(), r->sources,
+                    bytes / size_of(call.args.dtype), average ? members_.ranks() : 0,
+                    store_for(call, r->dst),
+                    second ? store_for(call, r->dst2) : kernels::Store::cached);
+}
+
+}  // namespace unisono

@@ -1,0 +1,52 @@
+// A call with everything decided but the memory: made once, run many times.
+#pragma once
+
+#include <memory>
+
+#include "execution/executor.h"
+
+namespace unisono {
+
+struct Prepared {
+    std::shared_ptr<const Plan> plan;
+    CallArgs args;
+    uint64_t hash;
+    uint64_t block_bytes;
+    uint64_t piece_bytes;    // of each piece, where all are equal and lie one after the other
+    uint64_t longest_bytes;  // of the pieces of all ranks
+    StorePolicy policy;
+    uint32_t lead = 0;  // see Execution
+
+    // Pieces one after the other, from `in` and `out`.
+    [[nodiscard]] Execution bind(std::byte* in, std::byte* out) const {
+        Execution execution = blank();
+        for (uint32_t p = 0; p < plan->pieces_in; ++p)
+            execution.in.push_back({in + p * piece_bytes, piece_bytes});
+        for (uint32_t p = 0; p < plan->pieces_out; ++p)
+            execution.out.push_back({out + p * piece_bytes, piece_bytes});
+        return execution;
+    }
+
+    // Pieces anywhere, of any length.
+    [[nodiscard]] Execution bind(Pieces in, Pieces out) const {
+        Execution execution = blank();
+        execution.in = std::move(in);
+        execution.out = std::move(out);
+        return execution;
+    }
+
+  private:
+    [[nodiscard]] Execution blank() const {
+        Execution execution;
+        execution.plan = plan;
+        execution.args = args;
+        execution.hash = hash;
+        execution.block_bytes = block_bytes;
+        execution.longest_bytes = longest_bytes;
+        execution.policy = policy;
+        execution.lead = lead;
+        return execution;
+    }
+};
+
+}  // namespace unisono

@@ -1,0 +1,116 @@
+// A rank of two whose peer sends what the bytes say: a script of pieces, frames, receives and ends.
+#include <sys/socket.h>
+
+#include <memory>
+#include <vector>
+
+#include "fuzz/one_of_two.h"
+#include "transport/tcp_transport.h"
+
+namespace unisono::fuzz {
+namespace {
+
+// One end of a connection that holds what is written to it until it is read.
+class Line {
+  public:
+    explicit Line(TcpWire& wire, uint32_t stream, uint32_t streams) {
+        int ends[2];
+        require(::socketpair(AF_UNIX, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0, ends) == 0);
+        fd_ = Descriptor(ends[0]);
+        wire.attach(1, stream, streams, Descriptor(ends[1]));
+    }
+    void say(const void* data, size_t bytes) {
+        if (fd_.get() >= 0) static_cast<void>(!::send(fd_.get(), data, bytes, MSG_NOSIGNAL));
+    }
+    void end() { fd_ = Descriptor(); }
+
+  private:
+    Descriptor fd_;
+};
+
+class Script : private OneOfTwo {
+  public:
+    explicit Script(Bytes bytes) : OneOfTwo(bytes) {
+        const auto flags = bytes_.take<uint8_t>();
+        streams_ = 1 + flags % 3;
+        for (uint32_t s = 0; s < streams_; ++s) {
+            calls_.emplace_back(wire_, s, streams_);
+            messages_.emplace_back(*p2p_wire_, s, streams_);
+        }
+    }
+    ~Script() {
+        calls_.clear();  // so that nothing lingers
+        messages_.clear();
+        members_.leave();
+        p2p_.stop();
+        wire_.close(members_.failure());
+    }
+
+    void play() {
+        OneOfTwo::play(p2p_, [this] { step(); }, [this] { wire_.poll(); });
+    }
+
+  private:
+    using Lines = std::vector<Line>;
+
+    void step() {
+        const auto what = bytes_.take<uint8_t>();
+        Lines& lines = what & 8 ? messages_ : calls_;
+        Line& line = lines[(what >> 4) % lines.size()];
+        switch (what & 7) {
+            case 0:
+                return say_bytes(line);
+            case 1:
+                return exchange(p2p_, false);
+            case 2:
+                if (what & 16) return exchange(p2p_, true);
+                return what & 32 ? change(p2p_) : line.end();
+            case 3: {  // a frame as it is
+                Frame frame{};
+                bytes_.copy(&frame, sizeof(frame));
+                return line.say(&frame, sizeof(frame));
+            }
+            default:
+                return say_frame(line);
+        }
+    }
+
+    void say_bytes(Line& line) {
+        const auto [piece, bytes] = take_piece();
+        line.say(piece.data(), bytes);
+    }
+
+    // A frame in few bytes, with a payload of zeros.
+    void say_frame(Line& line) {
+        Frame frame{};
+        frame.kind = static_cast<FrameKind>(bytes_.take<uint8_t>() % 13);
+        frame.strip = bytes_.take<uint8_t>() % 4;
+        frame.loads = bytes_.take<uint8_t>() % 4;
+        frame.number = bytes_.take<uint8_t>();
+        frame.place = bytes_.take<uint16_t>();
+        frame.bytes = bytes_.take<uint16_t>() % 2048;
+        take_sender(frame);
+        line.say(&frame, sizeof(frame));
+        const std::vector<std::byte> payload(frame.bytes);
+        line.say(payload.data(), payload.size());
+    }
+
+    TcpWire wire_{2, courier_};
+    TcpWire* p2p_wire_ = nullptr;
+    p2p::Engine p2p_{view_, members_, waiter_, loans_, [this](Receiver& receiver) {
+                         auto wire = std::make_unique<TcpWire>(2, receiver);
+                         p2p_wire_ = wire.get();
+                         return wire;
+                     }};
+    uint32_t streams_ = 1;
+    Lines calls_, messages_;
+};
+
+}  // namespace
+
+void feed_frames(const uint8_t* data, size_t size) {
+    if (size > 4096) return;  // more says nothing new, and would not fit into a socket
+    Script(Bytes(data, size)).play();
+}
+
+}  // namespace unisono::fuzz

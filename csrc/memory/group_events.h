@@ -1,0 +1,60 @@
+// What a group has to tell the thread that speaks with the other hosts.
+#pragma once
+
+#include <sys/eventfd.h>
+#include <unistd.h>
+
+#include <atomic>
+#include <cstdint>
+
+#include "core/error.h"
+#include "memory/segment.h"
+
+namespace unisono {
+
+enum class Event : uint32_t {
+    failed = 1,   // the group failed here: the others have to hear of it
+    anxious = 2,  // a rank has waited for long: what have the others called?
+};
+
+class Events {
+  public:
+    Events() = default;
+    Events(const Events&) = delete;
+    Events& operator=(const Events&) = delete;
+    ~Events() { const Descriptor last(fd_.load()); }
+    // Readable when something was raised. Made when first asked for: a group on one host needs
+    // none.
+    [[nodiscard]] int fd() {
+        if (fd_.load() < 0) {
+            Descriptor made(::eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK));
+            if (made.get() < 0) throw_errno("making a group's eventfd");
+            fd_.store(made.release());
+            if (bits_.load() != 0) ring();
+        }
+        return fd_.load();
+    }
+    // From any thread.
+    void raise(Event event) noexcept {
+        const auto bit = static_cast<uint32_t>(event);
+        if (!(bits_.fetch_or(bit) & bit)) ring();
+    }
+    // What was raised since the last time, as bits.
+    uint32_t take() noexcept {
+        uint64_t count = 0;
+        static_cast<void>(!::read(fd_.load(), &count, sizeof(count)));
+        return bits_.exchange(0);
+    }
+
+  private:
+    void ring() noexcept {
+        const uint64_t one = 1;
+        static_cast<void>(!::write(fd_.load(), &one, sizeof(one)));
+    }
+
+    // Either raise() sees the descriptor, or fd() sees the bits: hence the order of them all.
+    std::atomic<int> fd_{-1};
+    std::atomic<uint32_t> bits_{0};
+};
+
+}  // namespace unisono

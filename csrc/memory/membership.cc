@@ -1,0 +1,306 @@
+#include "memory/membership.h"
+
+#include <dirent.h>
+#include <fcntl.h>
+#include <sys/mman.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <array>
+#include <chrono>
+#include <cstdio>
+#include <cstring>
+#include <memory>
+#include <new>
+#include <utility>
+
+#include "core/futex.h"
+#include "memory/peer_checks.h"
+
+namespace unisono {
+namespace {
+
+constexpr size_t kPage = 4096;
+
+const Error kUnsaid(Fault::aborted,
+                    "the group has failed, and who failed it ended before it said why"),
+    kUnreadable(Fault::aborted, "the group has failed, and there is no memory to say why");
+
+// Ranks that are threads of one process share a POSIX lock owner, so the kernel cannot tell them
+// apart; this number tells them that they need not ask. The address space is the identity: the
+// address of a static is the same in two processes, the pid is the same in two containers.
+uint64_t process_identity() {
+    static const char anchor = 0;
+    timespec now{};
+    ::clock_gettime(CLOCK_BOOTTIME, &now);
+    static const uint64_t started =
+        static_cast<uint64_t>(now.tv_sec) * 1000000007ULL + static_cast<uint64_t>(now.tv_nsec);
+    return (started ^ reinterpret_cast<uintptr_t>(&anchor) ^
+            (static_cast<uint64_t>(::getpid()) << 40)) |
+           1;
+}
+
+}  // namespace
+
+ForkGuard::ForkGuard() {
+    void* page = ::mmap(nullptr, kPage, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    if (page == MAP_FAILED)
+        throw_errno("mmap of the page that tells a forked child from its parent");
+    ::madvise(page, kPage, MADV_WIPEONFORK);
+    page_ = new (page) std::atomic<uint32_t>(1);
+}
+
+ForkGuard::~ForkGuard() {
+    ::munmap(page_, kPage);
+}
+
+Membership::Membership(View& view, const std::array<uint8_t, 16>& nonce) : view_(view) {
+    if (!std::equal(nonce.begin(), nonce.end(), segment().group().nonce)) {
+        throw Error(
+            Fault::invalid,
+            "the group's segment does not carry the nonce of its owner: it is other memory");
+    }
+    RankControl& own = view_.own();
+    uint32_t expected = static_cast<uint32_t>(Presence::absent);
+    if (!own.presence.compare_exchange_strong(expected, static_cast<uint32_t>(Presence::joining))) {
+        throw Error(Fault::invalid, "rank " + std::to_string(rank()) +
+                                        " has joined this group already: each joins once");
+    }
+    own.pid.store(::getpid(), std::memory_order_relaxed);
+    own.process.store(process_identity(), std::memory_order_relaxed);
+    try {
+        lock_own_byte();
+    } catch (...) {
+        own.presence.store(static_cast<uint32_t>(Presence::absent), std::memory_order_release);
+        throw;
+    }
+    if (!register_for_heavy_barrier()) {
+        segment().group().fences_needed.store(1, std::memory_order_relaxed);
+    }
+    own.presence.store(static_cast<uint32_t>(Presence::joined), std::memory_order_release);
+}
+
+// A POSIX record lock on the byte of the rank's place in the segment lives exactly as long as the
+// process: the kernel drops it however the process ends, children do not inherit it, and pids of
+// other containers do not matter. Its one trap: closing any descriptor of the file drops all the
+// process's locks on it; see close_descriptor().
+void Membership::lock_own_byte() {
+    struct flock lock{};
+    lock.l_type = F_WRLCK;
+    lock.l_whence = SEEK_SET;
+    lock.l_start = view_.place(rank());
+    lock.l_len = 1;
+    if (::fcntl(segment().fd(), F_SETLK, &lock) != 0)
+        throw_errno("locking this rank's byte of the group's segment");
+}
+
+Membership::~Membership() {
+    leave();
+    if (!guard_.in_child()) close_descriptor();
+}
+
+void Membership::give_back() noexcept {
+    const std::lock_guard lock(giving_);
+    if (std::exchange(given_back_, true)) return;
+    close_descriptor();  // first: it tells the other ranks of this process by the memory
+    view_.give_back();
+}
+
+// Not while another rank of this process needs its lock: the last of them closes what all have left
+// open. Each leaves and shows its descriptor before it looks for others, all in one order, so of
+// two that leave at once, one at least sees both.
+void Membership::close_descriptor() noexcept {
+    RankControl& own = view_.own();
+    const int fd = segment().release_descriptor();
+    struct stat file{};
+    if (fd < 0 || ::fstat(fd, &file) != 0) return;
+    own.kept_fd.store(fd + 1);
+    if (has_neighbours()) return;
+    const uint64_t process = own.process.load(std::memory_order_relaxed);
+    for (const uint32_t r : view_.here()) {
+        RankControl& other = view_.control(r);
+        if (other.process.load(std::memory_order_relaxed) != process) continue;
+        const int kept = other.kept_fd.exchange(0) - 1;
+        struct stat found{};  // others can write to that word
+        if (kept >= 0 && ::fstat(kept, &found) == 0 && found.st_dev == file.st_dev &&
+            found.st_ino == file.st_ino) {
+            ::close(kept);
+        }
+    }
+}
+
+// Whether another rank of this process is in the group, or joins it just now (and may not have said
+// yet of which process it is).
+bool Membership::has_neighbours() const noexcept {
+    const uint64_t own = view_.own().process.load(std::memory_order_relaxed);
+    const auto& here = view_.here();
+    return std::any_of(here.begin(), here.end(), [&](uint32_t r) {
+        const auto presence = static_cast<Presence>(view_.control(r).presence.load());
+        if (presence != Presence::joined && presence != Presence::joining) return false;
+        const uint64_t process = view_.control(r).process.load(std::memory_order_relaxed);
+        return process == own || process == 0;
+    });
+}
+
+bool Membership::alive(uint32_t peer) const noexcept {
+    const RankControl& other = view_.control(peer);
+    const auto joined = [&] {
+        return other.presence.load(std::memory_order_acquire) ==
+               static_cast<uint32_t>(Presence::joined);
+    };
+    // Rendezvous watches who joins; of who has left, the wait for it tells.
+    if (!joined()) return true;
+    if (other.process.load(std::memory_order_relaxed) ==
+        view_.own().process.load(std::memory_order_relaxed)) {
+        return true;
+    }
+    struct flock lock{};
+    lock.l_type = F_WRLCK;
+    lock.l_whence = SEEK_SET;
+    lock.l_start = view_.place(peer);
+    lock.l_len = 1;
+    if (::fcntl(segment().fd(), F_GETLK, &lock) != 0)
+        return true;  // cannot know: the timeout decides
+    // When this rank has left, the descriptor may be that of another file by now.
+    return lock.l_type != F_UNLCK || !joined() || closed_.load();
+}
+
+bool Membership::runs(uint32_t peer) const noexcept {
+    if (view_.control(peer).process.load(std::memory_order_acquire) ==
+        view_.own().process.load(std::memory_order_relaxed))
+        return true;
+    std::array<char, 64> path;
+    std::snprintf(path.data(), path.size(), "/proc/%d/task",
+                  view_.control(peer).pid.load(std::memory_order_relaxed));
+    const std::unique_ptr<DIR, int (*)(DIR*)> tasks(::opendir(path.data()), ::closedir);
+    if (!tasks) return false;
+    while (const dirent* task = ::readdir(tasks.get())) {
+        std::array<char, 512> stat;
+        if (task->d_name[0] == '.') continue;
+        std::snprintf(stat.data(), stat.size(), "%s/%s/stat", path.data(), task->d_name);
+        const Descriptor file(::open(stat.data(), O_RDONLY | O_CLOEXEC));
+        const ssize_t got = file.get() < 0 ? -1 : ::read(file.get(), stat.data(), stat.size() - 1);
+        if (got <= 0) continue;
+        stat[static_cast<size_t>(got)] = 0;
+        const char* const name_end = std::strrchr(stat.data(), ')');
+        // One that sleeps, waits or computes may be in the middle of a system call.
+        if (name_end && name_end[1] && !std::strchr("TtZXx", name_end[2])) return true;
+    }
+    return false;
+}
+
+bool Membership::present(uint32_t peer) const {
+    if (closed_.load(std::memory_order_relaxed) || guard_.in_child()) raise();
+    if (peer >= ranks()) {
+        throw Error(Fault::invalid, "expected a rank from 0 to " + std::to_string(ranks() - 1) +
+                                        ", got " + std::to_string(peer));
+    }
+    return alive(peer) && !view_.has_left(peer);
+}
+
+uint64_t Membership::exchange_successor(uint64_t expected, uint64_t desired) {
+    if (guard_.in_child()) raise();
+    // Else two might move it, one of them in memory that nobody else sees.
+    const std::lock_guard lock(giving_);
+    if (given_back_ && expected != desired) raise();
+    segment().group().successor.compare_exchange_strong(expected, desired,
+                                                        std::memory_order_acq_rel);
+    return expected;
+}
+
+void Membership::require_peers_alive() {
+    require_healthy();
+    for (const uint32_t peer : view_.here()) require_alive(peer);
+}
+
+void Membership::require_due_peers_alive() {
+    require_healthy();
+    const auto& here = view_.here();
+    const auto ranks = static_cast<uint32_t>(here.size());
+    const auto now = std::chrono::steady_clock::now().time_since_epoch();
+    const auto now_us = std::chrono::duration_cast<std::chrono::microseconds>(now).count();
+    const PeersDue due = take_due(segment().group().turn, ranks, static_cast<uint32_t>(now_us));
+    for (uint32_t i = 0; i < due.count; ++i) require_alive(here[(due.first + i) % ranks]);
+}
+
+void Membership::require_alive(uint32_t peer) {
+    if (alive(peer)) return;
+    const int pid = view_.control(peer).pid.load(std::memory_order_relaxed);
+    fail(Fault::peer_lost,
+         "rank " + std::to_string(peer) + " (pid " + std::to_string(pid) + ") is gone");
+}
+
+void Membership::record(Fault fault, std::string_view text) noexcept {
+    if (guard_.in_child()) return;
+    if (fault == Fault::interrupted) fault = Fault::aborted;  // the others were not
+    FaultRecord& failure = segment().group().failure;
+    uint32_t none = 0;
+    if (failure.state.compare_exchange_strong(none, 1, std::memory_order_acq_rel)) {
+        size_t length = std::min(text.size(), kFaultText - 1);
+        const auto splits_character = [&] {
+            return length < text.size() && (text[length] & 0xc0) == 0x80;
+        };
+        while (length > 0 && splits_character()) --length;
+        std::memcpy(failure.text, text.data(), length);
+        failure.text[length] = '\0';
+        failure.fault.store(static_cast<uint32_t>(fault), std::memory_order_relaxed);
+        failure.state.store(2, std::memory_order_release);
+    }
+    events_.raise(Event::failed);
+    wake_all();
+}
+
+void Membership::wake_all() noexcept {
+    for (uint32_t r = 0; r < ranks(); ++r) {  // of a mirror only this rank's own threads
+        ring_always(view_.control(r).bell);
+        ring_always(view_.control(r).p2p);
+    }
+}
+
+void Membership::fail(Fault fault, const std::string& text) {
+    record(fault, text);
+    raise();
+}
+
+void Membership::fail_gone(uint32_t rank, const std::string& why) {
+    fail(Fault::peer_lost, "rank " + std::to_string(rank) + " is gone: " + why);
+}
+
+void Membership::fail_nonsense(uint32_t rank, const std::string& what) {
+    fail(Fault::system, "rank " + std::to_string(rank) + " sent " + what);
+}
+
+void Membership::raise() const {
+    if (guard_.in_child()) {
+        throw Error(
+            Fault::aborted,
+            "this communicator belongs to the parent process: a forked child cannot use it");
+    }
+    if (closed_.load(std::memory_order_relaxed))
+        throw Error(Fault::aborted, "this communicator is closed");
+    throw failure().value_or(Error(Fault::aborted, "the group has failed"));
+}
+
+std::optional<Error> Membership::failure() const noexcept {
+    const FaultRecord& failure = segment().group().failure;
+    if (!failed()) return std::nullopt;
+    // The writer may have been killed between the two states.
+    for (int i = 0; i < 1000 && failure.state.load(std::memory_order_acquire) != 2; ++i)
+        ::usleep(100);
+    if (failure.state.load(std::memory_order_acquire) != 2) return kUnsaid;
+    try {
+        return Error(static_cast<Fault>(failure.fault.load(std::memory_order_relaxed)),
+                     std::string(failure.text, ::strnlen(failure.text, kFaultText)));
+    } catch (const std::bad_alloc&) {
+        return kUnreadable;
+    }
+}
+
+void Membership::leave() noexcept {
+    if (guard_.in_child() || closed_.exchange(true)) return;
+    view_.own().presence.store(static_cast<uint32_t>(Presence::left));
+    wake_all();  // those who wait for this rank look again, and see
+}
+
+}  // namespace unisono

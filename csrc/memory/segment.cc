@@ -1,0 +1,207 @@
+#include "memory/segment.h"
+
+#include <fcntl.h>
+#include <sys/mman.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <bit>
+#include <cerrno>
+#include <cstring>
+#include <new>
+#include <string>
+#include <utility>
+
+#include "core/error.h"
+
+namespace unisono {
+namespace {
+
+constexpr uint64_t kPage = 4096;
+constexpr uint64_t kPairSlots = 512, kFewPairSlots = 128;
+constexpr uint64_t kPairBytes = 128 * 1024, kLeastPairBytes = 4 * 1024;
+constexpr uint64_t kUsualPairs = 256 << 20;  // bytes of all pairs, as far as the least goes
+constexpr uint32_t kMaxRanks = 4096;
+constexpr uint64_t kMostPairs = 1ULL << 46;  // bytes; a process cannot map much more
+
+constexpr uint64_t round_up(uint64_t value, uint64_t unit) {
+    return (value + unit - 1) / unit * unit;
+}
+
+// Strips but the last, whose shape is the group's choice.
+constexpr uint64_t kTinyDepth = 128, kTinyBytes = 256;
+constexpr uint64_t kSmallDepth = 16, kSmallBytes = 4096;
+
+// Without their places.
+std::array<Strip, kStrips> strips_of(const SegmentShape& s) {
+    return {{{nullptr, kTinyDepth, kTinyBytes},
+             {nullptr, kSmallDepth, kSmallBytes},
+             {nullptr, s.depth, s.area_bytes}}};
+}
+
+struct Offsets {
+    uint64_t ranks, staging, pairs, each_pair, total;
+};
+
+Offsets offsets_of(const SegmentShape& s) {
+    Offsets o{};
+    o.ranks = round_up(sizeof(GroupControl), kPage);
+    o.staging = round_up(o.ranks + s.ranks * sizeof(RankControl), kPage);
+    o.pairs = o.staging;
+    for (const Strip& strip : strips_of(s)) o.pairs += strip.bytes(s.ranks);
+    o.each_pair = round_up(
+        sizeof(p2p::Pair) + s.pair_slots * sizeof(p2p::Slot) + s.pair_bytes * (1 + kStagedBlocks),
+        kPage);
+    o.total = o.pairs + o.each_pair * s.ranks * s.ranks;
+    return o;
+}
+
+bool plausible(const SegmentShape& s) {
+    return s.ranks >= 1 && s.ranks <= kMaxRanks && s.depth >= 1 && s.depth <= 64 &&
+           s.area_bytes >= kPage && s.area_bytes <= (1ULL << 32) && s.area_bytes % kLine == 0 &&
+           std::has_single_bit(s.pair_slots) && s.pair_slots <= 4096 &&
+           std::has_single_bit(s.pair_bytes) && s.pair_bytes >= kLine &&
+           s.pair_bytes <= (1ULL << 30) &&
+           // Within these bounds nothing else comes near 64 bits.
+           offsets_of(s).each_pair <= kMostPairs / s.ranks / s.ranks;
+}
+
+}  // namespace
+
+Descriptor& Descriptor::operator=(Descriptor&& other) noexcept {
+    other.fd_ = fd_.exchange(other.fd_);
+    return *this;
+}
+
+Descriptor::~Descriptor() {
+    if (fd_ >= 0) ::close(fd_);
+}
+
+int Descriptor::release() noexcept {
+    return fd_.exchange(-1, std::memory_order_relaxed);
+}
+
+SegmentShape shape_for(uint32_t ranks, uint32_t cores, uint64_t staging_bytes) {
+    // A third block in flight hides the peers' jitter; with more ranks than cores they run in
+    // turns anyway, and the larger footprint only leaves the cache.
+    if (ranks == 0 || ranks > kMaxRanks)
+        throw Error(Fault::invalid, "a group has 1 to " + std::to_string(kMaxRanks) +
+                                        " ranks, got " + std::to_string(ranks));
+    const uint32_t depth = ranks <= cores ? 3 : 2;
+    const uint64_t least = uint64_t{ranks} * 16 * 1024;  // direct exchange needs a slot per peer
+    const uint64_t area = std::max(staging_bytes / (uint64_t{ranks} * depth), least);
+    // With many ranks most pairs have little to say to each other.
+    const uint64_t each = kUsualPairs / ranks / ranks / (1 + kStagedBlocks);
+    const uint64_t ring = std::clamp(std::bit_floor(each), kLeastPairBytes, kPairBytes);
+    return {ranks, depth, round_up(area, kPage), ring < kPairBytes / 2 ? kFewPairSlots : kPairSlots,
+            ring};
+}
+
+Descriptor create_segment(const SegmentShape& shape, const std::array<uint8_t, 16>& nonce) {
+    Descriptor fd(::memfd_create("unisono", MFD_CLOEXEC | MFD_ALLOW_SEALING));
+    if (fd.get() < 0) throw_errno("memfd_create of the group's segment");
+    lay_out_segment(fd.get(), shape, nonce);
+    return fd;
+}
+
+void lay_out_segment(int fd, const SegmentShape& shape, const std::array<uint8_t, 16>& nonce) {
+    if (!plausible(shape)) {
+        throw Error(Fault::invalid, "a group of " + std::to_string(shape.ranks) +
+                                        " ranks cannot have " + std::to_string(shape.depth) +
+                                        " blocks of " + std::to_string(shape.area_bytes) +
+                                        " bytes of staging each: change UNISONO_STAGING_BYTES");
+    }
+    const Offsets o = offsets_of(shape);
+    const auto size = static_cast<off_t>(o.total);
+    if (::fcntl(fd, F_GET_SEALS) == 0) {  // a memfd that can be sealed
+        if (::ftruncate(fd, size) != 0) throw_errno("ftruncate of the group's segment");
+        // Nobody can shorten it later and make the others fault.
+        if (::fcntl(fd, F_ADD_SEALS, F_SEAL_SHRINK | F_SEAL_GROW) != 0)
+            throw_errno("sealing the group's segment");
+    } else if (const int code = ::posix_fallocate(fd, 0, size)) {
+        // Else the first to touch what the file system has no room for would fault.
+        errno = code;
+        throw_errno("making room for the group's segment of " + std::to_string(o.total) + " bytes");
+    }
+    void* base = ::mmap(nullptr, o.staging, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
+    if (base == MAP_FAILED) throw_errno("mmap of the group's segment");
+    auto* bytes = static_cast<std::byte*>(base);
+    auto* group = new (base) GroupControl{};
+    group->ranks = shape.ranks;
+    group->depth = shape.depth;
+    group->area_bytes = shape.area_bytes;
+    group->pair_slots = shape.pair_slots;
+    group->pair_bytes = shape.pair_bytes;
+    std::copy(nonce.begin(), nonce.end(), group->nonce);
+    for (uint32_t r = 0; r < shape.ranks; ++r)
+        new (bytes + o.ranks + r * sizeof(RankControl)) RankControl{};
+    group->magic = kMagic;
+    ::munmap(base, o.staging);
+}
+
+Segment::Segment(Descriptor fd) : fd_(std::move(fd)) {
+    struct stat info{};
+    if (::fstat(fd_.get(), &info) != 0) throw_errno("fstat of the group's segment");
+    bytes_ = static_cast<size_t>(info.st_size);
+    if (bytes_ < sizeof(GroupControl))
+        throw Error(Fault::invalid, "the group's segment has " + std::to_string(bytes_) +
+                                        " bytes, expected at least " +
+                                        std::to_string(sizeof(GroupControl)));
+    void* base = ::mmap(nullptr, bytes_, PROT_READ | PROT_WRITE, MAP_SHARED, fd_.get(), 0);
+    if (base == MAP_FAILED) throw_errno("mmap of the group's segment");
+    base_ = static_cast<std::byte*>(base);
+    owner_pid_ = ::getpid();
+    // A forked child must not write here: it does not even inherit the mapping.
+    ::madvise(base, bytes_, MADV_DONTFORK);
+    const GroupControl& g = group();
+    shape_ = {g.ranks, g.depth, g.area_bytes, g.pair_slots, g.pair_bytes};
+    if (g.magic != kMagic || !plausible(shape_) || offsets_of(shape_).total != bytes_) {
+        ::munmap(base, bytes_);
+        throw Error(Fault::invalid, "the group's segment was not made by this version of unisono");
+    }
+    const Offsets o = offsets_of(shape_);
+    ranks_ = reinterpret_cast<RankControl*>(base_ + o.ranks);
+    strips_ = strips_of(shape_);
+    std::byte* place = base_ + o.staging;
+    for (Strip& strip : strips_) place = (strip.base = place) + strip.bytes(shape_.ranks);
+    pairs_ = base_ + o.pairs;
+    each_pair_ = o.each_pair;
+}
+
+Segment::~Segment() {
+    // In a forked child the range may hold something else by now.
+    if (!kept_ && ::getpid() == owner_pid_) ::munmap(base_, bytes_);
+}
+
+void Segment::give_back() noexcept {
+    if (kept_ || ::getpid() != owner_pid_) return;
+    void* left = ::mmap(nullptr, bytes_, PROT_READ | PROT_WRITE,
+                        MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+    if (left == MAP_FAILED) return;  // it is given back with this object
+    ::madvise(left, bytes_, MADV_DONTFORK);
+    const auto* from = reinterpret_cast<const std::atomic<uint64_t>*>(base_);
+    auto* to = static_cast<uint64_t*>(left);
+    for (uint64_t i = 0; i < offsets_of(shape_).staging / sizeof(uint64_t); ++i)
+        to[i] = from[i].load(std::memory_order_relaxed);  // the others go on writing
+    // In one step: no thread finds nothing there.
+    if (::mremap(left, bytes_, bytes_, MREMAP_MAYMOVE | MREMAP_FIXED, base_) == MAP_FAILED)
+        ::munmap(left, bytes_);
+}
+
+GroupControl& Segment::group() const noexcept {
+    return *reinterpret_cast<GroupControl*>(base_);
+}
+
+PairMemory Segment::pair(uint32_t from, uint32_t to) const noexcept {
+    // Fresh memfd pages are zero, which is what an empty pair is.
+    std::byte* at = pairs_ + (uint64_t{from} * shape_.ranks + to) * each_pair_;
+    PairMemory pair{};
+    pair.shared = reinterpret_cast<p2p::Pair*>(at);
+    pair.slots = reinterpret_cast<p2p::Slot*>(at += sizeof(p2p::Pair));
+    pair.bytes = at += shape_.pair_slots * sizeof(p2p::Slot);
+    pair.staging = at + shape_.pair_bytes;
+    return pair;
+}
+
+}  // namespace unisono

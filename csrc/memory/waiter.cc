@@ -1,0 +1,24 @@
+#include "memory/waiter.h"
+
+#include <array>
+#include <cstdio>
+
+namespace unisono {
+
+std::string timed_out(uint32_t rank, double timeout_s) {
+    std::array<char, 32> seconds;
+    std::snprintf(seconds.data(), seconds.size(), "%.9g", timeout_s);
+    return "timed out on rank " + std::to_string(rank) + " after " + seconds.data() +
+           " s (timeout)";
+}
+
+void Waiter::check_world(const Interrupted& interrupted) {
+    if (interrupted && interrupted()) {
+        members_.record(Fault::aborted,
+                        "rank " + std::to_string(members_.rank()) + " was interrupted by a signal");
+        throw Error(Fault::interrupted, "interrupted");
+    }
+    members_.require_due_peers_alive();
+}
+
+}  // namespace unisono

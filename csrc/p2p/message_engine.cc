@@ -1,0 +1,424 @@
+#include "p2p/message_engine.h"
+
+#include <algorithm>
+#include <utility>
+
+#include "core/call.h"
+#include "p2p/remote_endpoint.h"
+#include "p2p/self_endpoint.h"
+#include "p2p/shm_endpoint.h"
+
+namespace unisono::p2p {
+
+Engine::Engine(View& view, Membership& members, Waiter waiter, Loans& loans,
+               const MakeWire& make_wire)
+    : view_(view),
+      members_(members),
+      waiter_(waiter),
+      wire_(make_wire ? make_wire(*this) : nullptr),
+      peers_(members.ranks()),
+      wired_(members.ranks()),
+      matcher_(members.ranks()) {
+    Completion& completion = *this;
+    for (uint32_t rank = 0; rank < peers_.size(); ++rank) {
+        auto& endpoint = peers_[rank].endpoint;
+        if (rank == members.rank()) {
+            endpoint = std::make_unique<SelfEndpoint>(rank, completion);
+        } else if (view.local(rank)) {
+            endpoint = std::make_unique<ShmEndpoint>(view, members, loans, completion, rank,
+                                                     single_copy_, waiter.crowded());
+        } else {
+            auto wired = std::make_unique<WireEndpoint>(members, *wire_, completion, rank);
+            wired_[rank] = wired.get();
+            endpoint = std::move(wired);
+        }
+    }
+}
+
+Engine::~Engine() {
+    stop();
+}
+
+// ---- beginning
+
+// One that cannot begin is done.
+void Engine::check(Request& request) const {
+    try {
+        members_.require_healthy();
+        const int32_t peer = request.message().peer;
+        if (!request.sends() && peer == kAnySource) return;
+        if (static_cast<uint32_t>(peer) >= peers_.size())
+            throw Error(Fault::invalid,
+                        errand_text(request.sends(), peer) + ": expected a rank from 0 to " +
+                            std::to_string(peers_.size() - 1) + ", got " + std::to_string(peer));
+    } catch (const std::exception& error) {
+        request.failed(error_of(error));
+        request.set_done();
+        throw;
+    }
+}
+
+void Engine::begin(Request& request, bool carried) {
+    check(request);
+    const std::lock_guard lock(mutex_);
+    begin_locked(request, carried);
+}
+
+bool Engine::try_begin(Request& request, bool carried) {
+    check(request);
+    const std::unique_lock lock(mutex_, std::try_to_lock);
+    if (lock.owns_lock()) begin_locked(request, carried);
+    return lock.owns_lock();
+}
+
+void Engine::begin_locked(Request& request, bool carried) {
+    ++under_way_;
+    try {
+        guarded([&] {
+            request.sends() ? begin_send(request) : begin_receive(request);
+            return true;
+        });
+        if (carried && !request.done()) carry_on();
+    } catch (const std::exception& error) {
+        if (!request.done()) {
+            request.failed(error_of(error));
+            complete(request);
+        }
+        throw;
+    }
+}
+
+void Engine::begin_send(Request& send) {
+    Peer& peer = peers_[static_cast<size_t>(send.message().peer)];
+    if (peer.held.empty() && peer.endpoint->put(send)) {
+        if (static_cast<uint32_t>(send.message().peer) == members_.rank()) advance(peer);
+        return;
+    }
+    peer.held.push_back(&send);
+    peer.endpoint->hold_back(++peer.holds);
+}
+
+void Engine::begin_receive(Request& receive) {
+    const Message& m = receive.message();
+    while (const Envelope* const found = matcher_.find_unexpected(m.peer, m.tag)) {
+        if (accept(matcher_.take(found), receive)) return;
+    }
+    matcher_.post(receive);
+    poll_for(receive);
+}
+
+// False: the message was withdrawn meanwhile.
+bool Engine::accept(const Envelope& came, Request& receive) {
+    const Message& m = receive.message();
+    const bool fit = static_cast<uint32_t>(m.dtype) == came.kind && m.bytes == came.bytes;
+    if (!fit && !peers_[came.source].endpoint->claim(came)) return false;
+    if (!fit) fail_mismatch(came, receive);
+    receive.matched(static_cast<int32_t>(came.source), came.tag);
+    if (peers_[came.source].endpoint->accept(came, receive)) return true;
+    receive.matched(m.peer, m.tag);
+    return false;
+}
+
+void Engine::fail_mismatch(const Envelope& came, const Request& receive) {
+    const Message& m = receive.message();
+    const auto dtype = static_cast<DType>(came.kind);
+    members_.fail(Fault::mismatch,
+                  "rank " + std::to_string(came.source) + " sent " + std::to_string(came.bytes) +
+                      " bytes (" + std::to_string(came.bytes / size_of(dtype)) +
+                      " elements of type " + name_of(dtype) + ") with tag " +
+                      std::to_string(came.tag) + ", but rank " + std::to_string(members_.rank()) +
+                      " receives " + std::to_string(m.bytes) + " bytes (" +
+                      std::to_string(m.bytes / size_of(m.dtype)) + " elements of type " +
+                      name_of(m.dtype) + ")");
+}
+
+// ---- moving
+
+// What `move` returns. Once the group has failed nothing moves any more, and all requests end:
+// their callers are about to take their memory back.
+template <class Move>
+bool Engine::guarded(Move&& move) {
+    try {
+        members_.require_healthy();
+        return move();
+    } catch (const Error& error) {  // of a carrier's, perhaps: then nobody has heard of it
+        record(error);
+        fail_all(error);
+        throw;
+    } catch (const std::exception& error) {
+        members_.record_made(Fault::system, [&] {
+            return "rank " + std::to_string(members_.rank()) +
+                   " cannot move a message: " + error_of(error).what();
+        });
+        fail_all(error_of(error));
+        members_.require_healthy();
+        throw;
+    }
+}
+
+// Whether all who should be there are. With the lock.
+void Engine::check_world() {
+    guarded([&] {
+        waiter_.check_world({});
+        return true;
+    });
+}
+
+// For all ranks; of one that has left, its own errors are nobody else's.
+void Engine::record(const Error& error) noexcept {
+    if (!members_.closed()) members_.record(error.fault(), error.what());
+}
+
+bool Engine::poll() {
+    looks_.store(looks_.load(std::memory_order_relaxed) + 1, std::memory_order_relaxed);
+    return guarded([this] {
+        bool moved = wire_ && wire_->poll();
+        for (Peer& peer : peers_) moved |= advance(peer);
+        return moved;
+    });
+}
+
+// The same for what one request may wait for.
+bool Engine::poll_for(const Request& request) {
+    const int32_t rank = request.message().peer;
+    if (rank == kAnySource || wired_[static_cast<size_t>(rank)]) return poll();
+    return guarded([&] { return advance(peers_[static_cast<size_t>(rank)]); });
+}
+
+bool Engine::advance(Peer& peer) {
+    bool moved = peer.endpoint->progress();
+    if (!peer.held.empty()) moved |= advance_held(peer);
+    if (peer.endpoint->asked()) moved |= answer(peer);
+    if (!matcher_.posted().empty()) moved |= advance_arrivals(peer);
+    return moved;
+}
+
+bool Engine::advance_held(Peer& peer) {
+    bool moved = false;
+    while (!peer.held.empty()) {
+        Request* const send = peer.held.front();
+        if (!peer.endpoint->put(*send)) break;  // which may end it
+        peer.held.pop_front();
+        moved = true;
+    }
+    if (peer.held.empty()) peer.endpoint->hold_back(0);
+    return moved;
+}
+
+// The peer asks for a message that is held back.
+bool Engine::answer(Peer& peer) {
+    const auto tag = peer.endpoint->asked();
+    const auto found = std::find_if(peer.held.begin(), peer.held.end(), [&](const Request* send) {
+        return fits(kAnySource, *tag, {0, 0, send->message().tag, 0, 0});
+    });
+    if (found == peer.held.end()) {
+        peer.endpoint->deny();
+        return true;
+    }
+    if (!peer.endpoint->put_aside(**found)) return false;
+    peer.held.erase(found);
+    if (peer.held.empty()) peer.endpoint->hold_back(0);
+    return true;
+}
+
+bool Engine::advance_arrivals(Peer& peer) {
+    bool moved = false;
+    const auto take = [&] {
+        while (!matcher_.posted().empty()) {
+            const auto came = peer.endpoint->next();
+            if (!came) return;
+            moved = true;
+            Request* const receive = matcher_.find_posted(*came);
+            if (!receive) {
+                matcher_.store(*came);
+            } else if (accept(*came, *receive)) {
+                matcher_.withdraw(*receive);
+            }
+        }
+    };
+    take();
+    const auto rank = static_cast<uint32_t>(&peer - peers_.data());
+    if (peer.endpoint->held() != 0 && ask(rank, peer)) take();
+    return moved;
+}
+
+// Where messages that nobody asks for keep back others, asks the peer for one that is wanted: for
+// each posted receive in turn, and for the tag that is probed for, until all were denied. True: an
+// answer has come.
+bool Engine::ask(uint32_t rank, Peer& peer, std::optional<uint64_t> probed) {
+    switch (peer.endpoint->answer()) {
+        case Endpoint::Answer::waiting:
+            return false;
+        case Endpoint::Answer::found:
+            peer.asked_holds = 0;  // once more from the first
+            return true;
+        case Endpoint::Answer::denied:
+            ++peer.next_question;
+            break;
+        case Endpoint::Answer::none:
+            break;
+    }
+    if (matcher_.unexpected_of(rank) == 0) return false;  // room will come by itself
+    // What was denied before either of these changed may be there now.
+    const uint64_t holds = peer.endpoint->held(), changes = matcher_.changes();
+    if (peer.asked_holds != holds || peer.asked_changes != changes ||
+        (probed && peer.asked_probed != probed))
+        peer.next_question = 0;
+    peer.asked_holds = holds;
+    peer.asked_changes = changes;
+    if (probed) peer.asked_probed = probed;
+    const auto& posted = matcher_.posted();
+    for (; peer.next_question < posted.size(); ++peer.next_question) {
+        const Message& m = posted[peer.next_question]->message();
+        if (m.peer != kAnySource && m.peer != static_cast<int32_t>(rank)) continue;
+        peer.endpoint->ask(m.tag);
+        return false;
+    }
+    if (probed && peer.next_question == posted.size()) peer.endpoint->ask(*probed);
+    return false;
+}
+
+// ---- ending
+
+void Engine::complete(Request& request) noexcept {
+    --under_way_;
+    request.set_done();
+    // A thread of this rank may sleep for it.
+    ring(view_.own().p2p, wire_ ? Fence::full : view_.fence());
+    if (away_sleepers_.load(std::memory_order_seq_cst) > 0) wire_->wake();
+}
+
+bool Engine::cancel(Request& request) {
+    members_.require_own_process();
+    const std::lock_guard lock(mutex_);
+    if (request.done()) return false;
+    return take_back(request, Error(Fault::invalid, text_of(request) + " was cancelled"));
+}
+
+// Ends it; false if that comes too late. With the lock.
+bool Engine::take_back(Request& request, const Error& error) {
+    bool held = false;
+    const auto withdraw = [&] {
+        if (!request.sends()) return matcher_.withdraw(request);
+        Peer& peer = peers_[static_cast<size_t>(request.message().peer)];
+        held = std::erase(peer.held, &request) > 0;
+        return held || peer.endpoint->withdraw(request);
+    };
+    if (!withdraw()) return false;
+    const auto to = static_cast<size_t>(request.message().peer);
+    request.failed(error);
+    complete(request);
+    if (!held || !peers_[to].held.empty()) return true;
+    return guarded([&] {
+        peers_[to].endpoint->hold_back(0);
+        return true;
+    });
+}
+
+std::optional<Envelope> Engine::probe(int32_t source, uint64_t tag) {
+    members_.require_healthy();
+    const std::lock_guard lock(mutex_);
+    const Envelope* found = nullptr;
+    inspect(inspected_);
+    guarded([&] {
+        if (wire_) wire_->poll();
+        for (uint32_t rank = 0; rank < peers_.size() && !found; ++rank) {
+            if (source != kAnySource && source != static_cast<int32_t>(rank)) continue;
+            Peer& peer = peers_[rank];
+            peer.endpoint->progress();
+            do {
+                found = find(peer, source, tag);
+            } while (!found && peer.endpoint->held() != 0 && ask(rank, peer, tag));
+        }
+        return true;
+    });
+    return found ? std::optional(*found) : std::nullopt;
+}
+
+// Takes what has come from a peer until some of it satisfies a probe.
+const Envelope* Engine::find(Peer& peer, int32_t source, uint64_t tag) {
+    for (;;) {
+        if (const Envelope* const found = matcher_.find_unexpected(source, tag)) {
+            if (peers_[found->source].endpoint->claim(*found)) return found;
+            matcher_.take(found);
+            continue;
+        }
+        const auto came = peer.endpoint->next();
+        if (!came) return nullptr;
+        if (Request* const receive = matcher_.find_posted(*came)) {
+            if (accept(*came, *receive)) matcher_.withdraw(*receive);
+        } else {
+            matcher_.store(*came);
+        }
+    }
+}
+
+// What the wire still moves needs the memory that it moves to or from.
+void Engine::forget_messages() noexcept {
+    if (wire_->forget_messages()) return;
+    for (WireEndpoint* const wired : wired_) {
+        if (wired) wired->keep_memory();
+    }
+}
+
+void Engine::fail_all(const Error& error) noexcept {
+    if (wire_ && !stopped_) {
+        unfinished_ = unfinished_ || wire_->borrows();
+        forget_messages();
+    }
+    const auto end = [&](Request* request) {
+        request->failed(error);
+        complete(*request);
+    };
+    for (Request* const receive : matcher_.take_all_posted()) end(receive);
+    matcher_.forget_all();
+    for (Peer& peer : peers_) {
+        for (; !peer.held.empty(); peer.held.pop_front()) end(peer.held.front());
+        peer.endpoint->fail(error);
+    }
+}
+
+// After the group has failed: from here on nothing moves into memory that is the callers' again.
+void Engine::end_all() noexcept {
+    if (mutex_.held_here()) return;  // in a signal handler: whom it has interrupted does it
+    const std::lock_guard lock(mutex_);
+    try {
+        poll();
+    } catch (const std::exception&) {  // all requests have it now
+    }
+}
+
+bool Engine::idle() const noexcept {
+    return under_way_ == 0;
+}
+
+std::string Engine::text_of(const Request& request) {
+    const Message& m = request.message();
+    return errand_text(request.sends(), m.peer) + " (" + std::to_string(m.bytes) + " bytes, " +
+           (m.tag == kAnyTag ? std::string("any tag") : "tag " + std::to_string(m.tag)) + ")";
+}
+
+// ---- from other hosts
+
+std::byte* Engine::place(uint32_t peer, const Frame& frame) {
+    if (frame.kind == FrameKind::failed) {
+        if (std::byte* const text = news_.place(peer, frame)) return text;
+    }
+    return wired_[peer]->place(frame);
+}
+
+void Engine::deliver(uint32_t peer, const Frame& frame) {
+    if (frame.kind == FrameKind::failed) {
+        const Error error = news_.read(peer, frame);
+        members_.fail(error.fault(), error.what());
+    }
+    wired_[peer]->deliver(frame);
+}
+
+void Engine::lost(uint32_t peer, const std::string& why) {
+    if (wired_[peer]->has_ended()) return;
+    wired_[peer]->end();
+    if (!view_.has_left(peer)) members_.fail_gone(peer, why);
+}
+
+}  // namespace unisono::p2p

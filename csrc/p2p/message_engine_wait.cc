@@ -1,0 +1,387 @@
+// Who moves messages: those who wait for one, and a thread where nobody waits.
+#include <algorithm>
+#include <chrono>
+#include <string>
+#include <utility>
+
+#include "core/call.h"
+#include "core/progress_thread.h"
+#include "p2p/message_engine.h"
+#include "p2p/remote_endpoint.h"
+
+namespace unisono::p2p {
+namespace {
+
+constexpr double kSlice_s = 0.05;
+constexpr double kNapBetween_s = 1e-3;  // where both memory and a wire may bring something
+constexpr uint64_t kLooksEach = 8;      // of a waiter at its own peer, before it looks at all
+// How long the thread leaves messages to those who wait before it takes a look of its own, and how
+// long it stays awake after the last message: to wake it costs as much as a message.
+constexpr std::chrono::microseconds kNap{200}, kLongestNap{3200};
+constexpr std::chrono::milliseconds kLinger{20}, kInspectEach{50};
+
+// Others can say what a rank waits for that is late.
+class Waiting {
+  public:
+    Waiting(RankControl& own, uint64_t word) noexcept : word_(own.errand) {
+        word_.store(word, std::memory_order_relaxed);
+    }
+    Waiting(const Waiting&) = delete;
+    Waiting& operator=(const Waiting&) = delete;
+    ~Waiting() { word_.store(0, std::memory_order_relaxed); }
+
+  private:
+    std::atomic<uint64_t>& word_;
+};
+
+// Of those who sleep where a message of another host wakes them.
+class AwaySleeper {
+  public:
+    explicit AwaySleeper(std::atomic<uint32_t>& sleepers) noexcept : sleepers_(sleepers) {
+        sleepers_.fetch_add(1, std::memory_order_seq_cst);
+    }
+    AwaySleeper(const AwaySleeper&) = delete;
+    AwaySleeper& operator=(const AwaySleeper&) = delete;
+    ~AwaySleeper() { sleepers_.fetch_sub(1, std::memory_order_relaxed); }
+
+  private:
+    std::atomic<uint32_t>& sleepers_;
+};
+
+}  // namespace
+
+bool Engine::test(Request& request, bool ends_in_vain) noexcept {
+    if (request.done()) return true;
+    if (members_.in_child()) return false;
+    const std::unique_lock lock(mutex_, std::try_to_lock);
+    if (!lock.owns_lock() || request.done()) return request.done();
+    try {
+        poll();
+        if (!request.done()) inspect(request.inspected);
+        if (!request.done() && ends_in_vain) end_if_in_vain(request);
+    } catch (const std::exception&) {  // the request has it, as all that were under way
+    }
+    return request.done();
+}
+
+// Who looks again and again finds out all the same what a wait would; at the first look it does not
+// ask other hosts yet. With the lock.
+void Engine::inspect(std::chrono::steady_clock::time_point& last) {
+    const auto now = std::chrono::steady_clock::now();
+    if (now - last < kInspectEach) return;
+    const bool first = std::exchange(last, now) == std::chrono::steady_clock::time_point{};
+    check_world();
+    if (!first) members_.ask_other_hosts();
+}
+
+bool Engine::wait(Request& request, double timeout_s, double limit_s,
+                  const Interrupted& interrupted) {
+    uint64_t looks = 0;
+    const auto ready = [&] {
+        if (request.done()) return true;
+        // Not try_lock: who has the lock may have looked already, and never look again.
+        const std::lock_guard lock(mutex_);
+        if (!request.done()) ++looks % kLooksEach == 0 ? poll() : poll_for(request);
+        return request.done();
+    };
+    const auto last = [&] {
+        const std::lock_guard lock(mutex_);
+        // Who has moved some of it may find more: nobody rings for that.
+        return request.done() || poll() || request.done();
+    };
+    Request* const one = &request;
+    if (!wait_for({&one, 1}, ready, last, timeout_s, limit_s, interrupted)) return false;
+    if (request.error()) throw *request.error();
+    return true;
+}
+
+std::optional<size_t> Engine::wait_any(Requests requests, double timeout_s, double limit_s,
+                                       const Interrupted& interrupted) {
+    size_t place = 0;
+    const auto found = [&] {
+        for (place = 0; place < requests.size(); ++place) {
+            if (requests[place]->done()) return true;
+        }
+        return false;
+    };
+    const auto ready = [&] {
+        if (found()) return true;
+        const std::lock_guard lock(mutex_);
+        if (!found()) poll();
+        return found();
+    };
+    const auto last = [&] {
+        if (found()) return true;
+        const std::lock_guard lock(mutex_);
+        return found() || poll() || found();
+    };
+    try {
+        if (!wait_for(requests, ready, last, timeout_s, limit_s, interrupted)) return std::nullopt;
+    } catch (const Error& error) {  // one of them has it, unless what has failed is this call
+        if (error.fault() == Fault::interrupted || !found()) throw;
+    }
+    return place;
+}
+
+void Engine::expire(Request& request, double timeout_s) {
+    Request* const one = &request;
+    try {
+        members_.fail(Fault::timeout, late({&one, 1}, timeout_s));
+    } catch (const Error&) {  // which the request gets now
+        end_all();
+    }
+}
+
+std::optional<Envelope> Engine::wait_probe(int32_t source, uint64_t tag, double timeout_s,
+                                           double limit_s, const Interrupted& interrupted) {
+    Request wanted({nullptr, 0, DType::uint8, source, tag}, false);  // in words; it is never begun
+    std::optional<Envelope> found;
+    const auto ready = [&] {
+        if (!found) found = probe(source, tag);
+        return found.has_value();
+    };
+    Request* const one = &wanted;
+    wait_for({&one, 1}, ready, ready, timeout_s, limit_s, interrupted);
+    return found;
+}
+
+// Waits until `ready`, which moves what it waits for; `last` is its last look before a sleep.
+template <class Ready, class Last>
+bool Engine::wait_for(Requests requests, Ready&& ready, Last&& last, double timeout_s,
+                      double limit_s, const Interrupted& interrupted) {
+    members_.require_own_process();
+    bool here = false, away = false;
+    for (const Request* const request : requests) {
+        const int32_t peer = request->message().peer;
+        const bool any = peer == kAnySource, local = !any && !wired_[static_cast<size_t>(peer)];
+        here |= any ? view_.here().size() > 1 : local;
+        away |= any ? wire_ != nullptr : !local;
+    }
+    Deadline deadline(timeout_s);
+    const auto inspect = [&] {
+        members_.require_healthy();
+        const std::lock_guard lock(mutex_);  // else a message just being moved is in no place
+        check_departed(requests);
+    };
+    const auto sleep = [&](auto&&, double seconds) {
+        const auto awake = [&] { return last() || members_.failed(); };
+        return rest(here, away, awake, seconds);
+    };
+    const auto tell = [&] { return late(requests, timeout_s); };
+    const double most_s = limit_s < 0 ? 0 : std::max(limit_s, 1e-9);
+    try {
+        if (ready()) return true;
+        if (background_asleep_.load(std::memory_order_relaxed)) ring_always(view_.own().p2p);
+        const Message& first = requests.front()->message();
+        const int32_t peer = requests.size() == 1 ? first.peer : kAnySource;
+        const Waiting waiting(view_.own(), errand_of(requests.front()->sends(), peer));
+        return waiter_.wait(sleep, ready, inspect, tell, deadline, interrupted, most_s);
+    } catch (...) {
+        if (!members_.in_child()) end_all();
+        throw;
+    }
+}
+
+// Sleeps until a peer of this host (`here`) or of another (`away`) may have done something.
+template <class Awake>
+Woken Engine::rest(bool here, bool away, Awake&& awake, double seconds) {
+    Bell& bell = view_.own().p2p;
+    if (!away && (!wire_ || !wire_->needs_looks())) return sleep_on(bell, awake, seconds);
+    const double nap_s = here ? std::min(seconds, kNapBetween_s) : seconds;
+    const AwaySleeper announced(away_sleepers_);
+    const Woken woken = [&] {
+        try {
+            return away ? wire_->sleep(nap_s, std::ref(awake)) : sleep_on(bell, awake, nap_s);
+        } catch (const Error& error) {  // of a carrier's, outside of `guarded`
+            if (!mutex_.held_here()) record(error);
+            throw;
+        }
+    }();
+    return woken == Woken::timed_out && nap_s < seconds ? Woken::rung : woken;
+}
+
+bool Engine::has_departed(uint32_t peer) const noexcept {
+    if (const WireEndpoint* const wired = wired_[peer]) return wired->has_departed();
+    return view_.has_left(peer);
+}
+
+bool Engine::is_in_vain(const Request& request) noexcept {
+    if (request.done() || members_.in_child()) return false;
+    const std::unique_lock lock(mutex_, std::try_to_lock);
+    return lock.owns_lock() && in_vain(request);
+}
+
+// With the lock.
+bool Engine::in_vain(const Request& request) const {
+    const Message& m = request.message();
+    if (request.done()) return false;
+    bool departed = false;
+    for (uint32_t peer = 0; peer < peers_.size(); ++peer) {
+        if (peer == members_.rank() ||
+            (m.peer != kAnySource && m.peer != static_cast<int32_t>(peer)))
+            continue;
+        if (!has_departed(peer)) return false;
+        // What it sent may still be to be taken.
+        if (!request.sends() && peers_[peer].endpoint->has_arrivals()) return false;
+        departed = true;
+    }
+    return departed;
+}
+
+// Fails if none of them can ever be done. With the lock.
+void Engine::check_departed(Requests requests) {
+    const auto vain = [this](const Request* request) { return this->in_vain(*request); };
+    if (!std::all_of(requests.begin(), requests.end(), vain)) return;
+    poll();  // what they did before they left
+    if (!std::all_of(requests.begin(), requests.end(), vain)) return;
+    const Error departed = departed_from(*requests.front());
+    members_.fail(departed.fault(), departed.what());
+}
+
+// Ends this one alone, for the rank may look at others that can still be done; the group, where it
+// cannot be taken back. With the lock.
+void Engine::end_if_in_vain(Request& request) {
+    if (!in_vain(request)) return;
+    poll();  // as above
+    if (!in_vain(request)) return;
+    const Error departed = departed_from(request);
+    if (!take_back(request, departed) && !request.done())
+        members_.fail(departed.fault(), departed.what());
+}
+
+Error Engine::departed_from(const Request& request) const {
+    const int32_t peer = request.message().peer;
+    const std::string who =
+        peer == kAnySource ? "every other rank" : "rank " + std::to_string(peer);
+    return {Fault::peer_lost, who + " left the group while rank " +
+                                  std::to_string(members_.rank()) + " was " +
+                                  (request.sends() ? "sending to it" : "receiving from it")};
+}
+
+void Engine::progress_loop() {
+    std::unique_lock lock(mutex_);
+    const bool here = view_.here().size() > 1;
+    auto lingers = std::chrono::steady_clock::time_point{};
+    auto nap = kNap;
+    while (!stopping_) {
+        const auto now = std::chrono::steady_clock::now();
+        if (!idle()) lingers = now + kLinger;
+        if (idle() && now > lingers) {
+            parked_ = true;
+            changed_->wait(lock, [this] { return stopping_ || !idle(); });
+            parked_ = false;
+            continue;
+        }
+        const uint64_t looks = looks_.load(std::memory_order_relaxed);
+        changed_->wait_for(lock, nap, [this] { return stopping_; });
+        const bool needless = looks_.load(std::memory_order_relaxed) != looks;
+        nap = needless ? std::min(2 * nap, kLongestNap) : kNap;
+        if (stopping_ || idle() || needless) continue;
+        const auto ready = [&] {  // looks once more after it has said that it sleeps
+            const std::lock_guard again(mutex_);
+            return stopping_ || members_.failed() || poll() || idle();
+        };
+        try {
+            if (poll() || idle()) continue;
+            lock.unlock();
+            background_asleep_.store(true, std::memory_order_relaxed);
+            if (rest(here, wire_ != nullptr, ready, kSlice_s) == Woken::timed_out)
+                waiter_.check_world({});
+        } catch (const std::exception&) {  // recorded in the group: poll ends what is under way
+        }
+        background_asleep_.store(false, std::memory_order_relaxed);
+        if (!lock.owns_lock()) lock.lock();
+    }
+}
+
+// With the lock.
+void Engine::carry_on() {
+    if (stopping_) return;
+    if (!thread_.joinable()) start_progress(thread_, [this] { progress_loop(); });
+    if (parked_) changed_->notify_all();
+}
+
+void Engine::stop() noexcept {
+    if (members_.in_child()) {  // the lock may be held, and the thread is there, in the parent only
+        if (thread_.joinable()) thread_.detach();
+        static_cast<void>(changed_.release());
+        return;
+    }
+    if (mutex_.held_here()) {  // in a signal handler: the rest is left to the end of this object
+        stopping_ = true;
+        return;
+    }
+    {
+        const std::lock_guard lock(mutex_);
+        stopping_ = true;
+        changed_->notify_all();
+    }
+    ring_always(view_.own().p2p);
+    if (wire_) wire_->wake();
+    if (thread_.joinable()) thread_.join();
+    const std::lock_guard lock(mutex_);
+    const Error unfinished(Fault::aborted,
+                           "the communicator was closed with this message under way");
+    if (wire_ && !stopped_) {
+        // What is still under way must not read the callers' memory any more.
+        const bool in_order = !wire_->borrows() && !unfinished_ && !members_.failed();
+        if (in_order) {
+            wire_->part();
+        } else {
+            end_wire(members_.failed() ? members_.failure() : std::optional(unfinished));
+        }
+    }
+    stopped_ = true;
+    fail_all(unfinished);
+}
+
+bool Engine::parted() noexcept {
+    if (!wire_ || members_.in_child() || mutex_.held_here()) return true;
+    const std::lock_guard lock(mutex_);
+    return !stopped_ || wire_closed_ || wire_->parted();
+}
+
+void Engine::close_wire() noexcept {
+    if (!wire_ || members_.in_child() || mutex_.held_here()) return;
+    const std::lock_guard lock(mutex_);
+    if (stopped_) end_wire(std::nullopt);
+}
+
+void Engine::end_wire(const std::optional<Error>& failure) noexcept {
+    if (std::exchange(wire_closed_, true)) return;
+    wire_->close(failure);
+    forget_messages();
+}
+
+std::string Engine::late(Requests requests, double timeout_s) const {
+    const Request& first = *requests.front();
+    const Message& m = first.message();
+    std::string text = text_of(first);
+    if (requests.size() > 1)
+        text =
+            "each of " + std::to_string(requests.size()) + " messages, the first a " + text + ",";
+    text += " " + timed_out(members_.rank(), timeout_s) +
+            (first.sends() ? ": it was not received" : ": nothing was sent");
+    if (m.peer == kAnySource || requests.size() > 1) return text;
+    text += "; rank " + std::to_string(m.peer) + ": " +
+            whereabouts(view_.control(static_cast<uint32_t>(m.peer)));
+    return text + cycle();
+}
+
+// Ranks that wait for each other, of which this is one; nothing if that is not so.
+std::string Engine::cycle() const {
+    std::string text;
+    uint32_t rank = members_.rank();
+    for (uint32_t step = 0; step < peers_.size(); ++step) {
+        const uint64_t errand = view_.control(rank).errand.load(std::memory_order_relaxed);
+        const auto peer = static_cast<int32_t>(errand & 0xffffffff);
+        if (errand == 0 || peer < 0 || static_cast<uint32_t>(peer) >= peers_.size()) return {};
+        text += (step == 0 ? " rank " : ", rank ") + std::to_string(rank) + " in " +
+                errand_text(errand == errand_of(true, peer), peer);
+        rank = static_cast<uint32_t>(peer);
+        if (rank == members_.rank()) return "; these ranks wait for each other:" + text;
+    }
+    return {};
+}
+
+}  // namespace unisono::p2p

@@ -1,0 +1,80 @@
+// One send or receive: what was asked for, and what became of it.
+#pragma once
+
+#include <atomic>
+#include <chrono>
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <optional>
+#include <string>
+
+#include "core/error.h"
+#include "core/types.h"
+
+namespace unisono::p2p {
+
+inline constexpr int32_t kAnySource = -1;
+// Tags from here on are the library's own, for which no receive of any tag asks.
+inline constexpr uint64_t kOwnTags = 1ULL << 63;
+inline constexpr uint64_t kAnyTag = ~0ULL;
+
+struct Message {
+    std::byte* data;
+    uint64_t bytes;
+    DType dtype;
+    int32_t peer;  // destination, source, or kAnySource
+    uint64_t tag;  // or kAnyTag
+    // Holds the memory where a wire may use it for longer than the call lasts.
+    std::shared_ptr<void> keep = nullptr;
+};
+
+// Whoever begins a request keeps it, and its memory, until it is done.
+class Request {
+  public:
+    Request(Message message, bool sends) noexcept
+        : message_(std::move(message)), sends_(sends), source_(message_.peer), tag_(message_.tag) {}
+    Request(const Request&) = delete;
+    Request& operator=(const Request&) = delete;
+
+    [[nodiscard]] const Message& message() const noexcept { return message_; }
+    [[nodiscard]] bool sends() const noexcept { return sends_; }
+    [[nodiscard]] bool done() const noexcept { return done_.load(std::memory_order_acquire); }
+    // Of one that is done:
+    [[nodiscard]] const std::optional<Error>& error() const noexcept { return error_; }
+    // Where a message came from, and with which tag; until then what was asked for.
+    [[nodiscard]] int32_t source() const noexcept {
+        return source_.load(std::memory_order_relaxed);
+    }
+    [[nodiscard]] uint64_t tag() const noexcept { return tag_.load(std::memory_order_relaxed); }
+
+    // For the engine and its endpoints, with the engine's lock:
+    void matched(int32_t source, uint64_t tag) noexcept {
+        source_.store(source, std::memory_order_relaxed);
+        tag_.store(tag, std::memory_order_relaxed);
+    }
+    void failed(const Error& error) noexcept { error_ = error; }
+    // The last thing that is done to it: its owner may end it at once.
+    void set_done() noexcept { done_.store(true, std::memory_order_release); }
+    // Once more, of a request that is not under way.
+    void restart() noexcept {
+        source_.store(message_.peer, std::memory_order_relaxed);
+        tag_.store(message_.tag, std::memory_order_relaxed);
+        moved = 0;
+        error_.reset();
+        done_.store(false, std::memory_order_relaxed);
+    }
+
+    uint64_t moved = 0;  // bytes, where an endpoint moves it piece by piece
+    std::chrono::steady_clock::time_point inspected;  // by who looks at it
+
+  private:
+    const Message message_;
+    const bool sends_;
+    std::atomic<int32_t> source_;
+    std::atomic<uint64_t> tag_;
+    std::optional<Error> error_;
+    std::atomic<bool> done_{false};
+};
+
+}  // namespace unisono::p2p

@@ -1,0 +1,296 @@
+#include "p2p/remote_endpoint.h"
+
+#include <algorithm>
+#include <utility>
+
+#include "kernels/kernels.h"
+
+namespace unisono::p2p {
+
+// ---- as sender
+
+void WireEndpoint::say(FrameKind kind, uint64_t number, uint64_t place) {
+    if (has_departed()) return;
+    Frame frame{};
+    frame.kind = kind;
+    frame.number = number;
+    frame.place = place;
+    wire_.send(peer_, frame, {});
+}
+
+bool WireEndpoint::put(Request& send) {
+    const uint64_t piece = std::min(send.message().bytes, kPiece);
+    if (credit_ < piece + kOverhead) return false;
+    const bool departed = has_departed();
+    if (departed && piece < send.message().bytes) return false;
+    credit_ -= piece + kOverhead;
+    if (departed) {  // small ones leave at once, as on one host, where nobody takes them either
+        completion_.complete(send);
+    } else {
+        send_message(send, piece, false);
+    }
+    return true;
+}
+
+bool WireEndpoint::put_aside(Request& send) {
+    asked_tag_.reset();
+    send_message(send, 0, true);
+    return true;
+}
+
+void WireEndpoint::send_message(Request& send, uint64_t piece, bool aside) {
+    const Message& m = send.message();
+    Frame frame{};
+    frame.kind = FrameKind::message;
+    frame.number = ++ids_;
+    frame.place = m.tag;
+    frame.progress = m.bytes;
+    frame.loads = aside ? 1 : 0;
+    frame.called.kind = static_cast<uint32_t>(m.dtype);
+    const Load load{0, m.data, piece};
+    send.moved = piece;
+    const bool whole = piece == m.bytes;
+    if (!whole) ungranted_.emplace(ids_, &send);
+    leaving_.push_back({++left_frames_, whole ? &send : nullptr});
+    try {
+        wire_.send(peer_, frame, {&load, 1});  // also without a byte: loads are placed in order
+    } catch (...) {                            // then it is its caller's to end
+        ungranted_.erase(ids_);
+        leaving_.pop_back();
+        throw;
+    }
+    progress();
+}
+
+void WireEndpoint::hold_back(uint64_t number) {
+    say(FrameKind::held, number);
+}
+
+void WireEndpoint::deny() {
+    asked_tag_.reset();
+    say(FrameKind::denied, question_);
+}
+
+// What has left cannot be taken back, unless its peer will never take it, and the wire uses none of
+// it any more.
+bool WireEndpoint::withdraw(Request& send) noexcept {
+    if (!has_departed()) return false;
+    progress();
+    if (!leaving_.empty() && !wire_.forget_messages(peer_)) return false;
+    ended_ = true;  // what is forgotten is never counted
+    for (auto each = leaving_.begin(); each != leaving_.end();) {
+        Request* const done = each->done;
+        const bool small = done && done->message().bytes <= kPiece;
+        if (done && !small && done != &send) {
+            ++each;
+            continue;
+        }
+        each = leaving_.erase(each);
+        if (small) completion_.complete(*done);  // as in `put`
+    }
+    std::erase_if(ungranted_, [&](const auto& each) { return each.second == &send; });
+    return !send.done();
+}
+
+// Ends what has left.
+bool WireEndpoint::progress() {
+    const uint64_t handed = leaving_.empty() ? 0 : wire_.handed(peer_);
+    bool moved = false;
+    while (!leaving_.empty() && leaving_.front().number <= handed) {
+        Request* const done = leaving_.front().done;
+        leaving_.pop_front();
+        if (done) completion_.complete(*done);
+        moved = true;
+    }
+    return moved;
+}
+
+// ---- as receiver
+
+std::optional<Envelope> WireEndpoint::next() {
+    if (told_.empty()) return std::nullopt;
+    const Envelope came = told_.front();
+    told_.pop_front();
+    return came;
+}
+
+bool WireEndpoint::accept(const Envelope& came, Request& receive) {
+    Incoming& in = incoming_.at(came.id);
+    grant(in);  // first: if it throws, the receive is its caller's to end
+    in.receive = &receive;
+    if (!in.came) return true;
+    try {
+        settle(came.id, in);
+    } catch (...) {  // as above
+        in.receive = nullptr;
+        throw;
+    }
+    return true;
+}
+
+void WireEndpoint::grant(Incoming& in) {
+    if (in.granted || in.piece == in.envelope.bytes) return;
+    in.granted = true;
+    say(FrameKind::grant, in.envelope.id);
+}
+
+// The first bytes are here, and somebody has asked for them.
+void WireEndpoint::settle(uint64_t id, Incoming& in) {
+    Request* const receive = in.receive;
+    if (!in.data.empty()) kernels::copy(receive->message().data, in.data.data(), in.data.size());
+    if (std::exchange(in.credited, false)) {
+        stored_ -= in.piece + kOverhead;
+        give_back(in.piece + kOverhead);
+    }
+    in.data = {};
+    if (in.piece < in.envelope.bytes) return;  // the rest is still to come
+    incoming_.erase(id);
+    completion_.complete(*receive);
+}
+
+// The less often the better, but a sender that waits for credit gets all there is.
+void WireEndpoint::give_back(uint64_t bytes) {
+    owed_ += bytes;
+    if (owed_ >= kCredit / 2 || (held_ != 0 && owed_ > 0))
+        say(FrameKind::credit, std::exchange(owed_, 0));
+}
+
+void WireEndpoint::ask(uint64_t tag) {
+    answer_ = Answer::waiting;
+    say(FrameKind::question, ++questions_, tag);
+}
+
+Endpoint::Answer WireEndpoint::answer() {
+    const bool told = answer_ == Answer::found || answer_ == Answer::denied;
+    return told ? std::exchange(answer_, Answer::none) : answer_;
+}
+
+std::byte* WireEndpoint::place(const Frame& frame) {
+    if (frame.kind == FrameKind::data) {
+        Incoming& in = incoming_of(frame);
+        // Once: it is the caller's memory.
+        if (!std::exchange(in.granted, false) || frame.bytes != in.envelope.bytes - in.piece)
+            members_.fail_nonsense(peer_, std::to_string(frame.bytes) +
+                                              " bytes of a message that it was not asked for");
+        return in.receive->message().data + in.piece;
+    }
+    const uint64_t total = frame.progress;
+    const bool aside = frame.loads != 0;
+    if (frame.kind != FrameKind::message || frame.bytes > std::min(total, kPiece) ||
+        incoming_.contains(frame.number) || frame.called.kind >= num_dtypes)
+        members_.fail_nonsense(
+            peer_, "a frame of kind " + std::to_string(static_cast<uint32_t>(frame.kind)) +
+                       " with " + std::to_string(frame.bytes) + " of " + std::to_string(total) +
+                       " bytes of type " + std::to_string(frame.called.kind) +
+                       ": expected a new message");
+    if (aside ? frame.bytes > 0 || answer_ != Answer::waiting
+              : stored_ + frame.bytes + kOverhead > kCredit)
+        members_.fail_nonsense(peer_, "a message for which it has no credit");
+    Incoming& in = incoming_[frame.number];
+    in.envelope = {peer_, frame.called.kind, frame.place, total, frame.number};
+    in.piece = frame.bytes;
+    in.credited = !aside;
+    if (in.credited) stored_ += in.piece + kOverhead;
+    in.data.resize(in.piece);
+    told_.push_back(in.envelope);  // so that the rest may be granted while this comes
+    if (aside) answer_ = Answer::found;
+    return in.data.empty() ? &nowhere_ : in.data.data();
+}
+
+WireEndpoint::Incoming& WireEndpoint::incoming_of(const Frame& frame) {
+    const auto found = incoming_.find(frame.number);
+    if (found == incoming_.end())
+        members_.fail_nonsense(
+            peer_, "bytes of message " + std::to_string(frame.number) + ", which is not under way");
+    return found->second;
+}
+
+void WireEndpoint::deliver(const Frame& frame) {
+    switch (frame.kind) {
+        case FrameKind::message: {
+            if (!incoming_.contains(frame.number)) place(frame);  // not placed: it has no bytes
+            Incoming& in = incoming_of(frame);
+            in.came = true;
+            if (in.receive) settle(frame.number, in);
+            return;
+        }
+        case FrameKind::data: {
+            if (frame.bytes == 0) place(frame);
+            Request* const receive = incoming_of(frame).receive;
+            incoming_.erase(frame.number);
+            return completion_.complete(*receive);
+        }
+        case FrameKind::grant: {
+            const auto found = ungranted_.find(frame.number);
+            if (found == ungranted_.end() && ended_) return;  // it was taken back
+            if (found == ungranted_.end())
+                members_.fail_nonsense(peer_, "a grant for message " +
+                                                  std::to_string(frame.number) +
+                                                  ", which does not wait for one");
+            Request* const send = found->second;
+            ungranted_.erase(found);
+            const Message& m = send->message();
+            Frame data{};
+            data.kind = FrameKind::data;
+            data.number = frame.number;
+            const Load load{0, m.data + send->moved, m.bytes - send->moved};
+            leaving_.push_back({++left_frames_, send});
+            return wire_.send(peer_, data, {&load, 1});
+        }
+        case FrameKind::credit:
+            credit_ = std::min(kCredit, credit_ + std::min(kCredit, frame.number));
+            return;
+        case FrameKind::question:
+            question_ = frame.number;
+            asked_tag_ = frame.place;
+            return;
+        case FrameKind::denied:
+            if (frame.number == questions_ && answer_ == Answer::waiting) answer_ = Answer::denied;
+            return;
+        case FrameKind::held:
+            held_ = frame.number;
+            return give_back(0);
+        case FrameKind::left:
+            return end();
+        default:
+            members_.fail_nonsense(peer_, "a frame of kind " +
+                                              std::to_string(static_cast<uint32_t>(frame.kind)) +
+                                              ", which the connections of messages do not carry");
+    }
+}
+
+void WireEndpoint::fail(const Error& error) noexcept {
+    const auto end = [&](Request* request) {
+        if (!request) return;
+        request->failed(error);
+        completion_.complete(*request);
+    };
+    for (; !leaving_.empty(); leaving_.pop_front()) end(leaving_.front().done);
+    for (const auto& [id, send] : std::exchange(ungranted_, {})) end(send);
+    for (const auto& [id, in] : std::exchange(incoming_, {})) end(in.receive);
+    told_.clear();
+}
+
+// A wire that was given up may still use it.
+void WireEndpoint::keep_memory() noexcept {
+    struct Kept {
+        std::vector<std::shared_ptr<void>> messages;
+        std::unordered_map<uint64_t, Incoming> incoming;
+    };
+    try {
+        auto kept = std::make_unique<Kept>();
+        for (const Leaving& leaving : leaving_) {
+            if (leaving.done) kept->messages.push_back(leaving.done->message().keep);
+        }
+        for (const auto& [id, send] : ungranted_) kept->messages.push_back(send->message().keep);
+        for (auto& [id, in] : incoming_) {
+            if (in.receive) kept->messages.push_back(in.receive->message().keep);
+            Incoming copy{in.envelope, in.piece, std::move(in.data)};
+            kept->incoming.emplace(id, std::move(copy));
+        }
+        static_cast<void>(kept.release());
+    } catch (const std::exception&) {  // without memory nothing can be kept
+    }
+}
+
+}  // namespace unisono::p2p

@@ -1,0 +1,42 @@
+// What some kernels and emulators of kernels lack, and some tests need.
+#pragma once
+
+#include <sys/mman.h>
+#include <sys/uio.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include "tests/report.h"
+
+namespace unisono::test {
+
+// Whether processes can read each other's memory.
+inline bool kernel_lends() {
+    int from = 1, to = 0;
+    const iovec source{&from, sizeof(from)}, sink{&to, sizeof(to)};
+    return ::process_vm_readv(::getpid(), &sink, 1, &source, 1, 0) == sizeof(to);
+}
+
+// Whether a forked child finds a page wiped, by which it knows that it is one. qemu-user accepts
+// that advice and ignores it.
+inline bool forks_wipe_memory() {
+    void* page = ::mmap(nullptr, 4096, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    ::madvise(page, 4096, MADV_WIPEONFORK);
+    *static_cast<char*>(page) = 1;
+    const pid_t child = ::fork();
+    if (child == 0) ::_exit(*static_cast<char*>(page));
+    int status = 0;
+    ::waitpid(child, &status, 0);
+    ::munmap(page, 4096);
+    return status == 0;
+}
+
+inline bool can_lend(Report& report, const char* check) {
+    return report.can_run(check, kernel_lends(), "process_vm_readv does not work here");
+}
+
+inline bool can_wipe_on_fork(Report& report, const char* check) {
+    return report.can_run(check, forks_wipe_memory(), "MADV_WIPEONFORK does not work here");
+}
+
+}  // namespace unisono::test

@@ -1,0 +1,332 @@
+#include "transport/message_transport.h"
+
+#include <sched.h>
+
+#include <algorithm>
+#include <chrono>
+#include <cstring>
+#include <string>
+#include <utility>
+
+#include "core/error.h"
+
+namespace unisono {
+namespace {
+
+using Clock = std::chrono::steady_clock;
+
+constexpr uint64_t kMostSpans = 128;  // of one head
+// How long to look without a nap: payloads move only while somebody looks.
+constexpr std::chrono::microseconds kLooking{200}, kLookingWhileMoving{20000};
+constexpr std::chrono::microseconds kFirstNap{20}, kLastNap{500};
+
+std::chrono::nanoseconds time_of(double seconds) {
+    return std::chrono::duration_cast<std::chrono::nanoseconds>(
+        std::chrono::duration<double>(seconds));
+}
+
+}  // namespace
+
+MessageWire::MessageWire(View& view, Receiver& receiver, std::unique_ptr<Carrier> carrier)
+    : view_(view), receiver_(receiver), carrier_(std::move(carrier)), peers_(view.ranks()) {
+    carrier_->listen(slots_->front().data(), kHeadBytes, kSlots);
+}
+
+MessageWire::~MessageWire() {
+    if (::getpid() == owner_pid_) let_go();  // a forked child has no part in it
+}
+
+void MessageWire::send(uint32_t peer, const Frame& frame, std::span<const Load> loads) {
+    if (peers_[peer].left) return;  // it needs nothing any more
+    if (!is_p2p(frame.kind)) return post(peer, frame, loads);
+    if (!is_callers(frame.kind)) return pack(peer, frame, loads, What::payload, 0);
+    Peer& to = peers_[peer];
+    to.leaving.push_back(false);
+    pack(peer, frame, loads, What::callers, to.handed + to.leaving.size());
+}
+
+// Slots that lie side by side go as one payload.
+void MessageWire::post(uint32_t peer, const Frame& frame, std::span<const Load> loads) {
+    merged_.clear();
+    for (const Load& load : loads) {
+        if (!merged_.empty()) {
+            Load& last = merged_.back();
+            if (last.place + last.bytes == load.place && last.data + last.bytes == load.data) {
+                last.bytes += load.bytes;
+                continue;
+            }
+        }
+        merged_.push_back(load);
+    }
+    std::span<const Load> rest = merged_;
+    for (; rest.size() > kMostSpans; rest = rest.subspan(kMostSpans)) {
+        Frame piece = frame;
+        piece.kind = FrameKind::load;
+        pack(peer, piece, rest.first(kMostSpans), What::payload, 0);
+    }
+    pack(peer, frame, rest, What::payload, 0);
+}
+
+void MessageWire::pack(uint32_t peer, const Frame& frame, std::span<const Load> loads, What what,
+                       uint64_t number) {
+    if (free_buffers_.empty()) {
+        free_buffers_.push_back(buffers_.size());
+        buffers_.emplace_back();
+    }
+    const uint64_t buffer = free_buffers_.back();
+    free_buffers_.pop_back();
+    std::byte* const begin = buffers_[buffer].data();
+    uint64_t payload = 0;
+    for (const Load& load : loads) payload += load.bytes;
+    const uint64_t spans = sizeof(Head) + loads.size() * sizeof(Span);
+    Head head{frame, view_.rank(), static_cast<uint16_t>(loads.size()),
+              spans + payload <= kHeadBytes};
+    head.frame.bytes = payload;
+    std::memcpy(begin, &head, sizeof(head));
+    std::byte* at = begin + sizeof(head);
+    for (const Load& load : loads) {
+        const Span span{load.place, load.bytes};
+        std::memcpy(at, &span, sizeof(span));
+        at += sizeof(span);
+    }
+    if (head.inside) {
+        for (const Load& load : loads) {
+            if (load.bytes > 0) std::memcpy(at, load.data, load.bytes);
+            at += load.bytes;
+        }
+    }
+    carry({What::head, peer, buffer}, [&](uint64_t ticket) {
+        return carrier_->send_head(peer, begin, static_cast<uint64_t>(at - begin), ticket);
+    });
+    if (head.inside) {
+        if (what == What::callers) settle_callers(peers_[peer], number);
+        return;
+    }
+    for (const Load& load : loads) {
+        carry({what, peer, number},
+              [&](uint64_t ticket) { return carrier_->send(peer, load.data, load.bytes, ticket); });
+    }
+}
+
+// Begins a transfer; the ticket ends now or later.
+template <class Call>
+void MessageWire::carry(const Ticket& ticket, Call&& call) {
+    const uint64_t number = issue(ticket);
+    bool over = false;
+    try {
+        const std::lock_guard lock(carrying_);
+        if (closed_) throw Error(Fault::aborted, "this communicator is closed");
+        over = call(number);
+    } catch (const Error& error) {
+        retire(number);
+        if (error.fault() == Fault::peer_lost) receiver_.lost(ticket.peer, error.what());
+        throw;
+    }
+    if (!over) return;
+    retire(number);
+    settle(ticket);
+}
+
+uint64_t MessageWire::issue(const Ticket& ticket) {
+    (ticket.what == What::arrival ? coming_ : unsent_).fetch_add(1, std::memory_order_relaxed);
+    if (free_tickets_.empty()) {
+        tickets_.push_back(ticket);
+        return tickets_.size() - 1;
+    }
+    const uint64_t number = free_tickets_.back();
+    free_tickets_.pop_back();
+    tickets_[number] = ticket;
+    return number;
+}
+
+void MessageWire::retire(uint64_t ticket) {
+    const bool arrival = tickets_[ticket].what == What::arrival;
+    (arrival ? coming_ : unsent_).fetch_sub(1, std::memory_order_relaxed);
+    free_tickets_.push_back(ticket);
+}
+
+void MessageWire::settle(const Ticket& ticket) {
+    Peer& peer = peers_[ticket.peer];
+    switch (ticket.what) {
+        case What::head:
+            free_buffers_.push_back(ticket.of);
+            return;
+        case What::payload:
+            return;
+        case What::callers:
+            return settle_callers(peer, ticket.of);
+        case What::arrival:
+            --peer.incoming[ticket.of - peer.incoming.front().number].missing;
+            return;
+    }
+}
+
+void MessageWire::settle_callers(Peer& to, uint64_t number) {
+    to.leaving[number - to.handed - 1] = true;
+    for (; !to.leaving.empty() && to.leaving.front(); to.leaving.pop_front()) ++to.handed;
+}
+
+uint64_t MessageWire::handed(uint32_t peer) const noexcept {
+    return peers_[peer].handed;
+}
+
+// Lets the carrier work; true if it has found something. What it finds is kept for `handle`.
+bool MessageWire::look() {
+    if (closed_) return false;
+    filled_ += carrier_->poll(ended_);
+    return filled_ > 0 || !ended_.empty();
+}
+
+bool MessageWire::poll() {
+    rung_.store(false, std::memory_order_relaxed);
+    {
+        const std::lock_guard lock(carrying_);
+        look();
+    }
+    return handle();
+}
+
+bool MessageWire::handle() {
+    uint32_t filled = 0;
+    std::vector<Carrier::Ended> ended;
+    {
+        const std::lock_guard lock(carrying_);
+        filled = std::exchange(filled_, 0);
+        ended.swap(ended_);
+    }
+    for (const Carrier::Ended& one : ended) end(one);
+    for (uint32_t i = 0; i < filled; ++i) {
+        take((*slots_)[next_slot_].data());
+        next_slot_ = (next_slot_ + 1) % kSlots;
+        const std::lock_guard lock(carrying_);
+        if (!closed_) carrier_->reuse();
+    }
+    return filled > 0 || !ended.empty();
+}
+
+void MessageWire::end(const Carrier::Ended& ended) {
+    const Ticket ticket = tickets_[ended.ticket];
+    retire(ended.ticket);
+    if (!ended.why.empty()) return receiver_.lost(ticket.peer, ended.why);
+    settle(ticket);
+    if (ticket.what == What::arrival) advance(ticket.peer);
+}
+
+void MessageWire::take(const std::byte* slot) {
+    Head head{};
+    std::memcpy(&head, slot, sizeof(head));
+    if (head.from >= peers_.size() || view_.local(head.from) || head.spans > kMostSpans)
+        throw Error(Fault::system, "a message came that says it is of rank " +
+                                       std::to_string(head.from) + " with " +
+                                       std::to_string(head.spans) +
+                                       " payloads: expected a rank of another host with at most " +
+                                       std::to_string(kMostSpans));
+    Peer& from = peers_[head.from];
+    Incoming& in = from.incoming.emplace_back();
+    in.number = from.came++;
+    in.frame = head.frame;
+    in.spans.resize(head.spans);
+    if (head.spans > 0)
+        std::memcpy(in.spans.data(), slot + sizeof(head), head.spans * sizeof(Span));
+    const uint64_t before = sizeof(head) + head.spans * sizeof(Span);
+    const uint64_t most = head.inside ? kHeadBytes - before : head.frame.bytes;
+    uint64_t payload = 0;
+    for (const Span& span : in.spans) {
+        if (span.bytes > most - payload)
+            receiver_.nonsense(head.from, "payloads that are longer than their message");
+        payload += span.bytes;
+    }
+    const bool shows = head.frame.kind == FrameKind::load || head.frame.kind == FrameKind::post;
+    if (payload != head.frame.bytes || (!shows && head.spans > 1))
+        receiver_.nonsense(head.from, "a message of " + std::to_string(head.frame.bytes) +
+                                          " bytes with " + std::to_string(head.spans) +
+                                          " payloads of " + std::to_string(payload) + " bytes");
+    if (head.inside) in.inside = slot + before;
+    place(head.from, in);
+    advance(head.from);
+}
+
+// Delivers what is there, in the order in which it was sent.
+void MessageWire::advance(uint32_t peer) {
+    auto& incoming = peers_[peer].incoming;
+    while (!incoming.empty() && incoming.front().placed && incoming.front().missing == 0) {
+        const Frame frame = incoming.front().frame;
+        incoming.pop_front();
+        deliver(peer, frame);
+    }
+}
+
+// Puts payloads where they belong, or has them put there.
+void MessageWire::place(uint32_t peer, Incoming& in) {
+    const std::byte* data = in.inside;
+    Frame frame = in.frame;
+    for (const Span& span : in.spans) {
+        if (!is_p2p(frame.kind)) frame.place = span.place;
+        frame.bytes = span.bytes;
+        std::byte* const to = receiver_.place(peer, frame);
+        if (data) {
+            std::memcpy(to, data, span.bytes);
+            data += span.bytes;
+            continue;
+        }
+        ++in.missing;
+        carry({What::arrival, peer, in.number},
+              [&](uint64_t ticket) { return carrier_->receive(peer, to, span.bytes, ticket); });
+    }
+    in.placed = true;
+}
+
+void MessageWire::deliver(uint32_t peer, const Frame& frame) {
+    if (frame.kind == FrameKind::load) return;
+    if (frame.kind == FrameKind::left) peers_[peer].left = true;
+    receiver_.deliver(peer, frame);
+}
+
+Woken MessageWire::sleep(double seconds, const std::function<bool()>& awake) {
+    if (awake()) return Woken::rung;
+    const auto began = Clock::now(), end = began + time_of(seconds);
+    auto nap = kFirstNap;
+    for (;;) {
+        if (rung_.load(std::memory_order_acquire)) return Woken::rung;
+        bool found = false;
+        {
+            const std::unique_lock lock(carrying_, std::try_to_lock);  // else somebody looks
+            found = lock.owns_lock() && look();
+        }
+        if (found) return Woken::rung;
+        const auto now = Clock::now();
+        if (now >= end) return Woken::timed_out;
+        const bool moving = unsent_.load(std::memory_order_relaxed) > 0 ||
+                            coming_.load(std::memory_order_relaxed) > 0;
+        if (now - began < (moving ? kLookingWhileMoving : kLooking)) {
+            ::sched_yield();
+            continue;
+        }
+        std::unique_lock lock(mutex_);
+        bell_.wait_until(lock, std::min(end, now + nap), [this] { return rung_.load(); });
+        nap = std::min(2 * nap, kLastNap);
+    }
+}
+
+void MessageWire::wake() noexcept {
+    {
+        const std::lock_guard lock(mutex_);
+        rung_.store(true, std::memory_order_release);
+    }
+    bell_.notify_all();
+}
+
+bool MessageWire::idle() const noexcept {
+    return unsent_.load(std::memory_order_relaxed) == 0;
+}
+
+bool MessageWire::borrows() const noexcept {
+    return std::any_of(peers_.begin(), peers_.end(),
+                       [](const Peer& peer) { return !peer.leaving.empty(); });
+}
+
+bool MessageWire::reached(uint32_t peer) const noexcept {
+    return !view_.local(peer);
+}
+
+}  // namespace unisono

@@ -1,0 +1,158 @@
+// One TCP connection to a peer: frames to be sent over it, and frames that come.
+#pragma once
+
+#include <sys/types.h>
+#include <sys/uio.h>
+
+#include <algorithm>
+#include <cstddef>
+#include <cstdint>
+#include <cstring>
+#include <deque>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "transport/silence.h"
+#include "transport/socket_channel.h"
+#include "transport/transport.h"
+
+namespace unisono {
+
+// A frame on its way out. The payload stays where it is.
+struct Outgoing {
+    Frame frame;
+    const std::byte* payload;
+};
+
+[[nodiscard]] inline bool has_callers_memory(const Outgoing& outgoing) noexcept {
+    return is_callers(outgoing.frame.kind);
+}
+
+class Stream {
+  public:
+    explicit Stream(Channel channel);
+
+    [[nodiscard]] int fd() const noexcept { return channel_.fd(); }
+    [[nodiscard]] Silence& silence() noexcept { return silence_; }
+    [[nodiscard]] uint64_t waiting_bytes() const noexcept { return waiting_bytes_; }
+    [[nodiscard]] bool drained() const noexcept { return queue_.empty(); }
+    // Whether callers' memory waits to be sent.
+    [[nodiscard]] bool borrows() const noexcept {
+        return std::any_of(queue_.begin(), queue_.end(), has_callers_memory);
+    }
+    // Frames with callers' memory that were handed to the kernel as a whole.
+    [[nodiscard]] uint64_t handed() const noexcept { return handed_; }
+
+    // Nothing is taken any more after `abandon` or an error: false.
+    bool push(const Outgoing& outgoing);
+    // Sends what the kernel takes. After an error nothing is sent any more.
+    void flush() noexcept;
+
+    enum class Input : uint8_t { nothing, drained, more, ended };
+    // Reads once, and hands what is complete to `on_frame(frame)`; `place(frame)` tells where a
+    // payload goes. `drained`: there was less than would have been taken.
+    template <class Place, class OnFrame>
+    Input receive(Place&& place, OnFrame&& on_frame);
+    // Something may be there to receive of which the descriptor will not tell.
+    [[nodiscard]] bool pending() const noexcept { return channel_.pending(); }
+    // What ended it.
+    [[nodiscard]] int error() const noexcept { return error_; }
+    [[nodiscard]] std::string why_ended() const;
+    // Whether it stopped in the middle of a frame.
+    [[nodiscard]] bool torn() const noexcept { return in_payload_ || begin_ < end_; }
+    [[nodiscard]] bool broken() const noexcept { return broken_; }
+
+    // Whether what was sent has reached the peer's host.
+    [[nodiscard]] bool acknowledged() const noexcept;
+    // Throws away some of what comes; false if nothing will come any more.
+    bool discard() noexcept;
+    // Gives up what is still to be sent, but for the rest of a frame that has begun; with a
+    // caller's memory, that too, and the connection with it.
+    void cut_short() noexcept;
+    // Gives up what is still to be sent; returns how many bytes that was.
+    uint64_t abandon() noexcept;
+
+    // For its wire: what it is watched for, and whether it has ended.
+    bool watched = false, watched_for_room = false, watched_for_input = true;
+    bool ended = false;
+    // Only closed: in a forked child, where all else is the parent's.
+    void close() noexcept { channel_.close(); }
+
+  private:
+    static constexpr size_t kBuffer = 32 << 10;  // heads, and payloads that fit
+
+    ssize_t read_into(iovec* parts, int count) noexcept;
+    void sent(size_t bytes) noexcept;
+
+    Channel channel_;
+    Silence silence_;
+    std::deque<Outgoing> queue_;
+    size_t front_sent_ = 0;  // bytes of the first frame, head included
+    uint64_t waiting_bytes_ = 0;
+    uint64_t handed_ = 0;
+    int error_ = 0;
+    bool broken_ = false;  // for sending
+
+    std::vector<std::byte> buffer_;
+    size_t begin_ = 0, end_ = 0;  // what of it was read and not yet used
+    Frame frame_{};
+    bool in_payload_ = false;
+    std::byte* payload_ = nullptr;
+    uint64_t left_ = 0;  // bytes of the payload still to come
+};
+
+template <class Place, class OnFrame>
+Stream::Input Stream::receive(Place&& place, OnFrame&& on_frame) {
+    // Takes from the buffer what it can.
+    const auto digest = [&] {
+        for (;;) {
+            if (!in_payload_) {
+                if (end_ - begin_ < sizeof(Frame)) return;
+                std::memcpy(&frame_, buffer_.data() + begin_, sizeof(Frame));
+                begin_ += sizeof(Frame);
+                in_payload_ = true;
+                payload_ = nullptr;
+                left_ = frame_.bytes;
+            }
+            if (left_ > 0) {
+                if (!payload_) payload_ = place(frame_);
+                const size_t bytes = std::min<uint64_t>(left_, end_ - begin_);
+                std::memcpy(payload_, buffer_.data() + begin_, bytes);
+                payload_ += bytes;
+                left_ -= bytes;
+                begin_ += bytes;
+                if (left_ > 0) return;
+            }
+            in_payload_ = false;
+            on_frame(frame_);
+        }
+    };
+    if (begin_ > 0) {
+        std::memmove(buffer_.data(), buffer_.data() + begin_, end_ - begin_);
+        end_ -= begin_;
+        begin_ = 0;
+    }
+    iovec parts[2];
+    int count = 0;
+    size_t direct = 0;
+    if (in_payload_) parts[count++] = {payload_, direct = left_};
+    const size_t room = kBuffer - end_;
+    parts[count++] = {buffer_.data() + end_, room};
+    const ssize_t got = read_into(parts, count);
+    if (got == 0) return Input::nothing;
+    if (got < 0) return Input::ended;
+    const size_t placed = std::min<size_t>(static_cast<size_t>(got), direct);
+    end_ += static_cast<size_t>(got) - placed;
+    if (in_payload_) {
+        payload_ += placed;
+        left_ -= placed;
+        if (left_ > 0) return pending() ? Input::more : Input::drained;
+        in_payload_ = false;
+        on_frame(frame_);
+    }
+    digest();
+    return static_cast<size_t>(got) < direct + room && !pending() ? Input::drained : Input::more;
+}
+
+}  // namespace unisono

@@ -1,0 +1,98 @@
+// A wire of TCP connections: one or more streams to each peer, moved by whoever waits.
+#pragma once
+
+#include <atomic>
+#include <memory>
+#include <mutex>
+#include <utility>
+#include <vector>
+
+#include "transport/tcp_stream.h"
+#include "transport/transport.h"
+
+namespace unisono {
+
+class TcpWire final : public Wire {
+  public:
+    TcpWire(uint32_t ranks, Receiver& receiver);
+    TcpWire(const TcpWire&) = delete;
+    TcpWire& operator=(const TcpWire&) = delete;
+    ~TcpWire() override = default;
+
+    // A connection whose other end was proved to be the peer; from any thread. What was sent
+    // before waits until all `streams` of the peer are there. One that is of no use is closed.
+    void attach(uint32_t peer, uint32_t stream, uint32_t streams, Channel channel);
+    // Tells a peer that dials for a group which was left, and ends the connection.
+    static void say_left_to(Channel channel);
+    // In a forked child: closes its copies of all connections, of which the parent's notice
+    // nothing.
+    void abandon() noexcept;
+
+    void send(uint32_t peer, const Frame& frame, std::span<const Load> loads) override;
+    [[nodiscard]] uint64_t handed(uint32_t peer) const noexcept override;
+    bool poll() override;
+    Woken sleep(double seconds, const std::function<bool()>& awake) override;
+    void wake() noexcept override;
+    [[nodiscard]] bool forget_messages() noexcept override;
+    bool forget_messages(uint32_t peer) noexcept override;
+    [[nodiscard]] bool idle() const noexcept override;
+    [[nodiscard]] bool borrows() const noexcept override;
+    [[nodiscard]] bool reached(uint32_t peer) const noexcept override;
+    void part() noexcept override;
+    [[nodiscard]] bool parted() noexcept override;
+    void close(const std::optional<Error>& failure) noexcept override;
+
+  private:
+    // A post of which not everything has come, or one before which another is missing.
+    struct Partial {
+        Frame frame{};
+        bool announced = false;
+        uint32_t loads = 0;
+    };
+    struct Peer {
+        std::vector<std::unique_ptr<Stream>> streams;
+        size_t open = 0;             // streams that have not ended
+        bool connected = false;      // all streams are there
+        std::deque<Outgoing> early;  // before it was connected
+        uint64_t sent = 0;           // posts
+        uint64_t delivered = 0;      // posts
+        bool left = false;           // it has said that it leaves
+        std::deque<Partial> partial;
+    };
+    struct Arrival {
+        uint32_t peer, stream, streams;
+        Channel channel;
+    };
+
+    void admit();
+    bool take(Arrival& arrival);
+    void push(Peer& to, const Outgoing& outgoing);
+    void flush(uint32_t peer);
+    void flush(uint32_t peer, size_t index);
+    bool read(uint32_t peer, size_t index);
+    void arrived(uint32_t peer, const Frame& frame);
+    void note(uint32_t peer, const Frame& frame);
+    void deliver_whole(uint32_t peer);
+    void end(uint32_t peer, size_t index);
+    void watch(uint32_t peer, size_t index);
+    void listen_for_silence();
+    [[nodiscard]] bool is_time_to_listen(Silence::Clock::time_point now) noexcept;
+    void say_left();
+    void say_failed(const Error& failure);
+    void stop_attaching() noexcept;
+    [[nodiscard]] static bool arrived(Stream& stream) noexcept;
+
+    Receiver& receiver_;
+    Descriptor epoll_, bell_;
+    std::vector<Peer> peers_;
+    std::atomic<uint64_t> unsent_bytes_{0};          // of all streams and early queues
+    Silence::Clock::time_point listened_{};          // for silence
+    std::vector<std::pair<uint32_t, size_t>> here_;  // whose bytes have left the socket already
+    std::atomic<uint32_t> asleep_{0};                // threads, or about to be
+    std::mutex mutex_;  // guards the arrivals, and which streams there are
+    std::vector<Arrival> arrivals_;
+    bool closed_ = false;
+    std::atomic<bool> any_arrivals_{false};
+};
+
+}  // namespace unisono

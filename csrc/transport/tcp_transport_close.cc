@@ -1,0 +1,152 @@
+// How a wire of TCP connections ends: what is sent before, and what is told to the peers.
+#include <algorithm>
+#include <chrono>
+#include <string_view>
+#include <thread>
+
+#include "core/error.h"
+#include "memory/waiter.h"
+#include "transport/fault_reports.h"
+#include "transport/tcp_transport.h"
+
+namespace unisono {
+namespace {
+
+constexpr double kLingerFailed_s = 0.1;
+
+}  // namespace
+
+void TcpWire::close(const std::optional<Error>& failure) noexcept {
+    try {
+        if (failure) {
+            stop_attaching();
+            say_failed(*failure);
+            Deadline brief(kLingerFailed_s);
+            while (!parted() && !brief.passed())
+                std::this_thread::sleep_for(std::chrono::milliseconds(1));
+        }
+    } catch (const std::exception&) {  // no memory for the last words
+    }
+    const std::lock_guard lock(mutex_);
+    for (Peer& peer : peers_) peer = {};
+    here_.clear();
+    unsent_bytes_.store(0, std::memory_order_relaxed);
+}
+
+void TcpWire::part() noexcept {
+    try {
+        stop_attaching();
+        say_left();
+    } catch (const std::exception&) {  // no memory for the last words
+    }
+}
+
+// Whoever has dialed, and was not looked at yet, hears the last words like all others.
+void TcpWire::stop_attaching() noexcept {
+    {
+        const std::lock_guard lock(mutex_);
+        closed_ = true;
+    }
+    try {
+        admit();
+    } catch (const std::exception&) {  // a connection that is of no use to anybody
+    }
+}
+
+void TcpWire::abandon() noexcept {
+    const std::unique_lock lock(mutex_, std::try_to_lock);
+    if (!lock.owns_lock()) return;  // nobody is there any more who would let it go
+    arrivals_.clear();
+    for (Peer& peer : peers_) {
+        for (const auto& stream : peer.streams) {
+            if (stream) stream->close();
+        }
+    }
+}
+
+// Else a peer that has not heard of the failure yet would take this rank for the one that is gone.
+void TcpWire::say_failed(const Error& failure) {
+    const std::string_view text = failure.what();
+    Frame frame{};
+    frame.kind = FrameKind::failed;
+    frame.bytes = std::min(text.size(), kFaultText);
+    frame.called.kind = static_cast<uint32_t>(failure.fault());
+    for (Peer& peer : peers_) {
+        if (!peer.connected || peer.open == 0) continue;
+        for (const auto& stream : peer.streams) stream->cut_short();
+        peer.streams.front()->push({frame, reinterpret_cast<const std::byte*>(text.data())});
+    }
+}
+
+void TcpWire::say_left() {
+    for (Peer& peer : peers_) {
+        const auto there = std::find_if(peer.streams.begin(), peer.streams.end(),
+                                        [](const auto& stream) { return stream != nullptr; });
+        if (there == peer.streams.end() || peer.open == 0) continue;
+        Frame frame{};
+        frame.kind = FrameKind::left;
+        frame.number = ++peer.sent;
+        if (peer.connected) {
+            push(peer, {frame, nullptr});
+        } else {  // some of its connections are still being made
+            (*there)->push({frame, nullptr});
+        }
+        for (const auto& stream : peer.streams) {
+            if (stream) stream->flush();
+        }
+    }
+}
+
+void TcpWire::say_left_to(Channel channel) {
+    Stream stream(std::move(channel));
+    Frame frame{};
+    frame.kind = FrameKind::left;
+    frame.number = 1;
+    stream.push({frame, nullptr});
+    stream.flush();
+    static_cast<void>(stream.discard());
+}
+
+// The kernel throws away what it has not yet sent if something comes for a socket that is closed,
+// and something does: the peers' last progress. So who closes waits until all of it has arrived; a
+// peer that computes takes it late.
+bool TcpWire::parted() noexcept {
+    const auto now = Silence::Clock::now();
+    const bool listens = is_time_to_listen(now);
+    bool all = true;
+    for (Peer& peer : peers_) {
+        for (const auto& stream : peer.streams) {
+            if (!stream || arrived(*stream)) continue;
+            if (listens) stream->ended = stream->silence().too_long(now);
+            all = all && stream->ended;
+        }
+    }
+    return all;
+}
+
+bool TcpWire::arrived(Stream& stream) noexcept {
+    if (stream.ended) return true;
+    stream.flush();
+    if (!stream.discard()) return stream.ended = true;  // the peer has closed: it needs no more
+    return stream.drained() && stream.acknowledged();
+}
+
+bool TcpWire::forget_messages() noexcept {
+    for (uint32_t peer = 0; peer < peers_.size(); ++peer) forget_messages(peer);
+    return true;
+}
+
+bool TcpWire::forget_messages(uint32_t peer) noexcept {
+    for (const Outgoing& outgoing : peers_[peer].early)
+        unsent_bytes_ -= sizeof(Frame) + outgoing.frame.bytes;
+    peers_[peer].early.clear();
+    for (const auto& stream : peers_[peer].streams) {
+        if (!stream) continue;
+        unsent_bytes_ -= stream->waiting_bytes();
+        stream->cut_short();
+        unsent_bytes_ += stream->waiting_bytes();
+    }
+    return true;
+}
+
+}  // namespace unisono

@@ -1,0 +1,143 @@
+"""One rank of one contestant: started by `world`, does what it is told over its channel."""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import os
+import time
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from unisono.bench.barrier import StartLine
+from unisono.bench.cases import Case
+from unisono.bench.contestants import MEMORY, OURS, Contestant
+from unisono.bench.patterns import allocate, count_wrong
+from unisono.bench.peers.base import Array, Peer, Repeat
+from unisono.bench.rank_messages import Channel, Message
+from unisono.errors import UnsupportedError
+
+
+class Worker:
+    """The rank's state between commands: the peer, and the case being measured."""
+
+    def __init__(self, peer: Peer, start_line: StartLine) -> None:
+        self._peer = peer
+        self._start_line = start_line
+        self._case: Case
+        self._repeat: Repeat
+        self._x: Array
+        self._out: Array
+
+    def answer(self, message: Message) -> Message:
+        match message["do"]:
+            case "bind":
+                return self._bind(Case(**message["case"]))
+            case "choose":
+                return self._choose(str(message["algorithm"]))
+            case "verify":
+                return self._verify()
+            case "time":
+                return self._time(int(message["iterations"]))
+        raise ValueError(f"unknown command {message['do']!r}")
+
+    def _bind(self, case: Case) -> Message:
+        self._case = case
+        if self._peer.moves_data:
+            self._x, self._out = allocate(case, self._peer.rank)
+        else:
+            self._x = self._out = np.empty(0, case.storage)
+        self._repeat = self._peer.repeat(case, self._x, self._out)
+        return {}
+
+    def _choose(self, algorithm: str) -> Message:
+        self._repeat = self._peer.choose(algorithm).repeat(self._case, self._x, self._out)
+        self._repeat(1)  # what cannot be served says so now
+        return {}
+
+    def _verify(self) -> Message:
+        """Leaves zeros behind: their sums stay finite however often timing repeats them."""
+        if not self._peer.moves_data:
+            self._repeat(1)
+            return {"wrong": 0}
+        call = partial(self._repeat, 1)
+        wrong = count_wrong(self._case, self._peer.rank, self._x, self._out, call)
+        self._x.fill(0)
+        return {"wrong": wrong}
+
+    def _time(self, iterations: int) -> Message:
+        repeat = self._repeat
+        repeat(1 + iterations // 10)
+        self._start_line.wait()
+        start_s = time.perf_counter()
+        repeat(iterations)
+        return {"elapsed_s": time.perf_counter() - start_s, "began_s": start_s}
+
+
+def connect_peer(contestant: Contestant, *, rank: int, ranks: int, meeting: str) -> Peer:
+    """The contestant's driver; its ranks find each other at `meeting`, a URL.
+
+    Imports its library, and no other.
+    """
+    options: dict[str, Any] = {"rank": rank, "ranks": ranks}
+    if contestant.base == MEMORY:
+        module, name, options = "memory", "MemoryPeer", {"rank": rank}
+    elif contestant.is_native:
+        module, name = "native", "NativePeer"
+        options |= {"rendezvous": meeting, "algorithm": contestant.algorithm}
+    elif contestant.base in ("gloo", OURS["torch"]):
+        module, name = "torch_distributed", "TorchPeer"
+        backend = "gloo" if contestant.base == "gloo" else "unisono"
+        options |= {"backend": backend, "meeting": meeting}
+    else:
+        module, name, options = "mpi", "MpiPeer", {}
+    driver = importlib.import_module(f"unisono.bench.peers.{module}")
+    peer: Peer = getattr(driver, name)(**options)
+    return peer
+
+
+def bind_to_core(rank: int) -> None:
+    """Keep this thread on one core. After the library started: it shall see all cores."""
+    cores = sorted(os.sched_getaffinity(0))
+    os.sched_setaffinity(0, {cores[rank % len(cores)]})
+
+
+def serve(channel: Channel, worker: Worker) -> None:
+    """Answer until told to quit, or until the benchmark is gone (EOFError)."""
+    while (message := channel.receive())["do"] != "quit":
+        try:
+            reply = worker.answer(message)
+        except UnsupportedError as error:
+            reply = {"error": str(error)}
+        except Exception as error:  # whatever a library raises is this contestant's result
+            reply = {"error": f"{type(error).__name__}: {error}"}
+        channel.send(reply)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("contestant")
+    parser.add_argument("folder", type=Path)
+    parser.add_argument("--ranks", type=int, required=True)
+    parser.add_argument("--rank", type=int, default=-1, help="by default, the library's own")
+    parser.add_argument("--meeting", help="where ranks find each other; by default, a file")
+    parser.add_argument("--bind", action="store_true", help="stay on core rank mod cores")
+    arguments = parser.parse_args()
+    folder, ranks = arguments.folder, arguments.ranks
+    channel = Channel.connect(folder / "socket")
+    meeting = arguments.meeting or f"file://{folder / 'store'}"
+    contestant = Contestant(name=arguments.contestant)
+    peer = connect_peer(contestant, rank=arguments.rank, ranks=ranks, meeting=meeting)
+    if arguments.bind:
+        bind_to_core(peer.rank)
+    start_line = StartLine(folder / "start_line", rank=peer.rank, ranks=ranks)
+    channel.send({"rank": peer.rank})
+    serve(channel, Worker(peer, start_line))
+    peer.close()
+
+
+if __name__ == "__main__":
+    main()

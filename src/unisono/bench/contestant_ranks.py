@@ -1,0 +1,201 @@
+"""The benchmark's side of one contestant: its processes, and the channels to its ranks."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import socket
+import subprocess
+import time
+from types import TracebackType
+
+from unisono.bench.barrier import StartLine
+from unisono.bench.cases import Case
+from unisono.bench.cluster import Cluster
+from unisono.bench.contestants import Contestant, plan_launch
+from unisono.bench.rank_limit import reason_against
+from unisono.bench.rank_messages import Channel, Message
+from unisono.errors import UnisonoError
+from unisono.temporary_folders import Scratch
+
+_START_TIMEOUT_S = 60.0
+_ANSWER_TIMEOUT_S = 60.0
+_QUIT_TIMEOUT_S = 5.0
+_LOG_TAIL = 600
+
+
+class ContestantError(UnisonoError):
+    """A contestant's ranks failed to start, to answer in time, or to stay alive."""
+
+
+class CaseError(UnisonoError):
+    """Every rank of a contestant refused one case; its world is still good."""
+
+
+class ContestantRanks:
+    """The ranks of one contestant, asleep unless asked: here, or on the hosts of a cluster.
+
+    Raises WorldError for more ranks than this machine, on which all of them are, can start.
+    """
+
+    def __init__(
+        self,
+        contestant: Contestant,
+        ranks: int,
+        *,
+        bind: bool = False,
+        cluster: Cluster | None = None,
+    ) -> None:
+        if ranks < 1:
+            raise ContestantError(f"a world has 1 or more ranks, not {ranks}")
+        if reason := reason_against(ranks):
+            raise ContestantError(reason)
+        self.contestant = contestant
+        self.ranks = ranks
+        self._bind_ranks = bind
+        self._cluster = cluster
+        self.late_s: tuple[float, ...] = ()
+        """By how much each rank left the last start line after the first. One clock: all ranks are
+        on this machine."""
+        self._scratch = Scratch("unisono-bench-")
+        self._folder = self._scratch.path
+        self._processes: list[subprocess.Popen[bytes]] = []
+        self._channels: list[Channel] = []
+
+    def __enter__(self) -> ContestantRanks:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    @property
+    def alive(self) -> bool:
+        """Whether the world was started and not closed since."""
+        return bool(self._channels)
+
+    def start(self) -> None:
+        """Start the ranks, and return when all have joined their world. Raises WorldError."""
+        StartLine.create(self._folder / "start_line", self.ranks)
+        with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as listener:
+            listener.bind(str(self._folder / "socket"))
+            listener.listen(self.ranks)
+            self._spawn()
+            listener.settimeout(0.2)
+            connections = self._accept(listener)
+        ranked: dict[int, Channel] = {}
+        for channel in connections:
+            ranked[int(self._receive(channel, _START_TIMEOUT_S)["rank"])] = channel
+        if sorted(ranked) != list(range(self.ranks)):
+            raise ContestantError(
+                f"the ranks that came are {sorted(ranked)}, not 0..{self.ranks - 1}"
+            )
+        self._channels = [ranked[rank] for rank in range(self.ranks)]
+
+    def bind(self, case: Case) -> None:
+        self._ask({"do": "bind", "case": case.to_dict()})
+
+    def choose(self, algorithm: str) -> None:
+        """Let the bound case be served by this algorithm from now on (Unisono only)."""
+        self._ask({"do": "choose", "algorithm": algorithm})
+
+    def verify(self) -> int:
+        """Wrong elements, over all ranks, of one call on known data."""
+        return sum(int(reply["wrong"]) for reply in self._ask({"do": "verify"}))
+
+    def time_s(self, iterations: int) -> float:
+        """Seconds of one call: the slowest rank's mean over back-to-back calls."""
+        replies = self._ask({"do": "time", "iterations": iterations})
+        began_s = [float(reply["began_s"]) for reply in replies]
+        self.late_s = tuple(time_s - min(began_s) for time_s in began_s)
+        return max(float(reply["elapsed_s"]) for reply in replies) / iterations
+
+    def close(self) -> None:
+        """End all processes of the world. Never raises."""
+        for channel in self._channels:
+            with contextlib.suppress(OSError):
+                channel.send({"do": "quit"})
+        deadline_s = time.monotonic() + (_QUIT_TIMEOUT_S if self._channels else 0.0)
+        for process in self._processes:
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                process.wait(max(0.0, deadline_s - time.monotonic()))
+            # The process leads a session of its own, so this ends what it started, too.
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)
+            process.wait()
+        for channel in self._channels:
+            channel.close()
+        self._processes, self._channels = [], []
+        self._scratch.remove()
+
+    def _spawn(self) -> None:
+        if self._cluster is not None:
+            self._cluster.lab.write_agent(self._folder / "agent")
+        commands = plan_launch(
+            self.contestant,
+            ranks=self.ranks,
+            folder=self._folder,
+            bind=self._bind_ranks,
+            cluster=self._cluster,
+        )
+        with (self._folder / "log").open("wb") as log:
+            for command in commands:
+                process = subprocess.Popen(
+                    command,
+                    stdin=subprocess.DEVNULL,
+                    stdout=log,
+                    stderr=subprocess.STDOUT,
+                    start_new_session=True,
+                )
+                self._processes.append(process)
+
+    def _accept(self, listener: socket.socket) -> list[Channel]:
+        connections: list[Channel] = []
+        deadline_s = time.monotonic() + _START_TIMEOUT_S
+        while len(connections) < self.ranks:
+            try:
+                connections.append(Channel(listener.accept()[0]))
+            except TimeoutError:
+                self._refuse_if_dead(timed_out=time.monotonic() > deadline_s)
+        return connections
+
+    def _refuse_if_dead(self, *, timed_out: bool) -> None:
+        if any(process.poll() is not None for process in self._processes):
+            raise ContestantError(f"a rank ended early: {self._log_tail()}")
+        if timed_out:
+            raise ContestantError(f"the ranks did not start in time: {self._log_tail()}")
+
+    def _ask(self, message: Message) -> list[Message]:
+        try:
+            for channel in self._channels:
+                channel.send(message)
+        except OSError as error:
+            raise ContestantError(f"a rank ended: {self._log_tail()}") from error
+        deadline_s = time.monotonic() + _ANSWER_TIMEOUT_S
+        replies = [
+            self._receive(channel, max(0.1, deadline_s - time.monotonic()))
+            for channel in self._channels
+        ]
+        errors = [str(reply["error"]) for reply in replies if "error" in reply]
+        if len(errors) == self.ranks:
+            raise CaseError(errors[0])
+        if errors:
+            raise ContestantError(f"some ranks failed: {errors[0]}")
+        return replies
+
+    def _receive(self, channel: Channel, timeout_s: float) -> Message:
+        try:
+            return channel.receive(timeout_s)
+        except TimeoutError as error:
+            raise ContestantError(f"a rank did not answer within {timeout_s:.0f} s") from error
+        except EOFError as error:
+            raise ContestantError(f"a rank ended: {self._log_tail()}") from error
+
+    def _log_tail(self) -> str:
+        text = (self._folder / "log").read_text(errors="replace").strip()
+        return text[-_LOG_TAIL:] or "(it printed nothing)"

@@ -1,0 +1,47 @@
+"""Bootstrap: how ranks find each other and come to share memory and connections as a group.
+
+Ranks exchange texts through a `BootstrapStore` (TCP, MPI, torch's or any key-value store). The
+ranks of one host then share a memory segment (`join_segment`), and those of several hosts one
+network a world (`GroupNetwork`). `join_group` does it all and returns a `JoinedGroup`.
+"""
+
+from typing import TYPE_CHECKING
+
+from unisono.bootstrap.group_config import GroupConfig, JoinedGroup, StagingShape
+from unisono.bootstrap.group_network import GroupNetwork, WireKind
+from unisono.bootstrap.join_group import join_group
+from unisono.bootstrap.shared_segment import join_segment
+from unisono.bootstrap.single_copy import NO_SINGLE_COPY, SingleCopyRules, single_copy_for
+from unisono.bootstrap.unix_socket import WATCH_S
+from unisono.lazy_names import lazy_names
+
+if TYPE_CHECKING:
+    from unisono.bootstrap.key_value_store import KeyValueBootstrap
+    from unisono.bootstrap.peer_exchange import this_host
+    from unisono.bootstrap.store import BootstrapStore
+
+__getattr__ = lazy_names(
+    __name__,
+    {
+        "unisono.bootstrap.key_value_store": ["KeyValueBootstrap"],
+        "unisono.bootstrap.peer_exchange": ["this_host"],
+        "unisono.bootstrap.store": ["BootstrapStore"],
+    },
+)
+
+__all__ = [
+    "NO_SINGLE_COPY",
+    "WATCH_S",
+    "BootstrapStore",
+    "GroupConfig",
+    "GroupNetwork",
+    "JoinedGroup",
+    "KeyValueBootstrap",
+    "SingleCopyRules",
+    "StagingShape",
+    "WireKind",
+    "join_group",
+    "join_segment",
+    "single_copy_for",
+    "this_host",
+]

@@ -1,0 +1,283 @@
+"""Ranks that know only a board find each other: who is where, and what rank 0 says to all.
+
+Nothing here proves anything: ranks whose hosts look the same are *candidates* for one host, and
+prove it by sharing memory (`bootstrap.host_group`).
+"""
+
+from __future__ import annotations
+
+import base64
+import ipaddress
+import json
+import os
+import secrets
+import socket
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+from unisono.bootstrap.group_config import StagingShape, shape_for
+from unisono.bootstrap.store import BootstrapStore
+from unisono.control import PeerInfo
+from unisono.errors import RendezvousError
+from unisono.native import usable_cores
+from unisono.transport import random_secret
+
+_VERSION = 2
+"""Of the texts; ranks of other versions are refused."""
+_WORLD_BYTES = 16
+_SPANNING_DEPTH = 4
+_PAGE_BYTES = 4096
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HostKey:
+    """Ranks whose keys are equal may be on one host: the boot of the kernel, its namespaces of the
+    network and of users, the user, and what the user calls the host."""
+
+    boot: str
+    network: int
+    users: int
+    user: int
+    host_id: str = ""
+
+    def same_network(self, other: HostKey) -> bool:
+        """Whether loopback is the same for both."""
+        return (self.boot, self.network) == (other.boot, other.network)
+
+
+def this_host(host_id: str = "") -> HostKey:
+    """The key of the host on which this process runs. Ranks with another `host_id`, wherever they
+    are, are ranks of other hosts."""
+    try:
+        boot = Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
+    except OSError:
+        boot = socket.gethostname()
+    return HostKey(
+        boot=boot,
+        network=_namespace("net"),
+        users=_namespace("user"),
+        user=os.getuid(),
+        host_id=host_id,
+    )
+
+
+def _namespace(kind: str) -> int:
+    try:
+        return os.stat(f"/proc/self/ns/{kind}").st_ino
+    except OSError:
+        return 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RankFacts:
+    """What a rank brings."""
+
+    rank: int
+    size: int
+    timeout_s: float
+    addresses: Sequence[tuple[str, int]]
+    """Where it listens for ranks of other hosts: IP literal and port, one for each rail."""
+    staging_bytes: int
+    """For all ranks of the fullest host together; rank 0's holds."""
+    host: HostKey = field(default_factory=this_host)
+    cores: int = field(default_factory=usable_cores)
+    word: bytes = b""
+    """What rank 0 tells the others."""
+    tls: str = "off"
+    """The value of UNISONO_TLS."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WorldFacts:
+    """A world: equal on all its ranks."""
+
+    hosts: tuple[tuple[int, ...], ...]
+    """The ranks of each host (the candidates), in the order of the first of each."""
+    contacts: tuple[PeerInfo, ...]
+    """Of all ranks, in their order."""
+    world: bytes
+    """16 bytes that no other world has."""
+    word: bytes
+    """Rank 0's."""
+    secret: bytes = field(repr=False)
+    """The job's, else a random one that came by the board."""
+    shape: StagingShape
+    """Of the staging in every host's segment, and in the mirrors of the ranks of other hosts."""
+
+    def host_of(self, rank: int) -> tuple[int, ...]:
+        """The ranks of this rank's host."""
+        return self.hosts[self.contacts[rank].host]
+
+
+def exchange_facts(
+    board: BootstrapStore, arrival: RankFacts, *, by_address: bool = True
+) -> WorldFacts:
+    """Meets the other ranks at the board; all get the same. `by_address`: ranks of different hosts
+    will connect to the addresses that they have; not so where MPI is the wire.
+
+    Raises `RendezvousError` if they do not come, or cannot reach each other by the addresses that
+    they have, `AuthenticationError` if this rank is not let in or some have no job secret.
+
+    >>> from unisono.bootstrap.tcp_store import TcpStore
+    >>> alone = RankFacts(rank=0, size=1, timeout_s=1.0, addresses=[], staging_bytes=1 << 24)
+    >>> exchange_facts(TcpStore("tcp://127.0.0.1:29400", None), alone).hosts
+    ((0,),)
+    """
+    mine = _pack(arrival, board.secret is not None)
+    texts = board.exchange(arrival.rank, arrival.size, mine, arrival.timeout_s)
+    cards = [_Card.unpack(rank, text) for rank, text in enumerate(texts)]
+    first = cards[0]
+    _require_alike(cards)
+    hosts = _hosts(cards)
+    if by_address:
+        _require_reachable(cards, hosts)
+    rails = min(len(card.addresses) for card in cards)
+    places = {rank: place for place, ranks in enumerate(hosts) for rank in ranks}
+    fullest, fewest_cores = max(map(len, hosts)), min(card.cores for card in cards)
+    return WorldFacts(
+        hosts=hosts,
+        contacts=tuple(
+            PeerInfo(rank=rank, host=places[rank], addresses=card.addresses[:rails])
+            for rank, card in enumerate(cards)
+        ),
+        world=first.world,
+        word=first.word,
+        secret=board.secret or first.secret,
+        shape=shape_among(len(hosts), fullest, fewest_cores, first.staging_bytes),
+    )
+
+
+def shape_among(hosts: int, fullest: int, cores: int, staging_bytes: int) -> StagingShape:
+    """Across hosts more blocks are in flight, for a network is to carry some while others wait."""
+    shape = shape_for(fullest, cores, staging_bytes)
+    if hosts == 1:
+        return shape
+    area_bytes = shape.area_bytes * shape.depth // _SPANNING_DEPTH
+    return StagingShape(depth=_SPANNING_DEPTH, area_bytes=area_bytes // _PAGE_BYTES * _PAGE_BYTES)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Card:
+    """The text of a rank, taken apart."""
+
+    host: HostKey
+    name: str
+    addresses: tuple[tuple[str, int], ...]
+    cores: int
+    has_secret: bool
+    tls: str
+    staging_bytes: int
+    world: bytes
+    secret: bytes
+    word: bytes
+
+    @classmethod
+    def unpack(cls, rank: int, text: bytes) -> _Card:
+        """Raises `RendezvousError` for what this version would not write."""
+        try:
+            facts: dict[str, Any] = json.loads(text)
+            if facts["version"] != _VERSION:
+                raise ValueError(f"version {facts['version']}")
+            return cls(
+                host=HostKey(**{name: _plain(value) for name, value in facts["host"].items()}),
+                name=str(facts["name"]),
+                addresses=tuple(
+                    (str(ipaddress.ip_address(ip)), _within(port, 1 << 16))
+                    for ip, port in facts["addresses"]
+                ),
+                cores=_within(facts["cores"], 1 << 32),
+                has_secret=bool(facts["has_secret"]),
+                tls=str(facts["tls"]),
+                staging_bytes=_within(facts.get("staging_bytes", 0), 1 << 62),
+                world=base64.b64decode(facts.get("world", "")),
+                secret=base64.b64decode(facts.get("secret", "")),
+                word=base64.b64decode(facts.get("word", "")),
+            )
+        except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+            raise RendezvousError(
+                f"rank {rank} introduced itself in another way: has it another version of unisono?"
+            ) from error
+
+
+def _plain(value: Any) -> Any:
+    """Of a host's key, which has to be hashable. Raises `ValueError`."""
+    if not isinstance(value, (str, int)):
+        raise ValueError(f"{value!r} in the key of a host")
+    return value
+
+
+def _within(number: Any, end: int) -> int:
+    """A whole number below `end`. Raises `ValueError`."""
+    if not isinstance(number, int) or not 0 <= number < end:
+        raise ValueError(f"{number!r}: expected a whole number below {end}")
+    return number
+
+
+def _pack(arrival: RankFacts, has_secret: bool) -> bytes:
+    facts: dict[str, Any] = {
+        "version": _VERSION,
+        "host": asdict(arrival.host),
+        "name": socket.gethostname(),
+        "addresses": [list(address) for address in arrival.addresses],
+        "cores": arrival.cores,
+        "has_secret": has_secret,
+        "tls": arrival.tls,
+    }
+    if arrival.rank == 0:
+        facts["staging_bytes"] = arrival.staging_bytes
+        facts["world"] = _text(secrets.token_bytes(_WORLD_BYTES))
+        facts["secret"] = "" if has_secret else _text(random_secret())
+        facts["word"] = _text(arrival.word)
+    return json.dumps(facts).encode()
+
+
+def _text(data: bytes) -> str:
+    return base64.b64encode(data).decode()
+
+
+def _hosts(cards: Sequence[_Card]) -> tuple[tuple[int, ...], ...]:
+    ranks: dict[HostKey, list[int]] = {}
+    for rank, card in enumerate(cards):
+        ranks.setdefault(card.host, []).append(rank)
+    return tuple(map(tuple, ranks.values()))
+
+
+def _require_alike(cards: Sequence[_Card]) -> None:
+    """All or none were given the job's secret, and all speak under the same protection."""
+    for rank, card in enumerate(cards):
+        if card.tls != cards[0].tls:
+            raise RendezvousError(
+                f"rank {rank} ({card.name}) has UNISONO_TLS={card.tls}, rank 0 ({cards[0].name}) "
+                f"has UNISONO_TLS={cards[0].tls}: give all ranks the same"
+            )
+        if card.has_secret != cards[0].has_secret:
+            with_, without = (rank, 0) if card.has_secret else (0, rank)
+            raise RendezvousError(
+                f"rank {with_} has a job secret (UNISONO_JOB_SECRET), rank {without} has none: "
+                "give it to all ranks or to none"
+            )
+
+
+def _require_reachable(cards: Sequence[_Card], hosts: Sequence[Sequence[int]]) -> None:
+    """Every rank listens where the ranks of other hosts can reach it, as far as can be known."""
+    if len(hosts) == 1:
+        return
+    here = [cards[ranks[0]] for ranks in hosts]
+    for rank, card in enumerate(cards):
+        if not card.addresses:
+            raise RendezvousError(f"rank {rank} ({card.name}) listens on no address")
+        addresses = [ipaddress.ip_address(ip) for ip, _ in card.addresses]
+        for ip in addresses:
+            if ip.is_loopback and not all(card.host.same_network(other.host) for other in here):
+                raise RendezvousError(
+                    f"rank {rank} ({card.name}) listens on {ip}, which ranks of other hosts cannot "
+                    "reach: choose one of its interfaces by UNISONO_INTERFACE"
+                )
+        if addresses[0].version != ipaddress.ip_address(cards[0].addresses[0][0]).version:
+            raise RendezvousError(
+                f"rank 0 ({cards[0].name}) listens on {cards[0].addresses[0][0]}, rank {rank} "
+                f"({card.name}) on {addresses[0]}: choose addresses of one kind by "
+                "UNISONO_SOCKET_FAMILY=AF_INET or AF_INET6, or interfaces by UNISONO_INTERFACE"
+            )

@@ -1,0 +1,377 @@
+"""How the ranks of one host find each other and come to share one memory segment.
+
+Rank 0 listens on an abstract Unix socket whose name is derived from the job's rendezvous text; the
+others connect. The kernel tells each side the other's user (SO_PEERCRED), and nobody of another
+user is let in. Rank 0 hands over the descriptor of a memfd with a nonce; each rank maps it and
+compares the nonce with the one in the memory, which proves that all are on one host. Nothing of
+this has a name in the file system, so nothing is left behind.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import secrets
+import socket
+import struct
+import time
+from collections.abc import Iterator
+
+from unisono.bootstrap import segment_memory
+from unisono.bootstrap.descriptors import Lack, lack_of
+from unisono.bootstrap.group_config import (
+    GroupConfig,
+    JoinedGroup,
+    OpenGroup,
+    open_group,
+    shape_for,
+)
+from unisono.bootstrap.single_copy import NO_SINGLE_COPY, single_copy_for
+from unisono.bootstrap.unix_socket import WATCH_S, connect, listen, one_user_only, user_of
+from unisono.errors import AuthenticationError, RendezvousError, UnisonoError
+from unisono.native import Group, meshed_cores, usable_cores
+from unisono.types import SingleCopy
+
+_log = logging.getLogger("unisono")
+
+_HELLO = struct.Struct("<8sII")  # magic, rank, size
+_MAGIC = b"unisono1"
+_LENGTH = struct.Struct("<I")  # of the word that follows
+_WELCOME, _REFUSAL = b"W", b"R"
+_NO, _YES = b"N", b"Y"
+_MODES = {SingleCopy.NEVER: b"N", SingleCopy.AUTO: b"A", SingleCopy.ALWAYS: b"Y"}
+_COPIES = {letter: mode for mode, letter in _MODES.items()}
+_NONCE_BYTES = 16
+_MOST_TEXT_BYTES = 1024
+_HELLO_TIMEOUT_S = 5.0
+_INT, _RIGHTS = struct.Struct("i"), socket.SCM_RIGHTS
+_TELL_S = 30.0  # what rank 0 waits for the others, only to tell them that there will be no group
+
+
+def join_segment(meeting: GroupConfig, open_group: OpenGroup = open_group) -> JoinedGroup:
+    """Joins the group of `meeting.size` ranks; returns when all are there.
+
+    Raises `RendezvousError` if they are not within the timeout or disagree about who they are,
+    `AuthenticationError` if the listener belongs to another user.
+    """
+    return (_lead if meeting.rank == 0 else _follow)(meeting, open_group)
+
+
+def _receive(connection: socket.socket, length: int) -> bytes:
+    data = b""
+    while len(data) < length:
+        more = connection.recv(length - len(data))
+        if not more:
+            raise RendezvousError("a rank gave up while the group was being formed")
+        data += more
+    return data
+
+
+# ---- rank 0
+
+
+def _lead(meeting: GroupConfig, open_group: OpenGroup) -> JoinedGroup:
+    deadline = time.monotonic() + meeting.timeout_s
+    nonce = secrets.token_bytes(_NONCE_BYTES)
+    try:
+        fd = _create_segment(meeting, nonce)
+    except UnisonoError as error:
+        _turn_away(meeting, deadline, str(error))
+        raise
+    followers: dict[int, socket.socket] = {}
+    try:
+        return _form(meeting, followers, open_group, fd, nonce, deadline)
+    except UnisonoError as error:
+        for peer in followers.values():
+            _refuse(peer, str(error))
+        raise
+    finally:
+        for peer in followers.values():
+            peer.close()
+
+
+def _form(
+    meeting: GroupConfig,
+    followers: dict[int, socket.socket],
+    open_group: OpenGroup,
+    fd: int,
+    nonce: bytes,
+    deadline: float,
+) -> JoinedGroup:
+    try:
+        with listen(meeting, deadline) as listener:
+            strangers: set[int] = set()
+            while len(followers) < meeting.size - 1:
+                _admit(listener, meeting, followers, strangers, deadline)
+        for rank, peer in followers.items():
+            with _naming(meeting.name(rank)):
+                socket.send_fds(peer, [_WELCOME + nonce], [fd])
+    except BaseException:
+        os.close(fd)
+        raise
+    group = open_group(fd, 0, nonce)
+    with _closed_on_failure(group):
+        for rank, peer in sorted(followers.items()):
+            with _naming(meeting.name(rank)):
+                _expect_joined(peer, meeting.name(rank), deadline)
+        wanted = _wanted_copies(meeting)
+        for rank, peer in followers.items():
+            with _naming(meeting.name(rank)):
+                word = _LENGTH.pack(len(meeting.word)) + meeting.word
+                peer.sendall(_WELCOME + _MODES[wanted] + word)
+        if wanted is not SingleCopy.NEVER and not _ask_all(group, meeting, followers, deadline):
+            wanted = SingleCopy.NEVER
+    return JoinedGroup(group=group, nonce=nonce, word=meeting.word, single_copy=wanted)
+
+
+@contextlib.contextmanager
+def _closed_on_failure(group: Group) -> Iterator[None]:
+    """A group that came to nothing gives back its memory, whoever keeps the error."""
+    try:
+        yield
+    except BaseException:
+        group.close()
+        group.give_back()
+        raise
+
+
+def _wanted_copies(meeting: GroupConfig) -> SingleCopy:
+    """Decides for all ranks, as `single_copy_for` takes it. NEVER where no call would use it."""
+    wanted = meeting.single_copy
+    if wanted is SingleCopy.AUTO and meshed_cores():
+        wanted = SingleCopy.ALWAYS
+    lending = single_copy_for(meeting.size, cores=usable_cores(), wanted=wanted)
+    return SingleCopy.NEVER if meeting.size == 1 or lending == NO_SINGLE_COPY else wanted
+
+
+def _ask_all(
+    group: Group, meeting: GroupConfig, followers: dict[int, socket.socket], deadline: float
+) -> bool:
+    """Whether all ranks can read each other's memory, as all are told."""
+    able = group.can_borrow()
+    for rank, peer in followers.items():
+        with _naming(meeting.name(rank)):
+            peer.settimeout(max(deadline - time.monotonic(), 0.001))
+            able &= _receive(peer, 1) == _YES
+    for rank, peer in followers.items():
+        with _naming(meeting.name(rank)):
+            peer.sendall(_YES if able else _NO)
+    return able
+
+
+def _create_segment(meeting: GroupConfig, nonce: bytes) -> int:
+    # The memory, where it listens, and a connection to each of the others.
+    lack = lack_of(meeting.size + 1, meeting.who)
+    if lack is not None:
+        raise RendezvousError(lack.why)
+    shape = meeting.shape
+    if shape is None:
+        shape = shape_for(meeting.size, usable_cores(), meeting.staging_bytes)
+    return segment_memory.create(meeting.size, shape.depth, shape.area_bytes, nonce)
+
+
+def _turn_away(meeting: GroupConfig, deadline: float, why: str) -> None:
+    """Tells all others that there will be no group; takes two descriptors, if they are there."""
+    heard: dict[int, socket.socket] = {}
+    strangers: set[int] = set()
+    deadline = min(deadline, time.monotonic() + _TELL_S)
+    with contextlib.suppress(RendezvousError, OSError), listen(meeting, deadline) as listener:
+        while len(heard) < meeting.size - 1:
+            _admit(listener, meeting, heard, strangers, deadline)
+            for peer in heard.values():
+                _refuse(peer, why)
+                peer.close()
+
+
+def _refuse(peer: socket.socket, why: str) -> None:
+    with contextlib.suppress(OSError):
+        peer.sendall(_REFUSAL + why.encode()[:_MOST_TEXT_BYTES])
+
+
+@contextlib.contextmanager
+def _naming(rank: int) -> Iterator[None]:
+    """Turns the loss of a connection into an error that says whose it was."""
+    try:
+        yield
+    except OSError as error:
+        raise RendezvousError(f"rank {rank} was lost while the group was being formed") from error
+
+
+def _admit(
+    listener: socket.socket,
+    meeting: GroupConfig,
+    followers: dict[int, socket.socket],
+    strangers: set[int],
+    deadline: float,
+) -> None:
+    """Lets one more rank in; a stranger is turned away, logged, and does no harm: whoever can reach
+    the socket must not end the job. `strangers`: the other users who have tried."""
+    missing = sorted(set(range(1, meeting.size)) - set(followers))
+    names = [meeting.name(rank) for rank in missing]
+    peer = _accept(listener, meeting, deadline)
+    if peer is None:
+        tried = [_stranger(meeting, user) for user in sorted(strangers)]
+        raise RendezvousError(
+            f"after {meeting.timeout_s:g} s (timeout) these ranks of {meeting.size} had not come: "
+            f"{names}" + "".join(f"; {text}" for text in tried)
+        )
+    left_s = deadline - time.monotonic()
+    user = user_of(peer)
+    if user != os.getuid():
+        strangers.add(user)
+    try:
+        if user not in (os.getuid(), 0):
+            raise AuthenticationError(f"user {user} tried to join")
+        peer.settimeout(min(_HELLO_TIMEOUT_S, max(left_s, 0.001)))
+        magic, rank, size = _HELLO.unpack(_receive(peer, _HELLO.size))
+        if magic != _MAGIC:
+            raise AuthenticationError("a process that is no unisono rank tried to join")
+    except (OSError, UnisonoError) as error:
+        peer.close()
+        why = error if user == os.getuid() else _stranger(meeting, user)
+        _log.warning("rendezvous %r: turned a connection away: %s", meeting.rendezvous, why)
+        return
+    problem = None
+    if size != meeting.size:
+        problem = f"rank {meeting.name(rank)} expects {size} ranks, rank 0 expects {meeting.size}"
+    elif rank not in missing:
+        problem = f"two processes claim to be rank {meeting.name(rank)} of {size}"
+    if problem is None:
+        followers[rank] = peer
+        return
+    _refuse(peer, problem)
+    peer.close()
+    raise RendezvousError(problem)
+
+
+def _stranger(meeting: GroupConfig, user: int) -> str:
+    return one_user_only(meeting.who, "a process that tried to join", user)
+
+
+def _accept(listener: socket.socket, meeting: GroupConfig, deadline: float) -> socket.socket | None:
+    """The next connection; None if none came in time."""
+    while True:
+        left_s = max(deadline - time.monotonic(), 0.001)
+        listener.settimeout(left_s if meeting.watch is None else min(left_s, WATCH_S))
+        with contextlib.suppress(TimeoutError):
+            return listener.accept()[0]
+        if time.monotonic() >= deadline:
+            return None
+        if meeting.watch is not None:
+            meeting.watch()
+
+
+def _expect_joined(peer: socket.socket, rank: int, deadline: float) -> None:
+    peer.settimeout(max(deadline - time.monotonic(), 0.001))
+    answer = peer.recv(1)
+    if not answer:
+        raise ConnectionResetError
+    if answer != _WELCOME:
+        raise RendezvousError(f"rank {rank} could not join: {_text(peer)}")
+
+
+# ---- the others
+
+
+def _follow(meeting: GroupConfig, open_group: OpenGroup) -> JoinedGroup:
+    deadline = time.monotonic() + meeting.timeout_s
+    lack = lack_of(2, meeting.who)  # the connection, and the memory
+    if lack is not None and lack.free == 0:
+        raise RendezvousError(lack.why)  # and there is no way to tell the others
+    with connect(meeting, deadline) as leader:
+        try:
+            leader.sendall(_HELLO.pack(_MAGIC, meeting.rank, meeting.size))
+            group, nonce = _join(leader, meeting, open_group, lack)
+            with _closed_on_failure(group):
+                leader.sendall(_WELCOME)
+                wanted, word = _hear(leader)
+                if wanted is not SingleCopy.NEVER:
+                    leader.sendall(_YES if group.can_borrow() else _NO)
+                    wanted = wanted if _all_can(leader) else SingleCopy.NEVER
+        except TimeoutError:
+            raise RendezvousError(
+                f"rank {meeting.name(meeting.rank)}: not all {meeting.size} ranks came within "
+                f"{meeting.timeout_s:g} s (timeout)"
+            ) from None
+        except OSError as error:
+            raise RendezvousError(
+                f"{meeting.who}: rank {meeting.name(0)} closed the connection while the "
+                "group was being formed (were too many ranks started?)"
+            ) from error
+    return JoinedGroup(group=group, nonce=nonce, word=word, single_copy=wanted)
+
+
+def _join(
+    leader: socket.socket, meeting: GroupConfig, open_group: OpenGroup, lack: Lack | None
+) -> tuple[Group, bytes]:
+    """Takes part in the group, or tells rank 0 why not."""
+    try:
+        if lack is None:
+            return _take_segment(leader, meeting, open_group)
+        _decline(leader)
+        raise RendezvousError(lack.why)
+    except UnisonoError as error:
+        _refuse(leader, str(error))
+        raise
+
+
+def _decline(leader: socket.socket) -> None:
+    """Waits for the group's memory, and does not take it."""
+    if _receive(leader, 1) == _REFUSAL:
+        raise RendezvousError(_text(leader))
+    _receive(leader, _NONCE_BYTES)
+
+
+def _text(peer: socket.socket) -> str:
+    """Why the other side has refused."""
+    return peer.recv(_MOST_TEXT_BYTES).decode(errors="replace")
+
+
+def _take_segment(
+    leader: socket.socket, meeting: GroupConfig, open_group: OpenGroup
+) -> tuple[Group, bytes]:
+    data, fds, flags = _receive_descriptor(leader)
+    if data[:1] == _REFUSAL:
+        raise RendezvousError(data[1:].decode(errors="replace"))
+    if flags & socket.MSG_CTRUNC and not fds:  # so the kernel says it
+        raise RendezvousError(
+            "too many open files to take in the group's memory; raise the limit (ulimit -n)"
+        )
+    if data[:1] != _WELCOME or len(fds) != 1 or len(data) != 1 + _NONCE_BYTES:
+        for fd in fds:
+            os.close(fd)
+        raise RendezvousError("rank 0 gave up while the group was being formed")
+    nonce = data[1:]
+    # From here the descriptor is the group's, which closes it.
+    return open_group(fds[0], meeting.rank, nonce), nonce
+
+
+def _receive_descriptor(leader: socket.socket) -> tuple[bytes, list[int], int]:
+    """No program that any thread starts inherits it: `socket.recv_fds` ignores its flags."""
+    space = socket.CMSG_LEN(_INT.size)
+    data, notes, flags, _ = leader.recvmsg(1 + _MOST_TEXT_BYTES, space, socket.MSG_CMSG_CLOEXEC)
+    return data, [_INT.unpack(note)[0] for *_, kind, note in notes if kind == _RIGHTS], flags
+
+
+def _hear(leader: socket.socket) -> tuple[SingleCopy, bytes]:
+    """Waits until all have joined; returns what rank 0 wants of their memory, and its word."""
+    answer = leader.recv(1)
+    if answer == _REFUSAL:
+        raise RendezvousError(_text(leader))
+    if answer != _WELCOME:
+        raise RendezvousError("rank 0 gave up while the group was being formed")
+    letter = _receive(leader, 1)
+    (length,) = _LENGTH.unpack(_receive(leader, _LENGTH.size))
+    wanted = _COPIES.get(letter)
+    if wanted is None:
+        raise RendezvousError("rank 0 speaks another version of this protocol")
+    return wanted, _receive(leader, length)
+
+
+def _all_can(leader: socket.socket) -> bool:
+    """Whether all ranks can read each other's memory, as rank 0 says."""
+    answer = _receive(leader, 1)
+    if answer == _REFUSAL:
+        raise RendezvousError(_text(leader))
+    return answer == _YES

@@ -1,0 +1,172 @@
+"""A place of the network where ranks meet: `tcp://host:port`, and what its name means here."""
+
+from __future__ import annotations
+
+import errno
+import hashlib
+import ipaddress
+import socket
+import time
+from dataclasses import dataclass
+from urllib.parse import urlsplit
+
+from unisono.errors import RendezvousError
+from unisono.transport import available_interfaces
+
+PATIENCE_S = 10.0
+"""How long a name may not be known yet, or a port may still be another's."""
+_PAUSE_S = 0.05
+_SET_IT = "set UNISONO_RENDEZVOUS=tcp://ADDRESS:PORT with an address of rank 0's host"
+
+Address = tuple[int, tuple[str, int] | tuple[str, int, int, int]]
+"""Family, and what `socket.connect` takes."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TcpAddress:
+    """`text` as it was given; what follows the port is a name that keeps jobs apart."""
+
+    host: str
+    port: int
+    text: str
+
+    def digest(self) -> bytes:
+        """Tells jobs apart that meet at one port, one after the other or by mistake."""
+        return hashlib.sha256(self.text.encode()).digest()[:16]
+
+    def warning(self) -> str:
+        """What to know of it where ranks have waited in vain."""
+        if not _only_here(self.host):
+            return ""
+        return f"; {self.host} is another place on each host: if there are several, {_SET_IT}"
+
+
+def parse(text: str) -> TcpAddress:
+    """Takes `tcp://host:port` apart; IPv6 addresses stand in brackets.
+
+    Raises `ValueError` if it is none.
+
+    >>> parse("tcp://[fd00::1]:29400/job").host
+    'fd00::1'
+    """
+    try:
+        parts = urlsplit(text)
+        host, port = parts.hostname, parts.port
+    except ValueError:
+        host = port = None
+    if not host or not port:
+        raise ValueError(f"a rendezvous is tcp://HOST:PORT with a port from 1, not {text!r}")
+    try:
+        wildcard = ipaddress.ip_address(host).is_unspecified
+    except ValueError:
+        wildcard = False
+    if wildcard:
+        raise ValueError(f"{text!r} is nowhere: the others must know the address of rank 0")
+    return TcpAddress(host=host, port=port, text=text)
+
+
+def resolve(place: TcpAddress) -> list[Address]:
+    """The addresses that the name has on this host, with those that lead nowhere left out.
+
+    Raises `RendezvousError` if it is known to mean this host alone, `OSError` if it is not known.
+    """
+    found = socket.getaddrinfo(place.host, place.port, type=socket.SOCK_STREAM)
+    addresses: list[Address] = [(int(family), where) for family, _, _, _, where in found]  # type: ignore[misc]
+    if _is_address(place.host) or _only_here(place.host):
+        return addresses
+    outside = [one for one in addresses if not ipaddress.ip_address(one[1][0]).is_loopback]
+    if not outside:
+        raise RendezvousError(
+            f"{place.text}: on this host the name {place.host} means {addresses[0][1][0]}, which "
+            "other hosts cannot reach: correct its line in /etc/hosts, or " + _SET_IT
+        )
+    return outside
+
+
+def listen(place: TcpAddress, backlog: int, deadline: float) -> list[socket.socket]:
+    """Listens there, on nothing else. Raises `RendezvousError` if this host cannot."""
+    until = min(deadline, time.monotonic() + PATIENCE_S)
+    while True:
+        try:
+            return _listen(resolve(place), backlog)
+        except OSError as error:
+            if error.errno == errno.EADDRNOTAVAIL:
+                own = ", ".join(map(str, available_interfaces())) or "none"
+                raise RendezvousError(
+                    f"{place.text}: rank 0 must listen there, but is on another host, whose "
+                    f"addresses are {own}: {_SET_IT}"
+                ) from None
+            if time.monotonic() > until:
+                raise RendezvousError(
+                    f"{place.text}: rank 0 cannot listen there: {error.strerror}"
+                ) from error
+        time.sleep(_PAUSE_S)
+
+
+def dial(addresses: list[Address], timeout_s: float) -> socket.socket:
+    """A connection to the first address that takes one. Raises `OSError`."""
+    failure: OSError | None = None
+    for family, address in addresses:
+        connection = socket.socket(family, socket.SOCK_STREAM)
+        try:
+            connection.settimeout(timeout_s)
+            connection.connect(address)
+            # A port of this host that nobody listens at can be given to the very dialer.
+            if connection.getsockname() != connection.getpeername():
+                return connection
+            failure = ConnectionRefusedError(errno.ECONNREFUSED, "nobody listens")
+        except OSError as error:
+            failure = error
+        connection.close()
+    assert failure is not None
+    raise failure
+
+
+def keep_alive(connection: socket.socket) -> None:
+    """A connection on which nothing is said ends some seconds after the other host has."""
+    connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+    for option, value in ((socket.TCP_KEEPIDLE, 5), (socket.TCP_KEEPINTVL, 2)):
+        connection.setsockopt(socket.IPPROTO_TCP, option, value)
+    connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPCNT, 3)
+    connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+
+
+def _listen(addresses: list[Address], backlog: int) -> list[socket.socket]:
+    """Listeners at those of the addresses that are this host's; `OSError` if none is."""
+    listeners: list[socket.socket] = []
+    foreign: OSError | None = None
+    for family, address in addresses:
+        listener = socket.socket(family, socket.SOCK_STREAM)
+        try:
+            listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            if family == socket.AF_INET6:
+                listener.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
+            listener.bind(address)
+            listener.listen(backlog)
+        except OSError as error:
+            listener.close()
+            if error.errno != errno.EADDRNOTAVAIL:
+                for other in listeners:
+                    other.close()
+                raise
+            foreign = error
+        else:
+            listeners.append(listener)
+    if not listeners and foreign is not None:
+        raise foreign
+    return listeners
+
+
+def _only_here(host: str) -> bool:
+    """Whether it is loopback by its very name."""
+    if _is_address(host):
+        return ipaddress.ip_address(host).is_loopback
+    return host.lower().partition(".")[0] == "localhost"
+
+
+def _is_address(host: str) -> bool:
+    try:
+        ipaddress.ip_address(host)
+    except ValueError:
+        return False
+    return True

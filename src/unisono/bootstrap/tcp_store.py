@@ -1,0 +1,192 @@
+"""A meeting point of our own: rank 0 listens at `tcp://host:port`, the others come to it.
+
+With a secret both ends of every connection prove first that they know it (`transport.handshake`).
+Then
+
+    rank   -> rank 0   hello: magic, digest of the rendezvous, rank, size; its text
+    rank 0 -> rank     ADMITTED, at once
+    rank 0 -> rank     ALL with the texts of all ranks, or REFUSED with what is wrong
+    rank   -> rank 0   ADMITTED: it has them
+
+Until a rank is admitted it tries again whatever happens, because rank 0 may come last and the port
+may be another's until then. From there on, a connection that ends is a rank that is lost.
+"""
+
+from __future__ import annotations
+
+import random
+import socket
+import time
+from dataclasses import dataclass
+
+from unisono.bootstrap import tcp_store_frames
+from unisono.bootstrap.tcp_address import PATIENCE_S, dial, keep_alive, listen, parse, resolve
+from unisono.bootstrap.tcp_store_frames import FRAME, Hello
+from unisono.bootstrap.tcp_store_server import TcpStoreServer
+from unisono.errors import AuthenticationError, RendezvousError
+from unisono.transport import CLEAR, Connection, ProofRefusedError, Security, authenticate
+
+_ATTEMPT_S = 10.0
+_VERDICT_S = 1.0
+_LONGEST_PAUSE_S = 0.1
+_REFUSED_S = 1.0
+"""For how long a proof may be refused: by another job that meets here at the moment, or because a
+crowd of strangers makes rank 0 turn guests away."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Refused:
+    """What listens there does not let this rank in, one attempt after the other."""
+
+    proof: bool
+    until: float
+
+    @classmethod
+    def after(cls, before: _Refused | None, error: Exception, now: float) -> _Refused:
+        proof = isinstance(error, ProofRefusedError)
+        if before is not None and before.proof == proof:
+            return before
+        return cls(proof=proof, until=now + (min(PATIENCE_S, _REFUSED_S) if proof else PATIENCE_S))
+
+
+class TcpStore:
+    """A `Board` at `tcp://host:port`, for those who know the secret if there is one, under TLS if
+    `security` says so.
+
+    Raises `ValueError` if `rendezvous` is no such place.
+    """
+
+    def __init__(self, rendezvous: str, secret: bytes | None, security: Security = CLEAR) -> None:
+        self._place = parse(rendezvous)
+        self._secret = secret
+        self._asked = security.secret_to_meet(secret)
+        self._security = security
+
+    @property
+    def secret(self) -> bytes | None:
+        """What both ends of each connection prove to know; None: nothing is asked."""
+        return self._secret
+
+    def exchange(self, rank: int, size: int, mine: bytes, timeout_s: float) -> list[bytes]:
+        """The texts of all ranks, in their order.
+
+        >>> TcpStore("tcp://127.0.0.1:29400", None).exchange(0, 1, b"alone", 1.0)
+        [b'alone']
+        """
+        if not 0 <= rank < size:
+            raise ValueError(f"rank {rank} of {size}: ranks are counted from 0 to size-1")
+        if len(mine) > tcp_store_frames.MOST_TEXT_BYTES:
+            raise ValueError(
+                f"{len(mine)} bytes: at most {tcp_store_frames.MOST_TEXT_BYTES} for a rank"
+            )
+        deadline = time.monotonic() + timeout_s
+        if size == 1:
+            return [mine]
+        if rank == 0:
+            return self._lead(size, mine, deadline, timeout_s)
+        hello = Hello(job=self._place.digest(), rank=rank, size=size, text_bytes=len(mine))
+        return self._follow(hello, mine, deadline, timeout_s)
+
+    def _lead(self, size: int, mine: bytes, deadline: float, timeout_s: float) -> list[bytes]:
+        listeners = listen(self._place, size + 64, deadline)
+        reception = TcpStoreServer(
+            listeners, self._place, self._asked, self._security, size=size, deadline=deadline
+        )
+        try:
+            return reception.exchange(mine, timeout_s)
+        finally:
+            reception.close()
+
+    def _follow(self, hello: Hello, mine: bytes, deadline: float, timeout_s: float) -> list[bytes]:
+        """Tries until it is admitted or the time is over, then waits for what rank 0 says."""
+        who = f"{self._place.text}: rank {hello.rank} of {hello.size}"
+        refused: _Refused | None = None
+        pause_s = 0.005
+        while True:
+            connected = False
+            try:
+                with self._dial(deadline) as leader:
+                    connected = True
+                    self._introduce(leader, hello, mine, deadline)
+                    return self._listen_to(leader, who, hello.size, deadline, timeout_s)
+            except (OSError, AuthenticationError) as error:
+                now = time.monotonic()
+                refused = _Refused.after(refused, error, now) if connected else None
+                if refused is not None and now > min(refused.until, deadline):
+                    raise AuthenticationError(
+                        f"{who} was not let in: {error} (is something else listening there? has "
+                        "every rank the same rendezvous, UNISONO_TLS and the same job secret?)"
+                    ) from error
+                if now > deadline:
+                    raise RendezvousError(
+                        f"{who}: rank 0 did not listen within {timeout_s:g} s (timeout): {error}; "
+                        "is its host's address right, and does a firewall let the port through?"
+                        + self._place.warning()
+                    ) from error
+            time.sleep(pause_s * random.uniform(0.5, 1.0))
+            pause_s = min(pause_s * 2, _LONGEST_PAUSE_S)
+
+    def _dial(self, deadline: float) -> Connection:
+        left_s = max(deadline - time.monotonic(), 0.05)
+        leader = Connection.of(dial(resolve(self._place), min(left_s, _ATTEMPT_S)))
+        keep_alive(leader)
+        return leader
+
+    def _introduce(self, leader: socket.socket, hello: Hello, mine: bytes, deadline: float) -> None:
+        """Returns when rank 0 has admitted this rank. Raises `OSError`, `AuthenticationError`."""
+        until = max(min(deadline, time.monotonic() + _ATTEMPT_S), time.monotonic() + _VERDICT_S)
+        if self._asked is not None:
+            authenticate(
+                leader,
+                self._asked,
+                dialing=True,
+                purpose=tcp_store_frames.PURPOSE,
+                deadline=until,
+                security=self._security,
+            )
+        leader.settimeout(max(until - time.monotonic(), 1e-3))
+        leader.sendall(hello.pack() + mine)
+        kind, payload = _receive_frame(leader, until)
+        if kind == tcp_store_frames.REFUSED:
+            raise RendezvousError(payload.decode(errors="replace"))
+        if kind != tcp_store_frames.ADMITTED:
+            raise AuthenticationError("what listens there is no rank 0")
+
+    def _listen_to(
+        self, leader: socket.socket, who: str, size: int, deadline: float, timeout_s: float
+    ) -> list[bytes]:
+        """What rank 0 says in the end. It may have come later, and then gives up later."""
+        try:
+            kind, payload = _receive_frame(leader, deadline + _VERDICT_S)
+            if kind == tcp_store_frames.ALL:
+                leader.sendall(tcp_store_frames.ADMITTED)
+        except TimeoutError:
+            raise RendezvousError(
+                f"{who}: not all ranks came within {timeout_s:g} s (timeout)"
+            ) from None
+        except OSError as error:
+            raise RendezvousError(f"{who}: rank 0 was lost while the ranks were meeting") from error
+        if kind == tcp_store_frames.REFUSED:
+            raise RendezvousError(payload.decode(errors="replace"))
+        texts = tcp_store_frames.unpack_texts(payload) if kind == tcp_store_frames.ALL else []
+        if len(texts) != size:
+            raise RendezvousError(f"{who}: rank 0 sent {len(texts)} texts")
+        return texts
+
+
+def _receive_frame(leader: socket.socket, deadline: float) -> tuple[bytes, bytes]:
+    kind, length = FRAME.unpack(_receive(leader, FRAME.size, deadline))
+    if length > tcp_store_frames.MOST_FRAME_BYTES:
+        raise AuthenticationError("what listens there is no rank 0")
+    return kind, _receive(leader, length, deadline)
+
+
+def _receive(leader: socket.socket, length: int, deadline: float) -> bytes:
+    data = bytearray()
+    while len(data) < length:
+        leader.settimeout(max(deadline - time.monotonic(), 1e-3))
+        more = leader.recv(min(length - len(data), 1 << 20))
+        if not more:
+            raise ConnectionResetError("the connection was closed")
+        data += more
+    return bytes(data)

@@ -1,0 +1,124 @@
+"""One `unisono bench` from its options to its table, files and exit code."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
+from dataclasses import dataclass
+from pathlib import Path
+
+from unisono.bench import (
+    MEMORY,
+    NETWORK,
+    Case,
+    Cluster,
+    Contestant,
+    Lab,
+    Pace,
+    render_report,
+    require_plotting,
+    run_benchmark,
+    save_plot,
+    with_predictions,
+)
+from unisono.commands.outputs import progress, result_console, write_json
+from unisono.simulator import LinkModel
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Hosts:
+    """A lab for one run, and how many ranks each of its hosts has."""
+
+    hosts: int
+    per_host: int = 1
+    rate: str | None = None
+    rails: int = 1
+    delay: str | None = None
+
+    @property
+    def ranks(self) -> int:
+        return self.hosts * self.per_host
+
+    @contextmanager
+    def build(self) -> Iterator[Cluster]:
+        """The lab, as long as the block runs. Raises LabError."""
+        with Lab(hosts=self.hosts, rate=self.rate, rails=self.rails, delay=self.delay) as lab:
+            yield Cluster(lab=lab, per_host=self.per_host)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BenchRequest:
+    """What the command line asked for. Raises ValueError or UnsupportedError where it cannot be."""
+
+    ops: tuple[str, ...]
+    ranks: int
+    sizes: tuple[int, ...]
+    dtype: str
+    redop: str
+    root: int
+    ours: str
+    against: tuple[str, ...]
+    pace: Pace
+    bind: bool = False
+    hosts: Hosts | None = None
+    json_path: str | None = None
+    plot_path: Path | None = None
+    models: tuple[LinkModel, ...] = ()
+    """What to predict from."""
+
+    def __post_init__(self) -> None:
+        assert self.cases  # each of them is valid
+        for name in self.contestants:
+            Contestant(name=name)
+        if self.plot_path is not None:
+            require_plotting()
+
+    @property
+    def cases(self) -> list[Case]:
+        return [
+            Case(
+                op=op,
+                ranks=self.ranks,
+                nbytes=nbytes,
+                dtype=self.dtype,
+                redop=self.redop,
+                root=self.root,
+            )
+            for op in self.ops
+            for nbytes in (self.sizes if op != "barrier" else (0,))
+        ]
+
+    @property
+    def contestants(self) -> tuple[str, ...]:
+        """Ours first, the limit last."""
+        limit = MEMORY if self.hosts is None else NETWORK
+        return tuple(dict.fromkeys((self.ours, *self.against, limit)))
+
+
+def execute(request: BenchRequest) -> int:
+    """Run, print, write; the exit code."""
+    place = nullcontext() if request.hosts is None else request.hosts.build()
+    with place as cluster, progress() as observe:
+        report = run_benchmark(
+            request.cases,
+            request.contestants,
+            ours=request.ours,
+            pace=request.pace,
+            bind=request.bind,
+            cluster=cluster,
+            command=(Path(sys.argv[0]).name, *sys.argv[1:]),
+            observe=observe,
+        )
+    if request.models:
+        report = with_predictions(report, request.models)
+    result_console(request.json_path).print(render_report(report))
+    write_json(report.to_dict(), request.json_path)
+    if request.plot_path is not None:
+        save_plot(report, request.plot_path)
+    return int(report.failed)
+
+
+def split_names(text: str) -> tuple[str, ...]:
+    """Names of a comma-separated list."""
+    return tuple(name.strip() for name in text.split(",") if name.strip())

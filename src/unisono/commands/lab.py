@@ -1,0 +1,96 @@
+"""`unisono lab`: try a cluster on one machine."""
+
+from __future__ import annotations
+
+import signal
+import subprocess
+import sys
+import threading
+from contextlib import suppress
+from typing import IO, TYPE_CHECKING, Annotated
+
+import typer
+
+from unisono.commands.bench import DelayOption, RailsOption, RateOption
+from unisono.commands.outputs import JsonOption, result_console, write_json
+
+if TYPE_CHECKING:
+    from unisono.bench import Lab
+
+
+def lab(
+    *,
+    command: Annotated[
+        list[str] | None,
+        typer.Argument(help="What to run on every host; {I} becomes the host's number."),
+    ] = None,
+    hosts: Annotated[int, typer.Option(min=1, max=250, help="Hosts.")] = 2,
+    rate: RateOption = None,
+    rails: RailsOption = 1,
+    delay: DelayOption = None,
+    json_path: JsonOption = None,
+) -> None:
+    """Make hosts out of network namespaces of this machine, and run a command on each (root).
+
+    Without a command the hosts stay until Ctrl-C, and how to enter them is printed. The exit code
+    is the first that is not 0. When the command is over, so is the lab, with all its processes.
+    """
+    from unisono.bench import Lab
+
+    with Lab(hosts=hosts, rate=rate, rails=rails, delay=delay) as made:
+        description = _describe(made)
+        write_json({"hosts": description}, json_path)
+        if command:
+            raise typer.Exit(_run_everywhere(made, command))
+        console = result_console(json_path)
+        for host in description:
+            console.print(f"{host['name']}  {', '.join(host['addresses'])}", highlight=False)
+            console.print(f"  {' '.join(host['enter'])} bash", highlight=False, soft_wrap=True)
+        console.print("Ctrl-C ends the lab.")
+        _wait_for_interrupt()
+
+
+def _describe(made: Lab) -> list[dict[str, list[str] | str]]:
+    return [
+        {
+            "name": f"host{host}",
+            "addresses": [made.address(host, rail) for rail in range(made.rails)],
+            "enter": made.command(host, []),
+        }
+        for host in range(made.hosts)
+    ]
+
+
+def _run_everywhere(made: Lab, command: list[str]) -> int:
+    """The first exit code that is not 0, in the order of the hosts."""
+    processes, readers = [], []
+    for host in range(made.hosts):
+        words = [word.replace("{I}", str(host)) for word in command]
+        process = made.start(
+            host, words, text=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT
+        )
+        assert process.stdout is not None
+        reader = threading.Thread(target=_pass_on, args=(process.stdout, f"[host{host}] "))
+        reader.start()
+        processes.append(process)
+        readers.append(reader)
+    codes = [process.wait() for process in processes]
+    for host in range(made.hosts):
+        made.kill(host)  # what a command left in the background holds its output open
+    for reader in readers:
+        reader.join()
+    return next((code if code > 0 else 128 - code for code in codes if code), 0)
+
+
+def _pass_on(stream: IO[str], prefix: str) -> None:
+    with stream, suppress(BrokenPipeError):  # nobody reads any more: nor do we
+        for line in stream:
+            sys.stdout.write(prefix + line)
+            sys.stdout.flush()
+
+
+def _wait_for_interrupt() -> None:
+    try:
+        signal.pause()
+    except KeyboardInterrupt:
+        return

@@ -1,0 +1,97 @@
+"""The command `unisono`. Commands import what they need when they run, so `--help` is fast."""
+
+from __future__ import annotations
+
+import io
+import sys
+from typing import Annotated
+
+import typer
+
+from unisono import __version__
+from unisono.commands.bench import bench, check, explain, prove
+from unisono.commands.calibrate import calibrate
+from unisono.commands.lab import lab
+from unisono.commands.show import show
+from unisono.commands.simulate import simulate
+from unisono.commands.topo import topo
+from unisono.commands.tune import tune
+from unisono.errors import UnisonoError
+
+app = typer.Typer(
+    name="unisono",
+    help="Collective communication for AI training.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+)
+
+
+def _tell_version(wanted: bool) -> None:
+    if wanted:
+        typer.echo(f"unisono {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def everything(
+    version: Annotated[
+        bool,
+        typer.Option(
+            "--version", callback=_tell_version, is_eager=True, help="Say which version this is."
+        ),
+    ] = False,
+) -> None:
+    """Collective communication for AI training."""
+
+
+app.command(epilog="Example: unisono check -n 4")(check)
+app.command(
+    epilog="Example: unisono bench all_reduce -n 4 --sizes 8,64K,16M --against gloo,openmpi "
+    "--json out.json"
+)(bench)
+app.command(
+    epilog="Example: unisono lab --hosts 4 --rate 1gbit -- torchrun --nnodes 4 --node-rank {I} "
+    "--master-addr host0 train.py"
+)(lab)
+app.command(epilog="Example: unisono explain all_reduce 64K -n 4")(explain)
+app.command(epilog="Example: unisono tune -n 2,4 --out selection.json")(tune)
+app.command(epilog="Example: unisono prove algorithm.xml --run 16")(prove)
+app.command(epilog="Example: unisono show all_reduce ring -n 8 --size 64M --html ring.html")(show)
+app.command(
+    epilog="Example: unisono simulate all_reduce --topology torus:8x8 --size 64M --compare all "
+    "--svg times.svg"
+)(simulate)
+app.command(epilog="Example: unisono calibrate bench.json --out model.json")(calibrate)
+app.command(epilog="Example: unisono topo torus:4x4 --svg torus.svg --html torus.html")(topo)
+
+
+@app.command(
+    epilog="Example: unisono train digits -n 4",
+    context_settings={
+        "allow_extra_args": True,
+        "ignore_unknown_options": True,
+        "help_option_names": [],
+    },
+)
+def train(context: typer.Context) -> None:
+    """Train a small real model on several ranks (`unisono train --help`)."""
+    from unisono.commands.train import app as train_app
+
+    train_app(args=context.args, prog_name="unisono train")
+
+
+def main() -> None:
+    """Run the command line; our own errors, and the system's, are told in one line, without a
+    trace."""
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):  # lines and arrows that a locale has not
+            stream.reconfigure(errors="replace")
+    try:
+        app()
+    except UnisonoError as error:
+        typer.secho(f"unisono: {type(error).__name__}: {error}", err=True)
+        sys.exit(1)
+    except OSError as error:  # such as a full disk
+        typer.secho(f"unisono: {error}", err=True)
+        sys.exit(1)

@@ -1,0 +1,218 @@
+"""What the command line asked for: an operation on a network in certain conditions."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from unisono import algorithms
+from unisono.commands import outputs
+from unisono.errors import UnsupportedError
+from unisono.types import Op
+
+if TYPE_CHECKING:
+    from rich.table import Table
+
+    from unisono.simulator import ComparedAlgorithm, Conditions, Limits, LinkModel, Progress
+    from unisono.topology import Topology
+
+    Show = Callable[[str, Progress], None]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Details:
+    """What is told of one algorithm beyond its row: the heat map, the trace, the critical path."""
+
+    heat_path: Path | None = None
+    trace_path: Path | None = None
+    critical: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Output:
+    """What is printed and written."""
+
+    table: Table
+    document: dict[str, Any]
+    lines: list[str]
+    files: list[tuple[Path, str]]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SimulationRequest:
+    """What is simulated. `names` are the algorithms, None for all."""
+
+    op: str
+    spec: str
+    topology: Topology
+    nbytes: int
+    names: list[str] | None
+    levels: tuple[int, ...] | None
+    conditions: Conditions
+    told: Details
+    budget_s: float = 60.0
+
+    @property
+    def limits(self) -> Limits | None:
+        """None for algorithms that are named: those are waited for."""
+        from unisono.simulator import Limits
+
+        return Limits(budget_s=self.budget_s) if self.names is None else None
+
+    def compare(self, nbytes: float, show: Show) -> list[ComparedAlgorithm]:
+        """The algorithms, the fastest first."""
+        from unisono.simulator import compare
+
+        return compare(
+            self.op,
+            self.topology,
+            nbytes,
+            names=self.names,
+            levels=self.levels,
+            conditions=self.conditions,
+            limits=self.limits,
+            progress=show,
+        )
+
+    @property
+    def model_lines(self) -> list[str]:
+        """Of what the link model was made."""
+        model = self.conditions.messages
+        if model is None:
+            return []
+        return [f"messages as measured: {model.op} on {model.ranks} ranks ({model.source})"]
+
+    def bound_s(self, topology: Topology) -> float:
+        """What nothing can beat on a network, with its links as they were measured."""
+        from unisono.simulator import bound_s
+
+        model = self.conditions.messages
+        if model is None:
+            return bound_s(self.op, topology, self.nbytes, in_network=self.conditions.in_network)
+        return model.lightest(self.nbytes) * bound_s(self.op, model.network(topology), self.nbytes)
+
+
+def read_names(op: str, algorithm: str | None, names: str) -> list[str] | None:
+    """Algorithms of --compare; None for all. Raises ValueError if there are none of the name."""
+    if algorithm is not None:
+        return [algorithm]
+    # Commas are inside names (`swing:dims=4x4,ports=4`), but most names have none.
+    cut = names.split(";" if ";" in names or ":" in names else ",")
+    found = [name.strip() for name in cut if name.strip()]
+    if not found:
+        raise ValueError("--compare takes names of algorithms, or all")
+    if found == ["all"]:
+        return None
+    elsewhere = {name for each in Op for name in algorithms.names(each)}
+    for name in found:
+        if name.partition(":")[0] not in elsewhere:  # what other operations have is left out
+            algorithms.find(op, name)
+    return found
+
+
+def read_levels(text: str | None) -> tuple[int, ...] | None:
+    """Sizes such as 4x8. Raises ValueError."""
+    if text is None:
+        return None
+    try:
+        return tuple(int(size) for size in text.split("x"))
+    except ValueError:
+        raise ValueError(f"--levels {text}: sizes are written as in 4x8") from None
+
+
+def check_levels(task: SimulationRequest) -> None:
+    """Raises ValueError for levels if no algorithm reads them."""
+    names = algorithms.names(task.op) if task.names is None else task.names
+    if task.levels is None or any(_takes_levels(task.op, name) for name in names):
+        return
+    told = ", ".join(names) if task.names is not None else f"what does {task.op}"
+    raise ValueError(f"--levels: {told} takes none, or names its own")
+
+
+def _takes_levels(op: str, name: str) -> bool:
+    try:
+        found = algorithms.find(op, name)
+    except UnsupportedError:
+        return False  # an algorithm of another operation, which is left out
+    says_them = "dims=" in name or name.startswith("level")
+    return not says_them and "dims" in {parameter.name for parameter in found.parameters}
+
+
+def read_links(word: str, topology: Topology) -> list[int]:
+    """The directed links that a word names: `7` is an id, `0-1` all from node 0 to node 1.
+
+    Raises ValueError.
+    """
+    try:
+        ends = [int(end) for end in word.split("-")]
+    except ValueError:
+        ends = []
+    if len(ends) == 1:
+        return ends
+    if len(ends) != 2:
+        raise ValueError(f"{word}: a link is an id, or the nodes that it joins: 7 or 0-1")
+    src, dst = ends
+    found = np.flatnonzero((topology.links.src == src) & (topology.links.dst == dst))
+    if not found.size:
+        raise ValueError(f"{topology.name} has no link from node {src} to node {dst}")
+    return [int(link) for link in found]
+
+
+def read_conditions(
+    *,
+    topology: Topology,
+    overhead: float,
+    failed: str,
+    degraded: str,
+    in_network: bool,
+    paths: int,
+    seed: int,
+    model: LinkModel | None,
+) -> Conditions:
+    """Everything but the network. Raises ValueError."""
+    from unisono.simulator import Conditions, Endpoint
+
+    gone = tuple(link for word in failed.split(",") if word for link in read_links(word, topology))
+    slow = {}
+    for word in degraded.split(","):
+        if word:
+            links, part = _read_part(word)
+            slow.update(dict.fromkeys(read_links(links, topology), part))
+    return Conditions(
+        endpoint=Endpoint(overhead_s=overhead),
+        failed=gone,
+        degraded=slow,
+        in_network=in_network,
+        paths=paths,
+        seed=seed,
+        messages=model,
+    )
+
+
+def _read_part(word: str) -> tuple[str, float]:
+    links, _, part = word.partition("=")
+    try:
+        return links, float(part)
+    except ValueError:
+        raise ValueError(f"--degraded {word}: written as in 5=0.5 or 0-1=0.5") from None
+
+
+def read_model(path: Path, op: str, ranks: int) -> LinkModel:
+    """The model of a file that was measured most like this. Raises ValueError."""
+    from unisono.simulator import models_of, nearest
+    from unisono.text_files import reading
+
+    with reading(path) as text:
+        return nearest(models_of(text, source=path.name), op, ranks)
+
+
+@contextmanager
+def progress() -> Iterator[Show]:
+    """A bar on standard error."""
+    with outputs.progress() as show:
+        yield lambda name, at: show(name, at.done / max(1, at.total))

@@ -1,0 +1,97 @@
+"""`--search`: the fastest algorithm, channels and order of ranks, as table and JSON."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from unisono.commands.simulate import comparison
+from unisono.commands.simulate.request import Output
+
+if TYPE_CHECKING:
+    from rich.table import Table
+
+    from unisono.commands.simulate.request import Show, SimulationRequest
+    from unisono.simulator import Search
+
+_SHOWN = 12
+_RANKS = 10
+
+
+def run(task: SimulationRequest, budget_s: float, show: Show) -> Output:
+    """The search."""
+    from unisono.simulator import search
+
+    done = search(
+        task.op,
+        task.topology,
+        task.nbytes,
+        names=task.names,
+        levels=task.levels,
+        conditions=task.conditions,
+        budget_s=budget_s,
+        progress=show,
+    )
+    bound, best = task.bound_s(task.topology), done.found[0]
+    return Output(
+        table=table(task, done, bound),
+        document=document(task, done, bound),
+        lines=task.model_lines + order_lines(done),
+        files=list(comparison.pictures(task, best.entry, best.placement)),
+    )
+
+
+def table(task: SimulationRequest, done: Search, bound: float) -> Table:
+    """The best of each algorithm."""
+    from unisono.show import bytes_text
+
+    ranks = task.topology.num_ranks
+    title = f"fastest {task.op} of {bytes_text(task.nbytes)} on {task.topology.name}, {ranks} ranks"
+    columns = ("algorithm", "order", *comparison.COLUMNS, "of the bound")
+    made = comparison.new_table(title, *columns)
+    for found in done.found[:_SHOWN]:
+        assert found.entry.result is not None, "it was simulated"
+        made.add_row(
+            found.entry.algorithm,
+            found.order,
+            *comparison.cells(task, found.entry.result, ranks),
+            comparison.of_bound(bound, found.entry.result),
+        )
+    told = f"{done.simulated} combinations simulated; of each algorithm the best"
+    if done.pruned:
+        told += f"; {done.pruned} left out: their bytes alone take longer"
+    if done.late:
+        told += f"; {done.late} not tried: time was up (--budget)"
+    made.caption = told
+    return made
+
+
+def order_lines(done: Search) -> list[str]:
+    """Which ranks of the network ranks 0, 1, ... are in the best, unless as numbered."""
+    placement = done.found[0].placement
+    if placement is None:
+        return []
+    more = " ..." if len(placement) > _RANKS else ""
+    return ["ranks 0, 1, ... are: " + " ".join(map(str, placement[:_RANKS])) + more]
+
+
+def document(task: SimulationRequest, done: Search, bound: float) -> dict[str, Any]:
+    """The best of each algorithm, the fastest first, as JSON."""
+    ranks = task.topology.num_ranks
+    return {
+        "op": task.op,
+        "topology": task.topology.name,
+        "ranks": ranks,
+        "nbytes": task.nbytes,
+        "bound_s": bound,
+        "simulated": done.simulated,
+        "left_out_by_bytes": done.pruned,
+        "not_tried": done.late,
+        "found": [
+            {
+                **comparison.row(task, found.entry, ranks),
+                "order": found.order,
+                "placement": None if found.placement is None else list(found.placement),
+            }
+            for found in done.found
+        ],
+    }

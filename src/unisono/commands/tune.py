@@ -1,0 +1,81 @@
+"""The command-line side of `unisono tune`: options only, fast to import."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from unisono.commands.outputs import JsonOption, progress, result_console, writable, write_json
+
+if TYPE_CHECKING:
+    from unisono.bench import TuneRequest
+
+
+def tune(
+    *,
+    ranks: Annotated[str, typer.Option("--ranks", "-n", help="Rank counts, with commas.")] = "2,4",
+    ops: Annotated[str, typer.Option(help="Operations, with commas; left out: all.")] = "",
+    sizes: Annotated[str, typer.Option(help="As for unisono bench.")] = "8,1K:64M:x4",
+    time_budget: Annotated[float, typer.Option(min=1, help="About how many seconds.")] = 150.0,
+    out: Annotated[
+        Path | None,
+        typer.Option(callback=writable, metavar="FILE", help="Left out: this machine's own file."),
+    ] = None,
+    resume: Annotated[bool, typer.Option("--resume", help="Go on where a run stopped.")] = False,
+    json_path: JsonOption = None,
+) -> None:
+    """Measure which algorithm is the fastest on this machine, and let all programs use it.
+
+    Candidates take turns in one group of ranks. Writes a selection: a JSON file to read and edit,
+    found by itself where --out is left out, else by UNISONO_SELECTION. Every measurement is kept
+    beside it in FILE.journal, for --resume.
+    """
+    from unisono import config
+    from unisono.bench import Journal, describe_machine
+    from unisono.bench import tune as run
+    from unisono.selection import save
+
+    try:
+        request = _request(ranks, ops, sizes, time_budget)
+        path = out or Path(config.tuned_path())
+        if path == Path():
+            raise ValueError("there is no home to write to: give --out FILE")
+        facts = describe_machine()
+        journal = Journal(path.with_name(path.name + ".journal"), facts, resume=resume)
+    except (ValueError, OSError) as error:
+        raise typer.BadParameter(str(error)) from error
+    try:
+        with progress() as observe:
+            selection = run(request, journal, observe)
+    except KeyboardInterrupt:
+        typer.secho(f"interrupted; --resume goes on from {journal.path}", err=True)
+        raise typer.Exit(130) from None
+    save(selection, path, facts)
+    console = result_console(json_path)
+    for rule in selection.rules:
+        console.print(str(rule), highlight=False, soft_wrap=True)
+    console.print(f"written: {path}", style="dim", highlight=False, soft_wrap=True)
+    times = [
+        {"op": m.op, "ranks": m.ranks, "nbytes": m.nbytes, "algorithm": m.algorithm}
+        | {"time_s": m.time_s}
+        for m in selection.measured
+    ]
+    rules = [str(rule) for rule in selection.rules]
+    write_json({"path": str(path), "rules": rules, "measured": times}, json_path)
+
+
+def _request(ranks: str, ops: str, sizes: str, budget_s: float) -> TuneRequest:
+    from unisono.bench import TUNABLE, TuneRequest, parse_sizes
+    from unisono.commands.bench_run import split_names
+    from unisono.types import Op
+
+    words = split_names(ranks)
+    if wrong := [word for word in words if not word.isdecimal()]:
+        raise ValueError(f"ranks: {wrong[0]!r} is no number of ranks")
+    counts = tuple(int(word) for word in words)
+    if unknown := [name for name in split_names(ops) if name not in list(Op)]:
+        raise ValueError(f"unknown operation {unknown[0]!r}; known: {', '.join(TUNABLE)}")
+    wanted = tuple(Op(name) for name in split_names(ops)) or TUNABLE
+    return TuneRequest(ops=wanted, ranks=counts, sizes=parse_sizes(sizes), budget_s=budget_s)

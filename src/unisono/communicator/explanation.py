@@ -1,0 +1,121 @@
+"""Why a call is served as it is."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from unisono import algorithms
+from unisono.algorithms import Hosts
+from unisono.communicator.calls import AlgorithmChoice
+from unisono.errors import UnsupportedError
+from unisono.selection import SelectionTable, candidates, predict_on
+from unisono.types import Op
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Estimate:
+    """An algorithm with its seconds: as the cost model predicts, and as measured
+    (None where it was not)."""
+
+    algorithm: str
+    predicted_s: float
+    measured_s: float | None = None
+
+    def __str__(self) -> str:
+        measured = (
+            "not measured" if self.measured_s is None else f"measured {_time(self.measured_s)}"
+        )
+        return f"{self.algorithm}: predicted {_time(self.predicted_s)}, {measured}"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Explanation:
+    """The choice for one kind of call. Printing it gives a sentence, and the facts behind it.
+
+    `rule` is what decided, `source` where that comes from: an argument, the environment, a file,
+    built in, the cost model. `single_copy` says that ranks read each other's memory where it is,
+    without staging. `runner_up` is the fastest other algorithm: by measurement where the
+    table has others measured, else as predicted; None where there is no other.
+    """
+
+    op: Op
+    nbytes: int
+    ranks: int
+    hosts: int
+    algorithm: str
+    reason: str
+    block_bytes: int
+    single_copy: bool
+    rule: str
+    source: str
+    time: Estimate
+    runner_up: Estimate | None
+
+    @classmethod
+    def of(
+        cls, op: Op, nbytes: int, hosts: Hosts, choice: AlgorithmChoice, table: SelectionTable
+    ) -> Explanation:
+        """The explanation of a choice that the table made for the ranks of these hosts."""
+        verdict = choice.verdict
+        assert verdict is not None, "the table chose"
+        name = choice.plan.name
+        estimates = {e.algorithm: e for e in _estimates(op, nbytes, hosts, name, table)}
+        time = estimates.pop(name)
+        return cls(
+            op=op,
+            nbytes=nbytes,
+            ranks=sum(map(len, hosts)),
+            hosts=len(hosts),
+            algorithm=name,
+            reason=verdict.rule.reason or "that is what the rule says",
+            block_bytes=choice.plan.block_bytes,
+            single_copy=choice.plan.lends,
+            rule=str(verdict.rule),
+            source=verdict.source,
+            time=time,
+            runner_up=min(estimates.values(), key=_rank, default=None),
+        )
+
+    def __str__(self) -> str:
+        where = f" of {self.hosts} hosts" if self.hosts > 1 else ""
+        once = ", copied once" if self.single_copy else ""
+        second = "none" if self.runner_up is None else self.runner_up
+        return (
+            f"{self.op} of {self.nbytes} bytes on {self.ranks} ranks{where}: {self.algorithm} "
+            f"({self.reason}), in blocks of {self.block_bytes} bytes{once}\n"
+            f"rule: {self.rule} ({self.source})\n"
+            f"time: {self.time}\n"
+            f"runner-up: {second}"
+        )
+
+
+def _estimates(
+    op: Op, nbytes: int, hosts: Hosts, chosen: str, table: SelectionTable
+) -> Iterator[Estimate]:
+    """What is known of every algorithm that can serve the call."""
+    alone = len(hosts) == 1
+    times_s = table.times_s(op, nbytes, sum(map(len, hosts))) if alone else {}
+    known = algorithms.names(op) if alone else candidates(op)
+    for name in dict.fromkeys([chosen, *times_s, *known]):
+        if alone and name not in (chosen, *times_s) and algorithms.find(op, name).for_hosts:
+            continue
+        try:
+            predicted_s = predict_on(op, name, nbytes, hosts=hosts, cores=table.cores)
+        except UnsupportedError:
+            continue
+        yield Estimate(algorithm=name, predicted_s=predicted_s, measured_s=times_s.get(name))
+
+
+def _rank(estimate: Estimate) -> tuple[bool, float, str]:
+    """Measured ones first, then by time."""
+    measured_s, name = estimate.measured_s, estimate.algorithm
+    return measured_s is None, measured_s or estimate.predicted_s, name
+
+
+def _time(time_s: float) -> str:
+    """
+    >>> _time(2.5e-6), _time(0.0123)
+    ('2.5 us', '12.3 ms')
+    """
+    return f"{time_s * 1e6:.3g} us" if time_s < 1e-3 else f"{time_s * 1e3:.3g} ms"

@@ -1,0 +1,224 @@
+"""Ranks as processes of this machine: `unisono.run`."""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import multiprocessing
+import multiprocessing.connection
+import os
+import pickle
+import secrets
+import signal
+import socket
+import sys
+import time
+import traceback
+from collections.abc import Callable, Iterator, Sequence
+from multiprocessing.connection import Connection
+from multiprocessing.process import BaseProcess
+from pathlib import Path
+from typing import Any
+
+from unisono import config
+from unisono.communicator.pickling import pack
+from unisono.errors import CommunicationError, PeerLostError, UnisonoError
+
+_GRACE_S = 2.0  # what the other ranks get to report after the first failure
+_PR_SET_PDEATHSIG = 1
+
+
+def run(fn: Callable[..., Any], ranks: int = 4, args: Sequence[Any] = ()) -> list[Any]:
+    """Calls `fn(*args)` in `ranks` new processes and returns their results by rank.
+
+    In `fn`, `unisono.init()` joins the group, and so does torch's `init_process_group`: the ranks
+    have the variables that torchrun sets. They are new interpreters, which import the program, so
+    it calls this under `if __name__ == "__main__":`. A notebook, `python -c` and standard input
+    cannot be imported: there `fn` comes with all of the program that it uses. The arguments are
+    copied.
+
+    The first failure of any rank is raised here, with that rank's traceback as a note, after the
+    others were ended. Raises `PeerLostError` for a rank that ends without a result, `ValueError`
+    for less than one rank or more than 4096, and what pickle raises for what cannot be copied.
+
+    >>> import unisono
+    >>> unisono.run(max, ranks=2, args=(3, 5))
+    [5, 5]
+    """
+    if not 1 <= ranks <= config.MOST_RANKS:
+        raise ValueError(f"a host has 1 to {config.MOST_RANKS} ranks, not {ranks}")
+    # Never forked: of a program's threads, such as OpenMP's in torch, a child has none, but waits
+    # for them all the same.
+    context = multiprocessing.get_context("spawn")
+    rendezvous = f"run-{secrets.token_hex(16)}"
+    task = _Task(fn, tuple(args), by_value=not _can_be_imported())
+    pipes: list[Connection] = []
+    processes: list[BaseProcess] = []
+    with _reserved_port() as port:
+        try:
+            for rank in range(ranks):
+                ours, theirs = context.Pipe(duplex=False)
+                world = config.LaunchedRank(rank=rank, size=ranks, rendezvous=rendezvous)
+                process = context.Process(
+                    target=_child, args=(task, world, port, theirs), name=f"unisono-rank-{rank}"
+                )
+                with _importing_no_stream():
+                    process.start()
+                theirs.close()
+                pipes.append(ours)
+                processes.append(process)
+            return _collect(pipes, processes)
+        finally:
+            _end(processes)
+            for pipe in pipes:
+                pipe.close()
+
+
+class _Task:
+    """What a rank is to call; taken apart there, where what is wrong with it can be told."""
+
+    def __init__(self, fn: Callable[..., Any], args: tuple[Any, ...], *, by_value: bool) -> None:
+        self._call = (fn, args)
+        self._by_value = by_value
+        self._packed = b""
+
+    def __getstate__(self) -> bytes:
+        return pack(self._call, by_value=self._by_value)
+
+    def __setstate__(self, packed: bytes) -> None:
+        self._packed = packed
+
+    def run(self) -> Any:
+        fn, args = pickle.loads(self._packed)
+        return fn(*args)
+
+
+def _can_be_imported() -> bool:
+    """Whether new interpreters can import the program, as `multiprocessing` lets them do."""
+    main = sys.modules["__main__"]
+    spec = getattr(main, "__spec__", None)
+    if spec is not None:
+        return str(spec.name).rpartition(".")[2] != "__main__"
+    return Path(getattr(main, "__file__", None) or "<none>").is_file()
+
+
+@contextlib.contextmanager
+def _importing_no_stream() -> Iterator[None]:
+    """Keeps `multiprocessing` from taking "<stdin>", which names no file, for the program's."""
+    main = sys.modules["__main__"]
+    file = getattr(main, "__file__", None)
+    if file is None or _can_be_imported():
+        yield
+        return
+    del main.__file__
+    try:
+        yield
+    finally:
+        main.__file__ = file
+
+
+@contextlib.contextmanager
+def _reserved_port() -> Iterator[int]:
+    """A port for torch's store, which rank 0 opens later. Nobody who asks for any port is given
+    this one meanwhile; as the store permits reuse, and nobody listens here, it gets it."""
+    dual = socket.has_dualstack_ipv6()
+    with socket.socket(socket.AF_INET6 if dual else socket.AF_INET) as holder:
+        if dual:
+            holder.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 0)
+        holder.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        holder.bind(("", 0))
+        yield holder.getsockname()[1]
+
+
+def _child(task: _Task, world: config.LaunchedRank, port: int, pipe: Connection) -> None:
+    # The ranks end with the process that started them, however that ends.
+    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    parent = multiprocessing.parent_process()
+    if parent is not None and parent.pid != os.getppid():
+        os._exit(1)  # it had ended before this rank could ask to be told
+    config.export(world)
+    config.export_to_torch(world, port)
+    try:
+        pipe.send_bytes(pack((True, task.run())))
+    except BaseException as error:
+        trace = "".join(traceback.format_exception(error))
+        with contextlib.suppress(OSError):
+            said = (_portable(error), f"rank {world.rank}:\n{trace}")
+            pipe.send_bytes(pack((False, said)))
+        if not isinstance(error, Exception):
+            raise
+    finally:
+        pipe.close()
+
+
+def _portable(error: BaseException) -> BaseException:
+    """The error itself if it survives pickling, and does not end whoever raises it."""
+    if isinstance(error, SystemExit):
+        return UnisonoError(f"the rank called sys.exit({error.code!r})")
+    try:
+        clone = pickle.loads(pack(error))
+    except Exception:
+        return UnisonoError(f"{type(error).__name__}: {error}")
+    return error if type(clone) is type(error) else UnisonoError(str(error))
+
+
+def _collect(pipes: list[Connection], processes: list[BaseProcess]) -> list[Any]:
+    results: dict[int, Any] = {}
+    failures: list[tuple[BaseException, str]] = []
+    waiting = {pipe: rank for rank, pipe in enumerate(pipes)}
+    deadline: float | None = None
+    while waiting and (deadline is None or time.monotonic() < deadline):
+        left_s = None if deadline is None else max(deadline - time.monotonic(), 0.0)
+        for pipe in multiprocessing.connection.wait(list(waiting), left_s):
+            assert isinstance(pipe, Connection)
+            rank = waiting.pop(pipe)
+            good, outcome = _outcome(pipe, processes[rank], rank)
+            if good:
+                results[rank] = outcome
+            else:
+                failures.append(outcome)
+                deadline = deadline or time.monotonic() + _GRACE_S
+    if failures:
+        raise _first_cause(failures)
+    return [results[rank] for rank in range(len(pipes))]
+
+
+def _outcome(pipe: Connection, process: BaseProcess, rank: int) -> tuple[bool, Any]:
+    try:
+        packed = pipe.recv_bytes()
+    except EOFError:
+        process.join(_GRACE_S)
+        code = process.exitcode
+        how = f"exit code {code}"
+        if code is not None and code < 0:
+            how = f"signal {signal.Signals(-code).name}"
+        lost = PeerLostError(f"rank {rank} (pid {process.pid}) ended without a result: {how}")
+        return False, (lost, "")
+    good, outcome = pickle.loads(packed)
+    return good, outcome
+
+
+def _first_cause(failures: list[tuple[BaseException, str]]) -> BaseException:
+    """The first failure that is not merely another rank's echo."""
+    causes = [f for f in failures if not isinstance(f[0], CommunicationError)] or failures
+    error, trace = causes[0]
+    if trace:
+        error.add_note(trace)
+    return error
+
+
+def _end(processes: list[BaseProcess]) -> None:
+    """Ends what still runs, gently first."""
+    for stop in (BaseProcess.terminate, BaseProcess.kill):
+        running = [process for process in processes if process.is_alive()]
+        if running and stop is BaseProcess.terminate:
+            # Ranks that have reported are about to end by themselves.
+            until = time.monotonic() + _GRACE_S / 4
+            for process in running:
+                process.join(max(until - time.monotonic(), 0))
+        for process in processes:
+            if process.is_alive():
+                stop(process)
+        until = time.monotonic() + _GRACE_S
+        for process in processes:
+            process.join(max(until - time.monotonic(), 0))

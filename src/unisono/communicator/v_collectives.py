@@ -1,0 +1,418 @@
+"""The v forms: collectives whose pieces differ in length from rank to rank.
+
+Lengths are counted in rows of the leading axis, which for an array of one axis are elements. Counts
+that all ranks know are part of the fingerprint that the ranks compare anyway: nothing is exchanged
+for them. Where a rank cannot know, the ranks tell each other within the same call.
+
+The functions with a `self` are methods of `Communicator`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+from unisono.communicator import collectives, custom
+from unisono.communicator.arrays import Array, Staged
+from unisono.communicator.count_exchange import ExchangedCounts, negotiated
+from unisono.communicator.custom import AnyReduction
+from unisono.communicator.engine import Call, Engine, Later
+from unisono.communicator.rows import (
+    ANY,
+    Counts,
+    RowBuffer,
+    Rows,
+    Table,
+    checked,
+    require_alike,
+    require_share,
+    require_sum,
+    rows,
+    split,
+    table_of,
+)
+from unisono.schedule import Schedule
+from unisono.types import LengthsFrom, Op
+
+if TYPE_CHECKING:
+    from unisono.communicator.communicator import Communicator
+
+# ---- the methods
+
+
+def all_gather_v(
+    self: Communicator,
+    x: Array,
+    counts: Counts | None = None,
+    out: Array | Sequence[Array] | None = None,
+    *,
+    pieces: bool = False,
+    algorithm: str | Schedule | None = None,
+    async_op: bool = False,
+) -> Any:
+    """Gathers `x` of all ranks, which may differ in their number of rows, on all ranks.
+
+    `counts`: the rows of each rank, given by all ranks or by none; without it the ranks tell each
+    other first. `out` has room for just these rows, or is a list of one array per rank; None
+    allocates it. Returns `out`: the rows in the order of ranks; with `pieces=True` a list of one
+    array per rank, views of it. A rank with nothing gives an array of no rows.
+
+    >>> import numpy as np, unisono
+    >>> with unisono.init(rank=0, size=1, rendezvous="example of all_gather_v") as comm:
+    ...     comm.all_gather_v(np.arange(3), pieces=True)
+    [array([0, 1, 2])]
+    """
+    return self._engine.collective(
+        "all_gather_v",
+        async_op,
+        _gathering,
+        Op.ALL_GATHER,
+        x,
+        counts,
+        -1,
+        RowBuffer(out, pieces),
+        algorithm,
+    )
+
+
+def gather_v(
+    self: Communicator,
+    x: Array,
+    counts: Counts | None = None,
+    root: int = 0,
+    out: Array | Sequence[Array] | None = None,
+    *,
+    pieces: bool = False,
+    algorithm: str | Schedule | None = None,
+    async_op: bool = False,
+) -> Any:
+    """Like `all_gather_v`, on `root` alone. `out` matters there only; None on the other ranks."""
+    return self._engine.collective(
+        "gather_v",
+        async_op,
+        _gathering,
+        Op.GATHER,
+        x,
+        counts,
+        root,
+        RowBuffer(out, pieces),
+        algorithm,
+    )
+
+
+def scatter_v(
+    self: Communicator,
+    x: Array | Sequence[Array] | None,
+    counts: Counts | None = None,
+    root: int = 0,
+    out: Array | None = None,
+    *,
+    algorithm: str | Schedule | None = None,
+    async_op: bool = False,
+) -> Any:
+    """Hands out the rows of `x` of `root`: the first `counts[0]` to rank 0, and so on.
+
+    `x` is one array or a list of one array per rank; None on the other ranks, where `out` is
+    required. `counts`: the rows of each rank, given by all ranks or by none; without it each rank
+    takes as many as its `out` has, or as the root's list has for it, which must agree. Returns
+    `out`.
+    """
+    return self._engine.collective("scatter_v", async_op, _scatter, x, counts, root, out, algorithm)
+
+
+def reduce_scatter_v(
+    self: Communicator,
+    x: Array,
+    counts: Counts,
+    out: Array | None = None,
+    op: AnyReduction = "sum",
+    *,
+    algorithm: str | Schedule | None = None,
+    async_op: bool = False,
+) -> Any:
+    """Reduces `x` over all ranks, and leaves `counts[r]` rows of the result on rank r, in order.
+
+    `counts` is the same on all ranks and adds up to the rows of `x`. Returns `out`; None allocates
+    it.
+    """
+    return self._engine.collective(
+        "reduce_scatter_v", async_op, _reduce_scatter, x, counts, out, op, algorithm
+    )
+
+
+def all_to_all_v(
+    self: Communicator,
+    x: Array,
+    send_counts: Counts | Sequence[Counts],
+    recv_counts: Counts | None = None,
+    out: Array | Sequence[Array] | None = None,
+    *,
+    pieces: bool = False,
+    algorithm: str | Schedule | None = None,
+    async_op: bool = False,
+) -> Any:
+    """Sends the first `send_counts[0]` rows of `x` to rank 0, the next to rank 1, and so on.
+
+    The ranks tell each other their counts first; what a rank gives as `recv_counts` must agree,
+    else all ranks raise `MismatchError`. Nothing is told where all ranks know all: where
+    `send_counts` is a table of which row s has the counts of rank s. `out` has room for just the
+    rows that come, or is a list of one array per rank; None allocates it. Returns `out`: the rows
+    in the order of ranks; with `pieces=True` a list of one array per rank, views of it.
+    """
+    return self._engine.collective(
+        "all_to_all_v",
+        async_op,
+        _all_to_all,
+        x,
+        send_counts,
+        recv_counts,
+        RowBuffer(out, pieces),
+        algorithm,
+    )
+
+
+def all_to_all_of_lists(
+    engine: Engine,
+    x: Array | Sequence[Array],
+    out: Array | Sequence[Array] | None,
+    algorithm: str | Schedule | None,
+) -> Call:
+    """all_to_all where a side is a list of arrays of any lengths."""
+    if out is None:
+        raise ValueError("all_to_all needs out where x is a list: its lengths are the peers'")
+    sources, targets = collectives.both_sides(engine, x, out)
+    size_bytes = sources[0].dtype.size_bytes
+
+    def counts(side: list[Staged]) -> list[int]:
+        return [nbytes // size_bytes for _, nbytes in collectives.memory_of(side, engine.size)]
+
+    def proceed(sent: Table) -> Call:
+        lengths = tuple((sent * size_bytes).ravel().tolist())
+        return collectives.all_to_all_between(engine, sources, targets, out, algorithm, lengths)
+
+    element = Rows(count=1, shape=(), nbytes=size_bytes, dtype=sources[0].dtype)
+    told = ExchangedCounts(
+        counts(sources),
+        counts(targets),
+        gives_name="x[{}]" if isinstance(x, (list, tuple)) else "x",
+        takes_name="out[{}]" if isinstance(out, (list, tuple)) else "out",
+    )
+    return negotiated(engine, Op.ALL_TO_ALL, element, -1, algorithm, told, proceed, out)
+
+
+# ---- the same, prepared
+
+
+def _all_to_all(
+    engine: Engine,
+    x: Array,
+    send_counts: Counts | Sequence[Counts],
+    recv_counts: Counts | None,
+    place: RowBuffer,
+    algorithm: str | Schedule | None,
+) -> Call:
+    have = rows(x, "x")
+    table = table_of(send_counts, engine.size)
+    gives = (
+        checked(send_counts, engine.size, "send_counts")
+        if table is None
+        else table[engine.rank].tolist()
+    )
+    require_sum(gives, have, "send_counts")
+    takes = None
+    if recv_counts is not None:
+        takes = checked(recv_counts, engine.size, "recv_counts")
+        place.require(have, takes)
+
+    def proceed(sent: Table) -> Call:
+        source = LengthsFrom.NONE if table is None else LengthsFrom.SEND_COUNTS
+        comes = sent[:, engine.rank].tolist()
+        if takes not in (None, comes):
+            raise ValueError(f"recv_counts are {takes}, but by send_counts they are {comes}")
+        targets, result = place.arrays(x, have, comes)
+        lengths = tuple((sent * have.nbytes).ravel().tolist())
+        call = collectives.all_to_all(engine, split(x, gives), targets, algorithm, lengths, source)
+        return call._replace(result=result)
+
+    if table is not None:
+        return proceed(table)
+    told = ExchangedCounts(
+        gives,
+        takes or place.takes(have, engine.size),
+        room=place.room(have),
+        gives_name="send_counts[{}]",
+        takes_name="recv_counts[{}]" if takes else "out[{}]",
+    )
+    return negotiated(engine, Op.ALL_TO_ALL, have, -1, algorithm, told, proceed, place.promise())
+
+
+def _reduce_scatter(
+    engine: Engine,
+    x: Array,
+    counts: Counts,
+    out: Array | None,
+    op: AnyReduction,
+    algorithm: str | Schedule | None,
+) -> Call:
+    shares = checked(counts, engine.size, "counts")
+    have = rows(x, "x")
+    require_sum(shares, have, "counts")
+    if out is not None:
+        require_share(out, have, shares[engine.rank], engine.rank)
+    pieces = split(x, shares)
+    return custom.reduce_scatter(engine, pieces, out, op, algorithm, LengthsFrom.COUNTS)
+
+
+def _scatter(
+    engine: Engine,
+    x: Array | Sequence[Array] | None,
+    counts: Counts | None,
+    root: int,
+    out: Array | None,
+    algorithm: str | Schedule | None,
+) -> Call:
+    engine.book.check_root(Op.SCATTER, root)
+    if engine.rank == root:
+        return _scattering(engine, x, counts, root, out, algorithm)
+    return _scattered(engine, counts, root, out, algorithm)
+
+
+def _gathering(
+    engine: Engine,
+    op: Op,
+    x: Array,
+    counts: Counts | None,
+    root: int,
+    place: RowBuffer,
+    algorithm: str | Schedule | None,
+) -> Call:
+    have, n = rows(x, "x"), engine.size
+    engine.book.check_root(op, root)
+    receives = op is Op.ALL_GATHER or engine.rank == root
+    source = _source(counts)
+
+    def with_counts(shares: list[int]) -> Call:
+        lengths = tuple(count * have.nbytes for count in shares)
+        targets, result = place.arrays(x, have, shares) if receives else (None, None)
+        call = collectives.gathering(engine, op, x, targets, root, algorithm, lengths, source)
+        return call._replace(result=result)
+
+    if counts is not None:
+        shares = checked(counts, n, "counts")
+        if shares[engine.rank] != have.count:
+            raise ValueError(
+                f"x has {have.count} rows, but by counts rank {engine.rank} has "
+                f"{shares[engine.rank]}"
+            )
+        return with_counts(shares)
+    told = ExchangedCounts(
+        [have.count if op is Op.ALL_GATHER or rank == root else 0 for rank in range(n)],
+        place.takes(have, n) if receives else [0] * n,
+        room=place.room(have) if receives else 0,
+        takes_name="out[{}]",
+    )
+    return negotiated(
+        engine,
+        op,
+        have,
+        root,
+        algorithm,
+        told,
+        lambda sent: with_counts(sent[:, max(root, 0)].tolist()),
+        place.promise() if receives else None,
+    )
+
+
+def _source(counts: Counts | None) -> LengthsFrom:
+    """What errors name where the lengths differ; those that were told cannot."""
+    return LengthsFrom.NONE if counts is None else LengthsFrom.COUNTS
+
+
+def _scattering(
+    engine: Engine,
+    x: Array | Sequence[Array] | None,
+    counts: Counts | None,
+    root: int,
+    out: Array | None,
+    algorithm: str | Schedule | None,
+) -> Call:
+    """The root's part in a scatter."""
+    n = engine.size
+    if x is None:
+        raise ValueError("scatter_v needs x on the root")
+    listed = isinstance(x, (list, tuple))
+    if listed and len(x) != n:
+        raise ValueError(f"x must have one array per rank: {n}, not {len(x)}")
+    have = rows(x[0], "x[0]") if listed else rows(x, "x")
+
+    def with_counts(shares: list[int]) -> Call:
+        sources = x if listed else split(x, shares)
+        lengths = tuple(count * have.nbytes for count in shares)
+        return collectives.scattering(
+            engine, Op.SCATTER, sources, out, root, "sum", algorithm, lengths, _source(counts)
+        )
+
+    gives = [ANY] * n
+    if listed:
+        gives = [require_alike(x[r], have, f"x[{r}]", "x[0]").count for r in range(n)]
+    if counts is not None:
+        shares = checked(counts, n, "counts")
+        if listed and shares != gives:
+            raise ValueError(f"the arrays of x have {gives} rows, but counts are {shares}")
+        if not listed:
+            require_sum(shares, have, "counts")
+        if out is not None:
+            require_share(out, have, shares[root], root)
+        return with_counts(shares)
+    if out is None and not listed:
+        raise ValueError("scatter_v of one array needs counts, or out on every rank")
+    takes = [0] * n
+    takes[root] = ANY if out is None else require_alike(out, have, "out").count
+    told = ExchangedCounts(gives, takes, has=ANY if listed else have.count, gives_name="x[{}]")
+    promise = Later() if out is None else out
+    return negotiated(
+        engine,
+        Op.SCATTER,
+        have,
+        root,
+        algorithm,
+        told,
+        lambda sent: with_counts(sent[root].tolist()),
+        promise,
+    )
+
+
+def _scattered(
+    engine: Engine,
+    counts: Counts | None,
+    root: int,
+    out: Array | None,
+    algorithm: str | Schedule | None,
+) -> Call:
+    """The part in a scatter of a rank that is not the root."""
+    n = engine.size
+    if out is None:
+        raise ValueError("scatter_v needs out on every rank but the root")
+    wants = rows(out, "out")
+
+    def with_counts(shares: list[int]) -> Call:
+        lengths = tuple(count * wants.nbytes for count in shares)
+        return collectives.scattering(
+            engine, Op.SCATTER, None, out, root, "sum", algorithm, lengths, _source(counts)
+        )
+
+    if counts is not None:
+        shares = checked(counts, n, "counts")
+        require_share(out, wants, shares[engine.rank], engine.rank)
+        return with_counts(shares)
+    takes = [wants.count if rank == root else 0 for rank in range(n)]
+    return negotiated(
+        engine,
+        Op.SCATTER,
+        wants,
+        root,
+        algorithm,
+        ExchangedCounts([0] * n, takes),
+        lambda sent: with_counts(sent[root].tolist()),
+        out,
+    )

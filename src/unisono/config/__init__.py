@@ -1,0 +1,46 @@
+"""Settings: the only reader of the environment, and what launchers tell a rank.
+
+`docs/environment.md` lists the variables. Explicit arguments win over all of them.
+"""
+
+from unisono.config.environment import (
+    DEFAULT_PEER_TIMEOUT_S,
+    DEFAULT_STAGING_BYTES,
+    DEFAULT_TIMEOUT_S,
+    MOST_RANKS,
+    VARIABLES,
+    FlightRecorder,
+    Settings,
+    cpu_model,
+    export,
+    export_to_torch,
+    flight_recorder,
+    launched_rank,
+    override,
+    settings,
+    tuned_path,
+)
+from unisono.config.launchers import DERIVED_PORTS, MPI, TCP, TORCH_STORE, LaunchedRank
+
+__all__ = [
+    "DEFAULT_PEER_TIMEOUT_S",
+    "DEFAULT_STAGING_BYTES",
+    "DEFAULT_TIMEOUT_S",
+    "DERIVED_PORTS",
+    "MOST_RANKS",
+    "MPI",
+    "TCP",
+    "TORCH_STORE",
+    "VARIABLES",
+    "FlightRecorder",
+    "LaunchedRank",
+    "Settings",
+    "cpu_model",
+    "export",
+    "export_to_torch",
+    "flight_recorder",
+    "launched_rank",
+    "override",
+    "settings",
+    "tuned_path",
+]

@@ -1,0 +1,266 @@
+"""The only reader of the environment. Explicit arguments win over everything here.
+
+`docs/environment.md` lists the variables.
+"""
+
+from __future__ import annotations
+
+import functools
+import os
+import platform
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+from unisono.config import launchers, variables
+from unisono.types import SingleCopy, StorePolicy
+
+World = launchers.LaunchedRank
+
+DEFAULT_TIMEOUT_S = 300.0
+DEFAULT_STAGING_BYTES = 16 << 20
+DEFAULT_PEER_TIMEOUT_S = 2.5
+MOST_RANKS = 4096
+"""Of a host: `kMaxRanks` of csrc/memory/segment.cc."""
+
+VARIABLES = frozenset((
+    "UNISONO_RANK", "UNISONO_SIZE", "UNISONO_RENDEZVOUS", "UNISONO_TIMEOUT_S",
+    "UNISONO_STAGING_BYTES", "UNISONO_STORES", "UNISONO_SINGLE_COPY", "UNISONO_REPRODUCIBLE",
+    "UNISONO_ALGORITHM", "UNISONO_SELECTION", "UNISONO_JOB_SECRET", "UNISONO_JOB_SECRET_FILE",
+    "UNISONO_TLS", "UNISONO_TLS_CERTIFICATE", "UNISONO_TLS_KEY", "UNISONO_TLS_CA",
+    "UNISONO_PORTS", "UNISONO_PEER_TIMEOUT_S", "UNISONO_INTERFACE", "UNISONO_SOCKET_FAMILY",
+    "UNISONO_RAILS", "UNISONO_HOST_ID", "UNISONO_STREAMS", "UNISONO_WIRE",
+))  # fmt: skip
+"""All that are ours."""
+
+_IP_VERSIONS: Mapping[str, int | None] = {"": None, "AF_INET": 4, "AF_INET6": 6}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Settings:
+    """What a communicator can be tuned by. Raises `ValueError` for values that make no sense."""
+
+    timeout_s: float = DEFAULT_TIMEOUT_S
+    staging_bytes: int = DEFAULT_STAGING_BYTES
+    stores: StorePolicy = StorePolicy.ADAPTIVE
+    single_copy: SingleCopy = SingleCopy.AUTO
+    reproducible: bool = False
+    selection: str = ""
+    """A file with a selection of algorithms."""
+    algorithm: str = ""
+    """Algorithms by operation, such as all_reduce=ring;broadcast=chain."""
+    tuned: str = ""
+    """Where a selection tuned for this machine is, if there is one."""
+    job_secret: str | None = field(default=None, repr=False)
+    job_secret_file: str | None = None
+    ports: range | None = None
+    """Where to listen for other hosts. None: any port."""
+    peer_timeout_s: float = DEFAULT_PEER_TIMEOUT_S
+    """How long another host may be silent."""
+    interface: str = ""
+    """The interfaces to speak to other hosts by, in NCCL's syntax; empty: all that lead out."""
+    ip_version: int | None = None
+    """Of the addresses of these interfaces: 4 or 6. None: 4 where an interface has both."""
+    rails: int | None = None
+    """How many of them at most. None: all."""
+    host_id: str = ""
+    """Ranks that give different texts are on different hosts, wherever they are."""
+    wire: str = "tcp"
+    """What carries messages between hosts: tcp, or mpi."""
+    streams: int = 1
+    """Connections to each peer of another host, over each rail."""
+    tls: str = "off"
+    """What protects the bytes between hosts: off, psk (by the job's secret) or certificates."""
+    tls_certificate: str = ""
+    tls_key: str = ""
+    tls_ca: str = ""
+
+    def __post_init__(self) -> None:
+        if not self.timeout_s > 0:
+            raise ValueError(f"the timeout (UNISONO_TIMEOUT_S) must be positive: {self.timeout_s}")
+        if not 1 << 16 <= self.staging_bytes <= 1 << 34:
+            raise ValueError(
+                f"UNISONO_STAGING_BYTES must be from 64 KiB to 16 GiB, not {self.staging_bytes}"
+            )
+        if not 1 <= self.peer_timeout_s <= 3600:
+            raise ValueError(
+                f"UNISONO_PEER_TIMEOUT_S must be from 1 to 3600, not {self.peer_timeout_s}"
+            )
+        if not 1 <= self.streams <= 64:
+            raise ValueError(f"UNISONO_STREAMS must be from 1 to 64, not {self.streams}")
+        if self.wire not in ("tcp", "mpi"):
+            raise ValueError(f"UNISONO_WIRE must be tcp or mpi, not {self.wire!r}")
+        if self.tls not in ("off", "psk", "certificates"):
+            raise ValueError(f"UNISONO_TLS must be off, psk or certificates, not {self.tls!r}")
+        if self.tls != "off" and self.wire == "mpi":
+            raise ValueError(
+                f"what MPI carries (UNISONO_WIRE=mpi) cannot have UNISONO_TLS={self.tls}"
+            )
+        if self.rails is not None and not 1 <= self.rails <= 16:
+            raise ValueError(f"UNISONO_RAILS must be from 1 to 16, not {self.rails}")
+
+
+def settings(environ: Mapping[str, str] = os.environ) -> Settings:
+    """Settings from the environment.
+
+    >>> settings({"UNISONO_TIMEOUT_S": "5"}).timeout_s
+    5.0
+    """
+    if environ is os.environ:
+        _warn_once()
+    stores = environ.get("UNISONO_STORES", "adaptive")
+    if stores.upper() not in StorePolicy.__members__:
+        raise ValueError(f"UNISONO_STORES must be cached, streaming or adaptive, not {stores!r}")
+    single_copy = environ.get("UNISONO_SINGLE_COPY", SingleCopy.AUTO)
+    if single_copy not in list(SingleCopy):
+        raise ValueError(f"UNISONO_SINGLE_COPY must be auto, never or always, not {single_copy!r}")
+    return Settings(
+        timeout_s=variables.seconds(environ, "UNISONO_TIMEOUT_S", DEFAULT_TIMEOUT_S),
+        staging_bytes=variables.number(environ, "UNISONO_STAGING_BYTES", DEFAULT_STAGING_BYTES),
+        stores=StorePolicy[stores.upper()],
+        single_copy=SingleCopy(single_copy),
+        reproducible=variables.switch(environ, "UNISONO_REPRODUCIBLE"),
+        selection=environ.get("UNISONO_SELECTION", ""),
+        algorithm=environ.get("UNISONO_ALGORITHM", ""),
+        tuned=tuned_path(environ),
+        job_secret=environ.get("UNISONO_JOB_SECRET"),
+        job_secret_file=environ.get("UNISONO_JOB_SECRET_FILE"),
+        ports=_ports(environ),
+        peer_timeout_s=variables.seconds(environ, "UNISONO_PEER_TIMEOUT_S", DEFAULT_PEER_TIMEOUT_S),
+        wire=environ.get("UNISONO_WIRE", "tcp"),
+        streams=variables.number(environ, "UNISONO_STREAMS", 1),
+        tls=environ.get("UNISONO_TLS", "off"),
+        tls_certificate=environ.get("UNISONO_TLS_CERTIFICATE", ""),
+        tls_key=environ.get("UNISONO_TLS_KEY", ""),
+        tls_ca=environ.get("UNISONO_TLS_CA", ""),
+        interface=environ.get("UNISONO_INTERFACE", ""),
+        ip_version=_ip_version(environ),
+        rails=variables.number(environ, "UNISONO_RAILS") if "UNISONO_RAILS" in environ else None,
+        host_id=environ.get("UNISONO_HOST_ID", ""),
+    )
+
+
+@functools.cache
+def _warn_once() -> None:
+    variables.warn_of_unknown(os.environ, VARIABLES)
+
+
+def override(
+    found: Settings, *, timeout_s: float | None = None, reproducible: bool | None = None
+) -> Settings:
+    """The same settings with what the caller gave; None leaves a setting as it is.
+
+    >>> override(Settings(), timeout_s=5.0).timeout_s
+    5.0
+    """
+    return replace(
+        found,
+        timeout_s=found.timeout_s if timeout_s is None else timeout_s,
+        reproducible=found.reproducible if reproducible is None else reproducible,
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FlightRecorder:
+    """How many calls torch's flight recorder keeps for a group, and where dumps go: the rank is
+    appended."""
+
+    calls: int = 0
+    dump_prefix: str = ""
+
+
+def flight_recorder(environ: Mapping[str, str] = os.environ) -> FlightRecorder:
+    """The flight recorder's settings, from torch's own variables.
+
+    >>> flight_recorder({"TORCH_FR_BUFFER_SIZE": "100"}).calls
+    100
+    """
+    cache = _cache_home(environ) or "/tmp/.cache"
+    return FlightRecorder(
+        calls=variables.number(environ, "TORCH_FR_BUFFER_SIZE", 0),
+        dump_prefix=environ.get(
+            "TORCH_FR_DUMP_TEMP_FILE", os.path.join(cache, "torch", "comm_lib_trace_rank_")
+        ),
+    )
+
+
+def tuned_path(environ: Mapping[str, str] = os.environ) -> str:
+    """The file for a selection tuned for this machine: one for each kind of processor and number
+    of cores, in the user's cache (of the XDG base directory specification). Empty: no home.
+
+    >>> tuned_path({"XDG_CACHE_HOME": "/cache"}).startswith("/cache/unisono/selection-")
+    True
+    """
+    home = _cache_home(environ)
+    if not home:
+        return ""
+    facts = f"{cpu_model()}-{os.cpu_count()}-cores-{platform.machine()}"
+    return f"{home}/unisono/selection-{re.sub('[^a-z0-9]+', '-', facts.lower())}.json"
+
+
+def _cache_home(environ: Mapping[str, str]) -> str:
+    home = environ.get("HOME")
+    return environ.get("XDG_CACHE_HOME") or (f"{home}/.cache" if home else "")
+
+
+@functools.cache
+def cpu_model() -> str:
+    """What the processor calls itself; its architecture where it does not."""
+    try:
+        with Path("/proc/cpuinfo").open(encoding="utf-8", errors="replace") as file:
+            named = (line.partition(":")[2].strip() for line in file if line[:10] == "model name")
+            return next(named, platform.machine())
+    except OSError:
+        return platform.machine()
+
+
+def launched_rank(environ: Mapping[str, str] = os.environ) -> World:
+    """Rank, size and rendezvous as the launcher gave them.
+
+    Raises `RendezvousError` if no launcher is recognised, or if it does not say where the ranks of
+    several hosts can meet.
+
+    >>> launched_rank({"UNISONO_RANK": "1", "UNISONO_SIZE": "2", "UNISONO_RENDEZVOUS": "doc"})
+    LaunchedRank(rank=1, size=2, rendezvous='doc')
+    """
+    return launchers.world(environ)
+
+
+def export(found: World, environ: os._Environ[str] = os.environ) -> None:
+    """Sets the variables by which a program started from here finds its world."""
+    environ["UNISONO_RANK"] = str(found.rank)
+    environ["UNISONO_SIZE"] = str(found.size)
+    environ["UNISONO_RENDEZVOUS"] = found.rendezvous
+
+
+def export_to_torch(found: World, port: int, environ: os._Environ[str] = os.environ) -> None:
+    """Sets the variables by which torch finds a world whose ranks are all on this host; rank 0's
+    store listens at `port`."""
+    for name in [name for name in environ if name.startswith("TORCHELASTIC_")]:
+        del environ[name]  # of a torchrun that started this program: its store is another
+    environ["RANK"] = environ["LOCAL_RANK"] = str(found.rank)
+    environ["WORLD_SIZE"] = environ["LOCAL_WORLD_SIZE"] = str(found.size)
+    environ["MASTER_ADDR"] = "127.0.0.1"
+    environ["MASTER_PORT"] = str(port)
+
+
+def _ip_version(environ: Mapping[str, str]) -> int | None:
+    """That of UNISONO_SOCKET_FAMILY, in the terms of NCCL_SOCKET_FAMILY."""
+    given = environ.get("UNISONO_SOCKET_FAMILY", "")
+    if given not in _IP_VERSIONS:
+        raise ValueError(f"UNISONO_SOCKET_FAMILY must be AF_INET or AF_INET6, not {given!r}")
+    return _IP_VERSIONS[given]
+
+
+def _ports(environ: Mapping[str, str]) -> range | None:
+    """The ports of UNISONO_PORTS, such as 20000-20100, both ends included."""
+    if "UNISONO_PORTS" not in environ:
+        return None
+    given = environ["UNISONO_PORTS"]
+    found = re.fullmatch(r"\s*(\d{1,5})\s*(?:-\s*(\d{1,5})\s*)?", given)
+    if found is not None:
+        first, last = int(found[1]), int(found[2] or found[1])
+        if 1 <= first <= last <= 65535:
+            return range(first, last + 1)
+    raise ValueError(f"UNISONO_PORTS must be such as 20000-20100, not {given!r}")

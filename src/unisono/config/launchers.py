@@ -1,0 +1,219 @@
+"""What launchers tell their ranks: who each is, and where those of several hosts can meet."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import socket
+import struct
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+from unisono.config.host_list import hosts
+from unisono.config.variables import number, text
+from unisono.errors import RendezvousError
+
+TCP = "tcp://"
+"""How a rendezvous begins that is a meeting point of our own: tcp://host:port."""
+TORCH_STORE = "torch-store:"
+"""How a rendezvous begins that is the store which torch's variables lead to."""
+MPI = "mpi:"
+"""How a rendezvous begins that is MPI itself, which then is the wire between hosts, too."""
+DERIVED_PORTS = range(61440, 65536)
+"""The ports of meeting points whose host alone the launcher names."""
+
+_CREDENTIALS = struct.Struct("3i")  # pid, uid, gid
+_MPIEXEC = re.compile(r"prte(?:run)?-(?P<host>.+)-(?P<pid>\d+)@\d+")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LaunchedRank:
+    """This process among its peers.
+
+    `rendezvous` is equal on all ranks: `tcp://host:port` at which rank 0 listens, `torch-store:`
+    and a text, `mpi:`, else any text that only this job has, whose ranks are then on one host.
+    """
+
+    rank: int
+    size: int
+    rendezvous: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Launch:
+    """A rank as its launcher started it."""
+
+    launcher: str
+    rank: int
+    size: int
+    local: int
+    """Ranks on this host."""
+    job: str
+    """The rendezvous if that is all of them."""
+    place: Callable[[], str | None]
+    """The rendezvous if not; None: the launcher does not say where rank 0 is."""
+
+
+def world(environ: Mapping[str, str]) -> LaunchedRank:
+    """Rank, size and rendezvous as the nearest launcher gave them.
+
+    `UNISONO_RENDEZVOUS`, if it is `tcp://host:port`, says where they meet, whoever started them;
+    with `UNISONO_WIRE=mpi` they meet by MPI.
+    Raises `RendezvousError` if no launcher is recognised, or it does not say where to meet.
+    """
+    if "UNISONO_RANK" in environ:
+        return LaunchedRank(
+            rank=number(environ, "UNISONO_RANK"),
+            size=number(environ, "UNISONO_SIZE"),
+            rendezvous=text(environ, "UNISONO_RENDEZVOUS"),
+        )
+    for launcher in (_torchrun, _open_mpi, _mpich, _slurm):
+        found = launcher(environ)
+        if found is not None:
+            return LaunchedRank(
+                rank=found.rank, size=found.size, rendezvous=_rendezvous(found, environ)
+            )
+    raise RendezvousError(
+        "no rank given: call init(rank=, size=, rendezvous=), use unisono.run, or start the "
+        "program with torchrun, mpiexec or srun (or set UNISONO_RANK, UNISONO_SIZE and "
+        "UNISONO_RENDEZVOUS)"
+    )
+
+
+def _rendezvous(found: _Launch, environ: Mapping[str, str]) -> str:
+    if environ.get("UNISONO_WIRE") == "mpi":
+        return MPI
+    given = environ.get("UNISONO_RENDEZVOUS", "")
+    if given.startswith(TCP):
+        return given
+    if found.local == found.size:
+        return found.job
+    place = found.place()
+    if place is None:
+        raise RendezvousError(
+            f"{found.launcher} started {found.size} ranks on several hosts, but does not tell "
+            "them where rank 0 is: set UNISONO_RENDEZVOUS=tcp://HOST:PORT, equal on all ranks, "
+            "where HOST is rank 0's host and PORT any that is free there"
+        )
+    return place
+
+
+def _torchrun(environ: Mapping[str, str]) -> _Launch | None:
+    if "RANK" not in environ or "WORLD_SIZE" not in environ:
+        return None
+    size = number(environ, "WORLD_SIZE")
+    store = ":".join(
+        environ.get(name, "") for name in ("MASTER_ADDR", "MASTER_PORT", "TORCHELASTIC_RUN_ID")
+    )
+    return _Launch(
+        launcher="torchrun",
+        rank=number(environ, "RANK"),
+        size=size,
+        local=number(environ, "LOCAL_WORLD_SIZE", size),
+        job=f"torchrun:{store}:{environ.get('TORCHELASTIC_RESTART_COUNT', '')}",
+        # Agents of several hosts do not agree about the number of restarts: those whose own ranks
+        # did not fail do not count.
+        place=lambda: f"{TORCH_STORE}{store}",
+    )
+
+
+def _open_mpi(environ: Mapping[str, str]) -> _Launch | None:
+    if "OMPI_COMM_WORLD_RANK" not in environ:
+        return None
+    size = number(environ, "OMPI_COMM_WORLD_SIZE")
+    job = environ.get("PMIX_NAMESPACE") or f"parent-{os.getppid()}"
+    mpiexec = _MPIEXEC.fullmatch(job)
+
+    def place() -> str | None:
+        # Slurm names the hosts of the ranks; the job's own name only that of mpiexec.
+        pid = int(mpiexec["pid"]) if mpiexec else 0
+        first = _first_host_of_slurm(environ) or (mpiexec and mpiexec["host"])
+        return f"{TCP}{_netloc(first, _port(pid, 0))}/{job}" if first else None
+
+    return _Launch(
+        launcher="mpiexec",
+        rank=number(environ, "OMPI_COMM_WORLD_RANK"),
+        size=size,
+        local=number(environ, "OMPI_COMM_WORLD_LOCAL_SIZE", size),
+        job=f"openmpi:{job}",
+        place=place,
+    )
+
+
+def _mpich(environ: Mapping[str, str]) -> _Launch | None:
+    if "PMI_RANK" not in environ or "PMI_SIZE" not in environ:
+        return None
+    if "SLURM_PROCID" in environ and "MPI_LOCALNRANKS" not in environ:
+        return None  # from srun; but mpiexec inside a Slurm job is the nearer launcher
+    size = number(environ, "PMI_SIZE")
+    local = number(environ, "MPI_LOCALNRANKS", size)
+    return _Launch(
+        launcher="mpiexec",
+        rank=number(environ, "PMI_RANK"),
+        size=size,
+        local=local,
+        job=f"mpich:{_hydra_proxy(environ)}" if local == size else "",
+        place=lambda: _in_slurm(environ, "mpich", len(DERIVED_PORTS) // 2),
+    )
+
+
+def _hydra_proxy(environ: Mapping[str, str]) -> int:
+    """Hydra names no job, but one process of its own starts all ranks of a host.
+
+    That is the parent, unless a shell script is between. It also made the socket that each rank
+    talks to it by, and the kernel remembers who made a socket.
+    """
+    with contextlib.suppress(KeyError, ValueError, OSError):
+        connection = socket.socket(fileno=int(environ["PMI_FD"]))
+        try:
+            raw = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
+        finally:
+            connection.detach()  # it stays MPI's
+        pid = int(_CREDENTIALS.unpack(raw)[0])
+        if pid > 0:
+            return pid
+    return os.getppid()
+
+
+def _slurm(environ: Mapping[str, str]) -> _Launch | None:
+    if "SLURM_PROCID" not in environ:
+        return None
+    size = number(environ, "SLURM_STEP_NUM_TASKS", number(environ, "SLURM_NTASKS", 1))
+    step = environ.get("SLURM_STEP_ID", "")
+    return _Launch(
+        launcher="srun",
+        rank=number(environ, "SLURM_PROCID"),
+        size=size,
+        local=size if number(environ, "SLURM_STEP_NUM_NODES", 1) == 1 else 0,
+        job=f"slurm:{environ.get('SLURM_JOB_ID', '')}.{step}",
+        place=lambda: _in_slurm(environ, f"slurm.{step}", number(environ, "SLURM_STEP_ID", 0)),
+    )
+
+
+def _in_slurm(environ: Mapping[str, str], name: str, step: int) -> str | None:
+    """The meeting point of a step of a Slurm job, which begins on the first of its hosts."""
+    first = _first_host_of_slurm(environ)
+    if first is None:
+        return None
+    job = number(environ, "SLURM_JOB_ID", 0)
+    return f"{TCP}{_netloc(first, _port(job, step))}/{name}.{job}"
+
+
+def _first_host_of_slurm(environ: Mapping[str, str]) -> str | None:
+    for name in ("SLURM_STEP_NODELIST", "SLURM_JOB_NODELIST", "SLURM_NODELIST"):
+        if environ.get(name):
+            try:
+                return next(hosts(environ[name]))
+            except ValueError as error:
+                raise ValueError(f"{name}: {error}") from None
+    return None
+
+
+def _port(job: int, step: int) -> int:
+    """Jobs and steps beside each other get ports of their own."""
+    return DERIVED_PORTS[(job + 509 * step) % len(DERIVED_PORTS)]
+
+
+def _netloc(host: str, port: int) -> str:
+    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"

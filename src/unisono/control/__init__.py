@@ -1,0 +1,29 @@
+"""News among ranks of several hosts: failures, departures, and which call a rank made last.
+
+Each rank has a `ConnectionManager`. It joins the world, opens the connections of each group, and
+keeps the control channels: every rank has one to the control server on rank 0, which passes
+messages on. `MpiWatch` does the same where MPI connects the hosts. `Vote` is one host's vote on
+which group succeeds a failed one; `recovery` asks for it.
+"""
+
+from unisono.control.connection_manager import ConnectionManager
+from unisono.control.group_endpoint import PeerInfo
+from unisono.control.mpi_watch import MpiWatch
+from unisono.control.peer_messages import GaveUp, RecoveryText, Unreachable, VoteArrived
+from unisono.control.vote import END_OF_BALLOTS, Vote, VotePhase, VoteReply, VoteRequest, cast_in
+
+__all__ = [
+    "END_OF_BALLOTS",
+    "ConnectionManager",
+    "GaveUp",
+    "MpiWatch",
+    "PeerInfo",
+    "RecoveryText",
+    "Unreachable",
+    "Vote",
+    "VoteArrived",
+    "VotePhase",
+    "VoteReply",
+    "VoteRequest",
+    "cast_in",
+]

@@ -1,0 +1,179 @@
+"""One connection of the star: messages both ways, and how it ends."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import logging
+import socket
+from collections.abc import Callable
+
+from unisono.control.messages import ControlMessage, Frames, MessageKind
+from unisono.transport import (
+    LOOK_EACH_S,
+    READ,
+    WRITE,
+    EventLoop,
+    Silence,
+    prepare,
+    retry_often,
+    watch_idle,
+)
+
+_log = logging.getLogger("unisono")
+
+_READ_BYTES = 1 << 16
+_MOST_PENDING_BYTES = 8 << 20
+# Questions, and answers to them, to a peer that has said nothing since: a process that is stopped
+# does not read, and once they fill what its kernel takes, that looks like a host that is lost.
+_MOST_UNHEARD_BYTES = 8 << 10
+_UNSEEN_S = 0.4  # of a silence: a host is asked within that, and a busy machine is late
+_SILENT = (errno.ETIMEDOUT, errno.EHOSTUNREACH, errno.ENETUNREACH)
+
+
+class ControlChannel:
+    """Messages to and from one rank. `ended` is called once, when nothing is heard any more: with
+    what happened to the rank, or with an empty text if it said goodbye. It may say a last word."""
+
+    def __init__(
+        self,
+        loop: EventLoop,
+        sock: socket.socket,
+        peer_timeout_s: float,
+        *,
+        heard: Callable[[ControlMessage], None],
+        ended: Callable[[str], None],
+    ) -> None:
+        self._loop, self._sock, self._peer_timeout_s = loop, sock, peer_timeout_s
+        self._borne_s = max(peer_timeout_s - _UNSEEN_S, peer_timeout_s / 2)
+        self._heard, self._ended = heard, ended
+        self._frames = Frames()
+        self._pending = bytearray()
+        self._unheard_bytes = 0
+        self._flush_is_due = False
+        self._waiting = False
+        self._silence: Silence | None = None  # while an acknowledgement is owed
+        self._said_bye = False
+        self._over = False
+        self.was_silent = False
+        """It ended because nothing was heard of the rank's host for long."""
+        prepare(sock, peer_timeout_s)
+        retry_often(sock)
+        watch_idle(sock, peer_timeout_s)
+        loop.watch(sock, READ, self._ready)
+
+    def say(self, message: ControlMessage) -> None:
+        """Sends a message soon, with others of the moment in one system call."""
+        looks = message.say in (MessageKind.LOOK, MessageKind.LOOKED)
+        if self._over or (looks and self._unheard_bytes > _MOST_UNHEARD_BYTES):
+            return
+        packed = message.pack()
+        self._pending += packed
+        if looks:
+            self._unheard_bytes += len(packed)
+        if len(self._pending) > _MOST_PENDING_BYTES:
+            self._end("has not read what it was told for long")
+        elif not self._flush_is_due:
+            self._flush_is_due = True
+            self._loop.later(0, self._flush)
+
+    def ask(self, message: ControlMessage) -> None:
+        """Sends a message that has to be answered: silence now means that the host is lost."""
+        self._waiting = True
+        self.say(message)
+
+    def is_read(self) -> None:
+        """The rank reads: it has said something by another connection."""
+        self._unheard_bytes = 0
+
+    def say_last(self, message: ControlMessage) -> None:
+        """Sends a message before the line is closed, if it still can be sent."""
+        with contextlib.suppress(OSError):
+            self._sock.send(self._pending + message.pack())
+
+    def close(self) -> None:
+        """Closes without a word; `ended` is not called."""
+        if not self._over:
+            self._over = True
+            self._loop.unwatch(self._sock)
+            self._sock.close()
+
+    def _ready(self) -> None:
+        self._read()
+        if self._pending and not self._over:
+            self._flush()
+
+    def _read(self) -> None:
+        try:
+            data = self._sock.recv(_READ_BYTES)
+        except BlockingIOError:
+            return
+        except OSError as error:
+            self._lost(error)
+            return
+        if not data:
+            self._end("is gone")
+            return
+        self._waiting = False
+        self._unheard_bytes = 0
+        try:
+            for message in self._frames.take(data):
+                self._said_bye = self._said_bye or message.say is MessageKind.BYE
+                self._heard(message)
+                if self._over:
+                    return
+        except ValueError as error:
+            self._end(f"speaks garbage ({error})")
+        except Exception as error:
+            # A fault of ours. A line that is not read any more, and not ended either, would leave
+            # its rank without news for ever.
+            _log.exception("a message of another rank met an error of unisono's own")
+            self._end(f"said what this rank failed to handle ({type(error).__name__}: {error})")
+
+    def _flush(self) -> None:
+        self._flush_is_due = False
+        if self._over:
+            return
+        try:
+            del self._pending[: self._sock.send(self._pending)]
+        except BlockingIOError:
+            self._loop.watch(self._sock, READ | WRITE, self._ready)
+            return
+        except OSError as error:
+            self._lost(error)
+            return
+        self._loop.watch(self._sock, READ | WRITE if self._pending else READ, self._ready)
+        if self._silence is None:
+            self._silence = Silence(self._sock)
+            self._loop.later(LOOK_EACH_S, self._listen)
+
+    def _listen(self) -> None:
+        """Looks for how long an acknowledgement has been owed, until there is one."""
+        if self._over or self._silence is None:
+            return
+        lasts_s = self._silence.lasts_s()
+        if lasts_s is None:
+            self._silence = None
+        elif self._waiting and lasts_s >= self._borne_s:
+            self._end_silent()
+        else:
+            self._loop.later(LOOK_EACH_S, self._listen)
+
+    def _lost(self, error: OSError) -> None:
+        if error.errno in _SILENT:
+            self._end_silent()
+        else:
+            self._end("is gone")
+
+    def _end_silent(self) -> None:
+        self.was_silent = True
+        self._end(f"has been silent for {self._peer_timeout_s:g} s: its host or the link is down")
+
+    def _end(self, why: str) -> None:
+        if not self._over:
+            self._over = True
+            self._loop.unwatch(self._sock)
+            try:
+                self._ended("" if self._said_bye else why)
+            finally:
+                self._sock.close()

@@ -1,0 +1,171 @@
+"""All groups that a rank has entered, and what came for those that it has not entered yet."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, replace
+
+from unisono.control.control_group import ControlGroup
+from unisono.control.group_connections import GroupConnections
+from unisono.control.group_endpoint import GroupEndpoint
+from unisono.control.messages import ControlMessage, MessageKind
+from unisono.control.vote import Vote, VoteReply, VoteRequest
+from unisono.native import Group
+from unisono.transport import Connection, Introduction
+
+_MOST_PARKED = 256  # connections of one rank
+_MOST_EARLY = 4096  # messages
+_MOST_DEPARTED = 4096
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Departed:
+    """A group that was left: the vote as it was then."""
+
+    vote: Vote
+    circle: ControlGroup
+
+
+class EnteredGroups:
+    """By tag. All methods are for the loop's thread. `refuse` closes a connection, saying why."""
+
+    def __init__(self, refuse: Callable[[Connection, str], None]) -> None:
+        self._refuse = refuse
+        self._entered: dict[bytes, GroupConnections] = {}
+        self._parked: list[tuple[Connection, Introduction]] = []
+        self._early: deque[ControlMessage] = deque(maxlen=_MOST_EARLY)
+        self._departed: dict[bytes, _Departed] = {}
+
+    def enter(
+        self,
+        tag: bytes,
+        members: Sequence[int],
+        me: int,
+        group: GroupEndpoint,
+        circle: ControlGroup,
+    ) -> None:
+        """Enters a group of some ranks of a circle; brings it what came early."""
+        self._departed.pop(tag, None)
+        entered = self._entered[tag] = GroupConnections(circle, tag, members, me, group)
+        if circle.is_orphaned:
+            entered.orphaned()
+        for sock, said in self._unpark(lambda said: said.tag == tag):
+            self._bring(entered, sock, said)
+        early = [message for message in self._early if message.tag == tag]
+        for message in early:
+            self._early.remove(message)
+            entered.hear(message)
+        for rank, text in circle.gone.items():
+            entered.gone(rank, text)
+
+    def reach(self, tag: bytes, peers: Iterable[int], kind: int) -> None:
+        """Connects to peers of a group; nothing for one that was left."""
+        if tag in self._entered:
+            self._entered[tag].reach(peers, kind)
+
+    def leave(self, tag: bytes) -> None:
+        """Leaves a group, if it was entered."""
+        entered = self._entered.pop(tag, None)
+        if entered is not None:
+            self._departed[tag] = _Departed(vote=entered.vote(), circle=entered.circle)
+            entered.leave()
+            if len(self._departed) > _MOST_DEPARTED:
+                del self._departed[next(iter(self._departed))]
+
+    def cast(self, tag: bytes, ask: VoteRequest) -> VoteReply | None:
+        """This host's answer to a question of its vote on what succeeds a group; none, if the group
+        is not entered."""
+        return self._entered[tag].cast(ask) if tag in self._entered else None
+
+    def vote(self, tag: bytes) -> Vote | None:
+        """This host's vote on what succeeds a group; of one that was left, as it was then."""
+        if tag in self._entered:
+            return self._entered[tag].vote()
+        return self._departed[tag].vote if tag in self._departed else None
+
+    def leave_all(self) -> None:
+        """Leaves all groups, and closes what was parked."""
+        for tag in list(self._entered):
+            self.leave(tag)
+        for sock, _ in self._unpark(lambda _: True):
+            sock.close()
+
+    def take(self, sock: Connection, said: Introduction) -> None:
+        """A proved connection has come."""
+        if said.tag in self._entered:
+            self._bring(self._entered[said.tag], sock, said)
+        elif said.tag in self._departed:
+            Group.say_left(sock.detach(), sock.tls)
+        elif sum(other.rank == said.rank for _, other in self._parked) >= _MOST_PARKED:
+            self._refuse(sock, f"rank {said.rank} dialed for too many groups not entered yet")
+        else:
+            self._parked.append((sock, said))
+
+    def abandon(self) -> None:
+        """In a forked child: closes its copies of all connections of groups."""
+        for entered in self._entered.values():
+            entered.abandon()
+        for sock, _ in self._parked:
+            sock.close()
+
+    def hear(
+        self,
+        message: ControlMessage,
+        circle: ControlGroup,
+        tell: Callable[[ControlMessage], None] | None = None,
+    ) -> None:
+        """A message of a circle's star, or one that came by post, as of the world's: then `tell`
+        posts an answer. Raises `ValueError` for one that makes no sense."""
+        if message.say is MessageKind.GONE:
+            text = message.body.decode(errors="replace")
+            circle.gone.setdefault(message.origin, text)
+            for entered in list(self._entered.values()):
+                if entered.circle is circle:
+                    entered.gone(message.origin, text)
+        elif message.tag in self._entered:
+            self._entered[message.tag].hear(message)
+        elif message.say is MessageKind.LOOK:
+            # Not entered yet, or left: nothing was called. That there is an answer says enough.
+            departed = self._departed.get(message.tag)
+            if departed is not None:
+                circle, tell = departed.circle, None
+            tell = tell or circle.place.tell
+            rank, to = circle.place.terms.rank, (message.origin,)
+            answer = ControlMessage(say=MessageKind.LOOKED, origin=rank, tag=message.tag, to=to)
+            tell(answer)
+            if circle.is_orphaned and departed is not None:
+                tell(replace(answer, say=MessageKind.LEFT))
+        elif (
+            message.say in (MessageKind.LEFT, MessageKind.FAILED)
+            and message.tag not in self._departed
+        ):
+            self._early.append(message)
+
+    def orphaned(self, circle: ControlGroup) -> None:
+        """The middle of a circle has left, or is lost."""
+        for entered in list(self._entered.values()):
+            if entered.circle is circle:
+                entered.orphaned()
+
+    def unreached(self, rank: int, silent: str) -> None:
+        """A rank cannot be reached by post; `silent` says so where nothing is heard of its host."""
+        for entered in list(self._entered.values()):
+            entered.unreached(rank, silent)
+
+    def starved(self, why: str) -> None:
+        """Nobody can be accepted for long."""
+        for entered in list(self._entered.values()):
+            entered.starved(why)
+
+    def _bring(self, entered: GroupConnections, sock: Connection, said: Introduction) -> None:
+        why_not = entered.take(sock, said)
+        if why_not:
+            self._refuse(sock, why_not)
+
+    def _unpark(
+        self, wanted: Callable[[Introduction], bool]
+    ) -> list[tuple[Connection, Introduction]]:
+        found = [parked for parked in self._parked if wanted(parked[1])]
+        self._parked = [parked for parked in self._parked if not wanted(parked[1])]
+        return found

@@ -1,0 +1,124 @@
+"""What ranks of a group over MPI tell each other beside its calls: failures, and what they called.
+
+One thread a group sleeps until the group here has something to say, and looks twenty times a second
+for what others say.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import select
+import struct
+import threading
+import time
+from collections.abc import Sequence
+from typing import Any
+
+from unisono.control.group_endpoint import (
+    ANXIOUS_EVENT,
+    FAILED_EVENT,
+    Fault,
+    GroupEndpoint,
+    fault_of,
+)
+from unisono.control.messages import CALLED_BYTES
+from unisono.transport import WATCH_TAG, Doorbell, MpiLink
+
+_LOOK_S = 0.05
+_LAST_WORDS_S = 1.0
+_MOST_TEXT_BYTES = 4096
+_FAILED, _LOOK, _LOOKED = 1, 2, 3
+_UNENDED: list[object] = []  # what MPI may read until it is finalised
+_HEAD = struct.Struct("<BI")  # what, fault; then a text, or what the rank called
+
+
+class MpiWatch:
+    """Watches `group` for its peers `away` (ranks of other hosts), until `close`."""
+
+    def __init__(self, link: MpiLink, group: GroupEndpoint, away: Sequence[int]) -> None:
+        self._link = link
+        self._group = group
+        self._away = away
+        self._told = False  # that the group has failed
+        self._sends: list[tuple[Any, bytes]] = []
+        self._closing = False
+        self._bell = Doorbell(os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC))
+        self._pid = os.getpid()
+        self._thread = threading.Thread(target=self._run, name="unisono-mpi-watch", daemon=True)
+        self._thread.start()
+
+    def close(self) -> None:
+        """Ends the thread, after it has told what there is to tell. Does nothing in a forked child,
+        and does not wait in the thread itself, where the garbage collector may call this."""
+        if os.getpid() == self._pid:
+            self._closing = True
+            self._bell.ring()
+            if threading.current_thread() is not self._thread:
+                self._thread.join()
+
+    def _run(self) -> None:
+        poll = select.poll()
+        for fd in (self._group.events_fd(), self._bell.fd):
+            poll.register(fd, select.POLLIN)
+        try:
+            while not self._closing:
+                poll.poll(_LOOK_S * 1000)
+                self._tell()
+                self._listen()
+            self._tell()
+            self._wait_for_sends()
+        except self._link.mpi.Exception:
+            pass  # who waits for the lost rank finds it out by its own messages
+
+    def _wait_for_sends(self) -> None:
+        deadline = time.monotonic() + _LAST_WORDS_S
+        while not all(request.Test() for request, _ in self._sends):
+            if time.monotonic() > deadline:
+                _UNENDED.extend(self._sends)
+                return
+            time.sleep(1e-3)
+
+    def _tell(self) -> None:
+        events = self._group.take_events()
+        failure = self._group.failure() if events & FAILED_EVENT else None
+        if failure is not None and not self._told:
+            self._told = True
+            fault, text = failure
+            self._send_all(_HEAD.pack(_FAILED, fault) + text.encode()[:_MOST_TEXT_BYTES])
+        elif events & ANXIOUS_EVENT:
+            self._send_all(_HEAD.pack(_LOOK, 0) + self._group.called())
+
+    def _listen(self) -> None:
+        mpi, comm = self._link.mpi, self._link.comm
+        if self._sends:
+            self._sends = [(request, kept) for request, kept in self._sends if not request.Test()]
+        status = mpi.Status()
+        while comm.Iprobe(mpi.ANY_SOURCE, WATCH_TAG, status):
+            data = bytearray(status.Get_count(mpi.BYTE))
+            peer = status.Get_source()
+            comm.Recv([data, mpi.BYTE], peer, WATCH_TAG)
+            self._hear(peer, bytes(data))
+
+    def _hear(self, peer: int, data: bytes) -> None:
+        what, fault = _HEAD.unpack(data[: _HEAD.size].ljust(_HEAD.size, b"\0"))
+        rest = data[_HEAD.size :]
+        if what == _FAILED:
+            self._told = True  # by the peer, to all
+            self._group.fail(fault_of(fault), rest.decode(errors="replace"))
+        elif what in (_LOOK, _LOOKED) and len(rest) == CALLED_BYTES:
+            self._group.heard(peer, rest)
+            if what == _LOOK:
+                self._send(peer, _HEAD.pack(_LOOKED, 0) + self._group.called())
+        else:
+            text = f"rank {peer} sent {len(data)} bytes of kind {what}, as no rank does"
+            self._group.fail(Fault.SYSTEM, text)
+
+    def _send_all(self, data: bytes) -> None:
+        for peer in self._away:
+            self._send(peer, data)
+
+    def _send(self, peer: int, data: bytes) -> None:
+        mpi = self._link.mpi
+        with contextlib.suppress(mpi.Exception):  # a peer that is gone; the others must know
+            self._sends.append((self._link.comm.Isend([data, mpi.BYTE], peer, WATCH_TAG), data))

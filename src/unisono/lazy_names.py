@@ -1,0 +1,29 @@
+"""Names of a package that are imported when they are first asked for."""
+
+from __future__ import annotations
+
+import importlib
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+
+def lazy_names(package: str, names: Mapping[str, Sequence[str]]) -> Callable[[str], Any]:
+    """The `__getattr__` of a package (PEP 562); `names` has the names by the module they come from.
+
+    The package imports them under `TYPE_CHECKING` too, for type checkers.
+
+    >>> get = lazy_names("unisono.errors", {"unisono.types": ["Op"]})
+    >>> get("Op").ALL_REDUCE.value
+    'all_reduce'
+    """
+    module_of = {name: module for module, found in names.items() for name in found}
+
+    def get(name: str) -> Any:
+        if name not in module_of:
+            raise AttributeError(f"module {package!r} has no attribute {name!r}")
+        value = getattr(importlib.import_module(module_of[name]), name)
+        setattr(sys.modules[package], name, value)
+        return value
+
+    return get

@@ -1,1 +1,0 @@
-"""Who may connect, and the connections between hosts themselves."""

@@ -1,0 +1,342 @@
+"""Which ranks go on after a failure: an agreement among those who are left, as a pure function.
+
+Each rank holds a `State`; `step` takes it with what has just happened and returns the next one
+with what to do. It knows no sockets, no clock and no threads: whoever runs it moves the messages
+between ranks, looks who is gone, and forms groups.
+
+The lowest rank that is not out leads. The others report to it. When everybody who is not out has
+reported since its last order, it gives the next one: form a group of all of us, or, if all have
+just formed it, go. A rank that dies is out, whoever leads then asks again; a rank that does not
+answer in time is out as if it had died. Out is for ever, and told to others with every message, so
+the ranks that lead one after the other are in rising order.
+
+What makes it one decision is the ledger, one word that all ranks can read and that moves only by
+compare and exchange: a ballot's number, and whether it is decided. A leader enters each order
+there before it gives it. A leader that was thought lost, and is not, finds the word moved and can
+decide nothing. So all ranks that go on have formed the same ballot, whoever was wrong about whom.
+A word that no memory holds, but the votes of several hosts, does the same
+(`recovery/across_hosts.py`): what a rank reads there may be old, but not a decision that was not
+made, and what it moves has not moved elsewhere.
+
+This is a two-phase commit with a change of coordinator, whose decision lies in shared memory as in
+Lamport, Paxos Made Simple (2001), section 2; what it is for is MPI's MPI_Comm_shrink: User Level
+Failure Mitigation (Bland et al., IJHPCA 27(3), 2013).
+
+>>> state = begin(rank=0, ranks=2, timeout_s=5.0, now=0.0)
+>>> state, todo = step(state, Look(gone=frozenset({1}), entry=0), now=0.1)
+>>> todo
+(Advance(expected=0, desired=4),)
+>>> state, todo = step(state, Advanced(expected=0, desired=4, seen=0), now=0.1)
+>>> todo
+(Form(ballot=2, members=(0,)),)
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from typing import Final, TypeAlias
+
+from unisono.recovery.messages import FormOrder, Go, Hold, Message, StatusReport
+
+ANSWER_S: Final = 3.0
+"""Within this time a rank that takes part answers, unless it is stopped."""
+
+_NOBODY: Final = -1
+
+
+# ---- what happens
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Heard:
+    """A message came from `source`."""
+
+    source: int
+    message: Message
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Look:
+    """Who is gone, or out of reach for ever, and what the ledger says. To be told at least every
+    some 10 ms."""
+
+    gone: frozenset[int]
+    entry: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Formed:
+    """The group of a ballot stands here and on all its members, or it could not be formed."""
+
+    ballot: int
+    good: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Advanced:
+    """The answer to `Advance`: what the ledger said before."""
+
+    expected: int
+    desired: int
+    seen: int
+
+
+Event: TypeAlias = Heard | Look | Formed | Advanced
+
+
+# ---- what to do
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Send:
+    """Send `message` to `to`; it may come late, or never if that rank is gone."""
+
+    to: int
+    message: Message
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Advance:
+    """Move the ledger from `expected` to `desired` if it says so, and tell as `Advanced`."""
+
+    expected: int
+    desired: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Form:
+    """Form a group of these ranks, dropping any other, and tell as `Formed`."""
+
+    ballot: int
+    members: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Finish:
+    """It is decided: the group formed last is the new one."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GiveUp:
+    """The others go on without this rank."""
+
+
+Action: TypeAlias = Send | Advance | Form | Finish | GiveUp
+Actions: TypeAlias = tuple[Action, ...]
+
+
+# ---- a rank's state
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class State:
+    """What one rank knows. `ready` is the ballot whose group it has formed, 0 if none."""
+
+    rank: int
+    ranks: int
+    timeout_s: float
+    deadline: float
+    """Until then this rank waits: as leader for reports, else for the leader."""
+    out: frozenset[int]
+    gone: frozenset[int] = frozenset()
+    """Of those out, who is gone, or out of reach for ever."""
+    late: frozenset[int] = frozenset()
+    """Of those out, who this rank itself has found late."""
+    leader: int = _NOBODY
+    has_reported: bool = False
+    reports: Mapping[int, int] = field(default_factory=dict)
+    """As leader: what is ready on whom, of those who have reported since the last order."""
+    entry: int = 0
+    yields_until: float = 0.0
+    """As leader: until then it leaves the ledger to a lower rank that leads too."""
+    members: tuple[int, ...] = ()
+    """Of the last order: those of the group that is ready, where one is."""
+    proposed: tuple[int, ...] = ()
+    """As leader: of the order that is given if the ledger can be moved."""
+    ready: int = 0
+    is_busy: bool = False
+    """An `Advance` or a `Form` is under way."""
+    has_ended: bool = False
+
+    @property
+    def live(self) -> tuple[int, ...]:
+        """The ranks that are not out."""
+        return tuple(rank for rank in range(self.ranks) if rank not in self.out)
+
+
+def begin(
+    *,
+    rank: int,
+    ranks: int,
+    timeout_s: float,
+    now: float,
+    exclude: frozenset[int] = frozenset(),
+) -> State:
+    """The state of a rank that has just come. `exclude`: who is to be left out."""
+    return State(rank=rank, ranks=ranks, timeout_s=timeout_s, deadline=now + timeout_s, out=exclude)
+
+
+def decided(entry: int) -> bool:
+    """Whether the ledger's word is a decision."""
+    return entry % 2 == 1
+
+
+def undecided(ballot: int) -> int:
+    """The ledger's word while a ballot is under way.
+
+    >>> undecided(3), decided(undecided(3)), decided(undecided(3) + 1)
+    (6, False, True)
+    """
+    return 2 * ballot
+
+
+def step(state: State, event: Event, now: float) -> tuple[State, Actions]:
+    """The next state, and what to do, in this order."""
+    if state.has_ended:
+        return state, ()
+    match event:
+        case Heard():
+            state, first = _hear(state, event.source, event.message, now)
+        case Look():
+            state, first = _look(state, event, now), ()
+        case Formed():
+            state, first = _formed(state, event, now), ()
+        case Advanced():
+            state, first = _advanced(state, event, now)
+    state, then = _carry_on(state, now)
+    return state, (*first, *then)
+
+
+# ---- how each event changes the state
+
+
+def _hear(state: State, source: int, message: Message, now: float) -> tuple[State, Actions]:
+    if source in state.out:
+        # Its messages count no more; but it should know, or it would go on by itself. No answer
+        # to an answer: two that take each other for lost would never stop.
+        answers = () if isinstance(message, Hold) else (_hold(state, source, now),)
+        return state, answers
+    state = replace(state, out=state.out | message.out)
+    if state.rank in state.out or (state.is_busy and not isinstance(message, StatusReport)):
+        return state, ()
+    state, first = _follow(state, now)
+    match message:
+        case StatusReport() if state.leader == state.rank:
+            state = replace(state, reports={**state.reports, source: message.ready})
+            return state, (*first, _hold(state, source, now))
+        case Hold() if state.leader == source:
+            patience_s = min(message.left_s, state.timeout_s) + ANSWER_S
+            return replace(state, deadline=max(state.deadline, now + patience_s)), first
+        case FormOrder() if state.leader == source and state.rank in message.members:
+            ordered = replace(state, members=message.members, ready=0, is_busy=True)
+            return ordered, (*first, Form(ballot=message.ballot, members=message.members))
+    return state, first
+
+
+def _look(state: State, seen: Look, now: float) -> State:
+    gone = seen.gone - {state.rank}
+    state = replace(state, out=state.out | gone, gone=state.gone | gone)
+    state = _read(state, seen.entry, now)
+    if state.is_busy or now < state.deadline or state.leader == _NOBODY:
+        return state
+    if state.leader == state.rank:
+        missing = frozenset(state.live) - {state.rank} - state.reports.keys()
+    else:
+        missing = frozenset({state.leader}) - state.out
+    return replace(state, out=state.out | missing, late=state.late | missing)
+
+
+def _formed(state: State, formed: Formed, now: float) -> State:
+    # Who follows waits for a leader that may still try to form what failed here at once.
+    patience_s = ANSWER_S if state.leader == state.rank else state.timeout_s + ANSWER_S
+    return replace(
+        state,
+        ready=formed.ballot if formed.good else 0,
+        is_busy=False,
+        has_reported=False,
+        deadline=now + patience_s,
+    )
+
+
+def _read(state: State, entry: int, now: float) -> State:
+    """What the ledger says. Of two that take each other for lost, the lower goes first.
+
+    It was read a while ago, perhaps before this rank moved it: a number that is not higher is old.
+    A decision may have a lower one, of an earlier ballot that a later one has found."""
+    if entry == state.entry or (entry < state.entry and not decided(entry)):
+        return state
+    writer = entry // 2 % state.ranks
+    is_lower = writer < state.rank and writer not in state.gone
+    return replace(state, entry=entry, yields_until=now + ANSWER_S if is_lower else 0.0)
+
+
+def _advanced(state: State, advanced: Advanced, now: float) -> tuple[State, Actions]:
+    if advanced.seen != advanced.expected:
+        return _read(replace(state, is_busy=False), advanced.seen, now), ()
+    others = [rank for rank in state.proposed if rank != state.rank]
+    if decided(advanced.desired):
+        go = Go(out=state.out, ballot=state.ready)
+        sends = tuple(Send(to=rank, message=go) for rank in others)
+        return replace(state, entry=advanced.desired, has_ended=True), (*sends, Finish())
+    ballot = advanced.desired // 2
+    order = FormOrder(out=state.out, ballot=ballot, members=state.proposed)
+    sends = tuple(Send(to=rank, message=order) for rank in others)
+    state = replace(state, entry=advanced.desired, reports={}, ready=0, members=state.proposed)
+    return state, (*sends, Form(ballot=ballot, members=state.members))
+
+
+# ---- what follows from the state
+
+
+def _carry_on(state: State, now: float) -> tuple[State, Actions]:
+    if state.has_ended or state.is_busy:
+        return state, ()
+    if decided(state.entry) and state.ready and state.entry == undecided(state.ready) + 1:
+        return replace(state, has_ended=True), (Finish(),)
+    if decided(state.entry) or state.rank in state.out:
+        return replace(state, has_ended=True), (GiveUp(),)
+    state, first = _follow(state, now)
+    if state.leader != state.rank:
+        if state.has_reported:
+            return state, first
+        report = Send(to=state.leader, message=StatusReport(out=state.out, ready=state.ready))
+        return replace(state, has_reported=True), (*first, report)
+    state, then = _lead(state, now)
+    return state, (*first, *then)
+
+
+def _follow(state: State, now: float) -> tuple[State, Actions]:
+    """Sees who leads now. A rank that takes over tells everyone, those it thinks lost too."""
+    leader = state.live[0]
+    if leader == state.leader:
+        return state, ()
+    is_first = state.leader == _NOBODY
+    deadline = state.deadline if is_first else max(state.deadline, now + ANSWER_S)
+    state = replace(state, leader=leader, deadline=deadline, has_reported=False)
+    if is_first or leader != state.rank:
+        return state, ()
+    others = (rank for rank in range(state.ranks) if rank != state.rank)
+    return state, tuple(_hold(state, rank, now) for rank in others)
+
+
+def _lead(state: State, now: float) -> tuple[State, Actions]:
+    """The next order, if all have reported since the last."""
+    others = [rank for rank in state.live if rank != state.rank]
+    if not all(rank in state.reports for rank in others):
+        return state, ()
+    if now < state.yields_until and state.entry // 2 % state.ranks not in state.gone:
+        return state, ()
+    stands = state.ready and state.entry == undecided(state.ready) and state.members == state.live
+    if stands and all(state.reports[rank] == state.ready for rank in others):
+        desired = state.entry + 1
+    else:
+        # Greater than any before, and no other rank's.
+        latest = state.entry // 2
+        desired = undecided((latest // state.ranks + 1) * state.ranks + state.rank)
+    state = replace(state, proposed=state.live, is_busy=True)
+    return state, (Advance(expected=state.entry, desired=desired),)
+
+
+def _hold(state: State, to: int, now: float) -> Send:
+    return Send(to=to, message=Hold(out=state.out, left_s=max(state.deadline - now, 0.0)))

@@ -1,0 +1,122 @@
+"""Small messages between the ranks of one host, addressed by rank.
+
+Each rank has a Unix datagram socket whose abstract name is derived from the group's nonce; nothing
+of it has a name in the file system, and it ends with its process. The kernel stamps each message
+with its sender's user, and what another user sends is dropped. A message to a rank that has not
+opened its box yet, or whose box is full, waits here until it can go.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import logging
+import os
+import select
+import socket
+import struct
+from collections import deque
+from collections.abc import Iterable
+from types import TracebackType
+
+from unisono.errors import RendezvousError
+
+_log = logging.getLogger("unisono")
+
+_SOURCE = struct.Struct("<I")
+_CREDENTIALS = struct.Struct("3i")  # pid, uid, gid
+_MOST_BYTES = 1 << 17
+
+
+class HostMessages:
+    """The box of one rank. `name` is the group's own, and secret to its user."""
+
+    def __init__(self, name: str, rank: int, ranks: int) -> None:
+        self._name = name
+        self._rank = rank
+        self._waiting: dict[int, deque[bytes]] = {
+            peer: deque() for peer in range(ranks) if peer != rank
+        }
+        self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
+        self._socket.setblocking(False)
+        self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_PASSCRED, 1)
+        try:
+            self._socket.bind(self._address(rank))
+        except OSError as error:
+            self._socket.close()
+            raise RendezvousError(
+                f"rank {rank} is in a call of this kind already, in another thread"
+            ) from error
+
+    def send(self, to: int, data: bytes) -> None:
+        """Sends `data` as soon as the box of `to` takes it, in order."""
+        self._waiting[to].append(_SOURCE.pack(self._rank) + data)
+        self._pass_on(to)
+
+    def flush(self) -> None:
+        """Tries again what could not be sent."""
+        for peer in self._waiting:
+            self._pass_on(peer)
+
+    def drop(self, peers: Iterable[int]) -> None:
+        """Forgets what waits for these ranks."""
+        for peer in peers:
+            if peer in self._waiting:
+                self._waiting[peer].clear()
+
+    def receive(self, timeout_s: float) -> list[tuple[int, bytes]]:
+        """What has come, with who sent it; waits at most `timeout_s` for the first message."""
+        found = []
+        # Not select: descriptors may be numbered beyond what it can take.
+        poll = select.poll()
+        poll.register(self._socket, select.POLLIN)
+        poll.poll(max(timeout_s, 0.0) * 1000)
+        with contextlib.suppress(BlockingIOError):
+            while True:
+                message = self._take()
+                if message is not None:
+                    found.append(message)
+        return found
+
+    def _take(self) -> tuple[int, bytes] | None:
+        space = socket.CMSG_SPACE(_CREDENTIALS.size)
+        data, notes, _, _ = self._socket.recvmsg(_MOST_BYTES, space)
+        users = [
+            _CREDENTIALS.unpack(note)[1]
+            for level, kind, note in notes
+            if (level, kind) == (socket.SOL_SOCKET, socket.SCM_CREDENTIALS)
+        ]
+        if len(users) != 1 or users[0] not in (os.getuid(), 0):
+            _log.warning("dropped a message of user %s to rank %d", users, self._rank)
+            return None
+        if len(data) < _SOURCE.size:
+            return None
+        (source,) = _SOURCE.unpack_from(data)
+        return (source, data[_SOURCE.size :]) if source in self._waiting else None
+
+    def _pass_on(self, peer: int) -> None:
+        waiting = self._waiting[peer]
+        # Refused: its box is not open; would block: it is full.
+        with contextlib.suppress(ConnectionRefusedError, BlockingIOError):
+            while waiting:
+                self._socket.sendto(waiting[0], self._address(peer))
+                waiting.popleft()
+
+    def _address(self, rank: int) -> str:
+        text = f"{os.getuid()}\0{self._name}\0{rank}"
+        return f"\0unisono-post-{hashlib.sha256(text.encode()).hexdigest()[:40]}"
+
+    def close(self) -> None:
+        """Closes the box; what waits in it or for others is lost."""
+        self._socket.close()
+
+    def __enter__(self) -> HostMessages:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()

@@ -1,0 +1,171 @@
+"""Forms the group that succeeds a failed one: the loop around `recovery/agreement.py`.
+
+It moves the messages, looks who is gone, keeps the ledger and forms the groups that are tried. All
+that it needs of the old group is in `RecoveryTransport`, so one loop serves one host and several.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import time
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from unisono import native
+from unisono.bootstrap import GroupNetwork, JoinedGroup
+from unisono.errors import AbortedError, RendezvousError
+from unisono.recovery import agreement
+from unisono.recovery.agreement import (
+    Advance,
+    Advanced,
+    Event,
+    Finish,
+    Form,
+    Formed,
+    GiveUp,
+    Heard,
+    Look,
+    Send,
+)
+from unisono.recovery.host_transport import HostTransport
+from unisono.recovery.messages import pack, unpack
+from unisono.recovery.transport import RecoveryRequest, RecoveryTransport, TooFewError
+
+_log = logging.getLogger("unisono")
+
+_LEFT_BEHIND = (
+    "rank {rank}: the others go on without this rank: it came to shrink when that was over, later "
+    "than they waited, or they left it out"
+)
+_LOOK_S = 0.01  # how often a rank looks who is gone, while nothing comes
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Recovered:
+    """The new group, and which ranks of the old one are its ranks 0, 1, ..."""
+
+    met: JoinedGroup
+    members: tuple[int, ...]
+
+
+def recover(
+    group: native.Group, request: RecoveryRequest, network: GroupNetwork | None
+) -> Recovered:
+    """The group of those who are left of `group`, the same on all of them.
+
+    Raises `AbortedError` if the others go on without this rank, or may do so. A rank that raises
+    has left the old group, so that nobody waits for it; but where too few are left, it has not, and
+    may try again with others excluded. Raises `UnsupportedError` if `network` does not outlive the
+    failure of a group.
+    """
+    transport: RecoveryTransport
+    if network is None:
+        transport = HostTransport(group, request)
+    else:
+        from unisono.recovery.cross_host_transport import CrossHostTransport
+
+        transport = CrossHostTransport(network, group, request)
+    finished = False
+    try:
+        recovered = _Loop(request, transport).run()
+        finished = True
+    except TooFewError as error:
+        group.abort(str(error))
+        raise AbortedError(str(error)) from None
+    except BaseException:
+        group.close()
+        raise
+    finally:
+        transport.close(finished=finished)
+    # The old group is of no use to anybody now; who was left out learns it from its next call.
+    group.abort(f"the communicator was shrunk to its {_named(recovered.members)}")
+    return recovered
+
+
+class _Loop:
+    """One rank's way through the agreement."""
+
+    def __init__(self, request: RecoveryRequest, transport: RecoveryTransport) -> None:
+        self._request = request
+        self._transport = transport
+        self._state = agreement.begin(
+            rank=request.rank,
+            ranks=request.ranks,
+            timeout_s=request.timeout_s,
+            now=time.monotonic(),
+            exclude=request.exclude,
+        )
+        self._met: JoinedGroup | None = None
+
+    def run(self) -> Recovered:
+        try:
+            return self._run()
+        except BaseException:
+            self._drop()
+            raise
+
+    def _run(self) -> Recovered:
+        timeout_s = 0.0
+        while True:
+            # Messages first: one that was stopped for a while must not take those for late whose
+            # messages wait for it. And a look when they have been taken, for that may have moved
+            # the ledger.
+            for heard in self._heard(timeout_s):
+                if (recovered := self._happen(heard)) is not None:
+                    return recovered
+            look = Look(gone=self._transport.keep_up(), entry=self._transport.advance(0, 0))
+            if (recovered := self._happen(look)) is not None:
+                return recovered
+            timeout_s = _LOOK_S
+
+    def _heard(self, timeout_s: float) -> Iterable[Heard]:
+        for source, data in self._transport.receive(timeout_s):
+            try:
+                message = unpack(data, self._request.ranks)
+            except ValueError as error:
+                _log.warning("ignored what came as from rank %d: %s", source, error)
+            else:
+                yield Heard(source=source, message=message)
+
+    def _happen(self, event: Event) -> Recovered | None:
+        """Takes a step, and does what it asks for, which brings further steps."""
+        events = [event]
+        while events:
+            late = self._state.late
+            self._state, actions = agreement.step(self._state, events.pop(0), time.monotonic())
+            if self._state.late - late:
+                names = _named(sorted(self._state.late - late))
+                _log.warning("rank %d shrinks without late %s", self._request.rank, names)
+            for action in actions:
+                match action:
+                    case Send():
+                        self._transport.send(action.to, pack(action.message))
+                    case Advance(expected=expected, desired=desired):
+                        seen = self._transport.advance(expected, desired)
+                        events.append(Advanced(expected=expected, desired=desired, seen=seen))
+                    case Form():
+                        events.append(Formed(ballot=action.ballot, good=self._form(action)))
+                    case Finish():
+                        assert self._met is not None, "only what was formed is decided"
+                        return Recovered(met=self._met, members=self._state.members)
+                    case GiveUp():
+                        raise AbortedError(_LEFT_BEHIND.format(rank=self._request.rank))
+        return None
+
+    def _form(self, order: Form) -> bool:
+        self._drop()
+        with contextlib.suppress(RendezvousError):
+            self._met = self._transport.form(self._request, order.ballot, order.members)
+        return self._met is not None
+
+    def _drop(self) -> None:
+        """Closes the group of a ballot that came to nothing."""
+        if self._met is not None:
+            self._met.close()
+        self._met = None
+
+
+def _named(ranks: Iterable[int]) -> str:
+    numbers = [str(rank) for rank in ranks]
+    return f"rank{'s' if len(numbers) > 1 else ''} {', '.join(numbers)}"

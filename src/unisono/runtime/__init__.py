@@ -1,1 +1,0 @@
-"""What runs plans: the reference executor, the native executor, and how ranks meet."""

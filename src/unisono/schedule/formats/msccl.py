@@ -1,0 +1,193 @@
+"""Read MSCCL XML: its threadblocks run symbolically, the outcome becomes a schedule."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Sequence
+
+from unisono.errors import ScheduleError
+from unisono.schedule.collective import Collective
+from unisono.schedule.formats.buffers import Buffer, Buffers, Cell, operation, pieces
+from unisono.schedule.formats.msccl_file import MscclBlock, MscclStep, Program, parse
+from unisono.schedule.formats.rounds import to_schedule
+from unisono.schedule.formats.symbolic_machine import Clock, SymbolicMachine, Thread, Value, run
+from unisono.schedule.schedule import Schedule
+
+
+def from_msccl_xml(text: str) -> Schedule:
+    """Read an MSCCL program: the XML that `msccl-tools` writes and MSCCL and RCCL run.
+
+    Carried over: allreduce, allgather, reducescatter, alltoall, and broadcast, reduce, gather and
+    scatter (their root is the attribute `root` of `algo`, which we write; else rank 0); all step
+    types; in place and out of place (a file that claims both must be right both ways). Not
+    carried, since it changes no result: the protocol, the range of sizes, how steps are shared
+    out to threadblocks. Connections are taken as having room for everything that is sent.
+
+    The program is proved as it is read: in every order in which its threadblocks may run, it does
+    not get stuck, has no race, and computes the collective.
+
+    Raises `ScheduleError`, naming gpu, threadblock, step and line, for a program that is not XML,
+    not MSCCL or wrong; `UnsupportedError` for a collective that we do not have.
+
+    >>> from unisono.schedule import Builder, Collective, to_msccl_xml
+    >>> from unisono.types import Op
+    >>> b = Builder(Collective(op=Op.ALL_REDUCE, ranks=2, parts=2), "halves")
+    >>> b.reduce(0, 1, 1)
+    >>> b.reduce(1, 0, 0)
+    >>> b.next_round()
+    >>> b.copy(0, 0, 1)
+    >>> b.copy(1, 1, 0)
+    >>> from_msccl_xml(to_msccl_xml(b.build())) == b.build()
+    True
+    """
+    program = parse(text)
+    collective = _collective(program)
+    for gpu in program.gpus:
+        for buffer in (Buffer.INPUT, Buffer.OUTPUT):
+            _check_size(collective, gpu.number, buffer, gpu.chunks[buffer], gpu.where)
+    schedules = [
+        to_schedule(run_program(program, Buffers(collective, in_place=in_place)), program.name)
+        for in_place, claimed in ((False, program.out_of_place), (True, program.in_place))
+        if claimed
+    ]
+    if not schedules:
+        raise ScheduleError("algo is neither inplace nor outofplace: it serves no call")
+    return schedules[-1]
+
+
+def _collective(program: Program) -> Collective:
+    op, ranks = operation(program.collective), len(program.gpus)
+    each = pieces(op, ranks)
+    if program.chunks % each:
+        raise ScheduleError(
+            f"{program.collective} on {ranks} gpus: nchunksperloop={program.chunks} is no "
+            f"multiple of {each}"
+        )
+    root = program.root if op.rooted else None
+    return Collective(op=op, ranks=ranks, parts=program.chunks // each, root=root)
+
+
+def _check_size(collective: Collective, rank: int, buffer: Buffer, chunks: int, where: str) -> None:
+    count = (
+        collective.input_pieces(rank) if buffer is Buffer.INPUT else collective.output_pieces(rank)
+    ) * collective.parts
+    # A buffer that does not exist for this rank is a name for memory of its own.
+    if count and chunks > count:
+        raise ScheduleError(
+            f"{where} has {chunks} {buffer} chunks, but {collective.op} gives it {count}"
+        )
+
+
+class _Connection:
+    """Messages from one GPU to another on one channel: first in, first out."""
+
+    def __init__(self) -> None:
+        self.messages: deque[tuple[str, Sequence[Value], Clock]] = deque()
+
+
+def run_program(program: Program, buffers: Buffers, room: int | None = None) -> SymbolicMachine:
+    """Run a program; each connection has room for this many messages, None for any number."""
+    interpreter = _Interpreter(program, buffers, room)
+    interpreter.run()
+    return interpreter.machine
+
+
+class _Interpreter:
+    def __init__(self, program: Program, buffers: Buffers, room: int | None) -> None:
+        self.room = room
+        self.machine = SymbolicMachine(buffers)
+        self.blocks: list[MscclBlock] = []
+        self.threads: list[Thread[MscclStep]] = []
+        self.by_place: dict[tuple[int, int], Thread[MscclStep]] = {}
+        self.flags: dict[int, list[tuple[int, Clock]]] = {}
+        self.connections: dict[tuple[int, int, int], _Connection] = {}
+        for gpu in program.gpus:
+            for block in gpu.blocks:
+                thread = Thread(
+                    number=len(self.threads),
+                    gpu=gpu.number,
+                    steps=block.steps,
+                    channel=block.channel,
+                )
+                self.blocks.append(block)
+                self.threads.append(thread)
+                self.by_place[gpu.number, block.number] = thread
+                self.flags[thread.number] = []
+
+    def run(self) -> None:
+        run(self.threads, self._step, lambda thread: thread.steps[thread.at].where)
+        for (src, dst, channel), connection in self.connections.items():
+            if connection.messages:
+                raise ScheduleError(
+                    f"{connection.messages[0][0]} sends to gpu {dst} on channel {channel}, but no "
+                    f"step there receives it from gpu {src}"
+                )
+
+    def _step(self, thread: Thread[MscclStep], step: MscclStep) -> str | None:
+        block = self.blocks[thread.number]
+        if step.depends is not None:
+            flag = self._flag(thread, *step.depends)
+            if flag is None:
+                return f"step {step.depends[1]} of threadblock {step.depends[0]}"
+            thread.learn(flag)
+        if step.sends and self.room is not None:
+            assert block.send is not None
+            ahead = self._connection(thread.gpu, block.send, block.channel).messages
+            if len(ahead) >= self.room:
+                return f"room in the connection to gpu {block.send} on channel {block.channel}"
+        message: Sequence[Value] | None = None
+        if step.receives:
+            assert block.receive is not None
+            connection = self._connection(block.receive, thread.gpu, block.channel)
+            if not connection.messages:
+                return f"a message from gpu {block.receive} on channel {block.channel}"
+            sender, message, clock = connection.messages.popleft()
+            if len(message) != step.chunks:
+                raise ScheduleError(
+                    f"{step.where} receives {step.chunks} chunks where {sender} sends "
+                    f"{len(message)}"
+                )
+            thread.learn(clock)
+        if step.type != "nop":
+            self._move(thread, block, step, message)
+        if step.has_dependents:
+            self.flags[thread.number].append((thread.at, dict(thread.clock)))
+        return None
+
+    def _move(
+        self,
+        thread: Thread[MscclStep],
+        block: MscclBlock,
+        step: MscclStep,
+        message: Sequence[Value] | None,
+    ) -> None:
+        machine, where = self.machine, step.where
+        results = []
+        for i in range(step.chunks):
+            operands = [] if message is None else [message[i]]
+            if step.reads:
+                cell = Cell(thread.gpu, step.src_buffer, step.src + i)
+                operands.append(machine.read(thread, cell, where))
+            target = Cell(thread.gpu, step.dst_buffer, step.dst + i)
+            if step.type == "re":
+                operands.append(machine.read(thread, target, where))
+            value = operands[0]
+            if len(operands) > 1:
+                value = machine.reduce(thread.gpu, operands, where)
+            if step.writes:
+                value = machine.write(thread, target, value, where)
+            elif len(operands) > 1:
+                value = machine.keep(thread, value)
+            results.append(value)
+        if step.sends:
+            assert block.send is not None
+            connection = self._connection(thread.gpu, block.send, block.channel)
+            connection.messages.append((where, results, dict(thread.clock)))
+
+    def _flag(self, thread: Thread[MscclStep], other: int, after: int) -> Clock | None:
+        """What is known once the threadblock has passed the step, if it has."""
+        flags = self.flags[self.by_place[thread.gpu, other].number]
+        return next((clock for at, clock in flags if at >= after), None)
+
+    def _connection(self, src: int, dst: int, channel: int) -> _Connection:
+        return self.connections.setdefault((src, dst, channel), _Connection())

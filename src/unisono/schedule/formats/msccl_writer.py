@@ -1,0 +1,307 @@
+"""Write MSCCL XML: transfers become steps of threadblocks, ordered by dependences.
+
+Each rank's locations become chunks of its input, output and scratch buffers; the program is in
+place, except for alltoall. A connection carries at most one message a round (a second one takes
+another channel), and in each round a GPU sends before it writes. So every step waits for steps of
+earlier rounds, or for reads of its own round: the program cannot get stuck even where a connection
+holds but one message.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from html import escape  # xml.sax.saxutils imports half of the standard library
+from itertools import groupby
+from operator import itemgetter
+from typing import NamedTuple
+
+from unisono.schedule.coarsen import Move, moves_of
+from unisono.schedule.collective import Collective
+from unisono.schedule.dataflow import trace
+from unisono.schedule.formats.buffers import Buffer, operation_name, pieces
+from unisono.schedule.schedule import Schedule
+from unisono.types import Op
+
+_OUTPUT_FIRST = (Op.ALL_GATHER, Op.GATHER, Op.ALL_TO_ALL)
+
+
+def to_msccl_xml(schedule: Schedule) -> str:
+    """The schedule as MSCCL XML, which `from_msccl_xml`, MSCCL and RCCL read.
+
+    The limits of a GPU runtime on threadblocks, channels and steps are not looked at. Raises
+    `UnsupportedError` for a barrier, `ScheduleError` for a wrong schedule.
+
+    >>> from unisono.schedule import Builder, Collective
+    >>> from unisono.types import Op
+    >>> b = Builder(Collective(op=Op.BROADCAST, ranks=2, root=0), "direct")
+    >>> b.copy(0, 0, 1)
+    >>> "nchunksperloop" in to_msccl_xml(b.build())
+    True
+    """
+    name = operation_name(schedule.collective.op)
+    trace(schedule)  # a wrong schedule could ask for a program that makes no sense
+    return _xml(schedule, name, _Writer(schedule).gpus)
+
+
+class Place(NamedTuple):
+    """A chunk of a buffer of some GPU."""
+
+    buffer: Buffer
+    chunk: int
+
+
+class Places:
+    """Where each rank's locations lie in the buffers of a program."""
+
+    def __init__(self, collective: Collective, scratch: int) -> None:
+        self._ranks = [self._of(collective, scratch, rank) for rank in range(collective.ranks)]
+
+    def of(self, rank: int, location: int) -> Place:
+        """The place of a rank's location."""
+        return self._ranks[rank][location]
+
+    def size(self, rank: int, buffer: Buffer) -> int:
+        """Chunks of a buffer of a rank, up to the last that has a location."""
+        return max((p.chunk + 1 for p in self._ranks[rank] if p.buffer is buffer), default=0)
+
+    def _of(self, collective: Collective, scratch: int, rank: int) -> list[Place]:
+        finds = [(Buffer.INPUT, collective.input_ref), (Buffer.OUTPUT, collective.output_ref)]
+        if collective.op in _OUTPUT_FIRST:
+            finds.reverse()
+        places = []
+        own = 0
+        for location in range(collective.num_chunks + scratch):
+            found = None
+            if location < collective.num_chunks:
+                refs = ((buffer, find(rank, location)) for buffer, find in finds)
+                found = next(((b, r) for b, r in refs if r is not None), None)
+            if found is None:
+                places.append(Place(Buffer.SCRATCH, own))
+                own += 1
+            else:
+                buffer, (piece, part) = found
+                places.append(Place(buffer, piece * collective.parts + part))
+        return places
+
+
+@dataclass(slots=True, eq=False, kw_only=True)
+class _Step:
+    block: _Block
+    number: int
+    type: str
+    src: Place
+    dst: Place
+    chunks: int
+    waits_for: _Step | None = None
+    has_dependents: bool = False
+
+
+@dataclass(slots=True, eq=False, kw_only=True)
+class _Block:
+    send: int
+    receive: int
+    channel: int
+    steps: list[_Step] = field(default_factory=list)
+    seen: dict[int, int] = field(default_factory=dict)
+    """For each block, by identity, the last of its steps that this one has waited for."""
+
+    def add(self, kind: str, src: Place, dst: Place, count: int, needs: Iterable[_Step]) -> _Step:
+        """A step after all that it needs: more than one dependence takes steps of their own."""
+        latest: dict[int, _Step] = {}
+        for need in needs:
+            if need.block is not self and self.seen.get(id(need.block), -1) < need.number:
+                known = latest.get(id(need.block))
+                if known is None or known.number < need.number:
+                    latest[id(need.block)] = need
+        waits = list(latest.values())
+        for need in waits:
+            need.has_dependents = True
+            self.seen[id(need.block)] = need.number
+        for need in waits[:-1]:
+            self._append("nop", Place(Buffer.INPUT, -1), Place(Buffer.OUTPUT, -1), 0, need)
+        return self._append(kind, src, dst, count, waits[-1] if waits else None)
+
+    def _append(
+        self, kind: str, src: Place, dst: Place, count: int, waits_for: _Step | None
+    ) -> _Step:
+        step = _Step(
+            block=self,
+            number=len(self.steps),
+            type=kind,
+            src=src,
+            dst=dst,
+            chunks=count,
+            waits_for=waits_for,
+        )
+        self.steps.append(step)
+        return step
+
+
+@dataclass(slots=True, kw_only=True)
+class _Gpu:
+    sizes: dict[Buffer, int]
+    blocks: dict[tuple[int, int, int], _Block] = field(default_factory=dict)
+    writer: dict[Place, _Step] = field(default_factory=dict)
+    readers: dict[Place, list[_Step]] = field(default_factory=dict)
+
+    def block(self, send: int, receive: int, channel: int) -> _Block:
+        """The threadblock with these peers, made when first asked for."""
+        key = (send, receive, channel)
+        if key not in self.blocks:
+            self.blocks[key] = _Block(send=send, receive=receive, channel=channel)
+        return self.blocks[key]
+
+    def add(
+        self,
+        block: _Block,
+        kind: str,
+        src: Place,
+        dst: Place,
+        count: int,
+        *,
+        reads: Place | None = None,
+        writes: Place | None = None,
+    ) -> None:
+        """A step that waits for whatever touched its memory before."""
+        read = [Place(reads.buffer, reads.chunk + i) for i in range(count)] if reads else []
+        written = [Place(writes.buffer, writes.chunk + i) for i in range(count)] if writes else []
+        needs = [self.writer[p] for p in (*read, *written) if p in self.writer]
+        for place in written:
+            needs += self.readers.get(place, ())
+        step = block.add(kind, src, dst, count, needs)
+        for place in read:
+            self.readers.setdefault(place, []).append(step)
+        for place in written:
+            self.writer[place] = step
+            self.readers[place] = []
+
+
+class _Run(NamedTuple):
+    """Neighbouring chunks that travel together. `lane` tells messages of one round apart."""
+
+    src: int
+    dst: int
+    reduce: bool
+    lane: tuple[int, int]
+    src_place: Place
+    dst_place: Place
+    chunks: int
+
+
+class _Writer:
+    def __init__(self, schedule: Schedule) -> None:
+        collective = schedule.collective
+        self.places = Places(collective, schedule.scratch)
+        self.gpus = [
+            _Gpu(sizes={b: self.places.size(rank, b) for b in Buffer})
+            for rank in range(collective.ranks)
+        ]
+        rounds = [
+            self._runs(list(moves))
+            for _, moves in groupby(sorted(moves_of(schedule)), key=itemgetter(0))
+        ]
+        lanes = sorted({run.lane for runs in rounds for run in runs if run.src != run.dst})
+        self.channels = {lane: channel for channel, lane in enumerate(lanes)}
+        self.pairs = {
+            (run.src, run.dst, run.lane) for runs in rounds for run in runs if run.src != run.dst
+        }
+        if collective.op is Op.ALL_TO_ALL:
+            self._keep_own(collective)
+        for runs in rounds:
+            self._emit(runs)
+
+    def _keep_own(self, collective: Collective) -> None:
+        """What a rank sends to itself lies in its output from the start."""
+        parts = collective.parts
+        for rank, gpu in enumerate(self.gpus):
+            src = Place(Buffer.INPUT, rank * parts)
+            dst = Place(Buffer.OUTPUT, rank * parts)
+            gpu.sizes[Buffer.INPUT] = gpu.sizes[Buffer.OUTPUT] = collective.ranks * parts
+            gpu.add(gpu.block(-1, -1, 0), "cpy", src, dst, parts, reads=src, writes=dst)
+
+    def _runs(self, moves: Sequence[Move]) -> list[_Run]:
+        runs: list[_Run] = []
+        messages: dict[tuple[int, int, int], int] = {}
+        for m in moves:
+            src, dst = self.places.of(m.src, m.src_chunk), self.places.of(m.dst, m.dst_chunk)
+            last = runs[-1] if runs else None
+            if last is not None and _follows(last, m, src, dst):
+                runs[-1] = last._replace(chunks=last.chunks + 1)
+                continue
+            way = (m.src, m.dst, m.channel)
+            number = messages[way] = messages.get(way, -1) + 1
+            runs.append(_Run(m.src, m.dst, m.reduce, (m.channel, number), src, dst, 1))
+        return runs
+
+    def _emit(self, runs: Sequence[_Run]) -> None:
+        for run in runs:
+            if run.src != run.dst:
+                block = self._block(run.src, run.dst, run, sends=True)
+                self.gpus[run.src].add(
+                    block, "s", run.src_place, run.dst_place, run.chunks, reads=run.src_place
+                )
+        for run in runs:  # operands of one reduction in the order of their ranks
+            gpu = self.gpus[run.dst]
+            kind, src, reads = "r", run.src_place, None
+            block = gpu.block(-1, -1, 0)
+            if run.src == run.dst:
+                kind, reads = ("re" if run.reduce else "cpy"), run.src_place
+            else:
+                block = self._block(run.dst, run.src, run, sends=False)
+                if run.reduce:
+                    kind, src = "rrc", run.dst_place
+            gpu.add(block, kind, src, run.dst_place, run.chunks, reads=reads, writes=run.dst_place)
+
+    def _block(self, rank: int, peer: int, run: _Run, *, sends: bool) -> _Block:
+        """Both ways between two GPUs share a threadblock, where both are used."""
+        there, back = (run.src, run.dst, run.lane), (run.dst, run.src, run.lane)
+        both = there in self.pairs and back in self.pairs
+        send = peer if sends or both else -1
+        receive = peer if both or not sends else -1
+        return self.gpus[rank].block(send, receive, self.channels[run.lane])
+
+
+def _follows(last: _Run, m: Move, src: Place, dst: Place) -> bool:
+    return (
+        (last.src, last.dst, last.reduce, last.lane[0]) == (m.src, m.dst, m.reduce, m.channel)
+        and src == (last.src_place.buffer, last.src_place.chunk + last.chunks)
+        and dst == (last.dst_place.buffer, last.dst_place.chunk + last.chunks)
+    )
+
+
+def _xml(schedule: Schedule, name: str, gpus: Sequence[_Gpu]) -> str:
+    collective = schedule.collective
+    in_place = int(collective.op is not Op.ALL_TO_ALL)
+    chunks = pieces(collective.op, collective.ranks) * collective.parts
+    channels = max((b.channel + 1 for gpu in gpus for b in gpu.blocks.values()), default=0)
+    root = "" if collective.root is None else f' root="{collective.root}"'
+    lines = [
+        f'<algo name="{escape(schedule.algorithm)}" proto="Simple" nchannels="{channels}" '
+        f'nchunksperloop="{chunks}" ngpus="{collective.ranks}" coll="{name}" '
+        f'inplace="{in_place}" outofplace="{1 - in_place}" minBytes="0" maxBytes="0"{root}>'
+    ]
+    for rank, gpu in enumerate(gpus):
+        sizes = " ".join(f'{b}_chunks="{gpu.sizes[b]}"' for b in Buffer)
+        lines.append(f'  <gpu id="{rank}" {sizes}>')
+        numbers = {id(block): number for number, block in enumerate(gpu.blocks.values())}
+        for number, block in enumerate(gpu.blocks.values()):
+            lines.append(
+                f'    <tb id="{number}" send="{block.send}" recv="{block.receive}" '
+                f'chan="{block.channel}">'
+            )
+            lines += [_step_xml(step, numbers) for step in block.steps]
+            lines.append("    </tb>")
+        lines.append("  </gpu>")
+    return "\n".join([*lines, "</algo>", ""])
+
+
+def _step_xml(step: _Step, numbers: dict[int, int]) -> str:
+    need = step.waits_for
+    depends = (-1, -1) if need is None else (numbers[id(need.block)], need.number)
+    return (
+        f'      <step s="{step.number}" type="{step.type}" '
+        f'srcbuf="{step.src.buffer}" srcoff="{step.src.chunk}" '
+        f'dstbuf="{step.dst.buffer}" dstoff="{step.dst.chunk}" cnt="{step.chunks}" '
+        f'depid="{depends[0]}" deps="{depends[1]}" hasdep="{int(step.has_dependents)}"/>'
+    )

@@ -1,0 +1,249 @@
+"""From the values that a program writes to a schedule: as few rounds as its order allows.
+
+Three passes over the values in the order of their writing:
+
+* A value that was received only to be used once, by its own GPU, is not kept: the use reads the
+  sender's memory. (Our executor stages it anyway.)
+* A chain of reductions into one cell becomes one reduction of many operands.
+* Each value is written in the earliest round in which its operands exist and nobody still needs
+  what its location holds.
+
+Input and output of a chunk share one location in our schedules. Where a program that is not in
+place still reads the input after it has written the output, the output is built in scratch and
+copied at the end.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from unisono.schedule.coarsen import Move, assemble
+from unisono.schedule.formats.buffers import Buffer, Buffers, Cell
+from unisono.schedule.formats.symbolic_machine import SymbolicMachine, Value
+from unisono.schedule.schedule import Schedule
+
+_NEVER = 1 << 31
+
+
+def to_schedule(machine: SymbolicMachine, name: str) -> Schedule:
+    """The schedule of a program that has been run. Raises `ScheduleError` for wrong results."""
+    outputs = machine.outputs()
+    values = _live(machine.written, outputs.values())
+    _forward(values, outputs.values())
+    _flatten(values)
+    values = _live(values, outputs.values())
+    try:
+        plan = _Plan(machine.buffers, shared=True)
+        plan.write_all(values, outputs)
+    except _Clash:
+        plan = _Plan(machine.buffers, shared=False)
+        plan.write_all(values, outputs)
+    return assemble(machine.buffers.collective, name, plan.moves, scratch=max(plan.scratch))
+
+
+def _live(values: list[Value], outputs: Iterable[Value]) -> list[Value]:
+    needed = set(outputs)
+    kept = []
+    for value in reversed(values):
+        if value in needed:
+            needed.update(value.operands)
+            kept.append(value)
+    return kept[::-1]
+
+
+def _uses(values: list[Value]) -> Counter[Value]:
+    return Counter(operand for value in values for operand in value.operands)
+
+
+def _forward(values: list[Value], outputs: Iterable[Value]) -> None:
+    """Let the one local use of a received value read where it came from."""
+    uses = _uses(values)
+    uses.update(outputs)
+    for user in values:
+        operands = list(user.operands)
+        for i, held in enumerate(operands):
+            if held.gpu != user.gpu or len(held.operands) != 1 or uses[held] > 1:
+                continue
+            source = held.operands[0]
+            if source.gpu != held.gpu:
+                operands[i] = source
+                uses[held] -= 1
+        user.operands = tuple(operands)
+
+
+def _flatten(values: list[Value]) -> None:
+    """Join a reduction with the one before it in the same cell, if nobody else saw that."""
+    uses = _uses(values)
+    for value in values:
+        operands: list[Value] = []
+        for part in value.operands:
+            joins = (
+                len(part.operands) > 1
+                and len(value.operands) > 1
+                and part.memory is not None
+                and part.memory == value.memory
+                and uses[part] == 1
+                and all(_lasts(operand, part, value) for operand in part.operands)
+            )
+            operands += part.operands if joins else (part,)
+            for operand in part.operands if joins else ():
+                if operand.dies == part.born and operand.memory == part.memory:
+                    operand.dies = value.born
+        value.operands = tuple(operands)
+
+
+def _lasts(operand: Value, user: Value, later: Value) -> bool:
+    """Whether `later` can read an operand of `user`: what another GPU holds is staged at need."""
+    if operand.gpu != later.gpu or operand.dies is None or operand.dies >= later.born:
+        return True
+    return operand.memory == user.memory and operand.dies == user.born
+
+
+class _Clash(Exception):
+    """An input is read after the output that would take its location."""
+
+
+@dataclass(slots=True, eq=False)
+class _Content:
+    """A value where it lies: readable from round `ready` on, overwritten in round `gone`."""
+
+    rank: int
+    location: int
+    ready: int
+    gone: int = _NEVER
+
+
+@dataclass(slots=True)
+class _Location:
+    content: _Content
+    read_by_others: int = 0
+    read_here: int = -1
+
+    @property
+    def free(self) -> int:
+        """The first round in which it may be overwritten."""
+        return max(self.content.ready, self.read_by_others, self.read_here + 1)
+
+
+class _Plan:
+    def __init__(self, buffers: Buffers, *, shared: bool) -> None:
+        self.buffers = buffers
+        self.shared = shared or buffers.in_place
+        self.moves: list[Move] = []
+        self.scratch = [0] * buffers.collective.ranks
+        self.homes: dict[Cell, int] = {}
+        self.contents: dict[Value, _Content] = {}
+        self.locations: dict[tuple[int, int], _Location] = {}
+
+    def write_all(self, values: list[Value], outputs: dict[Cell, Value]) -> None:
+        for value in (*values, *outputs.values()):
+            for operand in (*value.operands, value):
+                if not operand.operands and operand not in self.contents:
+                    self._hold(operand, self._content(operand, operand.chunk, 0))
+        for value in values:
+            self._write(value)
+        for cell, value in outputs.items():
+            content = self.contents[value]
+            if content.location != value.chunk:
+                self._move(content, cell.gpu, value.chunk, value.channel)
+
+    def _write(self, value: Value) -> None:
+        first, *others = self._base_first(value)
+        content = self.contents[first]
+        home = self._home(value)
+        if (content.rank, content.location) != (value.gpu, home):
+            content = self._move(content, value.gpu, home, value.channel)
+        elif content.gone != _NEVER:
+            raise _Clash
+        if others:
+            content = self._reduce([self.contents[o] for o in others], content, value.channel)
+        self.contents[value] = content
+
+    def _base_first(self, value: Value) -> list[Value]:
+        """The operands, first the one that the others are reduced into."""
+        home = self._home(value)
+
+        def order(operand: Value) -> tuple[bool, bool]:
+            content = self.contents[operand]
+            here = (content.rank, content.location) == (value.gpu, home)
+            return not (here and content.gone == _NEVER), content.rank != value.gpu
+
+        return sorted(value.operands, key=order)
+
+    def _move(self, source: _Content, rank: int, location: int, channel: int) -> _Content:
+        target = self.locations.get((rank, location))
+        return self._land([source], rank, location, target.free if target else 0, False, channel)
+
+    def _reduce(self, sources: list[_Content], target: _Content, channel: int) -> _Content:
+        rank, location = target.rank, target.location
+        free = self.locations[rank, location].free
+        return self._land(sources, rank, location, free, True, channel)
+
+    def _land(
+        self,
+        sources: list[_Content],
+        rank: int,
+        location: int,
+        free: int,
+        reduce: bool,
+        channel: int,
+    ) -> _Content:
+        """Write a location in the first round, from `free` on, in which all sources exist."""
+        number = max(free, *(source.ready for source in sources))
+        late = [s for s in sources if number > s.gone or (number == s.gone and s.rank == rank)]
+        if late:
+            kept = [self._keep(s, rank, channel) if s in late else s for s in sources]
+            return self._land(kept, rank, location, free, reduce, channel)
+        for source in sources:
+            self._read(source, rank, number)
+            self.moves.append(
+                Move(number, source.rank, rank, reduce, channel, source.location, location)
+            )
+        return self._replace(rank, location, number)
+
+    def _keep(self, source: _Content, rank: int, channel: int) -> _Content:
+        """What was sent long ago, and is overwritten there, waits in scratch of the receiver."""
+        if source.rank == rank:
+            raise _Clash
+        waiting = self._new_scratch(rank)
+        return self._land([source], rank, waiting, 0, False, channel)
+
+    def _read(self, source: _Content, rank: int, number: int) -> None:
+        location = self.locations[source.rank, source.location]
+        if location.content is not source:
+            return  # overwritten in this round or later, which was checked
+        if source.rank == rank:
+            location.read_here = max(location.read_here, number)
+        else:
+            location.read_by_others = max(location.read_by_others, number)
+
+    def _replace(self, rank: int, location: int, number: int) -> _Content:
+        old = self.locations.get((rank, location))
+        if old is not None:
+            old.content.gone = number
+        content = _Content(rank, location, number + 1)
+        self.locations[rank, location] = _Location(content)
+        return content
+
+    def _hold(self, value: Value, content: _Content) -> None:
+        self.contents[value] = content
+        self.locations[content.rank, content.location] = _Location(content)
+
+    def _content(self, value: Value, location: int, ready: int) -> _Content:
+        return _Content(value.gpu, location, ready)
+
+    def _home(self, value: Value) -> int:
+        """The location of a value, found once for each cell, or once for a value without one."""
+        cell = value.memory or Cell(value.gpu, Buffer.SCRATCH, -1 - value.born)
+        home = self.buffers.home(cell)
+        if home is not None and (self.shared or cell.buffer is not Buffer.OUTPUT):
+            return home
+        if cell not in self.homes:
+            self.homes[cell] = self._new_scratch(value.gpu)
+        return self.homes[cell]
+
+    def _new_scratch(self, rank: int) -> int:
+        self.scratch[rank] += 1
+        return self.buffers.collective.num_chunks + self.scratch[rank] - 1

@@ -1,0 +1,222 @@
+"""Run a program of many threads symbolically: what it computes, and that it cannot go wrong.
+
+A program is a list of threads, each a list of steps; a step can wait, read cells and write cells.
+Threads run until all are done or none can go on, which is a deadlock. Only what synchronises
+carries order: each thread has a vector clock, handed on by messages, flags and signals. A read
+must come after the write that it sees, and a write after all reads and writes before it, in
+whatever order the threads run; else it is a race.
+
+What comes out is the list of values that were written, in an order that respects every race-free
+run: the input of `rounds`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Generic, TypeVar
+
+from unisono.errors import ScheduleError
+from unisono.schedule.formats.buffers import Buffers, Cell
+
+Clock = dict[int, int]
+"""For each thread of which anything is known, how many of its steps have happened."""
+
+
+@dataclass(slots=True, eq=False, kw_only=True)
+class Value:
+    """What a cell holds between two writes: contributions (`mask`: ranks as bits) to a chunk.
+
+    `operands` are what it was made of: none for an input, one for a copy, several for a
+    reduction. `memory` is None for a value that is only passed on. `born` and `dies` number the
+    writes: its own, and the one that overwrote it.
+    """
+
+    gpu: int
+    memory: Cell | None
+    chunk: int
+    mask: int
+    operands: tuple[Value, ...] = ()
+    channel: int = 0
+    born: int = -1
+    dies: int | None = None
+
+
+@dataclass(slots=True, kw_only=True)
+class _State:
+    """Of one cell: its value, who wrote it when, and who has read it since."""
+
+    value: Value
+    writer: int = -1
+    written: int = 0
+    where: str = "the input"
+    reads: dict[int, tuple[int, str]] = field(default_factory=dict)
+
+
+S = TypeVar("S")
+
+
+@dataclass(slots=True, eq=False, kw_only=True)
+class Thread(Generic[S]):
+    """One threadblock of one GPU: its steps, how far it got, and what it knows of the others."""
+
+    number: int
+    gpu: int
+    steps: Sequence[S]
+    channel: int = 0
+    at: int = 0
+    clock: Clock = field(default_factory=dict)
+
+    def learn(self, clock: Clock) -> None:
+        """What happened before `clock` was taken happened before what this thread does next."""
+        mine = self.clock
+        for thread, steps in clock.items():
+            if mine.get(thread, 0) < steps:
+                mine[thread] = steps
+
+
+class SymbolicMachine:
+    """The memory of all GPUs. `where` in its methods is the place in the file, for errors."""
+
+    def __init__(self, buffers: Buffers) -> None:
+        self.buffers = buffers
+        self.written: list[Value] = []
+        self._cells = {
+            memory: _State(
+                value=Value(gpu=memory.gpu, memory=memory, chunk=chunk, mask=1 << memory.gpu)
+            )
+            for memory, chunk in buffers.initial().items()
+        }
+
+    def holds(self, cell: Cell) -> bool:
+        """Whether anything has been put into the cell."""
+        return self.buffers.memory(cell) in self._cells
+
+    def read(self, thread: Thread[S], cell: Cell, where: str) -> Value:
+        """The value of a cell. Raises `ScheduleError` for an empty cell, or a race."""
+        state = self._cells.get(self.buffers.memory(cell))
+        if state is None:
+            raise ScheduleError(f"{where} reads {cell}, which holds nothing")
+        if state.writer >= 0 and thread.clock.get(state.writer, 0) < state.written:
+            raise ScheduleError(
+                f"{where} reads {cell}, unordered with the write by {state.where}: a race"
+            )
+        state.reads[thread.number] = thread.clock[thread.number], where
+        return state.value
+
+    def write(self, thread: Thread[S], cell: Cell, value: Value, where: str) -> Value:
+        """Put a value into a cell; returns it as held there. Raises `ScheduleError` for a race."""
+        memory = self.buffers.memory(cell)
+        state = self._cells.get(memory)
+        number = len(self.written)
+        if state is not None:
+            self._check_write(thread, state, cell, where)
+            state.value.dies = number
+        # A value that no memory held yet is born here; one of another cell is copied.
+        fresh = value.memory is None and value.born < 0 and len(value.operands) > 1
+        held = Value(
+            gpu=cell.gpu,
+            memory=memory,
+            chunk=value.chunk,
+            mask=value.mask,
+            operands=value.operands if fresh else (value,),
+            channel=thread.channel,
+            born=number,
+        )
+        self.written.append(held)
+        self._cells[memory] = _State(
+            value=held,
+            writer=thread.number,
+            written=thread.clock[thread.number],
+            where=where,
+        )
+        return held
+
+    def keep(self, thread: Thread[S], value: Value) -> Value:
+        """Hold a reduction that no cell takes where its thread is, to be passed on."""
+        value.born = len(self.written)
+        value.channel = thread.channel
+        self.written.append(value)
+        return value
+
+    def reduce(self, gpu: int, values: Sequence[Value], where: str) -> Value:
+        """The reduction of values, not yet in any cell. Raises `ScheduleError`."""
+        chunk, mask = values[0].chunk, 0
+        for value in values:
+            if value.chunk != chunk:
+                raise ScheduleError(
+                    f"{where} mixes contributions to chunk {chunk} and {value.chunk}"
+                )
+            if mask & value.mask:
+                raise ScheduleError(
+                    f"{where} takes the contribution of {_ranks(mask & value.mask)} twice"
+                )
+            mask |= value.mask
+        return Value(gpu=gpu, memory=None, chunk=chunk, mask=mask, operands=tuple(values))
+
+    def outputs(self) -> dict[Cell, Value]:
+        """The final values. Raises `ScheduleError` where they are not what the collective wants."""
+        found = {}
+        for cell, chunk in self.buffers.expected().items():
+            state = self._cells.get(self.buffers.memory(cell))
+            if state is None:
+                raise ScheduleError(f"{cell} holds nothing in the end")
+            value = state.value
+            if value.chunk != chunk:
+                raise ScheduleError(
+                    f"{cell} holds chunk {value.chunk} in the end instead of chunk {chunk}; "
+                    f"last written by {state.where}"
+                )
+            want = sum(1 << r for r in self.buffers.collective.contributors(cell.gpu, chunk))
+            if value.mask != want:
+                raise ScheduleError(
+                    f"{cell} lacks the contribution of {_ranks(want & ~value.mask)} in the end; "
+                    f"last written by {state.where}"
+                )
+            found[cell] = value
+        return found
+
+    def _check_write(self, thread: Thread[S], state: _State, cell: Cell, where: str) -> None:
+        if state.writer >= 0 and thread.clock.get(state.writer, 0) < state.written:
+            raise ScheduleError(
+                f"{where} writes {cell}, unordered with the write by {state.where}: a race"
+            )
+        for reader, (time, place) in state.reads.items():
+            if thread.clock.get(reader, 0) < time:
+                raise ScheduleError(
+                    f"{where} writes {cell}, unordered with the read by {place}: a race"
+                )
+
+
+def run(
+    threads: Sequence[Thread[S]],
+    step: Callable[[Thread[S], S], str | None],
+    name: Callable[[Thread[S]], str],
+) -> None:
+    """Run all threads. `step` does one step, or returns what it waits for.
+
+    Raises `ScheduleError` for a deadlock, naming what the threads wait for.
+    """
+    waiting: dict[int, str] = {}
+    running = [thread for thread in threads if thread.steps]
+    while running:
+        moved = False
+        for thread in running:
+            while thread.at < len(thread.steps):
+                thread.clock[thread.number] = thread.at + 1
+                wait = step(thread, thread.steps[thread.at])
+                if wait is not None:
+                    waiting[thread.number] = wait
+                    break
+                thread.at += 1
+                moved = True
+        running = [thread for thread in running if thread.at < len(thread.steps)]
+        if running and not moved:
+            few = "; ".join(f"{name(t)} waits for {waiting[t.number]}" for t in running[:4])
+            more = f"; and {len(running) - 4} more" if len(running) > 4 else ""
+            raise ScheduleError(f"deadlock: {few}{more}")
+
+
+def _ranks(mask: int) -> str:
+    ranks = [str(r) for r in range(mask.bit_length()) if mask >> r & 1]
+    return f"gpu {', '.join(ranks)}"

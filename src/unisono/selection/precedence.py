@@ -1,0 +1,201 @@
+"""The table that a group agrees on: selections by precedence, with where each comes from.
+
+Rank 0's table is what the whole group uses: it is handed to the others when they meet. So ranks
+choose alike, whatever their own arguments, environments, files and cores say.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import threading
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cache
+from typing import TypeAlias
+
+from unisono.algorithms import Hosts
+from unisono.errors import UnsupportedError
+from unisono.selection import rules_file
+from unisono.selection.host_cost_model import Fastest, fastest
+from unisono.selection.network_cost_model import ANYTHING, Demands, fastest_between
+from unisono.selection.rules import ANY, BUILT_IN, IntRange, Rule, Selection
+from unisono.types import Op
+
+Selectable: TypeAlias = Selection | str | os.PathLike[str]
+"""A selection, or the file it is in."""
+
+BUILT_IN_SOURCE = "built-in"
+MODEL_SOURCE = "cost model"
+_AT_WORK = threading.RLock()
+"""Ranks that are threads of one process ask at once; one of them works it out for all."""
+os.register_at_fork(  # a child would wait for ever for a thread that it does not have
+    before=_AT_WORK.acquire, after_in_parent=_AT_WORK.release, after_in_child=_AT_WORK.release
+)
+_PAIR = re.compile(rf";\s*(?=(?:{'|'.join(Op)})\s*=)")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Layer:
+    """A selection and where it comes from."""
+
+    source: str
+    selection: Selection
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SelectedRule:
+    """The rule that serves a call, and where it comes from."""
+
+    rule: Rule
+    source: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SelectionTable:
+    """Layers by precedence, and the cores that the group's ranks share. Below them is what is
+    built in, and below that the cost model.
+
+    >>> SelectionTable(cores=2).choose(Op.ALL_REDUCE, 1024, ranks=4).rule.algorithm
+    'one_shot'
+    """
+
+    layers: tuple[Layer, ...] = ()
+    cores: int
+
+    def choose(
+        self,
+        op: Op,
+        nbytes: int,
+        *,
+        ranks: int,
+        hosts: Hosts | None = None,
+        dtype_bytes: int | None = None,
+        demands: Demands = ANYTHING,
+    ) -> SelectedRule:
+        """What serves a call of `nbytes` in the caller's larger buffer; `hosts` are the ranks of
+        each host (None: of the only one). `demands` are for what the cost model chooses."""
+        count = 1 if hosts is None else len(hosts)
+        built_in = Layer(source=BUILT_IN_SOURCE, selection=BUILT_IN)
+        for layer in (*self.layers, built_in):
+            rule = layer.selection.choose(
+                op, nbytes, ranks=ranks, hosts=count, dtype_bytes=dtype_bytes
+            )
+            if rule is not None:
+                return SelectedRule(rule=rule, source=layer.source)
+        if hosts is None or count == 1:
+            selection = modelled(op, ranks, self.cores)
+        else:
+            with _AT_WORK:
+                selection = modelled_between(op, hosts, self.cores, demands)
+        rule = selection.choose(op, nbytes, ranks=ranks, hosts=count)
+        assert rule is not None, "the cost model has a rule for every size"
+        return SelectedRule(rule=rule, source=MODEL_SOURCE)
+
+    def times_s(self, op: Op, nbytes: int, ranks: int) -> dict[str, float]:
+        """Measured seconds of each algorithm, from the first layer that has any."""
+        found = (layer.selection.times_s(op, nbytes, ranks) for layer in self.layers)
+        return next((times_s for times_s in found if times_s), {})
+
+    def under(self, selection: Selectable | None) -> SelectionTable:
+        """The same table below one given as an argument. Raises `UnsupportedError`."""
+        if selection is None:
+            return self
+        return SelectionTable(layers=(_argument(selection), *self.layers), cores=self.cores)
+
+    def pack(self) -> bytes:
+        """The table for the way to another rank."""
+        layers = [[layer.source, rules_file.to_json(layer.selection)] for layer in self.layers]
+        return json.dumps({"cores": self.cores, "layers": layers}).encode()
+
+    @classmethod
+    def unpack(cls, packed: bytes) -> SelectionTable:
+        """The table that `pack` packed.
+
+        >>> SelectionTable.unpack(SelectionTable(cores=2).pack()) == SelectionTable(cores=2)
+        True
+        """
+        found = json.loads(packed)
+        return cls(
+            layers=tuple(
+                Layer(source=source, selection=rules_file.from_json(text, source))
+                for source, text in found["layers"]
+            ),
+            cores=found["cores"],
+        )
+
+
+@cache
+def modelled(op: Op, ranks: int, cores: int) -> Selection:
+    """What the cost model would choose, by size.
+
+    >>> print(modelled(Op.BROADCAST, 16, 2).rules[0])
+    broadcast, 16 ranks: direct
+    """
+    reason = "the least by rounds, bytes and reductions, each times what it measured"
+    return _by_size(op, fastest(op, ranks=ranks, cores=cores), reason, ranks=ranks)
+
+
+@cache
+def modelled_between(op: Op, hosts: Hosts, cores: int, demands: Demands = ANYTHING) -> Selection:
+    """What the cost model would choose for ranks on several hosts, by size.
+
+    >>> hosts = ((0,), (1,), (2,), (3,))
+    >>> [rule.algorithm for rule in modelled_between(Op.ALL_REDUCE, hosts, 2).rules]
+    ['leaders', 'by_host', 'by_host:ring']
+    """
+    reason = "the least by what crosses between hosts, and what is done inside them"
+    parts = fastest_between(op, hosts=hosts, cores=cores, demands=demands)
+    return _by_size(op, parts, reason, ranks=sum(map(len, hosts)), hosts=len(hosts))
+
+
+def _by_size(
+    op: Op, parts: Sequence[Fastest], reason: str, *, ranks: int, hosts: int | None = None
+) -> Selection:
+    ends = [part.least - 1 for part in parts[1:]]
+    return Selection(
+        rules=tuple(
+            Rule(
+                op=op,
+                algorithm=part.algorithm,
+                nbytes=IntRange(part.least, most),
+                ranks=IntRange(ranks, ranks),
+                hosts=ANY if hosts is None else IntRange(hosts, hosts),
+                reason=reason,
+            )
+            for part, most in zip(parts, [*ends, None], strict=True)
+        )
+    )
+
+
+def parse_algorithms(text: str) -> tuple[Rule, ...]:
+    """Rules from "all_reduce=ring;broadcast=chain". Raises `UnsupportedError`.
+
+    A semicolon begins another operation only where one follows, so levels can be said as usual.
+
+    >>> [r.algorithm for r in parse_algorithms("all_reduce=level0:mesh;level1:ring;scan=chain")]
+    ['level0:mesh;level1:ring', 'chain']
+    """
+    rules = []
+    for part in _PAIR.split(text.strip().rstrip(";")):
+        op, equals, algorithm = part.partition("=")
+        if not equals or op.strip() not in list(Op):
+            raise UnsupportedError(
+                f"UNISONO_ALGORITHM: expected OPERATION=ALGORITHM, separated by semicolons, got "
+                f"{part!r}; the operations are {', '.join(Op)}"
+            )
+        try:
+            rules.append(Rule(op=Op(op.strip()), algorithm=algorithm.strip()))
+        except UnsupportedError as error:
+            raise UnsupportedError(f"UNISONO_ALGORITHM: {error}") from None
+    return tuple(rules)
+
+
+def _argument(selection: Selectable) -> Layer:
+    if isinstance(selection, Selection):
+        return Layer(source="argument", selection=selection)
+    if not isinstance(selection, (str, os.PathLike)):
+        raise TypeError(f"selection: expected a Selection or a file's name, got {selection!r}")
+    source = f"argument, {os.fspath(selection)}"
+    return Layer(source=source, selection=rules_file.load(selection))

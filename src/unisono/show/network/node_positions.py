@@ -1,0 +1,226 @@
+"""Where the nodes of a network stand in a drawing, so that its kind is recognised: a ring is a
+circle, a torus a grid with arcs, a tree has levels, a dragonfly groups on a circle."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import TypeAlias
+
+import numpy as np
+from numpy.typing import NDArray
+
+from unisono.topology import (
+    Clos,
+    Complete,
+    DragonflyGroups,
+    JoinedServers,
+    Lattice,
+    NodeKind,
+    Topology,
+)
+
+Points: TypeAlias = NDArray[np.float64]
+"""[nodes, 2]: x to the right, y down; neighbours are about 1 apart."""
+
+_ROWS = {
+    NodeKind.SOCKET: 0,
+    NodeKind.PCIE_SWITCH: 1,
+    NodeKind.NIC: 2,
+    NodeKind.RANK: 2,
+    NodeKind.NVSWITCH: 3,
+    NodeKind.SWITCH: -1,
+}
+_OBLIQUE = np.array([[1.0, 0.0], [0.0, 1.0], [0.42, -0.34]])
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Places:
+    """A point for each node; `arcs`: whether links of more than a step are bent, past what lies
+    between; `frames`: (left, top, right, bottom) of boxes round the nodes of a host or group."""
+
+    points: Points
+    arcs: bool = False
+    frames: tuple[tuple[float, float, float, float], ...] = ()
+
+
+def places(topology: Topology) -> Places:
+    """Where the nodes of a network stand.
+
+    >>> from unisono import topology
+    >>> places(topology.torus([2, 2])).points.tolist()
+    [[0.0, 0.0], [1.0, 0.0], [0.0, 1.0], [1.0, 1.0]]
+    """
+    shape = topology.routing
+    if isinstance(shape, Lattice):
+        return _lattice(shape)
+    if isinstance(shape, Complete):
+        return Places(points=_circle(topology.num_ranks))
+    if isinstance(shape, Clos):
+        return Places(points=_tree(shape, topology))
+    if isinstance(shape, DragonflyGroups):
+        return Places(points=_groups(shape))
+    if isinstance(shape, JoinedServers):
+        return _joined(shape)
+    return Places(points=_by_kind(topology))
+
+
+def _circle(count: int, spacing: float = 1.0) -> Points:
+    """Points about `spacing` apart, the first at the top, clockwise."""
+    if count == 1:
+        return np.zeros((1, 2))
+    angle = 2 * math.pi * np.arange(count) / count - math.pi / 2
+    radius = max(spacing / (2 * math.sin(math.pi / count)), spacing * 0.7)
+    return np.stack([np.cos(angle), np.sin(angle)], axis=1) * radius
+
+
+def _lattice(shape: Lattice) -> Places:
+    sizes = [size for size in shape.sizes if size > 1]
+    if len(sizes) == 1 and any(shape.wraps):
+        return Places(points=_circle(sizes[0]))
+    rank = np.arange(math.prod(sizes))
+    points = np.zeros((len(rank), 2))
+    stride, extent = 1, [1.0, 1.0]
+    for axis, size in enumerate(sizes):
+        at = rank // stride % size
+        if len(sizes) <= 3:
+            points += at[:, None] * _OBLIQUE[axis] * (1.0 if axis < 2 else max(1.0, 0.5 * size))
+        else:
+            # A grid of grids.
+            side = axis % 2
+            points[:, side] += at * extent[side] * (1.3 if axis > 1 else 1.0)
+            extent[side] *= size * (1.3 if axis > 1 else 1.0)
+        stride *= size
+    return Places(points=points, arcs=any(shape.wraps) or len(sizes) > 3)
+
+
+def _tree(shape: Clos, topology: Topology) -> Points:
+    leaves = shape.pods * shape.leaves
+    if leaves == 1 and not shape.spines:
+        return np.concatenate([_circle(shape.num_ranks), np.zeros((1, 2))])
+    wide = float(shape.num_ranks - 1)
+    rank = np.arange(shape.num_ranks)
+    ranks = np.stack([rank.astype(float), np.zeros(len(rank))], axis=1)
+    leaf = shape.leaf_of(rank)
+    middle = np.bincount(leaf, rank, minlength=leaves) / shape.hosts
+    if shape.rails > 1:
+        middle = _spread(leaves, wide)
+    high = max(1.5, 0.14 * wide)
+    rows = [ranks, np.stack([middle, np.full(leaves, -high)], axis=1)]
+    spines = shape.pods * shape.spines
+    if shape.pods > 1:
+        pod = np.arange(spines) // max(shape.spines, 1)
+        size = shape.leaves * shape.hosts
+        inside = (np.arange(spines) % shape.spines + 0.5) / shape.spines
+        across = pod * size + inside * size - 0.5
+    else:
+        across = _spread(spines, wide)
+    rows.append(np.stack([across, np.full(spines, -2 * high)], axis=1))
+    cores = shape.spines * shape.cores
+    rows.append(np.stack([_spread(cores, wide), np.full(cores, -3 * high)], axis=1))
+    return np.concatenate(rows)
+
+
+def _spread(count: int, wide: float) -> NDArray[np.float64]:
+    """So many places, evenly over a width."""
+    return (np.arange(count) + 0.5) / max(count, 1) * (wide + 1) - 0.5
+
+
+def _groups(shape: DragonflyGroups) -> Points:
+    """Groups on a circle, switches of each on a small one, ranks outside of their switch."""
+    reach = max(1.0, 0.36 * shape.switches) * (1.6 if shape.plus else 1.0)
+    rim = reach + 1.6
+    centres = _circle(shape.groups, 2.35 * rim) if shape.groups > 1 else np.zeros((1, 2))
+    outward = np.arctan2(centres[:, 1], centres[:, 0])
+    if shape.plus:
+        arc = np.zeros(shape.switches)
+        along = (np.arange(shape.switches) - (shape.switches - 1) / 2) * 1.5
+    else:
+        arc = 2 * math.pi * np.arange(shape.switches) / shape.switches
+        along = np.zeros(shape.switches)
+    ranks, switches, spines = [], [], []
+    fan = np.linspace(-0.5, 0.5, shape.hosts) if shape.hosts > 1 else np.zeros(1)
+    for centre, turn in zip(centres, outward, strict=True):
+        out = np.array([math.cos(turn), math.sin(turn)])
+        side = np.array([-out[1], out[0]])
+        for angle, shift in zip(arc, along, strict=True):
+            way = np.array([math.cos(turn + angle), math.sin(turn + angle)])
+            switch = centre + (out * 0.3 + side * shift if shape.plus else way * reach)
+            switches.append(switch)
+            if shape.plus:
+                spines.append(centre - out * 1.1 + side * shift)
+            for share in fan:
+                bend = turn + angle + share * (1.1 if shape.plus else 2.2 / shape.switches + 0.5)
+                ranks.append(switch + 1.1 * np.array([math.cos(bend), math.sin(bend)]))
+    return np.array(ranks + switches + spines)
+
+
+def _by_kind(topology: Topology) -> Points:
+    """A row for each kind of node: sockets, PCIe switches, devices, NVSwitches; without such nodes
+    a circle, with switches in the middle."""
+    kinds = topology.nodes.kind
+    if not np.isin(kinds, (NodeKind.SOCKET, NodeKind.PCIE_SWITCH, NodeKind.NVSWITCH)).any():
+        rest = topology.num_nodes - topology.num_ranks
+        inner = _circle(rest, 0.8) * 0.7 if rest else np.zeros((0, 2))
+        return np.concatenate(
+            [_circle(max(topology.num_ranks, 3 * rest))[: topology.num_ranks], inner]
+        )
+    rows = np.array([_ROWS[NodeKind(kind)] for kind in kinds])
+    order = _below(topology)
+    points = np.zeros((topology.num_nodes, 2))
+    wide = max(int((rows == row).sum()) for row in set(rows.tolist())) - 1
+    for level, row in enumerate(sorted(set(rows.tolist()))):
+        nodes = np.flatnonzero(rows == row)
+        nodes = nodes[np.argsort(order[nodes], kind="stable")]
+        points[nodes, 0] = _spread(len(nodes), float(wide))
+        points[nodes, 1] = level * 1.8
+    return points
+
+
+def _below(topology: Topology) -> NDArray[np.float64]:
+    """A number for each node that puts what hangs on the same bridge side by side."""
+    links, kinds = topology.links, topology.nodes.kind
+    order = np.arange(topology.num_nodes, dtype=np.float64)
+    upper = np.isin(kinds, (NodeKind.SOCKET, NodeKind.PCIE_SWITCH))
+    for _ in range(3):
+        for node in range(topology.num_nodes):
+            above = links.dst[(links.src == node) & upper[links.dst]]
+            if len(above) and kinds[node] != NodeKind.SOCKET:
+                order[node] = order[above].min() + 1e-4 * (node + 1)
+    return order
+
+
+def _joined(shape: JoinedServers) -> Places:
+    """The fabric, with a small drawing of the server where its endpoints would stand."""
+    outer = places(shape.fabric).points
+    inner = places(shape.server).points
+    inner = inner - inner.min(axis=0)
+    size = inner.max(axis=0) + 1.6
+    cards, count = len(shape.ports), shape.fabric.num_ranks
+    ends = outer[:count].reshape(shape.hosts, cards, 2).mean(axis=1)
+    flat = isinstance(shape.fabric.routing, Clos) and float(np.ptp(ends[:, 1])) == 0.0
+    gap = _nearest(ends)
+    scale = (size[0] if flat else float(size.max())) / gap if shape.hosts > 1 else 1.0
+    corners = ends * scale - (size - 1.6) / 2
+    above = outer[count:] * scale
+    if flat:
+        corners[:, 1] = 0.0
+        levels = np.unique(outer[count:, 1])[::-1]
+        step = max(2.5, 0.12 * shape.hosts * size[0])
+        above[:, 1] = -step * (1 + np.searchsorted(-levels, -outer[count:, 1]))
+    g = shape.server.num_ranks
+    hosts = corners[:, None, :] + inner[None, :, :]
+    frames = tuple(
+        (float(x) - 0.6, float(y) - 0.6, float(x + size[0]) - 1.0, float(y + size[1]) - 1.0)
+        for x, y in corners
+    )
+    points = [hosts[:, :g].reshape(-1, 2), hosts[:, g:].reshape(-1, 2), above]
+    return Places(points=np.concatenate(points), frames=frames)
+
+
+def _nearest(points: Points) -> float:
+    """The least distance between two points."""
+    if len(points) < 2:
+        return 1.0
+    apart = np.hypot(*(points[:, None, :] - points[None, :, :]).transpose(2, 0, 1))
+    return float(apart[apart > 1e-9].min(initial=np.inf))

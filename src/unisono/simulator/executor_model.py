@@ -1,0 +1,194 @@
+"""A schedule as the executor runs it between hosts: plans, block by block, record by record.
+
+A rank runs its records in order and stops at each wait, so its later sends wait too. Each reader
+of a post gets one message. The messages between two ranks are a stream. A rank reuses a staging
+buffer only when all its readers have answered: each answer travels with the reader's next message
+or in a message of its own. `csrc/execution/executor.cc` and `csrc/execution/remote_slots.cc` do
+the same. Copies and reductions take no time here.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections import defaultdict
+from dataclasses import dataclass, field
+from itertools import groupby
+from math import ceil
+
+import numpy as np
+from numpy.typing import NDArray
+
+from unisono.algorithms import whole_chunks
+from unisono.schedule import Code, ExecutionPlan, lead_of, lower
+from unisono.simulator.job import Blocks, Job
+from unisono.simulator.result import TaskKind
+from unisono.topology import Floats, Ints, ints, starts_of
+
+HEAD_BYTES = 80
+"""Of each message: a frame of `csrc/transport/transport.h`."""
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Executed:
+    """Columns as `native.simulator_messages` returns them, but bytes; a negative number among the
+    needs is the gate of a rank, -1 - rank."""
+
+    kind: NDArray[np.uint8]
+    round: NDArray[np.int32]
+    src: NDArray[np.int32]
+    dst: NDArray[np.int32]
+    bytes: Floats
+    needs: Ints
+    starts: Ints
+    after: NDArray[np.int32]
+
+
+def executed(job: Job, blocks: Blocks, *, gates: bool) -> Executed:
+    """What the ranks of a job do, if it runs in these blocks; all are on different hosts."""
+    plans = lower(job.schedule)
+    part_bytes = job.nbytes / max(1, whole_chunks(job.schedule.collective))
+    count = max(1, ceil(part_bytes / blocks.block_bytes - 1e-9))
+    lengths = [
+        max(0.0, min(blocks.block_bytes, part_bytes - b * blocks.block_bytes)) for b in range(count)
+    ]
+    log = _Log()
+    for plan in plans:
+        _Walk(plan, log, blocks, lengths, gates).run()
+    return log.columns()
+
+
+@dataclass(slots=True)
+class _Task:
+    kind: TaskKind
+    round: int
+    src: int
+    dst: int
+    nbytes: float = 0.0
+    needs: list[int] = field(default_factory=list)
+    after: int = -1
+    awaits: tuple[int, int] | None = None
+    """A peer, and the progress of it that must have been seen."""
+
+
+class _Log:
+    """All that happens, and what each rank tells each other of its progress."""
+
+    def __init__(self) -> None:
+        self.tasks: list[_Task] = []
+        self._told: dict[tuple[int, int], tuple[list[int], list[int]]] = defaultdict(
+            lambda: ([], [])
+        )
+
+    def add(self, task: _Task) -> int:
+        self.tasks.append(task)
+        return len(self.tasks) - 1
+
+    def send(self, task: _Task, progress: int) -> None:
+        """A message, after the one before it in its stream."""
+        progresses, numbers = self._told[task.src, task.dst]
+        task.after = numbers[-1] if numbers else -1
+        progresses.append(progress)
+        numbers.append(self.add(task))
+
+    def columns(self) -> Executed:
+        for task in self.tasks:
+            if task.awaits is not None:
+                peer, progress = task.awaits
+                progresses, numbers = self._told[peer, task.dst]
+                task.needs.append(numbers[bisect_left(progresses, progress)])
+        self._drop_needless()
+        tasks = self.tasks
+        return Executed(
+            kind=np.array([task.kind for task in tasks], np.uint8),
+            round=np.array([task.round for task in tasks], np.int32),
+            src=np.array([task.src for task in tasks], np.int32),
+            dst=np.array([task.dst for task in tasks], np.int32),
+            bytes=np.array([task.nbytes for task in tasks], np.float64),
+            needs=ints([need for task in tasks for need in task.needs]),
+            starts=starts_of(ints([len(task.needs) for task in tasks])),
+            after=np.array([task.after for task in tasks], np.int32),
+        )
+
+    def _drop_needless(self) -> None:
+        """Answers that nobody waits for, most of them at the end, take nobody's time."""
+        needed = {need for task in self.tasks for need in task.needs}
+        for number, task in enumerate(self.tasks):
+            if task.nbytes == HEAD_BYTES and number not in needed:
+                task.kind, task.dst, task.nbytes = TaskKind.JOIN, task.src, 0.0
+
+
+class _Walk:
+    """One rank, from its first record to its last; the names are those of the executor."""
+
+    def __init__(
+        self, plan: ExecutionPlan, log: _Log, blocks: Blocks, lengths: list[float], gates: bool
+    ) -> None:
+        self.plan, self.log, self.lengths = plan, log, lengths
+        self.rows = plan.table[["code", "peer", "value", "round", "posted"]].tolist()
+        self.depth = blocks.depth
+        self.lead = min(blocks.lead, blocks.depth - 1, len(lengths) - 1, plan.rounds - 1)
+        self.leads = [lead_of(round_, plan.rounds, self.lead) for round_ in range(plan.rounds)]
+        self.shown = {
+            post: [(rank, len(list(slots))) for rank, slots in groupby(sorted(of), lambda x: x)]
+            for post, of in self._readers().items()
+        }
+        self.readers = sorted({reader.rank for reader in plan.readers})
+        self.sources = sorted({row[1] for row in self.rows if row[0] == Code.WAIT})
+        self.seen: dict[int, int] = defaultdict(int)
+        self.debts: list[int] = []  # by block: the progress that its readers must answer with
+        self.owed: list[tuple[int, int]] = []  # peer, and the block that was read of it
+        self.now = self._join([-1 - plan.rank] if gates else [])
+
+    def _readers(self) -> dict[int, list[int]]:
+        found = defaultdict(list)
+        for reader in self.plan.readers:
+            found[reader.post].append(reader.rank)
+        return found
+
+    def run(self) -> None:
+        """All steps."""
+        for step in range(len(self.lengths) + self.lead):
+            if self.plan.num_slots and self.depth <= step < len(self.lengths):
+                for reader in self.readers:
+                    self._wait(reader, self.debts[step - self.depth])
+            self._records(step)
+            if step >= self.lead:
+                self._end_block(step - self.lead, (step + 1) * self.plan.stages)
+
+    def _records(self, step: int) -> None:
+        base, stages = step * self.plan.stages, self.plan.stages
+        for code, peer, value, round_, posted in self.rows:
+            block = step - self.lead + self.leads[round_]
+            if not 0 <= block < len(self.lengths):
+                continue
+            if code == Code.WAIT:
+                earlier = self.leads[posted] - self.leads[round_]
+                self._wait(peer, base + value - earlier * stages)
+            elif code == Code.POST:
+                for reader, slots in self.shown.get(value, ()):
+                    self._send(reader, base + value, round_, slots * self.lengths[block])
+
+    def _join(self, needs: list[int], awaits: tuple[int, int] | None = None) -> int:
+        me = self.plan.rank
+        task = _Task(TaskKind.JOIN, -1, me, me, needs=needs, awaits=awaits)
+        return self.log.add(task)
+
+    def _wait(self, peer: int, progress: int) -> None:
+        if self.seen[peer] >= progress:
+            return
+        self.seen[peer] = progress
+        self.now = self._join([self.now], (peer, progress))
+
+    def _send(self, peer: int, progress: int, round_: int, nbytes: float) -> None:
+        self.owed = [owed for owed in self.owed if owed[0] != peer]
+        task = _Task(
+            TaskKind.MESSAGE, round_, self.plan.rank, peer, HEAD_BYTES + nbytes, [self.now]
+        )
+        self.log.send(task, progress)
+
+    def _end_block(self, block: int, progress: int) -> None:
+        self.debts.append(progress)
+        self.owed += [(source, block) for source in self.sources]
+        most = min((self.depth + 1) // 2, self.depth - self.lead)
+        while due := [peer for peer, read in self.owed if block - read + 1 >= most]:
+            self._send(due[0], progress, self.plan.rounds - 1, 0.0)

@@ -1,0 +1,194 @@
+"""Servers joined by a network: one topology out of a server's and that of the network between."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, fields
+
+import numpy as np
+
+from unisono.topology.breadth import hops_from
+from unisono.topology.clos import Clos, rails
+from unisono.topology.graph import Links, NodeKind, Nodes, Topology
+from unisono.topology.ragged import Floats, Ints, Ragged, ints, join, spread, take
+from unisono.topology.routing import Routing, shortest
+from unisono.topology.servers import dgx
+from unisono.topology.wiring import NETWORK, Cable
+
+
+@dataclass(frozen=True, slots=True)
+class JoinedServers(Routing):
+    """Copies of `server`, whose network cards `ports` are the endpoints of `fabric`.
+
+    Rank r is rank r % g of server r // g, of g ranks each; endpoint e of the fabric is port
+    e % len(ports) of server e // len(ports). Rank l of a server goes out by port `exits[l]`.
+    Nodes are numbered ranks, the rest of each server, the switches of the fabric; links those of
+    each server, then those of the fabric.
+    """
+
+    server: Topology
+    fabric: Topology
+    ports: tuple[int, ...]
+    exits: tuple[int, ...]
+
+    @property
+    def hosts(self) -> int:
+        """How many servers there are."""
+        return self.fabric.num_ranks // len(self.ports)
+
+    def routes(self, topology: Topology, src: Ints, dst: Ints, seed: int) -> Ragged:
+        """As `Topology.routes`."""
+        size, inner = self.server.num_ranks, len(self.server.links)
+        (host, local), (to_host, to_local) = np.divmod(src, size), np.divmod(dst, size)
+        inside, across = np.flatnonzero(host == to_host), np.flatnonzero(host != to_host)
+        stay = self.server.routing.routes(self.server, local[inside], to_local[inside], seed)
+        parts = [_moved(spread(stay, inside, len(src)), host * inner)]
+        ranks, exits, ports = np.arange(size), ints(self.exits), ints(self.ports)
+        out = shortest(self.server, ranks, ports[exits], seed)
+        into = shortest(self.server, ports[exits], ranks, seed)
+        one = host * len(ports) + exits[local]
+        two = to_host * len(ports) + exits[to_local]
+        between = self.fabric.routing.routes(self.fabric, one[across], two[across], seed)
+        parts.append(_moved(spread(take(out, local[across]), across, len(src)), host * inner))
+        parts.append(
+            _moved(spread(between, across, len(src)), np.full(len(src), self.hosts * inner))
+        )
+        parts.append(
+            _moved(spread(take(into, to_local[across]), across, len(src)), to_host * inner)
+        )
+        return join(parts)
+
+    def alike(self, topology: Topology) -> tuple[Ints, Floats] | None:
+        """The ranks of the servers that stand for the others in the fabric."""
+        count, shape = len(self.ports), self.fabric.routing
+        found = shape.alike(self.fabric)
+        even = isinstance(shape, Clos) and (shape.hosts % count == 0 or shape.rails == count)
+        if found is None or (count > 1 and not even):
+            return None
+        size = self.server.num_ranks
+        first = found[0] // count * size
+        ranks = (first[:, None] + np.arange(size)).ravel()
+        return ranks, np.repeat(found[1] / count, size)
+
+    def halves(self, topology: Topology) -> Ints | None:
+        """Where the fabric is cut, if that cuts no server."""
+        side = self.fabric.routing.halves(self.fabric)
+        if side is None:
+            return None
+        ends = side[: self.fabric.num_ranks].reshape(self.hosts, len(self.ports))
+        if (ends != ends[:, :1]).any():
+            return None
+        rest = self.server.num_nodes - self.server.num_ranks
+        of_host = ends[:, 0]
+        return np.concatenate(
+            [
+                np.repeat(of_host, self.server.num_ranks),
+                np.repeat(of_host, rest),
+                side[self.fabric.num_ranks :],
+            ]
+        )
+
+
+def cluster(server: Topology, fabric: Topology) -> Topology:
+    """As many copies of a server as the fabric has endpoints for its network cards.
+
+    The cards are the server's nodes of kind NIC; card i of server h is endpoint h * cards + i of
+    the fabric. Raises `ValueError` if there are none, or the endpoints are no whole servers.
+
+    >>> from unisono import topology
+    >>> pod = cluster(topology.dgx(8), topology.fat_tree(8))
+    >>> pod.num_ranks, pod.diameter()
+    (128, 10)
+    """
+    ports = np.flatnonzero(server.nodes.kind == NodeKind.NIC)
+    if not len(ports):
+        raise ValueError(f"cluster: {server.name} has no network cards")
+    if fabric.num_ranks % len(ports):
+        raise ValueError(
+            f"cluster: {fabric.num_ranks} endpoints of {fabric.name} are not whole servers with "
+            f"{len(ports)} cards"
+        )
+    shape = JoinedServers(server, fabric, tuple(ports.tolist()), _exits(server, ports))
+    return Topology(
+        name=f"{server.name}/{fabric.name}",
+        num_ranks=shape.hosts * server.num_ranks,
+        nodes=_nodes(shape),
+        links=_links(shape),
+        routing=shape,
+        relays=False,
+    )
+
+
+def rail_optimised(
+    *,
+    hosts: int,
+    gpus: int = 8,
+    spines: int = 0,
+    unit: int = 0,
+    server: Topology | None = None,
+    cable: Cable = NETWORK,
+) -> Topology:
+    """DGX-like servers; card i of each server goes to the leaf of rail i, spines join the leaves.
+
+    `unit` servers share their leaves (0: all), `spines` 0 gives full bisection.
+
+    >>> pod = rail_optimised(hosts=4, gpus=4)
+    >>> len(pod.route(0, 4)), len(pod.route(0, 5))
+    (6, 8)
+    """
+    server = dgx(gpus, per_switch=1 if gpus % 4 else 2) if server is None else server
+    cards = int((server.nodes.kind == NodeKind.NIC).sum())
+    fabric = rails(hosts=hosts, rails=max(cards, 1), spines=spines, unit=unit, cable=cable)
+    return cluster(server, fabric)
+
+
+def _exits(server: Topology, ports: Ints) -> tuple[int, ...]:
+    """For each rank the nearest port; ranks as near to several share them."""
+    hops = hops_from(server, np.arange(server.num_ranks))[:, ports]
+    used = np.zeros(len(ports), dtype=np.int64)
+    exits = []
+    for rank, row in enumerate(hops):
+        if (row < 0).all():
+            raise ValueError(f"cluster: {server.name}: rank {rank} reaches no network card")
+        near = np.flatnonzero(row == row[row >= 0].min())
+        port = int(near[np.argmin(used[near])])
+        used[port] += 1
+        exits.append(port)
+    return tuple(exits)
+
+
+def _moved(lists: Ragged, offset: Ints) -> Ragged:
+    """Link ids of each list plus its offset."""
+    values, starts = lists
+    return values + np.repeat(offset, np.diff(starts)), starts
+
+
+def _nodes(shape: JoinedServers) -> Nodes:
+    server, fabric, hosts = shape.server, shape.fabric, shape.hosts
+
+    def column(name: str) -> Ints:
+        one, other = getattr(server.nodes, name), getattr(fabric.nodes, name)
+        g = server.num_ranks
+        parts = [np.tile(one[:g], hosts), np.tile(one[g:], hosts), other[fabric.num_ranks :]]
+        return np.concatenate(parts)
+
+    return Nodes(kind=column("kind").astype(np.int8), reduces=column("reduces").astype(bool))
+
+
+def _links(shape: JoinedServers) -> Links:
+    server, fabric, hosts = shape.server, shape.fabric, shape.hosts
+    g, rest = server.num_ranks, server.num_nodes - server.num_ranks
+    host = np.arange(hosts)[:, None]
+    node = np.arange(server.num_nodes)[None, :]
+    # [host, node of the server] -> node of the whole
+    place = np.where(node < g, host * g + node, hosts * g + host * rest + node - g)
+    ends = place[:, ints(shape.ports)].ravel()
+    above = hosts * (g + rest) + np.arange(fabric.num_nodes - fabric.num_ranks)
+    outer = np.concatenate([ends, above])
+    columns = {}
+    for field in fields(Links):
+        one, other = getattr(server.links, field.name), getattr(fabric.links, field.name)
+        if field.name in ("src", "dst"):
+            columns[field.name] = np.concatenate([place[:, one].ravel(), outer[other]])
+        else:
+            columns[field.name] = np.concatenate([np.tile(one, hosts), other])
+    return Links(**columns)

@@ -1,0 +1,217 @@
+"""The collectives of the process group that only move data, and point-to-point."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+from functools import partial
+from typing import Any
+
+import torch
+
+from unisono.errors import UnsupportedError
+from unisono.torch_backend.convert import CallOptions, movable, movable_list, split_rows
+from unisono.torch_backend.group_base import GroupBase
+from unisono.torch_backend.pending_work import DONE
+from unisono.torch_backend.private import WorkBase, hide_from_dynamo
+from unisono.torch_backend.refusal import tells_refusals
+
+
+class Movement(GroupBase):
+    """Collectives without arithmetic. Bare tensors may stand for lists of one tensor."""
+
+    def broadcast(
+        self, tensors: Any, opts: Any = None, timeout: timedelta | None = None, *, root: int = 0
+    ) -> WorkBase:
+        """Copy the root's tensor into every other rank's."""
+        if opts is None or isinstance(opts, int):
+            options = CallOptions(rootRank=root if opts is None else opts)
+            with self._within(timeout):
+                return self.broadcast(_listed(tensors), options)
+        self._begin()
+        tensor = movable(tensors[0])
+        if opts.asyncOp:
+            handle = self._comm.broadcast(tensor, opts.rootRank, async_op=True)
+            return self._pending(handle, tensors)
+        self._comm.broadcast(tensor, opts.rootRank)
+        return DONE
+
+    def all_gather_single(
+        self, output: torch.Tensor, input: torch.Tensor, opts: Any = None
+    ) -> WorkBase:
+        """Collect every rank's tensor, in rank order, in one tensor."""
+        self._begin()
+        source, target = movable(input), movable(output)
+        if opts is None or opts.asyncOp:
+            return self._pending(self._comm.all_gather(source, target, async_op=True), [output])
+        self._comm.all_gather(source, target)
+        return DONE
+
+    @tells_refusals
+    def allgather(
+        self, outputs: Any, inputs: Any, opts: Any = None, timeout: timedelta | None = None
+    ) -> WorkBase:
+        """Collect every rank's tensor in a list; their lengths may differ."""
+        if isinstance(inputs, torch.Tensor):
+            with self._within(timeout):
+                return self.allgather([outputs], [inputs], opts)
+        if len(inputs) != 1:
+            raise UnsupportedError("allgather takes one input tensor a rank")
+        self._begin()
+        source, target = movable(inputs[0]), movable_list(outputs[0])
+        if opts is None or opts.asyncOp:
+            return self._pending(self._comm.all_gather(source, target, async_op=True), outputs[0])
+        self._comm.all_gather(source, target)
+        return DONE
+
+    @tells_refusals
+    def allgather_coalesced(
+        self, outputs: list[list[torch.Tensor]], inputs: list[torch.Tensor], opts: Any = None
+    ) -> WorkBase:
+        """Collect several tensors a rank: `outputs[r][i]` becomes tensor i of rank r."""
+        self._begin()
+        calls = [
+            partial(self._comm.all_gather, movable(tensor), movable_list(list(pieces)))
+            for tensor, pieces in zip(inputs, zip(*outputs, strict=True), strict=True)
+        ]
+        results = [piece for pieces in outputs for piece in pieces]
+        return self._in_order(calls, results, opts is None or opts.asyncOp)
+
+    @tells_refusals
+    def all_gather_single_coalesced(
+        self, outputs: list[torch.Tensor], inputs: list[torch.Tensor], opts: Any = None
+    ) -> WorkBase:
+        """Several all_gather_single as one work."""
+        self._begin()
+        calls = [
+            partial(self._comm.all_gather, movable(source), movable(target))
+            for target, source in zip(outputs, inputs, strict=True)
+        ]
+        return self._in_order(calls, outputs, opts is None or opts.asyncOp)
+
+    @tells_refusals
+    def gather(
+        self,
+        outputs: Any,
+        inputs: Any,
+        opts: Any = None,
+        timeout: timedelta | None = None,
+        *,
+        root: int = 0,
+    ) -> WorkBase:
+        """Collect every rank's tensor in a list at the root; elsewhere `outputs` is empty."""
+        if isinstance(inputs, torch.Tensor):
+            options = CallOptions(rootRank=root if opts is None else opts)
+            with self._within(timeout):
+                return self.gather([outputs], [inputs], options)
+        self._begin()
+        source = movable(inputs[0])
+        at_root = self.communicator.rank == opts.rootRank
+        target = movable_list(outputs[0]) if at_root else None
+        if opts.asyncOp:
+            handle = self._comm.gather(source, target, opts.rootRank, async_op=True)
+            return self._pending(handle, outputs[0] if at_root else [])
+        self._comm.gather(source, target, opts.rootRank)
+        return DONE
+
+    @tells_refusals
+    def scatter(
+        self,
+        outputs: Any,
+        inputs: Any,
+        opts: Any = None,
+        timeout: timedelta | None = None,
+        *,
+        root: int = 0,
+    ) -> WorkBase:
+        """Hand the root's list of tensors out, one a rank; elsewhere `inputs` is empty."""
+        if isinstance(outputs, torch.Tensor):
+            options = CallOptions(rootRank=root if opts is None else opts)
+            with self._within(timeout):
+                return self.scatter([outputs], [inputs], options)
+        self._begin()
+        target = movable(outputs[0])
+        source = movable_list(inputs[0]) if self.communicator.rank == opts.rootRank else None
+        if opts.asyncOp:
+            handle = self._comm.scatter(source, target, opts.rootRank, async_op=True)
+            return self._pending(handle, outputs)
+        self._comm.scatter(source, target, opts.rootRank)
+        return DONE
+
+    @tells_refusals
+    def all_to_all_single(
+        self,
+        output: torch.Tensor,
+        input: torch.Tensor,
+        output_split_sizes: list[int],
+        input_split_sizes: list[int],
+        opts: Any = None,
+        timeout: timedelta | None = None,
+    ) -> WorkBase:
+        """Send rows to every rank and receive rows from every rank; no sizes: equal shares."""
+        source, target = movable(input), movable(output)
+        if not (output_split_sizes or input_split_sizes):
+            return self._all_to_all(target, source, [output], opts, timeout)
+        ranks = self.communicator.size
+        sources = movable_list(split_rows(input, input_split_sizes, ranks))
+        targets = movable_list(split_rows(output, output_split_sizes, ranks))
+        return self._all_to_all(targets, sources, [output], opts, timeout)
+
+    def alltoall(
+        self,
+        outputs: list[torch.Tensor],
+        inputs: list[torch.Tensor],
+        opts: Any = None,
+        timeout: timedelta | None = None,
+    ) -> WorkBase:
+        """Send a tensor to every rank and receive one from every rank; lengths may differ."""
+        return self._all_to_all(movable_list(outputs), movable_list(inputs), outputs, opts, timeout)
+
+    def send(self, tensors: list[torch.Tensor], rank: int, tag: int = 0) -> WorkBase:
+        """Start sending a tensor to a rank of the group."""
+        self._begin()
+        handle = self._comm.send(movable(tensors[0]), rank, tag, async_op=True)
+        if handle.is_completed() and handle.exception() is None:
+            return DONE
+        return self._pending(handle, tensors)
+
+    def recv(self, tensors: list[torch.Tensor], rank: int, tag: int = 0) -> WorkBase:
+        """Start receiving a tensor from a rank of the group."""
+        self._begin()
+        handle = self._comm.recv(movable(tensors[0]), rank, tag, async_op=True)
+        return self._pending(handle, tensors)
+
+    def recv_anysource(self, tensors: list[torch.Tensor], tag: int = 0) -> WorkBase:
+        """Start receiving a tensor from whichever rank sends one with this tag first."""
+        self._begin()
+        handle = self._comm.recv(movable(tensors[0]), None, tag, async_op=True)
+        return self._pending(handle, tensors)
+
+    @tells_refusals
+    def _all_to_all(
+        self,
+        target: Any,
+        source: Any,
+        results: list[torch.Tensor],
+        opts: Any,
+        timeout: timedelta | None,
+    ) -> WorkBase:
+        if timeout is not None or isinstance(opts, timedelta):
+            with self._within(opts if timeout is None else timeout):
+                return self._all_to_all(target, source, results, None, None)
+        self._begin()
+        if opts is None or opts.asyncOp:
+            return self._pending(self._comm.all_to_all(source, target, async_op=True), results)
+        self._comm.all_to_all(source, target)
+        return DONE
+
+    # Names that older torch versions, and older callers, use.
+    _allgather_base = all_gather_single
+    allgather_into_tensor_coalesced = all_gather_single_coalesced
+    alltoall_base = all_to_all_single
+
+
+def _listed(tensors: Any) -> list[torch.Tensor]:
+    return [tensors] if isinstance(tensors, torch.Tensor) else tensors
+
+
+hide_from_dynamo(Movement)

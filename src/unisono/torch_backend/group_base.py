@@ -1,0 +1,107 @@
+"""What the parts of the process group share: its communicator and how works are made."""
+
+from __future__ import annotations
+
+import weakref
+from contextlib import contextmanager, suppress
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from unisono import config
+from unisono.errors import CommunicationError
+from unisono.torch_backend import flight_recorder
+from unisono.torch_backend.convert import seconds
+from unisono.torch_backend.history import History
+from unisono.torch_backend.pending_work import DONE, Completer, Together, pending
+from unisono.torch_backend.private import (
+    ProcessGroupBase,
+    WorkBase,
+    attach_placeholder,
+    hide_from_dynamo,
+    is_profiling,
+)
+from unisono.torch_backend.visible_calls import Watched
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Sequence
+    from datetime import timedelta
+
+
+class GroupBase(ProcessGroupBase):  # type: ignore[misc]
+    """A process group over one communicator.
+
+    Calls go to `_comm`: the communicator, or what stands in for it while calls are watched or
+    coalesced.
+    """
+
+    def __init__(self, comm: Any, store: Any = None, global_ranks: list[int] | None = None) -> None:
+        super().__init__(comm.rank, comm.size)
+        self.communicator = comm
+        self.store = store
+        self.global_ranks = global_ranks or list(range(comm.size))
+        recorded = config.flight_recorder().calls
+        self.history = History(recorded) if recorded else None
+        self._sequence = 0
+        self._parts = 0
+        self._is_spanned = False
+        self._comm: Any = self._comm_as_watched()
+        self._completer = Completer()
+        # Runs at shutdown, or when the interpreter ends without one.
+        self._leave = weakref.finalize(self, _leave, comm, self._completer, self.history)
+        self._placeholder = attach_placeholder(self, comm.rank, comm.size)
+
+    def _begin(self) -> None:
+        """At the start of every call: count it, and see whether the profiler has come or gone."""
+        self._sequence += 1
+        if is_profiling() is not self._is_spanned:
+            self._change_watch()
+
+    def _change_watch(self) -> None:
+        if self._comm is self.communicator or isinstance(self._comm, Watched):  # not coalescing
+            self._is_spanned = not self._is_spanned
+            self._comm = self._comm_as_watched()
+
+    def _comm_as_watched(self) -> Any:
+        if self._is_spanned or self.history is not None:
+            return Watched(self.communicator, self.history)
+        return self.communicator
+
+    def _pending(self, handle: Any, tensors: list[torch.Tensor]) -> WorkBase:
+        return pending(handle, tensors, self._completer)
+
+    @contextmanager
+    def _within(self, timeout: timedelta | float | None) -> Iterator[None]:
+        """Give the calls issued inside this time limit; None leaves them the group's."""
+        limit_s = seconds(timeout)
+        if limit_s is None:
+            yield
+            return
+        comm = self.communicator
+        usual_s, comm.timeout_s = comm.timeout_s, limit_s
+        try:
+            yield
+        finally:
+            comm.timeout_s = usual_s
+
+    def _in_order(
+        self, calls: Sequence[Callable[..., Any]], tensors: list[torch.Tensor], later: bool
+    ) -> WorkBase:
+        """Issue several calls in order as one work; each takes `async_op`."""
+        if later:
+            return self._pending(Together([call(async_op=True) for call in calls]), tensors)
+        for call in calls:
+            call(async_op=False)
+        return DONE
+
+
+def _leave(comm: Any, completer: Completer, history: History | None) -> None:
+    if history is not None and history.is_pending:
+        flight_recorder.dump_at_end()
+    # A group that has failed is left all the same: the failure was raised where it hit.
+    with suppress(CommunicationError):
+        comm.close()
+    completer.close()
+
+
+hide_from_dynamo(GroupBase)

@@ -1,0 +1,76 @@
+"""Connections between hosts: sockets, handshake, TLS, one event loop a rank; MPI as another wire.
+
+A `DialRequest` opens a connection and an `Acceptor` lets one in. Both ends prove that they know
+the job's secret (`authenticate`), then the dialer introduces itself (`Introduction`). An
+`EventLoop` is the one thread that serves them all. Nothing here knows groups or ranks' states.
+"""
+
+from unisono.transport.acceptor import Acceptor
+from unisono.transport.connection import Connection
+from unisono.transport.dialer import Dial, DialFailure, DialRequest
+from unisono.transport.event_loop import READ, WRITE, Doorbell, EventLoop, OneShotEvent, Timer
+from unisono.transport.handshake import Handshake, ProofRefusedError, authenticate
+from unisono.transport.interfaces import available_interfaces, choose_interfaces
+from unisono.transport.introduction import (
+    NO_GROUP,
+    TAG_BYTES,
+    ConnectionKind,
+    Introduction,
+    purpose_of,
+    tag_of,
+)
+from unisono.transport.mpi_release import PendingRelease
+from unisono.transport.mpi_wire import WATCH_TAG, MpiLink, load_mpi
+from unisono.transport.secret import job_secret, random_secret
+from unisono.transport.security import CLEAR, Security, security_of
+from unisono.transport.silence import LOOK_EACH_S, Silence
+from unisono.transport.sockets import (
+    Address,
+    listen,
+    prepare,
+    retry_often,
+    send_at_once,
+    watch_idle,
+)
+
+__all__ = [
+    "CLEAR",
+    "LOOK_EACH_S",
+    "NO_GROUP",
+    "READ",
+    "TAG_BYTES",
+    "WATCH_TAG",
+    "WRITE",
+    "Acceptor",
+    "Address",
+    "Connection",
+    "ConnectionKind",
+    "Dial",
+    "DialFailure",
+    "DialRequest",
+    "Doorbell",
+    "EventLoop",
+    "Handshake",
+    "Introduction",
+    "MpiLink",
+    "OneShotEvent",
+    "PendingRelease",
+    "ProofRefusedError",
+    "Security",
+    "Silence",
+    "Timer",
+    "authenticate",
+    "available_interfaces",
+    "choose_interfaces",
+    "job_secret",
+    "listen",
+    "load_mpi",
+    "prepare",
+    "purpose_of",
+    "random_secret",
+    "retry_often",
+    "security_of",
+    "send_at_once",
+    "tag_of",
+    "watch_idle",
+]

@@ -1,0 +1,138 @@
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+import unisono
+from unisono.bench.cases import OPERATIONS, REDUCTIONS, STORAGE
+from unisono.commands.main import app
+
+COMMANDS = (
+    "check",
+    "bench",
+    "explain",
+    "tune",
+    "prove",
+    "show",
+    "topo",
+    "simulate",
+    "calibrate",
+    "lab",
+    "train",
+)
+
+
+def run(*arguments: str) -> tuple[int, str]:
+    result = CliRunner().invoke(app, list(arguments), env={"COLUMNS": "150"})
+    return result.exit_code, result.output
+
+
+@pytest.mark.parametrize("command", [c for c in COMMANDS if c != "train"])
+def test_help_has_an_example(command: str) -> None:
+    code, output = run(command, "--help")
+    assert code == 0
+    assert f"Example: unisono {command}" in output
+    assert "--json" in output
+
+
+def test_all_commands_are_listed() -> None:
+    code, output = run("--help")
+    assert code == 0
+    assert all(command in output for command in COMMANDS)
+
+
+def test_help_of_bench_lists_all_that_can_be_measured() -> None:
+    _, output = run("bench", "--help")
+    words = set(re.findall(r"\w+", output))
+    assert {*OPERATIONS, *STORAGE, *REDUCTIONS} <= words
+
+
+def test_the_version_is_told() -> None:
+    code, output = run("--version")
+    assert code == 0 and output.split() == ["unisono", unisono.__version__]
+
+
+@pytest.mark.parametrize("options", [(), ("--json", "-")])
+def test_a_full_disk_is_told_in_a_line(options: tuple[str, ...]) -> None:
+    with Path("/dev/full").open("w") as full:
+        answer = subprocess.run(
+            [sys.executable, "-m", "unisono", "show", "barrier", *options],
+            stdout=full,
+            stderr=subprocess.PIPE,
+            text=True,
+            check=False,
+        )
+    assert answer.returncode != 0 and "No space left on device" in answer.stderr
+    assert "Traceback" not in answer.stderr
+
+
+def test_a_locale_without_the_signs_of_tables_gets_others() -> None:
+    answer = subprocess.run(
+        [sys.executable, "-m", "unisono", "topo", "ring:4"],
+        env={**os.environ, "PYTHONIOENCODING": "ascii"},
+        capture_output=True,
+        check=True,
+    )
+    assert b"ranks" in answer.stdout and answer.stdout.isascii()
+
+
+def test_help_loads_nothing_heavy() -> None:
+    script = (
+        "import sys, unisono.commands.main; "
+        "heavy = 'numpy', 'torch', 'matplotlib', 'mpi4py', 'unisono.train'; "
+        "print([module for module in heavy if module in sys.modules])"
+    )
+    answer = subprocess.run([sys.executable, "-c", script], capture_output=True, check=True)
+    assert answer.stdout.strip() == b"[]"
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        ("allreduce",),
+        ("all_reduce", "--sizes", "8Q"),
+        ("all_reduce", "--against", "nccl"),
+        ("all_reduce", "--dtype", "float31"),
+        ("broadcast", "-n", "2", "--root", "2"),
+        ("all_reduce", "--round-s", "0"),
+        ("all_reduce", "--round-s", "nan"),
+        ("all_reduce", "--time-budget", "0"),
+        ("all_reduce", "--rate", "1gbit"),
+        ("all_reduce", "--hosts", "1"),
+        ("all_reduce", "--hosts", "300"),
+        ("all_reduce", "--hosts", "2", "-n", "4"),
+    ],
+)
+def test_mistakes_are_refused_before_anything_starts(wrong: tuple[str, ...]) -> None:
+    code, output = run("bench", *wrong)
+    assert code == 2
+    assert "Error" in output
+
+
+@pytest.mark.parametrize("wrong", [("allreduce", "8"), ("all_reduce", "8Q")])
+def test_explain_refuses_what_does_not_exist(wrong: tuple[str, str]) -> None:
+    code, output = run("explain", *wrong)
+    assert code == 2
+    assert "Error" in output
+
+
+def test_explain_names_the_algorithm() -> None:
+    code, output = run("explain", "all_reduce", "64K", "-n", "2")
+    assert code == 0
+    assert "all_reduce of 65536 bytes on 2 ranks" in output
+
+
+def test_train_is_handed_on() -> None:
+    answer = subprocess.run(
+        [sys.executable, "-c", "from unisono.commands.main import main; main()", "train", "--help"],
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert "digits" in answer.stdout

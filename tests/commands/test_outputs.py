@@ -1,0 +1,45 @@
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import typer
+from typer.testing import CliRunner
+
+from unisono.commands.main import app
+from unisono.commands.outputs import writable
+
+
+def test_missing_folders_are_made(tmp_path: Path) -> None:
+    path = tmp_path / "a" / "b" / "out.json"
+    assert writable(path) == path
+    assert path.parent.is_dir()
+    assert not path.exists()
+    assert writable(None) is None
+
+
+def test_what_cannot_be_written_is_refused_with_the_reason(tmp_path: Path) -> None:
+    with pytest.raises(typer.BadParameter, match=f"cannot write {tmp_path}: Is a directory"):
+        writable(str(tmp_path))
+    (tmp_path / "file").touch()
+    with pytest.raises(typer.BadParameter, match=r"Not a directory|File exists"):
+        writable(tmp_path / "file" / "out.json")
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["bench", "all_reduce", "--json"],
+        ["bench", "all_reduce", "--plot"],
+        ["train", "digits", "--json"],
+        ["tune", "--out"],
+        ["topo", "ring:4", "--svg"],
+        ["show", "all_reduce", "ring", "--html"],
+        ["simulate", "all_reduce", "--topology", "ring:4", "--trace"],
+    ],
+    ids=lambda words: words[0],
+)
+def test_a_command_refuses_before_it_works(words: list[str], tmp_path: Path) -> None:
+    told = CliRunner().invoke(app, [*words, str(tmp_path)])
+    assert told.exit_code == 2
+    assert "Is a directory" in " ".join(told.output.replace("│", " ").split())

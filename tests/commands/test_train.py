@@ -1,0 +1,108 @@
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from unisono.commands import train
+from unisono.errors import UnisonoError
+from unisono.train import events
+from unisono.train.settings import Run
+
+
+def fake_launch(run: Run, listen: Callable[[events.Event], None]) -> list[events.Finished]:
+    """Trains nothing; the losses of the backend named `bad` are off."""
+    steps = run.periods * (run.steps_per_period or 22)
+    listen(events.Started(total_steps=steps, parameters=1024))
+    for backend in run.backends:
+        listen(events.Stepped(backend=backend, step=1, loss=1.0))
+        listen(events.Scored(backend=backend, period=1, score=0.5))
+    listen(events.Measuring())
+    results = [result(run, backend, steps) for backend in run.backends]
+    for one in results:
+        listen(one)
+    return results
+
+
+def result(run: Run, backend: str, steps: int) -> events.Finished:
+    wrong = 0.1 if backend == "bad" else 0.0
+    return events.Finished(
+        backend=backend,
+        score=0.99,
+        losses=[1.0 / (1 + step) + wrong for step in range(steps)],
+        step_s=[0.01] * steps,
+        exchange_s=[0.001],
+        synced_s=[0.008],
+        unsynced_s=[0.006],
+        bucket_bytes=[4096],
+        same_parameters=True,
+        sample="def f(): ..." if run.task == "text" else "",
+    )
+
+
+@pytest.fixture(autouse=True)
+def no_ranks(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(train, "launch", fake_launch)
+    monkeypatch.setattr(train.importlib.util, "find_spec", lambda name: name)
+    monkeypatch.setattr(train.signal, "signal", lambda number, handler: None)
+
+
+def call(*arguments: str) -> tuple[int, str, str]:
+    result = CliRunner().invoke(train.app, arguments, env={"COLUMNS": "120"})
+    return result.exit_code, result.stdout, result.stderr
+
+
+def test_digits_compares_backends(tmp_path: Path) -> None:
+    path = tmp_path / "out.json"
+    status, shown, _ = call("digits", "--backends", "unisono,gloo", "--json", str(path))
+    assert status == 0
+    assert "550 steps" in shown and "unisono" in shown and "gloo" in shown
+    assert "the loss curves of unisono and gloo agree" in " ".join(shown.split())
+    runs = json.loads(path.read_text())["runs"]
+    assert [run["backend"] for run in runs] == ["unisono", "gloo"]
+
+
+def test_json_has_stdout_for_itself() -> None:
+    status, stdout, stderr = call("text", "--backends", "gloo", "--steps", "50", "--json", "-")
+    assert status == 0
+    assert json.loads(stdout)["settings"]["task"] == "text"
+    assert "def f(): ..." in stderr
+
+
+def test_disagreement_fails() -> None:
+    status, shown, _ = call("digits", "--backends", "gloo,bad")
+    assert status == 1
+    assert "FAILED" in shown and "DISAGREE" in shown
+
+
+def test_a_failed_run_shows_why(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(run: Run, listen: object) -> list[events.Finished]:
+        raise UnisonoError("rank 1 [died]")
+
+    monkeypatch.setattr(train, "launch", fail)
+    status, _, stderr = call("digits", "--backends", "gloo")
+    assert status == 1
+    assert "rank 1 [died]" in stderr
+
+
+def test_what_is_missing_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(train.importlib.util, "find_spec", lambda name: None)
+    status, _, stderr = call("digits")
+    assert status == 2
+    assert "needs torch and sklearn: install unisono[train]" in stderr
+
+
+@pytest.mark.parametrize("backends", ["", "gloo,gloo"])
+def test_backends_must_differ(backends: str) -> None:
+    status, _, _ = call("digits", "--backends", backends)
+    assert status == 2
+
+
+@pytest.mark.parametrize("name", ["digits", "text"])
+def test_help_has_an_example(name: str) -> None:
+    status, shown, _ = call(name, "--help")
+    assert status == 0
+    assert f"Example: unisono train {name}" in shown

@@ -1,0 +1,217 @@
+"""Ranks as processes that die, stop, or fall silent: named on all others, and in time."""
+
+from __future__ import annotations
+
+import contextlib
+import signal
+import subprocess
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from connection_managers import wait_until
+from control_process import LinkProcess, join_all
+from unisono.control.group_endpoint import Fault
+
+SURVIVED_S = 1.0
+
+
+@contextlib.contextmanager
+def ranks_here(size: int) -> Iterator[list[LinkProcess]]:
+    ranks = [
+        LinkProcess([str(rank), str(size), "127.0.0.1"], subprocess.Popen) for rank in range(size)
+    ]
+    try:
+        join_all(ranks)
+        yield ranks
+    finally:
+        for rank in ranks:
+            rank.end()
+
+
+@pytest.mark.parametrize("victim", [0, 2])
+def test_a_killed_process_is_named_at_once(victim: int) -> None:
+    with ranks_here(3) as ranks:
+        killed_at = time.monotonic()
+        ranks[victim].process.kill()
+        for rank in ranks:
+            if rank is not ranks[victim]:
+                failed = rank.expect("failed", 3)
+                pid = ranks[victim].process.pid
+                assert failed["text"] == f"rank {victim} (host 127.0.0.1, pid {pid}) is gone"
+                assert failed["fault"] == Fault.PEER_LOST
+                assert failed["at"] - killed_at < 1
+
+
+def test_a_process_that_closes_is_not_lost() -> None:
+    with ranks_here(3) as ranks:
+        ranks[1].say("quit")
+        assert ranks[1].process.wait(5) == 0
+        for rank in (ranks[0], ranks[2]):
+            assert rank.expect("left", 3)["peer"] == 1
+        ranks[0].say("quit")
+        assert ranks[0].process.wait(5) == 0
+        ranks[2].expect("left", 3)
+        time.sleep(0.1)
+        assert not ranks[2].count("failed")
+
+
+def test_a_stopped_process_is_not_lost_but_late() -> None:
+    with ranks_here(3) as ranks:
+        ranks[1].process.send_signal(signal.SIGSTOP)
+        for rank in (ranks[0], ranks[2]):
+            rank.say("anxious")
+        time.sleep(3.5)  # longer than a host may be silent: but its kernel answers
+        ranks[1].process.send_signal(signal.SIGCONT)
+        ranks[1].say("anxious")
+        for rank in ranks:
+            while rank.count("heard") < 2:
+                rank.expect("heard")
+                time.sleep(0.01)
+            assert not rank.count("failed")
+
+
+# ---- on several hosts
+
+
+@pytest.fixture
+def lab() -> Iterator[Any]:
+    """Three hosts of the lab."""
+    labs = pytest.importorskip("unisono.bench.lab.lab", reason="needs the lab of hosts")
+    reason = labs.reason_unavailable()
+    if reason is not None:
+        pytest.skip(reason)
+    with labs.Lab(hosts=3) as made:
+        yield made
+
+
+@contextlib.contextmanager
+def ranks_on(lab: Any) -> Iterator[list[LinkProcess]]:
+    def start(host: int, words: list[str], **options: Any) -> subprocess.Popen[str]:
+        started: subprocess.Popen[str] = lab.start(host, words, **options)
+        return started
+
+    ranks = []
+    try:
+        for host in range(3):
+            words = [str(host), "3", lab.address(host)]
+            ranks.append(LinkProcess(words, lambda w, host=host, **o: start(host, w, **o)))
+        join_all(ranks)
+        yield ranks
+    finally:
+        for rank in ranks:
+            rank.end()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("carrier", [True, False])
+@pytest.mark.parametrize("victim", [0, 1])
+def test_a_cut_link_is_named_in_three_seconds(lab: Any, victim: int, carrier: bool) -> None:
+    with ranks_on(lab) as ranks:
+        for rank in ranks:
+            rank.say("anxious")
+        time.sleep(0.7)
+        cut_at = time.monotonic()
+        lab.cut(victim, carrier=carrier)
+        for number, rank in enumerate(ranks):
+            failed = rank.expect("failed", 5)
+            # Whoever is cut off alone knows no more than that it hears nothing from rank 0.
+            named = 0 if number == victim else victim
+            if victim != 0 or number != 0:
+                assert f"rank {named} (host 10.77.0.{named + 1}" in failed["text"]
+            assert "has been silent" in failed["text"]
+            assert failed["at"] - cut_at < 3, (number, failed["at"] - cut_at)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("met", [True, False])
+def test_a_cut_link_is_named_after_rank_0_has_left(lab: Any, met: bool) -> None:
+    """Also where the cut ranks have no connection yet by which they ask each other."""
+    with ranks_on(lab) as ranks:
+        ranks[0].say("quit")
+        assert ranks[0].process.wait(5) == 0
+        for rank in ranks[1:]:
+            rank.expect("left")
+            if met:
+                rank.say("anxious")
+                rank.expect("heard")
+        cut_at = time.monotonic()
+        lab.cut(2)
+        for rank in ranks[1:]:
+            rank.say("anxious")
+        for number, rank in enumerate(ranks[1:], 1):
+            failed = rank.expect("failed", 8)
+            assert failed["fault"] == Fault.PEER_LOST
+            assert f"rank {3 - number}" in failed["text"]
+            assert f"10.77.0.{4 - number}" in failed["text"]
+            assert failed["at"] - cut_at < 4
+            assert rank.count("left") == 1
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("carrier", [True, False])
+@pytest.mark.parametrize("waiting", [True, False])
+def test_a_short_cut_is_survived(lab: Any, waiting: bool, carrier: bool) -> None:
+    with ranks_on(lab) as ranks:
+        if waiting:
+            for rank in ranks:
+                rank.say("anxious")
+        for _ in range(2):
+            time.sleep(1.2)
+            lab.cut(1, carrier=carrier)
+            time.sleep(SURVIVED_S)
+            lab.mend(1)
+        time.sleep(1.5)
+        assert not any(rank.count("failed") for rank in ranks)
+        for rank in ranks:  # and they still hear each other
+            rank.say("anxious")
+        for rank in ranks:
+            rank.expect("heard")
+
+
+@pytest.mark.slow
+def test_a_link_that_is_cut_while_nobody_waits(lab: Any) -> None:
+    with ranks_on(lab) as ranks:
+        cut_at = time.monotonic()
+        lab.cut(2)
+        for rank in ranks:
+            failed = rank.expect("failed", 10)
+            assert 2.5 < failed["at"] - cut_at < 7
+
+
+@pytest.mark.slow
+def test_a_peer_that_cannot_be_reached_on_its_host(lab: Any) -> None:
+    with ranks_on(lab) as ranks:
+        lab.cut(1)
+        begun = time.monotonic()
+        ranks[2].say("reach")
+        failed = ranks[2].expect("failed", 6)
+        assert failed["at"] - begun < 4
+        assert "rank 1" in failed["text"] and "10.77.0.2" in failed["text"]
+
+
+@pytest.mark.slow
+def test_bulk_data_survives_a_short_cut_and_not_a_long_one(lab: Any) -> None:
+    with ranks_on(lab) as ranks:
+        for rank in ranks:
+            rank.say("reach")
+        for rank in ranks:
+            rank.expect("attached")
+        wait_until(lambda: all(rank.count("attached") == 2 for rank in ranks))
+        for rank in ranks:
+            rank.say("pump")
+        time.sleep(0.5)
+        lab.cut(1)
+        time.sleep(SURVIVED_S)
+        lab.mend(1)
+        time.sleep(1.5)
+        for rank in ranks:
+            assert not rank.count("broken")
+            rank.say("flowing")
+            assert rank.expect("flowing")["still"]
+        cut_at = time.monotonic()
+        lab.cut(1)
+        for rank in ranks:
+            assert rank.expect("broken", 4)["at"] - cut_at < 3

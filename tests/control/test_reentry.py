@@ -1,0 +1,102 @@
+"""A signal handler, or the garbage collector, may call a porter between any two steps of a call
+that it interrupts, and the collector in the porter's own thread too: nothing waits for itself."""
+
+from __future__ import annotations
+
+import itertools
+import os
+import sys
+import threading
+from collections.abc import Callable
+from contextlib import suppress
+from typing import Any
+
+import pytest
+
+from connection_managers import SECRET, WORLD, contacts_of, make_porter, wait_until
+from signal_steps import Step
+from unisono.control import connection_manager, control_group, world_connections
+from unisono.control.connection_manager import ConnectionManager
+from unisono.errors import AbortedError
+from unisono.transport import event_loop
+
+_WATCHED = (
+    control_group.__file__,
+    world_connections.__file__,
+    event_loop.__file__,
+    connection_manager.__file__,
+)
+_PATIENCE_S = 4.0  # less than any wait within a porter that ends by itself
+
+
+def alone() -> ConnectionManager:
+    """A porter that is a world of its own."""
+    found = make_porter()
+    found.join(world=WORLD, secret=SECRET, rank=0, contacts=contacts_of([found]), timeout_s=5)
+    return found
+
+
+def interrupt_at(step: int, call: Callable[[], Any], handler: Callable[[], Any]) -> bool:
+    """Whether there was such a step, before which the handler ran. Fails if the two do not end."""
+
+    def handle() -> None:
+        with suppress(AbortedError):
+            handler()
+
+    traced = Step(step, handle, _WATCHED)
+
+    def run() -> None:
+        sys.settrace(traced)
+        with suppress(AbortedError):
+            call()
+
+    thread = threading.Thread(target=run, daemon=True)
+    thread.start()
+    thread.join(_PATIENCE_S)
+    assert not thread.is_alive(), f"hangs when it is interrupted at step {step}"
+    return traced.reached
+
+
+CALLS: dict[str, Callable[[ConnectionManager], Any]] = {
+    "leave": lambda p: p.leave(b"a group"),
+    "reach": lambda p: p.reach(b"a group", [0], 0),
+    "a word for a vote": lambda p: p.send(b"a group", 0, b"text"),
+}
+
+
+@pytest.mark.parametrize("interrupting", CALLS)
+@pytest.mark.parametrize("interrupted", CALLS)
+def test_a_call_within_a_call(interrupted: str, interrupting: str) -> None:
+    one = alone()
+    steps = 0
+    while interrupt_at(steps, lambda: CALLS[interrupted](one), lambda: CALLS[interrupting](one)):
+        steps += 1
+    assert steps > 30
+    one.close()
+
+
+@pytest.mark.parametrize("interrupting", ["close", "leave"])
+def test_a_call_within_close(interrupting: str) -> None:
+    handlers = {"close": ConnectionManager.close, "leave": CALLS["leave"]}
+    before = len(os.listdir("/proc/self/fd"))
+    for step in itertools.count():
+        one = alone()
+        reached = interrupt_at(step, one.close, lambda one=one: handlers[interrupting](one))
+        wait_until(lambda: len(os.listdir("/proc/self/fd")) == before)
+        if not reached:
+            break
+    assert step > 30
+
+
+def test_the_thread_itself_may_leave_and_close(caplog: pytest.LogCaptureFixture) -> None:
+    """As it does where the garbage collector, in this very thread, finds the communicator."""
+    before = len(os.listdir("/proc/self/fd"))
+    one = alone()
+
+    def collect() -> None:
+        one.leave(b"a group")
+        one.close()
+
+    one._loop.call(collect)
+    wait_until(lambda: len(os.listdir("/proc/self/fd")) == before, _PATIENCE_S)
+    assert not caplog.records

@@ -1,0 +1,161 @@
+"""One rank of the links as a process of its own: says on stdout, as JSON, what happens to it.
+
+`link_process.py RANK SIZE ADDRESS` writes where it listens, reads all contacts from stdin, joins,
+and enters one group of all. Lines that it reads then: `anxious` (from now on it waits for the
+others and hears what they called), `reach`, `pump` (bytes over every connection, both ways, for
+ever), `flowing` (do bytes still come?), `quit`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from connection_managers import SECRET, Recorder, make_porter
+from unisono.control.group_endpoint import ANXIOUS_EVENT, PeerInfo
+
+_ASK_S = 0.1
+
+
+class Telling(Recorder):
+    """Says what it is told."""
+
+    received_at = 0.0
+
+    def attach(
+        self, peer: int, kind: int, stream: int, streams: int, fd: int, tls: object = None
+    ) -> None:
+        super().attach(peer, kind, stream, streams, fd, tls)
+        tell("attached", peer=peer)
+
+    def fail(self, fault: int, text: str) -> None:
+        if self.failure() is None:
+            tell("failed", fault=fault, text=text)
+        super().fail(fault, text)
+
+    def peer_left(self, peer: int) -> None:
+        tell("left", peer=peer)
+
+    def heard(self, peer: int, called: bytes) -> None:
+        if peer not in self.calls:
+            tell("heard", peer=peer)
+        super().heard(peer, called)
+
+    def pump(self) -> None:
+        for sock in self.sockets.values():
+            sock.settimeout(60)
+            for what in (self._send, self._receive):
+                threading.Thread(target=what, args=[sock], daemon=True).start()
+
+    def _send(self, sock: socket.socket) -> None:
+        try:
+            while True:
+                sock.sendall(bytes(1 << 16))
+        except OSError as error:
+            tell("broken", error=error.strerror)
+
+    def _receive(self, sock: socket.socket) -> None:
+        with contextlib.suppress(OSError):
+            while sock.recv(1 << 20):
+                self.received_at = time.monotonic()
+
+    def be_anxious(self) -> None:
+        while self.failure() is None:
+            self.raise_events(ANXIOUS_EVENT)
+            time.sleep(_ASK_S)
+
+
+def tell(event: str, **facts: Any) -> None:
+    # One write: threads tell at once.
+    sys.stdout.write(json.dumps({"event": event, "at": time.monotonic(), **facts}) + "\n")
+    sys.stdout.flush()
+
+
+def main(rank: int, size: int, address: str) -> None:
+    porter = make_porter(address)
+    tell("listens", address=porter.bound[0])
+    contacts = [
+        PeerInfo(rank=number, host=number, addresses=((host, port),))
+        for number, (host, port) in enumerate(json.loads(sys.stdin.readline()))
+    ]
+    porter.join(world=b"processes", secret=SECRET, rank=rank, contacts=contacts, timeout_s=20)
+    end = Telling()
+    porter.enter(b"all", range(size), rank, end)
+    tell("joined")
+    for line in sys.stdin:
+        if line == "anxious\n":
+            threading.Thread(target=end.be_anxious, daemon=True).start()
+        elif line == "reach\n":
+            porter.reach(b"all", range(size), 0)
+        elif line == "pump\n":
+            end.pump()
+        elif line == "flowing\n":
+            tell("flowing", still=time.monotonic() - end.received_at < 0.5)
+        elif line == "quit\n":
+            break
+    porter.close()
+
+
+class LinkProcess:
+    """The other side of it: the process as a test sees it."""
+
+    def __init__(self, words: Sequence[str], start: Callable[..., subprocess.Popen[str]]) -> None:
+        self.process = start(
+            [sys.executable, __file__, *words],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+        self.events: list[dict[str, Any]] = []
+        self._changed = threading.Condition()
+        self._reader = threading.Thread(target=self._read, daemon=True)
+        self._reader.start()
+
+    def say(self, line: str) -> None:
+        assert self.process.stdin is not None
+        self.process.stdin.write(line + "\n")
+        self.process.stdin.flush()
+
+    def expect(self, event: str, in_s: float = 10.0) -> dict[str, Any]:
+        """The first such event, which may have been long ago."""
+        with self._changed:
+            assert self._changed.wait_for(lambda: self.count(event), in_s), (event, self.events)
+            return next(one for one in self.events if one["event"] == event)
+
+    def count(self, event: str) -> int:
+        return sum(one["event"] == event for one in self.events)
+
+    def end(self) -> None:
+        self.process.kill()
+        self.process.wait()
+        self._reader.join()
+        for pipe in (self.process.stdin, self.process.stdout):
+            assert pipe is not None
+            pipe.close()
+
+    def _read(self) -> None:
+        assert self.process.stdout is not None
+        for line in self.process.stdout:
+            with self._changed:
+                self.events.append(json.loads(line))
+                self._changed.notify_all()
+
+
+def join_all(ranks: Sequence[LinkProcess]) -> None:
+    """Hands the contacts round, and waits until all have joined."""
+    contacts = json.dumps([rank.expect("listens", 20)["address"] for rank in ranks])
+    for rank in ranks:
+        rank.say(contacts)
+    for rank in ranks:
+        rank.expect("joined", 20)
+
+
+if __name__ == "__main__":
+    main(int(sys.argv[1]), int(sys.argv[2]), sys.argv[3])

@@ -1,0 +1,40 @@
+"""A contract for import-linter: what is inside a folder is imported by that folder alone."""
+
+from __future__ import annotations
+
+import importlib
+
+from grimp import DetailedImport, ImportGraph
+from importlinter import Contract, ContractCheck, output
+
+
+class FacadeContract(Contract):
+    """Others import from the folder itself, which names in `__all__` what it offers."""
+
+    type_name = "facades"
+
+    def check(self, graph: ImportGraph, verbose: bool) -> ContractCheck:
+        """Finds the imports that reach inside a folder that is not their own."""
+        inside = sorted(
+            f"{found['importer']}, line {found['line_number']}: {found['line_contents']}"
+            for module in graph.modules
+            for imported in graph.find_modules_directly_imported_by(module)
+            for found in graph.get_import_details(importer=module, imported=imported)
+            if _reaches_inside(found)
+        )
+        return ContractCheck(kept=not inside, metadata={"inside": inside})
+
+    def render_broken_contract(self, check: ContractCheck) -> None:
+        """Prints them."""
+        for line in check.metadata["inside"]:
+            output.print_error(line)
+
+
+def _reaches_inside(found: DetailedImport) -> bool:
+    importer, imported = found["importer"].split("."), found["imported"].split(".")
+    if imported[0] != "unisono" or len(imported) < 3 or importer[:2] == imported[:2]:
+        return False
+    folder = ".".join(imported[:2])
+    # A name that a folder offers may be that of a file in it.
+    by_name = found["line_contents"].startswith(f"from {folder} import")
+    return not by_name or imported[2] not in importlib.import_module(folder).__all__

@@ -1,0 +1,113 @@
+"""A carrier within one process: messages are copied by whoever looks, and end when they please."""
+
+from __future__ import annotations
+
+import ctypes
+import random
+import threading
+from collections import defaultdict, deque
+from collections.abc import Callable
+from dataclasses import dataclass
+
+
+@dataclass
+class Transfer:
+    address: int
+    size: int
+    ticket: int
+    end: Carrier
+
+
+class Fabric:
+    """What lies between the carriers of all ranks and wires of a group."""
+
+    def __init__(self, seed: int) -> None:
+        self.lock = threading.Lock()
+        self.random = random.Random(seed)
+        self.stalled = False  # payloads stay where they are
+        self.lets_go = True  # of memory, when an end is closed
+        self.interrupt: Callable[[], object] | None = None  # called once, in the midst of a look
+        self.reached: list[tuple[int, int]] = []  # memory that was written to, and its size
+        self.ends: dict[tuple[int, int], Carrier] = {}  # by rank and kind of wire
+        self.sends: dict[tuple[int, int, int], deque[Transfer]] = defaultdict(deque)
+        self.receives: dict[tuple[int, int, int], deque[Transfer]] = defaultdict(deque)
+
+    def carrier(self, rank: int, kind: int) -> Carrier:
+        self.ends[rank, kind] = Carrier(self, rank, kind)
+        return self.ends[rank, kind]
+
+    def match(self, way: tuple[int, int, int]) -> None:
+        """Moves what was sent and is awaited, from a rank to a rank on a kind of wire."""
+        while not self.stalled and self.sends[way] and self.receives[way]:
+            sent, wanted = self.sends[way].popleft(), self.receives[way].popleft()
+            assert sent.size == wanted.size
+            ctypes.memmove(wanted.address, sent.address, sent.size)
+            self.reached.append((wanted.address, wanted.size))
+            for transfer in (sent, wanted):
+                transfer.end.ended.append((transfer.ticket, ""))
+
+
+class Carrier:
+    """See `csrc/transport/message_library.h`."""
+
+    def __init__(self, fabric: Fabric, rank: int, kind: int) -> None:
+        self.fabric = fabric
+        self.rank = rank
+        self.kind = kind
+        self.heads: deque[bytes] = deque()
+        self.ended: list[tuple[int, str]] = []
+        self.slots: list[tuple[int, int]] = []
+        self.free = 0
+        self.next = 0
+
+    def listen(self, address: int, slot_bytes: int, slots: int) -> None:
+        self.slots = [(address + i * slot_bytes, slot_bytes) for i in range(slots)]
+        self.free = slots
+
+    def reuse(self) -> None:
+        self.free += 1
+
+    def send_head(self, peer: int, address: int, size: int, ticket: int) -> bool:
+        with self.fabric.lock:
+            self.fabric.ends[peer, self.kind].heads.append(ctypes.string_at(address, size))
+            if self.fabric.random.random() < 0.5:
+                return True
+            self.ended.append((ticket, ""))
+            return False
+
+    def send(self, peer: int, address: int, size: int, ticket: int) -> bool:
+        with self.fabric.lock:
+            way = self.rank, peer, self.kind
+            self.fabric.sends[way].append(Transfer(address, size, ticket, self))
+            self.fabric.match(way)
+            return False
+
+    def receive(self, peer: int, address: int, size: int, ticket: int) -> bool:
+        with self.fabric.lock:
+            way = peer, self.rank, self.kind
+            self.fabric.receives[way].append(Transfer(address, size, ticket, self))
+            self.fabric.match(way)
+            return False
+
+    def poll(self) -> int | tuple[int, list[tuple[int, str]]]:
+        handler, self.fabric.interrupt = self.fabric.interrupt, None
+        if handler is not None:
+            handler()
+        with self.fabric.lock:
+            filled = 0
+            while self.heads and self.free and self.fabric.random.random() < 0.8:
+                address, slot_bytes = self.slots[self.next]
+                head = self.heads.popleft()
+                assert len(head) <= slot_bytes
+                ctypes.memmove(address, head, len(head))
+                self.next = (self.next + 1) % len(self.slots)
+                self.free -= 1
+                filled += 1
+            self.fabric.random.shuffle(self.ended)
+            some = self.fabric.random.randint(0, len(self.ended))
+            ended, self.ended = self.ended[:some], self.ended[some:]
+            return (filled, ended) if ended else filled
+
+    def close(self) -> bool:
+        self.slots, self.free = [], 0
+        return self.fabric.lets_go

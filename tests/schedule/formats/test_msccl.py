@@ -1,0 +1,440 @@
+"""MSCCL XML: what is read is right or refused with the place; what is written is read back."""
+
+from __future__ import annotations
+
+import copy
+import os
+import re
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from cases_in_turn import turn
+from unisono.algorithms import build, names
+from unisono.errors import ScheduleError, UnsupportedError
+from unisono.schedule import (
+    Builder,
+    Collective,
+    Schedule,
+    check,
+    from_msccl_xml,
+    to_msccl_xml,
+    trace,
+)
+from unisono.schedule.formats.buffers import Buffers, operation, pieces
+from unisono.schedule.formats.msccl import run_program
+from unisono.schedule.formats.msccl_file import parse
+from unisono.types import Op
+
+FILES = os.environ.get("UNISONO_TEST_MSCCL", "")
+"""A directory of real MSCCL files: none is part of this project."""
+
+
+def step(
+    number: int,
+    kind: str,
+    src: str = "i0",
+    dst: str = "i0",
+    *,
+    count: int = 1,
+    after: tuple[int, int] = (-1, -1),
+    flag: int = 0,
+) -> str:
+    return (
+        f'<step s="{number}" type="{kind}" srcbuf="{src[0]}" srcoff="{src[1:]}" '
+        f'dstbuf="{dst[0]}" dstoff="{dst[1:]}" cnt="{count}" depid="{after[0]}" '
+        f'deps="{after[1]}" hasdep="{flag}"/>'
+    )
+
+
+def program(
+    gpus: list[list[tuple[int, int, list[str]]]],
+    *,
+    coll: str = "allreduce",
+    chunks: int = 1,
+    in_place: int = 1,
+    head: str = "",
+    sizes: tuple[int, int, int] | None = None,
+    outofplace: int | None = None,
+) -> str:
+    """A file: for each GPU its threadblocks (send peer, receive peer, steps)."""
+    out = 1 - in_place if outofplace is None else outofplace
+    lines = [
+        f'{head}<algo name="test" proto="Simple" nchannels="1" nchunksperloop="{chunks}" '
+        f'ngpus="{len(gpus)}" coll="{coll}" inplace="{in_place}" outofplace="{out}" '
+        'minBytes="0" maxBytes="0">'
+    ]
+    for gpu, blocks in enumerate(gpus):
+        i, o, s = sizes or (chunks, chunks, 4)
+        lines.append(f'<gpu id="{gpu}" i_chunks="{i}" o_chunks="{o}" s_chunks="{s}">')
+        for number, (send, receive, steps) in enumerate(blocks):
+            lines.append(f'<tb id="{number}" send="{send}" recv="{receive}" chan="0">')
+            lines += steps
+            lines.append("</tb>")
+        lines.append("</gpu>")
+    return "\n".join([*lines, "</algo>"])
+
+
+def exchange(*, sizes: tuple[int, int, int] = (1, 1, 1)) -> str:
+    """Both send, receive into scratch in one threadblock, and reduce in another."""
+    gpus = [
+        [
+            (peer, peer, [step(0, "s"), step(1, "r", dst="s0", flag=1)]),
+            (-1, -1, [step(0, "re", "s0", "i0", after=(0, 1))]),
+        ]
+        for peer in (1, 0)
+    ]
+    return program(gpus, sizes=sizes)
+
+
+def refusal(text: str) -> str:
+    with pytest.raises(ScheduleError) as caught:
+        from_msccl_xml(text)
+    return str(caught.value)
+
+
+def test_staged_exchange_becomes_one_round() -> None:
+    schedule = from_msccl_xml(exchange())
+    assert schedule.collective == Collective(op=Op.ALL_REDUCE, ranks=2)
+    assert (schedule.num_rounds, schedule.scratch, len(schedule.transfers)) == (1, 0, 2)
+    assert all(t.reduce for t in schedule.transfers)
+    check(schedule)
+
+
+@pytest.mark.parametrize("kind", ["rrc", "rrcs", "rrs", "rcs"])
+def test_fused_steps_do_what_their_parts_do(kind: str) -> None:
+    """Gpu 0 sends round a ring of three; the last brings the sum, or the copy, to all."""
+    if kind == "rcs":  # broadcast down a chain, from gpu 0
+        gpus = [
+            [(1, -1, [step(0, "s")])],
+            [(2, 0, [step(0, "rcs")])],
+            [(-1, 1, [step(0, "r")])],
+        ]
+        schedule = from_msccl_xml(program(gpus, coll="broadcast", sizes=(1, 1, 0)))
+        assert schedule.num_rounds == 2
+    elif kind == "rrs":  # gpu 1 passes the sum on without keeping it: a reduce to gpu 2
+        gpus = [
+            [(1, -1, [step(0, "s")])],
+            [(2, 0, [step(0, "rrs")])],
+            [(-1, 1, [step(0, "rrc")])],
+        ]
+        text = program(gpus, coll="reduce", sizes=(1, 1, 0)).replace("<algo", '<algo root="2"')
+        schedule = from_msccl_xml(text)
+        assert schedule.collective.root == 2
+        assert schedule.scratch == 1
+    else:
+        gpus = [
+            [(1, -1, [step(0, "s")]), (-1, 2, [step(0, "r", after=(0, 0))])],
+            [(2, 0, [step(0, "rrcs" if kind == "rrcs" else "rrc")])],
+            [(0, 1, [step(0, "rrcs")]), (1, -1, [step(0, "s", after=(0, 0))])],
+        ]
+        gpus[0][0][2][0] = step(0, "s", flag=1)
+        gpus[2][0][2][0] = step(0, "rrcs", flag=1)
+        if kind == "rrc":
+            gpus[1][0][2].append(step(1, "s"))
+        gpus[1].append((-1, 2, [step(0, "r", after=(0, len(gpus[1][0][2]) - 1))]))
+        gpus[1][0][2][-1] = gpus[1][0][2][-1].replace('hasdep="0"', 'hasdep="1"')
+        schedule = from_msccl_xml(program(gpus, sizes=(1, 1, 0)))
+        assert schedule.num_rounds == 3
+    check(schedule)
+
+
+def test_out_of_place_keeps_what_is_still_needed() -> None:
+    """Gpu 0 writes its output before it reads the input at the same place once more."""
+    gpus = [
+        [
+            (1, -1, [step(0, "s"), step(1, "s", "i1")]),
+            (
+                -1,
+                1,
+                [
+                    step(0, "rrc", "i1", "o0"),  # o0 = i1 + their i1: not its place in the end
+                    step(1, "cpy", "o0", "s0"),
+                    step(2, "rrc", "i0", "o0"),
+                    step(3, "cpy", "s0", "o1"),
+                ],
+            ),
+        ],
+        [
+            (0, -1, [step(0, "s", "i1"), step(1, "s", "i0")]),
+            (-1, 0, [step(0, "rrc", "i0", "o0"), step(1, "rrc", "i1", "o1")]),
+        ],
+    ]
+    schedule = from_msccl_xml(program(gpus, chunks=2, in_place=0, sizes=(2, 2, 1)))
+    check(schedule)
+    assert schedule.scratch > 0
+
+
+def test_both_ways_must_be_right_where_both_are_claimed() -> None:
+    assert from_msccl_xml(exchange())
+    message = refusal(exchange().replace('outofplace="0"', 'outofplace="1"'))
+    assert "o[0] of gpu 0 holds nothing in the end" in message
+    neither = exchange().replace('inplace="1"', 'inplace="0"')
+    assert "neither" in refusal(neither.replace('outofplace="1"', 'outofplace="0"'))
+
+
+def test_unknown_operations_are_told() -> None:
+    for name in ("alltonext", "custom", "alltoallv", "sendrecv"):
+        with pytest.raises(UnsupportedError, match=name):
+            from_msccl_xml(exchange().replace("allreduce", name))
+
+
+def without_order(text: str) -> str:
+    return text.replace('depid="0" deps="1"', 'depid="-1" deps="-1"')
+
+
+WRONG = {
+    "a read unordered with a write": (
+        without_order(exchange()),
+        "gpu 0, threadblock 1, step 0 .line 8. reads s.0. of gpu 0, "
+        "(unordered with the write|which holds nothing)",
+    ),
+    "a write unordered with a read": (
+        program(
+            [
+                [(1, -1, [step(0, "s")]), (-1, 1, [step(0, "r")])],
+                [(0, -1, [step(0, "s")]), (-1, 0, [step(0, "r")])],
+            ],
+            coll="allreduce",
+        ),
+        "threadblock 1, step 0 .line 15. writes i.0. of gpu 1, unordered with the read by gpu 1",
+    ),
+    "a deadlock": (
+        program([[(1, 1, [step(0, "r"), step(1, "s")])], [(0, 0, [step(0, "r"), step(1, "s")])]]),
+        "deadlock: gpu 0, threadblock 0, step 0 .* waits for a message from gpu 1 on channel 0; g",
+    ),
+    "a send that nobody hears": (
+        program([[(1, -1, [step(0, "s")])], [(0, 0, [step(0, "rrc"), step(1, "s")])]]),
+        "gpu 1, threadblock 0, step 1 .* sends to gpu 0 on channel 0, but no step there",
+    ),
+    "a contribution twice": (
+        program(
+            [
+                [(1, -1, [step(0, "s"), step(1, "s")])],
+                [(-1, 0, [step(0, "rrc"), step(1, "rrc")])],
+            ],
+            coll="reduce",
+        ),
+        "gpu 1, threadblock 0, step 1 .line 11. takes the contribution of gpu 0 twice",
+    ),
+    "a contribution lost": (
+        program([[(1, -1, [step(0, "s")])], [(-1, 0, [step(0, "rrc")])]]),
+        "o.0. of gpu 0 lacks the contribution of gpu 1 in the end; last written by the input",
+    ),
+    "chunks mixed": (
+        program(
+            [[(1, -1, [step(0, "s", "i1")])], [(-1, 0, [step(0, "rrc")])]],
+            chunks=2,
+            sizes=(2, 2, 0),
+        ),
+        "gpu 1, threadblock 0, step 0 .line 9. mixes contributions to chunk",
+    ),
+    "a wrong place": (
+        program(
+            [
+                [(1, 1, [step(0, "s", "o0"), step(1, "r", dst="o0")])],
+                [(0, 0, [step(0, "s", "o1"), step(1, "r", dst="o0")])],
+            ],
+            coll="allgather",
+            chunks=2,
+            sizes=(1, 2, 0),
+        ),
+        "o.0. of gpu 0 holds chunk 1 in the end instead of chunk 0; last written by gpu 0, thr",
+    ),
+    "different counts": (
+        program(
+            [
+                [(1, -1, [step(0, "s", count=2)])],
+                [(-1, 0, [step(0, "rrc"), step(1, "rrc", "i1", "i1")])],
+            ],
+            chunks=2,
+            sizes=(2, 2, 0),
+        ),
+        "gpu 1, threadblock 0, step 0 .* receives 1 chunks where gpu 0, .* sends 2",
+    ),
+    "an empty read": (
+        program([[(1, -1, [step(0, "s", "s0")])], [(-1, 0, [step(0, "rrc")])]]),
+        "gpu 0, threadblock 0, step 0 .line 4. reads s.0. of gpu 0, which holds nothing",
+    ),
+    "no flag": (exchange().replace('hasdep="1"', 'hasdep="0"'), "nor a later one is marked hasdep"),
+    "no such threadblock": (
+        exchange().replace('depid="0"', 'depid="7"'),
+        "waits for threadblock 7, which does not exist",
+    ),
+    "no peer": (program([[(-1, -1, [step(0, "s")])], []]), "no peer to send to"),
+    "itself": (program([[(0, -1, [step(0, "s")])], []]), "cannot send to gpu 0 of 2"),
+    "outside": (exchange(sizes=(1, 1, 0)), "needs s.0:1., but the buffer has 0 chunks"),
+    "too many chunks": (exchange(sizes=(2, 1, 1)), "has 2 i chunks, but all_reduce gives it 1"),
+    "one connection twice": (
+        program([[(1, -1, [step(0, "s")]), (1, -1, [step(0, "s")])], []]),
+        "both send to gpu 1 on channel 0",
+    ),
+    "not a multiple": (
+        exchange().replace("allreduce", "allgather"),
+        "nchunksperloop=1 is no multiple of 2",
+    ),
+    "not XML": ("<algo", "line 1: not XML: unclosed token"),
+    "nothing": ("", "not XML: no element found"),
+    "another document": ("<html/>", "line 1: <html> does not belong below the top"),
+    "a missing attribute": (exchange().replace(' cnt="1"', "", 1), "line 4: <step> lacks cnt"),
+    "no number": (exchange().replace('cnt="1"', 'cnt="x"', 1), "line 4: <step>: cnt='x' is not"),
+    "a huge number": (
+        exchange().replace('cnt="1"', f'cnt="{"9" * 5000}"', 1),
+        "cnt=9{40} is not in 1..2147483647",
+    ),
+    "a strange type": (exchange().replace('"re"', '"xx"', 1), "line 8.: type 'xx' is none of"),
+    "a strange buffer": (exchange().replace('srcbuf="i"', 'srcbuf="j"', 1), "none of i, o, s"),
+    "a gap": (exchange().replace('tb id="1"', 'tb id="2"'), "stands where threadblock 1"),
+    "a document type": (
+        "<!DOCTYPE algo [<!ENTITY a 'b'>]>" + exchange(),
+        "line 1: a document type",
+    ),
+}
+
+
+@pytest.mark.parametrize("what", WRONG)
+def test_wrong_files_are_refused_with_the_place(what: str) -> None:
+    text, pattern = WRONG[what]
+    message = refusal(text)
+    assert re.search(pattern, message), message
+
+
+def test_entities_are_never_expanded() -> None:
+    lol = "".join(f'<!ENTITY e{i} "{f"&e{i - 1};" * 9}">' for i in range(1, 30))
+    message = refusal(f'<!DOCTYPE algo [<!ENTITY e0 "x">{lol}]>\n<algo name="&e29;"/>')
+    assert "a document type is not allowed" in message
+
+
+LACKING = (Op.BARRIER, Op.SCAN, Op.EXSCAN)
+ALL = [(op, name) for op in Op if op not in LACKING for name in names(op)]
+
+
+@pytest.mark.parametrize(("op", "name"), ALL)
+def test_what_is_written_is_read_back(op: Op, name: str) -> None:
+    for ranks in (1, 2, 3, 4, 5):
+        with turn(ranks=ranks):
+            comes_back(build(op, name, ranks=ranks, root=ranks - 1))
+
+
+def comes_back(schedule: Schedule) -> None:
+    op, ranks = schedule.collective.op, schedule.collective.ranks
+    text = to_msccl_xml(schedule)
+    same_effect(schedule, from_msccl_xml(text))
+    # Nor does it get stuck where each connection holds but one message.
+    program = parse(text)
+    parts = program.chunks // pieces(op, ranks)
+    root = ranks - 1 if op.rooted else None
+    collective = Collective(op=operation(program.collective), ranks=ranks, parts=parts, root=root)
+    run_program(program, Buffers(collective, in_place=program.in_place), room=1)
+
+
+def same_effect(before: Schedule, after: Schedule) -> None:
+    """Same collective, proved, same chunks on each rank's wire, and no more rounds."""
+    check(after)
+    assert after.collective == before.collective
+    assert after.num_rounds <= before.num_rounds
+    for rank in range(before.collective.ranks):
+        assert after.chunks_sent(rank) == before.chunks_sent(rank)
+
+
+@pytest.mark.parametrize("op", LACKING)
+def test_what_the_format_lacks_is_refused(op: Op) -> None:
+    with pytest.raises(UnsupportedError, match=f"no word for {op}"):
+        to_msccl_xml(build(op, names(op)[0], ranks=2))
+
+
+def test_names_are_quoted() -> None:
+    b = Builder(Collective(op=Op.BROADCAST, ranks=2, root=0), 'a<b "c" & d')
+    b.copy(0, 0, 1)
+    assert from_msccl_xml(to_msccl_xml(b.build())).algorithm == 'a<b "c" & d'
+
+
+@st.composite
+def right_schedules(draw: st.DrawFn) -> Schedule:
+    """All-reduces grown at random: copies of finished or unfinished values, and reductions."""
+    ranks, parts, scratch = draw(st.integers(2, 4)), draw(st.integers(1, 3)), 2
+    b = Builder(Collective(op=Op.ALL_REDUCE, ranks=ranks, parts=parts), "random", scratch=scratch)
+    locations = st.integers(0, parts + scratch - 1)
+    rank = st.integers(0, ranks - 1)
+    for _ in range(draw(st.integers(0, 12))):
+        src, dst = draw(rank), draw(rank)
+        at, to = draw(locations), draw(st.integers(parts, parts + scratch - 1))
+        trial = copy.deepcopy(b)
+        add = trial.reduce if draw(st.booleans()) else trial.copy
+        add(src, at, dst, to, channel=draw(st.integers(0, 1)))
+        if acceptable(trial.build()):
+            b = trial
+        if draw(st.booleans()):
+            b.next_round()
+    b.next_round()
+    for part in range(parts):
+        home = draw(rank)
+        for other in range(ranks):
+            if other != home:
+                b.reduce(other, part, home, part)
+    b.next_round()
+    for part in range(parts):
+        home = next(
+            t.dst for t in reversed(b.build().transfers) if t.dst_chunk == part and t.reduce
+        )
+        for other in range(ranks):
+            if other != home:
+                b.copy(home, part, other, part)
+    return b.build()
+
+
+def acceptable(schedule: Schedule) -> bool:
+    """Whether nothing is wrong yet but that it is unfinished."""
+    try:
+        trace(schedule)
+    except ScheduleError as error:
+        return "in the end" in str(error)
+    return True
+
+
+@settings(max_examples=60, deadline=None)
+@given(right_schedules())
+def test_any_right_schedule_survives(schedule: Schedule) -> None:
+    check(schedule)
+    after = from_msccl_xml(to_msccl_xml(schedule))
+    check(after)
+    assert after.collective == schedule.collective
+
+
+@settings(max_examples=150, deadline=None)
+@given(st.sampled_from(["ring", "direct", "one_shot"]), st.data())
+def test_a_damaged_file_is_refused_or_still_right(name: str, data: st.DataObject) -> None:
+    text = to_msccl_xml(build("all_reduce", name, ranks=3))
+    lines = text.splitlines()
+    steps = [i for i, line in enumerate(lines) if "<step" in line]
+    at = data.draw(st.sampled_from(steps))
+    number = re.search(
+        data.draw(st.sampled_from(["srcoff", "dstoff", "depid", "deps"])) + r'="(-?\d+)"', lines[at]
+    )
+    assert number is not None
+    value = data.draw(st.integers(-1, 3))
+    lines[at] = lines[at][: number.start(1)] + str(value) + lines[at][number.end(1) :]
+    try:
+        schedule = from_msccl_xml("\n".join(lines))
+    except ScheduleError as error:
+        assert "gpu" in str(error)
+    else:
+        check(schedule)
+
+
+@settings(max_examples=100, deadline=None)
+@given(st.text(alphabet='<>/="algo gpu tb step0123', max_size=60))
+def test_noise_is_refused(text: str) -> None:
+    refusal(text)
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not FILES, reason="UNISONO_TEST_MSCCL names no directory")
+def test_real_files_are_proved_or_refused() -> None:
+    for path in sorted(Path(FILES).glob("*.xml")):
+        try:
+            check(from_msccl_xml(path.read_text()))
+        except UnsupportedError as error:
+            assert "there is no operation" in str(error)

@@ -1,0 +1,153 @@
+"""Jobs in blocks: what the executor would do, in times that can be counted by hand."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from unisono import algorithms, simulate, topology
+from unisono.algorithms.cost import whole_chunks
+from unisono.errors import UnsupportedError
+from unisono.schedule import Schedule
+from unisono.simulator import Blocks, Compute, Conditions, Endpoint, Job, Order, Result
+from unisono.simulator.executor_model import HEAD_BYTES
+from unisono.topology import Cable, LinkKind
+
+RATE_BPS, LATENCY_S, UNIT = 1e9, 1e-3, 1e6
+"""A block takes a millisecond, and half a millisecond on each of the two links of its way."""
+UNIT_S = (UNIT + HEAD_BYTES) / RATE_BPS
+HEAD_S = HEAD_BYTES / RATE_BPS
+
+
+def run(schedule: Schedule, nbytes: float, blocks: Blocks, latency_s: float = LATENCY_S) -> Result:
+    cable = Cable(bandwidth_Bps=RATE_BPS, latency_s=latency_s / 2, kind=LinkKind.OTHER)
+    net = topology.star(schedule.collective.ranks, cable=cable)
+    return simulate([Job(schedule=schedule, nbytes=nbytes, blocks=blocks)], net)
+
+
+def two(op: str, name: str = "direct") -> Schedule:
+    return algorithms.build(op, name, ranks=2)
+
+
+@pytest.mark.parametrize("depth", [2, 3, 4])
+def test_an_area_is_written_again_when_its_readers_have_answered(depth: int) -> None:
+    """All areas leave at once, then nothing until an answer is back."""
+    blocks = Blocks(block_bytes=UNIT, lead=0, depth=depth)
+    one = run(two("broadcast"), UNIT, blocks).time_s
+    assert one == pytest.approx(UNIT_S + LATENCY_S)
+    full = run(two("broadcast"), depth * UNIT, blocks).time_s
+    assert full == pytest.approx(UNIT_S * depth + LATENCY_S)
+    more = run(two("broadcast"), (depth + 1) * UNIT, blocks).time_s
+    answered_s = (depth + 1) // 2 * UNIT_S + LATENCY_S + HEAD_S + LATENCY_S
+    assert more == pytest.approx(max(depth * UNIT_S, answered_s) + UNIT_S + LATENCY_S, rel=1e-3)
+
+
+def test_a_rank_that_waits_sends_nothing() -> None:
+    """Two rounds, each as long as the other: without a lead the network idles for two latencies in
+    every block; with one it has the next block to carry."""
+    count = 8
+    times = [
+        run(two("all_reduce", "ring"), 2 * count * UNIT, Blocks(block_bytes=UNIT, lead=lead)).time_s
+        for lead in (0, 1)
+    ]
+    assert times[0] == pytest.approx(count * 2 * (UNIT_S + LATENCY_S), rel=1e-3)
+    assert times[1] < times[0] - (count - 2) * LATENCY_S
+
+
+def test_trees_need_a_lead_as_long_as_they_are_high() -> None:
+    """Rank 2 passes on in the same step what rank 3 has sent it, unless that is a step earlier."""
+    tree = algorithms.build("all_reduce", "reduce_broadcast", ranks=4)
+    times = [
+        run(tree, 16 * UNIT, Blocks(block_bytes=UNIT, lead=lead, depth=8), 0.0).time_s / UNIT_S
+        for lead in (0, 3)
+    ]
+    # Up 1 and 1; then the root's two readers share its link; then down 1: nothing overlaps.
+    assert times[0] == pytest.approx(16 * 5, rel=1e-3)
+    assert 16 * 2 <= times[1] < 16 * 3
+
+
+@pytest.mark.parametrize(
+    ("name", "least", "most"), [("halving_doubling", 1.05, 1.5), ("ring", 1.0, 1.01)]
+)
+def test_exchanges_lose_by_ranks_out_of_step(name: str, least: float, most: float) -> None:
+    """A ring goes on as late as its last rank; halving and doubling packs its rounds into each
+    other only where all ranks begin at once, and never finds back."""
+    job = Job(
+        schedule=algorithms.build("all_reduce", name, ranks=8),
+        nbytes=4 << 20,
+        blocks=Blocks(block_bytes=90112),
+    )
+    cable = Cable(bandwidth_Bps=6e6, latency_s=30e-6, kind=LinkKind.OTHER)
+    net = topology.star(8, cable=cable)
+    late = {rank: Endpoint(enters_s=rank * 5 % 8 * 1e-3) for rank in range(8)}
+    in_step = simulate([job], net).time_s
+    out_of_step = simulate([job], net, conditions=Conditions(endpoints=late)).time_s
+    assert least < out_of_step / in_step < most
+
+
+@settings(max_examples=60)
+@given(
+    case=st.sampled_from(
+        [(op, name) for op in ("all_reduce", "all_gather", "broadcast", "all_to_all")
+         for name in algorithms.names(op) if name in ("ring", "direct", "halving_doubling",
+         "reduce_broadcast", "binomial_tree", "pairwise", "bruck")]
+    ),
+    ranks=st.integers(2, 6),
+    count=st.integers(1, 5),
+    lead=st.integers(0, 4),
+    depth=st.integers(1, 5),
+)  # fmt: skip
+def test_any_plan_ends_and_carries_what_its_schedule_moves(
+    case: tuple[str, str], ranks: int, count: int, lead: int, depth: int
+) -> None:
+    try:
+        schedule = algorithms.build(*case, ranks=ranks)
+    except UnsupportedError:
+        return
+    nbytes = 1e6
+    columns = schedule.columns
+    moved = columns.src != columns.dst
+    chunks = np.zeros((ranks, ranks))
+    np.add.at(chunks, (columns.src[moved], columns.dst[moved]), columns.count[moved])
+    per_chunk = nbytes / whole_chunks(schedule.collective)
+    result = run(schedule, nbytes, Blocks(block_bytes=per_chunk / count, lead=lead, depth=depth))
+    steps = result.steps
+    rows = steps.messages()
+    carried, heads = np.zeros((ranks, ranks)), np.zeros((ranks, ranks))
+    np.add.at(carried, (steps.src[rows], steps.dst[rows]), steps.bytes[rows])
+    np.add.at(heads, (steps.src[rows], steps.dst[rows]), HEAD_BYTES)
+    assert np.isfinite(steps.arrived_s).all()
+    # A slot that two rounds read goes over once.
+    assert (carried - heads <= chunks * per_chunk * (1 + 1e-9)).all()
+    assert ((carried - heads > 0) == (chunks > 0)).all()
+
+
+def test_blocks_among_other_jobs() -> None:
+    ring = algorithms.build("all_reduce", "ring", ranks=2)
+    cable = Cable(bandwidth_Bps=RATE_BPS, latency_s=0.0, kind=LinkKind.OTHER)
+    jobs = [
+        Compute(name="forward", seconds=0.5, ranks=(0, 1, 2)),
+        Job(
+            name="first",
+            schedule=ring,
+            nbytes=UNIT,
+            ranks=(2, 0),
+            after=("forward",),
+            blocks=Blocks(block_bytes=UNIT),
+        ),
+        Job(name="second", schedule=ring, nbytes=UNIT, ranks=(0, 2), after=("first",)),
+    ]
+    net = topology.star(3, cable=cable)
+    _, first, second = simulate(jobs, net).jobs
+    assert first.ended_s == pytest.approx(0.5 + UNIT_S, rel=1e-3)
+    assert second.ended_s == pytest.approx(0.5 + 2 * UNIT_S, rel=1e-3)
+    with pytest.raises(ValueError, match="order of its own"):
+        simulate(jobs, net, conditions=Conditions(order=Order.STREAMS))
+
+
+def test_blocks_that_make_no_sense() -> None:
+    for wrong in ({"block_bytes": 0.0}, {"block_bytes": 1.0, "depth": 0}):
+        with pytest.raises(ValueError, match="blocks"):
+            Blocks(**wrong)  # type: ignore[arg-type]

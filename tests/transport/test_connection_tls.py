@@ -1,0 +1,242 @@
+"""One connection turns to TLS: what is proved, what is refused, and what the files must be."""
+
+from __future__ import annotations
+
+import random
+import secrets
+import socket
+import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+
+from tls import Authority, needs_openssl
+from unisono import config
+from unisono.errors import AuthenticationError, UnisonoError, UnsupportedError
+from unisono.native import TlsContext, TlsSession, load_openssl
+from unisono.transport.connection import Connection
+from unisono.transport.handshake import Handshake, authenticate
+from unisono.transport.security import CLEAR, Security, security_of
+
+SECRET = b"the secret of this job"
+Ends = tuple[Connection, Connection]
+
+
+@pytest.fixture
+def ends() -> Iterator[Ends]:
+    dialer, listener = map(Connection.of, socket.socketpair())
+    with dialer, listener:
+        for sock in (dialer, listener):
+            sock.settimeout(20)
+        yield dialer, listener
+
+
+@pytest.fixture(scope="module")
+def authority(tmp_path_factory: pytest.TempPathFactory) -> Authority:
+    return Authority(tmp_path_factory.mktemp("tls") / "ca")
+
+
+def by_secret() -> Security:
+    return security_of(config.settings({"UNISONO_TLS": "psk"}), SECRET)
+
+
+def by_files(environ: dict[str, str]) -> Security:
+    return security_of(config.settings(environ), None)
+
+
+def meet(ends: Ends, dialing: Security, listening: Security) -> list[bytes | AuthenticationError]:
+    """What the two ends come to: a key, or why not."""
+
+    def end(sock: Connection, security: Security, dialer: bool) -> bytes | AuthenticationError:
+        deadline = time.monotonic() + 20
+        try:
+            key = authenticate(sock, SECRET, dialing=dialer, purpose=b"test", deadline=deadline,
+                               security=security)  # fmt: skip
+        except AuthenticationError as error:
+            sock.close()
+            return error
+        return key
+
+    with ThreadPoolExecutor(2) as pool:
+        there = pool.submit(end, ends[1], listening, False)
+        here = end(ends[0], dialing, True)
+        return [here, there.result()]
+
+
+def refused(found: bytes | AuthenticationError, text: str) -> None:
+    assert isinstance(found, AuthenticationError)
+    assert text in str(found)
+
+
+def test_text_of_any_length_both_ways(ends: Ends) -> None:
+    here, there = meet(ends, by_secret(), by_secret())
+    assert isinstance(here, bytes) and here == there
+    rng = random.Random(7)
+    texts = [rng.randbytes(rng.choice((1, 100, 16_384, 16_385, 300_000))) for _ in range(60)]
+
+    def say(sock: Connection) -> None:
+        for number, text in enumerate(texts):
+            sock.sendall(text)
+            if number % 20 == 7:
+                assert sock.tls is not None
+                sock.tls.renew_key()
+
+    def hear(sock: Connection) -> bytes:
+        heard = bytearray()
+        while len(heard) < sum(map(len, texts)):
+            heard += sock.recv(rng.choice((1, 1000, 1 << 16)))
+        return bytes(heard)
+
+    with ThreadPoolExecutor(4) as pool:
+        saying = [pool.submit(say, sock) for sock in ends]
+        hearing = [pool.submit(hear, sock) for sock in ends]
+        for done in saying:
+            done.result()
+        assert [one.result() for one in hearing] == [b"".join(texts)] * 2
+    ends[0].close()
+    assert ends[1].recv(10) == b""
+
+
+def test_keys_are_new_for_every_connection() -> None:
+    keys = set()
+    for _ in range(2):
+        dialer, listener = (
+            Handshake(SECRET, dialing=dialing, purpose=b"test", tls="psk")
+            for dialing in (True, False)
+        )
+        proof = dialer.take(listener.take(dialer.opening))
+        dialer.take(listener.take(proof))
+        assert dialer.tls_key == listener.tls_key
+        keys.add(dialer.tls_key)
+        assert dialer.wants_channel and listener.wants_channel and not dialer.done
+    assert len(keys) == 2
+
+
+def test_nobody_is_between_the_ends() -> None:
+    """Who relays the first four messages, and then has a channel with each end, is found out."""
+    dialer, listener = (
+        Handshake(SECRET, dialing=dialing, purpose=b"test", tls="certificates")
+        for dialing in (True, False)
+    )
+    proof = dialer.take(listener.take(dialer.opening))
+    dialer.take(listener.take(proof))
+    to_listener = dialer.bind(bytes(32))
+    to_dialer = listener.bind(b"\1" * 32)
+    for end, said in ((dialer, to_dialer), (listener, to_listener)):
+        with pytest.raises(AuthenticationError):
+            end.take(said)
+
+
+def test_another_key(ends: Ends) -> None:
+    context = TlsContext()
+    keys = [secrets.token_bytes(32), secrets.token_bytes(32)]
+    one, other = (
+        TlsSession(context, sock.fileno(), sock is ends[0], key)
+        for sock, key in zip(ends, keys, strict=True)
+    )
+    with pytest.raises(AuthenticationError):
+        for _ in range(4):
+            one.shake()
+            other.shake()
+
+
+@needs_openssl
+def test_a_certificate_is_no_key(ends: Ends, authority: Authority) -> None:
+    """Who shows a certificate where the secret is asked for, however good it may be."""
+    files = authority.member("somebody")
+    with_files = TlsContext(
+        *(files[f"UNISONO_TLS_{what}"] for what in ("CERTIFICATE", "KEY", "CA"))
+    )
+    dialer = TlsSession(TlsContext(), ends[0].fileno(), True, bytes(32))
+    listener = TlsSession(with_files, ends[1].fileno(), False, bytes(32))
+    with pytest.raises(AuthenticationError):
+        for _ in range(4):
+            dialer.shake()
+            listener.shake()
+
+
+@pytest.mark.parametrize("dialing", [True, False])
+def test_protections_that_differ(ends: Ends, dialing: bool) -> None:
+    both = (by_secret(), CLEAR) if dialing else (CLEAR, by_secret())
+    here, there = meet(ends, *both)
+    names = ("psk", "off") if dialing else ("off", "psk")
+    refused(here, f"UNISONO_TLS is {names[0]} here, {names[1]} at the other end")
+    assert isinstance(there, AuthenticationError)
+
+
+@needs_openssl
+def test_members_of_one_authority(ends: Ends, authority: Authority) -> None:
+    here, there = meet(ends, *(by_files(authority.member(name)) for name in ("one", "two")))
+    assert isinstance(here, bytes) and here == there
+
+
+@needs_openssl
+@pytest.mark.parametrize("dialing", [True, False])
+def test_an_expired_certificate(ends: Ends, authority: Authority, dialing: bool) -> None:
+    both = [by_files(authority.member("late", expired=True)), by_files(authority.member("good"))]
+    here, there = meet(ends, *(both if dialing else reversed(both)))
+    expired, judge = (here, there) if dialing else (there, here)
+    refused(judge, "certificate has expired")
+    refused(expired, "certificate expired")
+
+
+@needs_openssl
+@pytest.mark.parametrize("dialing", [True, False])
+def test_another_authority(ends: Ends, authority: Authority, dialing: bool, tmp_path: Path) -> None:
+    stranger = Authority(tmp_path / "other").member("stranger")
+    stranger["UNISONO_TLS_CA"] = str(authority.file)
+    both = [by_files(stranger), by_files(authority.member("good"))]
+    here, there = meet(ends, *(both if dialing else reversed(both)))
+    unknown, judge = (here, there) if dialing else (there, here)
+    refused(judge, "certificate is refused")
+    refused(unknown, "unknown ca")
+
+
+def test_garbage_in_place_of_tls(ends: Ends) -> None:
+    session = TlsSession(TlsContext(), ends[1].fileno(), False, bytes(32))
+    assert not session.shake()
+    ends[0].sendall(b"GET / HTTP/1.1\r\n\r\n")
+    with pytest.raises(AuthenticationError, match="TLS: "):
+        session.shake()
+
+
+# ---- the settings
+
+
+def test_a_key_without_a_secret_is_refused() -> None:
+    with pytest.raises(ValueError, match="UNISONO_JOB_SECRET"):
+        security_of(config.settings({"UNISONO_TLS": "psk"}), None)
+
+
+@needs_openssl
+@pytest.mark.parametrize("missing", ["CERTIFICATE", "KEY", "CA"])
+def test_files_that_are_missing_or_wrong(
+    authority: Authority, missing: str, tmp_path: Path
+) -> None:
+    variable = f"UNISONO_TLS_{missing}"
+    files = authority.member("somebody")
+    with pytest.raises(ValueError, match=f"needs {variable}"):
+        by_files(files | {variable: ""})
+    with pytest.raises(ValueError, match=f"{variable}: cannot read"):
+        by_files(files | {variable: str(tmp_path / "nothing")})
+    empty = tmp_path / "empty"
+    empty.touch()
+    with pytest.raises(UnisonoError, match=variable):
+        by_files(files | {variable: str(empty)})
+
+
+@needs_openssl
+def test_a_key_of_another_certificate(authority: Authority) -> None:
+    one, other = authority.member("one"), authority.member("other")
+    with pytest.raises(UnisonoError, match="UNISONO_TLS_KEY"):
+        by_files(one | {"UNISONO_TLS_KEY": other["UNISONO_TLS_KEY"]})
+
+
+def test_no_openssl_on_this_host() -> None:
+    with pytest.raises(UnsupportedError, match=r"libnowhere.so.*install OpenSSL 3"):
+        load_openssl("libnowhere.so.3")
+    with pytest.raises(UnsupportedError, match=r"needs \w+, which libc.so.6 .* does not have"):
+        load_openssl("libc.so.6")
+    load_openssl("libssl.so.3")
