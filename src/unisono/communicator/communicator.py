@@ -294,7 +294,7 @@ class Communicator:
         All `x` have one length; for others there is `gather_v`.
         """
         return self._engine.collective(
-            "join_group", async_op, collectives.gathering, Op.GATHER, x, out, root, algorithm
+            "gather", async_op, collectives.gathering, Op.GATHER, x, out, root, algorithm
         )
 
     def scatter(
