@@ -49,7 +49,7 @@ Sequel sequel_of(Group& group, nb::object then) {
         const WithGil gil;
         Py_DECREF(object);
     });
-    return [&group, held] {
+    return [&group, held]() -> std::optional<Execution> {
         const WithGil gil;
         try {
             const auto next = nb::cast<nb::tuple>(nb::handle(held.get())());
@@ -59,6 +59,17 @@ Sequel sequel_of(Group& group, nb::object then) {
             group.members().require_healthy();
             throw;
         }
+    };
+}
+
+// Continues with `next` if the reduced vote at `votes` is not 0.
+Sequel sequel_of_vote(Address votes, std::optional<Execution> next) {
+    const auto held = std::make_shared<std::optional<Execution>>(std::move(next));
+    return [votes, held]() -> std::optional<Execution> {
+        int64_t agreed = 0;
+        std::memcpy(&agreed, at(votes), sizeof agreed);
+        if (agreed == 0) return std::nullopt;
+        return std::exchange(*held, std::nullopt);
     };
 }
 
@@ -153,6 +164,20 @@ void bind_calls(nb::class_<Group>& group) {
                                                 std::move(sequel));
             },
             "call"_a, "in_"_a, "out"_a, "timeout_s"_a, "inline_s"_a, "then"_a = nb::none())
+        .def(
+            "submit_voted",
+            [](Group& self, const Prepared& vote, Address votes, const Prepared* call,
+               const Memory& in, const Memory& out, double timeout_s, double inline_s) {
+                const Memory ballot{{votes, sizeof(int64_t)}};
+                Execution first = bound(self, vote, ballot, ballot);
+                std::optional<Execution> next;
+                if (call) next = bound(self, *call, in, out);
+                Sequel sequel = sequel_of_vote(votes, std::move(next));
+                const WithoutGil release;
+                return self.dispatcher().submit(std::move(first), timeout_s, inline_s,
+                                                std::move(sequel));
+            },
+            "vote"_a, "votes"_a, "call"_a.none(), "in_"_a, "out"_a, "timeout_s"_a, "inline_s"_a)
         .def(
             "wait",
             [](Group& self, Job& job, double timeout_s) {

@@ -35,7 +35,9 @@ bool Dispatcher::drive(Execution& execution, Sequel& sequel, Deadline& deadline,
     while (executor_.advance(execution, deadline, interrupted, limit_s)) {
         if (!sequel) return true;
         try {
-            execution = std::exchange(sequel, nullptr)();
+            std::optional<Execution> next = std::exchange(sequel, nullptr)();
+            if (!next) return true;
+            execution = std::move(*next);
         } catch (const std::exception& error) {
             executor_.abandon(execution, error.what());
             throw;

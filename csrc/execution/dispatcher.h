@@ -18,9 +18,9 @@
 
 namespace unisono {
 
-// What a call goes on with once it has ended: another, made from what the first one brought. No
-// other call comes between the two.
-using Sequel = std::function<Execution()>;
+// Returns the call that follows once the first has ended, or nothing. No other call comes between
+// the two.
+using Sequel = std::function<std::optional<Execution>()>;
 
 class Job {
   public:

@@ -23,14 +23,16 @@ from unisono.errors import (
 )
 
 if TYPE_CHECKING:
-    from unisono import algorithms, schedule, show, simulator, topology
+    from unisono import algorithms, parallel, schedule, show, simulator, topology
     from unisono.communicator import Communicator, Work, init, pairs, premul_sum, run
+    from unisono.controller import Controller
     from unisono.simulator import simulate
 
 # Loaded when first asked for: importing torch imports this package through its plug-in entry
 # point, and that must cost nothing and load no native code.
 _LAZY = {
     "Communicator": "unisono.communicator",
+    "Controller": "unisono.controller",
     "Work": "unisono.communicator",
     "init": "unisono.communicator",
     "pairs": "unisono.communicator",
@@ -38,7 +40,7 @@ _LAZY = {
     "run": "unisono.communicator",
     "simulate": "unisono.simulator",
 }
-_LAZY_MODULES = ("algorithms", "schedule", "show", "simulator", "topology")
+_LAZY_MODULES = ("algorithms", "parallel", "schedule", "show", "simulator", "topology")
 
 __version__ = "0.1.0"
 
@@ -64,6 +66,7 @@ __all__ = [
     "CollectiveTimeoutError",
     "CommunicationError",
     "Communicator",
+    "Controller",
     "MismatchError",
     "PeerLostError",
     "RendezvousError",
@@ -74,6 +77,7 @@ __all__ = [
     "algorithms",
     "init",
     "pairs",
+    "parallel",
     "premul_sum",
     "run",
     "schedule",

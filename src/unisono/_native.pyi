@@ -180,6 +180,16 @@ class Group:
         inline_s: float,
         then: Callable[[], tuple[Prepared, Memory, Memory]] | None = None,
     ) -> Job: ...
+    def submit_voted(
+        self,
+        vote: Prepared,
+        votes: int,
+        call: Prepared | None,
+        in_: Memory,
+        out: Memory,
+        timeout_s: float,
+        inline_s: float,
+    ) -> Job: ...
     def wait(self, job: Job, timeout_s: float) -> bool: ...
 
 class Arrays:

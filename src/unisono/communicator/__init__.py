@@ -41,6 +41,7 @@ False
 """
 
 from unisono.communicator.arrays import dtype_of
+from unisono.communicator.arrays import empty as empty_like
 from unisono.communicator.communicator import Communicator
 from unisono.communicator.estimate import estimate_call_s
 from unisono.communicator.explanation import Estimate, Explanation
@@ -48,6 +49,16 @@ from unisono.communicator.initialization import init, join
 from unisono.communicator.local_ranks import run
 from unisono.communicator.premul import premul_sum
 from unisono.communicator.value_index import pairs
+from unisono.communicator.voted import (
+    FusedAllReduce,
+    VotedWork,
+    begin_unvoted,
+    begin_void,
+    begin_voted,
+    begin_voted_fused,
+    call_of,
+    fused_all_reduce,
+)
 from unisono.communicator.work import Work
 from unisono.selection import IntRange, Measured, Rule, Selection
 
@@ -55,13 +66,22 @@ __all__ = [
     "Communicator",
     "Estimate",
     "Explanation",
+    "FusedAllReduce",
     "IntRange",
     "Measured",
     "Rule",
     "Selection",
+    "VotedWork",
     "Work",
+    "begin_unvoted",
+    "begin_void",
+    "begin_voted",
+    "begin_voted_fused",
+    "call_of",
     "dtype_of",
+    "empty_like",
     "estimate_call_s",
+    "fused_all_reduce",
     "init",
     "join",
     "pairs",

@@ -24,6 +24,9 @@ Located: TypeAlias = tuple[int, int, int]
 
 _ARRAYS = native.Arrays()
 
+locate = _ARRAYS.locate
+"""`locate(array, writable)`: where its elements lie; None for an array that must be staged."""
+
 
 @dataclass(frozen=True, slots=True)
 class Staged:

@@ -7,6 +7,9 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from typing import Any, NamedTuple, NoReturn, Protocol, TypeAlias
 
+import numpy as np
+from numpy.typing import NDArray
+
 from unisono import config, native
 from unisono.bootstrap import GroupNetwork, WireKind, single_copy_for
 from unisono.communicator.arrays import Array, Staged
@@ -229,6 +232,32 @@ class Engine:
                 call.prepared, call.inputs, call.outputs, self.timeout_s, self._inline_s, call.then
             )
         except UnisonoError:  # it did not begin; what a signal handler raises may come later
+            self._under_way.let_go(work)
+            raise
+        if work.is_completed():
+            self._under_way.let_go(work)
+        return work
+
+    def begin_voted(
+        self,
+        name: str,
+        vote: native.Prepared,
+        votes: NDArray[np.int64],
+        call: Call | None,
+        finish: Callable[[], Any] | None,
+    ) -> CollectiveWork:
+        """Begins the reduction of `votes`, one number of each rank; `call` follows if it is not 0.
+
+        `finish` is called once after the end, and returns the result.
+        """
+        work = self._under_way.make(name, (call, votes), None, finish)
+        self._under_way.keep(work)
+        prepared, inputs, outputs = (None, [], []) if call is None else call[:3]
+        try:
+            work.job = self.group.submit_voted(
+                vote, votes.ctypes.data, prepared, inputs, outputs, self.timeout_s, self._inline_s
+            )
+        except UnisonoError:
             self._under_way.let_go(work)
             raise
         if work.is_completed():

@@ -65,7 +65,7 @@ def all_gather_v(
     return self._engine.collective(
         "all_gather_v",
         async_op,
-        _gathering,
+        gathering_rows,
         Op.ALL_GATHER,
         x,
         counts,
@@ -90,7 +90,7 @@ def gather_v(
     return self._engine.collective(
         "gather_v",
         async_op,
-        _gathering,
+        gathering_rows,
         Op.GATHER,
         x,
         counts,
@@ -277,7 +277,7 @@ def _scatter(
     return _scattered(engine, counts, root, out, algorithm)
 
 
-def _gathering(
+def gathering_rows(
     engine: Engine,
     op: Op,
     x: Array,

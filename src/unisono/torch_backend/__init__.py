@@ -11,10 +11,17 @@ this package registers it too, for environments that turn the entry points off.
 from __future__ import annotations
 
 import logging
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-__all__ = ["BACKEND_NAME", "Options", "register"]
+__all__ = [
+    "BACKEND_NAME",
+    "Options",
+    "default_communicator",
+    "register",
+    "run_after_backward",
+]
 
 BACKEND_NAME = "unisono"
 
@@ -41,6 +48,22 @@ def register() -> None:
     if BACKEND_NAME not in dist.Backend.backend_list:
         # A list: torch would take a plain string letter by letter.
         dist.Backend.register_backend(BACKEND_NAME, _create, extended_api=True, devices=["cpu"])
+
+
+def default_communicator() -> Any:
+    """Returns the communicator of torch's default group; None if that runs on another backend."""
+    from torch import distributed as dist
+
+    if not dist.is_initialized():
+        return None
+    return getattr(dist.group.WORLD, "communicator", None)
+
+
+def run_after_backward(callback: Callable[[], None]) -> None:
+    """Calls `callback` at the end of the backward pass under way, before `backward` returns."""
+    from unisono.torch_backend import private
+
+    private.run_after_backward(callback)
 
 
 def _create(options: Any, pg_options: Any = None) -> Any:

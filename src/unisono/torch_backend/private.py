@@ -49,6 +49,7 @@ PRIVATE_NAMES: Final = (
     "torch._C._distributed_c10d.ProcessGroupGloo._set_default_timeout",
     "torch._C._distributed_c10d.Work._source_rank",
     "torch._C._autograd._profiler_enabled",
+    "torch.autograd.Variable._execution_engine",
     "torch._C._distributed_c10d._get_comm_profiling_name",
     "torch._C._profiler._RecordFunctionFast",
     "torch._C._profiler.gather_traceback",
@@ -66,6 +67,14 @@ PRIVATE_NAMES: Final = (
 
 is_profiling: Callable[[], bool] = torch._C._autograd._profiler_enabled
 """Whether torch's profiler records this thread; 40 ns."""
+
+_execution_engine: Any = torch.autograd.Variable._execution_engine
+
+
+def run_after_backward(callback: Callable[[], None]) -> None:
+    """Calls `callback` at the end of the backward pass under way, before `backward` returns."""
+    _execution_engine.queue_callback(callback)
+
 
 _named_by_program: Callable[[], str] = _c10d._get_comm_profiling_name
 

@@ -1,0 +1,179 @@
+"""Collectives that run only if every rank is ready for them.
+
+Each rank begins a voted call with its vote. The ranks first reduce the votes, 8 bytes, to their
+minimum. If all were ready, the collective follows at once within the same call; no Python runs in
+between. Otherwise the call is void: it ends well and has changed no array. So a rank may begin such
+a call before it knows about the others, and a rank that is not ready can release them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+
+from unisono import native
+from unisono.communicator import collectives, custom, v_collectives
+from unisono.communicator.arrays import Array, Staged, locate, stage
+from unisono.communicator.calls import CallRequest, parse_reduction
+from unisono.communicator.communicator import Communicator
+from unisono.communicator.engine import Call, Engine
+from unisono.communicator.rows import RowBuffer
+from unisono.communicator.work import CollectiveWork
+from unisono.errors import UnsupportedError
+from unisono.types import DType, Op, ReduceOp
+
+_VOTE_BYTES = 8
+
+
+class VotedWork:
+    """The handle of a voted call."""
+
+    __slots__ = ("_votes", "_work")
+
+    def __init__(self, work: CollectiveWork, votes: np.ndarray) -> None:
+        self._work = work
+        self._votes = votes
+
+    def wait(self, timeout_s: float | None = None) -> Any:
+        """Waits for the end. Returns the result; None for a void call. Raises as `Work.wait`."""
+        return self._work.wait(timeout_s)
+
+    def is_completed(self) -> bool:
+        """Whether the call has ended, well or not."""
+        return self._work.is_completed()
+
+    @property
+    def ran(self) -> bool:
+        """Whether all ranks were ready. Meaningful once the call has ended."""
+        return bool(self._votes[0])
+
+
+def call_of(
+    operation: str,
+    arrays: Sequence[Array],
+    *,
+    op: str = "sum",
+    root: int = -1,
+    lengths: Sequence[int] = (),
+) -> tuple[str, Callable[..., Call], *tuple[Any, ...]]:
+    """Returns the arguments of `begin_voted` and `begin_unvoted` for a collective by its name.
+
+    An all_reduce may have several arrays; they travel as one message. `lengths`: the rows of each
+    rank in an all_gather whose ranks differ.
+    """
+    x = arrays[0]
+    if operation == "all_reduce":
+        return operation, lambda engine: FusedAllReduce(engine, arrays, op).call(arrays)
+    if operation == "broadcast":
+        return operation, collectives.in_place, Op.BROADCAST, x, "sum", root, None
+    if operation == "reduce_scatter":
+        return operation, custom.reduce_scatter, x, None, op, None
+    if operation == "all_to_all":
+        return operation, collectives.all_to_all, x, None, None
+    if operation == "all_gather" and lengths:
+        place = RowBuffer(None, False)
+        return operation, v_collectives.gathering_rows, Op.ALL_GATHER, x, lengths, -1, place, None
+    if operation == "all_gather":
+        return operation, collectives.gathering, Op.ALL_GATHER, x, None, -1, None
+    raise UnsupportedError(f"no such collective: {operation!r}")
+
+
+def begin_void(comm: Communicator) -> VotedWork:
+    """Begins a voted call with the vote that this rank is not ready."""
+    return _begin(comm._engine, "void call", None)
+
+
+def begin_voted(comm: Communicator, name: str, make: Callable[..., Call], *args: Any) -> VotedWork:
+    """Begins the collective that `make(engine, *args)` returns, with the vote for it."""
+    return _begin(comm._engine, name, make(comm._engine, *args))
+
+
+def fused_all_reduce(comm: Communicator, arrays: Sequence[Array], op: str) -> FusedAllReduce:
+    """Returns an all_reduce of arrays such as these, to be begun by `begin_voted_fused`."""
+    return FusedAllReduce(comm._engine, arrays, op)
+
+
+def begin_voted_fused(
+    comm: Communicator, fused: FusedAllReduce, arrays: Sequence[Array]
+) -> VotedWork:
+    """Begins an all_reduce that was made before, with the vote for it."""
+    return _begin(comm._engine, "all_reduce", fused.call(arrays))
+
+
+def begin_unvoted(
+    comm: Communicator, name: str, make: Callable[..., Call], *args: Any
+) -> CollectiveWork:
+    """Begins the collective that `make(engine, *args)` returns; all ranks are known to be ready."""
+    return comm._engine.begin(name, make(comm._engine, *args))
+
+
+class FusedAllReduce:
+    """An all_reduce of several arrays as one message, in place; made once, called many times.
+
+    The arrays of later calls have the same types and lengths as those of the first. One array is
+    reduced where it is. Several are copied into one buffer, and back at the end.
+    """
+
+    def __init__(self, engine: Engine, arrays: Sequence[Array], op: str) -> None:
+        """Raises `UnsupportedError` or `TypeError` for arrays that cannot be reduced so."""
+        self._engine = engine
+        self._op = op
+        staged = [stage(array, writable=True) for array in arrays]
+        lengths = tuple(each.located[1] for each in staged)
+        request = CallRequest(
+            Op.ALL_REDUCE, (sum(lengths),), staged[0].dtype, parse_reduction(op), packed=lengths
+        )
+        engine.book.check(request)
+        if engine.book.widens(request):
+            # An algorithm that rounds once, as each array alone would have.
+            small = engine.book.choose(request.op, min(lengths), dtype_bytes=2, narrow=True)
+            request = request._replace(algorithm=small.plan.name)
+        if len(arrays) == 1:
+            request = request._replace(packed=())
+        self._prepared = engine.book.call(request)
+        self._buffer = np.empty(sum(lengths) if len(arrays) > 1 else 0, np.uint8)
+
+    def call(self, arrays: Sequence[Array]) -> Call:
+        """Returns the call that reduces these arrays. The last call has ended."""
+        pack = native.Pack()
+        copied: list[Staged] = []
+        for array in arrays:
+            located = locate(array, True)
+            if located is None:
+                staged = stage(array, writable=True)
+                copied.append(staged)
+                located = staged.located
+            pack.add(located[0], located[1], array)
+        if len(arrays) == 1:
+            where = pack.memory()
+            restore = copied[0].restore if copied else None
+            return Call(self._prepared, where, where, None, (pack, copied), complete=restore)
+        address = self._buffer.ctypes.data
+        pack.gather(address)
+        where = [(address, self._buffer.nbytes)]
+
+        def complete() -> None:
+            pack.scatter(address)
+            for each in copied:
+                each.restore()
+
+        keep = (self, pack, copied)  # the buffer is this object's
+        return Call(self._prepared, where, where, None, keep, complete=complete)
+
+
+def _begin(engine: Engine, name: str, call: Call | None) -> VotedWork:
+    votes = np.array([call is not None], np.int64)
+    finish = None if call is None else _finish_if_ran(call, votes)
+    work = engine.begin_voted(name, _vote(engine), votes, call, finish)
+    return VotedWork(work, votes)
+
+
+def _finish_if_ran(call: Call, votes: np.ndarray) -> Callable[[], Any]:
+    return lambda: call.finish() if votes[0] else None
+
+
+def _vote(engine: Engine) -> native.Prepared:
+    request = CallRequest(Op.ALL_REDUCE, (_VOTE_BYTES,), DType.INT64, ReduceOp.MIN)
+    return engine.book.call(request)

@@ -1,0 +1,79 @@
+"""The channel of a controller: messages between the agreements of its ranks."""
+
+from __future__ import annotations
+
+import threading
+from collections import deque
+from collections.abc import Sequence
+from contextlib import suppress
+
+import numpy as np
+
+from unisono.communicator import Communicator, Work
+from unisono.controller.messages import Message, decode, encode
+from unisono.errors import CommunicationError
+
+_MESSAGES, _WAKE = 1, 2  # tags
+_FOREVER_S = 1e9  # an idle controller waits without end
+
+
+class Channel:
+    """Sends and receives messages by a communicator of its own, which `close` closes."""
+
+    def __init__(self, comm: Communicator) -> None:
+        self.rank = comm.rank
+        self.size = comm.size
+        self.closed = False
+        self._comm = comm
+        self._sent: deque[Work] = deque()
+        self._lock = threading.Lock()
+        self._woken = False
+        self._nothing = np.zeros(1, np.uint8)
+        comm.timeout_s = _FOREVER_S
+
+    def send(self, dst: int, messages: Sequence[Message]) -> None:
+        """Sends messages to another rank. Does not wait for it."""
+        text = np.frombuffer(encode(tuple(messages)), np.uint8)
+        self._keep(self._comm.send(text, dst, _MESSAGES, async_op=True))
+
+    def receive(self) -> tuple[int, tuple[Message, ...]]:
+        """Waits for messages; returns the rank they came from. None: `wake` was called."""
+        found = self._comm.probe()
+        text = np.empty(found.nbytes, np.uint8)
+        self._comm.recv(text, found.source, found.tag)
+        if found.tag == _WAKE:
+            with self._lock:
+                self._woken = False
+            return found.source, ()
+        return found.source, decode(text.tobytes())
+
+    def wake(self) -> None:
+        """Ends a `receive` that waits in another thread, or else the next one."""
+        with self._lock:
+            if self._woken or self.closed:
+                return
+            self._woken = True
+        with suppress(CommunicationError):  # the thread that receives finds the failure itself
+            self._keep(self._comm.send(self._nothing, self.rank, _WAKE, async_op=True))
+
+    def stop(self) -> None:
+        """Ends the loop that receives: called in its thread, after its last message."""
+        self.closed = True
+        with suppress(CommunicationError):
+            Work.wait_all(self._sent, timeout_s=1.0)
+
+    def abort(self, reason: str) -> None:
+        """Fails the channel on all ranks."""
+        with suppress(CommunicationError):
+            self._comm.abort(reason)
+
+    def close(self) -> None:
+        """Closes the communicator."""
+        self._comm.close()
+
+    def _keep(self, work: Work) -> None:
+        with self._lock:
+            while self._sent and self._sent[0].is_completed():
+                self._sent.popleft()
+            if not work.is_completed():
+                self._sent.append(work)

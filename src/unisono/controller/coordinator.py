@@ -1,0 +1,305 @@
+"""Rank 0's part of the agreement: which tensors all ranks have, and what all ranks do next.
+
+The coordinator learns while the ranks talk. When some steps in a row had the same tensors, it sends
+a frozen plan. From then on the ranks follow the plan without a message. A rank that cannot follow
+asks for a break; then all ranks leave the plan at the same bucket and talk again.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field, replace
+
+from unisono.controller import messages as m
+from unisono.controller.fusion import DEFAULT_FUSION_BYTES, buckets_of
+from unisono.controller.request import Request, disagreement, ranks_text
+
+FREEZE_AFTER = 2
+"""Steps with the same tensors before the first plan is frozen."""
+
+_MOST_STEPS = 1024
+_LASTING_PASSES = 16  # a plan that served as many was worth its making
+_ANY_LENGTH = -1
+_SIDE_RUNS = 3  # runs of a tensor outside of the plan before the ranks learn a plan with it
+
+
+@dataclass(slots=True, kw_only=True)
+class Coordinator:
+    """What rank 0 knows of all ranks. `receive` returns the messages for all ranks, in order."""
+
+    size: int
+    fusion_bytes: int = DEFAULT_FUSION_BYTES
+    freeze_after: int = FREEZE_AFTER
+    epoch: int = 0
+    frozen: bool = False
+    stopping: bool = False
+    table: dict[str, dict[int, Request]] = field(default_factory=dict)
+    """The undecided tensors: the request of each rank that has announced one. The inner
+    dictionaries are replaced, never changed, so that copies may share them."""
+    since_s: dict[str, float] = field(default_factory=dict)
+    stopped: dict[int, int] = field(default_factory=dict)
+    joined: set[int] = field(default_factory=set)
+    left: set[int] = field(default_factory=set)
+    average_over_all: bool = True
+    step: dict[str, Request] = field(default_factory=dict)
+    """The tensors that have run since the current step began."""
+    last_step: dict[str, Request] = field(default_factory=dict)
+    phases: dict[str, dict[int, int]] = field(default_factory=dict)
+    """The phase that each rank gave to each tensor of the current step."""
+    alike: int = 0
+    """Steps in a row that had the same tensors."""
+    side_runs: Counter[str] = field(default_factory=Counter)
+    side_limit: int = _SIDE_RUNS
+    plan_buckets: int = 0
+
+    def copy(self) -> Coordinator:
+        """Returns a copy that shares no mutable state."""
+        return replace(
+            self,
+            table=dict(self.table),
+            since_s=dict(self.since_s),
+            stopped=dict(self.stopped),
+            joined=set(self.joined),
+            left=set(self.left),
+            step=dict(self.step),
+            last_step=dict(self.last_step),
+            phases=dict(self.phases),
+            side_runs=Counter(self.side_runs),
+        )
+
+    def receive(self, source: int, message: m.Message, now_s: float) -> list[m.Message]:
+        """Takes a message of rank `source`; returns the decisions that follow."""
+        match message:
+            case m.Announce() if self._is_current(message.epoch):
+                for request in message.requests:
+                    others = self.table.get(request.name, {})
+                    self.table[request.name] = {**others, source: request}
+                    self.since_s.setdefault(request.name, now_s)
+                return self._decide(_with_groups(message.requests))
+            case m.Join() if self._is_current(message.epoch):
+                return self._join(source, message.average_over_all)
+            case m.Break() if message.epoch == self.epoch and self.frozen:
+                return self._thaw(message.reason)
+            case m.Stopped() if message.epoch == self.epoch and self.stopping:
+                self.stopped[source] = message.launched
+                return self._resume()
+            case m.Leave():
+                self.left.add(source)
+                return [m.Left(source), *(self._resume() if self.stopping else [])]
+            case m.AskStalls():
+                return [m.Stalls(self._stalls(now_s))]
+        return []  # of an older epoch: the sender announces its tensors again
+
+    def _is_current(self, epoch: int) -> bool:
+        return epoch == self.epoch and not self.stopping
+
+    # ---- decisions
+
+    def _decide(self, names: Iterable[str]) -> list[m.Message]:
+        """Decides on those of the tensors `names` that are ready."""
+        ready = self._ready(names)
+        if not ready:
+            return []
+        if not self.frozen and self._ends_step(ready):
+            frozen = self._end_step()
+            if frozen is not None:
+                return [frozen]
+        refusals = {name: text for name in ready if (text := self._refusal(name)) is not None}
+        decided: list[m.Message] = [m.Refuse(name, text) for name, text in refusals.items()]
+        agreed = {name: _merged(self.table[name]) for name in ready if name not in refusals}
+        decided += self._runs(agreed)
+        self.step |= agreed
+        for name in agreed:
+            self.phases[name] = {rank: each.phase for rank, each in self.table[name].items()}
+        if self.frozen:
+            self.side_runs.update(name for name in agreed if not _is_uneven(agreed[name]))
+        for name in ready:
+            del self.table[name], self.since_s[name]
+        if self.frozen and any(self.side_runs[name] >= self.side_limit for name in agreed):
+            self.side_limit *= 2
+            decided += self._thaw("tensors outside of the plan recur")
+        return decided
+
+    def _runs(self, agreed: dict[str, Request]) -> list[m.Message]:
+        shares: dict[tuple[int, ...], list[Request]] = {}  # differ only while ranks have joined
+        for name, request in agreed.items():
+            shares.setdefault(tuple(sorted(self.table[name])), []).append(request)
+        return [
+            m.Run(bucket, active, self.average_over_all, self._lengths(bucket.requests[0]))
+            for active, requests in shares.items()
+            for bucket in buckets_of(requests, self.fusion_bytes)
+        ]
+
+    def _ready(self, names: Iterable[str]) -> list[str]:
+        """Those of `names` that every rank has that has not joined, complete groups only."""
+        here = {name for name in names if self._is_everywhere(name)}
+        return [
+            name
+            for name in names
+            if name in here and here.issuperset(next(iter(self.table[name].values())).group)
+        ]
+
+    def _is_everywhere(self, name: str) -> bool:
+        requests = self.table.get(name, {})
+        if len(requests) == self.size:
+            return True
+        return bool(requests) and len(requests.keys() | self.joined) == self.size
+
+    def _refusal(self, name: str) -> str | None:
+        request = next(iter(self.table[name].values()))
+        for other in (name, *request.group):
+            requests = self.table[other]
+            text = disagreement(requests)
+            if text is None:
+                absent = sorted(self.joined - requests.keys())
+                text = _refused_by_join(next(iter(requests.values())), absent)
+            if text is not None:
+                return text if other == name else f"tensor {name!r} is in a group, of which {text}"
+        return None
+
+    def _lengths(self, request: Request) -> tuple[int, ...]:
+        if request.operation != "all_gather":
+            return ()
+        requests = self.table[request.name]
+        return tuple(
+            (requests[rank].shape or (1,))[0] if rank in requests else 0
+            for rank in range(self.size)
+        )
+
+    # ---- joining
+
+    def _join(self, rank: int, average_over_all: bool) -> list[m.Message]:
+        if not self.joined:
+            self.average_over_all = average_over_all
+        self.joined.add(rank)
+        self.alike = 0
+        decided = self._decide(tuple(self.table))
+        if len(self.joined) < self.size:
+            return decided
+        self.joined.clear()
+        self.average_over_all = True
+        self._forget_steps()
+        return [*decided, m.Joined(self.epoch, rank)]
+
+    # ---- the frozen plan
+
+    def _ends_step(self, ready: list[str]) -> bool:
+        """Whether a tensor is ready again while no tensor of the current step still waits."""
+        if not any(name in self.step for name in ready):
+            return False
+        return all(name in self.step for name in self.table.keys() - set(ready))
+
+    def _end_step(self) -> m.Freeze | None:
+        same = _signatures(self.step) == _signatures(self.last_step)
+        self.alike = self.alike + 1 if same else 1
+        phases = self.phases
+        self.last_step, self.step, self.phases = self.step, {}, {}
+        if self.joined or self.alike < self.freeze_after:
+            return None
+        planned = (each for each in _in_phases(self.last_step, phases) if not _is_uneven(each))
+        buckets = buckets_of(planned, self.fusion_bytes)
+        if not buckets:
+            return None
+        self.epoch += 1
+        self.frozen, self.plan_buckets = True, len(buckets)
+        self.side_runs.clear()
+        # The ranks enter these tensors into the plan, or announce them again.
+        self.table.clear()
+        self.since_s.clear()
+        return m.Freeze(self.epoch, buckets)
+
+    def _thaw(self, reason: str) -> list[m.Message]:
+        self.epoch += 1
+        self.frozen, self.stopping = False, True
+        self.stopped.clear()
+        self.table.clear()
+        self.since_s.clear()
+        return [m.Thaw(self.epoch, reason)]
+
+    def _resume(self) -> list[m.Message]:
+        if len(self.stopped.keys() | self.left) < self.size:
+            return []
+        launched = max(self.stopped.values(), default=0)
+        lasted = launched >= _LASTING_PASSES * self.plan_buckets
+        self.freeze_after = FREEZE_AFTER if lasted else min(2 * self.freeze_after, _MOST_STEPS)
+        self.stopping, self.alike = False, 0
+        self._forget_steps()
+        return [m.Resume(self.epoch, launched)]
+
+    def _forget_steps(self) -> None:
+        self.step, self.last_step, self.phases = {}, {}, {}
+
+    # ---- stalls
+
+    def _stalls(self, now_s: float) -> tuple[m.Stalled, ...]:
+        everyone = set(range(self.size))
+        if self.stopping:
+            late = tuple(sorted(everyone - self.stopped.keys()))
+            return (m.Stalled("", tuple(sorted(self.stopped)), late, 0.0),)
+        return tuple(
+            m.Stalled(
+                name,
+                tuple(sorted(requests)),
+                tuple(sorted(everyone - requests.keys() - self.joined)),
+                now_s - self.since_s[name],
+            )
+            for name, requests in self.table.items()
+        )
+
+
+def _merged(requests: dict[int, Request]) -> Request:
+    """One request for all ranks: the latest phase, the highest priority."""
+    request = next(iter(requests.values()))
+    uneven = len({each.shape for each in requests.values()}) > 1
+    return replace(
+        request,
+        shape=(_ANY_LENGTH, *request.shape[1:]) if uneven else request.shape,
+        phase=max(request.phase for request in requests.values()),
+        priority=max(request.priority for request in requests.values()),
+    )
+
+
+def _is_uneven(request: Request) -> bool:
+    """Whether the ranks gather different lengths, which no plan can know."""
+    return request.shape[:1] == (_ANY_LENGTH,)
+
+
+def _in_phases(step: dict[str, Request], phases: dict[str, dict[int, int]]) -> Iterator[Request]:
+    """Yields the tensors of a step in phases of all ranks, in an order that suits each rank.
+
+    Two tensors are in one phase if no rank waited between them. Ranks count waits from their first
+    tensor of the step. A tensor that is later on some ranks and earlier on none has a larger sum.
+    """
+    first: dict[int, int] = {}
+    for by_rank in phases.values():
+        for rank, phase in by_rank.items():
+            first[rank] = min(phase, first.get(rank, phase))
+    waits = {
+        name: tuple(phase - first[rank] for rank, phase in sorted(by_rank.items()))
+        for name, by_rank in phases.items()
+    }
+    ordered = sorted(set(waits.values()), key=lambda found: (sum(found), found))
+    index = {found: position for position, found in enumerate(ordered)}
+    for name, request in step.items():
+        yield replace(request, phase=index[waits[name]])
+
+
+def _with_groups(requests: Iterable[Request]) -> dict[str, None]:
+    """Names of the tensors and of all tensors in their groups, in order, each once."""
+    return dict.fromkeys(name for each in requests for name in (each.name, *each.group))
+
+
+def _signatures(step: dict[str, Request]) -> dict[str, Request]:
+    return {name: replace(request, phase=0) for name, request in step.items()}
+
+
+def _refused_by_join(request: Request, joined: list[int]) -> str | None:
+    if not joined:
+        return None
+    gone = f"tensor {request.name!r}: {ranks_text(joined)} joined and cannot take part"
+    if request.operation in ("reduce_scatter", "all_to_all"):
+        return f"{gone} in {request.operation}; all_reduce, all_gather and broadcast still work"
+    if request.operation == "broadcast" and request.root in joined:
+        return f"{gone} as the root of a broadcast"
+    return None

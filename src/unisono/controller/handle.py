@@ -1,0 +1,167 @@
+"""Handles of submitted tensors, and flights: the collectives that carry them."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Sequence
+from typing import Any, Protocol
+
+from unisono.controller.request import Request
+from unisono.controller.transfer import Array, Pending, PendingVote
+from unisono.errors import UnisonoError
+
+
+class Owner(Protocol):
+    """What a handle needs of the loop that made it."""
+
+    def wait_for_flight(self, handle: Handle, timeout_s: float | None) -> None:
+        """Waits until the handle has a flight or has ended. Raises `TimeoutError`."""
+
+    def count_wait(self) -> None:
+        """Notes that the program waits for a tensor."""
+
+    def fail(self, error: Exception) -> None:
+        """Fails all handles with an error that ends the controller."""
+
+
+class Handle:
+    """A submitted tensor. The array belongs to the controller until `wait` has returned."""
+
+    __slots__ = ("_done", "_error", "_owner", "_result", "array", "flight", "request")
+
+    def __init__(self, owner: Owner, request: Request, array: Array) -> None:
+        self._owner = owner
+        self.request = request
+        self.array = array
+        self.flight: Flight | None = None
+        self._done = False
+        self._error: Exception | None = None
+        self._result: Any = array
+
+    def __repr__(self) -> str:
+        state = "failed" if self._error else "done" if self._done else "pending"
+        return f"<Handle: {self.request.operation} of {self.name!r}, {state}>"
+
+    @property
+    def name(self) -> str:
+        """The tensor's name."""
+        return self.request.name
+
+    def wait(self, timeout_s: float | None = None) -> Any:
+        """Waits for the end; returns the result: the array itself where it is reduced in place.
+
+        Raises the error that the tensor failed with: `MismatchError` if the ranks disagree about
+        it, which leaves the controller usable; any other `CommunicationError` ends the controller.
+        Raises `TimeoutError` after `timeout_s` seconds, which does not harm the tensor.
+        """
+        if not self._done:
+            self._owner.count_wait()
+        while not self._done:
+            flight = self.flight
+            if flight is None:
+                self._owner.wait_for_flight(self, timeout_s)
+            else:
+                flight.settle(timeout_s)
+        if self._error is not None:
+            raise self._error
+        return self._result
+
+    @property
+    def done(self) -> bool:
+        """Whether the tensor has ended, well or not. Does not wait."""
+        if not self._done and (flight := self.flight) is not None and flight.has_ended():
+            flight.settle(None)
+        return self._done
+
+    @property
+    def exception(self) -> Exception | None:
+        """The error that the tensor failed with, once it is done."""
+        return self._error if self.done else None
+
+    def complete(self, result: Any) -> None:
+        """Ends the handle well."""
+        self._result = result
+        self._done = True
+        self.flight = None
+
+    def fail(self, error: Exception) -> None:
+        """Ends the handle with an error."""
+        if not self._done:
+            self._error, self._done, self.flight = error, True, None
+
+
+class Flight:
+    """One collective under way with the handles of the tensors in it."""
+
+    def __init__(
+        self,
+        handles: Sequence[Handle],
+        pending: Pending | PendingVote,
+        *,
+        on_end: Callable[[Flight], None],
+        divisor: int = 1,
+    ) -> None:
+        """`on_end` is called once, at the end. Sums are divided by `divisor`."""
+        self.handles = handles
+        self.pending = pending
+        self.ran = True
+        self._divisor = divisor
+        self._on_end = on_end
+        self._lock = threading.Lock()
+        self._settled = False
+
+    def has_settled(self) -> bool:
+        """Whether the handles know of the end."""
+        return self._settled
+
+    def has_ended(self) -> bool:
+        """Whether the collective has ended, well or not."""
+        return self._settled or self.pending.is_completed()
+
+    def settle(self, timeout_s: float | None) -> None:
+        """Waits for the end, then ends the handles. Raises `TimeoutError` after `timeout_s`.
+
+        The handles of a void flight go on without one. A failure ends the controller: the handles
+        hold the error.
+        """
+        if self._settled:
+            return
+        try:
+            result = self.pending.wait(timeout_s)
+        except TimeoutError as error:
+            if not isinstance(error, UnisonoError):
+                raise  # only the wait has ended
+            self._fail(error)
+            return
+        except UnisonoError as error:
+            self._fail(error)
+            return
+        with self._lock:
+            if self.has_settled():
+                return
+            self.ran = getattr(self.pending, "ran", True)
+            for handle in self.handles:
+                self._end(handle, result)
+            self._settled = True
+        self._on_end(self)
+
+    def _end(self, handle: Handle, result: Any) -> None:
+        if not self.ran:
+            handle.flight = None
+            return
+        if self._divisor > 1:
+            _divide(handle.array, self._divisor)
+        in_place = handle.request.operation in ("all_reduce", "broadcast")
+        handle.complete(handle.array if in_place else result)
+
+    def _fail(self, error: UnisonoError) -> None:
+        for handle in self.handles:
+            handle.fail(error)
+        self._settled = True
+        if self.handles:
+            self.handles[0]._owner.fail(error)
+        self._on_end(self)
+
+
+def _divide(array: Any, divisor: int) -> None:
+    array /= divisor

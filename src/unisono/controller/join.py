@@ -1,0 +1,66 @@
+"""Contributions of a rank that has joined: arrays that change no result of the other ranks."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from unisono.communicator import empty_like
+from unisono.controller.request import Request
+from unisono.controller.transfer import Array, Job
+from unisono.types import DType
+
+
+class JoinedTensors:
+    """Makes arrays of the types that this rank has submitted before, or NumPy's."""
+
+    def __init__(self) -> None:
+        self._samples: dict[DType, Array] = {}
+
+    def remember(self, array: Array, dtype: DType) -> None:
+        """Keeps an empty array of this kind and type, for the ones to make."""
+        if dtype not in self._samples:
+            self._samples[dtype] = empty_like(array, (0,))
+
+    def job(self, requests: Sequence[Request], op: str) -> Job:
+        """Returns this rank's part in a collective of tensors that it does not have."""
+        first = requests[0]
+        return Job(
+            operation=first.operation,
+            arrays=tuple(self._neutral(request, op) for request in requests),
+            op=op,
+            root=first.root,
+        )
+
+    def _neutral(self, request: Request, op: str) -> Array:
+        shape = request.shape
+        if request.operation == "all_gather":
+            shape = (0, *shape[1:])
+        sample = self._samples.get(request.dtype)
+        if sample is None:
+            sample = np.empty(0, np.dtype(request.dtype.name.lower()))
+        array = empty_like(sample, shape)
+        array[...] = neutral_value(request.dtype, op)
+        return array
+
+
+def neutral_value(dtype: DType, op: str) -> Any:
+    """Returns the value that changes no result of the reduction `op`.
+
+    >>> neutral_value(DType.INT8, "max"), neutral_value(DType.FLOAT32, "min")
+    (-128, inf)
+    """
+    if op in ("sum", "avg", "bor", "bxor", "lor", "lxor"):
+        return 0
+    if op in ("prod", "product", "land"):
+        return 1
+    if dtype is DType.BOOL:
+        return op in ("min", "band")
+    if dtype.is_float:
+        return np.inf if op == "min" else -np.inf
+    kind = np.iinfo(dtype.name.lower())
+    if op == "band":
+        return kind.max if kind.min == 0 else -1
+    return kind.max if op == "min" else kind.min

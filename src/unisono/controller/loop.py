@@ -1,0 +1,479 @@
+"""The loop of one rank: it feeds the agreement with events, and does what the agreement says.
+
+A thread waits for messages of other ranks; nothing wakes it while the ranks follow a frozen plan.
+Then the program's own threads do everything: `submit` launches buckets, `Handle.wait` ends them.
+"""
+
+from __future__ import annotations
+
+import itertools
+import logging
+import threading
+import time
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from unisono.communicator import dtype_of
+from unisono.controller import messages as m
+from unisono.controller.agreement import State, step
+from unisono.controller.channel import Channel
+from unisono.controller.frozen_plan import FrozenPlan, job_of
+from unisono.controller.handle import Flight, Handle
+from unisono.controller.join import JoinedTensors
+from unisono.controller.member import (
+    Action,
+    Adopt,
+    CannotFollow,
+    Closes,
+    DrainPlan,
+    EnterPlan,
+    Event,
+    HasDrained,
+    HasStopped,
+    Received,
+    Send,
+    StopPlan,
+    Submitted,
+    WantsJoin,
+    WantsStalls,
+)
+from unisono.controller.request import Request, ranks_text
+from unisono.controller.transfer import Array, Transfer
+from unisono.errors import (
+    AbortedError,
+    CollectiveTimeoutError,
+    MismatchError,
+    PeerLostError,
+    UnisonoError,
+)
+
+_log = logging.getLogger("unisono.controller")
+
+_CLOSE_S = 5.0  # for the last message of a rank that closes
+_ANSWER_S = 1.0  # for rank 0 to say which tensors wait
+
+
+@dataclass(slots=True)
+class Counters:
+    """What `Controller.stats` reports."""
+
+    tensors_submitted: int = 0
+    collectives_run: int = 0
+    cache_hits: int = 0
+    bytes: int = 0
+    plan_changes: int = 0
+    wait_s: float = 0.0
+
+
+class Loop:
+    """One rank's side of a controller. Its methods may be called from several threads."""
+
+    def __init__(
+        self,
+        channel: Channel,
+        transfer: Transfer,
+        *,
+        fusion_bytes: int,
+        stall_warning_s: float,
+        timeout_s: float,
+    ) -> None:
+        self.counters = Counters()
+        self.stalls: tuple[m.Stalled, ...] = ()
+        """The last answer of rank 0."""
+        self._channel = channel
+        self._transfer = transfer
+        self._stall_warning_s = stall_warning_s
+        self._timeout_s = timeout_s
+        self._state = State.first(channel.rank, channel.size, fusion_bytes)
+        self._changed = threading.Condition()
+        self._events: deque[Event] = deque()
+        self._groups: dict[str, tuple[str, ...]] = {}
+        self._open: dict[str, Handle] = {}
+        """The last handle of each name."""
+        self._plan: FrozenPlan | None = None
+        self._joined = JoinedTensors()
+        self._last_joined: int | None = None
+        self._answers = 0
+        self._step_names: set[str] = set()
+        self._step_waits = 0
+        self._error: Exception | None = None
+        self._closing = False
+        self._thread = threading.Thread(target=self._run, name="unisono-controller", daemon=True)
+        self._thread.start()
+
+    # ---- for the program's threads
+
+    def submit(
+        self, name: str, array: Array, operation: str, op: str, root: int, priority: int
+    ) -> Handle:
+        """Submits `array` under `name`. Does not wait for other ranks."""
+        with self._changed:
+            self._require_usable()
+            plan = self._plan
+            tensor = None if plan is None or plan.stopped else plan.tensors.get(name)
+            if plan is not None and tensor is not None and tensor.fits(array, operation, op, root):
+                handle = Handle(self, tensor.request, array)
+                self._enter(name, handle)
+                self.counters.cache_hits += 1
+                plan.add(tensor, handle)
+                return handle
+            request = Request(
+                name=name,
+                operation=operation,
+                dtype=dtype_of(array),
+                shape=tuple(array.shape),
+                op=op,
+                root=root,
+                group=self._groups.get(name, ()),
+                priority=priority,
+                phase=self._phase_of(name),
+            )
+            handle = Handle(self, request, array)
+            self._enter(name, handle)
+            self._joined.remember(array, request.dtype)
+            self._post(Submitted((request,)))
+            return handle
+
+    def group(self, names: Sequence[str]) -> None:
+        """Declares that these tensors always travel together."""
+        with self._changed:
+            taken = [name for name in names if name in self._groups]
+            if taken:
+                raise ValueError(f"tensor {taken[0]!r} is in a group already")
+            self._groups.update(dict.fromkeys(names, tuple(names)))
+
+    def count_wait(self) -> None:
+        """Notes that the program waits for a tensor before it submits the next ones."""
+        self._step_waits += 1
+
+    def _phase_of(self, name: str) -> int:
+        if name in self._step_names:  # the next step begins
+            self._step_names.clear()
+            self._step_waits = 0
+        self._step_names.add(name)
+        return self._step_waits
+
+    def _enter(self, name: str, handle: Handle) -> None:
+        before = self._open.get(name)
+        if before is not None and not before._done and not self._settle_ended(before):
+            raise ValueError(
+                f"tensor {name!r} was submitted again before its last call ended: wait for that "
+                "handle first, or use another name"
+            )
+        self._open[name] = handle
+        self.counters.tensors_submitted += 1
+        self.counters.bytes += handle.request.nbytes
+
+    def _settle_ended(self, handle: Handle) -> bool:
+        """Ends a handle that nobody waited for. True if it has ended. With the lock."""
+        flight = handle.flight
+        if flight is None or not flight.has_ended():
+            return False
+        flight.settle(None)
+        return handle._done
+
+    def wait_for_flight(self, handle: Handle, timeout_s: float | None) -> None:
+        """Waits until the handle has a flight or has ended; warns of stalls.
+
+        Raises `TimeoutError` after `timeout_s` seconds. After the communicator's timeout, the
+        controller fails with `CollectiveTimeoutError`, which names the ranks that are missing.
+        """
+        began_s = time.monotonic()
+        limit_s = self._timeout_s if timeout_s is None else min(timeout_s, self._timeout_s)
+        warn_s = self._stall_warning_s
+        with self._changed:
+            while handle.flight is None and not handle._done:
+                self._leave_plan_for(handle)
+                waited_s = time.monotonic() - began_s
+                if waited_s >= limit_s:
+                    break
+                if waited_s >= warn_s:
+                    warn_s += self._stall_warning_s
+                    self._post(WantsStalls())
+                self._changed.wait(min(limit_s, warn_s) - waited_s)
+            else:
+                self.counters.wait_s += time.monotonic() - began_s
+                return
+        if timeout_s is not None and timeout_s <= self._timeout_s:
+            raise TimeoutError(
+                f"tensor {handle.name!r} still waits after {timeout_s:g} s (timeout)"
+            )
+        self.fail(CollectiveTimeoutError(self._late_text(handle)))
+
+    def _leave_plan_for(self, handle: Handle) -> None:
+        """The program waits for a bucket that this rank has not filled: it may never fill it."""
+        plan = self._plan
+        if plan is None or plan.stopped:
+            return
+        tensor = plan.tensors.get(handle.name)
+        if tensor is not None and tensor.handle is handle:
+            self._post(CannotFollow(plan.epoch, plan.lacking(handle.name)))
+
+    def _late_text(self, handle: Handle) -> str:
+        self.ask_stalls()
+        late = next((stall for stall in self.stalls if stall.name == handle.name), None)
+        missing = f": {ranks_text(late.missing)} did not submit it" if late else ""
+        return (
+            f"tensor {handle.name!r} timed out on rank {self._channel.rank} after "
+            f"{self._timeout_s:g} s (timeout){missing}"
+        )
+
+    def ask_stalls(self) -> tuple[m.Stalled, ...]:
+        """Asks rank 0 which tensors wait; returns them. The last answer if rank 0 is silent."""
+        with self._changed:
+            self._require_usable()
+            before = self._answers
+            plan = self._plan
+            if plan is not None and any(tensor.handle for tensor in plan.tensors.values()):
+                self._post(CannotFollow(plan.epoch, "a rank asks for stalls"))
+            self._post(WantsStalls())
+            self._changed.wait_for(lambda: self._answers > before or self._error, _ANSWER_S)
+            return self.stalls
+
+    def join(self, average_over_all: bool, timeout_s: float | None) -> int:
+        """Takes part with zeros until all ranks have joined; returns the last that did."""
+        with self._changed:
+            self._require_usable()
+            self._last_joined = None
+            self._post(WantsJoin(average_over_all))
+            limit_s = self._timeout_s if timeout_s is None else timeout_s
+            ended = self._changed.wait_for(lambda: self._last() is not None or self._error, limit_s)
+            self._require_usable()
+            last = self._last()
+            if not ended or last is None:
+                raise TimeoutError(f"not all ranks have joined after {limit_s:g} s (timeout)")
+            return last
+
+    def _last(self) -> int | None:
+        return self._last_joined
+
+    def close(self) -> None:
+        """Leaves: the other ranks' pending tensors that need this rank fail. Never hangs."""
+        with self._changed:
+            if self._closing:
+                return
+            self._closing = True
+            self._post(Closes())
+        if self._thread is not threading.current_thread():
+            self._thread.join(_CLOSE_S)
+        with self._changed:
+            self._end(AbortedError("the controller was closed before this tensor was complete"))
+        self._transfer.close()
+        self._channel.close()
+
+    def fail_all_ranks(self, error: BaseException) -> None:
+        """Ends the controller because the program of this rank has raised `error`."""
+        rank = self._channel.rank
+        self.fail(AbortedError(f"rank {rank} raised {type(error).__name__}: {error}"))
+
+    def fail(self, error: Exception) -> None:
+        """Fails all handles, and the controller on all ranks."""
+        with self._changed:
+            if self._error is None:
+                self._end(error)
+                if not self._closing:
+                    self._channel.abort(f"{type(error).__name__}: {error}")
+
+    def _end(self, error: Exception) -> None:
+        if self._error is None:
+            self._error = error
+        for handle in self._open.values():
+            if handle.flight is None:
+                handle.fail(error)
+        self._changed.notify_all()
+
+    def _require_usable(self) -> None:
+        if self._error is not None:
+            raise self._error
+        if self._closing:
+            raise AbortedError("this controller is closed")
+
+    def _post(self, event: Event) -> None:
+        self._events.append(event)
+        self._channel.wake()
+
+    # ---- the thread
+
+    def _run(self) -> None:
+        try:
+            while not self._channel.closed:
+                events = self._take_events()
+                if not events:
+                    source, received = self._channel.receive()
+                    events = [Received(source, received)] if received else []
+                while events:
+                    events = self._take_step(events)
+        except UnisonoError as error:
+            self.fail(error)
+        except Exception as error:  # a defect of ours: the program must not hang on it
+            self.fail(AbortedError(f"the controller's thread failed: {error!r}"))
+            raise
+
+    def _take_events(self) -> list[Event]:
+        with self._changed:
+            events = list(self._events)
+            self._events.clear()
+            return _gathered(events)
+
+    def _take_step(self, events: Sequence[Event]) -> list[Event]:
+        """Feeds events to the agreement, does what follows; returns the events of that."""
+        with self._changed:
+            self._state, actions = step(self._state, events, time.monotonic())
+        follow: list[Event] = []
+        sends: dict[int, list[m.Message]] = {}
+        for action in actions:
+            if isinstance(action, Send):
+                sends.setdefault(action.dst, []).append(action.message)
+        for dst, found in sends.items():
+            self._channel.send(dst, found)
+        for action in actions:
+            follow += self._act(action)
+        if any(isinstance(event, Closes) for event in events):
+            self._channel.stop()
+        return follow
+
+    def _act(self, action: Action) -> list[Event]:
+        match action:
+            case m.Run():
+                self._launch(action)
+            case m.Refuse():
+                self._refuse(action)
+            case Adopt():
+                self._adopt(action)
+            case EnterPlan():
+                self._enter_plan(action.names)
+            case StopPlan():
+                return self._stop_plan(action.reason)
+            case DrainPlan():
+                return self._drain_plan(action.launched)
+            case m.Joined():
+                self._note_joined(action.last)
+            case m.Stalls():
+                self._note_stalls(action.stalls)
+            case m.Left():
+                self._note_left(action.rank)
+        return []
+
+    def _launch(self, run: m.Run) -> None:
+        with self._changed:
+            requests = run.bucket.requests
+            handles = [self._open[name] for name in run.bucket.names if name in self._open]
+            takes_part = self._channel.rank in run.active
+            op, divisor = _averaged(run, self._channel.size)
+            if takes_part:
+                job = job_of(handles, op)
+            else:
+                handles, job = [], self._joined.job(requests, op)
+            if run.lengths and len(set(run.lengths)) > 1:
+                job = replace(job, lengths=run.lengths)
+            pending = self._transfer.begin(job)
+            flight = Flight(handles, pending, on_end=self._note_end, divisor=divisor)
+            for handle in handles:
+                handle.flight = flight
+            self._changed.notify_all()
+        if not takes_part:
+            flight.settle(None)
+
+    def _refuse(self, refusal: m.Refuse) -> None:
+        with self._changed:
+            handle = self._open.get(refusal.name)
+            if handle is not None:
+                handle.fail(MismatchError(refusal.text))
+            self._changed.notify_all()
+
+    def _adopt(self, adopt: Adopt) -> None:
+        with self._changed:
+            self.counters.plan_changes += 1
+            plan = FrozenPlan(adopt.epoch, adopt.buckets, self._transfer, self._note_end)
+            self._plan = plan
+            self._enter_plan(adopt.carried)
+
+    def _enter_plan(self, names: Sequence[str]) -> None:
+        with self._changed:
+            plan = self._plan
+            assert plan is not None  # the agreement has said so
+            for name in names:
+                plan.add(plan.tensors[name], self._open[name])
+            self._changed.notify_all()  # a thread that waits for a bucket finds what it lacks
+
+    def _stop_plan(self, reason: str) -> list[Event]:
+        _log.debug("leaves the frozen plan: %s", reason)
+        with self._changed:
+            plan = self._plan
+            if plan is None:
+                return [HasStopped(0)]
+            plan.stopped = True
+            return [HasStopped(plan.launched)]
+
+    def _drain_plan(self, launched: int) -> list[Event]:
+        plan = self._plan
+        if plan is None:
+            return [HasDrained(())]
+        with self._changed:
+            plan.void_up_to(launched)
+            flights = list(plan.flights.values())
+        undone: list[Handle] = []
+        for flight in flights:
+            flight.settle(None)
+            if not flight.ran:
+                undone += flight.handles
+        with self._changed:
+            undone += plan.unlaunched()
+            self._plan = None
+            self._transfer.forget()
+            self.counters.plan_changes += 1
+            self._step_names.clear()
+            return [HasDrained(tuple(handle.request for handle in undone if not handle._done))]
+
+    def _note_end(self, flight: Flight) -> None:
+        if flight.ran and flight.handles:
+            self.counters.collectives_run += 1
+        if not flight.ran:
+            with self._changed:
+                self._changed.notify_all()
+
+    def _note_joined(self, last: int) -> None:
+        with self._changed:
+            self._last_joined = last
+            self._changed.notify_all()
+
+    def _note_stalls(self, stalls: tuple[m.Stalled, ...]) -> None:
+        for stall in stalls:
+            if stall.waited_s >= self._stall_warning_s and stall.missing:
+                _log.warning(
+                    "tensor %r has waited for %s for %.1f s; %s submitted it",
+                    stall.name,
+                    ranks_text(stall.missing),
+                    stall.waited_s,
+                    ranks_text(stall.present),
+                )
+        with self._changed:
+            self.stalls = stalls
+            self._answers += 1
+            self._changed.notify_all()
+
+    def _note_left(self, rank: int) -> None:
+        if rank != self._channel.rank:
+            with self._changed:
+                self._end(PeerLostError(f"rank {rank} has closed its controller"))
+
+
+def _gathered(events: Sequence[Event]) -> list[Event]:
+    """Joins submissions that follow each other: they become one message."""
+    gathered: list[Event] = []
+    for submits, found in itertools.groupby(events, lambda event: isinstance(event, Submitted)):
+        if submits:
+            requests = [each.requests for each in found if isinstance(each, Submitted)]
+            gathered.append(Submitted(tuple(itertools.chain.from_iterable(requests))))
+        else:
+            gathered += found
+    return gathered
+
+
+def _averaged(run: m.Run, size: int) -> tuple[str, int]:
+    """Returns the reduction to run, and the number to divide its result by."""
+    op, active = run.bucket.requests[0].op, len(run.active)
+    if op in ("avg", "average") and active < size and not run.average_over_all:
+        return "sum", active
+    return op, 1

@@ -1,0 +1,220 @@
+"""Messages between the ranks' agreements: to rank 0, which decides, and its decisions.
+
+Every message is a frozen dataclass. `encode` and `decode` turn one into JSON and back.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, TypeAlias
+
+from unisono.controller.fusion import Bucket
+from unisono.controller.request import Request
+from unisono.errors import UnisonoError
+
+# ---- to rank 0
+
+
+@dataclass(frozen=True, slots=True)
+class Announce:
+    """The sender has submitted these tensors. Rank 0 ignores the message of an older epoch."""
+
+    epoch: int
+    requests: tuple[Request, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Break:
+    """The sender cannot follow the frozen plan of this epoch, for this reason."""
+
+    epoch: int
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class Stopped:
+    """The sender has left the frozen plan; it has launched this many buckets of it."""
+
+    epoch: int
+    launched: int
+
+
+@dataclass(frozen=True, slots=True)
+class Join:
+    """The sender has no more tensors. `average_over_all`: averages divide by the group's size."""
+
+    epoch: int
+    average_over_all: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Leave:
+    """The sender closes its controller."""
+
+
+@dataclass(frozen=True, slots=True)
+class AskStalls:
+    """The sender asks for the tensors that some ranks have and others have not."""
+
+
+# ---- from rank 0 to all, itself included; all ranks get them in one order
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """All ranks run this bucket now. `active`: the ranks that have the tensors; others add zeros.
+
+    `lengths`: for an all_gather, the rows of each rank.
+    """
+
+    bucket: Bucket
+    active: tuple[int, ...]
+    average_over_all: bool
+    lengths: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Refuse:
+    """The tensor fails on all ranks, before any data moves."""
+
+    name: str
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class Freeze:
+    """From here on the ranks follow this plan, pass after pass, and talk about nothing in it."""
+
+    epoch: int
+    buckets: tuple[Bucket, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Thaw:
+    """All ranks leave the frozen plan and report how many buckets they launched."""
+
+    epoch: int
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class Resume:
+    """All ranks launch the buckets of the old plan up to this number, void, and talk again."""
+
+    epoch: int
+    launched: int
+
+
+@dataclass(frozen=True, slots=True)
+class Joined:
+    """All ranks have joined; `last` was the last."""
+
+    epoch: int
+    last: int
+
+
+@dataclass(frozen=True, slots=True)
+class Left:
+    """A rank has closed its controller."""
+
+    rank: int
+
+
+@dataclass(frozen=True, slots=True)
+class Stalled:
+    """One tensor that waits: ranks that have it, ranks that have not, since how many seconds."""
+
+    name: str
+    present: tuple[int, ...]
+    missing: tuple[int, ...]
+    waited_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class Stalls:
+    """The answer to `AskStalls`."""
+
+    stalls: tuple[Stalled, ...]
+
+
+Message: TypeAlias = (
+    Announce
+    | Break
+    | Stopped
+    | Join
+    | Leave
+    | AskStalls
+    | Run
+    | Refuse
+    | Freeze
+    | Thaw
+    | Resume
+    | Joined
+    | Left
+    | Stalls
+)
+
+
+def encode(messages: tuple[Message, ...]) -> bytes:
+    """Returns several messages as JSON.
+
+    >>> decode(encode((Left(2), Refuse("w", "no"))))
+    (Left(rank=2), Refuse(name='w', text='no'))
+    """
+    return json.dumps([_fields(message) for message in messages]).encode()
+
+
+def decode(text: bytes) -> tuple[Message, ...]:
+    """Returns the messages that `encode` was given. Raises `UnisonoError` for anything else."""
+    try:
+        return tuple(_DECODERS[kind](*fields) for kind, *fields in json.loads(text))
+    except (ValueError, TypeError, KeyError, IndexError) as error:
+        raise UnisonoError(
+            f"expected messages of a controller, got {text[:60]!r} ({error}): do all ranks run the "
+            "same version?"
+        ) from error
+
+
+def _fields(message: Message) -> list[Any]:
+    kind = type(message).__name__
+    return [kind, *(_plain(getattr(message, name)) for name in type(message).__slots__)]
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, Request):
+        return value.encode()
+    if isinstance(value, Bucket):
+        return [_plain(request) for request in value.requests]
+    if isinstance(value, Stalled):
+        return [value.name, value.present, value.missing, value.waited_s]
+    if isinstance(value, tuple):
+        return [_plain(each) for each in value]
+    return value
+
+
+def _bucket(fields: list[Any]) -> Bucket:
+    return Bucket(tuple(map(Request.decode, fields)))
+
+
+_DECODERS: dict[str, Callable[..., Message]] = {
+    "Announce": lambda epoch, requests: Announce(epoch, tuple(map(Request.decode, requests))),
+    "Break": Break,
+    "Stopped": Stopped,
+    "Join": Join,
+    "Leave": Leave,
+    "AskStalls": AskStalls,
+    "Run": lambda bucket, active, over_all, lengths: Run(
+        _bucket(bucket), tuple(active), over_all, tuple(lengths)
+    ),
+    "Refuse": Refuse,
+    "Freeze": lambda epoch, buckets: Freeze(epoch, tuple(map(_bucket, buckets))),
+    "Thaw": Thaw,
+    "Resume": Resume,
+    "Joined": Joined,
+    "Left": Left,
+    "Stalls": lambda stalls: Stalls(
+        tuple(Stalled(name, tuple(p), tuple(m), waited_s) for name, p, m, waited_s in stalls)
+    ),
+}

@@ -1,0 +1,119 @@
+"""Transfers: what moves a controller's data. The default is a communicator of its own.
+
+An implementation needs four methods; `tests/controller/transfer_conformance.py` checks them.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from unisono.communicator import (
+    Communicator,
+    FusedAllReduce,
+    VotedWork,
+    begin_unvoted,
+    begin_void,
+    begin_voted,
+    begin_voted_fused,
+    call_of,
+    fused_all_reduce,
+)
+
+Array = Any
+"""A NumPy array or a torch tensor."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Job:
+    """One collective: the same on all ranks, but for the contents of `arrays`.
+
+    An all_reduce may have several arrays, reduced in place. The others have one. `lengths`: the
+    rows of each rank in an all_gather whose ranks differ.
+    """
+
+    operation: str
+    arrays: tuple[Array, ...]
+    op: str = "sum"
+    root: int = -1
+    lengths: tuple[int, ...] = ()
+    key: object = None
+    """Equal for jobs that repeat with arrays of the same types and lengths. None: no repetition."""
+
+
+class Pending(Protocol):
+    """A job that has begun."""
+
+    def wait(self, timeout_s: float | None = None) -> Any:
+        """Waits for the end; returns the result of a job that is not in place.
+
+        Raises `TimeoutError` after `timeout_s` seconds, and the job's own error.
+        """
+
+    def is_completed(self) -> bool:
+        """Whether the job has ended, well or not."""
+
+
+class PendingVote(Pending, Protocol):
+    """A voted job that has begun."""
+
+    @property
+    def ran(self) -> bool:
+        """Whether all ranks were ready. If not, no array has changed."""
+
+
+class Transfer(Protocol):
+    """Runs the jobs of one rank in the order in which they begin. All ranks begin the same jobs."""
+
+    def begin(self, job: Job) -> Pending:
+        """Begins a job for which all ranks are known to be ready. Does not wait for them."""
+
+    def begin_voted(self, job: Job | None) -> PendingVote:
+        """Begins a job that runs only if all ranks give a job. None: this rank is not ready.
+
+        Jobs of `begin` and of `begin_voted` have no order between each other.
+        """
+
+    def forget(self) -> None:
+        """Drops what was kept for the keys of jobs: none of them comes again."""
+
+    def close(self) -> None:
+        """Ends the transfer. Jobs that are under way fail."""
+
+
+class CommunicatorTransfer:
+    """Moves data by two communicators: decided jobs by one, voted jobs by the other."""
+
+    def __init__(self, decided: Communicator, voted: Communicator) -> None:
+        """Takes both communicators; `close` closes them."""
+        self._decided = decided
+        self._voted = voted
+        self._fused: dict[object, FusedAllReduce] = {}
+
+    def begin(self, job: Job) -> Pending:
+        """Begins a job for which all ranks are ready."""
+        return begin_unvoted(self._decided, *_call(job))
+
+    def begin_voted(self, job: Job | None) -> VotedWork:
+        """Begins a voted job. The vote takes one reduction of 8 bytes, without Python."""
+        if job is None:
+            return begin_void(self._voted)
+        if job.key is None or job.operation != "all_reduce":
+            return begin_voted(self._voted, *_call(job))
+        fused = self._fused.get(job.key)
+        if fused is None:
+            fused = self._fused[job.key] = fused_all_reduce(self._voted, job.arrays, job.op)
+        return begin_voted_fused(self._voted, fused, job.arrays)
+
+    def forget(self) -> None:
+        """Drops what was kept for jobs that repeat."""
+        self._fused.clear()
+
+    def close(self) -> None:
+        """Closes both communicators."""
+        self._voted.close()
+        self._decided.close()
+
+
+def _call(job: Job) -> tuple[Any, ...]:
+    return call_of(job.operation, job.arrays, op=job.op, root=job.root, lengths=job.lengths)

@@ -1,0 +1,254 @@
+"""Averages a model's gradients over all ranks while its backward pass still runs.
+
+Each gradient is submitted to the controller as soon as autograd has accumulated it. At the end of
+the backward pass the reducer waits for all of them, so that clipping, GradScaler and any other code
+after `backward()` sees averaged gradients.
+
+The ranks exchange one vector of flags with the gradients: which parameters this rank used. A
+parameter that no rank used keeps its gradient as it was.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any, cast
+
+import torch
+from torch import nn
+
+from unisono.controller import Controller, Handle
+from unisono.errors import UnisonoError
+from unisono.parallel.sparse_gradients import SparseExchange
+from unisono.torch_backend import run_after_backward
+
+_FLAGS = "gradient flags"
+_DENSE, _SPARSE, _FAILED = 1.0, 2.0, 1.0
+
+
+@dataclass(slots=True)
+class _Gradient:
+    """One parameter, and what happened to its gradient in the current backward pass."""
+
+    name: str
+    parameter: nn.Parameter
+    index: int
+    expected: int = 0
+    """How often autograd accumulated it in the first pass that used it."""
+    accumulated: int = 0
+    handle: Handle | None = None
+    sparse: bool = False
+    """Some rank has had a sparse gradient for it."""
+    substitute: torch.Tensor | None = None
+    """Contribution of a rank that did not use the parameter in this pass."""
+    local: bool = False
+    """Passes inside `no_sync` have accumulated into it since the last average."""
+
+
+class GradientReducer:
+    """Averages the gradients of named parameters at each backward pass.
+
+    Raises `UnisonoError` in `backward()` if another rank's backward pass failed, and whatever the
+    controller raises: `MismatchError` if the ranks' parameters differ.
+    """
+
+    def __init__(
+        self, parameters: Mapping[str, nn.Parameter], controller: Controller, prefix: str = ""
+    ) -> None:
+        """`prefix` begins the names of the tensors that the controller gets."""
+        self.controller = controller
+        self.enabled = True
+        """Whether backward passes average their gradients. False inside `no_sync`."""
+        self._prefix = prefix
+        self._gradients = [
+            _Gradient(prefix + name, parameter, index)
+            for index, (name, parameter) in enumerate(_unique(parameters))
+        ]
+        self._hooks: dict[int, torch.utils.hooks.RemovableHandle] = {}
+        self._in_pass = False
+        self._learned = False
+        self._flags: Handle
+        self._lock = threading.Lock()
+        self._sparse = SparseExchange(controller)
+        self.watch()
+
+    def watch(self) -> None:
+        """Follows parameters that were frozen or unfrozen since the last call."""
+        for gradient in self._gradients:
+            hooked = gradient.index in self._hooks
+            if gradient.parameter.requires_grad and not hooked:
+                register: Any = gradient.parameter.register_post_accumulate_grad_hook
+                self._hooks[gradient.index] = register(self._hook(gradient))
+            elif hooked and not gradient.parameter.requires_grad:
+                self._hooks.pop(gradient.index).remove()
+
+    @contextmanager
+    def no_sync(self) -> Iterator[None]:
+        """Backward passes inside only accumulate; the next one outside averages the sum."""
+        before, self.enabled = self.enabled, False
+        try:
+            yield
+        finally:
+            self.enabled = before
+
+    def recover(self) -> None:
+        """Releases the other ranks after a backward pass that raised on this rank.
+
+        Called before the next forward pass. The other ranks raise `UnisonoError`.
+        """
+        if self._in_pass:
+            with self._ending():
+                self._submit_flags(failed=True)
+                if not self._learned:
+                    self._learn()
+                else:
+                    self._submit_late()
+                self._collect()
+
+    def close(self) -> None:
+        """Removes the hooks."""
+        for hook in self._hooks.values():
+            hook.remove()
+        self._hooks.clear()
+
+    def _hook(self, gradient: _Gradient) -> Callable[[torch.Tensor], None]:
+        def accumulated(parameter: torch.Tensor) -> None:
+            if self.enabled:
+                self._accumulated(gradient)
+            else:
+                gradient.local = True
+
+        return cast(Callable[[torch.Tensor], None], torch.compiler.disable(accumulated))
+
+    def _accumulated(self, gradient: _Gradient) -> None:
+        with self._lock:
+            if not self._in_pass:
+                self._in_pass = True
+                run_after_backward(self._submit_rest)
+            gradient.accumulated += 1
+            if gradient.handle is not None:
+                raise UnisonoError(
+                    f"the gradient of {gradient.name!r} was accumulated {gradient.accumulated} "
+                    f"times in this backward pass, but {gradient.expected} times in the first: "
+                    "it changed while it was being averaged"
+                )
+            if self._learned and gradient.accumulated == gradient.expected:
+                self._submit(gradient)
+
+    def _submit(self, gradient: _Gradient) -> None:
+        grad = gradient.parameter.grad
+        if grad is None or gradient.sparse:
+            return
+        if grad.is_sparse:
+            grad = gradient.parameter.grad = grad.to_dense()
+        gradient.handle = self.controller.all_reduce(gradient.name, grad, "avg")
+
+    # ---- the end of a backward pass. Several reducers may share one pass: each submits all that it
+    # has before any of them waits, so that ranks may run them in different orders.
+
+    def _submit_rest(self) -> None:
+        with self._ending(more=True):
+            self._submit_flags(failed=False)
+            if self._learned:
+                self._submit_late()
+            run_after_backward(self._wait_for_flags)
+
+    def _wait_for_flags(self) -> None:
+        with self._ending(more=True):
+            if not self._learned:
+                self._learn()
+            run_after_backward(self._wait_for_all)
+
+    def _wait_for_all(self) -> None:
+        with self._ending():
+            if self._collect():
+                raise UnisonoError("the backward pass of another rank raised: see its output")
+
+    @contextmanager
+    def _ending(self, *, more: bool = False) -> Iterator[None]:
+        """Ends the pass after an error, and at its last part: when no `more` follows."""
+        try:
+            yield
+        except BaseException:
+            self._end()
+            raise
+        if not more:
+            self._learned = True
+            self._end()
+
+    def _end(self) -> None:
+        for gradient in self._gradients:
+            if gradient.accumulated:
+                gradient.expected = gradient.accumulated
+            gradient.accumulated, gradient.handle, gradient.local = 0, None, False
+        self._in_pass = False
+
+    def _active(self) -> list[_Gradient]:
+        return [each for each in self._gradients if each.parameter.requires_grad]
+
+    def _submit_flags(self, *, failed: bool) -> None:
+        flags = torch.zeros(len(self._gradients) + 1)
+        for gradient in self._active():
+            grad = gradient.parameter.grad
+            if (gradient.accumulated or gradient.local) and grad is not None:
+                flags[gradient.index] = _SPARSE if grad.is_sparse else _DENSE
+        flags[-1] = _FAILED if failed else 0.0
+        self._flags = self.controller.all_reduce(self._prefix + _FLAGS, flags, "max")
+
+    def _learn(self) -> None:
+        """Finds the sparse gradients in the first pass, then submits the others."""
+        flags = self._flags.wait()
+        for gradient in self._active():
+            gradient.sparse = bool(flags[gradient.index] == _SPARSE)
+        self._submit_late()
+
+    def _submit_late(self) -> None:
+        """Submits the gradients that the hooks have not."""
+        for gradient in self._active():
+            if gradient.handle is not None or gradient.sparse:
+                continue
+            if gradient.accumulated:
+                self._submit(gradient)
+            else:
+                self._submit_substitute(gradient)
+
+    def _submit_substitute(self, gradient: _Gradient) -> None:
+        # What earlier passes left, which the other ranks have in their gradients too.
+        grad = gradient.parameter.grad
+        mine = torch.zeros_like(gradient.parameter) if grad is None else grad.detach().clone()
+        gradient.substitute = mine
+        gradient.handle = self.controller.all_reduce(gradient.name, mine, "avg")
+
+    def _collect(self) -> bool:
+        """Waits for all gradients. True if the backward pass of some rank failed."""
+        flags = self._flags.wait()
+        for gradient in self._active():
+            self._take(gradient, used=bool(flags[gradient.index]))
+        return bool(flags[-1])
+
+    def _take(self, gradient: _Gradient, *, used: bool) -> None:
+        parameter = gradient.parameter
+        if gradient.sparse:
+            if used:
+                parameter.grad = self._sparse.average(gradient.name, parameter)
+            return
+        assert gradient.handle is not None
+        gradient.handle.wait()
+        average, gradient.substitute = gradient.substitute, None
+        if not used or average is None:
+            return  # untouched, or averaged in place
+        if parameter.grad is None:
+            parameter.grad = average
+        else:
+            parameter.grad.copy_(average)
+
+
+def _unique(parameters: Mapping[str, nn.Parameter]) -> Iterator[tuple[str, nn.Parameter]]:
+    """Each parameter once, by its first name: a shared one has several."""
+    seen: set[int] = set()
+    for name, parameter in parameters.items():
+        if id(parameter) not in seen:
+            seen.add(id(parameter))
+            yield name, parameter

@@ -1,0 +1,155 @@
+"""A pretended transfer for each rank of a world, with one ledger of the jobs that all begin."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from unisono.controller.transfer import Job
+
+
+@dataclass(frozen=True)
+class Submission:
+    """One submission of one rank: the `nth` of this name."""
+
+    name: str
+    nth: int
+
+
+@dataclass(frozen=True)
+class Part:
+    """What one rank gives to a job. `held`: its own submissions; none from a rank that joined."""
+
+    names: tuple[str, ...]
+    operation: str
+    op: str
+    root: int
+    shapes: tuple[tuple[int, ...], ...]
+    lengths: tuple[int, ...] = ()
+    held: tuple[Submission, ...] = ()
+
+    def kind(self) -> tuple[object, ...]:
+        """Returns what must be equal on all ranks."""
+        if self.operation == "all_gather" and len(set(self.lengths)) > 1:
+            shapes = tuple(shape[1:] for shape in self.shapes)
+        else:
+            shapes = self.shapes
+        return self.names, self.operation, self.op, self.root, shapes, self.lengths
+
+
+@dataclass
+class Entry:
+    """One job of all ranks. None: the rank's job is void."""
+
+    size: int
+    parts: dict[int, Part | None] = field(default_factory=dict)
+
+    @property
+    def completed(self) -> bool:
+        """Whether all ranks have begun the job."""
+        return len(self.parts) == self.size
+
+    @property
+    def ran(self) -> bool:
+        """Whether all ranks gave a job."""
+        return all(part is not None for part in self.parts.values())
+
+
+@dataclass
+class Ledger:
+    """The jobs of all ranks, those that were decided and those that were voted on."""
+
+    size: int
+    paired: bool = True
+    """The `nth` submission of a name runs with the `nth` of the other ranks: if no rank joins."""
+    decided: list[Entry] = field(default_factory=list)
+    voted: list[Entry] = field(default_factory=list)
+    runs: Counter[tuple[int, Submission]] = field(default_factory=Counter)
+    """How often each submission of each rank has run."""
+    finished: list[Part] = field(default_factory=list)
+    """Rank 0's parts of the jobs that ran, in the order of their ends."""
+
+    def begin(self, jobs: list[Entry], rank: int, part: Part | None) -> Entry:
+        """Notes that `rank` begins its next job in the list `jobs`."""
+        position = next((i for i, entry in enumerate(jobs) if rank not in entry.parts), len(jobs))
+        if position == len(jobs):
+            jobs.append(Entry(self.size))
+        entry = jobs[position]
+        entry.parts[rank] = part
+        if entry.completed and entry.ran:
+            self._run(position, entry)
+        return entry
+
+    def _run(self, position: int, entry: Entry) -> None:
+        parts = {rank: part for rank, part in entry.parts.items() if part is not None}
+        kinds = {part.kind() for part in parts.values()}
+        assert len(kinds) == 1, f"job {position} differs between the ranks: {parts}"
+        held = {part.held for part in parts.values() if part.held}
+        assert len(held) == 1 or not self.paired, (
+            f"job {position} pairs submissions of different passes: {parts}"
+        )
+        for rank, part in parts.items():
+            self.runs.update((rank, each) for each in part.held)
+        self.finished.append(parts[0])
+
+
+class SimulatedPending:
+    """A job that one rank has begun."""
+
+    def __init__(self, entry: Entry) -> None:
+        self.entry = entry
+
+    def wait(self, timeout_s: float | None = None) -> None:
+        """Ends at once: nothing in a simulated world waits."""
+        assert self.entry.completed, "waits for a job that other ranks have not begun"
+
+    def is_completed(self) -> bool:
+        """Whether all ranks have begun the job."""
+        return self.entry.completed
+
+    @property
+    def ran(self) -> bool:
+        """Whether all ranks gave a job."""
+        return self.entry.ran
+
+
+class SimulatedTransfer:
+    """The transfer of one rank. It knows arrays by their identity."""
+
+    def __init__(self, rank: int, ledger: Ledger) -> None:
+        self.rank = rank
+        self.ledger = ledger
+        self.submissions: dict[int, tuple[Submission, Any]] = {}
+
+    def know(self, array: Any, submission: Submission) -> None:
+        """Notes which submission an array is of, and keeps it alive."""
+        self.submissions[id(array)] = submission, array
+
+    def begin(self, job: Job) -> SimulatedPending:
+        """Begins a decided job."""
+        return SimulatedPending(self.ledger.begin(self.ledger.decided, self.rank, self.part(job)))
+
+    def begin_absent(self, names: Sequence[str], job: Job) -> SimulatedPending:
+        """Begins a decided job to which this rank has nothing to give."""
+        part = self._part(job, tuple(names), ())
+        return SimulatedPending(self.ledger.begin(self.ledger.decided, self.rank, part))
+
+    def begin_voted(self, job: Job | None) -> SimulatedPending:
+        """Begins a voted job; None: this rank is not ready."""
+        part = None if job is None else self.part(job)
+        return SimulatedPending(self.ledger.begin(self.ledger.voted, self.rank, part))
+
+    def close(self) -> None:
+        """Has nothing to end."""
+
+    def part(self, job: Job) -> Part:
+        """Returns the job with names in the place of arrays."""
+        held = tuple(self.submissions[id(array)][0] for array in job.arrays)
+        return self._part(job, tuple(each.name for each in held), held)
+
+    @staticmethod
+    def _part(job: Job, names: tuple[str, ...], held: tuple[Submission, ...]) -> Part:
+        shapes = tuple(tuple(array.shape) for array in job.arrays)
+        return Part(names, job.operation, job.op, job.root, shapes, job.lengths, held)

@@ -1,0 +1,279 @@
+"""A simulated world of ranks that agree: queues, a scheduler, and what must hold at the end."""
+
+from __future__ import annotations
+
+import random
+from collections import Counter, deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, fields, is_dataclass
+from typing import Any
+
+from controller.ledger import Entry, Ledger, Part, SimulatedPending, SimulatedTransfer
+from controller.simulated_rank import Command, JoinAll, SimulatedRank, Submit, Wait
+from unisono.controller import messages as m
+from unisono.controller.agreement import State
+from unisono.controller.frozen_plan import FrozenPlan, PlannedBucket, PlannedTensor
+from unisono.controller.fusion import DEFAULT_FUSION_BYTES
+from unisono.controller.handle import Flight, Handle
+from unisono.controller.member import Mode, Received
+
+_MOST_MOVES = 100_000
+
+Move = tuple[str, int, int]
+"""What moves ("program", "loop" or "queue"), a source, a destination."""
+
+
+@dataclass(frozen=True)
+class Sent:
+    """A message, and how far the programs were when it was sent."""
+
+    src: int
+    dst: int
+    message: m.Message
+    positions: tuple[int, ...]
+
+
+class World:
+    """Ranks with a program each. `move` until there are no `moves`, then `require_finished`."""
+
+    def __init__(
+        self,
+        programs: Sequence[Sequence[Command]],
+        *,
+        fusion_bytes: int = DEFAULT_FUSION_BYTES,
+        freeze_after: int | None = None,
+        wire: bool = True,
+        whole_turns: bool = False,
+    ) -> None:
+        """`wire`: messages go through `encode` and `decode`, and are kept in `sent`.
+
+        `whole_turns`: the program does not move between the actions of one turn of its loop.
+        """
+        size = len(programs)
+        self.now_s = 0.0
+        joins = any(isinstance(each, JoinAll) for program in programs for each in program)
+        self.ledger = Ledger(size, paired=not joins)
+        self.sent: list[Sent] = []
+        self._wire = wire
+        self._whole_turns = whole_turns
+        self.queues: dict[tuple[int, int], deque[tuple[m.Message, ...]]] = {}
+        self.ranks: list[SimulatedRank] = []
+        for rank, program in enumerate(programs):
+            state = State.first(rank, size, fusion_bytes)
+            if state.coordinator is not None and freeze_after is not None:
+                state.coordinator.freeze_after = freeze_after
+            self.ranks.append(SimulatedRank(state, program, self.ledger))
+
+    # ---- moving
+
+    def moves(self) -> list[Move]:
+        """Returns all that can happen now."""
+        found: list[Move] = []
+        for rank in self.ranks:
+            if rank.loop_moves():
+                found.append(("loop", rank.rank, rank.rank))
+            if rank.program_moves():
+                found.append(("program", rank.rank, rank.rank))
+        found += [
+            ("queue", src, dst)
+            for (src, dst), queue in self.queues.items()
+            if queue and self.ranks[dst].between_turns
+        ]
+        return found
+
+    def move(self, move: Move) -> None:
+        """Lets one of `moves` happen."""
+        kind, src, dst = move
+        rank = self.ranks[dst]
+        rank.now_s = self.now_s
+        if kind == "program":
+            rank.move_program()
+        else:
+            if kind == "queue":
+                rank.take([Received(src, self.queues[src, dst].popleft())])
+            else:
+                rank.move_loop()
+            while self._whole_turns and rank.actions and not rank.awaited:
+                rank.move_loop()
+        self._post(rank)
+
+    def _post(self, rank: SimulatedRank) -> None:
+        for dst, messages in rank.outbox.items():
+            found = tuple(messages)
+            if self._wire:
+                positions = tuple(each.position for each in self.ranks)
+                self.sent += [Sent(rank.rank, dst, each, positions) for each in found]
+                found = m.decode(m.encode(found))
+            self.queues.setdefault((rank.rank, dst), deque()).append(found)
+        rank.outbox.clear()
+
+    def run(self, choose: Callable[[list[Move]], Move]) -> World:
+        """Moves until nothing can happen, then requires that all is well."""
+        for _ in range(_MOST_MOVES):
+            moves = self.moves()
+            if not moves:
+                self.require_finished()
+                return self
+            self.move(choose(moves))
+        raise AssertionError(f"no end after {_MOST_MOVES} moves: {self.describe()}")
+
+    def run_at_random(self, seed: int) -> World:
+        """Runs with random delays: some ranks and queues are faster than others."""
+        chance = random.Random(seed)
+        speeds: dict[Move, float] = {}
+
+        def choose(moves: list[Move]) -> Move:
+            weights = [speeds.setdefault(move, 10 ** chance.uniform(-2, 0)) for move in moves]
+            return chance.choices(moves, weights)[0]
+
+        return self.run(choose)
+
+    # ---- what must hold
+
+    def require_finished(self) -> None:
+        """Raises if a program waits for ever, or a tensor ran twice, never, or on some ranks."""
+        assert all(rank.finished for rank in self.ranks), f"deadlock: {self.describe()}"
+        if any(isinstance(rank.error, Exception) for rank in self.ranks):
+            return  # the tensors that waited have failed
+        refusals: dict[tuple[int, str], dict[int, str]] = {}
+        for rank in self.ranks:
+            for submission, handle in rank.outcomes.items():
+                runs = self.ledger.runs[rank.rank, submission]
+                wanted = 0 if handle.exception is not None else 1
+                assert runs == wanted, f"{submission} ran {runs} times on rank {rank.rank}"
+                assert handle.done, f"{submission} has not ended on rank {rank.rank}"
+                if handle.exception is not None:
+                    key = (submission.nth, submission.name)
+                    refusals.setdefault(key, {})[rank.rank] = str(handle.exception)
+        for key, texts in refusals.items():
+            assert len(set(texts.values())) == 1, f"{key}: refused for different reasons {texts}"
+        for entry in (*self.ledger.decided, *self.ledger.voted):
+            assert entry.completed, f"a job that only some ranks began: {entry}"
+
+    def describe(self) -> str:
+        """Returns what each rank waits for."""
+        lines = []
+        for rank in self.ranks:
+            command = "nothing" if rank.finished else rank.program[rank.position]
+            plan = rank.plan and (rank.plan.epoch, rank.plan.launched, rank.plan.stopped)
+            undecided = list(rank.state.member.undecided)
+            lines.append(f"rank {rank.rank} ({rank.state.mode}) {command=} {plan=} {undecided=}")
+        return "; ".join(lines)
+
+    def digest(self) -> int:
+        """Returns a number that is the same for equal worlds."""
+        ranks = tuple(map(_rank_digest, self.ranks))
+        queues = tuple((key, tuple(self.queues[key])) for key in sorted(self.queues))
+        jobs = (self.ledger.decided, self.ledger.voted)
+        begun = tuple(
+            tuple(tuple(sorted(each.parts.items())) for each in entries if not each.completed)
+            for entries in jobs
+        )
+        return hash((ranks, queues, begun))
+
+    # ---- what happened
+
+    @property
+    def frozen(self) -> bool:
+        """Whether all ranks follow a frozen plan."""
+        return all(rank.state.mode is Mode.FROZEN for rank in self.ranks)
+
+    def messages(self, kind: type[Any]) -> list[Any]:
+        """Returns the messages of a kind that were sent; a decision once for each rank."""
+        return [each.message for each in self.sent if isinstance(each.message, kind)]
+
+    def sent_after(self, positions: int) -> list[Sent]:
+        """Returns the messages that were sent when all ranks had begun `positions` commands."""
+        return [each for each in self.sent if min(each.positions) >= positions]
+
+    def ran(self) -> list[tuple[str, ...]]:
+        """Returns the names in each job that ran, in the order of their ends."""
+        return [part.names for part in self.jobs()]
+
+    def jobs(self) -> list[Part]:
+        """Returns rank 0's part of each job that ran."""
+        return self.ledger.finished
+
+    def texts(self, rank: int = 0) -> dict[str, str]:
+        """Returns the error of each refused tensor on a rank."""
+        outcomes = self.ranks[rank].outcomes.items()
+        return {key.name: str(handle.exception) for key, handle in outcomes if handle.exception}
+
+
+def explore(world: World, most_states: int = 60_000) -> int:
+    """Runs a world in every order of its moves; returns how many different states there are."""
+    seen = {world.digest()}
+    stack = [world]
+    while stack:
+        before = stack.pop()
+        moves = before.moves()
+        if not moves:
+            before.require_finished()
+        for move in moves:
+            after = before if move is moves[-1] else clone(before, {})
+            after.move(move)
+            mark = after.digest()
+            if mark not in seen:
+                seen.add(mark)
+                stack.append(after)
+        assert len(seen) <= most_states, f"more than {most_states} states"
+    return len(seen)
+
+
+_COPIED = (World, SimulatedRank, SimulatedTransfer, SimulatedPending, Ledger, Entry)
+_COPIED_SLOTS = (Handle, PlannedTensor, PlannedBucket)
+_ATTRIBUTES = {
+    **dict.fromkeys((*_COPIED, Flight, FrozenPlan), None),
+    **{kind: kind.__slots__ for kind in _COPIED_SLOTS},
+}
+
+
+def clone(value: Any, memo: dict[int, Any]) -> Any:
+    """Returns a copy of a world that shares with it only what never changes."""
+    kind = type(value)
+    if kind in (list, tuple, deque):
+        return kind([clone(each, memo) for each in value])
+    if kind is dict:
+        return {key: clone(each, memo) for key, each in value.items()}
+    if kind is Counter:
+        return Counter(value)
+    if kind not in _ATTRIBUTES or (kind is Entry and value.completed):
+        return value
+    if id(value) not in memo:
+        copied = memo[id(value)] = kind.__new__(kind)
+        for name in _ATTRIBUTES[kind] or value.__dict__:
+            setattr(copied, name, clone(getattr(value, name), memo))
+    return memo[id(value)]
+
+
+def step_of(names: Sequence[str], **options: Any) -> list[Command]:
+    """Returns a step of a program: it submits the tensors in order, then waits for all."""
+    return [*(Submit(name, **options) for name in names), *(Wait(name) for name in names)]
+
+
+def _rank_digest(rank: SimulatedRank) -> tuple[object, ...]:
+    plan = rank.plan
+    waiting = plan and tuple(each.handle is not None for each in plan.tensors.values())
+    flights = plan and tuple((i, each._settled) for i, each in plan.flights.items())
+    handles = tuple(
+        (name, each._done, each._error is None, each.flight is None)
+        for name, each in rank.handles.items()
+    )
+    return (
+        (rank.position, rank.begun, rank.waits, rank._broke, len(rank.stalls), rank.draining),
+        (plan and (plan.epoch, plan.launched, plan.stopped), waiting, flights, handles),
+        (tuple(rank.events), tuple(rank.follow), tuple(rank.actions), len(rank.awaited)),
+        (rank.last_joined, rank.error is None),
+        _plain(rank.state),
+    )
+
+
+def _plain(value: Any) -> object:
+    """Returns a value that can be hashed in the place of one that cannot."""
+    if isinstance(value, dict):
+        return tuple((key, _plain(each)) for key, each in value.items())
+    if isinstance(value, set):
+        return frozenset(value)
+    if (is_dataclass(value) and type(value).__hash__ is None) or isinstance(value, State):
+        return tuple(_plain(getattr(value, each.name)) for each in fields(value))
+    return value
