@@ -20,7 +20,7 @@ namespace {
 Plan::Plan(std::span<const std::byte> packed, std::span<const std::byte> packed_readers,
            uint32_t rank_, uint32_t ranks_, uint32_t pieces_in_, uint32_t pieces_out_,
            uint32_t parts_, uint32_t stages_, uint32_t rounds_, std::vector<uint32_t> slots_,
-           uint32_t scratch_, bool loans_only_)
+           uint32_t scratch_, bool addresses_only_)
     : records(packed.size() / sizeof(Record)),
       rank(rank_),
       ranks(ranks_),
@@ -31,7 +31,7 @@ Plan::Plan(std::span<const std::byte> packed, std::span<const std::byte> packed_
       rounds(rounds_),
       slots(std::move(slots_)),
       scratch(scratch_),
-      loans_only(loans_only_) {
+      addresses_only(addresses_only_) {
     if (packed.size() % sizeof(Record) != 0)
         throw Error(Fault::invalid, "plan: expected records of " + std::to_string(sizeof(Record)) +
                                         " bytes each, got " + std::to_string(packed.size()) +
@@ -63,7 +63,7 @@ Plan::Plan(std::span<const std::byte> packed, std::span<const std::byte> packed_
     take_readers(packed_readers);
 }
 
-// Where the slots of others are read, and how long the own ones are.
+// Finds the peers whose slots are read, and the lengths of this rank's slots.
 void Plan::note_slots() {
     std::vector<bool> read(ranks, false);
     slot_lengths.assign(slots[rank], Ref{Space::slot, 0, 0, 0, 0});
@@ -72,12 +72,12 @@ void Plan::note_slots() {
     };
     for (const Record& r : records) {
         if (r.action == Action::wait) read[r.peer] = true;
-        borrows |= r.src.space == Space::lent;
+        reads_in_place |= r.src.space == Space::shared;
         if (r.action == Action::wait || r.action == Action::post || r.action == Action::arg)
             continue;
-        lends |= r.action == Action::lend || r.flags & kLends;
+        shares_memory |= r.action == Action::share || r.flags & kShares;
         written(r.dst, r.length);
-        if (r.flags & (kHasSecond | kLends)) written(r.dst2, r.length);
+        if (r.flags & (kHasSecond | kShares)) written(r.dst2, r.length);
     }
     for (uint32_t peer = 0; peer < ranks; ++peer) {
         if (read[peer]) sources.push_back(peer);
@@ -126,7 +126,7 @@ void Plan::check(const Ref& ref, size_t at) const {
             if (ref.index >= pieces_out || ref.part >= parts)
                 refuse(at, "output part out of range");
             return;
-        case Space::lent:
+        case Space::shared:
             if (ref.rank == rank) refuse(at, "takes a loan from its own rank");
             [[fallthrough]];
         case Space::slot:
@@ -143,11 +143,11 @@ void Plan::check_record(size_t at) const {
     const Record& r = records[at];
     const auto writable = [&](const Ref& ref) {
         check(ref, at);
-        if (ref.space == Space::in || ref.space == Space::lent ||
+        if (ref.space == Space::in || ref.space == Space::shared ||
             (ref.space == Space::slot && ref.rank != rank))
             refuse(at, "writes to the input, to a loan or to a slot of another rank");
     };
-    const auto lendable = [&](const Ref& slot, const Ref& memory) {
+    const auto shareable = [&](const Ref& slot, const Ref& memory) {
         if (slot.space != Space::slot || (memory.space != Space::in && memory.space != Space::out))
             refuse(at, "lends something else than input or output, or not by a slot");
         check(memory, at);
@@ -155,14 +155,14 @@ void Plan::check_record(size_t at) const {
     switch (r.action) {
         case Action::copy:
         case Action::reduce:
-        case Action::lend:
+        case Action::share:
             writable(r.dst);
-            if (r.flags & (kHasSecond | kLends)) writable(r.dst2);
-            if (r.flags & kLends) lendable(r.dst2, r.dst);
+            if (r.flags & (kHasSecond | kShares)) writable(r.dst2);
+            if (r.flags & kShares) shareable(r.dst2, r.dst);
             if (r.length.space != Space::in && r.length.space != Space::out)
                 refuse(at, "its length is that of no part of input or output");
             check(r.length, at);
-            if (r.action == Action::lend) return lendable(r.dst, r.src);
+            if (r.action == Action::share) return shareable(r.dst, r.src);
             if (r.action == Action::copy) return check(r.src, at);
             if (r.sources == 0 || r.sources > kMostSources)
                 refuse(at, "expected 1 to 4096 operands");
