@@ -128,7 +128,7 @@ LastCall last_call_of(const RankControl& control) noexcept {
     return {header, entry->seq, entry->count, entry->hash, entry->kind, entry->root};
 }
 
-void hear(RankControl& mirror, const LastCall& called) noexcept {
+void update_last_call(RankControl& mirror, const LastCall& called) noexcept {
     if (called.seq == 0) return;  // the peer has made no call yet
     const auto record_of = [&](uint64_t seq) -> CallRecord& {
         return mirror.calls[seq % kCallHistory];
@@ -165,9 +165,10 @@ void record_refusal(RankControl& control, uint64_t seq, std::string_view reason)
 
 std::string call_text(const RankControl& control, uint64_t seq) {
     const auto entry = entry_of(control, seq);
-    if (!entry) return "a call no longer remembered";
+    if (!entry) return "a call that is no longer in the history";
     const uint32_t kind = entry->kind;
-    if (kind == kRefusedKind) return "one that it refused: " + refusal_text(control.refusal, seq);
+    if (kind == kRefusedKind)
+        return "a call that it refused: " + refusal_text(control.refusal, seq);
     const auto op = static_cast<OpKind>(kind & 0xff);
     std::string text = name_of(kOps, kind & 0xff);
     if (op == OpKind::barrier || op == OpKind::split) return text + "()";

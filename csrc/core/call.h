@@ -98,7 +98,7 @@ void record_refusal(RankControl& control, uint64_t seq, std::string_view reason)
 [[nodiscard]] LastCall last_call_of(const RankControl& control) noexcept;
 // Stores the last call of a rank in its mirror, unless the mirror has a later call. Only one thread
 // may call this at a time.
-void hear(RankControl& mirror, const LastCall& called) noexcept;
+void update_last_call(RankControl& mirror, const LastCall& called) noexcept;
 // Returns true if both ranks have a record of call `seq` and the fingerprints differ. The record of
 // a rank on another host has only the calls that were received.
 [[nodiscard]] bool differ(const RankControl& one, const RankControl& other, uint64_t seq) noexcept;

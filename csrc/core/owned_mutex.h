@@ -18,8 +18,8 @@ class OwnedMutex {
     void lock() {
         if (held_here())
             throw Error(Fault::invalid,
-                        "a signal handler cannot use a communicator whose messages the interrupted "
-                        "thread is just moving");
+                        "a signal handler cannot use this communicator: the interrupted thread is "
+                        "moving its messages");
         mutex_.lock();
         owner_.store(std::this_thread::get_id(), std::memory_order_relaxed);
     }

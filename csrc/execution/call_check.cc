@@ -73,7 +73,7 @@ std::string CallCheck::late(uint64_t seq, double timeout_s) const {
         named = true;
     }
     if (named) return text;
-    text += " all ranks have arrived, but not all go on";
+    text += " all ranks have arrived, but some make no progress";
     const uint64_t mine = own_.progress.load(std::memory_order_relaxed);
     for (uint32_t r = 0; r < members_.ranks(); ++r) {
         const uint64_t theirs = view_.control(r).progress.load(std::memory_order_acquire);

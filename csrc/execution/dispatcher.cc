@@ -16,7 +16,7 @@ constexpr std::chrono::seconds kDriverWait{
     1};                           // for a driving thread that a signal handler may delay
 constexpr double kRefusal_s = 1;  // positive: run it in this thread if no call is queued
 constexpr const char* kInHandler =
-    "a signal handler cannot wait for a call: the one that the signal interrupted comes first";
+    "a signal handler cannot wait for a call: the interrupted call must end first";
 
 // Static, because calls must end even if memory is exhausted.
 const Error kClosed(Fault::aborted, "the communicator was closed before this call was complete"),

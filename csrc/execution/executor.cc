@@ -73,15 +73,16 @@ void Executor::prepare(Execution& call) {
     const Plan& plan = *call.plan;
     if (call.in.size() != plan.pieces_in || call.out.size() != plan.pieces_out) {
         invalid(call, "the call has " + count_of(call.in.size(), call.out.size()) +
-                          ", its plan is for " + count_of(plan.pieces_in, plan.pieces_out));
+                          ", but its plan is for " + count_of(plan.pieces_in, plan.pieces_out));
     }
     if (plan.rank != members_.rank() || plan.ranks != members_.ranks()) {
         invalid(call, "the plan is for rank " + std::to_string(plan.rank) + " of " +
-                          std::to_string(plan.ranks) + ", this is rank " +
+                          std::to_string(plan.ranks) + ", but this is rank " +
                           std::to_string(members_.rank()) + " of " +
                           std::to_string(members_.ranks()));
     }
-    if (call.block_bytes == 0) invalid(call, "a block has at least one element, got 0 bytes");
+    if (call.block_bytes == 0)
+        invalid(call, "expected blocks of at least one element, got 0 bytes");
     const size_t element = size_of(call.args.dtype);
     uint64_t longest = part_bytes(call.longest_bytes, plan.parts, element), bytes = 0;
     for (const auto* pieces : {&call.in, &call.out}) {
@@ -98,7 +99,7 @@ void Executor::prepare(Execution& call) {
     if ((plan.shares_memory || plan.reads_in_place) && longest > 0 &&
         call.slot_bytes < sizeof(std::byte*))
         invalid(call, "blocks of " + std::to_string(call.block_bytes) +
-                          " bytes are too small to lend memory: they hold an address of " +
+                          " bytes are too small for single copy: a slot holds an address of " +
                           std::to_string(sizeof(std::byte*)) + " bytes");
     // Includes the slots of peers, because this rank reads them.
     const uint64_t most = *std::max_element(plan.slots.begin(), plan.slots.end());
@@ -144,9 +145,9 @@ StagingRing* Executor::staging_for(const Execution& call, uint64_t bytes) {
     const auto found = std::find_if(staging_rings_.begin(), staging_rings_.end(), fits);
     if (found == staging_rings_.end()) {
         invalid(call, "the plan needs " + std::to_string(bytes) +
-                          " bytes of staging for a block, the group has " +
+                          " bytes of staging for a block, but the group has " +
                           std::to_string(staging_rings_.back().buffer_bytes()) +
-                          ": take smaller blocks, or raise UNISONO_STAGING_BYTES");
+                          ": use smaller blocks, or raise UNISONO_STAGING_BYTES");
     }
     return found;
 }

@@ -161,7 +161,7 @@ bool Executor::flush_sends(Wait& wait) {
     };
     return remote_waiter_.wait(
         rest, gone, [&] { check_remote_readers(wait.call); },
-        [&] { return wait.late(call_check_) + "; not all take what this rank sends"; },
+        [&] { return wait.late(call_check_) + "; some do not receive what this rank sends"; },
         wait.deadline, wait.interrupted, wait.limit_s);
 }
 

@@ -83,7 +83,7 @@ class Group {
     }
     void heard(uint32_t peer, const Activity& doing) noexcept {
         if (peer >= view_.ranks() || view_.local(peer)) return;
-        view_.hear(peer, doing.called);
+        view_.update_last_call(peer, doing.called);
         view_.control(peer).awaited_message.store(doing.awaited_message, std::memory_order_relaxed);
     }
     [[nodiscard]] Activity doing() const noexcept {
@@ -112,7 +112,7 @@ class Group {
         Wire* const wire = dispatcher_.quiet() ? wire_.get() : nullptr;
         if (wire && !members_.failed())
             wire->part();  // before a wait on either, so both start to close
-        Over over(timeout_s, interrupted);
+        StopCondition over(timeout_s, interrupted);
         const auto parted = [&] {  // each call moves its transport, so neither waits for the other
             const bool calls = !wire || wire->parted();
             return p2p_.parted() && calls;

@@ -38,7 +38,7 @@ Plan::Plan(std::span<const std::byte> packed, std::span<const std::byte> packed_
                                         " bytes in all");
     if (rank >= ranks || slots.size() != ranks || parts == 0 || rounds == 0) {
         throw Error(Fault::invalid,
-                    "plan: expected a rank below the ranks, slots of each, and at least one part "
+                    "plan: expected a rank below the ranks, slots for each, and at least one part "
                     "and round; got rank " +
                         std::to_string(rank) + " of " + std::to_string(ranks) + ", slots of " +
                         std::to_string(slots.size()) + ", " + std::to_string(parts) + " parts, " +
@@ -48,15 +48,16 @@ Plan::Plan(std::span<const std::byte> packed, std::span<const std::byte> packed_
     uint32_t posted = 0, round = 0;
     for (size_t i = 0; i < records.size(); ++i) {
         check_record(i);
-        if (records[i].round < round || records[i].round >= rounds) refuse(i, "rounds do not rise");
+        if (records[i].round < round || records[i].round >= rounds)
+            refuse(i, "expected rounds in ascending order");
         round = records[i].round;
         if (records[i].action != Action::post) continue;
-        if (records[i].value <= posted) refuse(i, "progress does not rise");
+        if (records[i].value <= posted) refuse(i, "expected posts in ascending order");
         posted = records[i].value;
     }
     if (posted != stages)
         throw Error(Fault::invalid, "plan: a block ends with post " + std::to_string(posted) +
-                                        ", all ranks expect " + std::to_string(stages));
+                                        ", but all ranks expect " + std::to_string(stages));
     copies_only = std::none_of(records.begin(), records.end(),
                                [](const Record& r) { return r.action == Action::reduce; });
     note_slots();
@@ -101,7 +102,7 @@ void Plan::take_readers(std::span<const std::byte> packed) {
                                             " reads slot " + std::to_string(reader.slot) +
                                             " after post " + std::to_string(reader.post) +
                                             ", which rank " + std::to_string(rank) +
-                                            " does not show to it");
+                                            " does not publish to it");
         }
         readers_of_any.push_back(reader.rank);
     }
@@ -127,7 +128,7 @@ void Plan::check(const Ref& ref, size_t at) const {
                 refuse(at, "output part out of range");
             return;
         case Space::shared:
-            if (ref.rank == rank) refuse(at, "takes a loan from its own rank");
+            if (ref.rank == rank) refuse(at, "reads shared memory of its own rank");
             [[fallthrough]];
         case Space::slot:
             if (ref.rank >= ranks || ref.index >= slots[ref.rank]) refuse(at, "slot out of range");
@@ -145,11 +146,11 @@ void Plan::check_record(size_t at) const {
         check(ref, at);
         if (ref.space == Space::in || ref.space == Space::shared ||
             (ref.space == Space::slot && ref.rank != rank))
-            refuse(at, "writes to the input, to a loan or to a slot of another rank");
+            refuse(at, "writes to the input, to shared memory or to a slot of another rank");
     };
     const auto shareable = [&](const Ref& slot, const Ref& memory) {
         if (slot.space != Space::slot || (memory.space != Space::in && memory.space != Space::out))
-            refuse(at, "lends something else than input or output, or not by a slot");
+            refuse(at, "shares memory that is not input or output, or without a slot");
         check(memory, at);
     };
     switch (r.action) {
@@ -160,26 +161,29 @@ void Plan::check_record(size_t at) const {
             if (r.flags & (kHasSecond | kShares)) writable(r.dst2);
             if (r.flags & kShares) shareable(r.dst2, r.dst);
             if (r.length.space != Space::in && r.length.space != Space::out)
-                refuse(at, "its length is that of no part of input or output");
+                refuse(at, "its length is not that of an input or output part");
             check(r.length, at);
             if (r.action == Action::share) return shareable(r.dst, r.src);
             if (r.action == Action::copy) return check(r.src, at);
             if (r.sources == 0 || r.sources > kMostSources)
                 refuse(at, "expected 1 to 4096 operands");
-            if (at + r.sources >= records.size()) refuse(at, "fewer operands follow than it says");
+            if (at + r.sources >= records.size())
+                refuse(at, "fewer operands follow than its count");
             for (size_t k = 1; k <= r.sources; ++k) {
                 if (records[at + k].action != Action::arg)
-                    refuse(at, "fewer operands follow than it says");
+                    refuse(at, "fewer operands follow than its count");
             }
             return;
         case Action::arg:
             return check(r.src, at);
         case Action::wait:
             if (r.peer >= ranks || r.peer == rank || r.value > stages || r.posted > r.round)
-                refuse(at, "waits for its own rank, for no rank, or for a post that never comes");
+                refuse(at,
+                       "waits for its own rank, for an unknown rank, or for a post that does not "
+                       "exist");
             return;
         case Action::post:
-            if (r.value > stages) refuse(at, "posts more than a block has");
+            if (r.value > stages) refuse(at, "posts a value above the stages of a block");
             return;
     }
     refuse(at, "unknown action");

@@ -83,15 +83,15 @@ std::byte* RemoteSlots::place(uint32_t peer, const Frame& frame) {
     const bool known = frame.kind == FrameKind::load || frame.kind == FrameKind::post;
     if (!known || frame.size_class >= kSizeClasses) {
         nonsense(peer, "a frame with payload of kind " +
-                           std::to_string(static_cast<uint32_t>(frame.kind)) + " for staging " +
+                           std::to_string(static_cast<uint32_t>(frame.kind)) + " for size class " +
                            std::to_string(frame.size_class) +
-                           ": expected a load or a post, for staging 0 to " +
+                           ": expected a load or a post, for size class 0 to " +
                            std::to_string(kSizeClasses - 1));
     }
     const uint64_t room = view_.segment().size_class(frame.size_class).bytes(1);
     if (frame.place > room || frame.bytes > room - frame.place) {
-        nonsense(peer, std::to_string(frame.bytes) + " bytes for place " +
-                           std::to_string(frame.place) + " of its staging, which has " +
+        nonsense(peer, std::to_string(frame.bytes) + " bytes at offset " +
+                           std::to_string(frame.place) + " of its staging buffers, which have " +
                            std::to_string(room) + " bytes");
     }
     return view_.buffers(peer, frame.size_class) + frame.place;
@@ -102,9 +102,9 @@ void RemoteSlots::deliver(uint32_t peer, const Frame& frame) {
     switch (frame.kind) {
         case FrameKind::post:
             if (frame.progress < mirror.progress.load(std::memory_order_relaxed))
-                nonsense(peer, "progress that falls: " + std::to_string(frame.progress) +
+                nonsense(peer, "decreasing progress: " + std::to_string(frame.progress) +
                                    " after " + std::to_string(mirror.progress.load()));
-            view_.hear(peer, frame.called);
+            view_.update_last_call(peer, frame.called);
             mirror.progress.store(frame.progress, std::memory_order_release);
             return;
         case FrameKind::left:
@@ -119,7 +119,7 @@ void RemoteSlots::deliver(uint32_t peer, const Frame& frame) {
             break;
     }
     nonsense(peer, "a frame of kind " + std::to_string(static_cast<uint32_t>(frame.kind)) +
-                       ", which the connections of collectives do not carry");
+                       ", which connections of collectives do not use");
 }
 
 void RemoteSlots::lost(uint32_t peer, const std::string& why) {

@@ -27,9 +27,9 @@ View::View(Segment& segment, uint32_t rank, HostRanks host_ranks)
     : segment_(segment), rank_(rank), seen_(host_ranks.ranks), here_(std::move(host_ranks.here)) {
     const uint32_t ranks = host_ranks.ranks;
     if (here_.size() != segment.shape().ranks)
-        throw Error(Fault::invalid, "the segment has places for " +
-                                        std::to_string(segment.shape().ranks) +
-                                        " ranks, this host has " + std::to_string(here_.size()));
+        throw Error(Fault::invalid,
+                    "the segment has places for " + std::to_string(segment.shape().ranks) +
+                        " ranks, but this host has " + std::to_string(here_.size()));
     for (uint32_t place = 0; place < here_.size(); ++place) {
         const uint32_t r = here_[place];
         if (r >= ranks || local(r))

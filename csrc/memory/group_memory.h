@@ -30,9 +30,9 @@ class View {
     View& operator=(const View&) = delete;
     ~View();
     // Stores the last call of a rank on another host, wherever the news came from. From any thread.
-    void hear(uint32_t r, const LastCall& called) noexcept {
+    void update_last_call(uint32_t r, const LastCall& called) noexcept {
         const std::lock_guard lock(mirror_mutex_);
-        unisono::hear(control(r), called);
+        unisono::update_last_call(control(r), called);
     }
     // Releases the memory; see Segment::give_back(). The RankControl of a mirror stays, because
     // update_last_call() may still write it.

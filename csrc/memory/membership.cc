@@ -23,9 +23,10 @@ namespace {
 
 constexpr size_t kPage = 4096;
 
-const Error kNoReason(Fault::aborted,
-                      "the group has failed, and who failed it ended before it said why"),
-    kUnreadable(Fault::aborted, "the group has failed, and there is no memory to say why");
+const Error kNoReason(
+    Fault::aborted,
+    "the group has failed, and the rank that failed it ended before it gave a reason"),
+    kUnreadable(Fault::aborted, "the group has failed, and there is no memory to read the reason");
 
 // Ranks that are threads of one process share a POSIX lock owner, so the kernel cannot tell them
 // apart. By this number they recognise each other and skip the query. It mixes a start time, an
@@ -45,8 +46,7 @@ uint64_t process_identity() {
 
 ForkGuard::ForkGuard() {
     void* page = ::mmap(nullptr, kPage, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
-    if (page == MAP_FAILED)
-        throw_errno("mmap of the page that tells a forked child from its parent");
+    if (page == MAP_FAILED) throw_errno("mmap of the page that detects a fork");
     ::madvise(page, kPage, MADV_WIPEONFORK);
     page_ = new (page) std::atomic<uint32_t>(1);
 }
@@ -57,15 +57,15 @@ ForkGuard::~ForkGuard() {
 
 Membership::Membership(View& view, const std::array<uint8_t, 16>& nonce) : view_(view) {
     if (!std::equal(nonce.begin(), nonce.end(), segment().group().nonce)) {
-        throw Error(
-            Fault::invalid,
-            "the group's segment does not carry the nonce of its owner: it is other memory");
+        throw Error(Fault::invalid,
+                    "expected the nonce of the group's owner in the segment, found another: it is "
+                    "other memory");
     }
     RankControl& own = view_.own();
     uint32_t expected = static_cast<uint32_t>(Presence::absent);
     if (!own.presence.compare_exchange_strong(expected, static_cast<uint32_t>(Presence::joining))) {
         throw Error(Fault::invalid, "rank " + std::to_string(rank()) +
-                                        " has joined this group already: each joins once");
+                                        " has already joined this group: each rank joins once");
     }
     own.pid.store(::getpid(), std::memory_order_relaxed);
     own.process.store(process_identity(), std::memory_order_relaxed);
@@ -101,7 +101,7 @@ Membership::~Membership() {
 }
 
 void Membership::give_back() noexcept {
-    const std::lock_guard lock(giving_);
+    const std::lock_guard lock(release_mutex_);
     if (std::exchange(given_back_, true)) return;
     close_descriptor();  // first: it finds the other ranks of this process through the memory
     view_.give_back();
@@ -117,7 +117,7 @@ void Membership::close_descriptor() noexcept {
     struct stat file{};
     if (fd < 0 || ::fstat(fd, &file) != 0) return;
     own.kept_fd.store(fd + 1);
-    if (has_neighbours()) return;
+    if (has_process_peers()) return;
     const uint64_t process = own.process.load(std::memory_order_relaxed);
     for (const uint32_t r : view_.here()) {
         RankControl& other = view_.control(r);
@@ -133,7 +133,7 @@ void Membership::close_descriptor() noexcept {
 
 // Returns true if another rank of this process is in the group or is just joining. A joining rank
 // may not have published its process yet.
-bool Membership::has_neighbours() const noexcept {
+bool Membership::has_process_peers() const noexcept {
     const uint64_t own = view_.own().process.load(std::memory_order_relaxed);
     const auto& here = view_.here();
     return std::any_of(here.begin(), here.end(), [&](uint32_t r) {
@@ -203,7 +203,7 @@ bool Membership::present(uint32_t peer) const {
 uint64_t Membership::exchange_successor(uint64_t expected, uint64_t desired) {
     if (guard_.in_child()) raise();
     // Otherwise two threads might change it, one of them in memory that no other rank sees.
-    const std::lock_guard lock(giving_);
+    const std::lock_guard lock(release_mutex_);
     if (given_back_ && expected != desired) raise();
     segment().group().successor.compare_exchange_strong(expected, desired,
                                                         std::memory_order_acq_rel);

@@ -120,14 +120,14 @@ class Membership {
     [[nodiscard]] bool alive(uint32_t peer) const noexcept;
     void require_alive(uint32_t peer);
     void lock_own_byte();
-    [[nodiscard]] bool has_neighbours() const noexcept;
+    [[nodiscard]] bool has_process_peers() const noexcept;
     void close_descriptor() noexcept;
 
     View& view_;
     Events events_;
     ForkGuard guard_;
     std::atomic<bool> closed_{false};
-    std::mutex giving_;  // guards the next field, and the memory during exchange_successor()
+    std::mutex release_mutex_;  // guards the next field, and the memory during exchange_successor()
     bool given_back_ = false;
 };
 

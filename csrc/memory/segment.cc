@@ -125,7 +125,7 @@ void lay_out_segment(int fd, const SegmentShape& shape, const std::array<uint8_t
         // Allocates all pages now. Otherwise the first access beyond the file system's free space
         // would fault.
         errno = code;
-        throw_errno("making room for the group's segment of " + std::to_string(o.total) + " bytes");
+        throw_errno("allocating the group's segment of " + std::to_string(o.total) + " bytes");
     }
     void* base = ::mmap(nullptr, o.staging, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
     if (base == MAP_FAILED) throw_errno("mmap of the group's segment");

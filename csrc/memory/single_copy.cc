@@ -83,7 +83,7 @@ void CrossMemory::explain(uint32_t rank, int error, const char* verb) {
     members_.fail_made(Fault::aborted, [&] {
         return "rank " + std::to_string(members_.rank()) + " cannot " + verb +
                " the memory that rank " + std::to_string(rank) +
-               " gave to this call: " + std::strerror(error);
+               " shares in this call: " + std::strerror(error);
     });
 }
 

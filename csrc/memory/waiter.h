@@ -73,9 +73,9 @@ using Interrupted = std::function<bool()>;
 
 // Returns true once a polling wait must end: after a timeout, or for a signal, for which it checks
 // every 50 ms.
-class Over {
+class StopCondition {
   public:
-    Over(double timeout_s, const Interrupted& interrupted) noexcept
+    StopCondition(double timeout_s, const Interrupted& interrupted) noexcept
         : late_(timeout_s), interrupted_(interrupted) {}
     [[nodiscard]] bool operator()() {
         over_ = over_ || late_.passed();
@@ -121,7 +121,7 @@ class Waiter {
             const auto before = std::exchange(now, std::chrono::steady_clock::now());
             if (now - before > kCrowded && ++crowded > spin_policy_.crowded) break;
         }
-        double looked_s = 0;
+        double checked_s = 0;
         while (!ready()) {
             inspect();
             const double elapsed_s = deadline.elapsed_s();
@@ -138,10 +138,10 @@ class Waiter {
             const auto awake = [&] { return ready() || members_.failed(); };
             const Woken woken = rest(awake, std::min(left_s, kSlice_s));
             // Check now and then even if the doorbell keeps ringing for other ranks.
-            if (woken != Woken::rung || elapsed_s - looked_s > kSlice_s) {
-                check_world(interrupted);
+            if (woken != Woken::rung || elapsed_s - checked_s > kSlice_s) {
+                make_slow_checks(interrupted);
                 if (elapsed_s > kSlowWait_s) members_.ask_other_hosts();  // for any kind of wait
-                looked_s = elapsed_s;
+                checked_s = elapsed_s;
             }
         }
         return true;
@@ -157,7 +157,7 @@ class Waiter {
     }
 
     // Makes the slow checks: signals, and the liveness of the peers that are due.
-    void check_world(const Interrupted& interrupted);
+    void make_slow_checks(const Interrupted& interrupted);
 
   private:
     static constexpr double kSlice_s = 0.05;

@@ -70,7 +70,7 @@ void Engine::inspect(std::chrono::steady_clock::time_point& last) {
     const auto now = std::chrono::steady_clock::now();
     if (now - last < kInspectEach) return;
     const bool first = std::exchange(last, now) == std::chrono::steady_clock::time_point{};
-    check_world();
+    make_slow_checks();
     if (!first) members_.ask_other_hosts();
 }
 
@@ -286,7 +286,7 @@ void Engine::progress_loop() {
             lock.unlock();
             background_asleep_.store(true, std::memory_order_relaxed);
             if (rest(here, wire_ != nullptr, ready, kSlice_s) == Woken::timed_out)
-                waiter_.check_world({});
+                waiter_.make_slow_checks({});
         } catch (const std::exception&) {  // recorded in the group: poll ends what is under way
         }
         background_asleep_.store(false, std::memory_order_relaxed);

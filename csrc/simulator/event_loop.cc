@@ -110,7 +110,7 @@ void Engine::begin(int32_t task) {
     const int32_t path = tasks_.path[index(task)];
     const double bytes = tasks_.bytes[index(task)];
     if (bytes <= 0 || paths_.resources[index(path)].empty()) {
-        left(task);
+        departed(task);
         return;
     }
     const int32_t number = active_path_of(path);
@@ -136,11 +136,11 @@ void Engine::finish(int32_t number) {
         std::pop_heap(active.members.begin(), active.members.end(), std::greater<>());
         active.members.pop_back();
         sharing_.change(active.path, -1);
-        left(task);
+        departed(task);
     }
 }
 
-void Engine::left(int32_t task) {
+void Engine::departed(int32_t task) {
     const int32_t path = tasks_.path[index(task)];
     count(path, tasks_.bytes[index(task)]);
     if (!next_.empty() && next_[index(task)] >= 0) release(next_[index(task)], task);

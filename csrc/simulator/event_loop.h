@@ -83,7 +83,7 @@ class Engine {
     static size_t index(int32_t i) { return static_cast<size_t>(i); }
     void ready(int32_t task);
     void begin(int32_t task);
-    void left(int32_t task);
+    void departed(int32_t task);
     void count(int32_t path, double bytes);
     void arrive(int32_t task);
     void release(int32_t task, int32_t by);

@@ -51,7 +51,7 @@ void read(Report& report, const RankControl& history, const std::atomic<bool>& o
         wrong += differ(*own, history, seq);
         const std::string text = call_text(history, seq);
         found += text == text_of(seq);
-        wrong += text != text_of(seq) && text != "a call no longer remembered";
+        wrong += text != text_of(seq) && text != "a call that is no longer in the history";
         const LastCall called = last_call_of(history);
         wrong += called.seq != 0 && (called.hash != hash_of(called.seq) ||
                                      called.header != header_of(called.seq, called.hash));
@@ -85,11 +85,11 @@ void check_heard_by_two_ways(Report& report) {
     std::thread late([&] {
         while (!over.load()) {
             const uint64_t i = behind.load();
-            view.hear(1, called_of(1 + (i ? i - 1 : 0) * kCallHistory));
+            view.update_last_call(1, called_of(1 + (i ? i - 1 : 0) * kCallHistory));
         }
     });
     for (uint64_t i = 0; i < kCalls; ++i) {
-        view.hear(1, called_of(1 + i * kCallHistory));
+        view.update_last_call(1, called_of(1 + i * kCallHistory));
         behind = i;
         if (i % 64 == 0) std::this_thread::yield();
     }
@@ -107,7 +107,7 @@ void check_very_late_news(Report& report) {
     View view(segment, 0, HostRanks{2, {0}});
     const LastCall last = called_of(1 + (uint64_t{3} << 22));
     for (const uint64_t seq : {uint64_t{1}, last.seq, uint64_t{1}, uint64_t{2}})
-        view.hear(1, called_of(seq));
+        view.update_last_call(1, called_of(seq));
     report.check(view.control(1).header.load() == last.header,
                  "very late news passes for the latest");
 }

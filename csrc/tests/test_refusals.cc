@@ -37,7 +37,7 @@ void check_refused_far_ahead(Report& report, Mapping mapping) {
         world[1].dispatcher->submit(std::move(refused), kLong_s, kLong_s);
     }
     expect(report, run_step(world[0], simple(Kind::direct, 100), 0.5), Fault::mismatch,
-           "rank 1 called a call no longer remembered", "refused far ahead");
+           "rank 1 called a call that is no longer in the history", "refused far ahead");
 }
 
 // What only one rank finds wrong with its call, before it has begun: the others learn why, at once.
