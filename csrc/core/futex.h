@@ -15,8 +15,9 @@ Woken futex_wait(const std::atomic<uint32_t>& word, uint32_t seen, double timeou
 void futex_wake_all(const std::atomic<uint32_t>& word) noexcept;
 
 // Full barrier whose cost only one side pays. heavy_barrier() runs a barrier on every running
-// thread of all registered processes (membarrier(2), global expedited), so the other side needs no
-// fence. A process registers once; later calls have no effect. Returns false if the kernel refuses.
+// thread of all registered processes, by membarrier(2), global expedited. So the other side needs
+// no fence. A process registers once; later calls have no effect. Returns false if the kernel
+// refuses.
 [[nodiscard]] bool register_for_heavy_barrier() noexcept;
 void heavy_barrier() noexcept;
 
@@ -24,8 +25,8 @@ enum class Fence : uint8_t { light, full };  // light: all ranks have registered
 
 // Wakes the sleepers of a doorbell. Call this after the store that a sleeper may wait for. That
 // store must come before the load of `sleepers`. A sleeper raises `sleepers` before it checks its
-// condition a last time. A full fence would wait until the polled line returns from the peer, which
-// takes half the time of a small message.
+// condition a last time. A full fence would wait until the polled line returns from the peer: half
+// the time of a small message.
 inline void ring(Doorbell& doorbell, Fence fence = Fence::full) noexcept {
     if (fence == Fence::light) {
         std::atomic_signal_fence(std::memory_order_seq_cst);

@@ -12,10 +12,10 @@ namespace unisono {
 // Returns the number of cores that this process may use.
 [[nodiscard]] unsigned usable_cores() noexcept;
 
-// Returns true if the cores of this CPU form a mesh and each has a large cache of its own, as in
-// Intel's server CPUs since Skylake. There a core reads data that another core has just written at
-// 5 to 6 GB/s. Data that was stored to memory is no faster. Data that the other core has not
-// touched for a while reaches 12 GB/s and more (benchmarks/RESULTS.md).
+// Returns true if the cores of this CPU form a mesh, each with a large cache of its own. Intel's
+// server CPUs since Skylake are built like this. There a core reads data that another core has just
+// written at 5 to 6 GB/s. Data that was stored to memory is no faster. Data that the other core has
+// not touched for a while reaches 12 GB/s and more (benchmarks/RESULTS.md).
 [[nodiscard]] bool meshed_cores() noexcept;
 
 // Returns the size of the last-level cache, or an assumed size if the system does not report it.

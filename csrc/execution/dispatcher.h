@@ -86,8 +86,8 @@ class Dispatcher {
     [[nodiscard]] bool idle() const noexcept { return !driving(); }
 
   private:
-    // The right to drive the executor, granted if no other thread has it. Not a mutex, because a
-    // thread without the right must wait for the right and for the group's end at the same time.
+    // The right to drive the executor, granted if no other thread has it. Not a mutex: a thread
+    // without the right must wait for two events at once, the right and the group's end.
     class DriverClaim {
       public:
         explicit DriverClaim(Dispatcher& owner) noexcept : owner_(owner) {

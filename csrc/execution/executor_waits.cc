@@ -50,9 +50,9 @@ bool Executor::wait_progress(Wait& wait, const Record& record) {
 }
 
 // No rank returns before every peer of its host has entered this call; for a barrier this is the
-// whole effect. Of other hosts, only ranks whose slots were read are checked. One exception: a call
-// that equals the previous one, and that this rank can finish alone, need not wait (a root that
-// broadcasts in a loop). A later call then makes the missing comparisons.
+// whole effect. Of other hosts, only ranks whose slots were read are checked. One exception is a
+// call that equals the previous one and that this rank can finish alone, such as a broadcast by its
+// root in a loop. It does not wait; a later call makes the missing comparisons.
 bool Executor::verify_all(Wait& wait) {
     Execution& call = wait.call;
     if (!call.announced) {

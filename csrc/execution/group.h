@@ -73,8 +73,8 @@ class Group {
             if (wire) wire->abandon();
         }
     }
-    // News of a peer through other hosts: peer_left() says that the peer has left without a
-    // failure, heard() gives its last call and the message that it waits for.
+    // News of a peer from other hosts. peer_left(): the peer has left without a failure. heard():
+    // its last call, and the message that it waits for.
     void peer_left(uint32_t peer) noexcept {
         if (peer >= view_.ranks() || view_.local(peer)) return;
         view_.control(peer).presence.store(static_cast<uint32_t>(Presence::left),
@@ -100,7 +100,7 @@ class Group {
     void abort(const std::string& reason) noexcept { fail(Fault::aborted, reason); }
     // Fails the group with a mismatch that the ranks have found themselves.
     void fail_mismatch(const std::string& text) noexcept { fail(Fault::mismatch, text); }
-    // Leaves without a failure, so peers may finish what does not need this rank. Sent data has
+    // Leaves without a failure, so peers may finish calls that do not need this rank. Sent data has
     // `timeout_s` to reach other hosts, unless the wait is interrupted.
     void close(double timeout_s = kLinger_s, const Interrupted& interrupted = {}) noexcept {
         members_.leave();

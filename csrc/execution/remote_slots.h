@@ -35,8 +35,8 @@ class RemoteSlots final : public Receiver {
 
     // Sends the own progress, and the slots `loads` of the buffer `place`.
     void send_slots(uint32_t peer, const Place& place, std::span<const Load> loads);
-    // Ends a block after its last post. Records the remote readers that must acknowledge, and
-    // acknowledges peers whose slots this rank has read, if they will soon need it.
+    // Ends a block after its last post. Records the remote readers, which must acknowledge the
+    // block. Acknowledges peers whose slots this rank has read, if they will soon need it.
     void end_block(const Plan& plan, const Place& place, uint64_t lead, uint64_t progress);
     // Acknowledges all blocks of a size class. Needed before a call that runs ahead, because its
     // peers need all acknowledgements at once.

@@ -31,9 +31,9 @@ void fence(Store store) {
 }
 
 // Returns true if the C library's copy is slow. It copies more than 2 KiB with `rep movsb`. On AMD
-// cores (measured on Zen 3) this runs 20 times slower, at 2 GB/s, if the destination lies up to 31
-// bytes further into its page than the source. That happens here: NumPy arrays begin 16 bytes into
-// a page, staging buffers at a page start.
+// cores (measured on Zen 3) this is 20 times slower in one case: the destination lies up to 31
+// bytes further into its page than the source. It then runs at 2 GB/s. That happens here: NumPy
+// arrays begin 16 bytes into a page, staging buffers at a page start.
 bool library_copy_is_slow(const uint8_t* dst, const uint8_t* src, size_t bytes) {
 #if defined(__x86_64__)
     constexpr size_t least_bytes = 2048, page_bytes = 4096, least_distance = 64;

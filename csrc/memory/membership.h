@@ -63,7 +63,8 @@ class Membership {
     }
     // Returns the recorded failure, if any. Works even without free memory.
     [[nodiscard]] std::optional<Error> failure() const noexcept;
-    // Asks the kernel if every peer of this host is alive. Fails the group if one is gone.
+    // Checks that every peer of this host is alive, by asking the kernel. Fails the group if a peer
+    // is gone.
     void require_peers_alive();
     // Does the same for the peers whose check is due. If some rank calls this every 50 ms, all
     // peers are checked in time, however many ranks call it.

@@ -1,7 +1,7 @@
 // Single copy: a rank reads another rank's memory in place, through the kernel (process_vm_readv).
-// So data is copied once, without a staging buffer. Threads of one process use the kernel, too: the
-// owner may unmap its memory after the call has failed, and then the kernel returns an error
-// instead of a fault.
+// So data is copied once, without a staging buffer. Threads of one process use the kernel, too. The
+// owner may unmap its memory after the call has failed; the kernel then returns an error, where a
+// plain load would fault.
 #pragma once
 
 #include <cerrno>

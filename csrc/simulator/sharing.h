@@ -16,9 +16,9 @@ namespace unisono::simulator {
 //
 // Rates are max-min fair if each active path has a bottleneck: a resource that is fully used and
 // gives no other path a higher rate. `settle` starts from the active paths whose bottleneck has
-// changed. It fills these progressively and keeps all others fixed. Then it finds paths that have
-// lost their bottleneck, or that could gain from a path with a higher rate, adds them and fills
-// again. It ends when all paths have a bottleneck, so the result is exact.
+// changed. It fills these progressively and keeps all others fixed. Then it adds the paths that
+// have lost their bottleneck, or that could gain from a path with a higher rate, and fills again.
+// It ends when all paths have a bottleneck, so the result is exact.
 //
 // Unchanged paths are not visited. Each resource stores the total use of its paths and the rate of
 // the paths that it limits, so only filled paths are visited.
