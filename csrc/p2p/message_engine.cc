@@ -159,7 +159,7 @@ bool Engine::guarded(Move&& move) {
 // Whether all who should be there are. With the lock.
 void Engine::check_world() {
     guarded([&] {
-        waiter_.check_world({});
+        waiter_.make_slow_checks({});
         return true;
     });
 }

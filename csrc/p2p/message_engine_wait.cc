@@ -70,7 +70,7 @@ void Engine::inspect(std::chrono::steady_clock::time_point& last) {
     const auto now = std::chrono::steady_clock::now();
     if (now - last < kInspectEach) return;
     const bool first = std::exchange(last, now) == std::chrono::steady_clock::time_point{};
-    make_slow_checks();
+    check_world();
     if (!first) members_.ask_other_hosts();
 }
 
