@@ -18,7 +18,7 @@
 namespace unisono {
 namespace {
 
-constexpr uint64_t kBell = ~0ULL;  // in place of peer << 32 | stream
+constexpr uint64_t kDoorbell = ~0ULL;  // in place of peer << 32 | stream
 constexpr int kMostEvents = 64;
 constexpr int kMostReads = 64;              // of one stream, before the others have their turn
 constexpr uint64_t kMostPartial = 1 << 16;  // posts that may come before an earlier one
@@ -45,7 +45,7 @@ TcpWire::TcpWire(uint32_t ranks, Receiver& receiver)
     if (epoll_.get() < 0 || doorbell_.get() < 0) throw_errno("making a wire's epoll");
     epoll_event event{};
     event.events = EPOLLIN;
-    event.data.u64 = kBell;
+    event.data.u64 = kDoorbell;
     if (::epoll_ctl(epoll_.get(), EPOLL_CTL_ADD, doorbell_.get(), &event) != 0)
         throw_errno("watching a wire's bell");
 }
@@ -208,7 +208,7 @@ bool TcpWire::poll() {
     const int count = ::epoll_wait(epoll_.get(), events.data(), kMostEvents, 0);
     for (int i = 0; i < count; ++i) {
         const epoll_event& event = events[static_cast<size_t>(i)];
-        if (event.data.u64 == kBell) {
+        if (event.data.u64 == kDoorbell) {
             uint64_t rings = 0;  // it rings until all who sleep have heard it
             if (asleep_.load() == 0)
                 static_cast<void>(!::read(doorbell_.get(), &rings, sizeof(rings)));
