@@ -12,7 +12,7 @@ namespace unisono {
 
 inline constexpr size_t kLine = 64;  // a cache line; the CPU prefetches lines in pairs
 inline constexpr uint64_t kMagic = 0x554e49534f4e4f31;  // "UNISONO1"
-// Number of calls in a rank's history. Staging depth keeps ranks less far apart than this.
+// Calls in a rank's history. Ranks get less far apart than this, because staging bounds them.
 inline constexpr size_t kCallHistory = 256;
 inline constexpr size_t kFaultText = 1536;
 inline constexpr size_t kRefusalWords = 48;  // of 8 characters

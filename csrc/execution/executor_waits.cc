@@ -106,7 +106,7 @@ bool Executor::wait_local(Wait& wait, uint32_t peer, Ready ready) {
     const auto rest = [&](auto&& awake, double seconds) {
         if (!remote_slots_ || !remote_slots_->wire().needs_looks())
             return sleep_on(doorbell, awake, seconds);
-        remote_slots_->wire().poll();  // other hosts must not wait for this wait
+        remote_slots_->wire().poll();  // serves other hosts during this wait
         const double nap_s = std::min(seconds, kNapWhileSending_s);
         const Woken woken = sleep_on(doorbell, awake, nap_s);
         return woken == Woken::timed_out && nap_s < seconds ? Woken::rung : woken;

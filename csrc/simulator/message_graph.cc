@@ -130,7 +130,7 @@ class Producers {
 
     List& list(int32_t value) { return lists_[index(-2 - value)]; }
 
-    // An earlier producer is added twice. This costs an entry, but a task is needed only once.
+    // Only the last producers are compared. An older one is added twice, which costs only an entry.
     bool among_last(int32_t value, int32_t producer) {
         for (size_t i = 0; i < kMostProducers && value < kInitial; ++i, value = list(value).rest)
             if (list(value).last == producer) return true;
