@@ -189,7 +189,7 @@ def forked(comm: Communicator) -> None:
     network: Any = comm._span and comm._span.network
     (entered,) = network._groups.values()
     with selectors.DefaultSelector() as selector:
-        selector.register(entered.watch._bell.fd, selectors.EVENT_READ)
+        selector.register(entered.watch._doorbell.fd, selectors.EVENT_READ)
         assert not selector.select(0), "the parent's thread was woken, and will be for ever"
     comm.barrier()
 

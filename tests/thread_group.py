@@ -39,13 +39,15 @@ class Crew:
         ranks: int,
         staging_bytes: int,
         hosts: Hosts | None = None,
-        lending: SingleCopyRules = NO_SINGLE_COPY,
+        single_copy_rules: SingleCopyRules = NO_SINGLE_COPY,
     ) -> None:
         self.ranks = ranks
         self.hosts = hosts
         self.groups = self.make_groups(staging_bytes)
         self.executors = [
-            NativeExecutor(group, rank, config.settings({}).stores, hosts, lending=lending)
+            NativeExecutor(
+                group, rank, config.settings({}).stores, hosts, single_copy_rules=single_copy_rules
+            )
             for rank, group in enumerate(self.groups)
         ]
         self.pool = concurrent.futures.ThreadPoolExecutor(ranks)
@@ -63,7 +65,7 @@ class Crew:
         self, op: Op, name: str, root: int, block_bytes: int | None, lead: int = 0
     ) -> list[LoadedPlan]:
         loaded = [executor.plan(op, name, root) for executor in self.executors]
-        loaded = [plan.lending or plan for plan in loaded]
+        loaded = [plan.single_copy_plan or plan for plan in loaded]
         if block_bytes is None:
             return loaded
         return [dataclasses.replace(plan, block_bytes=block_bytes, lead=lead) for plan in loaded]
@@ -207,7 +209,7 @@ def compare(
     block = block_bytes or crew.plans(op, name, root, None)[0].block_bytes
     # The reference has no pieces where a plan has no use for them.
     reference.run(
-        lower(schedule, lends=crew.plans(op, name, root, None)[0].lends),
+        lower(schedule, shares_memory=crew.plans(op, name, root, None)[0].shares_memory),
         [pieces[: collective.input_pieces(rank)] for rank, pieces in enumerate(theirs)],
         [pieces[: collective.output_pieces(rank)] for rank, pieces in enumerate(expected)],
         dtype,

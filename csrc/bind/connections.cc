@@ -22,8 +22,9 @@ void bind_hosts(nb::class_<Group>& group) {
             "of_hosts",
             [](int fd, uint32_t rank, uint32_t ranks, std::vector<uint32_t> here,
                const nb::bytes& nonce, uint32_t cores, const nb::object& make_carrier) {
-                return std::make_unique<Group>(Descriptor(fd), rank, Seats{ranks, std::move(here)},
-                                               nonce_of(nonce), cores, wires_of(make_carrier));
+                return std::make_unique<Group>(Descriptor(fd), rank,
+                                               HostRanks{ranks, std::move(here)}, nonce_of(nonce),
+                                               cores, wires_of(make_carrier));
             },
             "fd"_a, "rank"_a, "ranks"_a, "here"_a, "nonce"_a, "cores"_a,
             "make_carrier"_a = nb::none())
@@ -66,13 +67,13 @@ void bind_hosts(nb::class_<Group>& group) {
              })
         .def("called",
              [](Group& self) {
-                 const Doing doing = self.doing();
+                 const Activity doing = self.doing();
                  return nb::bytes(reinterpret_cast<const char*>(&doing), sizeof(doing));
              })
         .def(
             "heard",
             [](Group& self, uint32_t peer, const nb::bytes& packed) {
-                Doing doing{};
+                Activity doing{};
                 if (packed.size() != sizeof(doing))
                     throw Error(Fault::invalid, "called: expected " +
                                                     std::to_string(sizeof(doing)) + " bytes, got " +

@@ -43,7 +43,7 @@ Execution bound(Group& group, const Prepared& call, const Memory& in, const Memo
 
 // `then` returns the call that follows, as (call, in, out); or it raises, after it has failed the
 // group where the ranks disagree. It runs in whatever thread drives the calls.
-Sequel sequel_of(Group& group, nb::object then) {
+Continuation continuation_of(Group& group, nb::object then) {
     if (then.is_none()) return {};
     const std::shared_ptr<PyObject> held(then.release().ptr(), [](PyObject* object) {
         const WithGil gil;
@@ -63,7 +63,7 @@ Sequel sequel_of(Group& group, nb::object then) {
 }
 
 // Continues with `next` if the reduced vote at `votes` is not 0.
-Sequel sequel_of_vote(Address votes, std::optional<Execution> next) {
+Continuation continuation_of_vote(Address votes, std::optional<Execution> next) {
     const auto held = std::make_shared<std::optional<Execution>>(std::move(next));
     return [votes, held]() -> std::optional<Execution> {
         int64_t agreed = 0;
@@ -78,12 +78,12 @@ void bind_plan(nb::module_& m) {
         "__init__",
         [](Plan* self, const nb::bytes& packed, const nb::bytes& readers, uint32_t rank,
            uint32_t ranks, uint32_t pieces_in, uint32_t pieces_out, uint32_t parts, uint32_t stages,
-           uint32_t rounds, std::vector<uint32_t> slots, uint32_t scratch, bool loans_only) {
+           uint32_t rounds, std::vector<uint32_t> slots, uint32_t scratch, bool addresses_only) {
             new (self) Plan(bytes_of(packed), bytes_of(readers), rank, ranks, pieces_in, pieces_out,
-                            parts, stages, rounds, std::move(slots), scratch, loans_only);
+                            parts, stages, rounds, std::move(slots), scratch, addresses_only);
         },
         "packed"_a, "readers"_a, "rank"_a, "ranks"_a, "pieces_in"_a, "pieces_out"_a, "parts"_a,
-        "stages"_a, "rounds"_a, "slots"_a, "scratch"_a, "loans_only"_a = false);
+        "stages"_a, "rounds"_a, "slots"_a, "scratch"_a, "addresses_only"_a = false);
     nb::class_<Prepared>(m, "Prepared")
         .def(
             "__init__",
@@ -147,10 +147,10 @@ void bind_calls(nb::class_<Group>& group) {
             [](Group& self, const Prepared& call, const Memory& in, const Memory& out,
                double timeout_s, nb::object then) {
                 Execution execution = bound(self, call, in, out);
-                Sequel sequel = sequel_of(self, std::move(then));
+                Continuation continuation = continuation_of(self, std::move(then));
                 const WithoutGil release;
                 self.dispatcher().run(std::move(execution), timeout_s, python_signals(),
-                                      std::move(sequel));
+                                      std::move(continuation));
             },
             "call"_a, "in_"_a, "out"_a, "timeout_s"_a, "then"_a = nb::none())
         .def(
@@ -158,10 +158,10 @@ void bind_calls(nb::class_<Group>& group) {
             [](Group& self, const Prepared& call, const Memory& in, const Memory& out,
                double timeout_s, double inline_s, nb::object then) {
                 Execution execution = bound(self, call, in, out);
-                Sequel sequel = sequel_of(self, std::move(then));
+                Continuation continuation = continuation_of(self, std::move(then));
                 const WithoutGil release;
                 return self.dispatcher().submit(std::move(execution), timeout_s, inline_s,
-                                                std::move(sequel));
+                                                std::move(continuation));
             },
             "call"_a, "in_"_a, "out"_a, "timeout_s"_a, "inline_s"_a, "then"_a = nb::none())
         .def(
@@ -172,10 +172,10 @@ void bind_calls(nb::class_<Group>& group) {
                 Execution first = bound(self, vote, ballot, ballot);
                 std::optional<Execution> next;
                 if (call) next = bound(self, *call, in, out);
-                Sequel sequel = sequel_of_vote(votes, std::move(next));
+                Continuation continuation = continuation_of_vote(votes, std::move(next));
                 const WithoutGil release;
                 return self.dispatcher().submit(std::move(first), timeout_s, inline_s,
-                                                std::move(sequel));
+                                                std::move(continuation));
             },
             "vote"_a, "votes"_a, "call"_a.none(), "in_"_a, "out"_a, "timeout_s"_a, "inline_s"_a)
         .def(
@@ -194,21 +194,21 @@ void register_group(nb::module_& m) {
         "segment_shape",
         [](uint32_t ranks, uint32_t cores, uint64_t staging_bytes) {
             const SegmentShape shape = shape_for(ranks, cores, staging_bytes);
-            return std::make_pair(shape.depth, shape.area_bytes);
+            return std::make_pair(shape.depth, shape.buffer_bytes);
         },
         "ranks"_a, "cores"_a, "staging_bytes"_a);
     m.def(
         "create_segment",
-        [](uint32_t ranks, uint32_t depth, uint64_t area_bytes, const nb::bytes& nonce,
+        [](uint32_t ranks, uint32_t depth, uint64_t buffer_bytes, const nb::bytes& nonce,
            std::optional<int> file) {
             SegmentShape shape = shape_for(ranks, ranks, 0);
             shape.depth = depth;
-            shape.area_bytes = area_bytes;
+            shape.buffer_bytes = buffer_bytes;
             if (!file) return create_segment(shape, nonce_of(nonce)).release();
             lay_out_segment(*file, shape, nonce_of(nonce));
             return *file;
         },
-        "ranks"_a, "depth"_a, "area_bytes"_a, "nonce"_a, "file"_a = nb::none());
+        "ranks"_a, "depth"_a, "buffer_bytes"_a, "nonce"_a, "file"_a = nb::none());
     bind_plan(m);
     bind_under_way(m);
     nb::class_<Group> group(m, "Group");
@@ -221,9 +221,10 @@ void register_group(nb::module_& m) {
             "fd"_a, "rank"_a, "nonce"_a, "cores"_a)
         .def_prop_ro("ranks", [](Group& self) { return self.members().ranks(); })
         .def_prop_ro("depth", [](Group& self) { return self.segment().shape().depth; })
-        .def_prop_ro("area_bytes", [](Group& self) { return self.segment().shape().area_bytes; })
+        .def_prop_ro("buffer_bytes",
+                     [](Group& self) { return self.segment().shape().buffer_bytes; })
         .def_prop_ro("calls", &Group::calls)
-        .def("can_borrow", &Group::can_borrow)
+        .def("can_read_peers", &Group::can_read_peers)
         .def("require_healthy", [](Group& self) { self.members().require_healthy(); })
         .def("refuse", &Group::refuse, "reason"_a, nb::call_guard<WithoutGil>())
         .def("fail_mismatch", &Group::fail_mismatch, "text"_a)

@@ -26,9 +26,9 @@ bool reduces(OpKind op) {
            op == OpKind::scan || op == OpKind::exscan;
 }
 
-// All that must agree, and in the highest byte what need not.
+// The lowest 24 bits must agree between ranks; the highest byte need not.
 uint32_t kind_of(const CallArgs& a) {
-    // A reduction that the operation does not use must not make two equal calls differ.
+    // The reduction counts only for operations that reduce. Otherwise two equal calls could differ.
     const uint32_t reduction = reduces(a.op) ? static_cast<uint32_t>(a.reduction) : 0;
     return static_cast<uint32_t>(a.op) | reduction << 8 |
            static_cast<uint32_t>(a.caller_dtype.value_or(a.dtype)) << 16 |
@@ -42,16 +42,16 @@ uint64_t mix(uint64_t h, uint64_t value) {  // splitmix64's finaliser
     return h ^ (h >> 31);
 }
 
-// A call as its record holds it.
+// One record of the call history, as plain values.
 struct Entry {
     uint64_t seq, count, hash;
     uint32_t kind;
     int32_t root;
 };
 
-// One thread writes at a time, others read meanwhile. Whoever finds anything of what is written
-// here finds, when it looks again, that the number is not what it was. Releases, no fence: a call
-// writes this before anything else, and shall not wait for what was stored before.
+// One thread writes at a time; other threads may read meanwhile. A reader that sees any of the new
+// values finds a changed number when it loads `seq` again. Releases suffice; a fence would make the
+// call wait for its earlier stores.
 void write(CallRecord& record, const Entry& entry) noexcept {
     record.seq.store(0, std::memory_order_relaxed);
     record.kind.store(entry.kind, std::memory_order_release);
@@ -61,7 +61,7 @@ void write(CallRecord& record, const Entry& entry) noexcept {
     record.seq.store(entry.seq, std::memory_order_release);
 }
 
-// Nothing if it holds no call, or is just being written.
+// Returns nothing if the record is empty or is being written.
 std::optional<Entry> read(const CallRecord& record) noexcept {
     Entry entry{};
     entry.seq = record.seq.load(std::memory_order_acquire);
@@ -79,8 +79,8 @@ std::optional<Entry> entry_of(const RankControl& control, uint64_t seq) noexcept
     return entry && entry->seq == seq ? entry : std::nullopt;
 }
 
-// Why the rank refused, if a later refusal has not taken the place of the reason.
-std::string recall_refusal(const Refusal& refusal, uint64_t seq) {
+// Returns the reason of a refusal, unless a later refusal has overwritten it.
+std::string refusal_text(const Refusal& refusal, uint64_t seq) {
     std::array<char, kRefusalWords * sizeof(uint64_t)> text;
     const bool found = refusal.seq.load(std::memory_order_acquire) == seq;
     for (size_t i = 0; i < kRefusalWords; ++i) {
@@ -116,24 +116,25 @@ uint64_t fingerprint(const CallArgs& args) noexcept {
     return h & kHashMask;
 }
 
-void remember(RankControl& control, uint64_t seq, const CallArgs& args, uint64_t hash) noexcept {
+void record_call(RankControl& control, uint64_t seq, const CallArgs& args, uint64_t hash) noexcept {
     write(control.calls[seq % kCallHistory], {seq, args.count, hash, kind_of(args), args.root});
 }
 
-Called called_by(const RankControl& control) noexcept {
+LastCall last_call_of(const RankControl& control) noexcept {
     const uint64_t header = control.header.load(std::memory_order_acquire);
     const auto entry = read(control.calls[(header >> 40) % kCallHistory]);
-    // It has made so many calls since that look that this one is forgotten.
+    // The owner has since made so many calls that this record is overwritten.
     if (!entry || ahead_of(header, entry->seq) != 0) return {};
     return {header, entry->seq, entry->count, entry->hash, entry->kind, entry->root};
 }
 
-void hear(RankControl& mirror, const Called& called) noexcept {
-    if (called.seq == 0) return;  // nothing yet
+void update_last_call(RankControl& mirror, const LastCall& called) noexcept {
+    if (called.seq == 0) return;  // the peer has made no call yet
     const auto record_of = [&](uint64_t seq) -> CallRecord& {
         return mirror.calls[seq % kCallHistory];
     };
-    // Of the last call: a header has only some bits of its number, and news may be very late.
+    // `last` is the full number of the last known call. The header alone does not suffice: it has
+    // 24 bits of the number, and news may arrive very late.
     const uint64_t header = mirror.header.load(std::memory_order_relaxed);
     const uint64_t last = record_of(header >> 40).seq.load(std::memory_order_relaxed);
     CallRecord& record = record_of(called.seq);
@@ -147,7 +148,7 @@ bool differ(const RankControl& one, const RankControl& other, uint64_t seq) noex
     return first && second && first->hash != second->hash;
 }
 
-void remember_refusal(RankControl& control, uint64_t seq, std::string_view reason) noexcept {
+void record_refusal(RankControl& control, uint64_t seq, std::string_view reason) noexcept {
     Refusal& refusal = control.refusal;
     refusal.seq.store(0, std::memory_order_relaxed);
     std::atomic_thread_fence(std::memory_order_release);
@@ -162,47 +163,49 @@ void remember_refusal(RankControl& control, uint64_t seq, std::string_view reaso
     write(control.calls[seq % kCallHistory], {seq, 0, kRefusedHash, kRefusedKind, -1});
 }
 
-std::string recall(const RankControl& control, uint64_t seq) {
+std::string call_text(const RankControl& control, uint64_t seq) {
     const auto entry = entry_of(control, seq);
-    if (!entry) return "a call no longer remembered";
+    if (!entry) return "a call that is no longer in the history";
     const uint32_t kind = entry->kind;
-    if (kind == kRefusedKind) return "one that it refused: " + recall_refusal(control.refusal, seq);
+    if (kind == kRefusedKind)
+        return "a call that it refused: " + refusal_text(control.refusal, seq);
     const auto op = static_cast<OpKind>(kind & 0xff);
     std::string text = name_of(kOps, kind & 0xff);
     if (op == OpKind::barrier || op == OpKind::split) return text + "()";
     text += "(";
     if (reduces(op)) text += std::string(name_of(kReductions, kind >> 8 & 0xff)) + ", ";
     text += std::string(name_of(kTypes, kind >> 16 & 0xff)) + "[" +
-            (entry->count == kUntold ? "any" : std::to_string(entry->count)) + "]";
+            (entry->count == kUnknownCount ? "any" : std::to_string(entry->count)) + "]";
     if (kind >> 24) text += std::string(", lengths from ") + name_of(kLengths, kind >> 24);
     if (entry->root >= 0) text += ", root=" + std::to_string(entry->root);
     return text + ")";
 }
 
-std::string last_call(const RankControl& control) {
+std::string last_call_text(const RankControl& control) {
     uint64_t last = 0;
     for (const CallRecord& r : control.calls)
         last = std::max(last, r.seq.load(std::memory_order_relaxed));
-    return last == 0 ? "it has made no call yet" : "its last call was " + recall(control, last);
+    return last == 0 ? "it has made no call yet" : "its last call was " + call_text(control, last);
 }
 
-std::string errand_text(bool sends, int32_t peer) {
+std::string message_text(bool sends, int32_t peer) {
     return (sends ? "send to " : "recv from ") +
            (peer < 0 ? "any rank" : "rank " + std::to_string(peer));
 }
 
-std::string whereabouts(const RankControl& control) {
-    const std::string text = last_call(control);
-    const uint64_t errand = control.errand.load(std::memory_order_relaxed);
-    if (errand == 0) return text;
-    const auto peer = static_cast<int32_t>(errand & 0xffffffff);
-    return text + ", and it waits in " + errand_text(errand == errand_of(true, peer), peer);
+std::string activity_text(const RankControl& control) {
+    const std::string text = last_call_text(control);
+    const uint64_t awaited_message = control.awaited_message.load(std::memory_order_relaxed);
+    if (awaited_message == 0) return text;
+    const auto peer = static_cast<int32_t>(awaited_message & 0xffffffff);
+    return text + ", and it waits in " +
+           message_text(awaited_message == awaited_message_of(true, peer), peer);
 }
 
-std::string deed(const RankControl& control, uint64_t seq) {
+std::string outcome_text(const RankControl& control, uint64_t seq) {
     const auto entry = entry_of(control, seq);
-    return entry && entry->kind == kRefusedKind ? "refused " + recall_refusal(control.refusal, seq)
-                                                : "called " + recall(control, seq);
+    return entry && entry->kind == kRefusedKind ? "refused " + refusal_text(control.refusal, seq)
+                                                : "called " + call_text(control, seq);
 }
 
 std::string lengths_of(const RankControl& control, uint64_t seq) {

@@ -1,4 +1,4 @@
-// What a rank calls: the operation with its arguments, its fingerprint, and its words for errors.
+// A call of a rank: operation, arguments, fingerprint, and their text in errors.
 #pragma once
 
 #include <cstdint>
@@ -11,7 +11,7 @@
 
 namespace unisono {
 
-// The values are the order of unisono.types.Op; then what the library does by itself.
+// In the order of unisono.types.Op; then operations that only the library itself calls.
 enum class OpKind : uint8_t {
     all_reduce,
     reduce_scatter,
@@ -28,28 +28,29 @@ enum class OpKind : uint8_t {
 };
 inline constexpr uint32_t kOpKinds = 12;
 
-// Which argument says how long the pieces are. The values are those of unisono.types.LengthsFrom.
+// The argument that gives the lengths of the pieces. The values are those of
+// unisono.types.LengthsFrom.
 enum class LengthsFrom : uint8_t { none, counts, send_counts };
 inline constexpr uint32_t kLengthsFrom = 3;
 
-// What stands in the history for a call whose arguments a rank refused. It has a fingerprint of its
-// own: ranks that refuse alike agree, and one that refuses alone disagrees with the others.
+// History entry of a call whose arguments the rank refused. Such a call has a fingerprint of its
+// own. So ranks that all refuse agree, and one rank that refuses alone disagrees with the others.
 inline constexpr uint32_t kRefusedKind = 0xff;
 inline constexpr uint64_t kRefusedHash = 0x5e'f0'5e'd0'00ULL;
 
-// The count of a call in which the ranks tell each other how much they have.
-inline constexpr uint64_t kUntold = ~0ULL;
+// The count of a call that only exchanges counts between ranks.
+inline constexpr uint64_t kUnknownCount = ~0ULL;
 
 struct CallArgs {
     OpKind op;
     DType dtype;
     ReduceOp reduction;
-    int32_t root;    // -1 where there is none
-    uint64_t count;  // elements, as the caller counts them, or kUntold
-    uint64_t extra;  // hash of all else that must agree: algorithm, lengths of the pieces
-    // What the caller's elements are, where a wider copy of them is reduced.
+    int32_t root;    // -1: no root
+    uint64_t count;  // in the caller's elements, or kUnknownCount
+    uint64_t extra;  // hash of everything else that must agree: algorithm, lengths of the pieces
+    // The type of the caller's elements, if a wider copy of them is reduced.
     std::optional<DType> caller_dtype = std::nullopt;
-    LengthsFrom lengths_from = LengthsFrom::none;  // for errors: need not agree
+    LengthsFrom lengths_from = LengthsFrom::none;  // only for errors; need not agree
 };
 
 inline constexpr uint64_t kHashMask = (1ULL << 40) - 1;
@@ -60,54 +61,57 @@ inline constexpr uint64_t kHashMask = (1ULL << 40) - 1;
 [[nodiscard]] inline uint64_t header_of(uint64_t seq, uint64_t hash) noexcept {
     return seq << 40 | hash;
 }
-// How many calls the owner of `header` is ahead of `seq`, right across the wrap of 24 bits.
+// Number of calls by which the owner of `header` is ahead of `seq`; correct across the wrap of 24
+// bits.
 [[nodiscard]] inline int32_t ahead_of(uint64_t header, uint64_t seq) noexcept {
     const auto difference = static_cast<uint32_t>((header >> 40) - seq) & 0xffffffU;
     return static_cast<int32_t>(difference << 8) >> 8;
 }
 
-// What a rank called last, for the way to another host.
-struct Called {
+// The last call of a rank, in the form that is sent to another host.
+struct LastCall {
     uint64_t header, seq, count, hash;
     uint32_t kind;  // as in CallRecord
     int32_t root;
 };
-static_assert(sizeof(Called) == 40);
+static_assert(sizeof(LastCall) == 40);
 
-// The same with the message that it waits for: what it is doing, as far as others can tell.
-struct Doing {
-    Called called;
-    uint64_t errand;  // see errand_of; 0: none
+// The last call of a rank, and the message that the rank waits for.
+struct Activity {
+    LastCall called;
+    uint64_t awaited_message;  // see awaited_message_of; 0: none
 };
-static_assert(sizeof(Doing) == 48);
+static_assert(sizeof(Activity) == 48);
 
 [[nodiscard]] const char* name_of(DType type) noexcept;
 [[nodiscard]] const char* name_of(OpKind op) noexcept;
 
-// "send to rank 1", or "recv from any rank" of a peer that is negative.
-[[nodiscard]] std::string errand_text(bool sends, int32_t peer);
-// The same in a word: a message for which a rank sleeps, as others see it.
-[[nodiscard]] inline uint64_t errand_of(bool sends, int32_t peer) noexcept {
+// Returns "send to rank 1", or "recv from any rank" if `peer` is negative.
+[[nodiscard]] std::string message_text(bool sends, int32_t peer);
+// Encodes the message that a sleeping rank waits for as one word, for other ranks to read.
+[[nodiscard]] inline uint64_t awaited_message_of(bool sends, int32_t peer) noexcept {
     return 1ULL << 63 | uint64_t{sends} << 62 | static_cast<uint32_t>(peer);
 }
 
-void remember(RankControl& control, uint64_t seq, const CallArgs& args, uint64_t hash) noexcept;
-void remember_refusal(RankControl& control, uint64_t seq, std::string_view reason) noexcept;
-[[nodiscard]] Called called_by(const RankControl& control) noexcept;
-// Writes it down in a mirror, unless that has heard of a later call. By one thread at a time.
-void hear(RankControl& mirror, const Called& called) noexcept;
-// Whether the fingerprints differ that two ranks had for a call which both remember. Of ranks
-// elsewhere one knows those calls of which one heard.
+void record_call(RankControl& control, uint64_t seq, const CallArgs& args, uint64_t hash) noexcept;
+void record_refusal(RankControl& control, uint64_t seq, std::string_view reason) noexcept;
+[[nodiscard]] LastCall last_call_of(const RankControl& control) noexcept;
+// Stores the last call of a rank in its mirror, unless the mirror has a later call. Only one thread
+// may call this at a time.
+void update_last_call(RankControl& mirror, const LastCall& called) noexcept;
+// Returns true if both ranks have a record of call `seq` and the fingerprints differ. The record of
+// a rank on another host has only the calls that were received.
 [[nodiscard]] bool differ(const RankControl& one, const RankControl& other, uint64_t seq) noexcept;
-// "all_reduce(sum, float32[1000])".
-[[nodiscard]] std::string recall(const RankControl& control, uint64_t seq);
-// "its last call was all_reduce(sum, float32[1000])", or "it has made no call yet".
-[[nodiscard]] std::string last_call(const RankControl& control);
-// The same, and for which message the rank waits, if it does.
-[[nodiscard]] std::string whereabouts(const RankControl& control);
-// "called all_reduce(sum, float32[1000])", or "refused all_reduce: " with the reason.
-[[nodiscard]] std::string deed(const RankControl& control, uint64_t seq);
-// "counts": what says how long the pieces of the call are, or "the lengths of the pieces".
+// Returns a text such as "all_reduce(sum, float32[1000])".
+[[nodiscard]] std::string call_text(const RankControl& control, uint64_t seq);
+// Returns "its last call was all_reduce(sum, float32[1000])", or "it has made no call yet".
+[[nodiscard]] std::string last_call_text(const RankControl& control);
+// Returns last_call_text(), and the message that the rank waits for, if any.
+[[nodiscard]] std::string activity_text(const RankControl& control);
+// Returns "called all_reduce(sum, float32[1000])", or "refused " and the reason.
+[[nodiscard]] std::string outcome_text(const RankControl& control, uint64_t seq);
+// Returns the source of the lengths in this call: "counts", "send_counts" or "the lengths of the
+// pieces".
 [[nodiscard]] std::string lengths_of(const RankControl& control, uint64_t seq);
 
 }  // namespace unisono

@@ -7,7 +7,7 @@
 namespace unisono {
 namespace {
 
-const Error kNoMemory(Fault::system, "there is no memory left");
+const Error kNoMemory(Fault::system, "out of memory");
 
 }  // namespace
 

@@ -1,4 +1,4 @@
-// What can go wrong in the core, and the one exception type that carries it out.
+// The faults of the core, and its only exception type.
 #pragma once
 
 #include <cstdint>
@@ -7,18 +7,18 @@
 
 namespace unisono {
 
-// The values are stored in shared memory and mapped one to one onto unisono.errors by bind/.
+// Shared memory holds these values. bind/ maps each to one exception of unisono.errors.
 enum class Fault : uint32_t {
     none = 0,
     peer_lost = 1,
     timeout = 2,
     mismatch = 3,
     aborted = 4,
-    interrupted = 5,  // a Python signal handler raised: its exception is already set
-    system = 6,       // the operating system refused: no memory, no descriptors
-    invalid = 7,      // an argument that the caller got wrong
-    stranger = 8,     // the other end of a connection is not whom it should be
-    unsupported = 9,  // this host cannot do it
+    interrupted = 5,  // a Python signal handler raised and has set its exception
+    system = 6,       // the operating system refused: for example no memory, no descriptors
+    invalid = 7,      // a wrong argument of the caller
+    stranger = 8,     // the peer of a connection is not the expected one
+    unsupported = 9,  // this host does not support it
 };
 
 class Error : public std::runtime_error {
@@ -30,10 +30,11 @@ class Error : public std::runtime_error {
     Fault fault_;
 };
 
-// What was thrown, as an Error; one that was made before where memory is lacking to make it.
+// Returns a thrown exception as an Error. If there is no memory to make one, returns a static
+// Error.
 [[nodiscard]] Error error_of(const std::exception& thrown) noexcept;
 
-// Throws Fault::system with what the kernel said about `what`.
+// Throws Fault::system with `what` and the text of errno.
 [[noreturn]] void throw_errno(const std::string& what);
 
 }  // namespace unisono

@@ -1,4 +1,4 @@
-// Sleeping in the kernel on a word of shared memory, and the bell protocol on top of it.
+// Futex sleep on a word of shared memory, and doorbells on top of it.
 #pragma once
 
 #include <atomic>
@@ -10,59 +10,62 @@ namespace unisono {
 
 enum class Woken : uint8_t { rung, timed_out, interrupted };
 
-// Sleeps until `word` is no longer `seen`, or a wake, a signal, or `timeout_s`.
+// Sleeps until `word` differs from `seen`, a wake or a signal arrives, or `timeout_s` has passed.
 Woken futex_wait(const std::atomic<uint32_t>& word, uint32_t seen, double timeout_s) noexcept;
 void futex_wake_all(const std::atomic<uint32_t>& word) noexcept;
 
-// A full barrier whose price only one side pays: heavy_barrier() makes every running thread of
-// every registered process pass one (membarrier(2), global expedited), so that the other side needs
-// none. Registering is once per process, and again does nothing; false if the kernel refuses.
+// Full barrier whose cost only one side pays. heavy_barrier() runs a barrier on every running
+// thread of all registered processes, by membarrier(2), global expedited. So the other side needs
+// no fence. A process registers once; later calls have no effect. Returns false if the kernel
+// refuses.
 [[nodiscard]] bool register_for_heavy_barrier() noexcept;
 void heavy_barrier() noexcept;
 
-enum class Fence : uint8_t { light, full };  // light: all ranks are registered
+enum class Fence : uint8_t { light, full };  // light: all ranks have registered for heavy barriers
 
-// Called after the store that a sleeper may be waiting for. That store must come before the look at
-// `sleepers`; a sleeper orders its announcement before its last look at the condition. A full fence
-// would wait until the polled line has come back from the peer: half of a small message's time.
-inline void ring(Bell& bell, Fence fence = Fence::full) noexcept {
+// Wakes the sleepers of a doorbell. Call this after the store that a sleeper may wait for. That
+// store must come before the load of `sleepers`. A sleeper raises `sleepers` before it checks its
+// condition a last time. A full fence would wait until the polled line returns from the peer: half
+// the time of a small message.
+inline void ring(Doorbell& doorbell, Fence fence = Fence::full) noexcept {
     if (fence == Fence::light) {
         std::atomic_signal_fence(std::memory_order_seq_cst);
     } else {
         std::atomic_thread_fence(std::memory_order_seq_cst);
     }
-    if (bell.sleepers.load(std::memory_order_relaxed) == 0) return;
-    bell.rings.fetch_add(1, std::memory_order_release);
-    futex_wake_all(bell.rings);
+    if (doorbell.sleepers.load(std::memory_order_relaxed) == 0) return;
+    doorbell.rings.fetch_add(1, std::memory_order_release);
+    futex_wake_all(doorbell.rings);
 }
 
-// Wakes whoever sleeps, announced or about to.
-inline void ring_always(Bell& bell) noexcept {
-    bell.rings.fetch_add(1, std::memory_order_seq_cst);
-    futex_wake_all(bell.rings);
+// Wakes all sleepers, including those that have not raised `sleepers` yet.
+inline void ring_always(Doorbell& doorbell) noexcept {
+    doorbell.rings.fetch_add(1, std::memory_order_seq_cst);
+    futex_wake_all(doorbell.rings);
 }
 
-// Announces a sleeper for as long as it lives.
+// Counts this thread as a sleeper during the object's lifetime.
 class Sleeper {
   public:
-    explicit Sleeper(Bell& bell) noexcept : bell_(bell) {
-        bell_.sleepers.fetch_add(1, std::memory_order_seq_cst);
+    explicit Sleeper(Doorbell& doorbell) noexcept : doorbell_(doorbell) {
+        doorbell_.sleepers.fetch_add(1, std::memory_order_seq_cst);
         heavy_barrier();
     }
     Sleeper(const Sleeper&) = delete;
     Sleeper& operator=(const Sleeper&) = delete;
-    ~Sleeper() { bell_.sleepers.fetch_sub(1, std::memory_order_relaxed); }
+    ~Sleeper() { doorbell_.sleepers.fetch_sub(1, std::memory_order_relaxed); }
 
   private:
-    Bell& bell_;
+    Doorbell& doorbell_;
 };
 
-// Sleeps on the bell unless `ready()`; returns how the sleep ended (`rung` if it was ready).
+// Sleeps on the doorbell unless `ready()`. Returns the reason of the wake-up, or `rung` if
+// `ready()` was true.
 template <class Ready>
-Woken sleep_on(Bell& bell, Ready&& ready, double timeout_s) {
-    const Sleeper announced(bell);
-    const uint32_t seen = bell.rings.load(std::memory_order_acquire);
-    return ready() ? Woken::rung : futex_wait(bell.rings, seen, timeout_s);
+Woken sleep_on(Doorbell& doorbell, Ready&& ready, double timeout_s) {
+    const Sleeper announced(doorbell);
+    const uint32_t seen = doorbell.rings.load(std::memory_order_acquire);
+    return ready() ? Woken::rung : futex_wait(doorbell.rings, seen, timeout_s);
 }
 
 }  // namespace unisono

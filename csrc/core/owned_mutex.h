@@ -1,7 +1,8 @@
-// A mutex that knows whether this thread has it.
+// A mutex that can tell if the calling thread holds it.
 //
-// Python's code runs while a wire is moved whose carrier is a Python object; and with it, in the
-// main thread, handlers of signals. One that calls the library again would wait for its own thread.
+// A message library may be a Python object, so Python code may run while a thread moves messages.
+// In the main thread, signal handlers may then run, too. A handler that calls this library again
+// would wait for its own thread.
 #pragma once
 
 #include <atomic>
@@ -17,8 +18,8 @@ class OwnedMutex {
     void lock() {
         if (held_here())
             throw Error(Fault::invalid,
-                        "a signal handler cannot use a communicator whose messages the interrupted "
-                        "thread is just moving");
+                        "a signal handler cannot use this communicator: the interrupted thread is "
+                        "moving its messages");
         mutex_.lock();
         owner_.store(std::this_thread::get_id(), std::memory_order_relaxed);
     }
@@ -31,7 +32,7 @@ class OwnedMutex {
         owner_.store(std::thread::id(), std::memory_order_relaxed);
         mutex_.unlock();
     }
-    // Nobody but this thread itself ever stores its number.
+    // Only the thread itself ever stores its own id.
     [[nodiscard]] bool held_here() const noexcept {
         return owner_.load(std::memory_order_relaxed) == std::this_thread::get_id();
     }

@@ -1,4 +1,4 @@
-// Threads of the library's own.
+// The library's own threads.
 #pragma once
 
 #include <csignal>
@@ -8,8 +8,9 @@
 
 namespace unisono {
 
-// All signals but those that a thread brings upon itself: where one of these is blocked, the kernel
-// ends the process without asking its handler, which would have told where (faulthandler).
+// Returns all signals except those that a thread causes itself, such as SIGSEGV. If such a signal
+// were blocked, the kernel would end the process without the handler (faulthandler) that prints its
+// place.
 inline sigset_t signals_of_others() noexcept {
     sigset_t set;
     sigfillset(&set);
@@ -18,11 +19,11 @@ inline sigset_t signals_of_others() noexcept {
     return set;
 }
 
-// Whether this thread is one of those: none may wait for its own end.
+// True in a progress thread. Such a thread must not wait for its own end.
 inline thread_local bool in_progress_thread = false;
 
-// Runs `loop` in a thread that leaves signals to the threads of the program. If no thread is to be
-// had, there is none: whoever waits for the work does it.
+// Runs `loop` in a new thread, with signals left to the program's threads. If the thread cannot be
+// created, the callers do its work while they wait.
 template <class Loop>
 void start_progress(std::thread& thread, Loop loop) {
     try {
@@ -32,7 +33,7 @@ void start_progress(std::thread& thread, Loop loop) {
             in_progress_thread = true;
             loop();
         });
-    } catch (const std::exception&) {  // no thread, or no memory for what the library keeps of it
+    } catch (const std::exception&) {  // no thread, or no memory for its state
         return;
     }
 }

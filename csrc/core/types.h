@@ -1,4 +1,4 @@
-// The element types and reductions every layer shares. The values are those of unisono/types.py.
+// Element types and reductions of all layers. The values are those of unisono/types.py.
 #pragma once
 
 #include <cstddef>
@@ -24,7 +24,7 @@ enum class DType : uint8_t {
     complex128 = 14,
     float8_e4m3fn = 15,
     float8_e5m2 = 16,
-    // Pairs of a value and an index of the same size, as minloc and maxloc take them.
+    // Pairs of a value and an index of equal size, for minloc and maxloc.
     float32_int32 = 17,
     float64_int64 = 18,
     int32_int32 = 19,
@@ -44,13 +44,13 @@ enum class ReduceOp : uint8_t {
     land = 8,
     lor = 9,
     lxor = 10,
-    premul_sum = 11,  // a sum of contributions that their ranks have already multiplied
+    premul_sum = 11,  // sum of contributions that were scaled before
     minloc = 12,
     maxloc = 13,
 };
 inline constexpr size_t num_reduce_ops = 14;
 
-// Bytes of one element.
+// Returns the bytes of one element.
 constexpr size_t size_of(DType type) {
     constexpr uint8_t sizes[num_dtypes] = {4, 8, 2, 2,  1, 1, 2, 2,  4, 4, 8,
                                            8, 1, 8, 16, 1, 1, 8, 16, 8, 16};
@@ -78,8 +78,9 @@ constexpr bool is_logical(ReduceOp op) {
     return op == ReduceOp::land || op == ReduceOp::lor || op == ReduceOp::lxor;
 }
 
-// Bitwise and logical reductions need integers or booleans, as in MPI; complex numbers have no
-// order; the average and the scaled sum of booleans are no booleans; a place needs pairs.
+// Returns true if the reduction is defined for the type. Bitwise and logical reductions need
+// integers or booleans, as in MPI. Complex numbers have no order. An average or a scaled sum of
+// booleans is not a boolean. minloc and maxloc need pairs.
 constexpr bool supports(DType type, ReduceOp op) {
     switch (op) {
         case ReduceOp::minloc:

@@ -7,8 +7,8 @@
 #include "memory/waiter.h"
 
 namespace unisono {
-bool Agreement::catch_up(uint32_t peer, uint64_t seq, uint64_t theirs) {
-    // Ranks of a host get further apart than the history is long only by refusing calls.
+bool CallCheck::catch_up(uint32_t peer, uint64_t seq, uint64_t theirs) {
+    // Only refused calls let ranks of a host get further apart than the history is long.
     if (view_.local(peer) && ahead_of(theirs, seq) >= static_cast<int32_t>(kCallHistory))
         mismatch(seq);
     uint64_t& verified = verified_[peer];
@@ -20,7 +20,7 @@ bool Agreement::catch_up(uint32_t peer, uint64_t seq, uint64_t theirs) {
     return true;
 }
 
-void Agreement::inspect(uint32_t peer, uint64_t seq, bool left) {
+void CallCheck::inspect(uint32_t peer, uint64_t seq, bool left) {
     members_.require_healthy();
     for (uint32_t r = 0; r < members_.ranks(); ++r) {
         if (r == members_.rank()) continue;
@@ -29,13 +29,13 @@ void Agreement::inspect(uint32_t peer, uint64_t seq, bool left) {
     if (left && !entered(peer, seq)) {
         members_.fail(Fault::peer_lost, "rank " + std::to_string(peer) +
                                             " left the group before call #" + std::to_string(seq) +
-                                            " " + recall(own_, seq) + "; " +
-                                            last_call(view_.control(peer)));
+                                            " " + call_text(own_, seq) + "; " +
+                                            last_call_text(view_.control(peer)));
     }
 }
 
-// Gives the others a moment to arrive, so that the text can say what each of them called.
-void Agreement::mismatch(uint64_t seq) {
+// Waits a moment for the other ranks, so that the text can name the call of each.
+void CallCheck::mismatch(uint64_t seq) {
     Deadline moment(0.1);
     const auto arrived = [&] {
         for (uint32_t r = 0; r < members_.ranks(); ++r) {
@@ -48,8 +48,8 @@ void Agreement::mismatch(uint64_t seq) {
     bool alike = true;
     std::string others;
     for (uint32_t r = 0; r < members_.ranks(); ++r) {
-        const std::string done = entered(r, seq) ? deed(view_.control(r), seq) : "";
-        alike = alike && (done.empty() || done == deed(own_, seq));
+        const std::string done = entered(r, seq) ? outcome_text(view_.control(r), seq) : "";
+        alike = alike && (done.empty() || done == outcome_text(own_, seq));
         text += (r ? ", rank " : " rank ") + std::to_string(r) + " " +
                 (done.empty() ? "has not made it yet" : done);
         if (!done.empty() && differ(own_, view_.control(r), seq))
@@ -62,18 +62,18 @@ void Agreement::mismatch(uint64_t seq) {
     members_.fail(Fault::mismatch, text);
 }
 
-std::string Agreement::late(uint64_t seq, double timeout_s) const {
-    std::string text = "call #" + std::to_string(seq) + " " + recall(own_, seq) + " " +
+std::string CallCheck::late(uint64_t seq, double timeout_s) const {
+    std::string text = "call #" + std::to_string(seq) + " " + call_text(own_, seq) + " " +
                        timed_out(members_.rank(), timeout_s) + ":";
     bool named = false;
     for (uint32_t r = 0; r < members_.ranks(); ++r) {
         if (entered(r, seq)) continue;
         text += (named ? "; rank " : " rank ") + std::to_string(r) + " has not arrived, " +
-                whereabouts(view_.control(r));
+                activity_text(view_.control(r));
         named = true;
     }
     if (named) return text;
-    text += " all ranks have arrived, but not all go on";
+    text += " all ranks have arrived, but some make no progress";
     const uint64_t mine = own_.progress.load(std::memory_order_relaxed);
     for (uint32_t r = 0; r < members_.ranks(); ++r) {
         const uint64_t theirs = view_.control(r).progress.load(std::memory_order_acquire);

@@ -1,4 +1,4 @@
-// Whether all ranks mean the same call: fingerprints compared through the polled headers.
+// Checks that all ranks make the same call: compares fingerprints in the polled headers.
 #pragma once
 
 #include <cstdint>
@@ -11,26 +11,26 @@
 
 namespace unisono {
 
-class Agreement {
+class CallCheck {
   public:
-    Agreement(View& view, Membership& members)
+    CallCheck(View& view, Membership& members)
         : view_(view), members_(members), own_(view.own()), verified_(members.ranks(), 0) {}
 
-    // Writes down what this rank calls; nobody sees it yet.
+    // Records this rank's call; peers do not see it yet.
     void enter(uint64_t seq, const CallArgs& args, uint64_t hash) noexcept {
-        remember(own_, seq, args, hash);
+        record_call(own_, seq, args, hash);
     }
-    // The same for a call that this rank will not take part in.
+    // Records a call that this rank refuses.
     void refuse(uint64_t seq, std::string_view reason) noexcept {
-        remember_refusal(own_, seq, reason);
+        record_refusal(own_, seq, reason);
     }
-    // Lets the others see it.
+    // Publishes the call to the peers.
     void announce(uint64_t seq, uint64_t hash) noexcept {
         own_.header.store(header_of(seq, hash), std::memory_order_release);
     }
 
-    // Compares all calls up to `seq` that the peer has entered and that were not compared before.
-    // False if the peer has not entered `seq`; fails the group if a call differs.
+    // Compares all calls up to `seq` that the peer has entered and that are not compared yet.
+    // Returns false if the peer has not entered `seq`. Fails the group if a call differs.
     bool verify(uint32_t peer, uint64_t seq, uint64_t hash) {
         uint64_t& verified = verified_[peer];
         if (verified == seq) return true;
@@ -41,19 +41,20 @@ class Agreement {
         return true;
     }
 
-    // Calls up to `seq` that were not compared with the peer's.
-    [[nodiscard]] uint64_t owed(uint32_t peer, uint64_t seq) const noexcept {
+    // Returns the number of calls up to `seq` that are not compared with the peer's.
+    [[nodiscard]] uint64_t unverified(uint32_t peer, uint64_t seq) const noexcept {
         return seq - verified_[peer];
     }
-    // For a rank that waits for `peer` in call `seq`: throws if that is in vain. `left`: whether
-    // the peer has left, known before all that it had shown was taken in.
+    // Throws if the wait for `peer` in call `seq` is in vain. `left` says if the peer has left. The
+    // caller must read it before it takes in the peer's last data.
     void inspect(uint32_t peer, uint64_t seq, bool left);
-    // Who has not come to call `seq` within the timeout, and what they called last.
+    // Returns the text of a timeout: the ranks that have not entered call `seq`, and their last
+    // calls.
     [[nodiscard]] std::string late(uint64_t seq, double timeout_s) const;
 
   private:
     bool catch_up(uint32_t peer, uint64_t seq, uint64_t theirs);
-    // Of this rank itself no header may be visible yet.
+    // This rank counts as entered even before it publishes its header.
     [[nodiscard]] bool entered(uint32_t peer, uint64_t seq) const noexcept {
         return peer == members_.rank() ||
                ahead_of(view_.control(peer).header.load(std::memory_order_acquire), seq) >= 0;
@@ -63,7 +64,7 @@ class Agreement {
     View& view_;
     Membership& members_;
     RankControl& own_;
-    std::vector<uint64_t> verified_;  // by peer: calls up to here were seen to agree
+    std::vector<uint64_t> verified_;  // by peer: all calls up to this one agree
 };
 
 }  // namespace unisono

@@ -40,14 +40,14 @@ struct alignas(2 * kLine) Word {
     std::atomic<uint32_t> value{0};
 };
 
-// Looks for `wanted`; gives the core away now and then, for the peer may need it.
+// Polls for `wanted`. Yields now and then, in case the peer needs this core.
 void await(const Word& word, uint32_t wanted) {
     for (unsigned looks = 1; word.value.load(std::memory_order_acquire) != wanted; ++looks) {
         if (looks % 4096 == 0) ::sched_yield();
     }
 }
 
-// Not sysconf: it multiplies by the cores that share a cache on the host, not in this machine.
+// Not sysconf: it multiplies by the host's cores that share a cache, not by those of this machine.
 uint64_t read_last_level_cache_bytes() {
     constexpr uint64_t kAssumed = 32 << 20;
     uint64_t found = 0;
@@ -76,7 +76,7 @@ unsigned usable_cores() noexcept {
 }
 
 uint64_t last_level_cache_bytes() {
-    static const uint64_t bytes = read_last_level_cache_bytes();  // asked for with every plan
+    static const uint64_t bytes = read_last_level_cache_bytes();  // cached: every plan needs it
     return bytes;
 }
 

@@ -1,29 +1,29 @@
-// How far apart two cores are, now: the number without which no measurement here means much.
+// Measures the latency between two cores, which most measurements here depend on.
 #pragma once
 
 #include <cstdint>
 
 namespace unisono {
 
-// One-way latency in seconds of a cache line between the first two cores this process may use;
-// the median of `samples` ping-pongs. Not a number if there is only one core.
+// Returns the one-way latency in seconds of a cache line between the first two usable cores: the
+// median of `samples` ping-pongs. Returns NaN if there is only one core.
 [[nodiscard]] double probe_core_latency_s(unsigned samples);
 
-// Cores this process may use.
+// Returns the number of cores that this process may use.
 [[nodiscard]] unsigned usable_cores() noexcept;
 
-// Whether the cores of this CPU sit on a mesh, each with a large cache of its own, as Intel's
-// server CPUs have it since Skylake. There a core reads what another has just written at 5 to 6
-// GB/s, what went to memory no faster, and what the other has not touched for a while at 12 and
-// more (benchmarks/RESULTS.md).
+// Returns true if the cores of this CPU form a mesh, each with a large cache of its own. Intel's
+// server CPUs since Skylake are built like this. There a core reads data that another core has just
+// written at 5 to 6 GB/s. Data that was stored to memory is no faster. Data that the other core has
+// not touched for a while reaches 12 GB/s and more (benchmarks/RESULTS.md).
 [[nodiscard]] bool meshed_cores() noexcept;
 
-// Size of the last level of cache; an assumption where the system does not tell.
+// Returns the size of the last-level cache, or an assumed size if the system does not report it.
 [[nodiscard]] uint64_t last_level_cache_bytes();
 
-// Moves the calling thread to the `index`-th usable core (modulo their number) and lets it go
-// again: the kernel may move it, but has no reason to. Uneven starts, such as two ranks on one of
-// two cores, cost a factor of ten until the kernel's balancer notices.
+// Moves the calling thread to the `index`-th usable core (modulo their number), then removes the
+// restriction. The kernel may move the thread again, but rarely has a reason. An uneven start, such
+// as two ranks on one of two cores, costs a factor of ten until the kernel rebalances.
 void settle_on_core(unsigned index) noexcept;
 
 }  // namespace unisono

@@ -10,13 +10,15 @@
 namespace unisono {
 namespace {
 
-constexpr std::chrono::milliseconds kLook{50};  // how often a blocked thread looks for signals
-constexpr std::chrono::seconds kFarewell{1};    // for a driver that a signal handler may hold up
-constexpr double kRefusal_s = 1;                // positive: here and now, if no call is before it
+constexpr std::chrono::milliseconds kSignalCheck{
+    50};  // how often a blocked thread checks for signals
+constexpr std::chrono::seconds kDriverWait{
+    1};                           // for a driving thread that a signal handler may delay
+constexpr double kRefusal_s = 1;  // positive: run it in this thread if no call is queued
 constexpr const char* kInHandler =
-    "a signal handler cannot wait for a call: the one that the signal interrupted comes first";
+    "a signal handler cannot wait for a call: the interrupted call must end first";
 
-// Made before: where memory is lacking, calls still have to end.
+// Static, because calls must end even if memory is exhausted.
 const Error kClosed(Fault::aborted, "the communicator was closed before this call was complete"),
     kInterrupted(Fault::aborted, "this call was interrupted by a signal");
 
@@ -29,13 +31,13 @@ void check_interrupt(const Interrupted& interrupted, Membership& members) {
 
 }  // namespace
 
-// The call and what follows from it. False if it has to wait longer than `limit_s`.
-bool Dispatcher::drive(Execution& execution, Sequel& sequel, Deadline& deadline,
+// Runs the call and its continuation. Returns false if a wait would exceed `limit_s`.
+bool Dispatcher::drive(Execution& execution, Continuation& continuation, Deadline& deadline,
                        const Interrupted& interrupted, double limit_s) {
     while (executor_.advance(execution, deadline, interrupted, limit_s)) {
-        if (!sequel) return true;
+        if (!continuation) return true;
         try {
-            std::optional<Execution> next = std::exchange(sequel, nullptr)();
+            std::optional<Execution> next = std::exchange(continuation, nullptr)();
             if (!next) return true;
             execution = std::move(*next);
         } catch (const std::exception& error) {
@@ -47,13 +49,14 @@ bool Dispatcher::drive(Execution& execution, Sequel& sequel, Deadline& deadline,
 }
 
 void Dispatcher::run(Execution&& execution, double timeout_s, const Interrupted& interrupted,
-                     Sequel sequel) {
+                     Continuation continuation) {
     members_.require_own_process();
     if (nothing_before()) {
-        const Turn turn(*this);
-        if (turn && nothing_before()) {  // still: a call may have been queued by who had the turn
+        const DriverClaim claim(*this);
+        if (claim &&
+            nothing_before()) {  // checked again: the previous driver may have queued a call
             Deadline deadline(timeout_s);
-            drive(execution, sequel, deadline, interrupted, 0);
+            drive(execution, continuation, deadline, interrupted, 0);
             return;
         }
     }
@@ -61,28 +64,30 @@ void Dispatcher::run(Execution&& execution, double timeout_s, const Interrupted&
         refuse(std::string(name_of(execution.args.op)) + ": " + kInHandler);
         throw Error(Fault::invalid, kInHandler);
     }
-    const auto job = or_fail(
-        [&] { return std::make_shared<Job>(std::move(execution), timeout_s, std::move(sequel)); });
+    const auto job = or_fail([&] {
+        return std::make_shared<Job>(std::move(execution), timeout_s, std::move(continuation));
+    });
     enqueue(job);
     try {
         work_until(*job, interrupted);
     } catch (...) {
-        withdraw(*job);  // the memory is the caller's again
+        withdraw(*job);  // after this, no thread uses the caller's memory
         throw;
     }
     if (job->error_) throw *job->error_;
 }
 
 std::shared_ptr<Job> Dispatcher::submit(Execution execution, double timeout_s, double inline_s,
-                                        Sequel sequel) {
+                                        Continuation continuation) {
     members_.require_own_process();
-    auto job = or_fail(
-        [&] { return std::make_shared<Job>(std::move(execution), timeout_s, std::move(sequel)); });
+    auto job = or_fail([&] {
+        return std::make_shared<Job>(std::move(execution), timeout_s, std::move(continuation));
+    });
     if (inline_s > 0 && nothing_before()) {
-        const Turn turn(*this);
-        if (turn && nothing_before()) {
+        const DriverClaim claim(*this);
+        if (claim && nothing_before()) {
             if (advance(*job, {}, inline_s)) return job;
-            enqueue(job);  // before the turn ends: no other call may overtake one that has begun
+            enqueue(job);  // while the claim lasts: no other call may overtake one that has started
             start_thread();
             return job;
         }
@@ -109,10 +114,11 @@ bool Dispatcher::wait(Job& job, double timeout_s, const Interrupted& interrupted
         while (!job.done()) {
             const std::chrono::duration<double> left = until - std::chrono::steady_clock::now();
             if (left.count() <= 0) break;
-            const bool alone = !thread_.joinable();  // none could be started
+            const bool alone = !thread_.joinable();  // no progress thread could be started
             if (!alone || driving())
-                changed_->wait_for(lock, std::min<std::chrono::duration<double>>(left, kLook));
-            lock.unlock();  // a signal handler may call anything
+                changed_->wait_for(lock,
+                                   std::min<std::chrono::duration<double>>(left, kSignalCheck));
+            lock.unlock();  // a signal handler may call any function
             if (alone) work_for(left.count(), interrupted);
             check_interrupt(interrupted, members_);
             lock.lock();
@@ -122,25 +128,25 @@ bool Dispatcher::wait(Job& job, double timeout_s, const Interrupted& interrupted
     return job.done();
 }
 
-// Drives the executor until the job is done; if another thread drives it, waits for the job.
+// Drives the executor until the job is done. If another thread drives it, waits for the job.
 void Dispatcher::work_until(Job& job, const Interrupted& interrupted) {
     while (!job.done()) {
-        if (const Turn turn(*this); turn) {
+        if (const DriverClaim claim(*this); claim) {
             while (auto next = job.done() ? nullptr : front()) advance(*next, interrupted, 0);
             continue;
         }
         if (driven_from_here()) throw Error(Fault::invalid, kInHandler);
         std::unique_lock lock(mutex_);
-        changed_->wait_for(lock, kLook, [&] { return job.done() || !driving(); });
+        changed_->wait_for(lock, kSignalCheck, [&] { return job.done() || !driving(); });
         lock.unlock();
         check_interrupt(interrupted, members_);
     }
 }
 
-// Drives what is first in the queue, unless another thread does.
+// Drives the first job of the queue, unless another thread does.
 void Dispatcher::work_for(double limit_s, const Interrupted& interrupted) {
-    const Turn turn(*this);
-    if (!turn) return;
+    const DriverClaim claim(*this);
+    if (!claim) return;
     const auto first = front();
     if (!first) return;
     const double until_s = first->deadline_.elapsed_s() + limit_s;
@@ -150,12 +156,13 @@ void Dispatcher::work_for(double limit_s, const Interrupted& interrupted) {
     if (stopping_) drop_queued();
 }
 
-// True if the job has ended, well or not. Throws only if a signal ended it: the caller is the one
-// who was interrupted, whosever job this is.
+// Returns true if the job has ended, successfully or not. Throws only if a signal has ended it: the
+// caller is interrupted even if the job belongs to another thread.
 bool Dispatcher::advance(Job& job, const Interrupted& interrupted, double limit_s) {
     std::exception_ptr interruption;
     try {
-        if (!drive(job.execution_, job.sequel_, job.deadline_, interrupted, limit_s)) return false;
+        if (!drive(job.execution_, job.continuation_, job.deadline_, interrupted, limit_s))
+            return false;
     } catch (const Error& error) {
         if (error.fault() == Fault::interrupted) interruption = std::current_exception();
         job.error_ = interruption ? kInterrupted : error;
@@ -189,7 +196,7 @@ void Dispatcher::enqueue(const std::shared_ptr<Job>& job) {
     queued_.fetch_add(1);
 }
 
-// Takes the job back; when this returns nobody works on it.
+// Removes the job from the queue. After the return no thread uses it.
 void Dispatcher::withdraw(Job& job) noexcept {
     std::unique_lock lock(mutex_);
     changed_->wait(lock, [&] { return driven_ != &job; });
@@ -207,8 +214,9 @@ std::shared_ptr<Job> Dispatcher::front() {
     return queue_.front();
 }
 
-// Either the one who queued a call, or who stops, sees that the turn has ended, or this sees them.
-void Dispatcher::end_turn() noexcept {
+// The order of the accesses guarantees one of two things: a thread that queues a call or stops sees
+// the end of the claim, or this function sees that thread.
+void Dispatcher::end_claim() noexcept {
     driver_.store({});
     if (queued_.load() == 0 && !stopping_.load()) return;
     const std::lock_guard lock(mutex_);
@@ -233,25 +241,25 @@ void Dispatcher::progress_loop() {
             if (stopping_) return;
             if (taken()) continue;
         }
-        const Turn turn(*this);
-        if (!turn) continue;
+        const DriverClaim claim(*this);
+        if (!claim) continue;
         try {
             if (auto job = front()) advance(*job, {}, 0);
-        } catch (const Error&) {  // of Python's code in this thread: the job has it
+        } catch (const Error&) {  // from Python code in this thread; the job has the error
         }
     }
 }
 
-// A peer asks no more whether this rank lives, now that it has left; so the process must not end
-// before the call under way has.
+// Waits for the running call, so that the process does not end before it. Peers no longer check if
+// this rank lives, because it has left.
 void Dispatcher::await_driver(std::unique_lock<std::mutex>& lock) noexcept {
-    changed_->wait_for(lock, kFarewell, [this] { return quiet(); });
+    changed_->wait_for(lock, kDriverWait, [this] { return quiet(); });
 }
 
-// After the group was closed, with the lock.
+// Drops the queued calls of a closed group. The lock is held.
 void Dispatcher::drop_queued() noexcept {
     std::erase_if(queue_, [this](const std::shared_ptr<Job>& job) {
-        if (job.get() == driven_) return false;  // who drives it finds the group closed
+        if (job.get() == driven_) return false;  // its driver finds the group closed
         executor_.abandon(job->execution_, "the communicator was closed");
         job->error_ = kClosed;
         job->done_.store(true, std::memory_order_release);
@@ -262,7 +270,8 @@ void Dispatcher::drop_queued() noexcept {
 }
 
 void Dispatcher::stop() noexcept {
-    if (members_.in_child()) {  // the lock may be held, and the thread is there, in the parent only
+    if (members_
+            .in_child()) {  // the thread, and perhaps the lock's holder, exist only in the parent
         if (thread_.joinable()) thread_.detach();
         static_cast<void>(changed_.release());
         return;

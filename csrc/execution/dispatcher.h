@@ -1,5 +1,5 @@
-// Runs the calls of a group in the order in which they were made: in the caller's thread where
-// possible, in a progress thread where the caller does not wait.
+// Runs the calls of a group in the order in which they were made. A call runs in its caller's
+// thread if possible, and in a progress thread if the caller does not wait.
 #pragma once
 
 #include <atomic>
@@ -18,23 +18,25 @@
 
 namespace unisono {
 
-// Returns the call that follows once the first has ended, or nothing. No other call comes between
-// the two.
-using Sequel = std::function<std::optional<Execution>()>;
+// Returns the call that follows a finished one, made from its results, or nothing. No other call runs
+// between the two.
+using Continuation = std::function<std::optional<Execution>()>;
 
 class Job {
   public:
-    Job(Execution execution, double timeout_s, Sequel sequel)
-        : execution_(std::move(execution)), sequel_(std::move(sequel)), deadline_(timeout_s) {}
+    Job(Execution execution, double timeout_s, Continuation continuation)
+        : execution_(std::move(execution)),
+          continuation_(std::move(continuation)),
+          deadline_(timeout_s) {}
 
     [[nodiscard]] bool done() const noexcept { return done_.load(std::memory_order_acquire); }
-    // The error it ended with, if it is done and failed.
+    // Returns the error of a failed job once it is done.
     [[nodiscard]] const std::optional<Error>& error() const noexcept { return error_; }
 
   private:
     friend class Dispatcher;
     Execution execution_;
-    Sequel sequel_;
+    Continuation continuation_;
     Deadline deadline_;
     std::optional<Error> error_;
     std::atomic<bool> done_{false};
@@ -42,26 +44,26 @@ class Job {
 
 class Dispatcher {
   public:
-    // `grace` is what the progress thread leaves to the caller: who waits soon does the work
-    // itself, and spares two switches between threads.
+    // `grace` is the time that the progress thread leaves to the caller. A caller that waits within
+    // it does the work itself, which saves two thread switches.
     Dispatcher(Executor& executor, Membership& members, std::chrono::microseconds grace = {})
         : executor_(executor), members_(members), grace_(grace) {}
     Dispatcher(const Dispatcher&) = delete;
     Dispatcher& operator=(const Dispatcher&) = delete;
     ~Dispatcher() { stop(); }
 
-    // Runs the call to its end, after all calls made before. Throws Error.
+    // Runs the call to its end, after all earlier calls. Throws Error.
     void run(Execution&& execution, double timeout_s, const Interrupted& interrupted,
-             Sequel sequel = {});
-    // Begins the call here and now if nothing is before it, for at most `inline_s` seconds of
-    // waiting; what is left goes to the progress thread.
+             Continuation continuation = {});
+    // Starts the call in this thread if no other call is queued, and waits for at most `inline_s`
+    // seconds. The progress thread does the rest.
     std::shared_ptr<Job> submit(Execution execution, double timeout_s, double inline_s,
-                                Sequel sequel = {});
-    // Takes the number of a call that this rank does not make, as soon as all calls before it have
-    // theirs. Waits for nobody.
+                                Continuation continuation = {});
+    // Takes the number of a call that this rank refuses, after all earlier calls have their
+    // numbers. Does not wait.
     void refuse(std::string reason);
-    // What `make` returns. If it finds no memory, the group fails: a call that cannot even be
-    // queued has no number, and all that follow it would have wrong ones.
+    // Returns what `make` returns. Fails the group if memory is exhausted: a call that cannot be
+    // queued has no number, so all later calls would have wrong numbers.
     template <class Make>
     auto or_fail(Make&& make) {
         try {
@@ -73,30 +75,30 @@ class Dispatcher {
             throw;
         }
     }
-    // Waits for the end; works on it (and on what is before it) if nobody else does. False after
-    // `timeout_s` (negative: never), with the job still under way. Throws the job's Error.
+    // Waits for the job, and drives it and the calls before it if no other thread does. Returns
+    // false after `timeout_s` (negative: no limit) if the job is not done. Throws the job's Error.
     bool wait(Job& job, double timeout_s, const Interrupted& interrupted);
-    // Ends the progress thread, after the group was left. What is still queued fails as aborted;
-    // what is under way has failed, and the others know, when this returns.
+    // Ends the progress thread, after this rank has left the group. Queued calls fail as aborted.
+    // On return, the running call has failed and the peers know.
     void stop() noexcept;
-    // Nobody else drives a call.
+    // Returns true if no other thread drives a call.
     [[nodiscard]] bool quiet() const noexcept { return !driving() || driven_from_here(); }
-    // Nobody drives a call, not even one that this thread interrupts.
+    // Returns true if no thread drives a call, including a call that this thread has interrupted.
     [[nodiscard]] bool idle() const noexcept { return !driving(); }
 
   private:
-    // The right to drive the executor, if nobody else has it. No mutex: who cannot have it must be
-    // able to wait for this and for the end of the group at once.
-    class Turn {
+    // The right to drive the executor, granted if no other thread has it. Not a mutex: a thread
+    // without the right must wait for two events at once, the right and the group's end.
+    class DriverClaim {
       public:
-        explicit Turn(Dispatcher& owner) noexcept : owner_(owner) {
+        explicit DriverClaim(Dispatcher& owner) noexcept : owner_(owner) {
             std::thread::id nobody;
             mine_ = owner.driver_.compare_exchange_strong(nobody, std::this_thread::get_id());
         }
-        Turn(const Turn&) = delete;
-        Turn& operator=(const Turn&) = delete;
-        ~Turn() {
-            if (mine_) owner_.end_turn();
+        DriverClaim(const DriverClaim&) = delete;
+        DriverClaim& operator=(const DriverClaim&) = delete;
+        ~DriverClaim() {
+            if (mine_) owner_.end_claim();
         }
         explicit operator bool() const noexcept { return mine_; }
 
@@ -105,7 +107,7 @@ class Dispatcher {
         bool mine_;
     };
 
-    bool drive(Execution& execution, Sequel& sequel, Deadline& deadline,
+    bool drive(Execution& execution, Continuation& continuation, Deadline& deadline,
                const Interrupted& interrupted, double limit_s);
     bool advance(Job& job, const Interrupted& interrupted, double limit_s);
     void work_until(Job& job, const Interrupted& interrupted);
@@ -115,12 +117,12 @@ class Dispatcher {
     void finish(Job& job) noexcept;
     void start_thread();
     void progress_loop();
-    void end_turn() noexcept;
+    void end_claim() noexcept;
     void drop_queued() noexcept;
     void await_driver(std::unique_lock<std::mutex>& lock) noexcept;
     std::shared_ptr<Job> front();
     [[nodiscard]] bool driving() const noexcept { return driver_.load() != std::thread::id(); }
-    // In a signal handler, of which the interrupted call below has the turn.
+    // True in a signal handler that has interrupted a driving call of the same thread.
     [[nodiscard]] bool driven_from_here() const noexcept {
         return driver_.load() == std::this_thread::get_id();
     }
@@ -134,11 +136,12 @@ class Dispatcher {
     std::atomic<std::thread::id> driver_{};  // the thread that drives the executor
     std::atomic<uint32_t> queued_{0};
     std::atomic<bool> stopping_{false};  // set under the mutex
-    std::mutex mutex_;                   // guards what follows
-    // On the heap: a forked child has to leak it, for its end waits for threads that are not there.
+    std::mutex mutex_;                   // guards the fields below
+    // On the heap, because a forked child has to leak it: its destructor would wait for threads
+    // that exist only in the parent.
     std::unique_ptr<std::condition_variable> changed_ = std::make_unique<std::condition_variable>();
     std::deque<std::shared_ptr<Job>> queue_;
-    Job* driven_ = nullptr;  // the one of the queue that is being worked on
+    Job* driven_ = nullptr;  // the job in the queue that a thread drives
     std::thread thread_;
 };
 

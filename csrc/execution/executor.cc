@@ -6,11 +6,12 @@
 namespace unisono {
 namespace {
 
-// Each look is a system call. What is small comes within the time that falling asleep and waking
-// takes; what is large takes longer, and the cores have it to bring.
-constexpr Patience kPatienceAway{0, 4}, kPatienceAwaySmall{0, 100};
+// Yields before a sleep on a remote peer; each poll is a system call. A small message arrives
+// within the time of a sleep and a wake-up. A large one takes longer, and the transport needs the
+// cores.
+constexpr SpinPolicy kRemoteSpin{0, 4}, kSmallRemoteSpin{0, 100};
 
-// Whether results go where this rank's input was.
+// Returns true if the results overwrite this rank's input.
 bool is_in_place(const Execution& call) noexcept {
     const auto same = [](const Piece& in, const Piece& out) { return in.data == out.data; };
     return std::equal(call.in.begin(), call.in.begin() + std::min(call.in.size(), call.out.size()),
@@ -36,23 +37,23 @@ uint64_t part_bytes(uint64_t piece_bytes, uint32_t parts, size_t element_bytes) 
 }
 
 Executor::Executor(View& view, Membership& members, Waiter waiter, StoreRule stores,
-                   Courier* courier)
+                   RemoteSlots* remote_slots)
     : view_(view),
       members_(members),
-      courier_(courier),
+      remote_slots_(remote_slots),
       waiter_(waiter),
-      away_(members, kPatienceAway),
-      away_small_(members, kPatienceAwaySmall),
+      remote_waiter_(members, kRemoteSpin),
+      small_remote_waiter_(members, kSmallRemoteSpin),
       stores_(stores),
       distance_(members.ranks()),
       own_(view.own()),
       passed_(members.ranks(), 0),
-      agreement_(view, members),
-      lanes_{Lane(view, 0), Lane(view, 1), Lane(view, 2)},
-      loans_(view, members) {}
+      call_check_(view, members),
+      staging_rings_{StagingRing(view, 0), StagingRing(view, 1), StagingRing(view, 2)},
+      cross_memory_(view, members) {}
 
-// Whatever goes wrong before the call has its number: the number is taken all the same, for the
-// numbers of the other ranks go on, and those who make the call find the reason beside it.
+// A call that fails before it has a number still takes one, because the numbers of the other ranks
+// advance. Ranks that make the call find the reason in the history.
 void Executor::begin(Execution& call) {
     members_.require_healthy();
     try {
@@ -62,24 +63,26 @@ void Executor::begin(Execution& call) {
         throw;
     }
     call.seq = next_number();
-    agreement_.enter(call.seq, call.args, call.hash);
-    if (courier_ && call.lead > 0) courier_->answer_all(call.lane->place(0).strip);
+    call_check_.enter(call.seq, call.args, call.hash);
+    if (remote_slots_ && call.lead > 0)
+        remote_slots_->acknowledge_all(call.staging->place(0).size_class);
 }
 
-// Nobody sees anything of it yet.
+// Checks the call and computes its layout. Peers see nothing of it yet.
 void Executor::prepare(Execution& call) {
     const Plan& plan = *call.plan;
     if (call.in.size() != plan.pieces_in || call.out.size() != plan.pieces_out) {
         invalid(call, "the call has " + count_of(call.in.size(), call.out.size()) +
-                          ", its plan is for " + count_of(plan.pieces_in, plan.pieces_out));
+                          ", but its plan is for " + count_of(plan.pieces_in, plan.pieces_out));
     }
     if (plan.rank != members_.rank() || plan.ranks != members_.ranks()) {
         invalid(call, "the plan is for rank " + std::to_string(plan.rank) + " of " +
-                          std::to_string(plan.ranks) + ", this is rank " +
+                          std::to_string(plan.ranks) + ", but this is rank " +
                           std::to_string(members_.rank()) + " of " +
                           std::to_string(members_.ranks()));
     }
-    if (call.block_bytes == 0) invalid(call, "a block has at least one element, got 0 bytes");
+    if (call.block_bytes == 0)
+        invalid(call, "expected blocks of at least one element, got 0 bytes");
     const size_t element = size_of(call.args.dtype);
     uint64_t longest = part_bytes(call.longest_bytes, plan.parts, element), bytes = 0;
     for (const auto* pieces : {&call.in, &call.out}) {
@@ -92,17 +95,18 @@ void Executor::prepare(Execution& call) {
     }
     call.blocks = std::max<uint64_t>(1, (longest + call.block_bytes - 1) / call.block_bytes);
     call.slot_bytes = std::min(call.block_bytes, (longest + kLine - 1) / kLine * kLine);
-    if (plan.loans_only) call.slot_bytes = kLine;
-    if ((plan.lends || plan.borrows) && longest > 0 && call.slot_bytes < sizeof(std::byte*))
+    if (plan.addresses_only) call.slot_bytes = kLine;
+    if ((plan.shares_memory || plan.reads_in_place) && longest > 0 &&
+        call.slot_bytes < sizeof(std::byte*))
         invalid(call, "blocks of " + std::to_string(call.block_bytes) +
-                          " bytes are too small to lend memory: they hold an address of " +
+                          " bytes are too small for single copy: a slot holds an address of " +
                           std::to_string(sizeof(std::byte*)) + " bytes");
-    // Also the slots of the peers, for they are read here.
+    // Includes the slots of peers, because this rank reads them.
     const uint64_t most = *std::max_element(plan.slots.begin(), plan.slots.end());
-    call.lane = lane_for(call, most * call.slot_bytes);
-    // Every block under way must have an area, and a round at which it is.
-    call.lead = static_cast<uint32_t>(std::min(
-        {uint64_t{call.lead}, call.lane->depth() - 1, call.blocks - 1, uint64_t{plan.rounds} - 1}));
+    call.staging = staging_for(call, most * call.slot_bytes);
+    // Every block in flight must have a buffer, and a round to run.
+    call.lead = static_cast<uint32_t>(std::min({uint64_t{call.lead}, call.staging->depth() - 1,
+                                                call.blocks - 1, uint64_t{plan.rounds} - 1}));
     reserve_scratch(call);
     call.traffic = {bytes, !plan.copies_only && is_in_place(call)};
 }
@@ -112,7 +116,7 @@ void Executor::reserve_scratch(const Execution& call) {
     if (bytes <= scratch_.size()) return;
     try {
         scratch_.resize(bytes);
-    } catch (const std::exception&) {  // too little memory, or more than there can be
+    } catch (const std::exception&) {  // memory is exhausted, or the size exceeds any vector
         throw Error(Fault::system, std::string(name_of(call.args.op)) + ": no memory for " +
                                        std::to_string(bytes) + " bytes of intermediate results");
     }
@@ -124,33 +128,35 @@ uint64_t Executor::next_number() noexcept {
     return number;
 }
 
-// Those who wait for this rank in the call of this number find that it refused, and why. Where all
-// ranks refuse, none waits: their numbers stay in step, and no harm was done.
+// Ranks that wait for this rank in this call find the refusal and its reason. If all ranks refuse,
+// none waits: their numbers stay equal, and the group remains usable.
 void Executor::refuse(std::string_view reason) noexcept {
     const uint64_t seq = next_number();
-    agreement_.refuse(seq, reason);
-    agreement_.announce(seq, kRefusedHash);
+    call_check_.refuse(seq, reason);
+    call_check_.announce(seq, kRefusedHash);
     last_hash_ = kRefusedHash;
-    ring(own_.bell, fence());
+    ring(own_.doorbell, fence());
 }
 
-Lane* Executor::lane_for(const Execution& call, uint64_t bytes) {
-    const auto fits = [bytes](const Lane& lane) { return bytes <= lane.area_bytes(); };
-    const auto found = std::find_if(lanes_.begin(), lanes_.end(), fits);
-    if (found == lanes_.end()) {
+StagingRing* Executor::staging_for(const Execution& call, uint64_t bytes) {
+    const auto fits = [bytes](const StagingRing& staging) {
+        return bytes <= staging.buffer_bytes();
+    };
+    const auto found = std::find_if(staging_rings_.begin(), staging_rings_.end(), fits);
+    if (found == staging_rings_.end()) {
         invalid(call, "the plan needs " + std::to_string(bytes) +
-                          " bytes of staging for a block, the group has " +
-                          std::to_string(lanes_.back().area_bytes()) +
-                          ": take smaller blocks, or raise UNISONO_STAGING_BYTES");
+                          " bytes of staging for a block, but the group has " +
+                          std::to_string(staging_rings_.back().buffer_bytes()) +
+                          ": use smaller blocks, or raise UNISONO_STAGING_BYTES");
     }
     return found;
 }
 
-// The header becomes visible with the first thing that a peer could wait for, and before this rank
-// waits for anything, so that the polled line moves once.
+// Publishes the header together with the first post, and before this rank waits. So the polled line
+// changes hands once.
 void Executor::announce(Execution& call) noexcept {
     call.announced = true;
-    agreement_.announce(call.seq, call.hash);
+    call_check_.announce(call.seq, call.hash);
 }
 
 bool Executor::advance(Execution& call, Deadline& deadline, const Interrupted& interrupted,
@@ -162,7 +168,7 @@ bool Executor::advance(Execution& call, Deadline& deadline, const Interrupted& i
     }
     try {
         if (call.seq == 0) begin(call);
-        return carry_on({call, deadline, interrupted, limit_s});
+        return run_steps({call, deadline, interrupted, limit_s});
     } catch (const std::exception& error) {
         abandon(call, error.what());
         throw;
@@ -177,27 +183,28 @@ void Executor::abandon(const Execution& call, const char* why) noexcept {
     });
 }
 
-bool Executor::carry_on(Wait wait) {
+bool Executor::run_steps(Wait wait) {
     Execution& call = wait.call;
     const Plan& plan = *call.plan;
     while (call.step < call.blocks + call.lead) {
         if (!run_step(wait)) return false;
         base_ += plan.stages;
         if (call.step >= call.lead) {
-            if (courier_) courier_->end_block(plan, call.lane->place(0), call.lead, base_);
-            call.lane->end(base_);
+            if (remote_slots_)
+                remote_slots_->end_block(plan, call.staging->place(0), call.lead, base_);
+            call.staging->end(base_);
         }
         ++call.step;
         call.record = 0;
     }
-    return take_back(wait) && verify_all(wait) && hand_over(wait);
+    return await_readers(wait) && verify_all(wait) && flush_sends(wait);
 }
 
 bool Executor::run_step(Wait& wait) {
     Execution& call = wait.call;
     const Plan& plan = *call.plan;
     if (call.record == 0) {
-        call.block = call.step;  // the one that begins
+        call.block = call.step;  // the block that starts in this step
         if (is_large(call)) choose_stores(call);
         if (call.step < call.blocks && plan.slots[plan.rank] > 0 && !reuse_slots(wait))
             return false;
@@ -225,8 +232,9 @@ bool Executor::run_record(Wait& wait, const Record* record) {
             return true;
         case Action::arg:
             return true;
-        case Action::lend:
-            if (length_of(wait.call, record->length) > 0) lend(wait.call, record->dst, record->src);
+        case Action::share:
+            if (length_of(wait.call, record->length) > 0)
+                share(wait.call, record->dst, record->src);
             return true;
         case Action::wait:
             return wait_progress(wait, *record);
@@ -239,10 +247,11 @@ bool Executor::run_record(Wait& wait, const Record* record) {
 
 void Executor::choose_stores(Execution& call) noexcept {
     const auto& here = view_.here();
-    if (here.size() > 1 && StoreRule::asks(call.policy, call.traffic)) {  // a peer after the other
+    if (here.size() > 1 &&
+        StoreRule::needs_distance(call.policy, call.traffic)) {  // the peers take turns
         const uint64_t step = 1 + call.block % (here.size() - 1);
         const uint32_t peer = here[(view_.place(members_.rank()) + step) % here.size()];
-        distance_.look(peer, view_.control(peer));
+        distance_.measure(peer, view_.control(peer));
     }
     call.stores = stores_.choose(call.policy, call.traffic, distance_.far());
 }
@@ -251,15 +260,15 @@ void Executor::post(Execution& call, uint32_t value) {
     if (!call.announced) announce(call);
     const uint64_t progress = base_ + value;
     own_.progress.store(progress, std::memory_order_release);
-    ring(own_.bell, fence());
-    if (is_large(call)) Distance::light(own_, progress);
-    if (courier_) show(call, value);
+    ring(own_.doorbell, fence());
+    if (is_large(call)) Distance::publish(own_, progress);
+    if (remote_slots_) send_slots(call, value);
 }
 
-// To ranks of other hosts, what they read of this post, each in one go.
-void Executor::show(const Execution& call, uint32_t value) {
-    const Place place = call.lane->place(call.ahead());
-    const std::byte* areas = view_.areas(members_.rank(), place.strip);
+// Sends the slots of this post to their readers on other hosts, in one frame for each peer.
+void Executor::send_slots(const Execution& call, uint32_t value) {
+    const Place place = call.staging->place(call.ahead());
+    const std::byte* buffers = view_.buffers(members_.rank(), place.size_class);
     const auto readers = call.plan->readers_of(value);
     for (auto it = readers.begin(); it != readers.end();) {
         const uint32_t peer = it->rank;
@@ -267,10 +276,10 @@ void Executor::show(const Execution& call, uint32_t value) {
         for (; it != readers.end() && it->rank == peer; ++it) {
             const uint64_t bytes = length_of(call, call.plan->slot_lengths[it->slot]);
             const std::byte* slot =
-                call.lane->area(members_.rank(), call.ahead()) + it->slot * call.slot_bytes;
-            if (bytes) loads_.push_back({static_cast<uint64_t>(slot - areas), slot, bytes});
+                call.staging->buffer(members_.rank(), call.ahead()) + it->slot * call.slot_bytes;
+            if (bytes) loads_.push_back({static_cast<uint64_t>(slot - buffers), slot, bytes});
         }
-        if (!view_.local(peer)) courier_->show(peer, place, loads_);
+        if (!view_.local(peer)) remote_slots_->send_slots(peer, place, loads_);
     }
 }
 

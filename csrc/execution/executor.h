@@ -24,7 +24,7 @@ struct Piece {
     uint64_t bytes;
 };
 
-// The pieces of one side of a call; a few of them without asking for memory.
+// The pieces of one side of a call. A few pieces need no heap memory.
 class Pieces {
   public:
     void push_back(Piece piece) {
@@ -50,23 +50,24 @@ class Pieces {
     std::vector<Piece> many_;
 };
 
-// Where the calls of one size class are in their strip: at the same area on all ranks.
-class Lane {
+// The staging buffers of one size class, used as a ring. All ranks use the same position.
+class StagingRing {
   public:
-    Lane(const View& view, size_t strip)
+    StagingRing(const View& view, size_t size_class)
         : view_(view),
-          strip_(strip),
-          area_bytes_(view.segment().strip(strip).area_bytes),
-          ends_(view.segment().strip(strip).depth, 0) {}
-    [[nodiscard]] uint64_t area_bytes() const noexcept { return area_bytes_; }
-    // Where slot 0 of a rank is for a block: the first that has not ended, or one `ahead` of it.
-    [[nodiscard]] std::byte* area(uint32_t rank, uint64_t ahead) const noexcept {
-        return view_.areas(rank, strip_) + position(ahead) * area_bytes_;
+          size_class_(size_class),
+          buffer_bytes_(view.segment().size_class(size_class).buffer_bytes),
+          ends_(view.segment().size_class(size_class).depth, 0) {}
+    [[nodiscard]] uint64_t buffer_bytes() const noexcept { return buffer_bytes_; }
+    // Returns the address of a rank's slot 0 for a block: the first unfinished block, or a later
+    // one by `ahead`.
+    [[nodiscard]] std::byte* buffer(uint32_t rank, uint64_t ahead) const noexcept {
+        return view_.buffers(rank, size_class_) + position(ahead) * buffer_bytes_;
     }
     [[nodiscard]] Place place(uint64_t ahead) const noexcept {
-        return {strip_, position(ahead), blocks_ + ahead};
+        return {size_class_, position(ahead), blocks_ + ahead};
     }
-    // The progress at which all ranks are past the block that used that area before.
+    // Returns the progress at which all ranks have finished the block that used that buffer before.
     [[nodiscard]] uint64_t reusable_at(uint64_t ahead) const noexcept {
         return ends_[position(ahead)];
     }
@@ -84,68 +85,67 @@ class Lane {
     }
 
     const View& view_;
-    size_t strip_;
-    uint64_t area_bytes_;
-    uint64_t position_ = 0;       // of the area of the first block that has not ended
-    uint64_t blocks_ = 0;         // that have ended
-    std::vector<uint64_t> ends_;  // by area: progress at the end of the block that used it last
+    size_t size_class_;
+    uint64_t buffer_bytes_;
+    uint64_t position_ = 0;       // buffer of the first unfinished block
+    uint64_t blocks_ = 0;         // finished blocks
+    std::vector<uint64_t> ends_;  // by buffer: progress at the end of its latest block
 };
 
-// One call in flight: a plan, its arguments, and how far it has come. Resumable.
+// One call in flight: a plan, its arguments, and its state. It can be resumed.
 struct Execution {
     std::shared_ptr<const Plan> plan;
     CallArgs args;
     uint64_t hash;  // fingerprint(args)
     uint64_t block_bytes;
-    uint64_t longest_bytes;  // of all pieces of all ranks: they must count the same blocks
+    uint64_t
+        longest_bytes;  // of all pieces of all ranks, because all ranks must count the same blocks
     Pieces in, out;
     StorePolicy policy = StorePolicy::adaptive;
-    // How many blocks the first round of the schedule runs ahead of the last. Each step then does
-    // the early rounds of later blocks before the late rounds of an earlier one, so that a network
-    // has something to carry while a rank waits. All ranks have the same.
+    // Number of blocks by which the first round of the schedule runs ahead of the last. Each step
+    // runs early rounds of later blocks before late rounds of earlier blocks. So the network
+    // carries data while a rank waits. The lead is equal on all ranks.
     uint32_t lead = 0;
-    // Why this rank refuses its arguments, if it does: it takes no part in the call, but its
-    // number.
+    // The reason if this rank refuses its arguments. The call then takes a number but is not run.
     std::shared_ptr<const std::string> refusal;
 
     Traffic traffic{};
     Stores stores;  // of the current block
 
-    uint64_t seq = 0;         // 0: not begun
-    Lane* lane = nullptr;     // where the slots are
-    uint64_t slot_bytes = 0;  // from one slot to the next
+    uint64_t seq = 0;                // 0: not started
+    StagingRing* staging = nullptr;  // size class of the slots
+    uint64_t slot_bytes = 0;         // distance between slots
     uint64_t blocks = 0;
-    uint64_t step = 0;  // of blocks + lead
+    uint64_t step = 0;  // from 0 to blocks + lead
     size_t record = 0;
-    uint64_t block = 0;  // of the current record
+    uint64_t block = 0;  // block of the current record
     [[nodiscard]] uint64_t ended() const noexcept { return step > lead ? step - lead : 0; }
     [[nodiscard]] uint64_t ahead() const noexcept { return block - ended(); }
-    // By how many blocks a round runs ahead of the last one.
+    // Returns the number of blocks by which a round runs ahead of the last round.
     [[nodiscard]] uint32_t lead_of(uint32_t round) const noexcept {
         return lead == 0 ? 0 : lead - round * (lead + 1) / plan->rounds;
     }
-    uint32_t verified = 0;   // peers whose header has been seen to agree
-    size_t returned = 0;     // readers that are done with what this rank has lent
-    bool announced = false;  // own header is visible
+    uint32_t verified = 0;    // number of peers whose header agrees
+    size_t readers_done = 0;  // readers that have finished with this rank's shared memory
+    bool announced = false;   // the own header is visible
 };
 
 class Executor {
   public:
-    // `courier`: where the group has ranks on other hosts.
+    // `remote_slots` is set if the group has ranks on other hosts.
     Executor(View& view, Membership& members, Waiter waiter, StoreRule stores,
-             Courier* courier = nullptr);
+             RemoteSlots* remote_slots = nullptr);
 
-    // Runs until the call is complete (true), or until it would have to wait longer than
-    // `limit_s` (false; 0 = as long as the deadline allows). Throws Error.
+    // Runs until the call is complete (returns true), or until a wait would exceed `limit_s`
+    // (returns false; 0 means the deadline is the only limit). Throws Error.
     bool advance(Execution& call, Deadline& deadline, const Interrupted& interrupted,
                  double limit_s);
-    // A call that has begun will not be completed: the others learn it, for they would wait in
-    // vain.
+    // Gives up a call that has started, and tells the peers, which would otherwise wait in vain.
     void abandon(const Execution& call, const char* why) noexcept;
 
-    // Whether this rank can read the memory of all others of its host.
-    [[nodiscard]] bool can_borrow() const noexcept { return loans_.reach_all(); }
-    [[nodiscard]] Loans& loans() noexcept { return loans_; }
+    // Returns true if this rank can read the memory of all other ranks of its host.
+    [[nodiscard]] bool can_read_peers() const noexcept { return cross_memory_.reach_all(); }
+    [[nodiscard]] CrossMemory& cross_memory() noexcept { return cross_memory_; }
     [[nodiscard]] uint64_t calls() const noexcept { return calls_.load(std::memory_order_relaxed); }
 
   private:
@@ -154,8 +154,8 @@ class Executor {
         Deadline& deadline;
         const Interrupted& interrupted;
         double limit_s;
-        [[nodiscard]] std::string late(const Agreement& agreement) const {
-            return agreement.late(call.seq, deadline.timeout_s());
+        [[nodiscard]] std::string late(const CallCheck& call_check) const {
+            return call_check.late(call.seq, deadline.timeout_s());
         }
     };
 
@@ -164,29 +164,29 @@ class Executor {
     void reserve_scratch(const Execution& call);
     void refuse(std::string_view reason) noexcept;
     [[nodiscard]] uint64_t next_number() noexcept;
-    bool carry_on(Wait wait);
+    bool run_steps(Wait wait);
     void announce(Execution& call) noexcept;
     bool reuse_slots(Wait& wait);
     bool run_step(Wait& wait);
     bool run_record(Wait& wait, const Record* record);
     void choose_stores(Execution& call) noexcept;
     void post(Execution& call, uint32_t value);
-    void show(const Execution& call, uint32_t value);
-    bool hand_over(Wait& wait);
-    void look_for_readers(const Execution& call);
+    void send_slots(const Execution& call, uint32_t value);
+    bool flush_sends(Wait& wait);
+    void check_remote_readers(const Execution& call);
     bool wait_progress(Wait& wait, const Record& record);
     bool verify_all(Wait& wait);
-    bool take_back(Wait& wait);
+    bool await_readers(Wait& wait);
     template <class Ready>
     bool wait_for(Wait& wait, uint32_t peer, Ready ready);
     template <class Ready>
-    bool wait_here(Wait& wait, uint32_t peer, Ready ready);
+    bool wait_local(Wait& wait, uint32_t peer, Ready ready);
     template <class Ready>
-    bool wait_away(Wait& wait, uint32_t peer, Ready ready);
+    bool wait_remote(Wait& wait, uint32_t peer, Ready ready);
     void copy(const Execution& call, const Record& record);
     void reduce(const Execution& call, const Record* record);
     void reduce_some(const Execution& call, const Record* record, uint64_t at, uint64_t bytes);
-    void lend(const Execution& call, const Ref& slot, const Ref& memory) const noexcept;
+    void share(const Execution& call, const Ref& slot, const Ref& memory) const noexcept;
     [[nodiscard]] std::byte* resolve(const Execution& call, const Ref& ref) const noexcept;
     [[nodiscard]] uint64_t length_of(const Execution& call, const Ref& ref) const noexcept;
     [[nodiscard]] kernels::Store store_for(const Execution& call, const Ref& ref) const noexcept {
@@ -195,32 +195,34 @@ class Executor {
                                          : kernels::Store::cached;
     }
 
-    // Whether the call's blocks are large enough for the caches to matter.
+    // Returns true if the blocks are so large that caches matter.
     [[nodiscard]] bool is_large(const Execution& call) const noexcept {
-        return call.lane == &lanes_.back();
+        return call.staging == &staging_rings_.back();
     }
-    [[nodiscard]] Lane* lane_for(const Execution& call, uint64_t bytes);
+    [[nodiscard]] StagingRing* staging_for(const Execution& call, uint64_t bytes);
     [[nodiscard]] Fence fence() const noexcept { return view_.fence(); }
 
     View& view_;
     Membership& members_;
-    Courier* courier_;
-    Waiter waiter_, away_, away_small_;  // for ranks of this host, and of others
+    RemoteSlots* remote_slots_;
+    Waiter waiter_, remote_waiter_,
+        small_remote_waiter_;  // for ranks of this host, and of other hosts
     StoreRule stores_;
     Distance distance_;
     RankControl& own_;
-    std::atomic<uint64_t> calls_{0};  // others may look
+    std::atomic<uint64_t> calls_{0};  // other threads may read it
     uint64_t base_ = 0;               // progress at the start of the current step
-    uint64_t last_hash_ = 0;          // of the call before
-    std::vector<uint64_t> passed_;    // by peer: the progress at which it was seen last
-    std::vector<Load> loads_;         // of one post to one peer
-    Agreement agreement_;
-    std::array<Lane, kStrips> lanes_;  // in the order of their areas' sizes
-    std::vector<std::byte> scratch_, borrowed_;
-    Loans loans_;
+    uint64_t last_hash_ = 0;          // of the previous call
+    std::vector<uint64_t> passed_;    // by peer: the last progress seen
+    std::vector<Load> loads_;         // slots for one peer in one post
+    CallCheck call_check_;
+    std::array<StagingRing, kSizeClasses> staging_rings_;  // in ascending order of buffer size
+    std::vector<std::byte> scratch_, fetched_;
+    CrossMemory cross_memory_;
 };
 
-// The part layout that every executor shares: element counts rounded up to whole cache lines.
+// Returns the bytes of each part of a piece: its share of the elements, rounded up to whole cache
+// lines. All executors use this layout.
 [[nodiscard]] uint64_t part_bytes(uint64_t piece_bytes, uint32_t parts,
                                   size_t element_bytes) noexcept;
 

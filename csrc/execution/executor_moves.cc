@@ -1,4 +1,4 @@
-// What records move: where it is, and what becomes of it.
+// Copies and reductions of records.
 #include <algorithm>
 #include <array>
 #include <utility>
@@ -8,23 +8,23 @@
 namespace unisono {
 namespace {
 
-constexpr uint64_t kBorrowedBytes = 256 << 10;      // of all operands: less than a core's cache
-constexpr uint64_t kLeastBorrowedBytes = 16 << 10;  // of each: a read is a system call
+constexpr uint64_t kFetchedBytes = 256 << 10;  // of all operands: less than a core's private cache
+constexpr uint64_t kLeastFetchedBytes = 16 << 10;  // of each operand: each read is a system call
 
 }  // namespace
 
 std::byte* Executor::resolve(const Execution& call, const Ref& ref) const noexcept {
     switch (ref.space) {
         case Space::slot:
-            return call.lane->area(ref.rank, call.ahead()) + ref.index * call.slot_bytes;
-        case Space::tmp: {  // of each block under way
+            return call.staging->buffer(ref.rank, call.ahead()) + ref.index * call.slot_bytes;
+        case Space::tmp: {  // separate for each block in flight
             const uint64_t at = ref.index * (call.lead + 1) + call.block % (call.lead + 1);
             return const_cast<std::byte*>(scratch_.data()) + at * call.block_bytes;
         }
-        case Space::lent: {
+        case Space::shared: {
             const std::byte* slot =
-                call.lane->area(ref.rank, call.ahead()) + ref.index * call.slot_bytes;
-            return const_cast<std::byte*>(shown_loan(slot));
+                call.staging->buffer(ref.rank, call.ahead()) + ref.index * call.slot_bytes;
+            return const_cast<std::byte*>(read_address(slot));
         }
         case Space::in:
         case Space::out:
@@ -35,7 +35,7 @@ std::byte* Executor::resolve(const Execution& call, const Ref& ref) const noexce
     return piece.data + ref.part * part + call.block * call.block_bytes;
 }
 
-// Bytes of this block in the part that `ref` names.
+// Returns the bytes of this block in the part that `ref` names.
 uint64_t Executor::length_of(const Execution& call, const Ref& ref) const noexcept {
     const Piece& piece = ref.space == Space::in ? call.in[ref.index] : call.out[ref.index];
     const uint64_t part = part_bytes(piece.bytes, call.plan->parts, size_of(call.args.dtype));
@@ -49,8 +49,8 @@ void Executor::copy(const Execution& call, const Record& r) {
     if (bytes == 0) return;
     std::byte* dst = resolve(call, r.dst);
     const std::byte* src = resolve(call, r.src);
-    if (r.src.space == Space::lent) {
-        loans_.read(r.src.rank, dst, src, bytes);
+    if (r.src.space == Space::shared) {
+        cross_memory_.read(r.src.rank, dst, src, bytes);
         if (r.flags & kHasSecond)
             kernels::copy(resolve(call, r.dst2), dst, bytes, store_for(call, r.dst2));
     } else if (r.flags & kHasSecond) {
@@ -59,36 +59,38 @@ void Executor::copy(const Execution& call, const Record& r) {
     } else if (dst != src) {
         kernels::copy(dst, src, bytes, store_for(call, r.dst));
     }
-    if (r.flags & kLends) lend(call, r.dst2, r.dst);
+    if (r.flags & kShares) share(call, r.dst2, r.dst);
 }
 
-void Executor::lend(const Execution& call, const Ref& slot, const Ref& memory) const noexcept {
-    show_loan(resolve(call, slot), resolve(call, memory));
+void Executor::share(const Execution& call, const Ref& slot, const Ref& memory) const noexcept {
+    write_address(resolve(call, slot), resolve(call, memory));
 }
 
-// Of what others lend, as much at a time as stays in the cache.
+// Reads shared operands in portions that fit in the cache.
 void Executor::reduce(const Execution& call, const Record* r) {
     const uint64_t bytes = length_of(call, r->length), element = size_of(call.args.dtype);
-    const auto foreign = static_cast<uint64_t>(std::count_if(
-        r + 1, r + 1 + r->sources, [](const Record& arg) { return arg.src.space == Space::lent; }));
+    const auto foreign =
+        static_cast<uint64_t>(std::count_if(r + 1, r + 1 + r->sources, [](const Record& arg) {
+            return arg.src.space == Space::shared;
+        }));
     const uint64_t most =
         foreign == 0 ? bytes
-                     : std::max(kBorrowedBytes / foreign, kLeastBorrowedBytes) / element * element;
-    if (borrowed_.size() < foreign * most) borrowed_.resize(foreign * most);
+                     : std::max(kFetchedBytes / foreign, kLeastFetchedBytes) / element * element;
+    if (fetched_.size() < foreign * most) fetched_.resize(foreign * most);
     for (uint64_t at = 0; at < bytes; at += most)
         reduce_some(call, r, at, std::min(most, bytes - at));
-    if (r->flags & kLends) lend(call, r->dst2, r->dst);
+    if (r->flags & kShares) share(call, r->dst2, r->dst);
 }
 
 void Executor::reduce_some(const Execution& call, const Record* r, uint64_t at, uint64_t bytes) {
     std::array<const void*, kMostSources> sources;
-    std::byte* borrowed = borrowed_.data();
+    std::byte* fetched = fetched_.data();
     for (size_t k = 0; k < r->sources; ++k) {
         const Ref& ref = r[k + 1].src;
         const std::byte* source = resolve(call, ref) + at;
-        if (ref.space == Space::lent) {
-            loans_.read(ref.rank, borrowed, source, bytes);
-            source = std::exchange(borrowed, borrowed + bytes);
+        if (ref.space == Space::shared) {
+            cross_memory_.read(ref.rank, fetched, source, bytes);
+            source = std::exchange(fetched, fetched + bytes);
         }
         sources[k] = source;
     }

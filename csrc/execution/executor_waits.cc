@@ -1,4 +1,4 @@
-// What an executor waits for, and how.
+// The waits of an executor.
 #include <functional>
 
 #include "execution/executor.h"
@@ -7,17 +7,18 @@ namespace unisono {
 namespace {
 
 constexpr double kNapWhileSending_s = 300e-6;
-constexpr uint64_t kMostOwed = 16;  // calls: to look at all of these costs little more than one
+constexpr uint64_t kMostUnverified =
+    16;  // calls: a comparison of so many costs little more than one
 
 }  // namespace
 
-// The area of this block held the block `depth` ago: all ranks must be past that one. It may have
-// belonged to another call with other readers, hence all.
+// All ranks must have finished the earlier block in this buffer, `depth` blocks ago. That block may
+// belong to another call with other readers, so all ranks count.
 bool Executor::reuse_slots(Wait& wait) {
     const uint64_t ahead = wait.call.ahead();
-    const uint64_t target = wait.call.lane->reusable_at(ahead);
+    const uint64_t target = wait.call.staging->reusable_at(ahead);
     for (const uint32_t peer : view_.here()) {
-        uint64_t& passed = passed_[peer];  // each look costs a line that the peer writes
+        uint64_t& passed = passed_[peer];  // each load moves a line that the peer writes
         if (peer == members_.rank() || passed >= target) continue;
         const auto& progress = view_.control(peer).progress;
         const auto ready = [&] {
@@ -26,10 +27,10 @@ bool Executor::reuse_slots(Wait& wait) {
         };
         if (!wait_for(wait, peer, ready)) return false;
     }
-    if (!courier_) return true;
-    const Place place = wait.call.lane->place(ahead);
-    while (const auto peer = courier_->debtor(place)) {  // of other hosts, those who read it
-        const auto ready = [&] { return courier_->answered(*peer, place); };
+    if (!remote_slots_) return true;
+    const Place place = wait.call.staging->place(ahead);
+    while (const auto peer = remote_slots_->pending_reader(place)) {  // the readers on other hosts
+        const auto ready = [&] { return remote_slots_->has_read(*peer, place); };
         if (!wait_for(wait, *peer, ready)) return false;
     }
     return true;
@@ -37,52 +38,52 @@ bool Executor::reuse_slots(Wait& wait) {
 
 bool Executor::wait_progress(Wait& wait, const Record& record) {
     const uint32_t peer = record.peer;
-    // The peer did it so many steps earlier.
+    // The peer posts the value this many steps earlier.
     const uint64_t steps = wait.call.lead_of(record.posted) - wait.call.lead_of(record.round);
     const uint64_t target = base_ + record.value - steps * wait.call.plan->stages;
     const auto& progress = view_.control(peer).progress;
     const auto ready = [&] { return progress.load(std::memory_order_acquire) >= target; };
     if (!wait_for(wait, peer, ready)) return false;
-    // Before anything is read from its slots: the header is on the line that was just looked at.
-    static_cast<void>(agreement_.verify(peer, wait.call.seq, wait.call.hash));
+    // Before any read of the peer's slots. The header is on the line that was just loaded.
+    static_cast<void>(call_check_.verify(peer, wait.call.seq, wait.call.hash));
     return true;
 }
 
-// No rank returns before it has seen every peer of its host enter this very call: there a barrier
-// is nothing else. Of the other hosts it has seen those whose slots it read. One exception: a call
-// equal to the one before, which this rank could finish alone, need not hold it up (a root that
-// broadcasts in a loop); what is owed is verified with a later call.
+// No rank returns before every peer of its host has entered this call; for a barrier this is the
+// whole effect. Of other hosts, only ranks whose slots were read are checked. One exception is a
+// call that equals the previous one and that this rank can finish alone, such as a broadcast by its
+// root in a loop. It does not wait; a later call makes the missing comparisons.
 bool Executor::verify_all(Wait& wait) {
     Execution& call = wait.call;
     if (!call.announced) {
         announce(call);
-        ring(own_.bell, fence());
+        ring(own_.doorbell, fence());
     }
-    const bool may_owe = call.hash == last_hash_ && call.args.root >= 0;
+    const bool may_skip = call.hash == last_hash_ && call.args.root >= 0;
     for (; call.verified < members_.ranks(); ++call.verified) {
         const uint32_t peer = call.verified;
         if (peer == members_.rank() || !view_.local(peer)) continue;
-        if (may_owe && agreement_.owed(peer, call.seq) < kMostOwed) continue;
-        const auto ready = [&] { return agreement_.verify(peer, call.seq, call.hash); };
-        if (!ready() && !may_owe && !wait_for(wait, peer, ready)) return false;
+        if (may_skip && call_check_.unverified(peer, call.seq) < kMostUnverified) continue;
+        const auto ready = [&] { return call_check_.verify(peer, call.seq, call.hash); };
+        if (!ready() && !may_skip && !wait_for(wait, peer, ready)) return false;
     }
     last_hash_ = call.hash;
     return true;
 }
 
-// Nobody may be reading what this rank has lent once its caller may change it. And what it has read
-// is right only if the lender had not given the call up before.
-bool Executor::take_back(Wait& wait) {
+// Peers must have finished reading this rank's shared memory before its caller may change it. And
+// data read from a peer is valid only if the peer had not given up the call before.
+bool Executor::await_readers(Wait& wait) {
     const Plan& plan = *wait.call.plan;
-    if (plan.lends) {
-        for (; wait.call.returned < plan.readers_of_any.size(); ++wait.call.returned) {
-            const uint32_t peer = plan.readers_of_any[wait.call.returned];
+    if (plan.shares_memory) {
+        for (; wait.call.readers_done < plan.readers_of_any.size(); ++wait.call.readers_done) {
+            const uint32_t peer = plan.readers_of_any[wait.call.readers_done];
             const auto& progress = view_.control(peer).progress;
             const auto ready = [&] { return progress.load(std::memory_order_acquire) >= base_; };
             if (!wait_for(wait, peer, ready)) return false;
         }
     }
-    if (plan.borrows) {
+    if (plan.reads_in_place) {
         std::atomic_thread_fence(std::memory_order_acquire);
         members_.require_healthy();
     }
@@ -94,29 +95,30 @@ bool Executor::wait_for(Wait& wait, uint32_t peer, Ready ready) {
     if (ready()) return true;
     if (!wait.call.announced) {
         announce(wait.call);
-        ring(own_.bell, fence());
+        ring(own_.doorbell, fence());
     }
-    return view_.local(peer) ? wait_here(wait, peer, ready) : wait_away(wait, peer, ready);
+    return view_.local(peer) ? wait_local(wait, peer, ready) : wait_remote(wait, peer, ready);
 }
 
 template <class Ready>
-bool Executor::wait_here(Wait& wait, uint32_t peer, Ready ready) {
-    Bell& bell = view_.control(peer).bell;
+bool Executor::wait_local(Wait& wait, uint32_t peer, Ready ready) {
+    Doorbell& doorbell = view_.control(peer).doorbell;
     const auto rest = [&](auto&& awake, double seconds) {
-        if (!courier_ || !courier_->wire().needs_looks()) return sleep_on(bell, awake, seconds);
-        courier_->wire().poll();  // what other hosts wait for must not wait for this
+        if (!remote_slots_ || !remote_slots_->wire().needs_looks())
+            return sleep_on(doorbell, awake, seconds);
+        remote_slots_->wire().poll();  // serves other hosts during this wait
         const double nap_s = std::min(seconds, kNapWhileSending_s);
-        const Woken woken = sleep_on(bell, awake, nap_s);
+        const Woken woken = sleep_on(doorbell, awake, nap_s);
         return woken == Woken::timed_out && nap_s < seconds ? Woken::rung : woken;
     };
     return waiter_.wait(
-        rest, ready, [&] { agreement_.inspect(peer, wait.call.seq, view_.has_left(peer)); },
-        [&] { return wait.late(agreement_); }, wait.deadline, wait.interrupted, wait.limit_s);
+        rest, ready, [&] { call_check_.inspect(peer, wait.call.seq, view_.has_left(peer)); },
+        [&] { return wait.late(call_check_); }, wait.deadline, wait.interrupted, wait.limit_s);
 }
 
 template <class Ready>
-bool Executor::wait_away(Wait& wait, uint32_t peer, Ready ready) {
-    Wire& wire = courier_->wire();
+bool Executor::wait_remote(Wait& wait, uint32_t peer, Ready ready) {
+    Wire& wire = remote_slots_->wire();
     const auto brought = [&] {
         if (ready()) return true;
         wire.poll();
@@ -126,30 +128,30 @@ bool Executor::wait_away(Wait& wait, uint32_t peer, Ready ready) {
         return wire.sleep(seconds, std::ref(awake));
     };
     const auto look = [&] {
-        const bool departed = courier_->has_departed(peer);  // what it sent before is here now
+        const bool departed =
+            remote_slots_->has_departed(peer);  // all data that the peer sent before is here then
         wire.poll();
-        agreement_.inspect(peer, wait.call.seq, departed && courier_->has_departed(peer));
+        call_check_.inspect(peer, wait.call.seq, departed && remote_slots_->has_departed(peer));
     };
-    Waiter& waiter = is_large(wait.call) ? away_ : away_small_;
+    Waiter& waiter = is_large(wait.call) ? remote_waiter_ : small_remote_waiter_;
     return waiter.wait(
-        rest, brought, look, [&] { return wait.late(agreement_); }, wait.deadline, wait.interrupted,
-        wait.limit_s);
+        rest, brought, look, [&] { return wait.late(call_check_); }, wait.deadline,
+        wait.interrupted, wait.limit_s);
 }
 
-// Who has left without ever having been connected takes nothing of what it should have read.
-void Executor::look_for_readers(const Execution& call) {
+// Checks readers that were never connected: if one has left, it will not take the data.
+void Executor::check_remote_readers(const Execution& call) {
     members_.require_healthy();
     for (const uint32_t peer : call.plan->readers_of_any) {
-        if (!view_.local(peer) && !courier_->wire().reached(peer))
-            agreement_.inspect(peer, call.seq, view_.has_left(peer));
+        if (!view_.local(peer) && !remote_slots_->wire().reached(peer))
+            call_check_.inspect(peer, call.seq, view_.has_left(peer));
     }
 }
 
-// What this rank has shown must have left it before it goes about other things: nobody moves the
-// wire then.
-bool Executor::hand_over(Wait& wait) {
-    if (!courier_ || courier_->wire().idle()) return true;
-    Wire& wire = courier_->wire();
+// Waits until all sent data has left this rank. After the call no thread moves the transport.
+bool Executor::flush_sends(Wait& wait) {
+    if (!remote_slots_ || remote_slots_->wire().idle()) return true;
+    Wire& wire = remote_slots_->wire();
     const auto gone = [&] {
         if (!wire.idle()) wire.poll();
         return wire.idle();
@@ -157,9 +159,9 @@ bool Executor::hand_over(Wait& wait) {
     const auto rest = [&](auto&& awake, double seconds) {
         return wire.sleep(seconds, std::ref(awake));
     };
-    return away_.wait(
-        rest, gone, [&] { look_for_readers(wait.call); },
-        [&] { return wait.late(agreement_) + "; not all take what this rank sends"; },
+    return remote_waiter_.wait(
+        rest, gone, [&] { check_remote_readers(wait.call); },
+        [&] { return wait.late(call_check_) + "; some do not receive what this rank sends"; },
         wait.deadline, wait.interrupted, wait.limit_s);
 }
 

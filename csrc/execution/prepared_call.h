@@ -1,4 +1,4 @@
-// A call with everything decided but the memory: made once, run many times.
+// A prepared call: all its arguments but the memory. Made once, run many times.
 #pragma once
 
 #include <memory>
@@ -12,12 +12,12 @@ struct Prepared {
     CallArgs args;
     uint64_t hash;
     uint64_t block_bytes;
-    uint64_t piece_bytes;    // of each piece, where all are equal and lie one after the other
+    uint64_t piece_bytes;    // of each piece, if all pieces are equal and contiguous
     uint64_t longest_bytes;  // of the pieces of all ranks
     StorePolicy policy;
-    uint32_t lead = 0;  // see Execution
+    uint32_t lead = 0;  // see Execution::lead
 
-    // Pieces one after the other, from `in` and `out`.
+    // Makes a call on contiguous pieces, from `in` and `out`.
     [[nodiscard]] Execution bind(std::byte* in, std::byte* out) const {
         Execution execution = blank();
         for (uint32_t p = 0; p < plan->pieces_in; ++p)
@@ -27,7 +27,7 @@ struct Prepared {
         return execution;
     }
 
-    // Pieces anywhere, of any length.
+    // Makes a call on separate pieces of any lengths.
     [[nodiscard]] Execution bind(Pieces in, Pieces out) const {
         Execution execution = blank();
         execution.in = std::move(in);

@@ -7,98 +7,104 @@
 
 namespace unisono {
 
-Courier::Courier(View& view, Membership& members)
+RemoteSlots::RemoteSlots(View& view, Membership& members)
     : view_(view), members_(members), ended_(members.ranks()) {
-    for (size_t s = 0; s < kStrips; ++s) debts_[s].resize(view.segment().strip(s).depth);
+    for (size_t s = 0; s < kSizeClasses; ++s)
+        pending_reads_[s].resize(view.segment().size_class(s).depth);
 }
 
-void Courier::show(uint32_t peer, const Place& place, std::span<const Load> loads) {
+void RemoteSlots::send_slots(uint32_t peer, const Place& place, std::span<const Load> loads) {
     Frame frame{};
     frame.kind = FrameKind::post;
-    frame.strip = static_cast<uint8_t>(place.strip);
+    frame.size_class = static_cast<uint8_t>(place.size_class);
     frame.progress = view_.own().progress.load(std::memory_order_relaxed);
-    frame.called = called_by(view_.own());
-    std::erase_if(owed_, [peer](const Owed& owed) { return owed.peer == peer; });
+    frame.called = last_call_of(view_.own());
+    std::erase_if(owed_acks_, [peer](const OwedAck& ack) { return ack.peer == peer; });
     wire_->send(peer, frame, loads);
 }
 
-void Courier::end_block(const Plan& plan, const Place& place, uint64_t lead, uint64_t progress) {
-    auto& debts = debts_[place.strip][place.position];
-    std::erase_if(debts, [this](const Debt& debt) { return paid(debt); });
+void RemoteSlots::end_block(const Plan& plan, const Place& place, uint64_t lead,
+                            uint64_t progress) {
+    auto& pending = pending_reads_[place.size_class][place.position];
+    std::erase_if(pending, [this](const PendingRead& read) { return is_done(read); });
     for (const uint32_t reader : plan.readers_of_any) {
-        if (!view_.local(reader)) debts.push_back({reader, progress});
+        if (!view_.local(reader)) pending.push_back({reader, progress});
     }
     for (const uint32_t source : plan.sources) {
-        if (!view_.local(source)) owed_.push_back({source, place.strip, place.block});
+        if (!view_.local(source)) owed_acks_.push_back({source, place.size_class, place.block});
     }
-    // A peer needs the answer when it comes to this area again, `depth` blocks on; and this rank
-    // needs the peer's first round `lead` blocks before it ends one.
-    const uint64_t depth = view_.segment().strip(place.strip).depth;
+    // A peer needs the acknowledgement before it uses this buffer again, `depth` blocks later. With
+    // a lead, this rank needs the peer's first round `lead` blocks before the end of a block.
+    const uint64_t depth = view_.segment().size_class(place.size_class).depth;
     const uint64_t most = std::min((depth + 1) / 2, depth - lead);
-    answer(place.strip, [&](const Owed& owed) { return place.block - owed.block + 1 >= most; });
+    acknowledge(place.size_class,
+                [&](const OwedAck& ack) { return place.block - ack.block + 1 >= most; });
 }
 
-void Courier::answer_all(size_t strip) {
-    answer(strip, [](const Owed&) { return true; });
+void RemoteSlots::acknowledge_all(size_t size_class) {
+    acknowledge(size_class, [](const OwedAck&) { return true; });
 }
 
 template <class Due>
-void Courier::answer(size_t strip, Due due) {
-    const auto wanted = [&](const Owed& owed) { return owed.strip == strip && due(owed); };
+void RemoteSlots::acknowledge(size_t size_class, Due due) {
+    const auto wanted = [&](const OwedAck& ack) {
+        return ack.size_class == size_class && due(ack);
+    };
     for (;;) {
-        const auto found = std::find_if(owed_.begin(), owed_.end(), wanted);
-        if (found == owed_.end()) return;
-        show(found->peer, {strip, 0, 0}, {});  // which takes it off the list
+        const auto found = std::find_if(owed_acks_.begin(), owed_acks_.end(), wanted);
+        if (found == owed_acks_.end()) return;
+        send_slots(found->peer, {size_class, 0, 0}, {});  // which removes it from the list
     }
 }
 
-bool Courier::paid(const Debt& debt) const noexcept {
-    return view_.control(debt.peer).progress.load(std::memory_order_acquire) >= debt.progress;
+bool RemoteSlots::is_done(const PendingRead& read) const noexcept {
+    return view_.control(read.peer).progress.load(std::memory_order_acquire) >= read.progress;
 }
 
-std::optional<uint32_t> Courier::debtor(const Place& place) noexcept {
-    auto& debts = debts_[place.strip][place.position];
-    std::erase_if(debts, [this](const Debt& debt) { return paid(debt); });
-    if (debts.empty()) return std::nullopt;
-    return debts.front().peer;
+std::optional<uint32_t> RemoteSlots::pending_reader(const Place& place) noexcept {
+    auto& pending = pending_reads_[place.size_class][place.position];
+    std::erase_if(pending, [this](const PendingRead& read) { return is_done(read); });
+    if (pending.empty()) return std::nullopt;
+    return pending.front().peer;
 }
 
-bool Courier::answered(uint32_t peer, const Place& place) const noexcept {
-    const auto& debts = debts_[place.strip][place.position];
-    return std::none_of(debts.begin(), debts.end(),
-                        [&](const Debt& debt) { return debt.peer == peer && !paid(debt); });
+bool RemoteSlots::has_read(uint32_t peer, const Place& place) const noexcept {
+    const auto& pending = pending_reads_[place.size_class][place.position];
+    return std::none_of(pending.begin(), pending.end(), [&](const PendingRead& read) {
+        return read.peer == peer && !is_done(read);
+    });
 }
 
-// Straight into the mirror of the slot it was sent from.
-std::byte* Courier::place(uint32_t peer, const Frame& frame) {
+// The payload goes directly to the mirror of its slot.
+std::byte* RemoteSlots::place(uint32_t peer, const Frame& frame) {
     if (frame.kind == FrameKind::failed) {
         if (std::byte* text = news_.place(peer, frame)) return text;
     }
     const bool known = frame.kind == FrameKind::load || frame.kind == FrameKind::post;
-    if (!known || frame.strip >= kStrips) {
+    if (!known || frame.size_class >= kSizeClasses) {
         nonsense(peer, "a frame with payload of kind " +
-                           std::to_string(static_cast<uint32_t>(frame.kind)) + " for staging " +
-                           std::to_string(frame.strip) +
-                           ": expected a load or a post, for staging 0 to " +
-                           std::to_string(kStrips - 1));
+                           std::to_string(static_cast<uint32_t>(frame.kind)) + " for size class " +
+                           std::to_string(frame.size_class) +
+                           ": expected a load or a post, for size class 0 to " +
+                           std::to_string(kSizeClasses - 1));
     }
-    const uint64_t room = view_.segment().strip(frame.strip).bytes(1);
+    const uint64_t room = view_.segment().size_class(frame.size_class).bytes(1);
     if (frame.place > room || frame.bytes > room - frame.place) {
-        nonsense(peer, std::to_string(frame.bytes) + " bytes for place " +
-                           std::to_string(frame.place) + " of its staging, which has " +
+        nonsense(peer, std::to_string(frame.bytes) + " bytes at offset " +
+                           std::to_string(frame.place) + " of its staging buffers, which have " +
                            std::to_string(room) + " bytes");
     }
-    return view_.areas(peer, frame.strip) + frame.place;
+    return view_.buffers(peer, frame.size_class) + frame.place;
 }
 
-void Courier::deliver(uint32_t peer, const Frame& frame) {
+void RemoteSlots::deliver(uint32_t peer, const Frame& frame) {
     RankControl& mirror = view_.control(peer);
     switch (frame.kind) {
         case FrameKind::post:
             if (frame.progress < mirror.progress.load(std::memory_order_relaxed))
-                nonsense(peer, "progress that falls: " + std::to_string(frame.progress) +
+                nonsense(peer, "decreasing progress: " + std::to_string(frame.progress) +
                                    " after " + std::to_string(mirror.progress.load()));
-            view_.hear(peer, frame.called);
+            view_.update_last_call(peer, frame.called);
             mirror.progress.store(frame.progress, std::memory_order_release);
             return;
         case FrameKind::left:
@@ -113,16 +119,16 @@ void Courier::deliver(uint32_t peer, const Frame& frame) {
             break;
     }
     nonsense(peer, "a frame of kind " + std::to_string(static_cast<uint32_t>(frame.kind)) +
-                       ", which the connections of collectives do not carry");
+                       ", which connections of collectives do not use");
 }
 
-void Courier::lost(uint32_t peer, const std::string& why) {
+void RemoteSlots::lost(uint32_t peer, const std::string& why) {
     ended_[peer] = true;
     if (view_.has_left(peer)) return;
     members_.fail_gone(peer, why);
 }
 
-bool Courier::has_departed(uint32_t peer) const noexcept {
+bool RemoteSlots::has_departed(uint32_t peer) const noexcept {
     return view_.has_left(peer) && (ended_[peer] || !wire_->reached(peer));
 }
 

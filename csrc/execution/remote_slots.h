@@ -1,7 +1,8 @@
-// Shows a rank's slots to the ranks of other hosts that read them, and takes theirs in.
+// Sends a rank's slots to the ranks of other hosts that read them, and receives their slots.
 //
-// What a post shows goes to exactly those who read it. They answer by progress: with whatever they
-// send next, or, where they have nothing to send, before their peer could need it.
+// A post sends its slots to exactly their readers. A reader acknowledges by its progress, which
+// every frame carries. If it has nothing to send, it sends an empty frame before the peer needs the
+// acknowledgement.
 #pragma once
 
 #include <array>
@@ -19,33 +20,34 @@
 
 namespace unisono {
 
-// Where the slots of a block are: an area of a strip.
+// A staging buffer, which holds the slots of one block.
 struct Place {
-    size_t strip;
+    size_t size_class;
     uint64_t position;
-    uint64_t block;  // how many blocks went through the strip before
+    uint64_t block;  // number of earlier blocks in this size class
 };
 
-class Courier final : public Receiver {
+class RemoteSlots final : public Receiver {
   public:
-    Courier(View& view, Membership& members);
+    RemoteSlots(View& view, Membership& members);
     void use(Wire& wire) noexcept { wire_ = &wire; }
     [[nodiscard]] Wire& wire() const noexcept { return *wire_; }
 
-    // Sends the own progress with `loads` of slots in `place`.
-    void show(uint32_t peer, const Place& place, std::span<const Load> loads);
-    // After the last post of a block: who has read this rank's slots will have to answer, and whom
-    // this rank has read from gets an answer in time.
+    // Sends the own progress, and the slots `loads` of the buffer `place`.
+    void send_slots(uint32_t peer, const Place& place, std::span<const Load> loads);
+    // Ends a block after its last post. Records the remote readers, which must acknowledge the
+    // block. Acknowledges peers whose slots this rank has read, if they will soon need it.
     void end_block(const Plan& plan, const Place& place, uint64_t lead, uint64_t progress);
-    // Before a call that runs ahead: its peers will need all answers about these areas.
-    void answer_all(size_t strip);
-    // A rank that has not answered for what was in this area before.
-    [[nodiscard]] std::optional<uint32_t> debtor(const Place& place) noexcept;
-    // Whether that rank has answered for it by now.
-    [[nodiscard]] bool answered(uint32_t peer, const Place& place) const noexcept;
+    // Acknowledges all blocks of a size class. Needed before a call that runs ahead, because its
+    // peers need all acknowledgements at once.
+    void acknowledge_all(size_t size_class);
+    // Returns a rank that has not acknowledged the previous block of this buffer, if any.
+    [[nodiscard]] std::optional<uint32_t> pending_reader(const Place& place) noexcept;
+    // Returns true if the rank has acknowledged it.
+    [[nodiscard]] bool has_read(uint32_t peer, const Place& place) const noexcept;
 
-    // Whether the peer has left, and nothing more comes of it. By the control connections that may
-    // be known before what it has shown is here.
+    // Returns true if the peer has left and will send nothing more. The control connections may
+    // report the peer's leave before its last slots arrive here.
     [[nodiscard]] bool has_departed(uint32_t peer) const noexcept;
 
     std::byte* place(uint32_t peer, const Frame& frame) override;
@@ -56,25 +58,25 @@ class Courier final : public Receiver {
     }
 
   private:
-    struct Debt {
+    struct PendingRead {
         uint32_t peer;
         uint64_t progress;
     };
-    struct Owed {  // an answer to a peer
+    struct OwedAck {  // an acknowledgement that this rank must send
         uint32_t peer;
-        size_t strip;
+        size_t size_class;
         uint64_t block;
     };
     template <class Due>
-    void answer(size_t strip, Due due);
-    [[nodiscard]] bool paid(const Debt& debt) const noexcept;
+    void acknowledge(size_t size_class, Due due);
+    [[nodiscard]] bool is_done(const PendingRead& read) const noexcept;
 
     View& view_;
     Membership& members_;
     Wire* wire_ = nullptr;
-    std::array<std::vector<std::vector<Debt>>, kStrips> debts_;  // by area
-    std::vector<Owed> owed_;
-    std::vector<bool> ended_;  // by peer: whether its last frame has come, or its connection ended
+    std::array<std::vector<std::vector<PendingRead>>, kSizeClasses> pending_reads_;  // by buffer
+    std::vector<OwedAck> owed_acks_;
+    std::vector<bool> ended_;  // by peer: its last frame has arrived, or its connection has ended
     FaultNews news_;
 };
 

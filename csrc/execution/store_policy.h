@@ -1,9 +1,9 @@
-// Chooses how a block is stored: through the caches or past them.
+// Chooses between stores through the caches and streaming stores past them.
 //
-// Which is faster depends on where the hypervisor has put the cores, and changes while a program
-// runs: a staging slot that the peer's cache still holds costs 4 times as much from a far core. So
-// each rank times, once a block, one look at a line that a peer writes and nobody polls. The bits
-// of the result are the same either way, so ranks need not agree.
+// The faster choice depends on the cores that the hypervisor has assigned, and changes while a
+// program runs. A staging slot in the peer's cache costs 4 times as much to read from a far core.
+// So each rank measures, once a block, one load of a cache line that a peer writes and no rank
+// polls. Both choices give the same bits, so ranks need not agree.
 #pragma once
 
 #include <chrono>
@@ -23,36 +23,36 @@ struct Stores {
 
 enum class StorePolicy : uint8_t { cached, streaming, adaptive };
 
-// How far the cores of the peers are, as last seen.
+// The estimated distance to the peers' cores.
 class Distance {
   public:
     explicit Distance(uint32_t ranks) : seen_(ranks, 0) {}
-    // Shows the others where this rank was when it posted `progress`.
-    static void light(RankControl& own, uint64_t progress) noexcept;
-    void look(uint32_t rank, const RankControl& peer) noexcept;
-    // One look at a line that another core wrote took this long.
+    // Publishes the core on which this rank posted `progress`.
+    static void publish(RankControl& own, uint64_t progress) noexcept;
+    void measure(uint32_t rank, const RankControl& peer) noexcept;
+    // Updates the estimate by the duration of one load of a line that another core wrote.
     void learn(std::chrono::nanoseconds took) noexcept;
     [[nodiscard]] bool far() const noexcept { return far_; }
 
   private:
-    std::vector<uint64_t> seen_;  // beacons, by rank
+    std::vector<uint64_t> seen_;  // last beacon of each rank
     bool far_ = false;
-    int evidence_ = 0;  // that cores are far
+    int evidence_ = 0;  // grows with loads that suggest far cores
 };
 
-// What the choice depends on, apart from the distance.
+// The properties of a call that the choice depends on, besides the distance.
 struct Traffic {
-    uint64_t bytes;       // the caller's larger buffer
-    bool folds_in_place;  // what is reduced goes where this rank's own part of it was
+    uint64_t bytes;       // of the caller's larger buffer
+    bool folds_in_place;  // the result overwrites this rank's own contribution
 };
 
 class StoreRule {
   public:
-    // Whether the distance makes a difference: else it need not be looked at.
-    [[nodiscard]] static bool asks(StorePolicy policy, const Traffic& traffic) noexcept {
+    // Returns true if the choice depends on the distance.
+    [[nodiscard]] static bool needs_distance(StorePolicy policy, const Traffic& traffic) noexcept {
         return policy == StorePolicy::adaptive && traffic.bytes >= kLeastStreamed;
     }
-    // `meshed`: a far core reads slots no faster from memory than from the writer's cache.
+    // `meshed`: a far core reads slots from memory no faster than from the writer's cache.
     explicit StoreRule(uint32_t ranks, uint64_t cache_bytes = last_level_cache_bytes(),
                        bool meshed = meshed_cores()) noexcept
         : ranks_(ranks), cache_bytes_(cache_bytes), meshed_(meshed) {}
@@ -60,7 +60,7 @@ class StoreRule {
                                 bool far) const noexcept;
 
   private:
-    static constexpr uint64_t kLeastStreamed = 32 << 10;  // below, streaming loses everywhere
+    static constexpr uint64_t kLeastStreamed = 32 << 10;  // below this, streaming always loses
     uint64_t ranks_;
     uint64_t cache_bytes_;  // of the last level
     bool meshed_;

@@ -84,7 +84,7 @@ class Script : private OneOfTwo {
     void say_frame(Line& line) {
         Frame frame{};
         frame.kind = static_cast<FrameKind>(bytes_.take<uint8_t>() % 13);
-        frame.strip = bytes_.take<uint8_t>() % 4;
+        frame.size_class = bytes_.take<uint8_t>() % 4;
         frame.loads = bytes_.take<uint8_t>() % 4;
         frame.number = bytes_.take<uint8_t>();
         frame.place = bytes_.take<uint16_t>();
@@ -95,9 +95,9 @@ class Script : private OneOfTwo {
         line.say(payload.data(), payload.size());
     }
 
-    TcpWire wire_{2, courier_};
+    TcpWire wire_{2, remote_slots_};
     TcpWire* p2p_wire_ = nullptr;
-    p2p::Engine p2p_{view_, members_, waiter_, loans_, [this](Receiver& receiver) {
+    p2p::Engine p2p_{view_, members_, waiter_, cross_memory_, [this](Receiver& receiver) {
                          auto wire = std::make_unique<TcpWire>(2, receiver);
                          p2p_wire_ = wire.get();
                          return wire;

@@ -149,7 +149,7 @@ class Script : private OneOfTwo {
         Head head{};
         Frame& frame = head.frame;
         frame.kind = static_cast<FrameKind>(bytes_.take<uint8_t>() % 13);
-        frame.strip = bytes_.take<uint8_t>() % 4;
+        frame.size_class = bytes_.take<uint8_t>() % 4;
         frame.number = bytes_.take<uint8_t>();
         frame.place = bytes_.take<uint8_t>();
         frame.loads = bytes_.take<uint8_t>() % 2;
@@ -179,8 +179,8 @@ class Script : private OneOfTwo {
     }
 
     Library *calls_ = nullptr, *messages_ = nullptr;
-    MessageWire wire_{view_, courier_, library(calls_)};
-    p2p::Engine p2p_{view_, members_, waiter_, loans_, [this](Receiver& receiver) {
+    MessageWire wire_{view_, remote_slots_, library(calls_)};
+    p2p::Engine p2p_{view_, members_, waiter_, cross_memory_, [this](Receiver& receiver) {
                          return std::make_unique<MessageWire>(view_, receiver, library(messages_));
                      }};
 };

@@ -119,11 +119,11 @@ class OneOfTwo {
     Segment segment_;
 
   protected:
-    View view_{segment_, 0, Seats{2, {0}}};
+    View view_{segment_, 0, HostRanks{2, {0}}};
     Membership members_{view_, kNonce};
-    Waiter waiter_{members_, Patience{0, 0}};
-    Courier courier_{view_, members_};
-    Loans loans_{view_, members_};
+    Waiter waiter_{members_, SpinPolicy{0, 0}};
+    RemoteSlots remote_slots_{view_, members_};
+    CrossMemory cross_memory_{view_, members_};
 };
 
 }  // namespace unisono::fuzz

@@ -1,4 +1,4 @@
-// The folds and the copies; compiled once per instruction set.
+// Reductions (folds) and copies; compiled once per instruction set.
 #pragma once
 
 #include "kernels/codecs.h"
@@ -10,11 +10,11 @@
 namespace unisono::kernels {
 namespace {
 
-// Below this a misaligned destination is not worth aligning.
+// Shorter destinations are not worth aligning.
 constexpr size_t align_from_bytes = 1024;
 
-// One block of `unroll` vectors: every source is read once, at `at`, and dst is written once.
-// `fixed` is the number of sources where it is known at compile time, else 0.
+// Folds one block of `unroll` vectors. Reads every source once, at `at`, and writes dst once.
+// `fixed` is the number of sources if known at compile time, else 0.
 template <class C, class O, size_t fixed, size_t unroll>
 UNISONO_INLINE void fold_block(uint8_t* dst, const uint8_t* const* srcs, size_t nsrc, size_t at,
                                uint32_t divisor) {
@@ -36,7 +36,7 @@ UNISONO_INLINE void fold_block(uint8_t* dst, const uint8_t* const* srcs, size_t 
     }
 }
 
-// Less than a vector, through a zero-padded buffer.
+// Folds less than a vector, through a zero-padded buffer.
 template <class C, class O>
 [[gnu::noinline]] void fold_partial(uint8_t* dst, const uint8_t* const* srcs, size_t nsrc,
                                     size_t at, size_t bytes, uint32_t divisor) {
@@ -54,7 +54,8 @@ template <class C, class O>
 template <class C, class O, size_t fixed>
 [[gnu::noinline]] void fold_fixed(uint8_t* dst, const uint8_t* const* sources, size_t nsrc,
                                   size_t at, size_t bytes, uint32_t divisor) {
-    // A local copy of the pointers, or each store might be taken to change them.
+    // A local copy of the pointers. Otherwise the compiler must assume that each store changes
+    // them.
     const uint8_t* local[fixed != 0 ? fixed : 1];
     for (size_t s = 0; s < fixed; ++s) local[s] = sources[s];
     const uint8_t* const* srcs = fixed != 0 ? local : sources;
@@ -80,7 +81,7 @@ template <class C, class O, size_t fixed>
 template <class C, class O>
 void fold(uint8_t* dst, const uint8_t* const* srcs, size_t nsrc, size_t at, size_t bytes,
           uint32_t divisor) {
-    // More than two sources gain nothing from being counted at compile time.
+    // With more than two sources, a count at compile time gains nothing.
     if (nsrc == 2) return fold_fixed<C, O, 2>(dst, srcs, nsrc, at, bytes, divisor);
     return fold_fixed<C, O, 0>(dst, srcs, nsrc, at, bytes, divisor);
 }
@@ -98,7 +99,7 @@ UNISONO_INLINE void stream_vector(uint8_t* to, const uint8_t* from) {
 #endif
 }
 
-// Streams whole cache lines; what is left at either end goes through the caches.
+// Streams whole cache lines. The partial lines at both ends go through the caches.
 void stream_copy(uint8_t* dst, const uint8_t* src, size_t bytes) {
     constexpr size_t line_bytes = 64;
     size_t head = -reinterpret_cast<uintptr_t>(dst) % line_bytes;
@@ -118,11 +119,11 @@ void stream_copy(uint8_t* dst, const uint8_t* src, size_t bytes) {
 }
 #endif
 
-// Where the C library's copy stumbles; see dispatch.cc.
+// For cases in which the C library's copy is slow; see dispatch.cc.
 void vector_copy(uint8_t* dst, const uint8_t* src, size_t bytes) {
     using V = Vector<uint8_t>;
     constexpr size_t unroll = 4;
-    // A store that crosses a line costs two; a load that does, hardly more than one.
+    // A store across two lines costs twice as much; a load across two lines, hardly more.
     size_t at = -reinterpret_cast<uintptr_t>(dst) % vector_bytes;
     if (at > bytes) at = bytes;
     __builtin_memcpy(dst, src, at);
@@ -153,7 +154,7 @@ constexpr void add_complex(Table& table, DType type) {
     table.at(type, ReduceOp::avg) = fold<Plain<T>, Avg<T>>;
 }
 
-// The sums of a 16- or 8-bit float.
+// Sums, products and averages of a 16- or 8-bit float.
 template <class Codec>
 constexpr void add_narrow_sums(Table& table, DType type) {
     table.at(type, ReduceOp::sum) = fold<Codec, Sum<float>>;
@@ -170,8 +171,8 @@ constexpr void add_narrow_order(Table& table, DType type) {
 template <class T, class Index>
 constexpr void add_pair(Table& table, DType type) {
     using Codec = Plain<T, 2 * sizeof(T)>;
-    table.at(type, ReduceOp::minloc) = fold<Codec, Place<T, Index, true>>;
-    table.at(type, ReduceOp::maxloc) = fold<Codec, Place<T, Index, false>>;
+    table.at(type, ReduceOp::minloc) = fold<Codec, MinMaxLoc<T, Index, true>>;
+    table.at(type, ReduceOp::maxloc) = fold<Codec, MinMaxLoc<T, Index, false>>;
 }
 
 template <class T>
@@ -183,7 +184,7 @@ constexpr void add_logical(Table& table, DType type) {
 
 template <class T>
 constexpr void add_integer(Table& table, DType type) {
-    // What does not depend on the sign, or on the width, is compiled once.
+    // Operations that do not depend on the sign or the width are compiled once.
     using Wrapped = typename UnsignedOf<sizeof(T)>::type;
     table.at(type, ReduceOp::sum) = fold<Plain<Wrapped>, Sum<Wrapped>>;
     table.at(type, ReduceOp::prod) = fold<Plain<Wrapped>, Prod<Wrapped>>;
@@ -196,7 +197,7 @@ constexpr void add_integer(Table& table, DType type) {
     add_logical<Wrapped>(table, type);
 }
 
-// Of booleans, every reduction is a logical one.
+// For booleans, every reduction is a logical one.
 constexpr void add_bool(Table& table, DType type) {
     constexpr ReduceOp either[] = {ReduceOp::sum, ReduceOp::max, ReduceOp::bor};
     constexpr ReduceOp both[] = {ReduceOp::prod, ReduceOp::min, ReduceOp::band};

@@ -1,8 +1,8 @@
-// How elements in memory become accumulators and back.
+// Codecs: conversions between elements in memory and accumulators.
 //
-// A codec moves one vector's worth of memory. `elem_bytes` is the size of an element, `load` and
-// `store` convert, `apply` and `finish` run an operator on accumulators. A codec whose `store`
-// knows one NaN only spares `finish` the look for them.
+// A codec handles the memory of one vector. `elem_bytes` is the size of an element. `load` and
+// `store` convert; `apply` and `finish` run an operator on accumulators. If `store` produces only
+// one kind of NaN, `finish` need not check for NaNs.
 #pragma once
 
 #include "kernels/vectors.h"
@@ -29,7 +29,7 @@ struct Plain {
     }
 };
 
-// Elements of which any but 0 is true; results are 0 or 1.
+// Elements that are true unless 0. Results are 0 or 1.
 template <class T>
 struct Truth : Plain<T> {
     using Acc = Vector<T>;
@@ -43,8 +43,8 @@ using Floats = Vector<float>;
 using Words = Vector<uint32_t>;
 using SignedWords = Vector<int32_t>;
 
-// Two 16-bit elements per 32-bit lane, widened to float32. Taking even and odd elements apart with
-// shifts needs no shuffle, so it is fast on every instruction set.
+// Two 16-bit elements per 32-bit lane, widened to float32. Shifts separate even and odd elements
+// without a shuffle, so this is fast on every instruction set.
 struct FloatPair {
     Floats even, odd;
 };
@@ -79,7 +79,7 @@ struct Bfloat16 : PairCodec {
         store_vector(to, (rounded(a.even) >> 16) | (rounded(a.odd) & 0xFFFF0000u));
     }
 
-    // The nearest bfloat16, ties to even, in the upper half of each lane.
+    // Returns the nearest bfloat16, ties to even, in the upper half of each lane.
     UNISONO_INLINE static Words rounded(Floats f) {
         const Words w = (Words)f;
         const Words sum = w + 0x7FFFu + ((w >> 16) & 1u);
@@ -88,8 +88,8 @@ struct Bfloat16 : PairCodec {
 };
 
 #if defined(__AVX512BF16__)
-// The CPU's conversion takes subnormals for zeros and keeps the payload of a NaN, so these go the
-// portable way. It packs the even elements below the odd ones.
+// The CPU's conversion turns subnormals into zeros and keeps the payload of a NaN, so these use the
+// portable code. It packs the even elements below the odd ones.
 struct NativeBfloat16 : Bfloat16 {
     UNISONO_INLINE static void store(uint8_t* to, Acc a) {
         constexpr int quiet_nan = 0x01, subnormal = 0x20, signaling_nan = 0x80;
@@ -107,7 +107,7 @@ struct NativeBfloat16 : Bfloat16 {
 };
 #endif
 
-// float16 by integer arithmetic, for machines without conversion instructions.
+// float16 by integer arithmetic, for CPUs without conversion instructions.
 struct PortableFloat16 : PairCodec {
     static constexpr size_t unroll = 1;  // needs many registers
 
@@ -133,10 +133,10 @@ struct PortableFloat16 : PairCodec {
         const Words w = (Words)f;
         const Words magnitude = w & 0x7FFFFFFFu;
         const Words nan = ((magnitude >> 13) & 0x3FFu) | 0x7E00u;
-        // Rebias, and round to even by carrying out of the dropped bits.
+        // Rebias the exponent. The carry out of the dropped bits rounds to even.
         const Words normal =
             (magnitude - ((127u - 15u) << 23) + 0xFFFu + ((magnitude >> 13) & 1u)) >> 13;
-        // Adding 0.5 makes the adder drop (and round) exactly the bits a subnormal lacks.
+        // The addition of 0.5 drops and rounds exactly the bits that a subnormal lacks.
         const Words half = Words{} + (126u << 23);
         const Words subnormal = (Words)((Floats)magnitude + (Floats)half) - half;
         const SignedWords m = (SignedWords)magnitude;
@@ -151,7 +151,7 @@ using Shorts = Vector<uint16_t>;
 typedef uint16_t Halves __attribute__((vector_size(vector_bytes / 2)));
 
 #if defined(__F16C__) || defined(__ARM_NEON)
-// float16 by the CPU's conversions; `even` and `odd` hold the lower and upper half of the vector.
+// float16 by the CPU's conversions. `even` and `odd` hold the lower and upper half of the vector.
 struct NativeFloat16 : PairCodec {
     UNISONO_INLINE static Acc load(const uint8_t* from) {
         return {widened(load_vector<Halves>(from)),

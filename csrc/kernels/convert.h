@@ -1,7 +1,7 @@
-// Elements of a 16- or 8-bit float as float32 and back, and elements times a factor.
+// Conversions between 16- or 8-bit floats and float32, and products of elements and a factor.
 //
-// A run has a static `widened`, which reads as many elements as there are floats in a vector, and a
-// static `narrow`, which rounds and writes as many.
+// A run class has two static functions. `widened` reads one element for each float of a vector.
+// `narrow` rounds and writes as many.
 #pragma once
 
 #include "kernels/float8.h"
@@ -36,7 +36,7 @@ struct Float16Run {
     UNISONO_INLINE static Floats widened(const uint8_t* from) {
         const Words w = __builtin_convertvector(load_vector<Halves>(from), Words);
         const Floats f = PortableFloat16::widened(w);
-        return f != f ? (Floats)((Words)f | 0x400000u) : f;  // quiet, as conversions of CPUs do
+        return f != f ? (Floats)((Words)f | 0x400000u) : f;  // a quiet NaN, as CPUs convert
     }
     UNISONO_INLINE static void narrow(uint8_t* to, Floats f) {
         const Words h = PortableFloat16::narrowed(with_one_nan<float>(f));
@@ -69,7 +69,7 @@ struct Float8Run {
     }
 };
 
-// Calls whole(at) for as many steps as fit in `count`, then partial(at, rest).
+// Calls whole(at) for each full step in `count`, then partial(at, rest) for the rest.
 template <class Whole, class Partial>
 UNISONO_INLINE void for_each_vector(size_t count, size_t step, Whole whole, Partial partial) {
     size_t at = 0;
@@ -119,7 +119,7 @@ void narrow(uint8_t* dst, const float* src, size_t count) {
         });
 }
 
-// The product is float32 and is rounded to the element's type.
+// Multiplies in float32 and rounds the product to the element's type.
 template <class Run>
 void scale_narrow(uint8_t* dst, const uint8_t* src, size_t bytes, const uint8_t* factor) {
     constexpr size_t step = lanes<float> * Run::elem_bytes;
@@ -134,7 +134,7 @@ void scale_narrow(uint8_t* dst, const uint8_t* src, size_t bytes, const uint8_t*
         });
 }
 
-// `O` multiplies vectors of T.
+// Multiplies vectors of T by the operator `O`.
 template <class T, class O>
 void scale_plain(uint8_t* dst, const uint8_t* src, size_t bytes, const uint8_t* factor) {
     using V = Vector<T>;
@@ -162,7 +162,7 @@ constexpr void add_scale(Table& table, DType type) {
     table.scales[static_cast<size_t>(type)] = scale_plain<T, Prod<T>>;
 }
 
-// Every conversion, and the product of every type that has one.
+// Adds all conversions, and the products of all types that have one.
 constexpr void add_conversions(Table& table) {
     add_run<Float16Run>(table, DType::float16);
     add_run<Bfloat16Run>(table, DType::bfloat16);

@@ -1,4 +1,4 @@
-// 8-bit floats as float32 accumulators, and back.
+// Conversions between 8-bit floats and float32 accumulators.
 #pragma once
 
 #include "kernels/codecs.h"
@@ -6,13 +6,13 @@
 namespace unisono::kernels {
 namespace {
 
-// Four 8-bit elements per 32-bit lane, widened to float32: byte k of each lane is in part[k].
+// Four 8-bit elements per 32-bit lane, widened to float32. Byte k of each lane is in part[k].
 struct FloatQuad {
     Floats part[4];
 };
 
-// `fraction` is the number of stored fraction bits. With infinities the largest exponent is as in
-// IEEE 754; without, only the largest magnitude is a NaN, and what is too large saturates.
+// `fraction` is the number of stored fraction bits. With infinities, the largest exponent is as in
+// IEEE 754. Without, only the largest magnitude is a NaN, and larger values saturate.
 template <int fraction, bool has_infinity>
 struct PortableFloat8 {
     static constexpr size_t elem_bytes = 1;
@@ -41,18 +41,18 @@ struct PortableFloat8 {
     }
 
     static constexpr int bias = (1 << (6 - fraction)) - 1;
-    static constexpr int dropped = 23 - fraction;  // fraction bits that float32 has more
+    static constexpr int dropped = 23 - fraction;  // number of fraction bits that only float32 has
     static constexpr uint32_t largest = has_infinity ? 0x7Fu >> fraction << fraction : 0x7Eu;
-    // What the exponent of float32 has more, in its place.
+    // Difference between the exponent biases, at the place of the exponent.
     static constexpr uint32_t rebias = static_cast<uint32_t>(127 - bias) << 23;
     static constexpr uint32_t least_normal = rebias + (1u << 23);
 
-    // The element in the highest byte of each lane, whatever the others hold.
+    // Widens the element in the highest byte of each lane; ignores the other bytes.
     UNISONO_INLINE static Floats widened(Words w) {
         const Words magnitude = (w & 0x7F000000u) >> (24 - dropped);
         const SignedWords m = (SignedWords)magnitude;
         const Words normal = magnitude + rebias;
-        // As the fraction of the least normal number, which is then subtracted.
+        // Set it as the fraction of the least normal number, then subtract that number.
         const Words least = Words{} + least_normal;
         const Words subnormal = (Words)((Floats)(magnitude + least) - (Floats)least);
         const Words finite = m < (1 << 23) ? subnormal : normal;
@@ -61,15 +61,15 @@ struct PortableFloat8 {
         return (Floats)((m >= first_special ? special : finite) | (w & 0x80000000u));
     }
 
-    // The nearest element, ties to even, in the lowest byte of each lane.
+    // Returns the nearest element, ties to even, in the lowest byte of each lane.
     UNISONO_INLINE static Words narrowed(Floats f) {
         const Words w = (Words)f;
         const Words magnitude = w & 0x7FFFFFFFu;
         const SignedWords m = (SignedWords)magnitude;
-        // Rebias, and round to even by carrying out of the dropped bits.
+        // Rebias the exponent. The carry out of the dropped bits rounds to even.
         const Words odd = (magnitude >> dropped) & 1u;
         const Words normal = (magnitude - rebias + ((1u << (dropped - 1)) - 1u) + odd) >> dropped;
-        // Adding this makes the adder drop (and round) exactly the bits a subnormal lacks.
+        // The addition of `aligner` drops and rounds exactly the bits that a subnormal lacks.
         const Words aligner = Words{} + (static_cast<uint32_t>(151 - bias - fraction) << 23);
         const Words subnormal = (Words)((Floats)magnitude + (Floats)aligner) - aligner;
         const SignedWords rounded =
@@ -81,13 +81,13 @@ struct PortableFloat8 {
 };
 
 #if defined(__F16C__) || defined(__ARM_NEON)
-// By way of float16, which the CPU converts and which holds every 8-bit float: e5m2 is its upper
-// half, and e4m3fn, whose exponents are moved by 8, lies one bit lower.
+// Converts through float16, which the CPU supports and which represents every 8-bit float. e5m2 is
+// the upper half of float16. e4m3fn lies one bit lower, and its exponents differ by 8.
 template <int fraction, bool has_infinity>
 struct NativeFloat8 : PortableFloat8<fraction, has_infinity> {
     using Base = PortableFloat8<fraction, has_infinity>;
     using Acc = FloatQuad;
-    static constexpr size_t unroll = 1;  // makes four parts of each vector
+    static constexpr size_t unroll = 1;  // each vector makes four parts
 
     UNISONO_INLINE static Acc load(const uint8_t* from) {
         const Shorts w = load_vector<Shorts>(from);
@@ -102,38 +102,38 @@ struct NativeFloat8 : PortableFloat8<fraction, has_infinity> {
         store_vector(to, (from_half(even) >> 8) | from_half(odd));
     }
 
-    // The element in the upper byte of each lane, whatever the lower one holds, as float16.
+    // Converts the element in the upper byte of each lane to float16; ignores the lower byte.
     template <class V>
     UNISONO_INLINE static V to_half(V w) {
         if constexpr (is_moved) {
-            // The sign twice, the magnitude after it; and the largest is a NaN.
+            // The sign twice, then the magnitude. The largest magnitude is a NaN.
             const V h = (V)((Signed<V>)w >> 1) & 0xBF80;
             return h | ((V)((h & 0x3F80) == 0x3F80) & 0x7C00);
         }
         return w & 0xFF00;
     }
 
-    // The element that float16 holds, in the upper byte of each lane; the lower one is 0.
+    // Converts float16 to an element in the upper byte of each lane. The lower byte is 0.
     template <class V>
     UNISONO_INLINE static V from_half(V h) {
         if constexpr (is_moved) return ((h << 1) & 0x7F00) | (h & 0x8000);
         return h & 0xFF00;
     }
 
-    // What to_half made as float32.
+    // Converts the result of to_half to float32.
     UNISONO_INLINE static Floats widened(Halves h) {
         const Floats f = NativeFloat16::widened(h);
         return is_moved ? f * 0x1p8F : f;
     }
 
-    // The nearest element, ties to even, for from_half.
+    // Returns the nearest element, ties to even, as an input for from_half.
     UNISONO_INLINE static Halves narrowed(Floats f) {
         const Words w = (Words)f;
         const Floats bounded = at_most(f);
         const SignedWords least = SignedWords{} + static_cast<int32_t>(Base::least_normal);
         const SignedWords exponent = (SignedWords)bounded & 0x7F800000;
-        // Adding this makes the adder drop (and round) exactly the bits that an element lacks. One
-        // and a half times a power of two, so that numbers of both signs find the same bits.
+        // The addition of `aligner` drops and rounds exactly the bits that an element lacks.
+        // `aligner` is 1.5 times a power of two, so that numbers of both signs are aligned alike.
         const auto aligner =
             (Floats)((exponent > least ? exponent : least) + ((Base::dropped << 23) | 0x400000));
         Floats rounded = (bounded + aligner) - aligner;
@@ -146,7 +146,7 @@ struct NativeFloat8 : PortableFloat8<fraction, has_infinity> {
     template <class V>
     using Signed = decltype((V{} < V{}));
 
-    // Numbers with their magnitude bounded.
+    // Bounds the magnitude of numbers.
     UNISONO_INLINE static Floats at_most(Floats f) {
 #if defined(__AVX512DQ__)
         constexpr int lesser_magnitude = 2;  // with the sign of the first
@@ -162,7 +162,7 @@ struct NativeFloat8 : PortableFloat8<fraction, has_infinity> {
 
     static constexpr bool is_moved = !has_infinity;
     static constexpr float most = is_moved ? 448 : 65536;  // the latter becomes infinity
-    // As bits: what becomes 0x7F.
+    // The bits that become 0x7F.
     static constexpr uint32_t nan = is_moved ? 0x3FF00000u : 0x7FE00000u;
 };
 template <int fraction, bool has_infinity>

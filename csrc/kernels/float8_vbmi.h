@@ -1,8 +1,9 @@
-// 8-bit floats as float32 accumulators and back where AVX-512 looks bytes up (VBMI).
+// Conversions between 8-bit floats and float32 accumulators, with the byte lookups of AVX-512
+// (VBMI).
 //
-// An element is widened by two tables, since its magnitude has seven bits and bfloat16, the upper
-// half of float32, holds every one of them. It is rounded by the adder, whose sum then holds its
-// digits: four vectors become bytes without a conversion.
+// Two tables widen an element: its magnitude has seven bits, and bfloat16, the upper half of
+// float32, represents every element. The adder rounds an element, and its sum then holds the
+// element's digits. So four vectors become bytes without a conversion instruction.
 #pragma once
 
 #include "kernels/float8.h"
@@ -11,7 +12,7 @@
 namespace unisono::kernels {
 namespace {
 
-// One byte of bfloat16 for each magnitude of an element.
+// One byte of the bfloat16 for each magnitude of an element.
 struct ByteTable {
     alignas(64) uint8_t bytes[128];
 };
@@ -19,8 +20,8 @@ struct ByteTable {
 template <int fraction, bool has_infinity>
 struct VbmiFloat8 : PortableFloat8<fraction, has_infinity> {
     using Base = PortableFloat8<fraction, has_infinity>;
-    // Of each 128 bits the bytes 0, 2, 4 and 6; 1, 3, 5 and 7; and so the other eight: what
-    // interleaving bytes makes, and packing 16-bit lanes undoes.
+    // The order of the parts in each half of 128 bits: bytes 0, 2, 4, 6, then bytes 1, 3, 5, 7.
+    // Interleaving bytes makes this order, and packing 16-bit lanes undoes it.
     using Acc = FloatQuad;
 
     UNISONO_INLINE static Acc load(const uint8_t* from) {
@@ -46,23 +47,23 @@ struct VbmiFloat8 : PortableFloat8<fraction, has_infinity> {
     }
 
   private:
-    // What the table says of each byte but its sign.
+    // Looks up each byte, without its sign, in the table.
     UNISONO_INLINE static Words looked_up(Words w, const ByteTable& table) {
         return (Words)_mm512_permutex2var_epi8(_mm512_load_si512(table.bytes), (__m512i)w,
                                                _mm512_load_si512(table.bytes + 64));
     }
 
-    // The bits of `a` where `mask` has ones, of `b` elsewhere.
+    // Selects the bits of `a` where `mask` has ones, and the bits of `b` elsewhere.
     UNISONO_INLINE static __m512i select(__m512i mask, __m512i a, __m512i b) {
         return _mm512_ternarylogic_epi32(mask, a, b, 0xCA);
     }
 
-    // The lower halves of 32-bit lanes side by side.
+    // Joins the lower halves of 32-bit lanes.
     UNISONO_INLINE static __m512i joined(Words even, Words odd) {
         return _mm512_mask_blend_epi16(0xAAAAAAAAu, (__m512i)even, (__m512i)(odd << 16));
     }
 
-    // The nearest elements, ties to even, in 16-bit lanes.
+    // Returns the nearest elements, ties to even, in 16-bit lanes.
     UNISONO_INLINE static __m512i pair(Floats even, Floats odd) {
         const Shorts number = (Shorts)joined(digits(even), digits(odd)) - least_digits;
         constexpr int sign_bit = 31 - Base::dropped;
@@ -70,20 +71,20 @@ struct VbmiFloat8 : PortableFloat8<fraction, has_infinity> {
                       (__m512i)(number >> (sign_bit - 7)));
     }
 
-    // Ones in the 16-bit lanes that are NaNs.
+    // Returns ones in the 16-bit lanes that are NaNs.
     UNISONO_INLINE static __m512i nan_pair(Floats even, Floats odd) {
         return joined((Words)(even != even), (Words)(odd != odd));
     }
 
-    // In the lower half of each lane: `least_digits` more than the magnitude of the element, and
-    // its sign above.
+    // Returns, in the lower half of each lane, the magnitude of the element plus `least_digits`,
+    // and its sign above.
     UNISONO_INLINE static Words digits(Floats f) {
         constexpr int lesser_magnitude = 2, greater_magnitude = 3;  // with the sign of the first
         const Floats number = _mm512_range_ps(f, Floats{} + most, lesser_magnitude);
         const auto power = (Floats)((Words)number & 0xFF800000u);
         const Floats unit =
             _mm512_range_ps(power, (Floats)(Words{} + Base::least_normal), greater_magnitude);
-        // So large a sum has room for no more digits than an element: the adder rounds them into
+        // The sum is so large that it keeps only an element's digits. The adder rounds them into
         // the lowest bits, below the exponent of `unit`.
         const auto sum = (Words)_mm512_fmadd_ps(unit, Floats{} + shift, number);
         return sum + (sum >> Base::dropped);
@@ -91,11 +92,11 @@ struct VbmiFloat8 : PortableFloat8<fraction, has_infinity> {
 
     static constexpr float most = has_infinity ? 65536 : 448;  // the former becomes infinity
     static constexpr float shift = 1u << Base::dropped;
-    // The digits of 0: of the least exponent, after it was raised.
+    // The digits of 0, for the raised least exponent.
     static constexpr auto least_digits =
         static_cast<uint16_t>(((Base::least_normal >> 23) + Base::dropped) << fraction);
 
-    // Its magnitude as bfloat16.
+    // Returns the magnitude as bfloat16.
     static constexpr unsigned widened(unsigned magnitude) {
         constexpr unsigned implied = 1u << fraction;
         if (magnitude > Base::largest) return 0x7FC0;
@@ -106,7 +107,7 @@ struct VbmiFloat8 : PortableFloat8<fraction, has_infinity> {
         if (exponent == 0) exponent = 1;
         while (digits < implied) {
             digits *= 2;
-            --exponent;  // may pass below 0, and is made positive by what follows
+            --exponent;  // may fall below 0; the bias below makes it positive
         }
         return ((exponent + 127 - Base::bias) << 7) + ((digits - implied) << (7 - fraction));
     }

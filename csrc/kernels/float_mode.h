@@ -1,4 +1,4 @@
-// How the CPU rounds: the default, whatever the thread that happens to do the work has set.
+// The default floating-point mode of the CPU, whatever the calling thread has set.
 #pragma once
 
 #include <cstdint>
@@ -9,9 +9,9 @@
 
 namespace unisono::kernels {
 
-// While it lives, this thread rounds to nearest even and keeps subnormals. Programs change that
-// (torch.set_flush_denormal, libraries built with -ffast-math) for some threads and not for others,
-// and a sum must not depend on which of them computes it.
+// Makes this thread round to nearest even and keep subnormals, for the object's lifetime. Programs
+// change the mode (torch.set_flush_denormal, libraries built with -ffast-math) for some threads
+// only. A sum must not depend on the thread that computes it.
 class DefaultFloatMode {
   public:
     DefaultFloatMode() noexcept : found_(get()) {
@@ -26,7 +26,7 @@ class DefaultFloatMode {
   private:
 #if defined(__x86_64__)
     using Register = uint32_t;
-    static constexpr Register kMode = 0xE040;  // flush to zero, rounding, subnormals are zeros
+    static constexpr Register kMode = 0xE040;  // flush to zero, rounding mode, subnormals as zeros
     static Register get() noexcept { return _mm_getcsr(); }
     static void set(Register mode) noexcept { _mm_setcsr(mode); }
 #elif defined(__aarch64__)

@@ -1,5 +1,5 @@
-// The reductions on vectors. `apply` folds b into the accumulator a; `finish` ends the fold. Of
-// sums and products `scaled` is `finish` that leaves NaNs as they are.
+// Reduction operators on vectors. `apply` folds b into the accumulator a; `finish` ends the fold.
+// For sums, products and averages, `scaled` is `finish` without the change of NaNs.
 #pragma once
 
 #include "kernels/vectors.h"
@@ -14,13 +14,14 @@ struct Unscaled {
     }
 };
 
-// The quiet NaN without sign and payload, as bits.
+// The bits of the quiet NaN without sign and payload.
 template <class T>
 constexpr typename UnsignedOf<sizeof(T)>::type quiet_nan =
     sizeof(T) == 4 ? 0x7FC00000u : 0x7FF8000000000000u;
 
-// One NaN for all. Which of two NaNs a CPU's sum passes on depends on which operand the compiler
-// put first, and that differs between the body of a vector and its ends.
+// Replaces every NaN by one NaN. A CPU's sum of two NaNs returns one of them, depending on the
+// order of operands. Compilers choose that order differently in the body of a vector loop and at
+// its ends.
 template <class T>
 UNISONO_INLINE Vector<T> with_one_nan(Vector<T> a) {
     if constexpr (is_float<T>) {
@@ -68,7 +69,7 @@ struct Max : Unscaled {
     }
 };
 
-// The type a quotient of T is computed in: one in which truncating it is exact.
+// The type in which a quotient of T is computed. Its truncation to T is exact.
 template <class T, size_t bytes = sizeof(T)>
 struct QuotientOf {
     using type = T;
@@ -130,10 +131,10 @@ struct Xor : Unscaled {
     }
 };
 
-// The lanes of `v` that `from` names.
+// Returns the lanes of `v` with the indices `from`.
 template <class V, class I>
 UNISONO_INLINE V lanes_of(V v, I from) {
-#if defined(__clang__)  // which has no shuffle by a vector that is no constant
+#if defined(__clang__)  // clang has no shuffle by a variable vector
     V found;
     for (size_t i = 0; i < sizeof(V) / sizeof(v[0]); ++i) found[i] = v[from[i]];
     return found;
@@ -142,8 +143,8 @@ UNISONO_INLINE V lanes_of(V v, I from) {
 #endif
 }
 
-// (a + bi)(c + di) = (ac - bd) + (ad + bc)i on interleaved parts. T is the type of a part and
-// Index the integer of its size.
+// (a + bi)(c + di) = (ac - bd) + (ad + bc)i on interleaved parts. T is the type of a part, and
+// Index the integer type of the same size.
 template <class T, class Index>
 struct ComplexProd : Arithmetic<T> {
     UNISONO_INLINE static Vector<T> apply(Vector<T> x, Vector<T> y) {
@@ -160,8 +161,8 @@ struct ComplexProd : Arithmetic<T> {
     }
 };
 
-// 16- and 8-bit floats compared in integer arithmetic, which selects an input with its bits
-// unchanged. T is the signed integer of their size; a magnitude above `largest` is a NaN.
+// Compares 16- and 8-bit floats in integer arithmetic, so a selected input keeps its bits. T is the
+// signed integer type of the same size. A magnitude above `largest` is a NaN.
 template <class T, T largest>
 struct NarrowOrder : Unscaled {
     using V = Vector<T>;
@@ -171,7 +172,7 @@ struct NarrowOrder : Unscaled {
     }
     UNISONO_INLINE static V is_nan(V a) { return magnitude(a) > largest; }
 
-    // Integers in the order of the floats; both zeros are 0.
+    // Returns integers in the order of the floats; both zeros become 0.
     UNISONO_INLINE static V key(V a) {
         const V sign = a < 0;
         return (magnitude(a) ^ sign) - sign;
@@ -201,17 +202,17 @@ struct NarrowMax : NarrowOrder<T, largest> {
     }
 };
 
-// The largest magnitude that is not a NaN: infinity, where there is one.
+// The largest magnitude that is not a NaN: infinity, if the type has one.
 constexpr int16_t float16_largest = 0x7C00;
 constexpr int16_t bfloat16_largest = 0x7F80;
 constexpr int8_t e4m3fn_largest = 0x7E;
 constexpr int8_t e5m2_largest = 0x7C;
 
-// Pairs of a value and an index, interleaved. T is the type of a value and Index the signed
-// integer of its size. b replaces the accumulator if its value is better, or the same with a lower
-// index; a NaN is better than any number, and the same as any NaN.
+// Interleaved pairs of a value and an index. T is the type of a value, and Index the signed integer
+// type of the same size. b replaces the accumulator if its value is better, or if the values are
+// equal and its index is lower. A NaN is better than any number, and equal to any NaN.
 template <class T, class Index, bool want_least>
-struct Place : Unscaled {
+struct MinMaxLoc : Unscaled {
     using V = Vector<T>;
     using I = Vector<Index>;
 
@@ -228,9 +229,9 @@ struct Place : Unscaled {
             better |= b_nan & ~a_nan;
             tied |= a_nan & b_nan;
         }
-        // Meaningful in the odd lanes: the indices.
+        // Only the odd lanes, which hold the indices, are meaningful.
         const I lower = (I)b < (I)a;
-        // Meaningful in the even lanes, and taken for both of a pair.
+        // The even lanes are meaningful; each is used for both lanes of its pair.
         const I take = better | (tied & lanes_of(lower, lane | 1));
         return lanes_of(take, lane - odd) != 0 ? b : a;
     }

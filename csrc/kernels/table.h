@@ -1,4 +1,4 @@
-// What one instruction set provides. Internal to the kernels and their tests.
+// The functions of one instruction set. Internal to the kernels and their tests.
 #pragma once
 
 #include <cstddef>
@@ -8,8 +8,7 @@
 
 namespace unisono::kernels {
 
-// Folds `bytes` bytes (whole elements) of each source, from offset `at`, into the bytes at dst; see
-// reduce() for the meaning.
+// Folds `bytes` bytes (whole elements) of each source, from offset `at`, into dst; see reduce().
 using Fold = void (*)(uint8_t* dst, const uint8_t* const* srcs, size_t nsrc, size_t at,
                       size_t bytes, uint32_t divisor);
 
@@ -22,15 +21,15 @@ struct Conversion {
     Widen widen;
     Narrow narrow;
 };
-// `factor` is repeated over widest_vector_bytes.
+// `factor` is repeated to fill widest_vector_bytes.
 using Scale = void (*)(uint8_t* dst, const uint8_t* src, size_t bytes, const uint8_t* factor);
 inline constexpr size_t widest_vector_bytes = 64;
 
 struct Table {
     const char* name;
-    const Table* base;  // consulted for what is null here; may be null
-    Copy stream_copy;   // past the caches; the caller fences
-    Copy vector_copy;   // through them
+    const Table* base;  // searched for functions that are null here; may be null
+    Copy stream_copy;   // past the caches; the caller must fence
+    Copy vector_copy;   // through the caches
     Fold folds[num_dtypes][num_reduce_ops];
     Conversion conversions[num_dtypes];
     Scale scales[num_dtypes];
@@ -64,7 +63,7 @@ struct Table {
     }
 };
 
-// One per translation unit kernels_*.cc; those of other architectures are not linked.
+// Each kernels_*.cc defines one. Those of other architectures are not linked.
 extern const Table baseline_table;
 extern const Table avx2_table;
 extern const Table avx512_table;
@@ -73,10 +72,10 @@ extern const Table avx512bf16_table;
 
 inline constexpr size_t max_tables = 5;
 
-// Fills `out` with the tables this CPU can run, best first; returns how many.
+// Fills `out` with the tables that this CPU can run, best first. Returns their number.
 size_t runnable_tables(const Table* out[max_tables]);
 
-// The public functions, on a given table.
+// The public functions, with a given table.
 void reduce_with(const Table& table, DType type, ReduceOp op, void* dst, void* dst2,
                  const void* const* srcs, size_t nsrc, size_t count, uint32_t divisor,
                  Store dst_store, Store dst2_store);

@@ -1,8 +1,8 @@
-// Vectors of the width this translation unit is compiled for.
+// Vectors of the width for which this translation unit is compiled.
 //
-// Everything included into a kernels_*.cc lives in an unnamed namespace and uses no std:: template:
-// the same code is compiled once per instruction set, and a function the linker could share between
-// them might run instructions this CPU lacks.
+// All headers of a kernels_*.cc use an unnamed namespace and no std:: templates, because the same
+// code is compiled once per instruction set. If the linker shared a function between them, that
+// function might run instructions that this CPU lacks.
 #pragma once
 
 #include <cstddef>
@@ -24,7 +24,7 @@ constexpr size_t vector_bytes = 64;
 #elif defined(__AVX2__)
 constexpr size_t vector_bytes = 32;
 #else
-constexpr size_t vector_bytes = 16;  // SSE2, NEON, or whatever the compiler makes of it
+constexpr size_t vector_bytes = 16;  // SSE2, NEON, or the compiler's emulation
 #endif
 
 template <class T>
@@ -63,7 +63,7 @@ constexpr bool is_float<float> = true;
 template <>
 constexpr bool is_float<double> = true;
 
-// Addition and multiplication in this type wrap; for floats it is the type itself.
+// The type in which additions and multiplications of T wrap; for floats, T itself.
 template <class T, bool floating = is_float<T>>
 struct WrappingOf {
     using type = T;

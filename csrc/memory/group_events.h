@@ -1,4 +1,4 @@
-// What a group has to tell the thread that speaks with the other hosts.
+// Events that a group raises for the thread that communicates with the other hosts.
 #pragma once
 
 #include <sys/eventfd.h>
@@ -13,8 +13,9 @@
 namespace unisono {
 
 enum class Event : uint32_t {
-    failed = 1,   // the group failed here: the others have to hear of it
-    anxious = 2,  // a rank has waited for long: what have the others called?
+    failed = 1,  // the group failed here: the thread reports the failure to the other hosts
+    slow_wait =
+        2,  // a rank has waited for long: the thread asks the other hosts for their last calls
 };
 
 class Events {
@@ -23,8 +24,8 @@ class Events {
     Events(const Events&) = delete;
     Events& operator=(const Events&) = delete;
     ~Events() { const Descriptor last(fd_.load()); }
-    // Readable when something was raised. Made when first asked for: a group on one host needs
-    // none.
+    // Returns a descriptor that is readable after a raise(). The first call creates it, because a
+    // group on one host needs none.
     [[nodiscard]] int fd() {
         if (fd_.load() < 0) {
             Descriptor made(::eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK));
@@ -34,12 +35,12 @@ class Events {
         }
         return fd_.load();
     }
-    // From any thread.
+    // Raises an event; from any thread.
     void raise(Event event) noexcept {
         const auto bit = static_cast<uint32_t>(event);
         if (!(bits_.fetch_or(bit) & bit)) ring();
     }
-    // What was raised since the last time, as bits.
+    // Returns the events raised since the last take(), as bits.
     uint32_t take() noexcept {
         uint64_t count = 0;
         static_cast<void>(!::read(fd_.load(), &count, sizeof(count)));
@@ -52,7 +53,7 @@ class Events {
         static_cast<void>(!::write(fd_.load(), &one, sizeof(one)));
     }
 
-    // Either raise() sees the descriptor, or fd() sees the bits: hence the order of them all.
+    // The order of the accesses guarantees that raise() sees the descriptor, or fd() sees the bits.
     std::atomic<int> fd_{-1};
     std::atomic<uint32_t> bits_{0};
 };

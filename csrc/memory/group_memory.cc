@@ -17,19 +17,19 @@ constexpr size_t kPage = 4096;
 
 }  // namespace
 
-Seats Seats::one_host(uint32_t ranks) {
-    Seats seats{ranks, std::vector<uint32_t>(ranks)};
-    std::iota(seats.here.begin(), seats.here.end(), 0U);
-    return seats;
+HostRanks HostRanks::one_host(uint32_t ranks) {
+    HostRanks host_ranks{ranks, std::vector<uint32_t>(ranks)};
+    std::iota(host_ranks.here.begin(), host_ranks.here.end(), 0U);
+    return host_ranks;
 }
 
-View::View(Segment& segment, uint32_t rank, Seats seats)
-    : segment_(segment), rank_(rank), seen_(seats.ranks), here_(std::move(seats.here)) {
-    const uint32_t ranks = seats.ranks;
+View::View(Segment& segment, uint32_t rank, HostRanks host_ranks)
+    : segment_(segment), rank_(rank), seen_(host_ranks.ranks), here_(std::move(host_ranks.here)) {
+    const uint32_t ranks = host_ranks.ranks;
     if (here_.size() != segment.shape().ranks)
-        throw Error(Fault::invalid, "the segment has places for " +
-                                        std::to_string(segment.shape().ranks) +
-                                        " ranks, this host has " + std::to_string(here_.size()));
+        throw Error(Fault::invalid,
+                    "the segment has places for " + std::to_string(segment.shape().ranks) +
+                        " ranks, but this host has " + std::to_string(here_.size()));
     for (uint32_t place = 0; place < here_.size(); ++place) {
         const uint32_t r = here_[place];
         if (r >= ranks || local(r))
@@ -39,7 +39,8 @@ View::View(Segment& segment, uint32_t rank, Seats seats)
                                             std::to_string(ranks) + ", each at one place");
         seen_[r].place = place;
         seen_[r].control = &segment.rank(place);
-        for (size_t s = 0; s < kStrips; ++s) seen_[r].areas[s] = segment.strip(s).area(place, 0);
+        for (size_t s = 0; s < kSizeClasses; ++s)
+            seen_[r].buffers[s] = segment.size_class(s).buffer(place, 0);
     }
     if (rank >= ranks || !local(rank))
         throw Error(Fault::invalid, "rank " + std::to_string(rank) +
@@ -50,10 +51,10 @@ View::View(Segment& segment, uint32_t rank, Seats seats)
     if (!away_.empty()) mirror_away();
 }
 
-// One mapping for all: only the pages that are used ever become memory.
+// One mapping for all mirrors. Only pages that are used take memory.
 void View::mirror_away() {
     size_t each = (sizeof(RankControl) + kPage - 1) / kPage * kPage;
-    for (size_t s = 0; s < kStrips; ++s) each += segment_.strip(s).bytes(1);
+    for (size_t s = 0; s < kSizeClasses; ++s) each += segment_.size_class(s).bytes(1);
     each = (each + kPage - 1) / kPage * kPage;
     mirrors_bytes_ = each * away_.size();
     void* base = ::mmap(nullptr, mirrors_bytes_, PROT_READ | PROT_WRITE,
@@ -65,10 +66,10 @@ void View::mirror_away() {
     std::byte* place = mirrors_;
     for (const uint32_t r : away_) {
         seen_[r].control = new (place) RankControl{};
-        std::byte* areas = place + each;  // the strips end where the next mirror begins
-        for (size_t s = kStrips; s-- > 0;) {
-            areas -= segment_.strip(s).bytes(1);
-            seen_[r].areas[s] = areas;
+        std::byte* buffers = place + each;  // the buffers end where the next mirror begins
+        for (size_t s = kSizeClasses; s-- > 0;) {
+            buffers -= segment_.size_class(s).bytes(1);
+            seen_[r].buffers[s] = buffers;
         }
         place += each;
     }
@@ -84,7 +85,7 @@ void View::give_back() noexcept {
 }
 
 View::~View() {
-    // In a forked child the range may hold something else by now.
+    // In a forked child this address range may hold other memory by now.
     if (mirrors_ && !kept_ && ::getpid() == owner_pid_) ::munmap(mirrors_, mirrors_bytes_);
 }
 

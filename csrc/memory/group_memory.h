@@ -1,5 +1,6 @@
-// What one rank sees of every rank of its group: the ranks of its host in the host's segment, those
-// of other hosts as mirrors, which are private memory of the same layout that a wire fills.
+// A rank's view of the memory of all ranks of its group. Ranks of the same host are in the host's
+// segment. Ranks of other hosts have mirrors: private memory of the same layout, which a transport
+// fills.
 #pragma once
 
 #include <array>
@@ -14,28 +15,29 @@
 
 namespace unisono {
 
-// Who of a group is on this host.
-struct Seats {
-    uint32_t ranks;              // of the group
-    std::vector<uint32_t> here;  // those at the places of the host's segment
-    // Every rank is here, at the place of its number.
-    static Seats one_host(uint32_t ranks);
+// The ranks of a group that are on this host.
+struct HostRanks {
+    uint32_t ranks;              // of the whole group
+    std::vector<uint32_t> here;  // ranks on this host, by their place in the segment
+    // All ranks are on this host, each at the place of its number.
+    static HostRanks one_host(uint32_t ranks);
 };
 
 class View {
   public:
-    View(Segment& segment, uint32_t rank, Seats seats);
+    View(Segment& segment, uint32_t rank, HostRanks host_ranks);
     View(const View&) = delete;
     View& operator=(const View&) = delete;
     ~View();
-    // What a rank of another host has called, by whatever way the news came; from any thread.
-    void hear(uint32_t r, const Called& called) noexcept {
-        const std::lock_guard lock(hearing_);
-        unisono::hear(control(r), called);
+    // Stores the last call of a rank on another host, wherever the news came from. From any thread.
+    void update_last_call(uint32_t r, const LastCall& called) noexcept {
+        const std::lock_guard lock(mirror_mutex_);
+        unisono::update_last_call(control(r), called);
     }
-    // See Segment::give_back(). Of a mirror RankControl stays, so that others may still hear().
+    // Releases the memory; see Segment::give_back(). The RankControl of a mirror stays, because
+    // update_last_call() may still write it.
     void give_back() noexcept;
-    // All memory stays mapped until the process ends.
+    // Keeps all memory mapped until the process ends.
     void keep() noexcept {
         kept_ = true;
         segment_.keep();
@@ -47,30 +49,30 @@ class View {
     [[nodiscard]] RankControl& control(uint32_t r) const noexcept { return *seen_[r].control; }
     [[nodiscard]] RankControl& own() const noexcept { return control(rank_); }
     [[nodiscard]] bool local(uint32_t r) const noexcept { return seen_[r].place != kAway; }
-    // Of a local rank: where it is in the segment.
+    // Returns the place of a local rank in the segment.
     [[nodiscard]] uint32_t place(uint32_t r) const noexcept { return seen_[r].place; }
     [[nodiscard]] const std::vector<uint32_t>& here() const noexcept { return here_; }
     [[nodiscard]] const std::vector<uint32_t>& away() const noexcept { return away_; }
-    // Whether the rank has left in good order.
+    // Returns true if the rank has left without a failure.
     [[nodiscard]] bool has_left(uint32_t r) const noexcept {
         return control(r).presence.load(std::memory_order_acquire) ==
                static_cast<uint32_t>(Presence::left);
     }
-    // What bells of this host need.
+    // Returns the fence that doorbells of this host need.
     [[nodiscard]] Fence fence() const noexcept {
         const bool full = segment_.group().fences_needed.load(std::memory_order_relaxed) != 0;
         return full ? Fence::full : Fence::light;
     }
-    // The first of a rank's areas of one strip; they lie one after the other.
-    [[nodiscard]] std::byte* areas(uint32_t r, size_t strip) const noexcept {
-        return seen_[r].areas[strip];
+    // Returns the first staging buffer of a rank in one size class; the others follow it.
+    [[nodiscard]] std::byte* buffers(uint32_t r, size_t size_class) const noexcept {
+        return seen_[r].buffers[size_class];
     }
 
   private:
     static constexpr uint32_t kAway = ~0U;
     struct Seen {
         RankControl* control = nullptr;
-        std::array<std::byte*, kStrips> areas{};
+        std::array<std::byte*, kSizeClasses> buffers{};
         uint32_t place = kAway;
     };
     void mirror_away();
@@ -83,7 +85,7 @@ class View {
     size_t mirrors_bytes_ = 0;
     bool kept_ = false;
     int owner_pid_ = 0;
-    std::mutex hearing_;  // guards the call history of mirrors
+    std::mutex mirror_mutex_;  // guards the call history of mirrors
 };
 
 }  // namespace unisono

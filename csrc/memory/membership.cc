@@ -23,13 +23,14 @@ namespace {
 
 constexpr size_t kPage = 4096;
 
-const Error kUnsaid(Fault::aborted,
-                    "the group has failed, and who failed it ended before it said why"),
-    kUnreadable(Fault::aborted, "the group has failed, and there is no memory to say why");
+const Error kNoReason(
+    Fault::aborted,
+    "the group has failed, and the rank that failed it ended before it gave a reason"),
+    kUnreadable(Fault::aborted, "the group has failed, and there is no memory to read the reason");
 
 // Ranks that are threads of one process share a POSIX lock owner, so the kernel cannot tell them
-// apart; this number tells them that they need not ask. The address space is the identity: the
-// address of a static is the same in two processes, the pid is the same in two containers.
+// apart. By this number they recognise each other and skip the query. It mixes a start time, an
+// address and the pid, because two processes may share the address and two containers the pid.
 uint64_t process_identity() {
     static const char anchor = 0;
     timespec now{};
@@ -45,8 +46,7 @@ uint64_t process_identity() {
 
 ForkGuard::ForkGuard() {
     void* page = ::mmap(nullptr, kPage, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
-    if (page == MAP_FAILED)
-        throw_errno("mmap of the page that tells a forked child from its parent");
+    if (page == MAP_FAILED) throw_errno("mmap of the page that detects a fork");
     ::madvise(page, kPage, MADV_WIPEONFORK);
     page_ = new (page) std::atomic<uint32_t>(1);
 }
@@ -57,15 +57,15 @@ ForkGuard::~ForkGuard() {
 
 Membership::Membership(View& view, const std::array<uint8_t, 16>& nonce) : view_(view) {
     if (!std::equal(nonce.begin(), nonce.end(), segment().group().nonce)) {
-        throw Error(
-            Fault::invalid,
-            "the group's segment does not carry the nonce of its owner: it is other memory");
+        throw Error(Fault::invalid,
+                    "expected the nonce of the group's owner in the segment, found another: it is "
+                    "other memory");
     }
     RankControl& own = view_.own();
     uint32_t expected = static_cast<uint32_t>(Presence::absent);
     if (!own.presence.compare_exchange_strong(expected, static_cast<uint32_t>(Presence::joining))) {
         throw Error(Fault::invalid, "rank " + std::to_string(rank()) +
-                                        " has joined this group already: each joins once");
+                                        " has already joined this group: each rank joins once");
     }
     own.pid.store(::getpid(), std::memory_order_relaxed);
     own.process.store(process_identity(), std::memory_order_relaxed);
@@ -82,9 +82,9 @@ Membership::Membership(View& view, const std::array<uint8_t, 16>& nonce) : view_
 }
 
 // A POSIX record lock on the byte of the rank's place in the segment lives exactly as long as the
-// process: the kernel drops it however the process ends, children do not inherit it, and pids of
-// other containers do not matter. Its one trap: closing any descriptor of the file drops all the
-// process's locks on it; see close_descriptor().
+// process. The kernel drops it however the process ends, and children do not inherit it. Pids of
+// other containers do not matter. One hazard: if a process closes any descriptor of the file, it
+// loses all its locks on the file; see close_descriptor().
 void Membership::lock_own_byte() {
     struct flock lock{};
     lock.l_type = F_WRLCK;
@@ -101,28 +101,29 @@ Membership::~Membership() {
 }
 
 void Membership::give_back() noexcept {
-    const std::lock_guard lock(giving_);
+    const std::lock_guard lock(release_mutex_);
     if (std::exchange(given_back_, true)) return;
-    close_descriptor();  // first: it tells the other ranks of this process by the memory
+    close_descriptor();  // first: it finds the other ranks of this process through the memory
     view_.give_back();
 }
 
-// Not while another rank of this process needs its lock: the last of them closes what all have left
-// open. Each leaves and shows its descriptor before it looks for others, all in one order, so of
-// two that leave at once, one at least sees both.
+// Closes the descriptor, unless another rank of this process still needs its lock. The last such
+// rank closes all descriptors that were left open. Each rank first leaves and publishes its
+// descriptor, then checks for the others, in sequentially consistent order. So if two ranks leave
+// at the same time, at least one of them sees both.
 void Membership::close_descriptor() noexcept {
     RankControl& own = view_.own();
     const int fd = segment().release_descriptor();
     struct stat file{};
     if (fd < 0 || ::fstat(fd, &file) != 0) return;
     own.kept_fd.store(fd + 1);
-    if (has_neighbours()) return;
+    if (has_process_peers()) return;
     const uint64_t process = own.process.load(std::memory_order_relaxed);
     for (const uint32_t r : view_.here()) {
         RankControl& other = view_.control(r);
         if (other.process.load(std::memory_order_relaxed) != process) continue;
         const int kept = other.kept_fd.exchange(0) - 1;
-        struct stat found{};  // others can write to that word
+        struct stat found{};  // checked below, because other processes can write to that word
         if (kept >= 0 && ::fstat(kept, &found) == 0 && found.st_dev == file.st_dev &&
             found.st_ino == file.st_ino) {
             ::close(kept);
@@ -130,9 +131,9 @@ void Membership::close_descriptor() noexcept {
     }
 }
 
-// Whether another rank of this process is in the group, or joins it just now (and may not have said
-// yet of which process it is).
-bool Membership::has_neighbours() const noexcept {
+// Returns true if another rank of this process is in the group or is just joining. A joining rank
+// may not have published its process yet.
+bool Membership::has_process_peers() const noexcept {
     const uint64_t own = view_.own().process.load(std::memory_order_relaxed);
     const auto& here = view_.here();
     return std::any_of(here.begin(), here.end(), [&](uint32_t r) {
@@ -149,7 +150,8 @@ bool Membership::alive(uint32_t peer) const noexcept {
         return other.presence.load(std::memory_order_acquire) ==
                static_cast<uint32_t>(Presence::joined);
     };
-    // Rendezvous watches who joins; of who has left, the wait for it tells.
+    // While ranks join, the bootstrap watches them. After a rank has left, the wait for it reports
+    // that.
     if (!joined()) return true;
     if (other.process.load(std::memory_order_relaxed) ==
         view_.own().process.load(std::memory_order_relaxed)) {
@@ -160,9 +162,8 @@ bool Membership::alive(uint32_t peer) const noexcept {
     lock.l_whence = SEEK_SET;
     lock.l_start = view_.place(peer);
     lock.l_len = 1;
-    if (::fcntl(segment().fd(), F_GETLK, &lock) != 0)
-        return true;  // cannot know: the timeout decides
-    // When this rank has left, the descriptor may be that of another file by now.
+    if (::fcntl(segment().fd(), F_GETLK, &lock) != 0) return true;  // unknown: the timeout decides
+    // After this rank has left, the descriptor number may belong to another file.
     return lock.l_type != F_UNLCK || !joined() || closed_.load();
 }
 
@@ -184,7 +185,7 @@ bool Membership::runs(uint32_t peer) const noexcept {
         if (got <= 0) continue;
         stat[static_cast<size_t>(got)] = 0;
         const char* const name_end = std::strrchr(stat.data(), ')');
-        // One that sleeps, waits or computes may be in the middle of a system call.
+        // A thread that sleeps, waits or computes may be in the middle of a system call.
         if (name_end && name_end[1] && !std::strchr("TtZXx", name_end[2])) return true;
     }
     return false;
@@ -201,8 +202,8 @@ bool Membership::present(uint32_t peer) const {
 
 uint64_t Membership::exchange_successor(uint64_t expected, uint64_t desired) {
     if (guard_.in_child()) raise();
-    // Else two might move it, one of them in memory that nobody else sees.
-    const std::lock_guard lock(giving_);
+    // Otherwise two threads might change it, one of them in memory that no other rank sees.
+    const std::lock_guard lock(release_mutex_);
     if (given_back_ && expected != desired) raise();
     segment().group().successor.compare_exchange_strong(expected, desired,
                                                         std::memory_order_acq_rel);
@@ -233,7 +234,7 @@ void Membership::require_alive(uint32_t peer) {
 
 void Membership::record(Fault fault, std::string_view text) noexcept {
     if (guard_.in_child()) return;
-    if (fault == Fault::interrupted) fault = Fault::aborted;  // the others were not
+    if (fault == Fault::interrupted) fault = Fault::aborted;  // only this rank was interrupted
     FaultRecord& failure = segment().group().failure;
     uint32_t none = 0;
     if (failure.state.compare_exchange_strong(none, 1, std::memory_order_acq_rel)) {
@@ -252,8 +253,8 @@ void Membership::record(Fault fault, std::string_view text) noexcept {
 }
 
 void Membership::wake_all() noexcept {
-    for (uint32_t r = 0; r < ranks(); ++r) {  // of a mirror only this rank's own threads
-        ring_always(view_.control(r).bell);
+    for (uint32_t r = 0; r < ranks(); ++r) {  // in a mirror, only threads of this rank can sleep
+        ring_always(view_.control(r).doorbell);
         ring_always(view_.control(r).p2p);
     }
 }
@@ -288,7 +289,7 @@ std::optional<Error> Membership::failure() const noexcept {
     // The writer may have been killed between the two states.
     for (int i = 0; i < 1000 && failure.state.load(std::memory_order_acquire) != 2; ++i)
         ::usleep(100);
-    if (failure.state.load(std::memory_order_acquire) != 2) return kUnsaid;
+    if (failure.state.load(std::memory_order_acquire) != 2) return kNoReason;
     try {
         return Error(static_cast<Fault>(failure.fault.load(std::memory_order_relaxed)),
                      std::string(failure.text, ::strnlen(failure.text, kFaultText)));
@@ -300,7 +301,7 @@ std::optional<Error> Membership::failure() const noexcept {
 void Membership::leave() noexcept {
     if (guard_.in_child() || closed_.exchange(true)) return;
     view_.own().presence.store(static_cast<uint32_t>(Presence::left));
-    wake_all();  // those who wait for this rank look again, and see
+    wake_all();  // ranks that wait for this one check again and see that it left
 }
 
 }  // namespace unisono

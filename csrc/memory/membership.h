@@ -1,4 +1,4 @@
-// Who is in the group, whether they live, and the group's one failure.
+// Membership of a group: its ranks, their liveness, and the group's only failure.
 #pragma once
 
 #include <array>
@@ -18,7 +18,8 @@
 
 namespace unisono {
 
-// A page that a forked child finds wiped: it tells the child that the group is not its own.
+// A page that the kernel wipes in a forked child. So the child knows that the group is its
+// parent's.
 class ForkGuard {
   public:
     ForkGuard();
@@ -35,7 +36,7 @@ class ForkGuard {
 
 class Membership {
   public:
-    // Joins: proves by `nonce` that the memory is the owner's, takes the rank's lock.
+    // Joins the group: checks by `nonce` that the memory is the owner's, and takes the rank's lock.
     Membership(View& view, const std::array<uint8_t, 16>& nonce);
     Membership(const Membership&) = delete;
     Membership& operator=(const Membership&) = delete;
@@ -46,50 +47,51 @@ class Membership {
     [[nodiscard]] Events& events() noexcept { return events_; }
     [[nodiscard]] bool in_child() const noexcept { return guard_.in_child(); }
 
-    // Throws in a forked child, which must not even look at the group's locks.
+    // Throws in a forked child, which must not access the group's locks.
     void require_own_process() const {
         if (guard_.in_child()) raise();
     }
     [[nodiscard]] bool has_left(uint32_t rank) const noexcept { return view_.has_left(rank); }
-    // It was closed here.
+    // True if this rank has closed the group.
     [[nodiscard]] bool closed() const noexcept { return closed_.load(std::memory_order_relaxed); }
-    // Throws if the group has failed, if it was closed here, or in a forked child. Cheap.
+    // Throws if the group has failed, if this rank has closed it, or in a forked child. Cheap.
     void require_healthy() const {
         if (closed_.load(std::memory_order_relaxed) || guard_.in_child() || failed()) raise();
     }
     [[nodiscard]] bool failed() const noexcept {
         return segment().group().failure.state.load(std::memory_order_relaxed) != 0;
     }
-    // The recorded failure; nothing if there is none. Also where memory is lacking.
+    // Returns the recorded failure, if any. Works even without free memory.
     [[nodiscard]] std::optional<Error> failure() const noexcept;
-    // Asks the kernel about every peer of this host; fails the group if one is gone.
+    // Checks that every peer of this host is alive, by asking the kernel. Fails the group if a peer
+    // is gone.
     void require_peers_alive();
-    // The same about those whose turn it is: if some rank calls this every 50 ms, all are asked
-    // about in time, however many call it.
+    // Does the same for the peers whose check is due. If some rank calls this every 50 ms, all
+    // peers are checked in time, however many ranks call it.
     void require_due_peers_alive();
-    // Whether the peer's process runs, as one that is stopped or gone does not. For after a
+    // Returns true if the peer's process runs; false if it is stopped or gone. For use after a
     // failure.
     [[nodiscard]] bool runs(uint32_t peer) const noexcept;
-    // Asks the ranks of other hosts, if there are any, what they called last. Every rank that waits
-    // has to: only who asks hears within UNISONO_PEER_TIMEOUT_S that a host or a link is lost.
+    // Asks the ranks of other hosts, if any, for their last calls. Every waiting rank must do so.
+    // Only a rank that asks learns within UNISONO_PEER_TIMEOUT_S of a lost host or link.
     void ask_other_hosts() noexcept {
-        if (view_.here().size() < view_.ranks()) events_.raise(Event::anxious);
+        if (view_.here().size() < view_.ranks()) events_.raise(Event::slow_wait);
     }
-    // Records the group's failure unless one is recorded already, wakes all, and raises.
+    // Records the group's failure unless one is recorded, wakes all ranks, and throws.
     [[noreturn]] void fail(Fault fault, const std::string& text);
-    // The same with the text that `make` returns, if there is memory for it.
+    // Does the same with the text that `make` returns, if there is memory for the text.
     template <class Make>
     [[noreturn]] void fail_made(Fault fault, Make&& make) {
         record_made(fault, std::forward<Make>(make));
         raise();
     }
-    // Fails: the connection to the rank has ended unexpectedly.
+    // Fails the group: the connection to the rank has ended unexpectedly.
     [[noreturn]] void fail_gone(uint32_t rank, const std::string& why);
-    // Fails: the rank sent what no rank sends.
+    // Fails the group: the rank has violated the protocol.
     [[noreturn]] void fail_nonsense(uint32_t rank, const std::string& what);
-    // The same without raising.
+    // Does the same as fail(), but does not throw.
     void record(Fault fault, std::string_view text) noexcept;
-    // The same with the text that `make` returns, if there is memory for it.
+    // Does the same with the text that `make` returns, or with a short text if memory is exhausted.
     template <class Make>
     void record_made(Fault fault, Make&& make) noexcept {
         try {
@@ -102,15 +104,14 @@ class Membership {
         }
     }
     void leave() noexcept;
-    // Gives back the memory and the descriptor, after this rank has left, and while no call is
-    // under way.
+    // Releases the memory and the descriptor. Only after this rank has left, and while no call is
+    // running.
     void give_back() noexcept;
-    // Whether `peer` still is of this group: it has not left, and its process lives. Works in a
-    // group that has failed.
+    // Returns true if `peer` has not left the group and its process lives. Works after a failure.
     [[nodiscard]] bool present(uint32_t peer) const;
-    // Moves the group's successor from `expected` to `desired`; what it was before. Works also
-    // after this rank has left, for others of its host may need it still: until the memory is given
-    // back, from when on it can only be looked at.
+    // Changes the group's successor from `expected` to `desired`, and returns the earlier value.
+    // Works after this rank has left, because other ranks of its host may still need the result.
+    // After give_back() the value can only be read.
     uint64_t exchange_successor(uint64_t expected, uint64_t desired);
 
   private:
@@ -120,14 +121,14 @@ class Membership {
     [[nodiscard]] bool alive(uint32_t peer) const noexcept;
     void require_alive(uint32_t peer);
     void lock_own_byte();
-    [[nodiscard]] bool has_neighbours() const noexcept;
+    [[nodiscard]] bool has_process_peers() const noexcept;
     void close_descriptor() noexcept;
 
     View& view_;
     Events events_;
     ForkGuard guard_;
     std::atomic<bool> closed_{false};
-    std::mutex giving_;  // guards what follows, and the memory while the successor is moved
+    std::mutex release_mutex_;  // guards the next field, and the memory during exchange_successor()
     bool given_back_ = false;
 };
 

@@ -1,5 +1,5 @@
-// Which ranks of its host a sleeping rank asks the kernel about. All ranks of a group share the
-// work: together they ask about each once a round, be it one that sleeps or hundreds.
+// Chooses the ranks of its host that a sleeping rank checks for liveness. All ranks of a group
+// share the work. Together they check each rank once a round, whether one rank sleeps or hundreds.
 #pragma once
 
 #include <algorithm>
@@ -8,18 +8,18 @@
 
 namespace unisono {
 
-// Places in the segment, round again after the last.
+// A range of places in the segment, which wraps around.
 struct PeersDue {
     uint32_t first, count;
 };
 
-// A round takes 50 ms, as long as a sleep; a millisecond a rank where they are more; 250 ms at
-// most.
+// A round takes 1 ms for each rank, but at least 50 ms (the length of a sleep) and at most 250 ms.
 inline constexpr uint32_t kLeastRound_ms = 50, kMostRound_ms = 250;
 
-// Takes those whose turn has come by `now_us`. `turn` is shared: the next place in its upper half,
-// the time at which its turn came in its lower half. Who takes a place and is stopped before it has
-// asked delays that by a round. Clocks that differ (time namespaces) cost work, never a check.
+// Takes the ranks whose check is due at `now_us`. The upper half of `turn` is the next place; the
+// lower half is the time at which that place became due. If a rank takes a place and stops before
+// its check, that check is a round late. Clocks that differ (time namespaces) cause extra checks,
+// never missing ones.
 inline PeersDue take_due(std::atomic<uint64_t>& turn, uint32_t ranks, uint32_t now_us) noexcept {
     const uint64_t round_us = uint64_t{std::clamp(ranks, kLeastRound_ms, kMostRound_ms)} * 1000;
     const auto most_us = static_cast<int32_t>(round_us);

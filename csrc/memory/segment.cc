@@ -21,23 +21,24 @@ namespace {
 constexpr uint64_t kPage = 4096;
 constexpr uint64_t kPairSlots = 512, kFewPairSlots = 128;
 constexpr uint64_t kPairBytes = 128 * 1024, kLeastPairBytes = 4 * 1024;
-constexpr uint64_t kUsualPairs = 256 << 20;  // bytes of all pairs, as far as the least goes
+constexpr uint64_t kUsualPairs =
+    256 << 20;  // limit for the bytes of all pairs, unless the minimum size exceeds it
 constexpr uint32_t kMaxRanks = 4096;
-constexpr uint64_t kMostPairs = 1ULL << 46;  // bytes; a process cannot map much more
+constexpr uint64_t kMostPairs = 1ULL << 46;  // limit in bytes; a process cannot map much more
 
 constexpr uint64_t round_up(uint64_t value, uint64_t unit) {
     return (value + unit - 1) / unit * unit;
 }
 
-// Strips but the last, whose shape is the group's choice.
+// Shapes of all size classes but the last, which the group chooses.
 constexpr uint64_t kTinyDepth = 128, kTinyBytes = 256;
 constexpr uint64_t kSmallDepth = 16, kSmallBytes = 4096;
 
-// Without their places.
-std::array<Strip, kStrips> strips_of(const SegmentShape& s) {
+// Returns the size classes without their addresses.
+std::array<SizeClass, kSizeClasses> size_classes_of(const SegmentShape& s) {
     return {{{nullptr, kTinyDepth, kTinyBytes},
              {nullptr, kSmallDepth, kSmallBytes},
-             {nullptr, s.depth, s.area_bytes}}};
+             {nullptr, s.depth, s.buffer_bytes}}};
 }
 
 struct Offsets {
@@ -49,7 +50,7 @@ Offsets offsets_of(const SegmentShape& s) {
     o.ranks = round_up(sizeof(GroupControl), kPage);
     o.staging = round_up(o.ranks + s.ranks * sizeof(RankControl), kPage);
     o.pairs = o.staging;
-    for (const Strip& strip : strips_of(s)) o.pairs += strip.bytes(s.ranks);
+    for (const SizeClass& size_class : size_classes_of(s)) o.pairs += size_class.bytes(s.ranks);
     o.each_pair = round_up(
         sizeof(p2p::Pair) + s.pair_slots * sizeof(p2p::Slot) + s.pair_bytes * (1 + kStagedBlocks),
         kPage);
@@ -59,11 +60,11 @@ Offsets offsets_of(const SegmentShape& s) {
 
 bool plausible(const SegmentShape& s) {
     return s.ranks >= 1 && s.ranks <= kMaxRanks && s.depth >= 1 && s.depth <= 64 &&
-           s.area_bytes >= kPage && s.area_bytes <= (1ULL << 32) && s.area_bytes % kLine == 0 &&
-           std::has_single_bit(s.pair_slots) && s.pair_slots <= 4096 &&
-           std::has_single_bit(s.pair_bytes) && s.pair_bytes >= kLine &&
+           s.buffer_bytes >= kPage && s.buffer_bytes <= (1ULL << 32) &&
+           s.buffer_bytes % kLine == 0 && std::has_single_bit(s.pair_slots) &&
+           s.pair_slots <= 4096 && std::has_single_bit(s.pair_bytes) && s.pair_bytes >= kLine &&
            s.pair_bytes <= (1ULL << 30) &&
-           // Within these bounds nothing else comes near 64 bits.
+           // Within these bounds no other product comes near 64 bits.
            offsets_of(s).each_pair <= kMostPairs / s.ranks / s.ranks;
 }
 
@@ -83,19 +84,20 @@ int Descriptor::release() noexcept {
 }
 
 SegmentShape shape_for(uint32_t ranks, uint32_t cores, uint64_t staging_bytes) {
-    // A third block in flight hides the peers' jitter; with more ranks than cores they run in
-    // turns anyway, and the larger footprint only leaves the cache.
+    // A third block in flight hides the jitter of the peers. With more ranks than cores the ranks
+    // alternate anyway, and a larger footprint only exceeds the cache.
     if (ranks == 0 || ranks > kMaxRanks)
         throw Error(Fault::invalid, "a group has 1 to " + std::to_string(kMaxRanks) +
                                         " ranks, got " + std::to_string(ranks));
     const uint32_t depth = ranks <= cores ? 3 : 2;
-    const uint64_t least = uint64_t{ranks} * 16 * 1024;  // direct exchange needs a slot per peer
-    const uint64_t area = std::max(staging_bytes / (uint64_t{ranks} * depth), least);
-    // With many ranks most pairs have little to say to each other.
+    const uint64_t least =
+        uint64_t{ranks} * 16 * 1024;  // a direct exchange needs a slot for each peer
+    const uint64_t buffer = std::max(staging_bytes / (uint64_t{ranks} * depth), least);
+    // With many ranks, most pairs exchange few messages.
     const uint64_t each = kUsualPairs / ranks / ranks / (1 + kStagedBlocks);
     const uint64_t ring = std::clamp(std::bit_floor(each), kLeastPairBytes, kPairBytes);
-    return {ranks, depth, round_up(area, kPage), ring < kPairBytes / 2 ? kFewPairSlots : kPairSlots,
-            ring};
+    return {ranks, depth, round_up(buffer, kPage),
+            ring < kPairBytes / 2 ? kFewPairSlots : kPairSlots, ring};
 }
 
 Descriptor create_segment(const SegmentShape& shape, const std::array<uint8_t, 16>& nonce) {
@@ -109,20 +111,21 @@ void lay_out_segment(int fd, const SegmentShape& shape, const std::array<uint8_t
     if (!plausible(shape)) {
         throw Error(Fault::invalid, "a group of " + std::to_string(shape.ranks) +
                                         " ranks cannot have " + std::to_string(shape.depth) +
-                                        " blocks of " + std::to_string(shape.area_bytes) +
+                                        " blocks of " + std::to_string(shape.buffer_bytes) +
                                         " bytes of staging each: change UNISONO_STAGING_BYTES");
     }
     const Offsets o = offsets_of(shape);
     const auto size = static_cast<off_t>(o.total);
     if (::fcntl(fd, F_GET_SEALS) == 0) {  // a memfd that can be sealed
         if (::ftruncate(fd, size) != 0) throw_errno("ftruncate of the group's segment");
-        // Nobody can shorten it later and make the others fault.
+        // Seals: otherwise a process could shorten the file, and the others would fault.
         if (::fcntl(fd, F_ADD_SEALS, F_SEAL_SHRINK | F_SEAL_GROW) != 0)
             throw_errno("sealing the group's segment");
     } else if (const int code = ::posix_fallocate(fd, 0, size)) {
-        // Else the first to touch what the file system has no room for would fault.
+        // Allocates all pages now. Otherwise the first access beyond the file system's free space
+        // would fault.
         errno = code;
-        throw_errno("making room for the group's segment of " + std::to_string(o.total) + " bytes");
+        throw_errno("allocating the group's segment of " + std::to_string(o.total) + " bytes");
     }
     void* base = ::mmap(nullptr, o.staging, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
     if (base == MAP_FAILED) throw_errno("mmap of the group's segment");
@@ -130,7 +133,7 @@ void lay_out_segment(int fd, const SegmentShape& shape, const std::array<uint8_t
     auto* group = new (base) GroupControl{};
     group->ranks = shape.ranks;
     group->depth = shape.depth;
-    group->area_bytes = shape.area_bytes;
+    group->buffer_bytes = shape.buffer_bytes;
     group->pair_slots = shape.pair_slots;
     group->pair_bytes = shape.pair_bytes;
     std::copy(nonce.begin(), nonce.end(), group->nonce);
@@ -152,25 +155,26 @@ Segment::Segment(Descriptor fd) : fd_(std::move(fd)) {
     if (base == MAP_FAILED) throw_errno("mmap of the group's segment");
     base_ = static_cast<std::byte*>(base);
     owner_pid_ = ::getpid();
-    // A forked child must not write here: it does not even inherit the mapping.
+    // A forked child must not write here, so it does not inherit the mapping.
     ::madvise(base, bytes_, MADV_DONTFORK);
     const GroupControl& g = group();
-    shape_ = {g.ranks, g.depth, g.area_bytes, g.pair_slots, g.pair_bytes};
+    shape_ = {g.ranks, g.depth, g.buffer_bytes, g.pair_slots, g.pair_bytes};
     if (g.magic != kMagic || !plausible(shape_) || offsets_of(shape_).total != bytes_) {
         ::munmap(base, bytes_);
         throw Error(Fault::invalid, "the group's segment was not made by this version of unisono");
     }
     const Offsets o = offsets_of(shape_);
     ranks_ = reinterpret_cast<RankControl*>(base_ + o.ranks);
-    strips_ = strips_of(shape_);
+    size_classes_ = size_classes_of(shape_);
     std::byte* place = base_ + o.staging;
-    for (Strip& strip : strips_) place = (strip.base = place) + strip.bytes(shape_.ranks);
+    for (SizeClass& size_class : size_classes_)
+        place = (size_class.base = place) + size_class.bytes(shape_.ranks);
     pairs_ = base_ + o.pairs;
     each_pair_ = o.each_pair;
 }
 
 Segment::~Segment() {
-    // In a forked child the range may hold something else by now.
+    // In a forked child this address range may hold other memory by now.
     if (!kept_ && ::getpid() == owner_pid_) ::munmap(base_, bytes_);
 }
 
@@ -178,13 +182,13 @@ void Segment::give_back() noexcept {
     if (kept_ || ::getpid() != owner_pid_) return;
     void* left = ::mmap(nullptr, bytes_, PROT_READ | PROT_WRITE,
                         MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
-    if (left == MAP_FAILED) return;  // it is given back with this object
+    if (left == MAP_FAILED) return;  // the destructor unmaps it instead
     ::madvise(left, bytes_, MADV_DONTFORK);
     const auto* from = reinterpret_cast<const std::atomic<uint64_t>*>(base_);
     auto* to = static_cast<uint64_t*>(left);
     for (uint64_t i = 0; i < offsets_of(shape_).staging / sizeof(uint64_t); ++i)
-        to[i] = from[i].load(std::memory_order_relaxed);  // the others go on writing
-    // In one step: no thread finds nothing there.
+        to[i] = from[i].load(std::memory_order_relaxed);  // other ranks may still write
+    // Replaces the mapping in one step, so other threads never find the range unmapped.
     if (::mremap(left, bytes_, bytes_, MREMAP_MAYMOVE | MREMAP_FIXED, base_) == MAP_FAILED)
         ::munmap(left, bytes_);
 }
@@ -194,7 +198,7 @@ GroupControl& Segment::group() const noexcept {
 }
 
 PairMemory Segment::pair(uint32_t from, uint32_t to) const noexcept {
-    // Fresh memfd pages are zero, which is what an empty pair is.
+    // Fresh memfd pages are zero, and an empty pair is all zeros.
     std::byte* at = pairs_ + (uint64_t{from} * shape_.ranks + to) * each_pair_;
     PairMemory pair{};
     pair.shared = reinterpret_cast<p2p::Pair*>(at);

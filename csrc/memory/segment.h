@@ -1,4 +1,5 @@
-// One memory segment a group: created by its first rank as a memfd, mapped by all.
+// The memory segment of a group on one host. The host's first rank creates it as a memfd; all its
+// ranks map it.
 #pragma once
 
 #include <array>
@@ -10,7 +11,7 @@
 
 namespace unisono {
 
-// An open descriptor that is closed with its owner.
+// An owned file descriptor.
 class Descriptor {
   public:
     explicit Descriptor(int fd = -1) noexcept : fd_(fd) {}
@@ -23,70 +24,76 @@ class Descriptor {
     int release() noexcept;
 
   private:
-    std::atomic<int> fd_;  // of a group's segment it goes while threads may still look at it
+    std::atomic<int>
+        fd_;  // atomic: a group's segment may be released while other threads read this
 };
 
 struct SegmentShape {
     uint32_t ranks;
     uint32_t depth;
-    uint64_t area_bytes;
-    // Both powers of two; see p2p/pair.h.
-    uint64_t pair_slots;  // messages from one rank to another that may wait
-    uint64_t pair_bytes;  // of small ones' content
+    uint64_t buffer_bytes;
+    // Both are powers of two; see pair_memory.h.
+    uint64_t pair_slots;  // messages that may wait in one direction
+    uint64_t pair_bytes;  // capacity of the byte ring
 };
 
-// Staging that suits `ranks` ranks on `cores` cores; `staging_bytes` is the total of the group.
+// Returns a staging size that suits `ranks` ranks on `cores` cores. `staging_bytes` is the total of
+// the group.
 SegmentShape shape_for(uint32_t ranks, uint32_t cores, uint64_t staging_bytes);
 
-// Creates the segment of a group; nothing of it has a name, so nothing is left behind.
+// Creates the segment of a group. The memfd has no name in a file system, so a crash leaves nothing
+// behind.
 Descriptor create_segment(const SegmentShape& shape, const std::array<uint8_t, 16>& nonce);
-// The same in a memfd or an empty file that the caller has opened.
+// Does the same in a memfd or an empty file that the caller has opened.
 void lay_out_segment(int fd, const SegmentShape& shape, const std::array<uint8_t, 16>& nonce);
 
-// What two ranks share for the messages from the one to the other; see p2p/pair.h.
+// The memory that two ranks share for the messages in one direction; see pair_memory.h.
 struct PairMemory {
     p2p::Pair* shared;
     p2p::Slot* slots;
-    std::byte* bytes;    // the ring of bytes
-    std::byte* staging;  // `kStagedBlocks` blocks, each as long as the ring of bytes
+    std::byte* bytes;    // the byte ring
+    std::byte* staging;  // `kStagedBlocks` blocks, each as long as the byte ring
 };
 inline constexpr uint64_t kStagedBlocks = 4;
 
-// The staging areas of all ranks that messages of one size class go round through. The smaller the
-// messages the more areas, so that a rank can run far ahead of those that share its core.
-struct Strip {
+// The staging buffers of all ranks for messages of one size class. Each rank uses its buffers as a
+// ring. Smaller messages have more buffers, so that a rank can run far ahead of ranks that share
+// its core.
+struct SizeClass {
     std::byte* base = nullptr;
-    uint64_t depth = 0;       // areas of each rank
-    uint64_t area_bytes = 0;  // a multiple of the line
+    uint64_t depth = 0;         // buffers of each rank
+    uint64_t buffer_bytes = 0;  // of one buffer; a multiple of the cache line
     [[nodiscard]] uint64_t bytes(uint32_t ranks) const noexcept {
-        return ranks * depth * area_bytes;
+        return ranks * depth * buffer_bytes;
     }
-    [[nodiscard]] std::byte* area(uint32_t rank, uint64_t position) const noexcept {
-        return base + (rank * depth + position) * area_bytes;
+    [[nodiscard]] std::byte* buffer(uint32_t rank, uint64_t position) const noexcept {
+        return base + (rank * depth + position) * buffer_bytes;
     }
 };
-inline constexpr size_t kStrips = 3;  // in the order of their areas' sizes
+inline constexpr size_t kSizeClasses = 3;  // in ascending order of buffer size
 
 class Segment {
   public:
-    explicit Segment(Descriptor fd);  // validates everything that it reads
+    explicit Segment(Descriptor fd);  // validates all values that it reads
     Segment(const Segment&) = delete;
     Segment& operator=(const Segment&) = delete;
     ~Segment();
 
     [[nodiscard]] int fd() const noexcept { return fd_.get(); }
-    // All of it stays mapped until the process ends.
+    // Keeps all memory mapped until the process ends.
     void keep() noexcept { kept_ = true; }
-    // Gives back the memory while pointers into it are still about: they lead to what GroupControl
-    // and RankControl said last, and to zeros.
+    // Releases the memory while pointers into it may still exist. These pointers then read the last
+    // values of GroupControl and RankControl, and zeros elsewhere.
     void give_back() noexcept;
-    // The descriptor is the caller's from here on.
+    // Passes the descriptor to the caller.
     int release_descriptor() noexcept { return fd_.release(); }
     [[nodiscard]] const SegmentShape& shape() const noexcept { return shape_; }
     [[nodiscard]] GroupControl& group() const noexcept;
     [[nodiscard]] RankControl& rank(uint32_t r) const noexcept { return ranks_[r]; }
-    [[nodiscard]] const Strip& strip(size_t index) const noexcept { return strips_[index]; }
-    // `from` and `to` are places in the segment.
+    [[nodiscard]] const SizeClass& size_class(size_t index) const noexcept {
+        return size_classes_[index];
+    }
+    // Returns the memory for messages from one place of the segment to another.
     [[nodiscard]] PairMemory pair(uint32_t from, uint32_t to) const noexcept;
 
   private:
@@ -97,7 +104,7 @@ class Segment {
     bool kept_ = false;
     int owner_pid_ = 0;
     RankControl* ranks_ = nullptr;
-    std::array<Strip, kStrips> strips_;
+    std::array<SizeClass, kSizeClasses> size_classes_;
     std::byte* pairs_ = nullptr;
     uint64_t each_pair_ = 0;
 };

@@ -10,25 +10,25 @@
 namespace unisono {
 namespace {
 
-// A process that ends loses its memory some time before its lock.
-constexpr int kLooks = 500;
-constexpr useconds_t kBetweenLooks_us = 1000;
+// A process that ends loses its memory some time before its lock, so the check is repeated.
+constexpr int kChecks = 500;
+constexpr useconds_t kBetweenChecks_us = 1000;
 
 }  // namespace
 
-Loans::Loans(View& view, Membership& members)
+CrossMemory::CrossMemory(View& view, Membership& members)
     : view_(view),
       members_(members),
       token_{view.own().process.load(std::memory_order_relaxed), view.rank()} {
     view.own().token.store(reinterpret_cast<uintptr_t>(&token_), std::memory_order_release);
 }
 
-bool Loans::reach_all() const noexcept {
+bool CrossMemory::reach_all() const noexcept {
     const auto& here = view_.here();
     return std::all_of(here.begin(), here.end(), [this](uint32_t rank) { return reach(rank); });
 }
 
-bool Loans::reach(uint32_t rank) const noexcept {
+bool CrossMemory::reach(uint32_t rank) const noexcept {
     const RankControl& peer = view_.control(rank);
     const uint64_t address = peer.token.load(std::memory_order_acquire);
     Token found{0, 0};
@@ -38,13 +38,14 @@ bool Loans::reach(uint32_t rank) const noexcept {
            found.rank == rank && found.process == peer.process.load(std::memory_order_relaxed);
 }
 
-int64_t Loans::fetch(uint32_t rank, void* dst, const void* theirs, uint64_t bytes) const noexcept {
+int64_t CrossMemory::fetch(uint32_t rank, void* dst, const void* theirs,
+                           uint64_t bytes) const noexcept {
     const iovec to{dst, bytes}, from{const_cast<void*>(theirs), bytes};
     return ::process_vm_readv(view_.control(rank).pid.load(std::memory_order_relaxed), &to, 1,
                               &from, 1, 0);
 }
 
-void Loans::read(uint32_t rank, std::byte* dst, const std::byte* theirs, uint64_t bytes) {
+void CrossMemory::read(uint32_t rank, std::byte* dst, const std::byte* theirs, uint64_t bytes) {
     while (bytes > 0) {
         const int64_t got = fetch(rank, dst, theirs, bytes);
         if (got <= 0) explain(rank, got < 0 ? errno : EFAULT, "read");
@@ -54,13 +55,13 @@ void Loans::read(uint32_t rank, std::byte* dst, const std::byte* theirs, uint64_
     }
 }
 
-// A sandbox may forbid one of the two system calls.
-bool Loans::may_write() noexcept {
+// A sandbox may forbid only one of the two system calls.
+bool CrossMemory::may_write() noexcept {
     return ::process_vm_writev(::getpid(), nullptr, 0, nullptr, 0, 0) == 0;
 }
 
-int Loans::write(uint32_t rank, const std::atomic<uint64_t>* to, const std::byte* data,
-                 uint64_t bytes) const noexcept {
+int CrossMemory::write(uint32_t rank, const std::atomic<uint64_t>* to, const std::byte* data,
+                       uint64_t bytes) const noexcept {
     static_assert(sizeof(iovec) == 2 * sizeof(std::atomic<uint64_t>));
     const iovec from{const_cast<std::byte*>(data), bytes};
     const ssize_t wrote =
@@ -70,17 +71,19 @@ int Loans::write(uint32_t rank, const std::atomic<uint64_t>* to, const std::byte
     return wrote < 0 ? errno : EFAULT;
 }
 
-// Its rank is gone, or has given the call up; else it has taken memory away that was in use.
-void Loans::explain(uint32_t rank, int error, const char* verb) {
-    for (int look = 0; look < kLooks; ++look) {
+// Throws the reason of a failed copy: the rank is gone, or it has given up the call. Otherwise the
+// rank has unmapped memory that was in use.
+void CrossMemory::explain(uint32_t rank, int error, const char* verb) {
+    for (int look = 0; look < kChecks; ++look) {
         members_.require_peers_alive();
-        ::usleep(kBetweenLooks_us);
+        ::usleep(kBetweenChecks_us);
     }
-    // Recorded even without memory for the text: who waits for the copy must not take it for made.
+    // Recorded even without memory for the text: otherwise ranks that wait for this copy would
+    // treat it as done.
     members_.fail_made(Fault::aborted, [&] {
         return "rank " + std::to_string(members_.rank()) + " cannot " + verb +
                " the memory that rank " + std::to_string(rank) +
-               " gave to this call: " + std::strerror(error);
+               " shares in this call: " + std::strerror(error);
     });
 }
 

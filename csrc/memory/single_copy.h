@@ -1,6 +1,7 @@
-// Memory that ranks of one host lend to each other for the time of a call, so that it is copied
-// once: read where it lies by the kernel (process_vm_readv). Also between threads of one process:
-// the owner of memory may take it away once the call has failed, which the kernel survives.
+// Single copy: a rank reads another rank's memory in place, through the kernel (process_vm_readv).
+// So data is copied once, without a staging buffer. Threads of one process use the kernel, too. The
+// owner may unmap its memory after the call has failed; the kernel then returns an error, where a
+// plain load would fault.
 #pragma once
 
 #include <cerrno>
@@ -12,42 +13,43 @@
 
 namespace unisono {
 
-// A slot shows where lent memory is.
-inline void show_loan(std::byte* slot, const std::byte* memory) noexcept {
+// Stores the address of shared memory in a slot, for its readers.
+inline void write_address(std::byte* slot, const std::byte* memory) noexcept {
     std::memcpy(slot, &memory, sizeof memory);
 }
-[[nodiscard]] inline const std::byte* shown_loan(const std::byte* slot) noexcept {
+[[nodiscard]] inline const std::byte* read_address(const std::byte* slot) noexcept {
     const std::byte* memory;
     std::memcpy(&memory, slot, sizeof memory);
     return memory;
 }
 
-class Loans {
+class CrossMemory {
   public:
-    Loans(View& view, Membership& members);
-    Loans(const Loans&) = delete;
-    Loans& operator=(const Loans&) = delete;
+    CrossMemory(View& view, Membership& members);
+    CrossMemory(const CrossMemory&) = delete;
+    CrossMemory& operator=(const CrossMemory&) = delete;
 
-    // Whether this rank can read the memory of every other rank of its host, which all have joined.
+    // Returns true if this rank can read the memory of every other rank of its host. All must have
+    // joined.
     [[nodiscard]] bool reach_all() const noexcept;
-    // Whether it can read the memory of this one.
+    // Returns true if this rank can read the memory of `rank`.
     [[nodiscard]] bool reach(uint32_t rank) const noexcept;
-    // Copies memory of a rank. Throws Error if that is gone, or its rank.
+    // Copies from memory of `rank`. Throws Error if the memory or its rank is gone.
     void read(uint32_t rank, std::byte* dst, const std::byte* theirs, uint64_t bytes);
 
-    // Whether the kernel lets this rank write to memory of those whose memory it can read.
+    // Returns true if the kernel permits writes to the memory of ranks that this rank can read.
     [[nodiscard]] static bool may_write() noexcept;
-    // Copies into memory of a rank: where `to` says, two words of memory that both share. The
-    // kernel reads them at the moment of the call, so that the rank may still change them. Returns
-    // 0, or the error of a copy that is not whole.
+    // Copies into memory of `rank`. `to` points to two words that both ranks share: an address and
+    // a length. The kernel reads them at the time of the call, so `rank` may change them until
+    // then. Returns 0, or the error number of an incomplete copy.
     [[nodiscard]] int write(uint32_t rank, const std::atomic<uint64_t>* to, const std::byte* data,
                             uint64_t bytes) const noexcept;
-    // Says why that was so. Throws Error.
+    // Throws the Error of an incomplete write.
     [[noreturn]] void fail_write(uint32_t rank, int error) { explain(rank, error, "write"); }
 
   private:
-    // What only the process that a pid means to this one has at the address that it tells: pids of
-    // other containers may mean another.
+    // Identifies the process at the other end. A pid may name a different process in another
+    // container; only the right process has this token at the address that it published.
     struct Token {
         uint64_t process, rank;
     };

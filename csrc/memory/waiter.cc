@@ -12,7 +12,7 @@ std::string timed_out(uint32_t rank, double timeout_s) {
            " s (timeout)";
 }
 
-void Waiter::check_world(const Interrupted& interrupted) {
+void Waiter::make_slow_checks(const Interrupted& interrupted) {
     if (interrupted && interrupted()) {
         members_.record(Fault::aborted,
                         "rank " + std::to_string(members_.rank()) + " was interrupted by a signal");

@@ -1,5 +1,5 @@
-// How a rank waits: spin, yield, sleep in the kernel; always watching for failure and for the
-// clock.
+// A rank's wait: it spins, yields, then sleeps in the kernel. Meanwhile it checks for failures and
+// for the timeout.
 #pragma once
 
 #include <sched.h>
@@ -21,31 +21,33 @@ inline void relax() noexcept {
 #elif defined(__aarch64__)
     asm volatile(
         "isb" ::
-            : "memory");  // yield is a no-op on most cores; isb waits about as long as pause
+            : "memory");  // yield is a no-op on most cores; isb takes about as long as pause
 #else
     std::atomic_signal_fence(std::memory_order_seq_cst);
 #endif
 }
 
-// How long to look before sleeping. Measured: with more ranks than cores any spinning is harmful,
-// in proportion; with a core each, 2000 pauses are about 55 us, the price of one wake.
-struct Patience {
+// How long a rank polls before it sleeps. Measured: with more ranks than cores any spinning is
+// harmful, in proportion to its length. With a core for each rank, 2000 pauses take about 55 us, as
+// long as one wake-up.
+struct SpinPolicy {
     int pauses;
     int yields;
-    // Yields after which something else has run on the core. A sleeper wakes on a free one.
+    // The rank sleeps after this many slow yields, during which other threads ran on the core. It
+    // then wakes on a free core.
     int crowded = 1 << 30;
-    static Patience for_group(uint32_t ranks, uint32_t cores) noexcept {
-        return ranks <= cores ? Patience{300, 100} : Patience{0, 200};
+    static SpinPolicy for_group(uint32_t ranks, uint32_t cores) noexcept {
+        return ranks <= cores ? SpinPolicy{300, 100} : SpinPolicy{0, 200};
     }
-    // Of messages: a stream of them stops for as long as its sender or its receiver takes for some
-    // dozens, and to be woken then costs as much again.
-    static Patience for_messages(uint32_t ranks, uint32_t cores) noexcept {
-        return ranks <= cores ? Patience{300, 600, 3} : for_group(ranks, cores);
+    // The policy for messages. A stream of messages pauses while its sender or its receiver handles
+    // some dozens of them. A sleep and a wake-up would cost the same time again.
+    static SpinPolicy for_messages(uint32_t ranks, uint32_t cores) noexcept {
+        return ranks <= cores ? SpinPolicy{300, 600, 3} : for_group(ranks, cores);
     }
 };
 
-// The time after which a call gives up. Started when first asked for, so that calls which never
-// wait never read the clock.
+// The timeout of a call. The clock starts at the first query, so calls that never wait never read
+// it.
 class Deadline {
   public:
     explicit Deadline(double timeout_s) noexcept : timeout_s_(timeout_s) {}
@@ -62,16 +64,18 @@ class Deadline {
     std::chrono::steady_clock::time_point started_{};
 };
 
-// "timed out on rank 1 after 5 s (timeout)": with the word and the time that programs look for.
+// Returns "timed out on rank 1 after 5 s (timeout)". Programs search for the word "timeout" and the
+// time.
 [[nodiscard]] std::string timed_out(uint32_t rank, double timeout_s);
 
-// Returns true if a signal handler wants the call to end; called about every 50 ms of a sleep.
+// Returns true if a signal handler wants to end the call. Called about every 50 ms of a sleep.
 using Interrupted = std::function<bool()>;
 
-// Whether a wait that looks by itself is over: asked often, it asks for signals now and then.
-class Over {
+// Returns true once a polling wait must end: after a timeout, or for a signal, for which it checks
+// every 50 ms.
+class StopCondition {
   public:
-    Over(double timeout_s, const Interrupted& interrupted) noexcept
+    StopCondition(double timeout_s, const Interrupted& interrupted) noexcept
         : late_(timeout_s), interrupted_(interrupted) {}
     [[nodiscard]] bool operator()() {
         over_ = over_ || late_.passed();
@@ -91,32 +95,33 @@ class Over {
 
 class Waiter {
   public:
-    Waiter(Membership& members, Patience patience) noexcept
-        : members_(members), patience_(patience) {}
-    // More ranks than cores: who waits gives its core away at once.
-    [[nodiscard]] bool crowded() const noexcept { return patience_.pauses == 0; }
+    Waiter(Membership& members, SpinPolicy spin_policy) noexcept
+        : members_(members), spin_policy_(spin_policy) {}
+    // True with more ranks than cores: a waiting rank gives up its core at once.
+    [[nodiscard]] bool oversubscribed() const noexcept { return spin_policy_.pauses == 0; }
 
-    // Waits until `ready()`. Between looks it calls `inspect()`, which throws if waiting is in
-    // vain, and after `limit_s` seconds (if positive) returns false: the caller goes on elsewhere.
-    // `rest(awake, seconds)` sleeps unless `awake()`; `late()` makes the text of the timeout.
+    // Waits until `ready()`. Between polls it calls `inspect()`, which throws if the wait is in
+    // vain. After `limit_s` seconds (if positive) it returns false, and the caller continues
+    // elsewhere. `rest(awake, seconds)` sleeps unless `awake()`; `late()` returns the text of the
+    // timeout.
     template <class Rest, class Ready, class Inspect, class Late>
     bool wait(Rest&& rest, Ready&& ready, Inspect&& inspect, Late&& late, Deadline& deadline,
               const Interrupted& interrupted, double limit_s = 0) {
-        for (int i = 0; i < patience_.pauses; ++i) {
+        for (int i = 0; i < spin_policy_.pauses; ++i) {
             if (ready()) return true;
             relax();
         }
         inspect();
-        // Where the cores are busy with other programs, each yield takes milliseconds.
+        // If other programs occupy the cores, each yield takes milliseconds.
         auto now = std::chrono::steady_clock::now();
         const auto enough = now + kYielding;
-        for (int i = 0, crowded = 0; i < patience_.yields && now < enough; ++i) {
+        for (int i = 0, crowded = 0; i < spin_policy_.yields && now < enough; ++i) {
             if (ready()) return true;
             ::sched_yield();
             const auto before = std::exchange(now, std::chrono::steady_clock::now());
-            if (now - before > kCrowded && ++crowded > patience_.crowded) break;
+            if (now - before > kCrowded && ++crowded > spin_policy_.crowded) break;
         }
-        double looked_s = 0;
+        double checked_s = 0;
         while (!ready()) {
             inspect();
             const double elapsed_s = deadline.elapsed_s();
@@ -132,37 +137,37 @@ class Waiter {
             }
             const auto awake = [&] { return ready() || members_.failed(); };
             const Woken woken = rest(awake, std::min(left_s, kSlice_s));
-            // A bell that rings all the time, for others, must not keep this rank from looking.
-            if (woken != Woken::rung || elapsed_s - looked_s > kSlice_s) {
-                check_world(interrupted);
-                if (elapsed_s > kAnxious_s) members_.ask_other_hosts();  // whatever it waits for
-                looked_s = elapsed_s;
+            // Check now and then even if the doorbell keeps ringing for other ranks.
+            if (woken != Woken::rung || elapsed_s - checked_s > kSlice_s) {
+                make_slow_checks(interrupted);
+                if (elapsed_s > kSlowWait_s) members_.ask_other_hosts();  // for any kind of wait
+                checked_s = elapsed_s;
             }
         }
         return true;
     }
 
     template <class Ready, class Inspect, class Late>
-    bool wait(Bell& bell, Ready&& ready, Inspect&& inspect, Late&& late, Deadline& deadline,
+    bool wait(Doorbell& doorbell, Ready&& ready, Inspect&& inspect, Late&& late, Deadline& deadline,
               const Interrupted& interrupted, double limit_s = 0) {
-        const auto rest = [&bell](auto&& awake, double seconds) {
-            return sleep_on(bell, awake, seconds);
+        const auto rest = [&doorbell](auto&& awake, double seconds) {
+            return sleep_on(doorbell, awake, seconds);
         };
         return wait(rest, ready, inspect, late, deadline, interrupted, limit_s);
     }
 
-    // The slow checks: has a signal come, are the peers alive whose turn it is?
-    void check_world(const Interrupted& interrupted);
+    // Makes the slow checks: signals, and the liveness of the peers that are due.
+    void make_slow_checks(const Interrupted& interrupted);
 
   private:
     static constexpr double kSlice_s = 0.05;
-    static constexpr double kAnxious_s = 0.1;
+    static constexpr double kSlowWait_s = 0.1;
     static constexpr std::chrono::milliseconds kYielding{20};
     static constexpr std::chrono::microseconds kCrowded{3};
-    static constexpr double kNap_s = 200e-6;  // for less, going to sleep does not pay
+    static constexpr double kNap_s = 200e-6;  // a shorter sleep costs more than it saves
 
     Membership& members_;
-    Patience patience_;
+    SpinPolicy spin_policy_;
 };
 
 }  // namespace unisono

@@ -10,7 +10,7 @@
 
 namespace unisono::p2p {
 
-Engine::Engine(View& view, Membership& members, Waiter waiter, Loans& loans,
+Engine::Engine(View& view, Membership& members, Waiter waiter, CrossMemory& cross_memory,
                const MakeWire& make_wire)
     : view_(view),
       members_(members),
@@ -25,8 +25,8 @@ Engine::Engine(View& view, Membership& members, Waiter waiter, Loans& loans,
         if (rank == members.rank()) {
             endpoint = std::make_unique<SelfEndpoint>(rank, completion);
         } else if (view.local(rank)) {
-            endpoint = std::make_unique<ShmEndpoint>(view, members, loans, completion, rank,
-                                                     single_copy_, waiter.crowded());
+            endpoint = std::make_unique<ShmEndpoint>(view, members, cross_memory, completion, rank,
+                                                     single_copy_, waiter.oversubscribed());
         } else {
             auto wired = std::make_unique<WireEndpoint>(members, *wire_, completion, rank);
             wired_[rank] = wired.get();
@@ -49,7 +49,7 @@ void Engine::check(Request& request) const {
         if (!request.sends() && peer == kAnySource) return;
         if (static_cast<uint32_t>(peer) >= peers_.size())
             throw Error(Fault::invalid,
-                        errand_text(request.sends(), peer) + ": expected a rank from 0 to " +
+                        message_text(request.sends(), peer) + ": expected a rank from 0 to " +
                             std::to_string(peers_.size() - 1) + ", got " + std::to_string(peer));
     } catch (const std::exception& error) {
         request.failed(error_of(error));
@@ -159,7 +159,7 @@ bool Engine::guarded(Move&& move) {
 // Whether all who should be there are. With the lock.
 void Engine::check_world() {
     guarded([&] {
-        waiter_.check_world({});
+        waiter_.make_slow_checks({});
         return true;
     });
 }
@@ -363,7 +363,7 @@ void Engine::forget_messages() noexcept {
 
 void Engine::fail_all(const Error& error) noexcept {
     if (wire_ && !stopped_) {
-        unfinished_ = unfinished_ || wire_->borrows();
+        unfinished_ = unfinished_ || wire_->reads_in_place();
         forget_messages();
     }
     const auto end = [&](Request* request) {
@@ -394,7 +394,7 @@ bool Engine::idle() const noexcept {
 
 std::string Engine::text_of(const Request& request) {
     const Message& m = request.message();
-    return errand_text(request.sends(), m.peer) + " (" + std::to_string(m.bytes) + " bytes, " +
+    return message_text(request.sends(), m.peer) + " (" + std::to_string(m.bytes) + " bytes, " +
            (m.tag == kAnyTag ? std::string("any tag") : "tag " + std::to_string(m.tag)) + ")";
 }
 

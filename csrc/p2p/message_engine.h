@@ -36,7 +36,7 @@ class Engine final : private Receiver, private Completion {
   public:
     // `make_wire(receiver)` makes the wire to ranks of other hosts, if there are any.
     using MakeWire = std::function<std::unique_ptr<Wire>(Receiver&)>;
-    Engine(View& view, Membership& members, Waiter waiter, Loans& loans,
+    Engine(View& view, Membership& members, Waiter waiter, CrossMemory& cross_memory,
            const MakeWire& make_wire = {});
     Engine(const Engine&) = delete;
     Engine& operator=(const Engine&) = delete;

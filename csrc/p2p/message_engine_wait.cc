@@ -23,7 +23,7 @@ constexpr std::chrono::milliseconds kLinger{20}, kInspectEach{50};
 // Others can say what a rank waits for that is late.
 class Waiting {
   public:
-    Waiting(RankControl& own, uint64_t word) noexcept : word_(own.errand) {
+    Waiting(RankControl& own, uint64_t word) noexcept : word_(own.awaited_message) {
         word_.store(word, std::memory_order_relaxed);
     }
     Waiting(const Waiting&) = delete;
@@ -174,7 +174,7 @@ bool Engine::wait_for(Requests requests, Ready&& ready, Last&& last, double time
         if (background_asleep_.load(std::memory_order_relaxed)) ring_always(view_.own().p2p);
         const Message& first = requests.front()->message();
         const int32_t peer = requests.size() == 1 ? first.peer : kAnySource;
-        const Waiting waiting(view_.own(), errand_of(requests.front()->sends(), peer));
+        const Waiting waiting(view_.own(), awaited_message_of(requests.front()->sends(), peer));
         return waiter_.wait(sleep, ready, inspect, tell, deadline, interrupted, most_s);
     } catch (...) {
         if (!members_.in_child()) end_all();
@@ -185,13 +185,13 @@ bool Engine::wait_for(Requests requests, Ready&& ready, Last&& last, double time
 // Sleeps until a peer of this host (`here`) or of another (`away`) may have done something.
 template <class Awake>
 Woken Engine::rest(bool here, bool away, Awake&& awake, double seconds) {
-    Bell& bell = view_.own().p2p;
-    if (!away && (!wire_ || !wire_->needs_looks())) return sleep_on(bell, awake, seconds);
+    Doorbell& doorbell = view_.own().p2p;
+    if (!away && (!wire_ || !wire_->needs_looks())) return sleep_on(doorbell, awake, seconds);
     const double nap_s = here ? std::min(seconds, kNapBetween_s) : seconds;
     const AwaySleeper announced(away_sleepers_);
     const Woken woken = [&] {
         try {
-            return away ? wire_->sleep(nap_s, std::ref(awake)) : sleep_on(bell, awake, nap_s);
+            return away ? wire_->sleep(nap_s, std::ref(awake)) : sleep_on(doorbell, awake, nap_s);
         } catch (const Error& error) {  // of a carrier's, outside of `guarded`
             if (!mutex_.held_here()) record(error);
             throw;
@@ -286,7 +286,7 @@ void Engine::progress_loop() {
             lock.unlock();
             background_asleep_.store(true, std::memory_order_relaxed);
             if (rest(here, wire_ != nullptr, ready, kSlice_s) == Woken::timed_out)
-                waiter_.check_world({});
+                waiter_.make_slow_checks({});
         } catch (const std::exception&) {  // recorded in the group: poll ends what is under way
         }
         background_asleep_.store(false, std::memory_order_relaxed);
@@ -324,7 +324,7 @@ void Engine::stop() noexcept {
                            "the communicator was closed with this message under way");
     if (wire_ && !stopped_) {
         // What is still under way must not read the callers' memory any more.
-        const bool in_order = !wire_->borrows() && !unfinished_ && !members_.failed();
+        const bool in_order = !wire_->reads_in_place() && !unfinished_ && !members_.failed();
         if (in_order) {
             wire_->part();
         } else {
@@ -364,7 +364,7 @@ std::string Engine::late(Requests requests, double timeout_s) const {
             (first.sends() ? ": it was not received" : ": nothing was sent");
     if (m.peer == kAnySource || requests.size() > 1) return text;
     text += "; rank " + std::to_string(m.peer) + ": " +
-            whereabouts(view_.control(static_cast<uint32_t>(m.peer)));
+            activity_text(view_.control(static_cast<uint32_t>(m.peer)));
     return text + cycle();
 }
 
@@ -373,11 +373,13 @@ std::string Engine::cycle() const {
     std::string text;
     uint32_t rank = members_.rank();
     for (uint32_t step = 0; step < peers_.size(); ++step) {
-        const uint64_t errand = view_.control(rank).errand.load(std::memory_order_relaxed);
-        const auto peer = static_cast<int32_t>(errand & 0xffffffff);
-        if (errand == 0 || peer < 0 || static_cast<uint32_t>(peer) >= peers_.size()) return {};
+        const uint64_t awaited_message =
+            view_.control(rank).awaited_message.load(std::memory_order_relaxed);
+        const auto peer = static_cast<int32_t>(awaited_message & 0xffffffff);
+        if (awaited_message == 0 || peer < 0 || static_cast<uint32_t>(peer) >= peers_.size())
+            return {};
         text += (step == 0 ? " rank " : ", rank ") + std::to_string(rank) + " in " +
-                errand_text(errand == errand_of(true, peer), peer);
+                message_text(awaited_message == awaited_message_of(true, peer), peer);
         rank = static_cast<uint32_t>(peer);
         if (rank == members_.rank()) return "; these ranks wait for each other:" + text;
     }

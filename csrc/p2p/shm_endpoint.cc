@@ -20,11 +20,12 @@ constexpr uint64_t kAsideIds = 1ULL
 
 }  // namespace
 
-ShmEndpoint::ShmEndpoint(View& view, Membership& members, Loans& loans, Completion& completion,
-                         uint32_t peer, const bool& single_copy, bool crowded)
+ShmEndpoint::ShmEndpoint(View& view, Membership& members, CrossMemory& cross_memory,
+                         Completion& completion, uint32_t peer, const bool& single_copy,
+                         bool crowded)
     : view_(view),
       members_(members),
-      loans_(loans),
+      cross_memory_(cross_memory),
       completion_(completion),
       peer_(peer),
       single_copy_(single_copy),

@@ -18,7 +18,7 @@ class ShmEndpoint final : public Endpoint {
   public:
     // `single_copy`: whether ranks may read and write each other's memory, where the kernel
     // permits. `crowded`: whether they share cores.
-    ShmEndpoint(View& view, Membership& members, Loans& loans, Completion& completion,
+    ShmEndpoint(View& view, Membership& members, CrossMemory& cross_memory, Completion& completion,
                 uint32_t peer, const bool& single_copy, bool crowded);
 
     bool put(Request& send) override;
@@ -104,7 +104,7 @@ class ShmEndpoint final : public Endpoint {
 
     View& view_;
     Membership& members_;
-    Loans& loans_;
+    CrossMemory& cross_memory_;
     Completion& completion_;
     const uint32_t peer_;
     const bool& single_copy_;

@@ -69,9 +69,9 @@ bool exchange_phase(Transfer& t, Phase& expected, Phase desired) noexcept {
 bool ShmEndpoint::reaches() noexcept {
     if (!single_copy_) return false;
     if (reach_ == Reach::unknown) {
-        reach_ = !loans_.reach(peer_) ? Reach::none
-                 : Loans::may_write() ? Reach::all
-                                      : Reach::reads;
+        reach_ = !cross_memory_.reach(peer_) ? Reach::none
+                 : CrossMemory::may_write()  ? Reach::all
+                                             : Reach::reads;
     }
     return reach_ != Reach::none;
 }
@@ -199,7 +199,7 @@ bool ShmEndpoint::read(Transfer& t, Request& receive) {
         if (!t.claims.compare_exchange_weak(claims, claims + 1, std::memory_order_acq_rel))
             continue;
         const uint64_t at = chunks.at(claims & kFront), bytes = chunks.length(claims & kFront);
-        loans_.read(peer_, m.data + at, source + at, bytes);
+        cross_memory_.read(peer_, m.data + at, source + at, bytes);
         read += bytes;
         claims = t.claims.load(std::memory_order_acquire);
     }
@@ -245,8 +245,8 @@ bool ShmEndpoint::help(Transfer& t, const Request& send) {
         t.write_bytes.store(bytes, std::memory_order_seq_cst);
         const WriteOver over(t);  // also one that fails: after all know that it has
         if (t.phase.load(std::memory_order_seq_cst) != static_cast<uint64_t>(Phase::revoked)) {
-            const int error = loans_.write(peer_, &t.write_to, m.data + at, bytes);
-            if (error != 0 && phase_of(t) != Phase::revoked) loans_.fail_write(peer_, error);
+            const int error = cross_memory_.write(peer_, &t.write_to, m.data + at, bytes);
+            if (error != 0 && phase_of(t) != Phase::revoked) cross_memory_.fail_write(peer_, error);
         }
         written += bytes;
         claims = t.claims.load(std::memory_order_acquire);

@@ -1,4 +1,4 @@
-// What happens when: events in the order of their times, those of one instant together.
+// Event queue of the simulator, ordered by time.
 #pragma once
 
 #include <algorithm>
@@ -10,11 +10,13 @@
 
 namespace unisono::simulator {
 
-// Rounding makes equal times differ in their last digits. Events closer than this part of the time
-// that has passed are one instant: symmetric ranks stay in step, and their rates are found at once.
+// Equal times differ in their last digits because of rounding. Events closer than this fraction of
+// the elapsed time count as simultaneous. So symmetric ranks stay in step, and their rates are
+// computed together.
 constexpr double kInstant = 1e-11;
 
-// A queue by time. Equal times share a bucket, so a thousand events at once cost one heap entry.
+// A queue by time. Equal times share a bucket, so a thousand simultaneous events cost one heap
+// entry.
 template <class Event>
 class Clock {
   public:
@@ -34,7 +36,7 @@ class Clock {
         buckets_[bucket].push_back(event);
         recent_[turn_] = {time, bucket};
         turn_ = (turn_ + 1) % recent_.size();
-        // Of equal times the one that was added first comes first.
+        // Buckets of equal time keep the order in which they were added.
         heap_.push_back({time, added_++, bucket});
         std::push_heap(heap_.begin(), heap_.end(), std::greater<>());
     }
@@ -43,7 +45,7 @@ class Clock {
 
     [[nodiscard]] double time() const { return heap_.front().time; }
 
-    // Takes out the events up to a time.
+    // Removes and returns the events up to time `until`.
     void take(double until, std::vector<Event>& events) {
         events.clear();
         while (!heap_.empty() && heap_.front().time <= until) {

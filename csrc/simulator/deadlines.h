@@ -1,4 +1,4 @@
-// When each of some numbered things is due, if nothing changes: one time each, which may change.
+// The next due time of each id; a due time may change.
 #pragma once
 
 #include <algorithm>
@@ -8,9 +8,9 @@
 
 namespace unisono::simulator {
 
-// A heap that knows where everything is in it. Times change more often than they come: who has a
-// new one is moved, and leaves nothing behind that would have to be skipped later. Equal times stay
-// where they are: a thousand at once cost no more than one each.
+// A heap with the position of every entry. Most times change before they are due, so an update
+// moves the entry and leaves no stale entry. Equal times do not move, so a thousand equal times
+// cost no more than one each.
 class Deadlines {
   public:
     [[nodiscard]] bool empty() const { return heap_.empty(); }
@@ -82,7 +82,7 @@ class Deadlines {
     }
 
     std::vector<Entry> heap_;
-    std::vector<size_t> places_;  // of each id in the heap
+    std::vector<size_t> places_;  // position of each id in the heap
 };
 
 }  // namespace unisono::simulator

@@ -16,7 +16,7 @@ Engine::Engine(std::span<const double> capacity, const Paths& paths, const Tasks
       waits_(tasks.path.size(), 0),
       wanted_by_(tasks.needs.values.size()),
       wanted_starts_(tasks.path.size() + 1, 0),
-      lane_at_(paths.resources.size(), -1) {
+      active_at_(paths.resources.size(), -1) {
     const size_t count = tasks_.path.size();
     for (const int32_t needed : tasks_.needs.values) ++wanted_starts_[index(needed) + 1];
     for (size_t i = 0; i < count; ++i) wanted_starts_[i + 1] += wanted_starts_[i];
@@ -53,7 +53,8 @@ bool Engine::advance(uint64_t events) {
         const double until = now_ * (1 + kInstant);
         clock_.take(until, events_);
         seen += events_.size();
-        for (; !through_.empty() && through_.time() <= until; ++seen) finish(through_.id());
+        for (; !finish_times_.empty() && finish_times_.time() <= until; ++seen)
+            finish(finish_times_.id());
         for (const Event& event : events_) {
             if (event.arrives) {
                 arrive(event.task);
@@ -66,24 +67,24 @@ bool Engine::advance(uint64_t events) {
     }
     if (more()) return true;
     for (const auto& [number, served] : endless_) {
-        Lane& lane = lanes_[index(number)];
-        serve(lane);
-        count(lane.path, lane.served - served);
+        ActivePath& active = active_paths_[index(number)];
+        serve(active);
+        count(active.path, active.served - served);
     }
     endless_.clear();
     return false;
 }
 
 bool Engine::more() const {
-    return to_come_ != 0 && !(clock_.empty() && through_.empty());
+    return to_come_ != 0 && !(clock_.empty() && finish_times_.empty());
 }
 
 double Engine::next_s() const {
-    if (through_.empty()) return clock_.time();
-    return clock_.empty() ? through_.time() : std::min(clock_.time(), through_.time());
+    if (finish_times_.empty()) return clock_.time();
+    return clock_.empty() ? finish_times_.time() : std::min(clock_.time(), finish_times_.time());
 }
 
-// Tasks that have become ready, and those that these make ready in the same instant.
+// Starts the ready tasks, and the tasks that these make ready at the same time.
 void Engine::drain() {
     for (size_t i = 0; i < ready_.size(); ++i) ready(ready_[i]);
     ready_.clear();
@@ -109,37 +110,37 @@ void Engine::begin(int32_t task) {
     const int32_t path = tasks_.path[index(task)];
     const double bytes = tasks_.bytes[index(task)];
     if (bytes <= 0 || paths_.resources[index(path)].empty()) {
-        left(task);
+        departed(task);
         return;
     }
-    const int32_t number = lane_of(path);
-    Lane& lane = lanes_[index(number)];
-    serve(lane);
-    if (std::isinf(bytes)) endless_.push_back({number, lane.served});
-    lane.members.push_back({lane.served + bytes, task});
-    std::push_heap(lane.members.begin(), lane.members.end(), std::greater<>());
+    const int32_t number = active_path_of(path);
+    ActivePath& active = active_paths_[index(number)];
+    serve(active);
+    if (std::isinf(bytes)) endless_.push_back({number, active.served});
+    active.members.push_back({active.served + bytes, task});
+    std::push_heap(active.members.begin(), active.members.end(), std::greater<>());
     sharing_.change(path, 1);
     wake(number);
 }
 
-// The next flow of the lane is through, and those that are so with it.
+// Finishes the next flow of a path, and flows that finish at the same time.
 void Engine::finish(int32_t number) {
-    Lane& lane = lanes_[index(number)];
-    const double target = lane.members.front().target;
-    serve(lane);
-    lane.served = target;
-    through_.remove(number);
+    ActivePath& active = active_paths_[index(number)];
+    const double target = active.members.front().target;
+    serve(active);
+    active.served = target;
+    finish_times_.remove(number);
     wake(number);
-    while (!lane.members.empty() && lane.members.front().target <= target * (1 + kInstant)) {
-        const int32_t task = lane.members.front().task;
-        std::pop_heap(lane.members.begin(), lane.members.end(), std::greater<>());
-        lane.members.pop_back();
-        sharing_.change(lane.path, -1);
-        left(task);
+    while (!active.members.empty() && active.members.front().target <= target * (1 + kInstant)) {
+        const int32_t task = active.members.front().task;
+        std::pop_heap(active.members.begin(), active.members.end(), std::greater<>());
+        active.members.pop_back();
+        sharing_.change(active.path, -1);
+        departed(task);
     }
 }
 
-void Engine::left(int32_t task) {
+void Engine::departed(int32_t task) {
     const int32_t path = tasks_.path[index(task)];
     count(path, tasks_.bytes[index(task)]);
     if (!next_.empty() && next_[index(task)] >= 0) release(next_[index(task)], task);
@@ -172,66 +173,66 @@ void Engine::release(int32_t task, int32_t by) {
     ready_.push_back(task);
 }
 
-int32_t Engine::lane_of(int32_t path) {
-    int32_t& number = lane_at_[index(path)];
+int32_t Engine::active_path_of(int32_t path) {
+    int32_t& number = active_at_[index(path)];
     if (number >= 0) return number;
     if (idle_.empty()) {
-        number = static_cast<int32_t>(lanes_.size());
-        lanes_.emplace_back();
+        number = static_cast<int32_t>(active_paths_.size());
+        active_paths_.emplace_back();
     } else {
         number = idle_.back();
         idle_.pop_back();
     }
-    Lane& lane = lanes_[index(number)];
-    lane.path = path;
-    lane.served = 0;
-    lane.since = now_;
-    lane.rate = 0;
+    ActivePath& active = active_paths_[index(number)];
+    active.path = path;
+    active.served = 0;
+    active.since = now_;
+    active.rate = 0;
     return number;
 }
 
-void Engine::serve(Lane& lane) {
-    if (usage_.timed() && lane.rate > 0 && now_ > lane.since) {
-        const auto resources = paths_.resources[index(lane.path)];
-        const int64_t first = paths_.resources.starts[index(lane.path)];
-        const double rate = lane.rate * static_cast<double>(lane.members.size());
+void Engine::serve(ActivePath& active) {
+    if (usage_.timed() && active.rate > 0 && now_ > active.since) {
+        const auto resources = paths_.resources[index(active.path)];
+        const int64_t first = paths_.resources.starts[index(active.path)];
+        const double rate = active.rate * static_cast<double>(active.members.size());
         for (size_t i = 0; i < resources.size(); ++i)
             usage_.spread(index(resources[i]),
-                          rate * sharing_.weight(first + static_cast<int64_t>(i)), lane.since,
+                          rate * sharing_.weight(first + static_cast<int64_t>(i)), active.since,
                           now_);
     }
-    lane.served += lane.rate * (now_ - lane.since);
-    lane.since = now_;
+    active.served += active.rate * (now_ - active.since);
+    active.since = now_;
 }
 
 void Engine::wake(int32_t number) {
-    Lane& lane = lanes_[index(number)];
-    if (lane.woken) return;
-    lane.woken = true;
+    ActivePath& active = active_paths_[index(number)];
+    if (active.woken) return;
+    active.woken = true;
     woken_.push_back(number);
 }
 
-// After all that happens in an instant: new rates, and when the next flow of each lane is through.
+// Ends an instant: computes the new rates, and when the next flow of each path finishes.
 void Engine::update() {
     sharing_.settle();
     for (const auto& [path, rate] : sharing_.changes()) {
-        const int32_t number = lane_at_[index(path)];
-        Lane& lane = lanes_[index(number)];
-        serve(lane);
-        lane.rate = rate;
+        const int32_t number = active_at_[index(path)];
+        ActivePath& active = active_paths_[index(number)];
+        serve(active);
+        active.rate = rate;
         wake(number);
     }
     for (const int32_t number : woken_) {
-        Lane& lane = lanes_[index(number)];
-        lane.woken = false;
-        if (lane.members.empty()) {
-            lane_at_[index(lane.path)] = -1;
+        ActivePath& active = active_paths_[index(number)];
+        active.woken = false;
+        if (active.members.empty()) {
+            active_at_[index(active.path)] = -1;
             idle_.push_back(number);
             continue;
         }
-        const double left = lane.members.front().target - lane.served;
+        const double left = active.members.front().target - active.served;
         if (std::isinf(left)) continue;
-        through_.set(number, now_ + std::max(left, 0.0) / lane.rate);
+        finish_times_.set(number, now_ + std::max(left, 0.0) / active.rate);
     }
     woken_.clear();
 }

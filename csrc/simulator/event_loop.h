@@ -1,4 +1,4 @@
-// The event loop: tasks that wait for each other, and the flows that they send over shared links.
+// The simulator's event loop: tasks that depend on each other, and their flows over shared links.
 #pragma once
 
 #include <cstdint>
@@ -13,27 +13,31 @@
 
 namespace unisono::simulator {
 
-// Where a task can go. One entry for each path in all spans; see `Sharing` for resources.
+// The paths that tasks can take. Every span has an entry for each path; see `Sharing` for
+// resources.
 struct Paths {
     Lists resources;
-    std::span<const double> weights;  // one for each of resources.values; none: all are 1
-    std::span<const int32_t> server;  // which serves one task after the other first; -1: none
-    std::span<const double> busy_s;   // how long it is busy with each
-    std::span<const double> delay_s;  // then, before the first byte leaves
-    std::span<const double> tail_s;   // from the last byte leaving to its arrival
+    std::span<const double> weights;  // one for each of resources.values; empty: all are 1
+    std::span<const int32_t>
+        server;  // the server that a task passes first, one task at a time; -1: none
+    std::span<const double> busy_s;   // time that the server takes for each task
+    std::span<const double> delay_s;  // then, delay before the first byte leaves
+    std::span<const double> tail_s;  // delay between the departure of the last byte and its arrival
 };
 
-// A task goes a path once all that it needs is there: so many bytes at the rate that max-min
-// fairness gives. One entry for each task in all spans.
+// A task starts once all its needs have arrived. It then sends its bytes along its path, at the
+// max-min fair rate. Every span has an entry for each task.
 struct Tasks {
     std::span<const int32_t> path;
-    std::span<const double> bytes;  // infinite: it goes on to the end, and the end does not wait
-    Lists needs;                    // tasks that must have arrived
+    std::span<const double>
+        bytes;    // infinite: the task lasts to the end, which does not wait for it
+    Lists needs;  // tasks that must have arrived
     std::span<const int32_t>
-        after;  // a task whose last byte must have left; -1: none. Or no entries
+        after;  // a task whose last byte must have left; -1: none. The span may be empty
 };
 
-// When each task began to send, and arrived; which of those that it waited for was the last.
+// For each task: the times at which it began to send and at which it arrived, and the last task
+// that it waited for.
 struct Times {
     std::span<double> begun_s;
     std::span<double> arrived_s;
@@ -42,14 +46,15 @@ struct Times {
 
 class Engine {
   public:
-    // What the spans show must outlive the engine. `bins`: of the usage over time; 0: none.
+    // The memory of the spans must outlive the engine. `bins`: number of time bins for the usage;
+    // 0: none.
     Engine(std::span<const double> capacity, const Paths& paths, const Tasks& tasks, Times times,
            uint32_t bins);
 
-    // Goes on for about so many events; whether there is more to do.
+    // Processes about `events` events. Returns true if more remain.
     bool advance(uint64_t events);
 
-    // Tasks that have not arrived; those without end do not count.
+    // Number of tasks that have not arrived, without those of infinite length.
     [[nodiscard]] uint64_t to_come() const { return to_come_; }
     [[nodiscard]] double now_s() const { return now_; }
     [[nodiscard]] const Usage& usage() const { return usage_; }
@@ -57,15 +62,16 @@ class Engine {
   private:
     struct Event {
         int32_t task;
-        bool arrives;  // else it begins
+        bool arrives;  // false: it begins
     };
     struct Member {
-        double target;  // bytes that the lane has served a flow when this one is through
+        double target;  // value of `served` at which this flow is finished
         int32_t task;
         auto operator<=>(const Member&) const = default;
     };
-    // The flows of one path. All get the same bytes from now on, so one counter serves all.
-    struct Lane {
+    // A path with flows. All its flows receive the same bytes from now on, so one counter serves
+    // all.
+    struct ActivePath {
         int32_t path = -1;
         double served = 0;
         double since = 0;
@@ -77,18 +83,18 @@ class Engine {
     static size_t index(int32_t i) { return static_cast<size_t>(i); }
     void ready(int32_t task);
     void begin(int32_t task);
-    void left(int32_t task);
+    void departed(int32_t task);
     void count(int32_t path, double bytes);
     void arrive(int32_t task);
     void release(int32_t task, int32_t by);
-    void finish(int32_t lane);
+    void finish(int32_t active);
     [[nodiscard]] bool more() const;
     [[nodiscard]] double next_s() const;
     void drain();
     void update();
-    void serve(Lane& lane);
-    void wake(int32_t lane);
-    int32_t lane_of(int32_t path);
+    void serve(ActivePath& active);
+    void wake(int32_t active);
+    int32_t active_path_of(int32_t path);
 
     Paths paths_;
     Tasks tasks_;
@@ -96,21 +102,21 @@ class Engine {
     Sharing sharing_;
     Usage usage_;
     Clock<Event> clock_;
-    Deadlines through_;               // of each lane, when its next flow is through
-    std::vector<int32_t> waits_;      // of each task, how many more must come before it
-    std::vector<int32_t> wanted_by_;  // tasks that need each, in lists
+    Deadlines finish_times_;          // by active path: time at which its next flow is finished
+    std::vector<int32_t> waits_;      // by task: number of events that it still waits for
+    std::vector<int32_t> wanted_by_;  // for each task, the tasks that need it; as lists
     std::vector<int64_t> wanted_starts_;
-    std::vector<int32_t> next_;     // who waits for each to have left
-    std::vector<double> free_s_;    // of each server
-    std::vector<int32_t> lane_at_;  // of each path; -1: none
-    std::vector<Lane> lanes_;
+    std::vector<int32_t> next_;       // by task: the task that waits for its last byte to leave
+    std::vector<double> free_s_;      // by server: time at which it is free
+    std::vector<int32_t> active_at_;  // by path: its number in active_paths_; -1: none
+    std::vector<ActivePath> active_paths_;
     std::vector<int32_t> idle_, woken_, ready_;
     std::vector<Event> events_;
     double now_ = 0;
     uint64_t to_come_ = 0;
     struct Endless {
-        int32_t lane;
-        double served;  // what the lane had served when it began
+        int32_t active;
+        double served;  // value of `served` when the flow began
     };
     std::vector<Endless> endless_;
 };

@@ -1,4 +1,4 @@
-// What every rank holds where, as numbers of values.
+// The values in the memory of every rank. A value is a number.
 #pragma once
 
 #include <algorithm>
@@ -8,10 +8,10 @@
 
 namespace unisono::simulator {
 
-// A value is a number; kInitial is what is there before.
+// The value of a location before the first write.
 constexpr int32_t kInitial = -1;
 
-// One value for each location of each rank, in units of several chunks.
+// One value for each location of each rank. A location is a unit of several chunks.
 class DenseHoldings {
   public:
     DenseHoldings(uint32_t ranks, uint32_t locations, uint32_t unit)
@@ -32,7 +32,7 @@ class DenseHoldings {
     std::vector<int32_t> cells_;
 };
 
-// One value for each run of locations that have had the same fate: for many ranks and long runs.
+// One value for each run of locations with the same history. Suits many ranks and long runs.
 class RunHoldings {
   public:
     RunHoldings(uint32_t ranks, uint32_t, uint32_t) : runs_(ranks) {}
@@ -51,7 +51,7 @@ class RunHoldings {
         int32_t value;
     };
 
-    // The run that begins at a chunk, made if there is none.
+    // Returns the index of the run that begins at `chunk`. Splits a run if necessary.
     static size_t cut(std::vector<Run>& runs, int32_t chunk) {
         const auto at = std::lower_bound(runs.begin(), runs.end(), chunk,
                                          [](const Run& run, int32_t c) { return run.first < c; });

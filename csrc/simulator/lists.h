@@ -1,4 +1,4 @@
-// Lists of different lengths as two arrays, seen and not owned.
+// Views of lists of different lengths, stored as two arrays.
 #pragma once
 
 #include <cstddef>

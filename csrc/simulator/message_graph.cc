@@ -14,18 +14,18 @@ namespace {
 
 constexpr size_t kMostCells = size_t{1} << 27;
 constexpr uint64_t kMostVisitsEach = 8;
-// A value with more makers gets a task that stands for all of them.
-constexpr size_t kMostMakers = 8;
+// A value with more producers gets a join task for all of them.
+constexpr size_t kMostProducers = 8;
 constexpr int32_t kNone = std::numeric_limits<int32_t>::min();
 
 size_t index(int32_t i) {
     return static_cast<size_t>(i);
 }
 
-// The tasks, and what they need, as they are made.
-class Book {
+// Collects the tasks and their needs.
+class MessageBuilder {
   public:
-    Book(size_t transfers, bool ordered) : ordered_(ordered) {
+    MessageBuilder(size_t transfers, bool ordered) : ordered_(ordered) {
         m_.needs_starts.reserve(transfers + 1);
         m_.needs_starts.push_back(0);
         m_.kind.reserve(transfers);
@@ -35,7 +35,7 @@ class Book {
         m_.chunks.reserve(transfers);
     }
 
-    // What follows belongs to this task, until `close`.
+    // Opens a task. The calls up to `close` belong to it.
     int32_t open(Kind kind, int32_t round, int32_t src, int32_t dst, int32_t channel) {
         if (m_.kind.size() >= index(std::numeric_limits<int32_t>::max()))
             throw Error(Fault::invalid,
@@ -53,7 +53,7 @@ class Book {
     void chunks(double count) { m_.chunks.back() += count; }
     void after(int32_t task) { m_.after.back() = task; }
 
-    // A task, or a rank: -1 - rank.
+    // Adds a need: a task, or rank r as -1 - r.
     void need(int32_t what) {
         if (what >= 0) {
             const auto owner = static_cast<int32_t>(m_.kind.size() - 1);
@@ -74,84 +74,85 @@ class Book {
   private:
     bool ordered_;
     Messages m_;
-    std::vector<int32_t> seen_;  // of each task, the last that came to need it
+    std::vector<int32_t> seen_;  // by task: the last task that needed it
 };
 
-// Who has made a value: a task, or several, as -2 - the number of a list. A list is the one that it
-// goes on from and one more, so a sum of n takes n entries, not a copy of all before for each.
-class Makers {
+// The producers of a value: one task, or a list, encoded as -2 - its number. A list is an earlier
+// list and one more task. So a sum of n contributions takes n entries, not n copies.
+class Producers {
   public:
-    explicit Makers(Book& book) : book_(book) {}
+    explicit Producers(MessageBuilder& builder) : builder_(builder) {}
 
     void need(int32_t value) {
         if (value == kInitial) return;
         some_.clear();
         for (; value < kInitial; value = list(value).rest) some_.push_back(list(value).last);
-        book_.need(value);
-        for (; !some_.empty(); some_.pop_back()) book_.need(some_.back());
+        builder_.need(value);
+        for (; !some_.empty(); some_.pop_back()) builder_.need(some_.back());
     }
 
-    // Made by one more. Neighbours have mostly the same, and share it.
-    int32_t with(int32_t value, int32_t maker) {
-        if (value == kInitial || value == maker) return maker;
-        if (value == of_ && maker == by_) return made_;
-        if (among_last(value, maker)) return value;
+    // Returns the value with one more producer. Neighbours mostly have the same producers, and
+    // share the list.
+    int32_t with(int32_t value, int32_t producer) {
+        if (value == kInitial || value == producer) return producer;
+        if (value == of_ && producer == by_) return made_;
+        if (among_last(value, producer)) return value;
         of_ = value;
-        by_ = maker;
+        by_ = producer;
         const uint32_t size = (value < kInitial ? list(value).size : 1) + 1;
-        many_ |= size > kMostMakers;
-        lists_.push_back({value, maker, size});
+        many_ |= size > kMostProducers;
+        lists_.push_back({value, producer, size});
         return made_ = -1 - static_cast<int32_t>(lists_.size());
     }
 
-    // The last to have made it.
+    // Returns the last producer.
     int32_t last(int32_t value) { return value < kInitial ? list(value).last : value; }
 
-    // Whether there may be values that `shorten` would make a task for.
+    // Returns true if `shorten` may have to make a join task.
     [[nodiscard]] bool many() const { return many_; }
 
     int32_t shorten(int32_t value) {
-        if (value >= kInitial || list(value).size <= kMostMakers) return value;
-        const int32_t join = book_.open(Kind::join, -1, -1, -1, 0);
+        if (value >= kInitial || list(value).size <= kMostProducers) return value;
+        const int32_t join = builder_.open(Kind::join, -1, -1, -1, 0);
         need(value);
-        book_.close();
-        // Lists that go on from this one, and who still has it, have the task from now on.
+        builder_.close();
+        // Values that share or extend this list use the join task from now on.
         list(value) = {join, join, 1};
         return join;
     }
 
   private:
     struct List {
-        int32_t rest;  // a value made by all but the last
+        int32_t rest;  // the value that all but the last produced
         int32_t last;
         uint32_t size;
     };
 
     List& list(int32_t value) { return lists_[index(-2 - value)]; }
 
-    // Who is further back comes twice, which costs an entry: a task is needed only once.
-    bool among_last(int32_t value, int32_t maker) {
-        for (size_t i = 0; i < kMostMakers && value < kInitial; ++i, value = list(value).rest)
-            if (list(value).last == maker) return true;
-        return value == maker;
+    // Only the last producers are compared. An older one is added twice, which costs only an entry.
+    bool among_last(int32_t value, int32_t producer) {
+        for (size_t i = 0; i < kMostProducers && value < kInitial; ++i, value = list(value).rest)
+            if (list(value).last == producer) return true;
+        return value == producer;
     }
 
-    Book& book_;
+    MessageBuilder& builder_;
     std::vector<List> lists_;
     std::vector<int32_t> some_;
     bool many_ = false;
-    int32_t of_ = kNone, by_ = kNone, made_ = kNone;  // what `with` did last
+    int32_t of_ = kNone, by_ = kNone, made_ = kNone;  // arguments and result of the last `with`
 };
 
-// Goes through a schedule round by round.
+// Reads a schedule round by round.
 template <class Holdings>
-class Reader {
+class GraphBuilder {
   public:
-    Reader(const Transfers& transfers, const MessageOptions& options, uint32_t unit)
+    GraphBuilder(const Transfers& transfers, const MessageOptions& options, uint32_t unit)
         : t_(transfers),
           o_(options),
-          book_(transfers.round.size(), options.order == Order::program),
-          makers_(book_),
+          builder_(transfers.round.size(), options.order == Order::program),
+          producers_(builder_),
           held_(options.ranks, options.locations, unit),
           parts_(options.order == Order::rounds ? options.ranks : 0),
           joined_(parts_.size(), kNone) {}
@@ -163,8 +164,8 @@ class Reader {
             while (last < count && t_.round[last] == t_.round[first]) ++last;
             first_ = first;
             gather(last);
-            if (makers_.many()) shorten(last);
-            round_begins_ = book_.size();
+            if (producers_.many()) shorten(last);
+            round_begins_ = builder_.size();
             for (const auto& [from, to] : groups_) send(from, to);
             if (o_.reductions)
                 for (const auto& [from, to] : groups_) reduce(from, to);
@@ -172,7 +173,7 @@ class Reader {
             if (o_.order == Order::rounds) join(last);
             first = last;
         }
-        return book_.take();
+        return builder_.take();
     }
 
   private:
@@ -182,7 +183,7 @@ class Reader {
                static_cast<uint16_t>(t_.channel[i]);
     }
 
-    // The transfers of a round by message: in `sorted_`, each message's where `groups_` says.
+    // Groups the transfers of a round by message: `groups_` has each message's range in `sorted_`.
     void gather(size_t last) {
         sorted_.resize(last - first_);
         std::iota(sorted_.begin(), sorted_.end(), first_);
@@ -197,7 +198,7 @@ class Reader {
     }
 
     void shorten(size_t last) {
-        const auto visit = [&](int32_t& value) { value = makers_.shorten(value); };
+        const auto visit = [&](int32_t& value) { value = producers_.shorten(value); };
         for (size_t i = first_; i < last; ++i) {
             held_.each(t_.src[i], t_.src_chunk[i], t_.count[i], visit);
             if (t_.reduce[i] != 0) held_.each(t_.dst[i], t_.dst_chunk[i], t_.count[i], visit);
@@ -207,28 +208,30 @@ class Reader {
     void send(size_t from, size_t to) {
         const size_t head = sorted_[from];
         const int32_t src = t_.src[head], channel = t_.channel[head];
-        const int32_t task = book_.open(Kind::message, t_.round[head], src, t_.dst[head], channel);
+        const int32_t task =
+            builder_.open(Kind::message, t_.round[head], src, t_.dst[head], channel);
         for (size_t i = from; i < to; ++i) {
             const size_t at = sorted_[i];
             task_[at - first_] = task;
-            book_.chunks(t_.count[at]);
+            builder_.chunks(t_.count[at]);
             held_.each(t_.src[at], t_.src_chunk[at], t_.count[at],
-                       [&](int32_t value) { makers_.need(value); });
-            if (o_.gates) book_.need_rank(t_.src[at]);
+                       [&](int32_t value) { producers_.need(value); });
+            if (o_.gates) builder_.need_rank(t_.src[at]);
             if (!joined_.empty() && joined_[index(t_.src[at])] != kNone)
-                book_.need(joined_[index(t_.src[at])]);
+                builder_.need(joined_[index(t_.src[at])]);
         }
         if (o_.order == Order::program && src != t_.dst[head]) follow(task, src, channel);
-        book_.close();
+        builder_.close();
     }
 
     void follow(int32_t task, int32_t src, int32_t channel) {
-        const size_t lane = index(src) + size_t{o_.ranks} * index(channel);
-        if (lane >= last_sent_.size()) last_sent_.resize(lane + 1, -1);
-        book_.after(std::exchange(last_sent_[lane], task));
+        const size_t sender = index(src) + size_t{o_.ranks} * index(channel);
+        if (sender >= last_sent_.size()) last_sent_.resize(sender + 1, -1);
+        builder_.after(std::exchange(last_sent_[sender], task));
     }
 
-    // What arrived for a reduction needs what is there, too; from then on its task makes the value.
+    // A reduction needs the arrived data and the value already there. Afterwards its task is the
+    // value's producer.
     void reduce(size_t from, size_t to) {
         double chunks = 0;
         for (size_t i = from; i < to; ++i)
@@ -236,33 +239,34 @@ class Reader {
         if (chunks == 0) return;
         const size_t head = sorted_[from];
         const int32_t dst = t_.dst[head];
-        const int32_t task = book_.open(Kind::reduction, t_.round[head], dst, dst, 0);
-        book_.chunks(chunks);
-        book_.need(task_[head - first_]);
+        const int32_t task = builder_.open(Kind::reduction, t_.round[head], dst, dst, 0);
+        builder_.chunks(chunks);
+        builder_.need(task_[head - first_]);
         for (size_t i = from; i < to; ++i) {
             const size_t at = sorted_[i];
             if (t_.reduce[at] == 0) continue;
             task_[at - first_] = task;
             held_.each(t_.dst[at], t_.dst_chunk[at], t_.count[at],
-                       [&](int32_t value) { makers_.need(value); });
-            if (o_.gates) book_.need_rank(t_.dst[at]);
+                       [&](int32_t value) { producers_.need(value); });
+            if (o_.gates) builder_.need_rank(t_.dst[at]);
         }
-        book_.close();
+        builder_.close();
     }
 
     void write(size_t last) {
         for (size_t i = first_; i < last; ++i) {
-            const int32_t maker = task_[i - first_];
+            const int32_t producer = task_[i - first_];
             const bool adds = t_.reduce[i] != 0;
             held_.each(t_.dst[i], t_.dst_chunk[i], t_.count[i], [&](int32_t& value) {
-                // A task of a reduction has waited for what was there before the round.
-                const bool keeps = adds && (!o_.reductions || makers_.last(value) >= round_begins_);
-                value = keeps ? makers_.with(value, maker) : maker;
+                // A reduction task has already waited for the values from before the round.
+                const bool keeps =
+                    adds && (!o_.reductions || producers_.last(value) >= round_begins_);
+                value = keeps ? producers_.with(value, producer) : producer;
             });
         }
     }
 
-    // For each rank a task that stands for all that it has sent and received so far.
+    // Makes a join task for each rank: all that the rank has sent and received so far.
     void join(size_t last) {
         std::vector<int32_t> ranks;
         for (size_t i = first_; i < last; ++i) {
@@ -272,10 +276,10 @@ class Reader {
             }
         }
         for (const int32_t rank : ranks) {
-            const int32_t task = book_.open(Kind::join, t_.round[first_], rank, rank, 0);
-            for (const int32_t part : parts_[index(rank)]) book_.need(part);
-            if (joined_[index(rank)] != kNone) book_.need(joined_[index(rank)]);
-            book_.close();
+            const int32_t task = builder_.open(Kind::join, t_.round[first_], rank, rank, 0);
+            for (const int32_t part : parts_[index(rank)]) builder_.need(part);
+            if (joined_[index(rank)] != kNone) builder_.need(joined_[index(rank)]);
+            builder_.close();
             joined_[index(rank)] = task;
             parts_[index(rank)].clear();
         }
@@ -283,20 +287,20 @@ class Reader {
 
     const Transfers& t_;
     const MessageOptions& o_;
-    Book book_;
-    Makers makers_;
+    MessageBuilder builder_;
+    Producers producers_;
     Holdings held_;
-    size_t first_ = 0;  // of the round's transfers
+    size_t first_ = 0;  // the round's first transfer
     int32_t round_begins_ = 0;
     std::vector<size_t> sorted_;
     std::vector<std::pair<size_t, size_t>> groups_;
-    std::vector<int32_t> task_;  // of each transfer of the round
+    std::vector<int32_t> task_;  // by transfer of the round
     std::vector<int32_t> last_sent_;
     std::vector<std::vector<int32_t>> parts_;
     std::vector<int32_t> joined_;
 };
 
-// The largest number of chunks that all transfers are multiples of.
+// Returns the largest number of chunks that divides the ranges of all transfers.
 uint32_t unit_of(const Transfers& t, uint32_t locations) {
     uint32_t unit = locations;
     for (size_t i = 0; i < t.round.size() && unit != 1; ++i)
@@ -313,8 +317,8 @@ Messages messages_of(const Transfers& transfers, const MessageOptions& options) 
     for (const int32_t count : transfers.count) visits += static_cast<uint32_t>(count) / unit;
     const bool dense = size_t{options.ranks} * (options.locations / unit) <= kMostCells &&
                        visits <= kMostVisitsEach * transfers.round.size();
-    if (dense) return Reader<DenseHoldings>(transfers, options, unit).read();
-    return Reader<RunHoldings>(transfers, options, unit).read();
+    if (dense) return GraphBuilder<DenseHoldings>(transfers, options, unit).read();
+    return GraphBuilder<RunHoldings>(transfers, options, unit).read();
 }
 
 }  // namespace unisono::simulator

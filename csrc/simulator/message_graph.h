@@ -1,4 +1,4 @@
-// From the transfers of a schedule to messages, and what each has to wait for.
+// Turns the transfers of a schedule into messages and their dependencies.
 #pragma once
 
 #include <cstdint>
@@ -13,27 +13,28 @@ struct Transfers {
     std::span<const uint8_t> reduce;
 };
 
-// In which order the messages of a rank leave, beyond what their values ask for.
+// The order in which a rank's messages leave, beyond the dependencies of their values.
 enum class Order : uint32_t {
-    none = 0,     // as soon as the values are there
-    program = 1,  // in each channel, one after the other as the schedule lists them
-    rounds = 2,   // those of a round when all that the rank sends and receives before has arrived
+    none = 0,     // as soon as the values are present
+    program = 1,  // in each channel, in the order of the schedule
+    rounds = 2,   // those of a round once all earlier messages of the rank have been sent and have
+                  // arrived
 };
 
 struct MessageOptions {
     uint32_t ranks = 0;
     uint32_t locations = 0;   // of each rank
     bool reductions = false;  // reductions are tasks of their own
-    bool gates = false;       // what a rank sends waits for the rank: see `needs`
+    bool gates = false;       // a message or reduction waits for its rank; see `needs`
     Order order = Order::none;
-    // Messages as the caller wants them: of each transfer, from 0 in the order of first use. Empty:
-    // what a rank sends another in a round and a channel is one message.
+    // For each transfer, the number of its message, counted from 0 in the order of first use. If
+    // empty, all transfers between two ranks in a round and a channel are one message.
     std::span<const int32_t> groups;
 };
 
 enum class Kind : uint8_t { message = 0, reduction = 1, join = 2 };
 
-// Tasks in columns. A join takes no time: it stands for all that it waits for.
+// Tasks in columns. A join takes no time; it represents all tasks that it waits for.
 struct Messages {
     std::vector<uint8_t> kind;
     std::vector<int32_t> round, src, dst, channel;
@@ -43,9 +44,9 @@ struct Messages {
     std::vector<int32_t> after;  // with Order::program; else empty
 };
 
-// Messages wait for the last writes before their round of what they send: for values, not for
-// places. Whoever overwrites a value that is still to be sent does not wait, as executors stage.
-// Throws Error if there are more than 2^31 tasks.
+// Makes the messages. A message waits for the last writes to its values before its round. It waits
+// for values, not for locations: a write over a value that is still to be sent does not wait,
+// because executors stage values. Throws Error if there are more than 2^31 tasks.
 [[nodiscard]] Messages messages_of(const Transfers& transfers, const MessageOptions& options);
 
 }  // namespace unisono::simulator

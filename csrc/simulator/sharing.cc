@@ -8,7 +8,7 @@ namespace unisono::simulator {
 
 namespace {
 
-// Rates that differ by less are the same; sums of rates are rounded.
+// Relative difference below which rates count as equal, because sums of rates are rounded.
 constexpr double kClose = 1e-9;
 constexpr uint32_t kUpdates = 64;
 
@@ -18,30 +18,30 @@ Sharing::Sharing(std::span<const double> capacity, Lists paths, std::span<const 
     : capacity_(capacity),
       paths_(paths),
       weights_(weights),
-      lanes_(paths.size()),
+      active_paths_(paths.size()),
       places_(paths.values.size()),
       resources_(capacity.size()) {}
 
 void Sharing::change(int32_t path, int delta) {
-    Lane& lane = lanes_[index(path)];
-    lane.flows += static_cast<uint32_t>(delta);
-    if (lane.dirty) return;
-    lane.dirty = true;
-    dirty_lanes_.push_back(path);
+    ActivePath& active = active_paths_[index(path)];
+    active.flows += static_cast<uint32_t>(delta);
+    if (active.dirty) return;
+    active.dirty = true;
+    dirty_paths_.push_back(path);
 }
 
 void Sharing::settle() {
     changes_.clear();
-    for (const int32_t path : dirty_lanes_) apply(path);
+    for (const int32_t path : dirty_paths_) apply(path);
     ++epoch_;
     filling_.clear();
     touched_.clear();
-    for (const int32_t path : dirty_lanes_) {
-        Lane& lane = lanes_[index(path)];
-        lane.dirty = false;
-        if (lane.flows == lane.settled) continue;
-        lane.settled = lane.flows;
-        if (lane.flows == 0) continue;
+    for (const int32_t path : dirty_paths_) {
+        ActivePath& active = active_paths_[index(path)];
+        active.dirty = false;
+        if (active.flows == active.settled) continue;
+        active.settled = active.flows;
+        if (active.flows == 0) continue;
         if (alone(path)) {
             settle_alone(path);
         } else {
@@ -51,9 +51,9 @@ void Sharing::settle() {
     for (const int32_t resource : dirty_resources_) {
         Resource& r = resources_[index(resource)];
         r.dirty = false;
-        for (int32_t path = r.first; path >= 0; path = lanes_[index(path)].next) add(path);
+        for (int32_t path = r.first; path >= 0; path = active_paths_[index(path)].next) add(path);
     }
-    dirty_lanes_.clear();
+    dirty_paths_.clear();
     dirty_resources_.clear();
     if (filling_.empty()) return;
     do {
@@ -73,16 +73,16 @@ void Sharing::each_hop(int32_t path, Visit visit) {
     }
 }
 
-// Sums are added up anew now and then, before what was rounded away adds up.
+// Computes the sums anew now and then, before rounding errors accumulate.
 void Sharing::add_up(Resource& r) {
     if (r.updates <= r.entries.size() + kUpdates) return;
     r.updates = 0;
     r.used = 0;
     r.top = 0;
     for (const Entry& entry : r.entries) {
-        const Lane& lane = lanes_[index(entry.path)];
-        r.used += static_cast<long double>(weight(entry.hop)) * lane.flows * lane.rate;
-        r.top = std::max(r.top, lane.rate);
+        const ActivePath& active = active_paths_[index(entry.path)];
+        r.used += static_cast<long double>(weight(entry.hop)) * active.flows * active.rate;
+        r.top = std::max(r.top, active.rate);
     }
 }
 
@@ -90,56 +90,56 @@ std::span<const Sharing::Hop> Sharing::filled(const Resource& r) const {
     return {hops_.data() + r.filled - r.filling, r.filling};
 }
 
-void Sharing::release(Lane& lane) {
-    if (lane.bottleneck < 0) return;
-    Resource& r = resources_[index(lane.bottleneck)];
+void Sharing::release(ActivePath& active) {
+    if (active.bottleneck < 0) return;
+    Resource& r = resources_[index(active.bottleneck)];
     --r.held;
-    (lane.before < 0 ? r.first : lanes_[index(lane.before)].next) = lane.next;
-    if (lane.next >= 0) lanes_[index(lane.next)].before = lane.before;
-    lane.bottleneck = -1;
+    (active.before < 0 ? r.first : active_paths_[index(active.before)].next) = active.next;
+    if (active.next >= 0) active_paths_[index(active.next)].before = active.before;
+    active.bottleneck = -1;
 }
 
 void Sharing::hold(int32_t path, int32_t bottleneck, double rate) {
-    Lane& lane = lanes_[index(path)];
+    ActivePath& active = active_paths_[index(path)];
     Resource& r = resources_[index(bottleneck)];
     r.level = rate;
-    lane.rate = rate;
-    if (lane.bottleneck == bottleneck) return;
-    release(lane);
+    active.rate = rate;
+    if (active.bottleneck == bottleneck) return;
+    release(active);
     ++r.held;
-    lane.bottleneck = bottleneck;
-    lane.before = -1;
-    lane.next = r.first;
-    if (r.first >= 0) lanes_[index(r.first)].before = path;
+    active.bottleneck = bottleneck;
+    active.before = -1;
+    active.next = r.first;
+    if (r.first >= 0) active_paths_[index(r.first)].before = path;
     r.first = path;
 }
 
-// Puts a lane into its resources' lists, or takes it out.
+// Adds an active path to the lists of its resources, or removes it.
 void Sharing::apply(int32_t path) {
-    Lane& lane = lanes_[index(path)];
-    if (lane.flows == lane.settled) return;
-    const double more = static_cast<double>(lane.flows) - lane.settled;
+    ActivePath& active = active_paths_[index(path)];
+    if (active.flows == active.settled) return;
+    const double more = static_cast<double>(active.flows) - active.settled;
     each_hop(path, [&](Resource& r, double part, int64_t at) {
         const auto hop = static_cast<size_t>(at);
         auto& entries = r.entries;
-        if (lane.settled == 0) {
+        if (active.settled == 0) {
             places_[hop] = static_cast<uint32_t>(entries.size());
             entries.push_back({path, at});
-        } else if (lane.flows == 0) {
+        } else if (active.flows == 0) {
             entries[places_[hop]] = entries.back();
             places_[static_cast<size_t>(entries.back().hop)] = places_[hop];
             entries.pop_back();
         }
-        r.used = entries.empty() ? 0 : r.used + static_cast<long double>(part) * more * lane.rate;
+        r.used = entries.empty() ? 0 : r.used + static_cast<long double>(part) * more * active.rate;
         ++r.updates;
     });
-    for (const int32_t resource : paths_[index(path)]) soil(resource);
-    if (lane.flows != 0) return;
-    lane.rate = 0;
-    release(lane);
+    for (const int32_t resource : paths_[index(path)]) mark_dirty(resource);
+    if (active.flows != 0) return;
+    active.rate = 0;
+    release(active);
 }
 
-void Sharing::soil(int32_t resource) {
+void Sharing::mark_dirty(int32_t resource) {
     Resource& r = resources_[index(resource)];
     if (r.dirty) return;
     r.dirty = true;
@@ -153,23 +153,23 @@ bool Sharing::alone(int32_t path) const {
 }
 
 void Sharing::settle_alone(int32_t path) {
-    Lane& lane = lanes_[index(path)];
-    const double before = lane.rate;
+    ActivePath& active = active_paths_[index(path)];
+    const double before = active.rate;
     double least = 0;
     int32_t bottleneck = -1;
     const auto resources = paths_[index(path)];
     const int64_t first = paths_.starts[index(path)];
     for (size_t i = 0; i < resources.size(); ++i) {
-        const double share =
-            capacity_[index(resources[i])] / (weight(first + static_cast<int64_t>(i)) * lane.flows);
+        const double share = capacity_[index(resources[i])] /
+                             (weight(first + static_cast<int64_t>(i)) * active.flows);
         if (i != 0 && share >= least) continue;
         least = share;
         bottleneck = resources[i];
     }
-    lane.mark = epoch_;
+    active.mark = epoch_;
     hold(path, bottleneck, least);
     each_hop(path, [&](Resource& r, double part, int64_t) {
-        r.used = static_cast<long double>(part) * lane.flows * least;
+        r.used = static_cast<long double>(part) * active.flows * least;
         r.top = least;
         r.updates = 0;
     });
@@ -177,10 +177,10 @@ void Sharing::settle_alone(int32_t path) {
 }
 
 void Sharing::add(int32_t path) {
-    Lane& lane = lanes_[index(path)];
-    if (lane.mark == epoch_) return;
-    lane.mark = epoch_;
-    filling_.emplace_back(path, lane.rate);
+    ActivePath& active = active_paths_[index(path)];
+    if (active.mark == epoch_) return;
+    active.mark = epoch_;
+    filling_.emplace_back(path, active.rate);
     for (const int32_t resource : paths_[index(path)]) touch(resource);
 }
 
@@ -192,7 +192,7 @@ void Sharing::touch(int32_t resource) {
     touched_.push_back(resource);
 }
 
-// The hops of the lanes in filling_, listed by resource, and what is left for them.
+// Lists the hops of the paths in filling_ by resource, and the remaining capacity.
 void Sharing::list_hops() {
     for (const int32_t resource : touched_) {
         Resource& r = resources_[index(resource)];
@@ -201,10 +201,10 @@ void Sharing::list_hops() {
         r.unfixed = 0;
     }
     for (const auto& [path, before] : filling_) {
-        Lane& lane = lanes_[index(path)];
-        lane.fixed = false;
+        ActivePath& active = active_paths_[index(path)];
+        active.fixed = false;
         each_hop(path, [&, before = before](Resource& r, double part, int64_t) {
-            const double share = part * lane.flows;
+            const double share = part * active.flows;
             r.others -= static_cast<long double>(share) * before;
             r.wanting += share;
             ++r.unfixed;
@@ -221,14 +221,14 @@ void Sharing::list_hops() {
     }
     hops_.resize(total);
     for (const auto& [path, before] : filling_) {
-        const Lane& lane = lanes_[index(path)];
+        const ActivePath& active = active_paths_[index(path)];
         each_hop(path, [&, path = path](Resource& r, double part, int64_t) {
-            hops_[r.filled++] = {path, part * lane.flows};
+            hops_[r.filled++] = {path, part * active.flows};
         });
     }
 }
 
-// Progressive filling of the lanes in filling_: the resource with the least for each is next.
+// Fills the paths in filling_ progressively: the resource with the lowest share is next.
 void Sharing::fill() {
     list_hops();
     heap_.clear();
@@ -251,7 +251,7 @@ void Sharing::fill() {
             continue;
         }
         for (const Hop& hop : filled(r)) {
-            if (lanes_[index(hop.path)].fixed) continue;
+            if (active_paths_[index(hop.path)].fixed) continue;
             fix(hop.path, key, resource);
             --left;
         }
@@ -259,18 +259,18 @@ void Sharing::fill() {
 }
 
 void Sharing::fix(int32_t path, double rate, int32_t bottleneck) {
-    Lane& lane = lanes_[index(path)];
-    lane.fixed = true;
+    ActivePath& active = active_paths_[index(path)];
+    active.fixed = true;
     hold(path, bottleneck, rate);
     each_hop(path, [&](Resource& r, double part, int64_t) {
-        const double share = part * lane.flows;
+        const double share = part * active.flows;
         r.room -= share * rate;
         r.wanting -= share;
         --r.unfixed;
     });
 }
 
-// Adds the lanes that are not at their fair rate any more; whether there were any.
+// Adds the paths that no longer have their fair rate. Returns true if there were any.
 bool Sharing::grow() {
     const size_t before = filling_.size();
     const size_t resources = touched_.size();
@@ -281,46 +281,47 @@ bool Sharing::grow() {
     return filling_.size() > before;
 }
 
-// Of the lanes here that are not being filled: those that this resource holds down though it has
-// something left, or gives more to another; and those that get more than it gives to the others.
+// Adds two kinds of paths on this resource that are not being filled. The first kind is limited by
+// this resource, although it has capacity left or gives another path a higher rate. The second kind
+// has a higher rate than this resource gives to the paths that it limits.
 void Sharing::grow(int32_t resource) {
     Resource& r = resources_[index(resource)];
     long double used = r.others;
     double most = 0, level = -1;
     uint32_t held = r.held;
     for (const Hop& hop : filled(r)) {
-        const Lane& lane = lanes_[index(hop.path)];
-        used += static_cast<long double>(hop.share) * lane.rate;
-        most = std::max(most, lane.rate);
-        if (lane.bottleneck != resource) continue;
-        level = lane.rate;
+        const ActivePath& active = active_paths_[index(hop.path)];
+        used += static_cast<long double>(hop.share) * active.rate;
+        most = std::max(most, active.rate);
+        if (active.bottleneck != resource) continue;
+        level = active.rate;
         --held;
     }
     const bool full = used >= capacity_[index(resource)] * (1 - kClose);
     if (held != 0 && (!full || r.old_level < most * (1 - kClose))) {
-        for (int32_t path = r.first; path >= 0; path = lanes_[index(path)].next) add(path);
+        for (int32_t path = r.first; path >= 0; path = active_paths_[index(path)].next) add(path);
     }
     if (level < 0 || r.top <= level * (1 + kClose)) return;
     r.top = 0;
     for (const Entry& entry : r.entries) {
-        const Lane& lane = lanes_[index(entry.path)];
-        r.top = std::max(r.top, lane.rate);
-        if (lane.rate > level * (1 + kClose)) add(entry.path);
+        const ActivePath& active = active_paths_[index(entry.path)];
+        r.top = std::max(r.top, active.rate);
+        if (active.rate > level * (1 + kClose)) add(entry.path);
     }
 }
 
 void Sharing::finish() {
     for (const auto& [path, before] : filling_) {
-        Lane& lane = lanes_[index(path)];
-        if (std::abs(lane.rate - before) <= before * 1e-13) {
-            lane.rate = before;
+        ActivePath& active = active_paths_[index(path)];
+        if (std::abs(active.rate - before) <= before * 1e-13) {
+            active.rate = before;
             continue;
         }
-        changes_.push_back({path, lane.rate});
+        changes_.push_back({path, active.rate});
         each_hop(path, [&, before = before](Resource& r, double part, int64_t) {
-            r.top = std::max(r.top, lane.rate);
-            r.used += static_cast<long double>(part) * lane.flows *
-                      (static_cast<long double>(lane.rate) - before);
+            r.top = std::max(r.top, active.rate);
+            r.used += static_cast<long double>(part) * active.flows *
+                      (static_cast<long double>(active.rate) - before);
             ++r.updates;
         });
     }

@@ -1,4 +1,4 @@
-// How many bytes each resource has carried, in all and over time.
+// Bytes that each resource has carried, in total and over time.
 #pragma once
 
 #include <cmath>
@@ -7,7 +7,8 @@
 
 namespace unisono::simulator {
 
-// Bins of time cover what has passed: when they are full, neighbours are added and widths double.
+// Time bins cover the elapsed time. When they are full, neighbouring bins are merged and the width
+// doubles.
 class Usage {
   public:
     Usage(size_t resources, uint32_t bins) : total_(resources, 0.0), bins_(bins) {
@@ -18,12 +19,12 @@ class Usage {
     [[nodiscard]] double width_s() const { return width_s_; }
     [[nodiscard]] uint32_t bins() const { return bins_; }
     [[nodiscard]] const std::vector<double>& total() const { return total_; }
-    // A row of bins for each resource.
+    // Returns one row of bins for each resource.
     [[nodiscard]] const std::vector<float>& binned() const { return binned_; }
 
     void add(size_t resource, double bytes) { total_[resource] += bytes; }
 
-    // At `rate_Bps` from one moment to another.
+    // Adds a flow of `rate_Bps` between two times.
     void spread(size_t resource, double rate_Bps, double from_s, double to_s) {
         if (to_s <= from_s) return;
         if (width_s_ == 0) width_s_ = to_s / bins_;

@@ -20,13 +20,13 @@ enum class Kind : uint8_t {
     broadcast,
     all_gather,
     barrier,
-    lending,
-    lending_gather
+    single_copy,
+    single_copy_gather
 };
-inline constexpr uint32_t kKinds = 8, kKindsWithoutLending = 6;
+inline constexpr uint32_t kKinds = 8, kKindsWithoutSingleCopy = 6;
 
 inline bool gathers(Kind kind) {
-    return kind == Kind::all_gather || kind == Kind::lending_gather;
+    return kind == Kind::all_gather || kind == Kind::single_copy_gather;
 }
 
 struct Step {
@@ -55,10 +55,10 @@ inline std::shared_ptr<const Plan> bare_plan_of(const Step& step, uint32_t rank,
             return hand::broadcast(rank, ranks, step.root);
         case Kind::all_gather:
             return hand::all_gather(rank, ranks);
-        case Kind::lending:
-            return hand::lending(rank, ranks);
-        case Kind::lending_gather:
-            return hand::lending_gather(rank, ranks);
+        case Kind::single_copy:
+            return hand::single_copy(rank, ranks);
+        case Kind::single_copy_gather:
+            return hand::single_copy_gather(rank, ranks);
         case Kind::barrier:
             break;
     }

@@ -17,8 +17,8 @@ inline Ref out(uint32_t piece, uint32_t part = 0) {
 inline Ref slot(uint32_t rank, uint32_t index) {
     return {Space::slot, 0, static_cast<uint16_t>(rank), static_cast<uint16_t>(index), 0};
 }
-inline Ref lent(uint32_t rank, uint32_t index) {
-    return {Space::lent, 0, static_cast<uint16_t>(rank), static_cast<uint16_t>(index), 0};
+inline Ref shared(uint32_t rank, uint32_t index) {
+    return {Space::shared, 0, static_cast<uint16_t>(rank), static_cast<uint16_t>(index), 0};
 }
 inline Ref tmp(uint32_t index) {
     return {Space::tmp, 0, 0, static_cast<uint16_t>(index), 0};
@@ -30,8 +30,8 @@ class Writer {
         records_.push_back({Action::copy, 0, 0, 0, 0, 0, 0, dst, {}, src, length});
         return *this;
     }
-    Writer& lend(Ref slot, Ref memory) {
-        records_.push_back({Action::lend, 0, 0, 0, 0, 0, 0, slot, {}, memory, memory});
+    Writer& share(Ref slot, Ref memory) {
+        records_.push_back({Action::share, 0, 0, 0, 0, 0, 0, slot, {}, memory, memory});
         return *this;
     }
     Writer& reduce(Ref dst, const std::vector<Ref>& sources, Ref length, uint16_t flags,
@@ -54,10 +54,10 @@ class Writer {
     std::shared_ptr<const Plan> plan(uint32_t rank, uint32_t ranks, uint32_t pieces_in,
                                      uint32_t pieces_out, uint32_t parts, uint32_t stages,
                                      std::vector<uint32_t> slots, uint32_t scratch = 0,
-                                     bool loans_only = false) const {
+                                     bool addresses_only = false) const {
         return std::make_shared<const Plan>(
             std::as_bytes(std::span(records_)), std::as_bytes(std::span(readers_)), rank, ranks,
-            pieces_in, pieces_out, parts, stages, 1, std::move(slots), scratch, loans_only);
+            pieces_in, pieces_out, parts, stages, 1, std::move(slots), scratch, addresses_only);
     }
 
     // Rank `rank` reads `slot`, which the own post `value` shows.
@@ -85,7 +85,7 @@ std::shared_ptr<const Plan> with_readers(uint32_t rank, uint32_t ranks, Make&& m
         for (const Record& r : theirs->records) {
             if (r.action == Action::wait && r.peer == rank) shown = r.value;
             const bool reads = r.action == Action::copy || r.action == Action::arg;
-            const bool foreign = r.src.space == Space::slot || r.src.space == Space::lent;
+            const bool foreign = r.src.space == Space::slot || r.src.space == Space::shared;
             if (reads && foreign && r.src.rank == rank)
                 readers.push_back({shown, r.src.index, static_cast<uint16_t>(q)});
         }
@@ -94,7 +94,7 @@ std::shared_ptr<const Plan> with_readers(uint32_t rank, uint32_t ranks, Make&& m
     return std::make_shared<const Plan>(std::as_bytes(std::span(p->records)),
                                         std::as_bytes(std::span(readers)), rank, ranks,
                                         p->pieces_in, p->pieces_out, p->parts, p->stages, p->rounds,
-                                        p->slots, p->scratch, p->loans_only);
+                                        p->slots, p->scratch, p->addresses_only);
 }
 
 // Everybody shows the whole input to everybody.
@@ -131,20 +131,20 @@ inline std::shared_ptr<const Plan> direct(uint32_t rank, uint32_t ranks) {
 }
 
 // The same by memory that is lent.
-inline std::shared_ptr<const Plan> lending(uint32_t rank, uint32_t ranks) {
+inline std::shared_ptr<const Plan> single_copy(uint32_t rank, uint32_t ranks) {
     Writer w;
     std::vector<Ref> sources;
     for (uint32_t p = 0; p < ranks; ++p) {
-        if (p != rank) w.lend(slot(rank, p), in(0, p));
+        if (p != rank) w.share(slot(rank, p), in(0, p));
     }
     w.post(1);
     for (uint32_t q = 0; q < ranks; ++q) {
         if (q != rank) w.wait(q, 1);
-        sources.push_back(q == rank ? in(0, rank) : lent(q, rank));
+        sources.push_back(q == rank ? in(0, rank) : shared(q, rank));
     }
-    w.reduce(out(0, rank), sources, in(0, rank), kFinal | kLends, slot(rank, rank)).post(2);
+    w.reduce(out(0, rank), sources, in(0, rank), kFinal | kShares, slot(rank, rank)).post(2);
     for (uint32_t q = 0; q < ranks; ++q) {
-        if (q != rank) w.wait(q, 2).copy(out(0, q), lent(q, q), out(0, q));
+        if (q != rank) w.wait(q, 2).copy(out(0, q), shared(q, q), out(0, q));
     }
     return w.post(3).plan(rank, ranks, 1, 1, ranks, 3, Slots(ranks, ranks), 0, true);
 }
@@ -189,11 +189,11 @@ inline std::shared_ptr<const Plan> all_gather(uint32_t rank, uint32_t ranks) {
 }
 
 // The same by memory that is lent.
-inline std::shared_ptr<const Plan> lending_gather(uint32_t rank, uint32_t ranks) {
+inline std::shared_ptr<const Plan> single_copy_gather(uint32_t rank, uint32_t ranks) {
     Writer w;
-    w.lend(slot(rank, 0), in(0)).post(1).copy(out(rank), in(0), in(0));
+    w.share(slot(rank, 0), in(0)).post(1).copy(out(rank), in(0), in(0));
     for (uint32_t q = 0; q < ranks; ++q) {
-        if (q != rank) w.wait(q, 1).copy(out(q), lent(q, 0), out(q));
+        if (q != rank) w.wait(q, 1).copy(out(q), shared(q, 0), out(q));
     }
     return w.post(2).plan(rank, ranks, 1, ranks, 1, 2, Slots(ranks, 1), 0, true);
 }

@@ -47,8 +47,8 @@ inline constexpr std::array kWires{WireKind::collectives, WireKind::p2p};
 
 class Hosts {
   public:
-    Hosts(const Layout& layout, uint32_t streams, uint64_t area_bytes = 1 << 16, uint32_t depth = 2,
-          uint32_t cores = 1) {
+    Hosts(const Layout& layout, uint32_t streams, uint64_t buffer_bytes = 1 << 16,
+          uint32_t depth = 2, uint32_t cores = 1) {
         size_t ranks = 0;
         for (const auto& here : layout) ranks += here.size();
         groups_.resize(ranks);
@@ -56,11 +56,11 @@ class Hosts {
         for (size_t h = 0; h < layout.size(); ++h) {
             const auto& here = layout[h];
             const Descriptor fd(create_segment(
-                {static_cast<uint32_t>(here.size()), depth, area_bytes, 2, 256}, World::nonce));
+                {static_cast<uint32_t>(here.size()), depth, buffer_bytes, 2, 256}, World::nonce));
             for (const uint32_t r : here) {
                 host[r] = h;
                 groups_[r] = std::make_shared<Group>(Descriptor(::dup(fd.get())), r,
-                                                     Seats{static_cast<uint32_t>(ranks), here},
+                                                     HostRanks{static_cast<uint32_t>(ranks), here},
                                                      World::nonce, cores);
             }
         }

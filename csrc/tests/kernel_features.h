@@ -11,7 +11,7 @@
 namespace unisono::test {
 
 // Whether processes can read each other's memory.
-inline bool kernel_lends() {
+inline bool kernel_reads_peers() {
     int from = 1, to = 0;
     const iovec source{&from, sizeof(from)}, sink{&to, sizeof(to)};
     return ::process_vm_readv(::getpid(), &sink, 1, &source, 1, 0) == sizeof(to);
@@ -31,8 +31,8 @@ inline bool forks_wipe_memory() {
     return status == 0;
 }
 
-inline bool can_lend(Report& report, const char* check) {
-    return report.can_run(check, kernel_lends(), "process_vm_readv does not work here");
+inline bool can_run_single_copy(Report& report, const char* check) {
+    return report.can_run(check, kernel_reads_peers(), "process_vm_readv does not work here");
 }
 
 inline bool can_wipe_on_fork(Report& report, const char* check) {

@@ -42,7 +42,7 @@ class Faced {
   public:
     explicit Faced(uint32_t streams = 1, bool connected = true)
         : group_(std::make_shared<Group>(create_segment({1, 2, 1 << 16, 2, 256}, World::nonce), 0,
-                                         Seats{2, {0}}, World::nonce, 1)),
+                                         HostRanks{2, {0}}, World::nonce, 1)),
           rank_(rank_of(group_, 0)) {
         for (const WireKind kind : kWires) {
             for (uint32_t s = 0; connected && s < streams; ++s) attach(kind, s, streams);

@@ -102,20 +102,22 @@ void check_threads(Report& report, Mapping mapping, uint32_t ranks) {
 }
 
 // Ranks lend only where the kernel reads for them.
-void check_borrowing(Report& report) {
+void check_single_copy(Report& report) {
     const Descriptor fd(create_segment(shape_of(2, 2), World::nonce));
     Group first(Descriptor(::dup(fd.get())), 0, World::nonce, 2);
     Group second(Descriptor(::dup(fd.get())), 1, World::nonce, 2);
     for (const Group* group : {&first, &second})
-        report.check(group->can_borrow() == kernel_lends(), "a rank is wrong about lending");
+        report.check(group->can_read_peers() == kernel_reads_peers(),
+                     "a rank is wrong about lending");
 }
 
 }  // namespace
 
 int main() {
     Report report;
-    check_borrowing(report);
-    const uint32_t kinds = can_lend(report, "calls that lend") ? kKinds : kKindsWithoutLending;
+    check_single_copy(report);
+    const uint32_t kinds =
+        can_run_single_copy(report, "calls that lend") ? kKinds : kKindsWithoutSingleCopy;
     for (const Mapping mapping : {Mapping::own, Mapping::one}) {
         for (const uint32_t ranks : {2U, 3U, 4U, 8U}) {
             for (uint64_t seed = 1; seed <= 4; ++seed)

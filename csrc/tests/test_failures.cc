@@ -133,15 +133,15 @@ void check_closed_by_a_signal(Report& report, Mapping mapping) {
 
 // Memory that its owner gives back while a thread of the same process still reads it, for the call
 // has failed.
-void check_lent_memory_taken_away(Report& report) {
+void check_shared_memory_taken_away(Report& report) {
     constexpr uint64_t bytes = 256 << 20;
     World world(shape_of(2, 2), Mapping::own, 1);
     const auto map = [] {  // not touched, so that reading takes long
         return static_cast<std::byte*>(::mmap(nullptr, bytes, PROT_READ | PROT_WRITE,
                                               MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0));
     };
-    std::byte *const lent = map(), *const read = map();
-    *lent = std::byte{1};
+    std::byte *const shared = map(), *const read = map();
+    *shared = std::byte{1};
     const std::atomic_ref<std::byte> arriving(*read);
     const CallArgs args{OpKind::all_gather, DType::int32, ReduceOp::sum, -1, bytes / 4, 0};
     std::atomic<int> ended{0};
@@ -150,17 +150,17 @@ void check_lent_memory_taken_away(Report& report) {
         world[1].members->record(Fault::aborted, "enough of this");
     });
     world.run([&](Rank& rank) {
-        const auto plan =
-            hand::with_readers(rank.rank, 2, [](uint32_t r) { return hand::lending_gather(r, 2); });
+        const auto plan = hand::with_readers(
+            rank.rank, 2, [](uint32_t r) { return hand::single_copy_gather(r, 2); });
         const Prepared call{plan,  args,  fingerprint(args),    bytes,
                             bytes, bytes, StorePolicy::adaptive};
         Pieces in, out;
-        in.push_back({lent, rank.rank == 0 ? bytes : 0});
-        out.push_back({rank.rank == 0 ? lent : read, bytes});
+        in.push_back({shared, rank.rank == 0 ? bytes : 0});
+        out.push_back({rank.rank == 0 ? shared : read, bytes});
         out.push_back({read, 0});
         const auto outcome = outcome_of(
             [&] { rank.dispatcher->run(call.bind(std::move(in), std::move(out)), kLong_s, {}); });
-        if (rank.rank == 0) ::munmap(lent, bytes);
+        if (rank.rank == 0) ::munmap(shared, bytes);
         ++ended;
         report.check(outcome.fault == Fault::aborted || outcome.fault == Fault::none,
                      "lent memory taken away gave " + outcome.text);
@@ -465,7 +465,8 @@ int main() {
     check_neighbour_closed(report);
     check_what_a_failed_group_is_good_for(report);
     if (can_wipe_on_fork(report, "a forked child")) check_forked(report);
-    if (can_lend(report, "lent memory taken away")) check_lent_memory_taken_away(report);
+    if (can_run_single_copy(report, "lent memory taken away"))
+        check_shared_memory_taken_away(report);
 #endif
     for (const Mapping mapping : {Mapping::own, Mapping::one}) {
         const Step direct = simple(Kind::direct, 100);

@@ -52,7 +52,7 @@ void check_strange_posts(Report& report) {
             next);
     for (const FrameKind kind : kKindsOfMessages)
         refused("what only messages have", frame_of(kind, 1), next);
-    refused("a strip of 3", strange([](Frame& f) { f.strip = 3; }), next);
+    refused("a strip of 3", strange([](Frame& f) { f.size_class = 3; }), next);
     refused("a place behind the areas", strange([](Frame& f) { f.place = 128 * 256; }), next);
     refused("a place that wraps", strange([](Frame& f) { f.place = ~0ULL - 3; }), next);
     refused("a payload of all", strange([](Frame& f) { f.bytes = ~0ULL; }), next);

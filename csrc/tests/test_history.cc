@@ -28,7 +28,7 @@ CallArgs args_of(uint64_t seq) {
 uint64_t hash_of(uint64_t seq) {
     return (seq * 0x9e3779b97f4a7c15ULL) & kHashMask;
 }
-Called called_of(uint64_t seq) {
+LastCall called_of(uint64_t seq) {
     const CallArgs args = args_of(seq);
     const auto kind = static_cast<uint32_t>(args.dtype) << 16;
     return {header_of(seq, hash_of(seq)), seq, args.count, hash_of(seq), kind, args.root};
@@ -47,12 +47,12 @@ void read(Report& report, const RankControl& history, const std::atomic<bool>& o
         last = over.load();
         const uint64_t seq = history.calls[1].seq.load();
         if (seq == 0) continue;
-        remember(*own, seq, args_of(seq), hash_of(seq));
+        record_call(*own, seq, args_of(seq), hash_of(seq));
         wrong += differ(*own, history, seq);
-        const std::string text = recall(history, seq);
+        const std::string text = call_text(history, seq);
         found += text == text_of(seq);
-        wrong += text != text_of(seq) && text != "a call no longer remembered";
-        const Called called = called_by(history);
+        wrong += text != text_of(seq) && text != "a call that is no longer in the history";
+        const LastCall called = last_call_of(history);
         wrong += called.seq != 0 && (called.hash != hash_of(called.seq) ||
                                      called.header != header_of(called.seq, called.hash));
     }
@@ -67,7 +67,7 @@ void check_read_while_written(Report& report) {
     std::thread reader([&] { read(report, *history, over, "a peer"); });
     for (uint64_t i = 0; i < kCalls; ++i) {
         const uint64_t seq = 1 + i * kCallHistory;
-        remember(*history, seq, args_of(seq), hash_of(seq));
+        record_call(*history, seq, args_of(seq), hash_of(seq));
         history->header.store(header_of(seq, hash_of(seq)), std::memory_order_release);
         if (i % 64 == 0) std::this_thread::yield();
     }
@@ -78,18 +78,18 @@ void check_read_while_written(Report& report) {
 // Of a rank of another host the news comes by two ways, one of them behind the other.
 void check_heard_by_two_ways(Report& report) {
     Segment segment(create_segment(shape_of(1, 2), World::nonce));
-    View view(segment, 0, Seats{2, {0}});
+    View view(segment, 0, HostRanks{2, {0}});
     std::atomic<bool> over{false};
     std::atomic<uint64_t> behind{0};
     std::thread reader([&] { read(report, view.control(1), over, "a mirror"); });
     std::thread late([&] {
         while (!over.load()) {
             const uint64_t i = behind.load();
-            view.hear(1, called_of(1 + (i ? i - 1 : 0) * kCallHistory));
+            view.update_last_call(1, called_of(1 + (i ? i - 1 : 0) * kCallHistory));
         }
     });
     for (uint64_t i = 0; i < kCalls; ++i) {
-        view.hear(1, called_of(1 + i * kCallHistory));
+        view.update_last_call(1, called_of(1 + i * kCallHistory));
         behind = i;
         if (i % 64 == 0) std::this_thread::yield();
     }
@@ -97,17 +97,17 @@ void check_heard_by_two_ways(Report& report) {
     reader.join();
     late.join();
     const uint64_t last = 1 + (kCalls - 1) * kCallHistory;
-    report.check(recall(view.control(1), last) == text_of(last),
+    report.check(call_text(view.control(1), last) == text_of(last),
                  "old news took a newer one's place");
 }
 
 // So many calls later that the bits in a header cannot tell which is the later.
 void check_very_late_news(Report& report) {
     Segment segment(create_segment(shape_of(1, 2), World::nonce));
-    View view(segment, 0, Seats{2, {0}});
-    const Called last = called_of(1 + (uint64_t{3} << 22));
+    View view(segment, 0, HostRanks{2, {0}});
+    const LastCall last = called_of(1 + (uint64_t{3} << 22));
     for (const uint64_t seq : {uint64_t{1}, last.seq, uint64_t{1}, uint64_t{2}})
-        view.hear(1, called_of(seq));
+        view.update_last_call(1, called_of(seq));
     report.check(view.control(1).header.load() == last.header,
                  "very late news passes for the latest");
 }

@@ -299,7 +299,7 @@ int main() {
     check_hostile_transfers(report);
     check_hostile_answers(report);
     check_hostile_receiver(report);
-    if (can_lend(report, "memory that is not there")) {
+    if (can_run_single_copy(report, "memory that is not there")) {
         check_source_that_is_not_there(report);
         check_target_that_is_not_there(report);
     }

@@ -150,7 +150,7 @@ void check_questions(Report& report) {
         world[0].p2p->begin(request, false);
         world[0].p2p->wait(request, kLong_s, seconds, {});
         world[0].p2p->cancel(request);
-        return (world[0].members->events().take() & static_cast<uint32_t>(Event::anxious)) != 0;
+        return (world[0].members->events().take() & static_cast<uint32_t>(Event::slow_wait)) != 0;
     };
     for (const int32_t source : {1, 2, p2p::kAnySource}) {
         const std::string what = "a wait for a message of " + std::to_string(source);
@@ -164,7 +164,8 @@ void check_questions(Report& report) {
         const auto asked = [&](const auto& look, double after_s) {
             pause(after_s);
             look();
-            return (world[0].members->events().take() & static_cast<uint32_t>(Event::anxious)) != 0;
+            return (world[0].members->events().take() & static_cast<uint32_t>(Event::slow_wait)) !=
+                   0;
         };
         const auto test = [&] { world[0].p2p->test(request); };
         const auto probe = [&] { world[0].p2p->probe(source, 2); };

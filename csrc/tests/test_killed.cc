@@ -24,7 +24,7 @@ constexpr uint64_t kBlock = 64 << 10;
 constexpr double kSoon_s = 10;
 
 // Whether a child can read its parent's memory: a receiver does, whichever rank it is.
-bool processes_lend() {
+bool processes_read_peers() {
     const pid_t parent = ::getpid(), child = ::fork();
     if (child == 0) {
         int from = 0, to = 0;
@@ -139,7 +139,7 @@ void check_all(Report& report, bool single_copy) {
 int main() {
     Report report;
 #if !defined(__SANITIZE_THREAD__)
-    if (report.can_run("killed in the middle of a single copy", processes_lend(),
+    if (report.can_run("killed in the middle of a single copy", processes_read_peers(),
                        "processes cannot read each other's memory here"))
         check_all(report, true);
     check_all(report, false);

@@ -37,7 +37,7 @@ void check_refused_far_ahead(Report& report, Mapping mapping) {
         world[1].dispatcher->submit(std::move(refused), kLong_s, kLong_s);
     }
     expect(report, run_step(world[0], simple(Kind::direct, 100), 0.5), Fault::mismatch,
-           "rank 1 called a call no longer remembered", "refused far ahead");
+           "rank 1 called a call that is no longer in the history", "refused far ahead");
 }
 
 // What only one rank finds wrong with its call, before it has begun: the others learn why, at once.
@@ -123,15 +123,15 @@ void check_foreign_segments(Report& report) {
     refused("2^31 ranks, whose pairs wrap", [](GroupControl& g) { g.ranks = 1U << 31; });
     refused("no blocks", [](GroupControl& g) { g.depth = 0; });
     refused("all blocks", [](GroupControl& g) { g.depth = ~0U; });
-    refused("areas that wrap", [](GroupControl& g) { g.area_bytes += top; });
-    refused("areas of all memory", [](GroupControl& g) { g.area_bytes = ~0ULL; });
+    refused("areas that wrap", [](GroupControl& g) { g.buffer_bytes += top; });
+    refused("areas of all memory", [](GroupControl& g) { g.buffer_bytes = ~0ULL; });
     refused("areas that wrap with the blocks", [](GroupControl& g) {
         g.depth = 64;
-        g.area_bytes = (1ULL << 57) + 2 * 4096 / 64;
+        g.buffer_bytes = (1ULL << 57) + 2 * 4096 / 64;
     });
     refused("areas of less than a page", [](GroupControl& g) {
         g.depth = 4;
-        g.area_bytes = 2048;
+        g.buffer_bytes = 2048;
     });
     refused("slots of no power of two", [](GroupControl& g) { g.pair_slots = 3; });
     refused("rings of no power of two", [](GroupControl& g) { g.pair_bytes = 96; });
@@ -189,11 +189,11 @@ void check_refusals(Report& report) {
     });
     World world(shape_of(2, 1), Mapping::own, 2);
     refused("a rank twice", [&] {
-        View view(*world[0].segment, 0, Seats::one_host(2));
+        View view(*world[0].segment, 0, HostRanks::one_host(2));
         Membership(view, World::nonce);
     });
-    refused("a place with two ranks", [&] { View(*world[0].segment, 0, Seats{3, {0, 0}}); });
-    refused("a rank that is elsewhere", [&] { View(*world[0].segment, 2, Seats{3, {0, 1}}); });
+    refused("a place with two ranks", [&] { View(*world[0].segment, 0, HostRanks{3, {0, 0}}); });
+    refused("a rank that is elsewhere", [&] { View(*world[0].segment, 2, HostRanks{3, {0, 1}}); });
     Step large = simple(Kind::direct, 1000000);
     large.block_bytes = 1 << 20;
     report.check(run_step(world[0], large).fault == Fault::invalid,

@@ -59,8 +59,8 @@ void check_beacon(Report& report) {
     RankControl peer;
     const int core = ::sched_getcpu();
     for (uint64_t progress = 1; progress < 100 && ::sched_getcpu() == core; ++progress) {
-        Distance::light(peer, progress);
-        for (int i = 0; i < 3; ++i) distance.look(1, peer);
+        Distance::publish(peer, progress);
+        for (int i = 0; i < 3; ++i) distance.measure(1, peer);
     }
     report.check(!distance.far(), "looks at one's own core");
 }

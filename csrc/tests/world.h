@@ -99,12 +99,12 @@ class World {
   private:
     struct Parts {
         Parts(Segment& segment, uint32_t rank, uint32_t cores)
-            : view(segment, rank, Seats::one_host(segment.shape().ranks)),
+            : view(segment, rank, HostRanks::one_host(segment.shape().ranks)),
               members(view, nonce),
-              waiter(members, Patience::for_group(segment.shape().ranks, cores)),
+              waiter(members, SpinPolicy::for_group(segment.shape().ranks, cores)),
               executor(view, members, waiter, StoreRule(segment.shape().ranks)),
               dispatcher(executor, members),
-              p2p(view, members, waiter, executor.loans()) {}
+              p2p(view, members, waiter, executor.cross_memory()) {}
         View view;
         Membership members;
         Waiter waiter;

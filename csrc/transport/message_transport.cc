@@ -303,7 +303,7 @@ Woken MessageWire::sleep(double seconds, const std::function<bool()>& awake) {
             continue;
         }
         std::unique_lock lock(mutex_);
-        bell_.wait_until(lock, std::min(end, now + nap), [this] { return rung_.load(); });
+        doorbell_.wait_until(lock, std::min(end, now + nap), [this] { return rung_.load(); });
         nap = std::min(2 * nap, kLastNap);
     }
 }
@@ -313,14 +313,14 @@ void MessageWire::wake() noexcept {
         const std::lock_guard lock(mutex_);
         rung_.store(true, std::memory_order_release);
     }
-    bell_.notify_all();
+    doorbell_.notify_all();
 }
 
 bool MessageWire::idle() const noexcept {
     return unsent_.load(std::memory_order_relaxed) == 0;
 }
 
-bool MessageWire::borrows() const noexcept {
+bool MessageWire::reads_in_place() const noexcept {
     return std::any_of(peers_.begin(), peers_.end(),
                        [](const Peer& peer) { return !peer.leaving.empty(); });
 }

@@ -36,7 +36,7 @@ class MessageWire final : public Wire {
     [[nodiscard]] bool forget_messages() noexcept override;
     bool forget_messages(uint32_t peer) noexcept override { return peers_[peer].leaving.empty(); }
     [[nodiscard]] bool idle() const noexcept override;
-    [[nodiscard]] bool borrows() const noexcept override;
+    [[nodiscard]] bool reads_in_place() const noexcept override;
     [[nodiscard]] bool needs_looks() const noexcept override { return true; }
     [[nodiscard]] bool reached(uint32_t peer) const noexcept override;
     void part() noexcept override;
@@ -126,7 +126,7 @@ class MessageWire final : public Wire {
     uint32_t filled_ = 0;
 
     std::mutex mutex_;  // of the bell
-    std::condition_variable bell_;
+    std::condition_variable doorbell_;
     std::atomic<bool> rung_{false};
 };
 

@@ -38,7 +38,7 @@ class Stream {
     [[nodiscard]] uint64_t waiting_bytes() const noexcept { return waiting_bytes_; }
     [[nodiscard]] bool drained() const noexcept { return queue_.empty(); }
     // Whether callers' memory waits to be sent.
-    [[nodiscard]] bool borrows() const noexcept {
+    [[nodiscard]] bool reads_in_place() const noexcept {
         return std::any_of(queue_.begin(), queue_.end(), has_callers_memory);
     }
     // Frames with callers' memory that were handed to the kernel as a whole.

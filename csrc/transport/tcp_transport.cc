@@ -18,7 +18,7 @@
 namespace unisono {
 namespace {
 
-constexpr uint64_t kBell = ~0ULL;  // in place of peer << 32 | stream
+constexpr uint64_t kDoorbell = ~0ULL;  // in place of peer << 32 | stream
 constexpr int kMostEvents = 64;
 constexpr int kMostReads = 64;              // of one stream, before the others have their turn
 constexpr uint64_t kMostPartial = 1 << 16;  // posts that may come before an earlier one
@@ -40,13 +40,13 @@ uint64_t piece_bytes(uint64_t bytes, uint64_t streams) noexcept {
 TcpWire::TcpWire(uint32_t ranks, Receiver& receiver)
     : receiver_(receiver),
       epoll_(::epoll_create1(EPOLL_CLOEXEC)),
-      bell_(::eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK)),
+      doorbell_(::eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK)),
       peers_(ranks) {
-    if (epoll_.get() < 0 || bell_.get() < 0) throw_errno("making a wire's epoll");
+    if (epoll_.get() < 0 || doorbell_.get() < 0) throw_errno("making a wire's epoll");
     epoll_event event{};
     event.events = EPOLLIN;
-    event.data.u64 = kBell;
-    if (::epoll_ctl(epoll_.get(), EPOLL_CTL_ADD, bell_.get(), &event) != 0)
+    event.data.u64 = kDoorbell;
+    if (::epoll_ctl(epoll_.get(), EPOLL_CTL_ADD, doorbell_.get(), &event) != 0)
         throw_errno("watching a wire's bell");
 }
 
@@ -144,7 +144,7 @@ void TcpWire::send(uint32_t peer, const Frame& head, std::span<const Load> loads
             const uint64_t bytes = std::min(each, load.bytes - at);
             Frame piece{};
             piece.kind = FrameKind::load;
-            piece.strip = frame.strip;
+            piece.size_class = frame.size_class;
             piece.number = frame.number;
             piece.place = load.place + at;
             piece.bytes = bytes;
@@ -208,9 +208,10 @@ bool TcpWire::poll() {
     const int count = ::epoll_wait(epoll_.get(), events.data(), kMostEvents, 0);
     for (int i = 0; i < count; ++i) {
         const epoll_event& event = events[static_cast<size_t>(i)];
-        if (event.data.u64 == kBell) {
+        if (event.data.u64 == kDoorbell) {
             uint64_t rings = 0;  // it rings until all who sleep have heard it
-            if (asleep_.load() == 0) static_cast<void>(!::read(bell_.get(), &rings, sizeof(rings)));
+            if (asleep_.load() == 0)
+                static_cast<void>(!::read(doorbell_.get(), &rings, sizeof(rings)));
             continue;
         }
         const auto peer = static_cast<uint32_t>(event.data.u64 >> 32);
@@ -357,18 +358,18 @@ Woken TcpWire::sleep(double seconds, const std::function<bool()>& awake) {
 
 void TcpWire::wake() noexcept {
     const uint64_t one = 1;
-    static_cast<void>(!::write(bell_.get(), &one, sizeof(one)));
+    static_cast<void>(!::write(doorbell_.get(), &one, sizeof(one)));
 }
 
 bool TcpWire::idle() const noexcept {
     return unsent_bytes_.load(std::memory_order_relaxed) == 0;
 }
 
-bool TcpWire::borrows() const noexcept {
+bool TcpWire::reads_in_place() const noexcept {
     return std::any_of(peers_.begin(), peers_.end(), [](const Peer& peer) {
         return std::any_of(peer.early.begin(), peer.early.end(), has_callers_memory) ||
                std::any_of(peer.streams.begin(), peer.streams.end(),
-                           [](const auto& stream) { return stream && stream->borrows(); });
+                           [](const auto& stream) { return stream && stream->reads_in_place(); });
     });
 }
 

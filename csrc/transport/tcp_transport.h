@@ -36,7 +36,7 @@ class TcpWire final : public Wire {
     [[nodiscard]] bool forget_messages() noexcept override;
     bool forget_messages(uint32_t peer) noexcept override;
     [[nodiscard]] bool idle() const noexcept override;
-    [[nodiscard]] bool borrows() const noexcept override;
+    [[nodiscard]] bool reads_in_place() const noexcept override;
     [[nodiscard]] bool reached(uint32_t peer) const noexcept override;
     void part() noexcept override;
     [[nodiscard]] bool parted() noexcept override;
@@ -83,7 +83,7 @@ class TcpWire final : public Wire {
     [[nodiscard]] static bool arrived(Stream& stream) noexcept;
 
     Receiver& receiver_;
-    Descriptor epoll_, bell_;
+    Descriptor epoll_, doorbell_;
     std::vector<Peer> peers_;
     std::atomic<uint64_t> unsent_bytes_{0};          // of all streams and early queues
     Silence::Clock::time_point listened_{};          // for silence

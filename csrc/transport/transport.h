@@ -41,14 +41,14 @@ enum class FrameKind : uint8_t {
 // The head of a frame; `bytes` of payload follow it. Little endian.
 struct Frame {
     FrameKind kind;
-    uint8_t strip;  // load, post: which of the sender's areas the payload belongs to
+    uint8_t size_class;  // load, post: which of the sender's areas the payload belongs to
     uint8_t pad[2];
     uint32_t loads;     // post: frames of kind load that belong to it
     uint64_t number;    // load, post: of the post, counted from 1; p2p: see there
     uint64_t place;     // load, post: offset in the areas of the strip; message: the tag
     uint64_t bytes;     // of the payload
     uint64_t progress;  // post: the sender's; message: all its bytes
-    Called called;  // post: the sender's call; message, failed: only the type, or fault, as kind
+    LastCall called;  // post: the sender's call; message, failed: only the type, or fault, as kind
 };
 static_assert(sizeof(Frame) == 80);
 
@@ -96,7 +96,7 @@ class Wire {
     // Nothing is left to be sent. For any thread.
     [[nodiscard]] virtual bool idle() const noexcept = 0;
     // Whether callers' memory is among what is left to be sent.
-    [[nodiscard]] virtual bool borrows() const noexcept = 0;
+    [[nodiscard]] virtual bool reads_in_place() const noexcept = 0;
     // Whether what is under way needs this rank to look while it waits for something else. A
     // library may hold what it says it has sent until somebody looks.
     [[nodiscard]] virtual bool needs_looks() const noexcept { return !idle(); }

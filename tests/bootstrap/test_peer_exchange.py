@@ -77,7 +77,7 @@ def test_all_know_the_same() -> None:
     # Of the fullest host, and rank 0's staging; across hosts in more areas, of as much in all.
     whole = shape_for(3, 8, 1 << 20)
     assert found.shape.depth == 4 > whole.depth
-    spare = whole.depth * whole.area_bytes - found.shape.depth * found.shape.area_bytes
+    spare = whole.depth * whole.buffer_bytes - found.shape.depth * found.shape.buffer_bytes
     assert 0 <= spare < 4 * 4096
     assert len(found.world) == 16 and len(found.secret) == 32
     assert repr(found.secret) not in repr(found)
@@ -196,7 +196,7 @@ def test_the_ranks_of_a_host_share_a_segment_of_the_common_shape() -> None:
     nonces = [met.nonce for met in groups]
     assert len(set(nonces)) == 3 and nonces[0] == nonces[4] and nonces[1] == nonces[2] == nonces[5]
     for met in groups:
-        shape = (met.group.depth, met.group.area_bytes)
+        shape = (met.group.depth, met.group.buffer_bytes)
         assert shape == dataclasses.astuple(outcomes[0].shape)
         assert met.word == b"word of 0"
         met.group.close()

@@ -19,7 +19,7 @@ MOST_S = 3.0
 _CLONE_NEWPID = 0x20000000
 KIB = 1 << 10
 PIECES = (16 * KIB, 40 * KIB + 4, 600 * KIB)
-"""Bytes: staged; lent, in part of a page; lent, in several blocks."""
+"""Bytes: staged; shared, in part of a page; shared, in several blocks."""
 
 
 @pytest.fixture(autouse=True)
@@ -132,7 +132,7 @@ def test_ranks_that_cannot_reach_each_other_stage() -> None:
         crew.wait_for("right", range(3))
 
 
-def lends_and_dies(me: Me) -> None:
+def shares_and_dies(me: Me) -> None:
     comm = me.join()
     x = np.ones(comm.size * (64 << 20) // 4, np.float32)
     out = np.zeros_like(x)
@@ -147,7 +147,7 @@ def lends_and_dies(me: Me) -> None:
 
 
 def test_a_rank_that_dies_while_others_read_from_it_is_named() -> None:
-    with Processes(lends_and_dies, 3) as crew:
+    with Processes(shares_and_dies, 3) as crew:
         crew.wait_for("ready", range(3))
         time.sleep(0.1)
         killed = crew.signal(1, signal.SIGKILL)

@@ -28,11 +28,11 @@ LEAST_STAGING_BYTES = 1 << 12
 def crews() -> Iterator[Crews]:
     made: dict[tuple[int, int, bool], Crew] = {}
 
-    def crew(ranks: int, staging_bytes: int, lends: bool = False) -> Crew:
-        key = (ranks, staging_bytes, lends)
+    def crew(ranks: int, staging_bytes: int, shares_memory: bool = False) -> Crew:
+        key = (ranks, staging_bytes, shares_memory)
         if key not in made:
-            lending = EVERYTHING if lends else NO_SINGLE_COPY
-            made[key] = Crew(ranks, staging_bytes, lending=lending)
+            single_copy_rules = EVERYTHING if shares_memory else NO_SINGLE_COPY
+            made[key] = Crew(ranks, staging_bytes, single_copy_rules=single_copy_rules)
         return made[key]
 
     yield crew
@@ -82,8 +82,8 @@ def test_anything(data: st.DataObject, crews: Crews) -> None:
 def test_every_algorithm_over_many_blocks(op: Op, name: str, crews: Crews) -> None:
     for ranks in (2, 5, 8) if EVERY.index((op, name)) % 2 else (2, 3):
         counts = [4001] * ranks
-        for lends in (False, True):
-            crew = crews(ranks, 1 << 20, lends)
+        for shares_memory in (False, True):
+            crew = crews(ranks, 1 << 20, shares_memory)
             compare(crew, op, name, counts, root=ranks - 1, block_bytes=4096)
 
 
@@ -106,10 +106,10 @@ def test_blocks_of_the_size_that_is_chosen(crews: Crews) -> None:
 
 
 def test_blocks_fit_the_staging_and_hold_whole_elements() -> None:
-    for slots, depth, area in [([1] * 2, 3, 1 << 20), ([16] * 16, 2, 1 << 18), ([0, 0], 2, 4096)]:
-        block = block_bytes_for(slots, depth, area)
+    for slots, depth, buffer in [([1] * 2, 3, 1 << 20), ([16] * 16, 2, 1 << 18), ([0, 0], 2, 4096)]:
+        block = block_bytes_for(slots, depth, buffer)
         assert block % 4096 == 0
-        assert block * max(slots) <= area
+        assert block * max(slots) <= buffer
     assert native.last_level_cache_bytes() > 0
     with pytest.raises(UnsupportedError, match="UNISONO_STAGING_BYTES"):
         block_bytes_for([64, 64], 2, 64 * 1024)

@@ -34,8 +34,8 @@ def test_record_layout() -> None:
 
 
 def test_codes_are_those_of_the_executor() -> None:
-    assert [c.name for c in sorted(Code)] == ["COPY", "REDUCE", "ARG", "WAIT", "POST", "LEND"]
-    assert [s.name for s in sorted(Space)] == ["IN", "OUT", "SLOT", "TMP", "LENT"]
+    assert [c.name for c in sorted(Code)] == ["COPY", "REDUCE", "ARG", "WAIT", "POST", "SHARE"]
+    assert [s.name for s in sorted(Space)] == ["IN", "OUT", "SLOT", "TMP", "SHARED"]
 
 
 def test_a_plan_packs_to_its_records_back_to_back() -> None:

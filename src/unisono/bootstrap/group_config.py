@@ -16,13 +16,13 @@ class StagingShape:
     """Of the staging of each rank: blocks in flight, and bytes of each."""
 
     depth: int
-    area_bytes: int
+    buffer_bytes: int
 
 
 def shape_for(ranks: int, cores: int, staging_bytes: int) -> StagingShape:
     """Chooses for so many ranks of one host, which share `staging_bytes`."""
-    depth, area_bytes = segment_shape(ranks, cores, staging_bytes)
-    return StagingShape(depth=depth, area_bytes=area_bytes)
+    depth, buffer_bytes = segment_shape(ranks, cores, staging_bytes)
+    return StagingShape(depth=depth, buffer_bytes=buffer_bytes)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -154,8 +154,10 @@ def shape_among(hosts: int, fullest: int, cores: int, staging_bytes: int) -> Sta
     shape = shape_for(fullest, cores, staging_bytes)
     if hosts == 1:
         return shape
-    area_bytes = shape.area_bytes * shape.depth // _SPANNING_DEPTH
-    return StagingShape(depth=_SPANNING_DEPTH, area_bytes=area_bytes // _PAGE_BYTES * _PAGE_BYTES)
+    buffer_bytes = shape.buffer_bytes * shape.depth // _SPANNING_DEPTH
+    return StagingShape(
+        depth=_SPANNING_DEPTH, buffer_bytes=buffer_bytes // _PAGE_BYTES * _PAGE_BYTES
+    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

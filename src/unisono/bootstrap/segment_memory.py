@@ -17,7 +17,7 @@ _EXHAUSTED = (errno.EMFILE, errno.ENFILE, errno.ENOMEM)
 """What is no denial: a file would lack the same."""
 
 
-def create(ranks: int, depth: int, area_bytes: int, nonce: bytes) -> int:
+def create(ranks: int, depth: int, buffer_bytes: int, nonce: bytes) -> int:
     """A descriptor of the laid out memory of a group, which has no name anywhere.
 
     Where the system denies memfd_create, as sandboxes do by seccomp, it is a file in /dev/shm, else
@@ -31,12 +31,12 @@ def create(ranks: int, depth: int, area_bytes: int, nonce: bytes) -> int:
             raise RendezvousError(f"memfd_create: {_said(error)}") from error
         denied = f"memfd_create is denied ({_said(error)})"
     else:
-        return _laid_out(fd, ranks, depth, area_bytes, nonce)
+        return _laid_out(fd, ranks, depth, buffer_bytes, nonce)
     reasons = [denied]
     for folder in dict.fromkeys((_SHARED_MEMORY, tempfile.gettempdir())):
         try:
             fd = os.open(folder, os.O_TMPFILE | os.O_RDWR | os.O_CLOEXEC, 0o600)
-            made = _laid_out(fd, ranks, depth, area_bytes, nonce)
+            made = _laid_out(fd, ranks, depth, buffer_bytes, nonce)
         except (OSError, UnisonoError) as error:
             reasons.append(f"a file in {folder} is not possible ({_said(error)})")
         else:
@@ -48,9 +48,9 @@ def create(ranks: int, depth: int, area_bytes: int, nonce: bytes) -> int:
     )
 
 
-def _laid_out(fd: int, ranks: int, depth: int, area_bytes: int, nonce: bytes) -> int:
+def _laid_out(fd: int, ranks: int, depth: int, buffer_bytes: int, nonce: bytes) -> int:
     try:
-        return create_segment(ranks, depth, area_bytes, nonce, fd)
+        return create_segment(ranks, depth, buffer_bytes, nonce, fd)
     except BaseException:
         os.close(fd)
         raise

@@ -141,15 +141,15 @@ def _wanted_copies(meeting: GroupConfig) -> SingleCopy:
     wanted = meeting.single_copy
     if wanted is SingleCopy.AUTO and meshed_cores():
         wanted = SingleCopy.ALWAYS
-    lending = single_copy_for(meeting.size, cores=usable_cores(), wanted=wanted)
-    return SingleCopy.NEVER if meeting.size == 1 or lending == NO_SINGLE_COPY else wanted
+    single_copy_rules = single_copy_for(meeting.size, cores=usable_cores(), wanted=wanted)
+    return SingleCopy.NEVER if meeting.size == 1 or single_copy_rules == NO_SINGLE_COPY else wanted
 
 
 def _ask_all(
     group: Group, meeting: GroupConfig, followers: dict[int, socket.socket], deadline: float
 ) -> bool:
     """Whether all ranks can read each other's memory, as all are told."""
-    able = group.can_borrow()
+    able = group.can_read_peers()
     for rank, peer in followers.items():
         with _naming(meeting.name(rank)):
             peer.settimeout(max(deadline - time.monotonic(), 0.001))
@@ -168,7 +168,7 @@ def _create_segment(meeting: GroupConfig, nonce: bytes) -> int:
     shape = meeting.shape
     if shape is None:
         shape = shape_for(meeting.size, usable_cores(), meeting.staging_bytes)
-    return segment_memory.create(meeting.size, shape.depth, shape.area_bytes, nonce)
+    return segment_memory.create(meeting.size, shape.depth, shape.buffer_bytes, nonce)
 
 
 def _turn_away(meeting: GroupConfig, deadline: float, why: str) -> None:
@@ -287,7 +287,7 @@ def _follow(meeting: GroupConfig, open_group: OpenGroup) -> JoinedGroup:
                 leader.sendall(_WELCOME)
                 wanted, word = _hear(leader)
                 if wanted is not SingleCopy.NEVER:
-                    leader.sendall(_YES if group.can_borrow() else _NO)
+                    leader.sendall(_YES if group.can_read_peers() else _NO)
                     wanted = wanted if _all_can(leader) else SingleCopy.NEVER
         except TimeoutError:
             raise RendezvousError(

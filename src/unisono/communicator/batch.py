@@ -192,7 +192,7 @@ class Batch(JoinedWork):
             self._cancel(error)
             return
         try:
-            with self._engine.telling_refusals("batch"):
+            with self._engine.reporting_refusals("batch"):
                 self._require_apart()
                 # What is wrong is found before anything begins.
                 calls = [entry.ready(self._engine) for entry in self._calls]

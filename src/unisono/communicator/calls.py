@@ -12,7 +12,7 @@ from unisono.communicator.arguments import check_rank
 from unisono.communicator.premul import PremulSum
 from unisono.communicator.reproducible import fallback, is_reproducible, refusal
 from unisono.errors import UnsupportedError
-from unisono.execution import UNTOLD, Arguments, LoadedPlan, NativeExecutor
+from unisono.execution import UNKNOWN_COUNT, Arguments, LoadedPlan, NativeExecutor
 from unisono.schedule import Schedule
 from unisono.selection import Demands, SelectedRule, SelectionTable
 from unisono.types import DType, LengthsFrom, Op, ReduceOp
@@ -209,7 +209,7 @@ class CallCache:
             self._remember(key, found, 1)
         return found
 
-    def telling(self, op: Op, dtype: DType, root: int, nbytes: int) -> native.Prepared:
+    def count_exchange(self, op: Op, dtype: DType, root: int, nbytes: int) -> native.Prepared:
         """The call in which all ranks of an `op` tell all others `nbytes` each."""
         key = (op, dtype, root, nbytes)
         found = self._remembered.get(key)
@@ -220,7 +220,7 @@ class CallCache:
                     op=op,
                     dtype=DType.INT64,
                     root=root,
-                    count=UNTOLD,
+                    count=UNKNOWN_COUNT,
                     caller_dtype=dtype,
                 ),
                 piece_bytes=nbytes,

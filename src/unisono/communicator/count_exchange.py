@@ -56,14 +56,14 @@ def negotiated(
     mine = np.array([*told.gives, *told.takes, told.has, told.room, *names, row.nbytes], np.int64)
     everything = np.empty((engine.size, mine.size), np.int64)
     where = [(each.ctypes.data, mine.nbytes) for each in everything]
-    telling = Call(
-        engine.book.telling(op, row.dtype, root, mine.nbytes),
+    exchange = Call(
+        engine.book.count_exchange(op, row.dtype, root, mine.nbytes),
         [(mine.ctypes.data, mine.nbytes)],
         where,
         None,
         (mine, everything),
     )
-    return followed(telling, lambda: proceed(_agreed(engine, op, row, everything)), result)
+    return followed(exchange, lambda: proceed(_agreed(engine, op, row, everything)), result)
 
 
 def followed(first: Call, proceed: Callable[[], Call], result: Any) -> Call:

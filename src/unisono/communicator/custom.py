@@ -40,7 +40,7 @@ def in_place(
     if not callable(reduction):
         return collectives.in_place(engine, op, x, reduction, root, algorithm)
     engine.book.check_root(op, root)
-    telling, told = _telling(engine, op, reduction, x, root, algorithm)
+    exchange, told = _name_exchange(engine, op, reduction, x, root, algorithm)
     gather = Op.GATHER if op is Op.REDUCE else Op.ALL_GATHER
     receives = gather is Op.ALL_GATHER or engine.rank == root
     rows = empty(x, (engine.size, *x.shape)) if receives else None
@@ -51,7 +51,7 @@ def in_place(
             assign(x, _fold(engine, reduction, _each(rows)[:folded]))
 
     gathering = collectives.gathering(engine, gather, x, rows, root, None)
-    return _after(engine, telling, told, gathering._replace(result=x, complete=complete))
+    return _after(engine, exchange, told, gathering._replace(result=x, complete=complete))
 
 
 def reduce_scatter(
@@ -77,7 +77,7 @@ def reduce_scatter(
             f"reduce_scatter: out has {math.prod(share.shape)} elements of {share.dtype}, but the "
             f"share of rank {engine.rank} is {expected} elements of {mine.dtype}"
         )
-    telling, told = _telling(engine, Op.REDUCE_SCATTER, reduction, mine, -1, algorithm)
+    exchange, told = _name_exchange(engine, Op.REDUCE_SCATTER, reduction, mine, -1, algorithm)
     rows: Any = empty(mine, (engine.size, *share.shape))
 
     def complete() -> None:
@@ -88,7 +88,7 @@ def reduce_scatter(
         exchanging = collectives.all_to_all(engine, x, _each(rows), None, lengths)
     else:
         exchanging = collectives.all_to_all(engine, x, rows, None)
-    return _after(engine, telling, told, exchanging._replace(result=share, complete=complete))
+    return _after(engine, exchange, told, exchanging._replace(result=share, complete=complete))
 
 
 def _each(rows: Array) -> list[Array]:
@@ -118,7 +118,7 @@ def _fold(engine: Engine, function: Function, contributions: list[Array]) -> Arr
     return acc
 
 
-def _telling(
+def _name_exchange(
     engine: Engine,
     op: Op,
     function: Function,
@@ -143,7 +143,7 @@ def _telling(
     return collectives.gathering(engine, Op.ALL_GATHER, mine, told, -1, None), told
 
 
-def _after(engine: Engine, telling: Call, told: NDArray[np.uint8], call: Call) -> Call:
+def _after(engine: Engine, exchange: Call, told: NDArray[np.uint8], call: Call) -> Call:
     """The call, unless ranks call different functions, as far as names tell: `MismatchError`."""
 
     def proceed() -> Call:
@@ -153,7 +153,7 @@ def _after(engine: Engine, telling: Call, told: NDArray[np.uint8], call: Call) -
             engine.disagree(f"the ranks disagree: {each}")
         return call
 
-    return followed(telling, proceed, call.result)
+    return followed(exchange, proceed, call.result)
 
 
 def _name_of(function: Function) -> str:

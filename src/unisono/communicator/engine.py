@@ -126,8 +126,8 @@ class Engine:
         reach = functools.partial(span.reach, wire=WireKind.COLLECTIVES) if span else None
         self.rank = rank
         self.size = size
-        lending = single_copy_for(size, cores=table.cores, wanted=single_copy)
-        executor = NativeExecutor(group, rank, settings.stores, hosts, reach, lending)
+        single_copy_rules = single_copy_for(size, cores=table.cores, wanted=single_copy)
+        executor = NativeExecutor(group, rank, settings.stores, hosts, reach, single_copy_rules)
         self._new_book = functools.partial(
             CallCache, executor, size, hosts=hosts, reproducible=settings.reproducible
         )
@@ -186,7 +186,7 @@ class Engine:
 
         Where it raises instead, the other ranks are told: see `refuse`.
         """
-        with self.telling_refusals(name):
+        with self.reporting_refusals(name):
             async_op = bool(async_op)  # raises for what is neither true nor false
             call = make(self, *args)
             if self.recorder is not None and self.recorder.takes():
@@ -197,7 +197,7 @@ class Engine:
         return call.finish()
 
     @contextmanager
-    def telling_refusals(self, name: str) -> Iterator[None]:
+    def reporting_refusals(self, name: str) -> Iterator[None]:
         """What goes wrong inside, before this rank makes its part of the collective `name`, is told
         to the other ranks."""
         try:

@@ -33,7 +33,7 @@ def split(
     Collective over all ranks; those with color None get None. `selection` (a `Selection` or a
     file) comes before what this communicator chooses by; that of the new rank 0 counts.
     """
-    table = self._engine.collective("split", False, _telling, color, key)
+    table = self._engine.collective("split", False, _color_exchange, color, key)
     if color is None:
         return None
     same = [r for r in range(self.size) if table[r, 0] and table[r, 1] == color]
@@ -43,7 +43,7 @@ def split(
         return _child(self, ordered, name, selection)
 
 
-def _telling(engine: Engine, color: int | None, key: int) -> Call:
+def _color_exchange(engine: Engine, color: int | None, key: int) -> Call:
     """The call in which all ranks tell each other whether they have a color, which, their key, and
     what makes the name of a group that they lead."""
     engine.refuse_in_batch("split")

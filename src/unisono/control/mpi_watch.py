@@ -43,7 +43,7 @@ class MpiWatch:
         self._told = False  # that the group has failed
         self._sends: list[tuple[Any, bytes]] = []
         self._closing = False
-        self._bell = Doorbell(os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC))
+        self._doorbell = Doorbell(os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC))
         self._pid = os.getpid()
         self._thread = threading.Thread(target=self._run, name="unisono-mpi-watch", daemon=True)
         self._thread.start()
@@ -53,13 +53,13 @@ class MpiWatch:
         and does not wait in the thread itself, where the garbage collector may call this."""
         if os.getpid() == self._pid:
             self._closing = True
-            self._bell.ring()
+            self._doorbell.ring()
             if threading.current_thread() is not self._thread:
                 self._thread.join()
 
     def _run(self) -> None:
         poll = select.poll()
-        for fd in (self._group.events_fd(), self._bell.fd):
+        for fd in (self._group.events_fd(), self._doorbell.fd):
             poll.register(fd, select.POLLIN)
         try:
             while not self._closing:

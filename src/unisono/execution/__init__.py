@@ -7,10 +7,10 @@ after another, and is what the native executor must match bit for bit.
 from unisono.execution.narrow_floats import narrowed
 from unisono.execution.native_executor import (
     OP_CODES,
-    UNTOLD,
+    UNKNOWN_COUNT,
     Arguments,
     LoadedPlan,
     NativeExecutor,
 )
 
-__all__ = ["OP_CODES", "UNTOLD", "Arguments", "LoadedPlan", "NativeExecutor", "narrowed"]
+__all__ = ["OP_CODES", "UNKNOWN_COUNT", "Arguments", "LoadedPlan", "NativeExecutor", "narrowed"]

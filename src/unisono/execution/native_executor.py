@@ -19,7 +19,7 @@ _SPLIT_CODE = len(OP_CODES)
 _LEAST_BLOCK_BYTES, _MOST_BLOCK_BYTES = 32 << 10, 256 << 10
 _LEAST_SPANNING_BYTES, _MOST_SPANNING_BYTES = 64 << 10, 512 << 10
 _MOST_ADOPTED = 256
-UNTOLD = (1 << 64) - 1
+UNKNOWN_COUNT = (1 << 64) - 1
 """The count of a call in which the ranks tell each other how much they have."""
 _BLOCK_UNIT_BYTES = 4096  # a whole number of elements of every type, and of cache lines
 
@@ -27,7 +27,7 @@ _BLOCK_UNIT_BYTES = 4096  # a whole number of elements of every type, and of cac
 def block_bytes_for(
     slots: Sequence[int],
     depth: int,
-    area_bytes: int,
+    buffer_bytes: int,
     *,
     wanted: int | None = None,
     spans: bool = False,
@@ -35,10 +35,10 @@ def block_bytes_for(
     """The block that is wanted, or one that keeps all ranks' staging in a third of the cache,
     within bounds. Where the ranks span hosts, one that outlasts a look at the network.
 
-    `slots` are the staging slots of each rank, `depth` the blocks in flight, `area_bytes` what a
+    `slots` are the staging slots of each rank, `depth` the blocks in flight, `buffer_bytes` what a
     rank has for one block. Raises `UnsupportedError` where a block is too large for that.
 
-    >>> block_bytes_for([4, 4, 4, 4], depth=2, area_bytes=1 << 17) >> 10  # a slot of four
+    >>> block_bytes_for([4, 4, 4, 4], depth=2, buffer_bytes=1 << 17) >> 10  # a slot of four
     32
     """
     target = 0.3 * native.last_level_cache_bytes() / ((sum(slots) + len(slots)) * depth)
@@ -46,11 +46,11 @@ def block_bytes_for(
     block = min(max(power, _LEAST_BLOCK_BYTES), _MOST_BLOCK_BYTES)
     if spans:
         block = _MOST_SPANNING_BYTES
-    most = area_bytes // max(1, *slots)
+    most = buffer_bytes // max(1, *slots)
     if most < _BLOCK_UNIT_BYTES:
         raise UnsupportedError(
             f"{max(slots)} slots need {max(slots) * _BLOCK_UNIT_BYTES} bytes of staging per rank "
-            f"and block, the group has {area_bytes}: raise UNISONO_STAGING_BYTES"
+            f"and block, the group has {buffer_bytes}: raise UNISONO_STAGING_BYTES"
         )
     most = most // _BLOCK_UNIT_BYTES * _BLOCK_UNIT_BYTES
     if wanted is None:
@@ -76,7 +76,7 @@ def several_blocks(part_bytes: int, lead: int, least_bytes: int, most_bytes: int
 def spanning_block_bytes(schedule: Schedule, longest_bytes: int, shape: StagingShape) -> int:
     """The block of a call on several hosts whose longest piece has so many bytes."""
     lowered = lower_rank(schedule, 0)
-    most = block_bytes_for(lowered.slots, shape.depth, shape.area_bytes, spans=True)
+    most = block_bytes_for(lowered.slots, shape.depth, shape.buffer_bytes, spans=True)
     least = min(_LEAST_SPANNING_BYTES, most)
     part_bytes = longest_bytes // lowered.plan.parts
     return several_blocks(part_bytes, shape.depth - 2, least, most)
@@ -95,14 +95,14 @@ class LoadedPlan:
     in_rank_order: bool
     uniform: bool
     in_place: bool
-    lends: bool = False
+    shares_memory: bool = False
     parts: int = 1
     lead: int = 0
     """By how many blocks the first round of the schedule runs ahead of the last."""
     least_block_bytes: int | None = None
     """Between this and `block_bytes` the block is so small that rounds can run ahead; None: it is
     `block_bytes`."""
-    lending: LoadedPlan | None = None
+    single_copy_plan: LoadedPlan | None = None
     """The plan of the same schedule by which ranks read each other's memory where it is."""
 
     def block_for(self, longest_bytes: int) -> int:
@@ -144,17 +144,17 @@ class NativeExecutor:
         stores: StorePolicy,
         hosts: Hosts | None = None,
         reach: Callable[[set[int]], None] | None = None,
-        lending: SingleCopyRules = NO_SINGLE_COPY,
+        single_copy_rules: SingleCopyRules = NO_SINGLE_COPY,
     ) -> None:
         """`hosts` are the ranks of each host (None: all are on one). `reach` is told, for each plan
-        on several hosts, with whom this rank exchanges anything. `lending` says which calls are
-        made by reading others' memory where it is."""
+        on several hosts, with whom this rank exchanges anything. `single_copy_rules` says which
+        calls run by single copy."""
         self._group = group
         self._hosts = hosts
         self._reach = reach
         self._rank = rank
         self._stores = stores
-        self.lending = lending
+        self.single_copy_rules = single_copy_rules
         self._plans: dict[tuple[Op, str, int, int | None], LoadedPlan] = {}
         # By identity, for looking at a large schedule costs more than a small call; by name,
         # which tells the content, so that equal schedules are one.
@@ -203,12 +203,14 @@ class NativeExecutor:
         else:
             _check_fit(schedule, op, ranks, root)
         plan = self._make(schedule, op, algorithm, root, block_bytes)
-        if op not in self.lending.pieces:  # most are not, and lowering costs
+        if op not in self.single_copy_rules.pieces:  # most are not, and lowering costs
             return plan
-        lending = self._make(schedule, op, algorithm, root, block_bytes, lends=True)
+        single_copy_plan = self._make(
+            schedule, op, algorithm, root, block_bytes, shares_memory=True
+        )
         # Calls of all others are, or may be, in place; all_to_all copies then.
-        usable = lending.in_place or op is Op.ALL_TO_ALL
-        return replace(plan, lending=lending) if usable else plan
+        usable = single_copy_plan.in_place or op is Op.ALL_TO_ALL
+        return replace(plan, single_copy_plan=single_copy_plan) if usable else plan
 
     def _make(
         self,
@@ -218,20 +220,20 @@ class NativeExecutor:
         root: int,
         block_bytes: int | None,
         *,
-        lends: bool = False,
+        shares_memory: bool = False,
     ) -> LoadedPlan:
         ranks = self._group.ranks
-        lowered = lower_rank(schedule, self._rank, lends=lends)
+        lowered = lower_rank(schedule, self._rank, shares_memory=shares_memory)
         if self._reach is not None:
             self._reach(partners(lowered.plan))
         slots = list(lowered.slots)
         pieces_in, pieces_out = piece_counts(op, ranks, self._rank, root)
         spans = self._hosts is not None
-        if lowered.plan.loans_only and lends:
-            most_bytes = block_bytes or self.lending.block_bytes
+        if lowered.plan.addresses_only and shares_memory:
+            most_bytes = block_bytes or self.single_copy_rules.block_bytes
         else:
             most_bytes = block_bytes_for(
-                slots, self._group.depth, self._group.area_bytes, wanted=block_bytes, spans=spans
+                slots, self._group.depth, self._group.buffer_bytes, wanted=block_bytes, spans=spans
             )
         adapts = spans and block_bytes is None
         return LoadedPlan(
@@ -247,14 +249,14 @@ class NativeExecutor:
             in_rank_order=lowered.in_rank_order,
             uniform=lowered.uniform,
             in_place=lowered.in_place,
-            lends=lends,
+            shares_memory=shares_memory,
         )
 
     def serving(self, plan: LoadedPlan, op: Op, longest_bytes: int) -> LoadedPlan:
         """The form of the plan that serves a call whose longest piece has so many bytes."""
-        if plan.lending is None or not self.lending.serves(op, longest_bytes):
+        if plan.single_copy_plan is None or not self.single_copy_rules.serves(op, longest_bytes):
             return plan
-        return plan.lending
+        return plan.single_copy_plan
 
     def prepare(
         self, plan: LoadedPlan, args: Arguments, *, piece_bytes: int = 0
@@ -262,7 +264,7 @@ class NativeExecutor:
         """A call that lacks nothing but memory; `piece_bytes` is the length of equal pieces."""
         longest_bytes = max(piece_bytes, *args.lengths, 0)
         plan = self.serving(plan, args.op, longest_bytes)
-        rest = f"{args.lengths}/{args.others}/{args.reproducible}/{plan.lends}"
+        rest = f"{args.lengths}/{args.others}/{args.reproducible}/{plan.shares_memory}"
         block_bytes = plan.block_for(longest_bytes)
         agreed = f"{plan.name}/{block_bytes}/{rest}".encode()
         return native.Prepared(
@@ -325,5 +327,5 @@ def _to_native(
         rounds=plan.rounds,
         slots=slots,
         scratch=plan.num_tmp,
-        loans_only=plan.loans_only,
+        addresses_only=plan.addresses_only,
     )

@@ -1,7 +1,7 @@
 """Where values lie in the memory of their own ranks.
 
-What a rank is given lies in its input. A value that is made has a home in the output if it is
-final or used locally later and its location has a place there, else in private memory if used
+What a rank is given lies in its input. A value that is made has a place in the output if it is
+final or used locally later and the output contains its location, else in private memory if used
 locally later, else none.
 """
 
@@ -21,56 +21,58 @@ from unisono.types import Op
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class Homes:
+class BufferAllocation:
     """References (see `record.words`) to where values are, and what follows for each rank.
 
-    `home` is that of each value, 0 where it has none; `length` is for each step a part of the
+    `ref` is that of each value, 0 where it has none; `length` is for each step a part of the
     rank's input or output that is as long as the chunk. `num_tmp` are the private places of each
     rank; `uniform` says whether it has no such part for some chunk, so that all pieces must have
-    one length, and `in_place` whether its input may be the memory of its output. `lent` are the
+    one length, and `in_place` whether its input may be the memory of its output. `shared` are the
     values that other ranks read where they are.
     """
 
-    home: Numbers
-    lent: NDArray[np.bool_]
+    ref: Numbers
+    shared: NDArray[np.bool_]
     length: Numbers
     num_tmp: Numbers
     uniform: NDArray[np.bool_]
     in_place: NDArray[np.bool_]
 
 
-def settle(flow: Dataflow, staging: Staging, *, lends: bool = False) -> Homes:
-    """Find a home for every value. With `lends`, values that stay where they are until the end of
-    the call are lent: what ranks are given, and results."""
+def allocate_buffers(
+    flow: Dataflow, staging: Staging, *, shares_memory: bool = False
+) -> BufferAllocation:
+    """Find a place for every value. With `shares_memory`, values that stay where they are until the
+    end of the call are shared: what ranks are given, and results."""
     collective = flow.moves.places.schedule.collective
     needed = np.zeros(len(flow.rank), np.bool_)
     needed[flow.operands[~staging.far]] = needed[flow.outputs] = True
-    home = np.zeros(len(flow.rank), np.int64)
+    ref = np.zeros(len(flow.rank), np.int64)
     chunk = flow.chunk[: flow.inputs]
     piece, part = collective.input_piece(chunk), chunk % collective.parts
-    home[: flow.inputs] = words(Space.IN, flow.rank[: flow.inputs], piece, part)
+    ref[: flow.inputs] = words(Space.IN, flow.rank[: flow.inputs], piece, part)
 
     made = staging.steps[(staging.steps >= flow.inputs) & needed[staging.steps]]
     final = _wanted(flow)[flow.place[made]]
     out, tmp = made[final], made[~final]
     at = flow.location[out]
     piece, part = collective.output_piece(at), at % collective.parts
-    home[out] = words(Space.OUT, flow.rank[out], piece, part)
+    ref[out] = words(Space.OUT, flow.rank[out], piece, part)
     num_tmp = np.zeros(collective.ranks, np.int64)
     if len(tmp):
         index, num_tmp = _first_come(flow.place[tmp], flow.rank[tmp], collective.ranks)
-        home[tmp] = words(Space.TMP, flow.rank[tmp], index)
-    written = needed & (home & 0xFF == Space.OUT)
+        ref[tmp] = words(Space.TMP, flow.rank[tmp], index)
+    written = needed & (ref & 0xFF == Space.OUT)
     length, uniform = _lengths(flow, staging)
     in_place = _in_place(flow, staging, written)
-    lent = np.zeros(len(flow.rank), np.bool_)
-    if lends:
-        lent[: flow.inputs] = lent[flow.outputs] = True
-        lent &= staging.slot >= 0
-        in_place &= returned_in_time(flow, staging, lent, written)
-    return Homes(
-        home=home,
-        lent=lent,
+    shared = np.zeros(len(flow.rank), np.bool_)
+    if shares_memory:
+        shared[: flow.inputs] = shared[flow.outputs] = True
+        shared &= staging.slot >= 0
+        in_place &= returned_in_time(flow, staging, shared, written)
+    return BufferAllocation(
+        ref=ref,
+        shared=shared,
         length=length,
         num_tmp=num_tmp,
         uniform=uniform,
@@ -120,7 +122,7 @@ def _first_come(place: Numbers, rank: Numbers, ranks: int) -> tuple[Numbers, Num
 def _in_place(flow: Dataflow, staging: Staging, written: NDArray[np.bool_]) -> NDArray[np.bool_]:
     """For each rank whether it reads no input after it wrote the output that may lie there.
 
-    `written` are the values made whose home is the output.
+    `written` are the values made whose place is the output.
     """
     steps = staging.steps
     moved = steps < flow.inputs

@@ -31,9 +31,9 @@ def check(schedule: Schedule) -> None:
     By induction over the order every post is made: no rank gets stuck. (3) A slot is written once
     a block, before the post that covers it, and read between the wait for that post and the end of
     the block; the next writing is d blocks later, after all have posted that end: no race.
-    Where ranks lend memory instead, the same order of posts says when it may be read; that it is
-    not written before all have read it is `lending.returned_in_time`, and at the end of the call
-    each rank waits for its readers' last post.
+    Where ranks share memory instead, the same order of posts says when it may be read; that it is
+    not written before all have read it is `single_copy_hazards.returned_in_time`, and at the end
+    of the call each rank waits for its readers' last post.
     The premises of (1) are what was proved of the schedule. That `lower` keeps to the rest is not
     taken on trust where it can be tried: plans of up to `REPLAYED_CHUNKS` moved chunks, in both
     forms, are replayed through slots for a single block, three blocks long (`check_plans`); above,
@@ -54,6 +54,6 @@ in the end
         prove(schedule)
     else:
         check_plans(schedule.collective, lower(schedule), depth=1, blocks=3)
-        plans = lower(schedule, lends=True)
+        plans = lower(schedule, shares_memory=True)
         in_place = all(plan.in_place for plan in plans)
         check_plans(schedule.collective, plans, depth=1, blocks=3, in_place=in_place)

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from unisono.schedule.buffer_allocation import Homes
+from unisono.schedule.buffer_allocation import BufferAllocation
 from unisono.schedule.chunk_moves import heads
 from unisono.schedule.collective import Numbers
 from unisono.schedule.dataflow import Dataflow
@@ -16,7 +16,7 @@ from unisono.schedule.staging import Staging
 
 
 def emit(
-    flow: Dataflow, staging: Staging, homes: Homes, ranks: range, stages: int
+    flow: Dataflow, staging: Staging, allocation: BufferAllocation, ranks: range, stages: int
 ) -> tuple[Table, list[int]]:
     """The records of these ranks one after another, and where those of each begin, and end.
 
@@ -50,15 +50,15 @@ def emit(
     _fill(table, (head + args + 1)[posts], code=Code.POST, value=closing[posts])
     _fill(table, (head + args + 1)[posts], round=round_[posts])
 
-    src = _sources(flow, staging, homes, reads)
-    length = homes.length[steps]
-    dst, second = _goals(flow, staging, homes, steps)
+    src = _sources(flow, staging, allocation, reads)
+    length = allocation.length[steps]
+    dst, second = _goals(flow, staging, allocation, steps)
     final = (args > 0) & flow.complete[value]
-    lent = homes.lent[value]
-    flags = np.where(second == 0, 0, np.where(lent, int(Flag.LENDS), int(Flag.HAS_DST2)))
+    shared = allocation.shared[value]
+    flags = np.where(second == 0, 0, np.where(shared, int(Flag.SHARES), int(Flag.HAS_DST2)))
     flags += final * int(Flag.FINAL)
     code = np.where(args, int(Code.REDUCE), int(Code.COPY))
-    code[lent & (value < flow.inputs) & staging.fills[steps]] = Code.LEND
+    code[shared & (value < flow.inputs) & staging.fills[steps]] = Code.SHARE
     single = np.where(args, 0, src[reads.first])
     _fill(table, head, code=code, nsrc=args, flags=flags, dst=dst, dst2=second)
     _fill(table, head, src=single, length=length, round=round_)
@@ -109,27 +109,31 @@ def _waits(flow: Dataflow, staging: Staging, reads: _Reads, value: Numbers, stag
     return found
 
 
-def _sources(flow: Dataflow, staging: Staging, homes: Homes, reads: _Reads) -> Numbers:
+def _sources(
+    flow: Dataflow, staging: Staging, allocation: BufferAllocation, reads: _Reads
+) -> Numbers:
     """Where each read finds its value."""
     owner, slot = flow.rank[reads.operand], staging.slot[reads.operand]
-    lent = words(Space.LENT, owner, slot)
-    shown = np.where(homes.lent[reads.operand], lent, words(Space.SLOT, owner, slot))
-    found: Numbers = np.where(reads.far, shown, homes.home[reads.operand])
+    shared = words(Space.SHARED, owner, slot)
+    remote = np.where(allocation.shared[reads.operand], shared, words(Space.SLOT, owner, slot))
+    found: Numbers = np.where(reads.far, remote, allocation.ref[reads.operand])
     return found
 
 
-def _goals(flow: Dataflow, staging: Staging, homes: Homes, steps: slice) -> tuple[Numbers, Numbers]:
+def _goals(
+    flow: Dataflow, staging: Staging, allocation: BufferAllocation, steps: slice
+) -> tuple[Numbers, Numbers]:
     """Where each step writes: to the value's home and its slot, or to one of them."""
     value, fills = staging.steps[steps], staging.fills[steps]
     rank, location = flow.rank[value], flow.location[value]
-    home = np.where(value < flow.inputs, 0, homes.home[value])
+    ref = np.where(value < flow.inputs, 0, allocation.ref[value])
     brought = np.flatnonzero((value < flow.inputs) & ~fills)
     at = location[brought]
     collective = flow.moves.places.schedule.collective
     piece, part = collective.output_piece(at), at % collective.parts
-    home[brought] = words(Space.OUT, rank[brought], piece, part)
+    ref[brought] = words(Space.OUT, rank[brought], piece, part)
     slot = np.where(fills, words(Space.SLOT, rank, staging.slot[value]), 0)
-    return np.where(home, home, slot), np.where(home, slot, 0)
+    return np.where(ref, ref, slot), np.where(ref, slot, 0)
 
 
 def _fill(table: Table, rows: Numbers, **columns: ArrayLike) -> None:

@@ -36,8 +36,8 @@ class ExecutionPlan:
     sums of 16-bit floats would be rounded more than once. `uniform` says that the pieces must
     all have one length, since this rank relays pieces whose length it cannot know. `in_place`
     says that the input and the output may be the same memory. `readers` says for each post which
-    of the own slots it shows to which other ranks, in ascending order. `loans_only` says that the
-    slots of all ranks show where memory is, and none holds data.
+    of the own slots it shows to which other ranks, in ascending order. `addresses_only` says that
+    the slots of all ranks hold addresses of memory, and none holds data.
     """
 
     rank: int
@@ -52,7 +52,7 @@ class ExecutionPlan:
     uniform: bool = False
     in_place: bool = True
     readers: tuple[Reader, ...] = ()
-    loans_only: bool = False
+    addresses_only: bool = False
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "records", Records.of(self.records))

@@ -1,8 +1,9 @@
 """Lower a schedule to one plan per rank.
 
-A plan names slots and posts of other ranks, so all ranks are laid out (`staging.py`, `homes.py`),
-but records are only made for the plans that are asked for. For each step a rank waits for the
-posts that show what it reads, unless it has seen them, writes, and posts where the step says so.
+A plan names slots and posts of other ranks, so all ranks are laid out (`staging.py`,
+`buffer_allocation.py`), but records are only made for the plans that are asked for. For each step a
+rank waits for the posts that show what it reads, unless it has seen them, writes, and posts where
+the step says so.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from itertools import pairwise
 import numpy as np
 
 from unisono.errors import UnsupportedError
-from unisono.schedule.buffer_allocation import settle
+from unisono.schedule.buffer_allocation import allocate_buffers
 from unisono.schedule.chunk_moves import heads, name
 from unisono.schedule.code_generation import emit
 from unisono.schedule.dataflow import trace
@@ -42,9 +43,9 @@ class RankPlan:
     in_rank_order: bool
 
 
-def lower(schedule: Schedule, *, lends: bool = False) -> tuple[ExecutionPlan, ...]:
-    """One plan per rank. With `lends`, ranks read what others were given, and results, where those
-    have them (`homes.py`), instead of through staging slots.
+def lower(schedule: Schedule, *, shares_memory: bool = False) -> tuple[ExecutionPlan, ...]:
+    """One plan per rank. With `shares_memory`, ranks read what others were given, and results,
+    where those have them (`buffer_allocation.py`), instead of through staging slots.
 
     Raises `ScheduleError` when the schedule is wrong, `UnsupportedError` where a rank would need
     more slots than records can name.
@@ -56,11 +57,11 @@ def lower(schedule: Schedule, *, lends: bool = False) -> tuple[ExecutionPlan, ..
     >>> [[r.code.name for r in plan.records] for plan in lower(b.build())]
     [['COPY', 'POST', 'COPY', 'POST'], ['WAIT', 'COPY', 'POST']]
     """
-    return _Lowering(schedule, lends).plans(0, schedule.collective.ranks)
+    return _Lowering(schedule, shares_memory).plans(0, schedule.collective.ranks)
 
 
-def lower_rank(schedule: Schedule, rank: int, *, lends: bool = False) -> RankPlan:
-    """The plan of one rank: that of `lower(schedule, lends=lends)`, in a fraction of the time.
+def lower_rank(schedule: Schedule, rank: int, *, shares_memory: bool = False) -> RankPlan:
+    """The plan of one rank: that of `lower` with equal arguments, in a fraction of the time.
 
     Raises as `lower` does.
 
@@ -72,13 +73,13 @@ def lower_rank(schedule: Schedule, rank: int, *, lends: bool = False) -> RankPla
     >>> [r.code.name for r in mine.plan.records], mine.slots
     (['WAIT', 'COPY', 'POST'], (1, 0))
     """
-    lowering = _Lowering(schedule, lends)
+    lowering = _Lowering(schedule, shares_memory)
     (plan,) = lowering.plans(rank, rank + 1)
     return RankPlan(
         plan=plan,
         slots=tuple(lowering.staging.num_slots.tolist()),
-        uniform=bool(lowering.homes.uniform.any()),
-        in_place=bool(lowering.homes.in_place.all()),
+        uniform=bool(lowering.allocation.uniform.any()),
+        in_place=bool(lowering.allocation.in_place.all()),
         in_rank_order=lowering.flow.in_rank_order,
     )
 
@@ -86,13 +87,13 @@ def lower_rank(schedule: Schedule, rank: int, *, lends: bool = False) -> RankPla
 class _Lowering:
     """The layout of all ranks, and records for some of them."""
 
-    def __init__(self, schedule: Schedule, lends: bool) -> None:
+    def __init__(self, schedule: Schedule, shares_memory: bool) -> None:
         self.collective = schedule.collective
         self.flow = trace(schedule)
         self.staging = stage(self.flow)
-        self.homes = settle(self.flow, self.staging, lends=lends)
+        self.allocation = allocate_buffers(self.flow, self.staging, shares_memory=shares_memory)
         self.stages = 1 + int(self.staging.posts.max())
-        most = int(max(self.staging.num_slots.max(), self.homes.num_tmp.max()))
+        most = int(max(self.staging.num_slots.max(), self.allocation.num_tmp.max()))
         if most > _MOST or (np.diff(self.flow.first) >= _MOST).any():
             raise UnsupportedError(
                 f"{name(schedule)} on {self.collective.ranks} ranks: a rank would need {most} "
@@ -101,24 +102,26 @@ class _Lowering:
 
     def plans(self, start: int, stop: int) -> tuple[ExecutionPlan, ...]:
         """The plans of the ranks from `start` up to `stop`."""
-        table, edges = emit(self.flow, self.staging, self.homes, range(start, stop), self.stages)
+        table, edges = emit(
+            self.flow, self.staging, self.allocation, range(start, stop), self.stages
+        )
         readers = self._readers(start, stop)
-        loans_only = bool(self.homes.lent[self.staging.slot >= 0].all())
+        addresses_only = bool(self.allocation.shared[self.staging.slot >= 0].all())
         return tuple(
             ExecutionPlan(
                 rank=rank,
                 ranks=self.collective.ranks,
                 records=Records(table[edges[i] : edges[i + 1]]),
                 num_slots=int(self.staging.num_slots[rank]),
-                num_tmp=int(self.homes.num_tmp[rank]),
+                num_tmp=int(self.allocation.num_tmp[rank]),
                 parts=self.collective.parts,
                 stages=self.stages,
                 reduce_depth=self.flow.reduce_depth,
                 rounds=max(len(self.flow.moves.rounds), 1),
-                uniform=bool(self.homes.uniform[rank]),
-                in_place=bool(self.homes.in_place[rank]),
+                uniform=bool(self.allocation.uniform[rank]),
+                in_place=bool(self.allocation.in_place[rank]),
                 readers=readers[i],
-                loans_only=loans_only,
+                addresses_only=addresses_only,
             )
             for i, rank in enumerate(range(start, stop))
         )

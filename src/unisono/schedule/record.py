@@ -39,7 +39,7 @@ class Space(IntEnum):
     OUT = 1
     SLOT = 2
     TMP = 3
-    LENT = 4
+    SHARED = 4
 
 
 class Code(IntEnum):
@@ -50,7 +50,7 @@ class Code(IntEnum):
     ARG = 2
     WAIT = 3
     POST = 4
-    LEND = 5
+    SHARE = 5
 
 
 class Flag(IntFlag):
@@ -59,13 +59,13 @@ class Flag(IntFlag):
     NONE = 0
     HAS_DST2 = 1
     FINAL = 2
-    LENDS = 4
+    SHARES = 4
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Ref:
     """One part of a piece (IN, OUT), a staging slot of any rank, private memory, or the memory of
-    another rank that it has lent by the slot `index` (LENT)."""
+    another rank whose address is in the slot `index` (SHARED)."""
 
     space: Space = Space.IN
     rank: int = 0
@@ -101,8 +101,8 @@ class Record:
 
     COPY: `dst` (and `dst2` with HAS_DST2) <- `src`. REDUCE: `dst` (and `dst2`) <- the fold, left
     to right, of the `src` of the `nsrc` ARG records that follow; FINAL says that the result holds
-    all contributions. LEND: the slot `dst` shows where `src` lies, for others to read it there;
-    LENDS says that `dst2` is such a slot, for `dst`. WAIT: until the peer's progress reaches block
+    all contributions. SHARE: the slot `dst` gets the address of `src`, for others to read it there;
+    SHARES says that `dst2` is such a slot, for `dst`. WAIT: until the peer's progress reaches block
     base + `value`. POST: own progress becomes block base + `value`. The bytes moved are those of
     the part `length`. `round` is that of the schedule, counted without gaps; of a WAIT, `posted` is
     the round in which the peer posts what is waited for.

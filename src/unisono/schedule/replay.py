@@ -4,7 +4,7 @@ Waiting for a number that only grows gives the same outcome in whatever order th
 one order shows whether they can get stuck. What may be read when must not depend on the order,
 though: each rank carries a vector clock that only POST and WAIT pass on, and a slot may be read
 only if its writing is in the reader's clock, and overwritten only if all readings of it are in
-the writer's. The same holds for memory that a rank lends to others, which nothing but the output
+the writer's. The same holds for memory that a rank shares with others, which nothing but the output
 of a call in place may be written over. References stay the numbers that they are in records
 (`record.words`).
 """
@@ -27,9 +27,9 @@ Row = tuple[int, ...]
 
 # As plain integers, which compare faster.
 _COPY, _ARG, _WAIT, _POST = (int(c) for c in (Code.COPY, Code.ARG, Code.WAIT, Code.POST))
-_LEND = int(Code.LEND)
-_IN, _OUT, _SLOT, _LENT = (int(s) for s in (Space.IN, Space.OUT, Space.SLOT, Space.LENT))
-_HAS_DST2, _FINAL, _LENDS = (int(f) for f in (Flag.HAS_DST2, Flag.FINAL, Flag.LENDS))
+_SHARE = int(Code.SHARE)
+_IN, _OUT, _SLOT, _SHARED = (int(s) for s in (Space.IN, Space.OUT, Space.SLOT, Space.SHARED))
+_HAS_DST2, _FINAL, _SHARES = (int(f) for f in (Flag.HAS_DST2, Flag.FINAL, Flag.SHARES))
 _SPACE = 0xFF
 
 
@@ -39,7 +39,7 @@ class _Slot:
     block: int
     written: int
     index: int
-    lends: bool = False
+    shares_memory: bool = False
     """Whether the slot shows where the content is, and does not hold it."""
     reads: dict[int, int] = field(default_factory=dict)
 
@@ -60,7 +60,7 @@ class _Rank:
     """The input that is the same memory, by output."""
     memory: dict[int, dict[int, Content]] = field(default_factory=dict)
     """By block."""
-    loans: dict[int, dict[int, _Slot]] = field(default_factory=dict)
+    shared_memory: dict[int, dict[int, _Slot]] = field(default_factory=dict)
     """By block: what shows where memory of this rank is, by that memory."""
     posted: list[int] = field(default_factory=list)
     post_clocks: list[tuple[int, ...]] = field(default_factory=list)
@@ -79,7 +79,7 @@ def check_plans(
 
     Each rank owns `depth` blocks' worth of slots. The first round of the schedule runs `lead`
     blocks ahead of the last, as in the native executor: in step s a record of round r deals with
-    block s - lead + `lead_of(r, ...)`. With `in_place`, inputs that are lent lie in the memory of
+    block s - lead + `lead_of(r, ...)`. With `in_place`, inputs that are shared lie in the memory of
     the output. Raises `ScheduleError`, naming the rank, the record and the block.
 
     >>> from unisono.schedule import Builder, lower
@@ -152,7 +152,7 @@ class _Replay:
             if rank.step < self.blocks and not self._enter(rank):
                 return False
             rank.memory[rank.block] = dict(rank.inputs)
-            rank.loans[rank.block] = {}
+            rank.shared_memory[rank.block] = {}
             rank.entered = True
         row = rank.rows[rank.pc]
         rank.block = rank.step - self.lead + self.leads[row[5]]
@@ -202,8 +202,8 @@ class _Replay:
 
     def _move(self, rank: _Rank, row: Row) -> None:
         code, nsrc, _, flags, _, _, _, dst, dst2, src, _ = row
-        if code == _LEND:
-            return self._lend(rank, dst, src)
+        if code == _SHARE:
+            return self._share(rank, dst, src)
         if code == _COPY:
             content = self._read(rank, src)
         else:
@@ -217,14 +217,14 @@ class _Replay:
         self._store(rank, dst, content)
         if flags & _HAS_DST2:
             self._store(rank, dst2, content)
-        if flags & _LENDS:
-            self._lend(rank, dst2, dst)
+        if flags & _SHARES:
+            self._share(rank, dst2, dst)
 
-    def _lend(self, rank: _Rank, slot: int, what: int) -> None:
+    def _share(self, rank: _Rank, slot: int, what: int) -> None:
         if slot & _SPACE != _SLOT or what & _SPACE not in (_IN, _OUT):
-            raise ScheduleError(f"{self._where(rank)}: cannot lend {_text(what)}")
-        self._store(rank, slot, self._read(rank, what), lends=True)
-        rank.loans[rank.block][what] = self.slots[slot, rank.block % self.depth]
+            raise ScheduleError(f"{self._where(rank)}: cannot share {_text(what)}")
+        self._store(rank, slot, self._read(rank, what), shares_memory=True)
+        rank.shared_memory[rank.block][what] = self.slots[slot, rank.block % self.depth]
 
     def _fold(self, rank: _Rank, contents: list[Content]) -> Content:
         chunk, mask = contents[0]
@@ -236,7 +236,7 @@ class _Replay:
 
     def _read(self, rank: _Rank, ref: int) -> Content:
         space = ref & _SPACE
-        if space not in (_SLOT, _LENT):
+        if space not in (_SLOT, _SHARED):
             if ref not in rank.memory[rank.block]:
                 raise ScheduleError(f"{self._where(rank)}: {_text(ref)} holds nothing")
             return rank.memory[rank.block][ref]
@@ -245,14 +245,16 @@ class _Replay:
             raise ScheduleError(
                 f"{self._where(rank)}: {_text(ref)} may be read before it is written"
             )
-        if slot.lends != (space == _LENT):
+        if slot.shares_memory != (space == _SHARED):
             raise ScheduleError(f"{self._where(rank)}: {_text(ref)} is not what the slot is for")
         slot.reads[rank.plan.rank] = rank.clock[rank.plan.rank]
         return slot.content
 
-    def _store(self, rank: _Rank, ref: int, content: Content, *, lends: bool = False) -> None:
+    def _store(
+        self, rank: _Rank, ref: int, content: Content, *, shares_memory: bool = False
+    ) -> None:
         me = rank.plan.rank
-        if _owner(ref) != me or ref & _SPACE in (_IN, _LENT):
+        if _owner(ref) != me or ref & _SPACE in (_IN, _SHARED):
             raise ScheduleError(f"{self._where(rank)}: {_text(ref)} is not its to write")
         if ref & _SPACE != _SLOT:
             self._require_returned(rank, ref, content)
@@ -276,29 +278,29 @@ class _Replay:
             block=rank.block,
             written=rank.clock[me],
             index=_index(ref),
-            lends=lends,
+            shares_memory=shares_memory,
         )
 
     def _require_returned(self, rank: _Rank, ref: int, content: Content) -> None:
         """That nobody reads, or will read, what is written over."""
-        loans = rank.loans[rank.block]
-        loan = loans.get(ref)
-        if loan is None and ref in rank.given:
-            loan = loans.get(rank.given[ref])
-            if loan is None or loan.content == content:  # the same stays there
+        shared_memory = rank.shared_memory[rank.block]
+        shared_slot = shared_memory.get(ref)
+        if shared_slot is None and ref in rank.given:
+            shared_slot = shared_memory.get(rank.given[ref])
+            if shared_slot is None or shared_slot.content == content:  # the same stays there
                 return
-            readers = (r.rank for r in rank.plan.readers if r.slot == loan.index)
-            if all(loan.reads.get(r, rank.clock[r] + 1) <= rank.clock[r] for r in readers):
+            readers = (r.rank for r in rank.plan.readers if r.slot == shared_slot.index)
+            if all(shared_slot.reads.get(r, rank.clock[r] + 1) <= rank.clock[r] for r in readers):
                 return
-        if loan is not None:
+        if shared_slot is not None:
             raise ScheduleError(
-                f"{self._where(rank)}: {_text(ref)} may be overwritten while it is lent"
+                f"{self._where(rank)}: {_text(ref)} may be overwritten while it is shared"
             )
 
     def _end_step(self, rank: _Rank) -> None:
         ended = rank.step - self.lead
         memory = rank.memory.pop(ended, {})
-        rank.loans.pop(ended, None)
+        rank.shared_memory.pop(ended, None)
         for out, want in rank.goals.items():
             if ended >= 0 and memory.get(out) != want:
                 raise ScheduleError(

@@ -1,8 +1,8 @@
-"""Where memory that a rank lends to others may be written again in the same block.
+"""Where memory that a rank shares with others may be written again in the same block.
 
-What a rank has lent must stay as it is until all have read it. Results do: nothing is written over
-them. What a rank was given does too, unless the output is written to the same memory: then each
-reader must be known to be done before that.
+Memory that a rank shares must stay as it is until all have read it. Results do: nothing is written
+over them. What a rank was given does too, unless the output is written to the same memory: then
+each reader must be known to be done before that.
 """
 
 from __future__ import annotations
@@ -37,17 +37,17 @@ def first_written(flow: Dataflow, staging: Staging, writes: NDArray[np.bool_]) -
 
 
 def returned_in_time(
-    flow: Dataflow, staging: Staging, lent: NDArray[np.bool_], written: NDArray[np.bool_]
+    flow: Dataflow, staging: Staging, shared: NDArray[np.bool_], written: NDArray[np.bool_]
 ) -> NDArray[np.bool_]:
-    """For each rank whether, with input and output in one memory, it writes nothing to what it has
-    lent before all readers are done.
+    """For each rank whether, with input and output in one memory, it writes nothing to what it
+    shares before all readers are done.
 
     It knows of a reader if, before it writes, it waits for a post of the reader that follows the
     reading. `written` are the values made whose home is the output.
     """
     ranks, steps = flow.moves.places.schedule.collective.ranks, staging.steps
     when = staging.when()
-    reading = np.flatnonzero(staging.far & lent[flow.operands] & (flow.operands < flow.inputs))
+    reading = np.flatnonzero(staging.far & shared[flow.operands] & (flow.operands < flow.inputs))
     given, into = flow.operands[reading], staging.target[reading]
     overwritten = first_written(flow, staging, written[steps])[places_of(flow, given)]
     owner, reader = flow.rank[given], flow.rank[into]

@@ -164,9 +164,9 @@ class Transfers(Sequence[Transfer]):
         return hash(self.columns)
 
     def __repr__(self) -> str:
-        shown = [repr(transfer) for transfer in self[:8]]
+        first = [repr(transfer) for transfer in self[:8]]
         more = [f"... {len(self) - 8} more"] if len(self) > 8 else []
-        return f"Transfers([{', '.join(shown + more)}])"
+        return f"Transfers([{', '.join(first + more)}])"
 
 
 def _integers(name: str, values: ArrayLike) -> Column:

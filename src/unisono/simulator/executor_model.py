@@ -128,15 +128,17 @@ class _Walk:
         self.depth = blocks.depth
         self.lead = min(blocks.lead, blocks.depth - 1, len(lengths) - 1, plan.rounds - 1)
         self.leads = [lead_of(round_, plan.rounds, self.lead) for round_ in range(plan.rounds)]
-        self.shown = {
+        self.readers_of = {
             post: [(rank, len(list(slots))) for rank, slots in groupby(sorted(of), lambda x: x)]
             for post, of in self._readers().items()
         }
         self.readers = sorted({reader.rank for reader in plan.readers})
         self.sources = sorted({row[1] for row in self.rows if row[0] == Code.WAIT})
         self.seen: dict[int, int] = defaultdict(int)
-        self.debts: list[int] = []  # by block: the progress that its readers must answer with
-        self.owed: list[tuple[int, int]] = []  # peer, and the block that was read of it
+        self.pending_reads: list[
+            int
+        ] = []  # by block: the progress by which its readers acknowledge it
+        self.owed_acks: list[tuple[int, int]] = []  # peer, and the block that was read from it
         self.now = self._join([-1 - plan.rank] if gates else [])
 
     def _readers(self) -> dict[int, list[int]]:
@@ -150,7 +152,7 @@ class _Walk:
         for step in range(len(self.lengths) + self.lead):
             if self.plan.num_slots and self.depth <= step < len(self.lengths):
                 for reader in self.readers:
-                    self._wait(reader, self.debts[step - self.depth])
+                    self._wait(reader, self.pending_reads[step - self.depth])
             self._records(step)
             if step >= self.lead:
                 self._end_block(step - self.lead, (step + 1) * self.plan.stages)
@@ -165,7 +167,7 @@ class _Walk:
                 earlier = self.leads[posted] - self.leads[round_]
                 self._wait(peer, base + value - earlier * stages)
             elif code == Code.POST:
-                for reader, slots in self.shown.get(value, ()):
+                for reader, slots in self.readers_of.get(value, ()):
                     self._send(reader, base + value, round_, slots * self.lengths[block])
 
     def _join(self, needs: list[int], awaits: tuple[int, int] | None = None) -> int:
@@ -180,15 +182,15 @@ class _Walk:
         self.now = self._join([self.now], (peer, progress))
 
     def _send(self, peer: int, progress: int, round_: int, nbytes: float) -> None:
-        self.owed = [owed for owed in self.owed if owed[0] != peer]
+        self.owed_acks = [owed_acks for owed_acks in self.owed_acks if owed_acks[0] != peer]
         task = _Task(
             TaskKind.MESSAGE, round_, self.plan.rank, peer, HEAD_BYTES + nbytes, [self.now]
         )
         self.log.send(task, progress)
 
     def _end_block(self, block: int, progress: int) -> None:
-        self.debts.append(progress)
-        self.owed += [(source, block) for source in self.sources]
+        self.pending_reads.append(progress)
+        self.owed_acks += [(source, block) for source in self.sources]
         most = min((self.depth + 1) // 2, self.depth - self.lead)
-        while due := [peer for peer, read in self.owed if block - read + 1 >= most]:
+        while due := [peer for peer, read in self.owed_acks if block - read + 1 >= most]:
             self._send(due[0], progress, self.plan.rounds - 1, 0.0)

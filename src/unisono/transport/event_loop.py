@@ -119,9 +119,9 @@ class EventLoop:
 
     def __init__(self) -> None:
         self._selector = selectors.DefaultSelector()
-        bell = Doorbell(os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC))
-        self._bell: Doorbell | None = bell
-        self._selector.register(bell.fd, READ, bell.hush)
+        doorbell = Doorbell(os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC))
+        self._doorbell: Doorbell | None = doorbell
+        self._selector.register(doorbell.fd, READ, doorbell.hush)
         self._calls: deque[tuple[Action, OneShotEvent]] = (
             deque()
         )  # what is to be told when it is over
@@ -157,7 +157,7 @@ class EventLoop:
             self._close()
         elif not self._is_here():
             self._thread.join(timeout_s)
-        return self._bell is None
+        return self._doorbell is None
 
     def abandon(self) -> None:
         """In a forked child: closes its copies of all descriptors. The parent's see nothing of it.
@@ -233,16 +233,16 @@ class EventLoop:
     def _hand_over(self, action: Action, over: OneShotEvent) -> None:
         if os.getpid() != self._pid:
             raise AbortedError("the connections to other hosts belong to the parent process")
-        bell = self._bell
-        if self._stopping or bell is None:
+        doorbell = self._doorbell
+        if self._stopping or doorbell is None:
             raise AbortedError("the connections to other hosts are closed")
         self._calls.append((action, over))
-        bell.ring()
-        if self._bell is None:  # the thread has ended meanwhile, perhaps without a look at this
+        doorbell.ring()
+        if self._doorbell is None:  # the thread has ended meanwhile, perhaps without a look at this
             self._drop_calls()
 
     def _close(self) -> None:
-        self._bell = None
+        self._doorbell = None
         self._drop_calls()
         self._alarms.clear()
         self._selector.close()

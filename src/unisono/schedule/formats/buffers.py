@@ -95,8 +95,8 @@ class Buffers:
                 self._outputs[Cell(rank, Buffer.OUTPUT, ref[0] * parts + ref[1])] = chunk
         if in_place:
             self._alias()
-        self._homes = {self.memory(cell): chunk for cell, chunk in self._inputs.items()}
-        self._homes |= {self.memory(cell): chunk for cell, chunk in self._outputs.items()}
+        self._chunks = {self.memory(cell): chunk for cell, chunk in self._inputs.items()}
+        self._chunks |= {self.memory(cell): chunk for cell, chunk in self._outputs.items()}
 
     def _alias(self) -> None:
         parts = self.collective.parts
@@ -133,4 +133,4 @@ class Buffers:
 
     def home(self, memory: Cell) -> int | None:
         """The location where a schedule keeps what is written to this memory; None: scratch."""
-        return self._homes.get(memory)
+        return self._chunks.get(memory)

@@ -133,7 +133,7 @@ class _Plan:
         self.shared = shared or buffers.in_place
         self.moves: list[Move] = []
         self.scratch = [0] * buffers.collective.ranks
-        self.homes: dict[Cell, int] = {}
+        self.allocated: dict[Cell, int] = {}
         self.contents: dict[Value, _Content] = {}
         self.locations: dict[tuple[int, int], _Location] = {}
 
@@ -240,9 +240,9 @@ class _Plan:
         home = self.buffers.home(cell)
         if home is not None and (self.shared or cell.buffer is not Buffer.OUTPUT):
             return home
-        if cell not in self.homes:
-            self.homes[cell] = self._new_scratch(value.gpu)
-        return self.homes[cell]
+        if cell not in self.allocated:
+            self.allocated[cell] = self._new_scratch(value.gpu)
+        return self.allocated[cell]
 
     def _new_scratch(self, rank: int) -> int:
         self.scratch[rank] += 1
