@@ -1,4 +1,4 @@
-// A group that spans hosts, as the thread sees it that speaks with the others.
+// Bindings of a group across hosts, for the connection manager.
 #include "bind/connections.h"
 
 #include <nanobind/stl/string.h>

@@ -1,5 +1,5 @@
-// Calls that look like one that Python has checked before: found by a look at the array and run,
-// begun, or recorded for a batch, without going through Python again.
+// The fast path. A call with the same properties as an earlier, checked call runs without Python:
+// it is executed, begun, or recorded for a batch.
 #include <nanobind/nanobind.h>
 #include <nanobind/stl/shared_ptr.h>
 
@@ -24,8 +24,9 @@ namespace {
 
 constexpr size_t kMostRemembered = 4096;
 
-// What a call looks like. Reduction and algorithm are compared as objects: programs write them as
-// constants, and who does not takes the slow way, which finds the same call.
+// The properties by which the fast path finds a call. Reduction and algorithm are compared by
+// identity, because programs usually pass constants. A program that passes new objects takes the
+// checked path, which finds the same call.
 struct Look {
     uint32_t op;
     uint64_t in_bytes, out_bytes;
@@ -51,7 +52,7 @@ struct LookHash {
 
 struct Known {
     std::shared_ptr<Prepared> call;
-    nb::object reduction, algorithm;  // kept alive, so that their addresses stay theirs
+    nb::object reduction, algorithm;  // kept alive, so that no other object gets their addresses
 };
 
 Look look_of(uint32_t op, const Located& in, const Located& out, nb::handle reduction, int32_t root,
@@ -66,8 +67,9 @@ Located located(const nb::tuple& t) {
 
 class QuickCalls {
   public:
-    // `make_work(op, (in, out), result)` is what an asynchronous call returns, once its `job` was
-    // set. What is in `held` keeps its arrays; `prune()` takes out what has ended.
+    // `make_work(op, (in, out), result)` makes the return value of an asynchronous call, and this
+    // class sets its `job`. A work in `held` keeps its arrays alive; `prune()` removes finished
+    // works.
     QuickCalls(std::shared_ptr<Group> group, nb::callable make_work, nb::set held,
                nb::callable prune, double inline_s)
         : group_(std::move(group)),
@@ -83,9 +85,9 @@ class QuickCalls {
         known_.insert_or_assign(look, std::move(known));
     }
 
-    // Runs the call and returns `out`, or begins it and returns its work. None if no such call is
-    // known, as of arguments of wrong kinds: Python checks them, and tells the other ranks. While
-    // this thread records, nothing is run.
+    // Runs the call and returns `out`, or begins the call and returns its work. Returns None for an
+    // unknown call, and for arguments of a wrong type: Python checks these and informs the other
+    // ranks. Runs nothing while this thread records.
     nb::object run(uint32_t op, nb::handle in, nb::handle out, nb::handle reduction,
                    nb::handle root, nb::handle algorithm, nb::handle later) {
         const auto number = whole(root);
@@ -110,8 +112,8 @@ class QuickCalls {
         return nb::borrow(out);
     }
 
-    // From here on the calls of this thread are not run: its all_reduces of a kind for which there
-    // is a pack go there, all others the way that checks everything.
+    // Starts recording this thread's calls instead of running them. An all_reduce of a kind that
+    // has a pack goes into the pack. All other calls take the checked path.
     void start_recording() { recording_ = Recording{PyThread_get_thread_ident(), {}}; }
     void stop_recording() { recording_.reset(); }
     void pack_into(uint32_t dtype, uint32_t reduction, uint64_t most_bytes,
@@ -124,7 +126,7 @@ class QuickCalls {
   private:
     struct Found {
         const Prepared* call;
-        bool plain;  // the algorithm is not the caller's choice
+        bool plain;  // the caller has not chosen the algorithm
         Address source, target;
         uint64_t bytes;
     };
@@ -139,8 +141,8 @@ class QuickCalls {
         std::vector<Kind> kinds;
     };
 
-    // From the beginning of the call until its arrays are held, nothing here runs Python's own
-    // code, which a signal handler could end.
+    // Runs no Python code between the start of the call and the hold of its arrays. A signal
+    // handler could interrupt such code.
     nb::object begin(uint32_t op, nb::handle in, nb::handle out, Execution call, double limit_s) {
         nb::object work = make_work_(op, nb::make_tuple(in, out), out);
         std::shared_ptr<Job> job;
@@ -157,7 +159,7 @@ class QuickCalls {
 
     void hold(const nb::object& work) noexcept {
         if (PySet_Add(held_.ptr(), work.ptr()) == 0) return;
-        PyErr_Clear();  // no memory for that: held for good
+        PyErr_Clear();  // no memory: the work is kept for ever
         work.inc_ref();
     }
 
@@ -185,7 +187,8 @@ class QuickCalls {
                      target->address, target->bytes};
     }
 
-    // What is known was neither copied nor changed, so it can be packed as it lies there.
+    // A known call has arrays that were neither copied nor converted, so they can be packed in
+    // place.
     [[nodiscard]] bool record(const Found& found, nb::handle out) const {
         const CallArgs& args = found.call->args;
         if (args.op != OpKind::all_reduce || !found.plain) return false;
@@ -199,7 +202,8 @@ class QuickCalls {
         return false;
     }
 
-    // Whether no result overwrites what is still to be read. Where it would, Python makes a copy.
+    // Returns true if the result overwrites no input that is still needed. Otherwise Python makes a
+    // copy.
     [[nodiscard]] bool safe(const Look& look, uintptr_t in, uintptr_t out) const noexcept {
         if (in + look.in_bytes <= out || out + look.out_bytes <= in) return true;
         const uint64_t rank = group_->members().rank();

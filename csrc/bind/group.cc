@@ -1,4 +1,4 @@
-// The group and its calls, as Python sees them. Every call that may block releases the GIL.
+// Bindings of the group and its calls. Every call that may block releases the GIL.
 #include "execution/group.h"
 
 #include <nanobind/nanobind.h>
@@ -41,8 +41,8 @@ Execution bound(Group& group, const Prepared& call, const Memory& in, const Memo
     return group.dispatcher().or_fail([&] { return call.bind(pieces_of(in), pieces_of(out)); });
 }
 
-// `then` returns the call that follows, as (call, in, out); or it raises, after it has failed the
-// group where the ranks disagree. It runs in whatever thread drives the calls.
+// `then` returns the next call as (call, in, out). If the ranks disagree, it fails the group and
+// raises. The thread that drives the calls runs it.
 Sequel sequel_of(Group& group, nb::object then) {
     if (then.is_none()) return {};
     const std::shared_ptr<PyObject> held(then.release().ptr(), [](PyObject* object) {

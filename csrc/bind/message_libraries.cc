@@ -1,4 +1,4 @@
-// A carrier that is a Python object. Whoever moves a wire needs the GIL for as long as it asks it.
+// A message library that is a Python object. Each call to it needs the GIL.
 #include "bind/message_libraries.h"
 
 #include <nanobind/stl/pair.h>
@@ -16,7 +16,7 @@ namespace nb = nanobind;
 namespace unisono::bind {
 namespace {
 
-// Calls into Python with what it raises made the core's.
+// Calls into Python and converts its exceptions to errors of the core.
 template <class Call>
 auto in_python(Call&& call) {
     const WithGil gil;
@@ -31,8 +31,9 @@ auto in_python(Call&& call) {
 }
 
 class PythonCarrier final : public Carrier {
-    // What the carrier does not raise itself came from a signal handler, at any point: the library
-    // may have begun to move what the carrier has not noted yet, and goes on with it.
+    // Any error except `peer_lost` may come from a signal handler, at any point of the call. The
+    // library may have begun a transfer that the Python object has not recorded. Such a transfer
+    // continues.
     template <class Call>
     std::invoke_result_t<Call&> moving(Call&& call) {
         try {
@@ -89,10 +90,10 @@ class PythonCarrier final : public Carrier {
     [[nodiscard]] bool close() noexcept override {
         try {
             return in_python([&] {
-                const nb::error_scope raised;  // by a signal handler, whose error this must outlive
+                const nb::error_scope raised;  // by a signal handler; must survive this call
                 return nb::cast<bool>(carrier_.attr("close")()) && !is_broken_;
             });
-        } catch (const std::exception&) {  // who knows what it still moves
+        } catch (const std::exception&) {  // unknown transfers may still be pending
             return false;
         }
     }

@@ -1,4 +1,4 @@
-// A request of Python's, and who keeps it.
+// Point-to-point requests for Python, and the object that keeps them alive.
 #include "bind/p2p_requests.h"
 
 #include <algorithm>
@@ -15,7 +15,7 @@ namespace nb = nanobind;
 namespace unisono::bind {
 namespace {
 
-// Larger messages are moved without the GIL.
+// Larger messages move without the GIL.
 constexpr uint64_t kMostWithGil = 64 << 10;
 constexpr const char* kLate = "the call is still under way after %g s (timeout)";
 
@@ -32,7 +32,7 @@ double limit_of(const nb::object& timeout_s) {
 
 }  // namespace
 
-// Nor are any where a carrier may be Python's: who moves that waits for the GIL.
+// Also false where the message library may be a Python object: progress then waits for the GIL.
 bool may_keep_gil(const Group& group, const p2p::Message& message) noexcept {
     return message.bytes <= kMostWithGil && !group.outlives_calls();
 }
@@ -126,7 +126,7 @@ void BoundRequest::end_if_late(double waited_s) {
     engine().expire(request, timeout_s_);
 }
 
-// ---- several
+// ---- several requests
 
 namespace {
 
@@ -173,7 +173,7 @@ nb::object wait_any(const nb::list& works, const nb::object& timeout_s) {
     return nb::int_(*place);
 }
 
-// ---- the keeper
+// ---- keeper
 
 Keeper::~Keeper() {
     for (PyObject* const object : std::exchange(kept_, {})) {
@@ -199,12 +199,13 @@ void Keeper::let_go(BoundRequest& request) noexcept {
     BoundRequest::of(kept_.back()).place_ = request.place_;
     kept_.pop_back();
     request.keeper_ = nullptr;
-    Py_DECREF(object);  // last: it may run anything
+    Py_DECREF(object);  // last: it may run any code
 }
 
 void Keeper::prune() noexcept {
-    // From the last: whoever takes its place was looked at. To let go may run anything, which may
-    // keep and let go of others: then some are left for the next time.
+    // From the last one, because the element that moves into a free place was already checked. Each
+    // let_go may run any code, which may keep and release other requests; then some wait for the
+    // next prune.
     for (size_t place = kept_.size(); place-- > 0;) {
         if (place >= kept_.size()) continue;
         BoundRequest& request = BoundRequest::of(kept_[place]);

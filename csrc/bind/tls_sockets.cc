@@ -1,4 +1,4 @@
-// TLS for the connections that Python speaks over, and until it hands them to a group.
+// Bindings of TLS for the connections that Python uses, until Python passes them to a group.
 #include "bind/tls_sockets.h"
 
 #include <nanobind/nanobind.h>
@@ -28,7 +28,7 @@ TlsSession::Key key_of(const nb::bytes& bytes) {
     return key;
 }
 
-// What a socket would raise; what came and is no TLS: EBADMSG with what is wrong with it.
+// Raises a socket's error. Input that is not valid TLS raises EBADMSG with a description.
 [[noreturn]] void raise_errno(const TlsSession& session) {
     if (errno == EBADMSG) {
         PyErr_SetObject(PyExc_OSError, nb::make_tuple(errno, session.problem()).ptr());

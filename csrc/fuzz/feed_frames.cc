@@ -1,4 +1,5 @@
-// A rank of two whose peer sends what the bytes say: a script of pieces, frames, receives and ends.
+// One of two ranks with a scripted peer. The fuzzer's bytes are the script: raw bytes, frames,
+// receives and ends of connections.
 #include <sys/socket.h>
 
 #include <memory>
@@ -10,7 +11,7 @@
 namespace unisono::fuzz {
 namespace {
 
-// One end of a connection that holds what is written to it until it is read.
+// The peer's end of a connection. The socket holds the written bytes until the rank reads them.
 class Line {
   public:
     explicit Line(TcpWire& wire, uint32_t stream, uint32_t streams) {
@@ -39,7 +40,7 @@ class Script : private OneOfTwo {
         }
     }
     ~Script() {
-        calls_.clear();  // so that nothing lingers
+        calls_.clear();  // so that closing does not wait
         messages_.clear();
         members_.leave();
         p2p_.stop();
@@ -65,7 +66,7 @@ class Script : private OneOfTwo {
             case 2:
                 if (what & 16) return exchange(p2p_, true);
                 return what & 32 ? change(p2p_) : line.end();
-            case 3: {  // a frame as it is
+            case 3: {  // an arbitrary frame
                 Frame frame{};
                 bytes_.copy(&frame, sizeof(frame));
                 return line.say(&frame, sizeof(frame));
@@ -80,7 +81,7 @@ class Script : private OneOfTwo {
         line.say(piece.data(), bytes);
     }
 
-    // A frame in few bytes, with a payload of zeros.
+    // Sends a frame built from few bytes, with a payload of zeros.
     void say_frame(Line& line) {
         Frame frame{};
         frame.kind = static_cast<FrameKind>(bytes_.take<uint8_t>() % 13);
@@ -109,7 +110,7 @@ class Script : private OneOfTwo {
 }  // namespace
 
 void feed_frames(const uint8_t* data, size_t size) {
-    if (size > 4096) return;  // more says nothing new, and would not fit into a socket
+    if (size > 4096) return;  // longer input finds nothing new and does not fit into a socket
     Script(Bytes(data, size)).play();
 }
 

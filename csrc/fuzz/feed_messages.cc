@@ -1,5 +1,5 @@
-// A rank of two whose peer is behind a library: the bytes say which heads it sends, when payloads
-// come or fail, and what this rank sends and receives meanwhile.
+// One of two ranks with a scripted peer behind a message library. The fuzzer's bytes say which
+// heads the peer sends, when payloads arrive or fail, and what this rank sends and receives.
 #include <algorithm>
 #include <deque>
 #include <memory>
@@ -11,7 +11,7 @@
 namespace unisono::fuzz {
 namespace {
 
-// Moves nothing by itself: whoever plays the library ends what it was asked to move.
+// A message library that finishes a transfer only when the script says so.
 class Library final : public Carrier {
   public:
     void listen(std::byte* memory, uint64_t slot_bytes, uint32_t slots) override {
@@ -52,7 +52,7 @@ class Library final : public Carrier {
         const auto* const begin = static_cast<const std::byte*>(data);
         heads_.emplace_back(begin, begin + std::min<size_t>(bytes, slot_bytes_));
     }
-    // One of the transfers under way is over, and a payload is all where it belongs.
+    // Ends one of the pending transfers; a received payload is then complete.
     void end(size_t which, bool fails) {
         if (under_way_.empty()) return;
         const auto found = under_way_.begin() + static_cast<ptrdiff_t>(which % under_way_.size());
@@ -75,7 +75,7 @@ class Library final : public Carrier {
     uint64_t slot_bytes_ = 0;
     uint32_t slots_ = 0, free_ = 0, next_ = 0;
     bool at_once_ = false;
-    uint8_t sum_ = 0;  // so that all that is sent is read
+    uint8_t sum_ = 0;  // so that all sent bytes are read
     std::deque<std::vector<std::byte>> heads_;
     std::vector<Transfer> under_way_;
     std::vector<Ended> ended_;
@@ -85,7 +85,7 @@ class Script : private OneOfTwo {
   public:
     explicit Script(Bytes bytes) : OneOfTwo(bytes) {}
     ~Script() {
-        // What is still under way would be waited for.
+        // Otherwise the destructor would wait for pending requests.
         members_.record(Fault::aborted, "the script is over");
         members_.leave();
         p2p_.stop();
@@ -97,7 +97,7 @@ class Script : private OneOfTwo {
     }
 
   private:
-    // As in the wire, where it is private.
+    // A copy of the transport's private types.
     struct Span {
         uint64_t place, bytes;
     };
@@ -108,7 +108,7 @@ class Script : private OneOfTwo {
     };
     static_assert(sizeof(Head) == 88);
 
-    // As whoever drives the calls does.
+    // Polls like the thread that drives the calls.
     void poll_calls() {
         try {
             wire_.poll();
@@ -144,7 +144,8 @@ class Script : private OneOfTwo {
         library.say(piece.data(), piece.size());
     }
 
-    // A head in few bytes; the spans add up unless the bytes say otherwise.
+    // Sends a head built from few bytes. The spans add up to the payload unless the script
+    // overrides it.
     void say_head(Library& library) {
         Head head{};
         Frame& frame = head.frame;
@@ -188,7 +189,7 @@ class Script : private OneOfTwo {
 }  // namespace
 
 void feed_messages(const uint8_t* data, size_t size) {
-    if (size > 4096) return;  // more says nothing new
+    if (size > 4096) return;  // longer input finds nothing new
     Script(Bytes(data, size)).play();
 }
 

@@ -39,9 +39,9 @@ Engine::~Engine() {
     stop();
 }
 
-// ---- beginning
+// ---- start
 
-// One that cannot begin is done.
+// Throws Error for a request that cannot begin, and marks the request as done.
 void Engine::check(Request& request) const {
     try {
         members_.require_healthy();
@@ -107,7 +107,7 @@ void Engine::begin_receive(Request& receive) {
     poll_for(receive);
 }
 
-// False: the message was withdrawn meanwhile.
+// False: the sender has withdrawn the message meanwhile.
 bool Engine::accept(const Envelope& came, Request& receive) {
     const Message& m = receive.message();
     const bool fit = static_cast<uint32_t>(m.dtype) == came.kind && m.bytes == came.bytes;
@@ -132,16 +132,16 @@ void Engine::fail_mismatch(const Envelope& came, const Request& receive) {
                       name_of(m.dtype) + ")");
 }
 
-// ---- moving
+// ---- progress
 
-// What `move` returns. Once the group has failed nothing moves any more, and all requests end:
-// their callers are about to take their memory back.
+// Returns the result of `move`. Once the group has failed, nothing moves any more and all requests
+// end, because their callers are about to reuse the memory.
 template <class Move>
 bool Engine::guarded(Move&& move) {
     try {
         members_.require_healthy();
         return move();
-    } catch (const Error& error) {  // of a carrier's, perhaps: then nobody has heard of it
+    } catch (const Error& error) {  // perhaps a message library's, which is not recorded yet
         record(error);
         fail_all(error);
         throw;
@@ -156,7 +156,7 @@ bool Engine::guarded(Move&& move) {
     }
 }
 
-// Whether all who should be there are. With the lock.
+// Fails the group if a rank that should be alive is gone. Requires the lock.
 void Engine::check_world() {
     guarded([&] {
         waiter_.check_world({});
@@ -164,7 +164,7 @@ void Engine::check_world() {
     });
 }
 
-// For all ranks; of one that has left, its own errors are nobody else's.
+// Records an error for all ranks. The errors of a rank that has left concern no other rank.
 void Engine::record(const Error& error) noexcept {
     if (!members_.closed()) members_.record(error.fault(), error.what());
 }
@@ -178,7 +178,7 @@ bool Engine::poll() {
     });
 }
 
-// The same for what one request may wait for.
+// Polls only what may finish this request.
 bool Engine::poll_for(const Request& request) {
     const int32_t rank = request.message().peer;
     if (rank == kAnySource || wired_[static_cast<size_t>(rank)]) return poll();
@@ -197,7 +197,7 @@ bool Engine::advance_held(Peer& peer) {
     bool moved = false;
     while (!peer.held.empty()) {
         Request* const send = peer.held.front();
-        if (!peer.endpoint->put(*send)) break;  // which may end it
+        if (!peer.endpoint->put(*send)) break;  // may complete the request
         peer.held.pop_front();
         moved = true;
     }
@@ -205,7 +205,7 @@ bool Engine::advance_held(Peer& peer) {
     return moved;
 }
 
-// The peer asks for a message that is held back.
+// Answers the peer's question for a held-back message.
 bool Engine::answer(Peer& peer) {
     const auto tag = peer.endpoint->asked();
     const auto found = std::find_if(peer.held.begin(), peer.held.end(), [&](const Request* send) {
@@ -242,15 +242,15 @@ bool Engine::advance_arrivals(Peer& peer) {
     return moved;
 }
 
-// Where messages that nobody asks for keep back others, asks the peer for one that is wanted: for
-// each posted receive in turn, and for the tag that is probed for, until all were denied. True: an
-// answer has come.
+// Asks the peer for a held-back message when messages that no receive matches block the room. Asks
+// for the tag of each posted receive in turn, and for a probed tag, until all are denied. Returns
+// true if an answer has arrived.
 bool Engine::ask(uint32_t rank, Peer& peer, std::optional<uint64_t> probed) {
     switch (peer.endpoint->answer()) {
         case Endpoint::Answer::waiting:
             return false;
         case Endpoint::Answer::found:
-            peer.asked_holds = 0;  // once more from the first
+            peer.asked_holds = 0;  // start again from the first receive
             return true;
         case Endpoint::Answer::denied:
             ++peer.next_question;
@@ -258,8 +258,8 @@ bool Engine::ask(uint32_t rank, Peer& peer, std::optional<uint64_t> probed) {
         case Endpoint::Answer::none:
             break;
     }
-    if (matcher_.unexpected_of(rank) == 0) return false;  // room will come by itself
-    // What was denied before either of these changed may be there now.
+    if (matcher_.unexpected_of(rank) == 0) return false;  // room becomes free without a question
+    // A change of either number may make a denied message available.
     const uint64_t holds = peer.endpoint->held(), changes = matcher_.changes();
     if (peer.asked_holds != holds || peer.asked_changes != changes ||
         (probed && peer.asked_probed != probed))
@@ -278,12 +278,12 @@ bool Engine::ask(uint32_t rank, Peer& peer, std::optional<uint64_t> probed) {
     return false;
 }
 
-// ---- ending
+// ---- end
 
 void Engine::complete(Request& request) noexcept {
     --under_way_;
     request.set_done();
-    // A thread of this rank may sleep for it.
+    // A thread of this rank may sleep until this request is done.
     ring(view_.own().p2p, wire_ ? Fence::full : view_.fence());
     if (away_sleepers_.load(std::memory_order_seq_cst) > 0) wire_->wake();
 }
@@ -295,7 +295,7 @@ bool Engine::cancel(Request& request) {
     return take_back(request, Error(Fault::invalid, text_of(request) + " was cancelled"));
 }
 
-// Ends it; false if that comes too late. With the lock.
+// Ends a request that has not begun to move; false if it is too late. Requires the lock.
 bool Engine::take_back(Request& request, const Error& error) {
     bool held = false;
     const auto withdraw = [&] {
@@ -335,7 +335,7 @@ std::optional<Envelope> Engine::probe(int32_t source, uint64_t tag) {
     return found ? std::optional(*found) : std::nullopt;
 }
 
-// Takes what has come from a peer until some of it satisfies a probe.
+// Takes arrivals from a peer until one of them satisfies a probe.
 const Envelope* Engine::find(Peer& peer, int32_t source, uint64_t tag) {
     for (;;) {
         if (const Envelope* const found = matcher_.find_unexpected(source, tag)) {
@@ -353,7 +353,7 @@ const Envelope* Engine::find(Peer& peer, int32_t source, uint64_t tag) {
     }
 }
 
-// What the wire still moves needs the memory that it moves to or from.
+// A transfer that the transport cannot stop still needs its memory.
 void Engine::forget_messages() noexcept {
     if (wire_->forget_messages()) return;
     for (WireEndpoint* const wired : wired_) {
@@ -378,13 +378,13 @@ void Engine::fail_all(const Error& error) noexcept {
     }
 }
 
-// After the group has failed: from here on nothing moves into memory that is the callers' again.
+// Ends all requests after the group has failed. Afterwards nothing moves into the callers' memory.
 void Engine::end_all() noexcept {
-    if (mutex_.held_here()) return;  // in a signal handler: whom it has interrupted does it
+    if (mutex_.held_here()) return;  // in a signal handler: the interrupted code ends the requests
     const std::lock_guard lock(mutex_);
     try {
         poll();
-    } catch (const std::exception&) {  // all requests have it now
+    } catch (const std::exception&) {  // all requests have the error now
     }
 }
 
@@ -398,7 +398,7 @@ std::string Engine::text_of(const Request& request) {
            (m.tag == kAnyTag ? std::string("any tag") : "tag " + std::to_string(m.tag)) + ")";
 }
 
-// ---- from other hosts
+// ---- messages from other hosts
 
 std::byte* Engine::place(uint32_t peer, const Frame& frame) {
     if (frame.kind == FrameKind::failed) {

@@ -1,4 +1,4 @@
-// Who moves messages: those who wait for one, and a thread where nobody waits.
+// Progress of messages: by the threads that wait for one, and by a progress thread if none waits.
 #include <algorithm>
 #include <chrono>
 #include <string>
@@ -13,14 +13,14 @@ namespace unisono::p2p {
 namespace {
 
 constexpr double kSlice_s = 0.05;
-constexpr double kNapBetween_s = 1e-3;  // where both memory and a wire may bring something
-constexpr uint64_t kLooksEach = 8;      // of a waiter at its own peer, before it looks at all
-// How long the thread leaves messages to those who wait before it takes a look of its own, and how
-// long it stays awake after the last message: to wake it costs as much as a message.
+constexpr double kNapBetween_s = 1e-3;  // while both shared memory and a transport may deliver
+constexpr uint64_t kLooksEach = 8;      // polls of the awaited peer before a poll of all peers
+// Timing of the progress thread. After kNap without a poll by a waiting thread it polls itself. It
+// stays awake for kLinger after the last message, because waking it costs as much as a message.
 constexpr std::chrono::microseconds kNap{200}, kLongestNap{3200};
 constexpr std::chrono::milliseconds kLinger{20}, kInspectEach{50};
 
-// Others can say what a rank waits for that is late.
+// Publishes the awaited request, so that other ranks can report why this rank is late.
 class Waiting {
   public:
     Waiting(RankControl& own, uint64_t word) noexcept : word_(own.errand) {
@@ -34,7 +34,7 @@ class Waiting {
     std::atomic<uint64_t>& word_;
 };
 
-// Of those who sleep where a message of another host wakes them.
+// Counts a thread that sleeps where a message from another host wakes it.
 class AwaySleeper {
   public:
     explicit AwaySleeper(std::atomic<uint32_t>& sleepers) noexcept : sleepers_(sleepers) {
@@ -59,13 +59,13 @@ bool Engine::test(Request& request, bool ends_in_vain) noexcept {
         poll();
         if (!request.done()) inspect(request.inspected);
         if (!request.done() && ends_in_vain) end_if_in_vain(request);
-    } catch (const std::exception&) {  // the request has it, as all that were under way
+    } catch (const std::exception&) {  // the request has the error, like all pending requests
     }
     return request.done();
 }
 
-// Who looks again and again finds out all the same what a wait would; at the first look it does not
-// ask other hosts yet. With the lock.
+// Gives a program that calls `test` in a loop the same checks as a wait. The first call does not
+// ask other hosts yet. Requires the lock.
 void Engine::inspect(std::chrono::steady_clock::time_point& last) {
     const auto now = std::chrono::steady_clock::now();
     if (now - last < kInspectEach) return;
@@ -79,14 +79,14 @@ bool Engine::wait(Request& request, double timeout_s, double limit_s,
     uint64_t looks = 0;
     const auto ready = [&] {
         if (request.done()) return true;
-        // Not try_lock: who has the lock may have looked already, and never look again.
+        // Not try_lock: the thread that holds the lock may have finished its last poll.
         const std::lock_guard lock(mutex_);
         if (!request.done()) ++looks % kLooksEach == 0 ? poll() : poll_for(request);
         return request.done();
     };
     const auto last = [&] {
         const std::lock_guard lock(mutex_);
-        // Who has moved some of it may find more: nobody rings for that.
+        // The poll that moved a part may find more, and no doorbell rings for the rest.
         return request.done() || poll() || request.done();
     };
     Request* const one = &request;
@@ -117,7 +117,7 @@ std::optional<size_t> Engine::wait_any(Requests requests, double timeout_s, doub
     };
     try {
         if (!wait_for(requests, ready, last, timeout_s, limit_s, interrupted)) return std::nullopt;
-    } catch (const Error& error) {  // one of them has it, unless what has failed is this call
+    } catch (const Error& error) {  // a request has failed, unless this call itself has
         if (error.fault() == Fault::interrupted || !found()) throw;
     }
     return place;
@@ -127,14 +127,15 @@ void Engine::expire(Request& request, double timeout_s) {
     Request* const one = &request;
     try {
         members_.fail(Fault::timeout, late({&one, 1}, timeout_s));
-    } catch (const Error&) {  // which the request gets now
+    } catch (const Error&) {  // the request gets this error now
         end_all();
     }
 }
 
 std::optional<Envelope> Engine::wait_probe(int32_t source, uint64_t tag, double timeout_s,
                                            double limit_s, const Interrupted& interrupted) {
-    Request wanted({nullptr, 0, DType::uint8, source, tag}, false);  // in words; it is never begun
+    Request wanted({nullptr, 0, DType::uint8, source, tag},
+                   false);  // only for error texts; never begun
     std::optional<Envelope> found;
     const auto ready = [&] {
         if (!found) found = probe(source, tag);
@@ -145,7 +146,8 @@ std::optional<Envelope> Engine::wait_probe(int32_t source, uint64_t tag, double 
     return found;
 }
 
-// Waits until `ready`, which moves what it waits for; `last` is its last look before a sleep.
+// Waits until `ready` returns true; `ready` makes the progress. `last` is the last check before a
+// sleep.
 template <class Ready, class Last>
 bool Engine::wait_for(Requests requests, Ready&& ready, Last&& last, double timeout_s,
                       double limit_s, const Interrupted& interrupted) {
@@ -160,7 +162,7 @@ bool Engine::wait_for(Requests requests, Ready&& ready, Last&& last, double time
     Deadline deadline(timeout_s);
     const auto inspect = [&] {
         members_.require_healthy();
-        const std::lock_guard lock(mutex_);  // else a message just being moved is in no place
+        const std::lock_guard lock(mutex_);  // else a message in motion is in neither list
         check_departed(requests);
     };
     const auto sleep = [&](auto&&, double seconds) {
@@ -182,7 +184,7 @@ bool Engine::wait_for(Requests requests, Ready&& ready, Last&& last, double time
     }
 }
 
-// Sleeps until a peer of this host (`here`) or of another (`away`) may have done something.
+// Sleeps until a peer of this host (`here`) or of another host (`away`) may have made progress.
 template <class Awake>
 Woken Engine::rest(bool here, bool away, Awake&& awake, double seconds) {
     Bell& bell = view_.own().p2p;
@@ -192,7 +194,7 @@ Woken Engine::rest(bool here, bool away, Awake&& awake, double seconds) {
     const Woken woken = [&] {
         try {
             return away ? wire_->sleep(nap_s, std::ref(awake)) : sleep_on(bell, awake, nap_s);
-        } catch (const Error& error) {  // of a carrier's, outside of `guarded`
+        } catch (const Error& error) {  // a message library's, outside of `guarded`
             if (!mutex_.held_here()) record(error);
             throw;
         }
@@ -211,7 +213,7 @@ bool Engine::is_in_vain(const Request& request) noexcept {
     return lock.owns_lock() && in_vain(request);
 }
 
-// With the lock.
+// Requires the lock.
 bool Engine::in_vain(const Request& request) const {
     const Message& m = request.message();
     if (request.done()) return false;
@@ -221,28 +223,28 @@ bool Engine::in_vain(const Request& request) const {
             (m.peer != kAnySource && m.peer != static_cast<int32_t>(peer)))
             continue;
         if (!has_departed(peer)) return false;
-        // What it sent may still be to be taken.
+        // A message from that peer may still be unread.
         if (!request.sends() && peers_[peer].endpoint->has_arrivals()) return false;
         departed = true;
     }
     return departed;
 }
 
-// Fails if none of them can ever be done. With the lock.
+// Fails the group if none of the requests can ever be done. Requires the lock.
 void Engine::check_departed(Requests requests) {
     const auto vain = [this](const Request* request) { return this->in_vain(*request); };
     if (!std::all_of(requests.begin(), requests.end(), vain)) return;
-    poll();  // what they did before they left
+    poll();  // takes what the peers sent before they left
     if (!std::all_of(requests.begin(), requests.end(), vain)) return;
     const Error departed = departed_from(*requests.front());
     members_.fail(departed.fault(), departed.what());
 }
 
-// Ends this one alone, for the rank may look at others that can still be done; the group, where it
-// cannot be taken back. With the lock.
+// Ends only this request, because the rank may test others that can still be done. If the request
+// cannot be withdrawn, the group fails. Requires the lock.
 void Engine::end_if_in_vain(Request& request) {
     if (!in_vain(request)) return;
-    poll();  // as above
+    poll();  // takes what the peers sent before they left
     if (!in_vain(request)) return;
     const Error departed = departed_from(request);
     if (!take_back(request, departed) && !request.done())
@@ -277,7 +279,7 @@ void Engine::progress_loop() {
         const bool needless = looks_.load(std::memory_order_relaxed) != looks;
         nap = needless ? std::min(2 * nap, kLongestNap) : kNap;
         if (stopping_ || idle() || needless) continue;
-        const auto ready = [&] {  // looks once more after it has said that it sleeps
+        const auto ready = [&] {  // polls once more after announcing its sleep
             const std::lock_guard again(mutex_);
             return stopping_ || members_.failed() || poll() || idle();
         };
@@ -287,14 +289,14 @@ void Engine::progress_loop() {
             background_asleep_.store(true, std::memory_order_relaxed);
             if (rest(here, wire_ != nullptr, ready, kSlice_s) == Woken::timed_out)
                 waiter_.check_world({});
-        } catch (const std::exception&) {  // recorded in the group: poll ends what is under way
+        } catch (const std::exception&) {  // recorded in the group: poll ends the pending requests
         }
         background_asleep_.store(false, std::memory_order_relaxed);
         if (!lock.owns_lock()) lock.lock();
     }
 }
 
-// With the lock.
+// Requires the lock.
 void Engine::carry_on() {
     if (stopping_) return;
     if (!thread_.joinable()) start_progress(thread_, [this] { progress_loop(); });
@@ -302,12 +304,12 @@ void Engine::carry_on() {
 }
 
 void Engine::stop() noexcept {
-    if (members_.in_child()) {  // the lock may be held, and the thread is there, in the parent only
+    if (members_.in_child()) {  // only the parent has the thread, and perhaps the lock
         if (thread_.joinable()) thread_.detach();
         static_cast<void>(changed_.release());
         return;
     }
-    if (mutex_.held_here()) {  // in a signal handler: the rest is left to the end of this object
+    if (mutex_.held_here()) {  // in a signal handler: the destructor does the rest
         stopping_ = true;
         return;
     }
@@ -323,7 +325,7 @@ void Engine::stop() noexcept {
     const Error unfinished(Fault::aborted,
                            "the communicator was closed with this message under way");
     if (wire_ && !stopped_) {
-        // What is still under way must not read the callers' memory any more.
+        // A pending transfer must not read the callers' memory any more.
         const bool in_order = !wire_->borrows() && !unfinished_ && !members_.failed();
         if (in_order) {
             wire_->part();
@@ -368,7 +370,7 @@ std::string Engine::late(Requests requests, double timeout_s) const {
     return text + cycle();
 }
 
-// Ranks that wait for each other, of which this is one; nothing if that is not so.
+// Describes a cycle of ranks that wait for each other and include this one; empty if there is none.
 std::string Engine::cycle() const {
     std::string text;
     uint32_t rank = members_.rank();

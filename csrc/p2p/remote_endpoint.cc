@@ -7,7 +7,7 @@
 
 namespace unisono::p2p {
 
-// ---- as sender
+// ---- sender
 
 void WireEndpoint::say(FrameKind kind, uint64_t number, uint64_t place) {
     if (has_departed()) return;
@@ -24,7 +24,7 @@ bool WireEndpoint::put(Request& send) {
     const bool departed = has_departed();
     if (departed && piece < send.message().bytes) return false;
     credit_ -= piece + kOverhead;
-    if (departed) {  // small ones leave at once, as on one host, where nobody takes them either
+    if (departed) {  // as on one host, where a small send to a rank that has left completes at once
         completion_.complete(send);
     } else {
         send_message(send, piece, false);
@@ -53,8 +53,8 @@ void WireEndpoint::send_message(Request& send, uint64_t piece, bool aside) {
     if (!whole) ungranted_.emplace(ids_, &send);
     leaving_.push_back({++left_frames_, whole ? &send : nullptr});
     try {
-        wire_.send(peer_, frame, {&load, 1});  // also without a byte: loads are placed in order
-    } catch (...) {                            // then it is its caller's to end
+        wire_.send(peer_, frame, {&load, 1});  // even without a byte: loads are placed in order
+    } catch (...) {                            // the caller ends the request
         ungranted_.erase(ids_);
         leaving_.pop_back();
         throw;
@@ -71,13 +71,12 @@ void WireEndpoint::deny() {
     say(FrameKind::denied, question_);
 }
 
-// What has left cannot be taken back, unless its peer will never take it, and the wire uses none of
-// it any more.
+// Withdraws a message only if the peer has left and the transport does not use its memory any more.
 bool WireEndpoint::withdraw(Request& send) noexcept {
     if (!has_departed()) return false;
     progress();
     if (!leaving_.empty() && !wire_.forget_messages(peer_)) return false;
-    ended_ = true;  // what is forgotten is never counted
+    ended_ = true;  // the transport never counts a forgotten frame
     for (auto each = leaving_.begin(); each != leaving_.end();) {
         Request* const done = each->done;
         const bool small = done && done->message().bytes <= kPiece;
@@ -92,7 +91,7 @@ bool WireEndpoint::withdraw(Request& send) noexcept {
     return !send.done();
 }
 
-// Ends what has left.
+// Completes the sends whose frames the transport has handed over.
 bool WireEndpoint::progress() {
     const uint64_t handed = leaving_.empty() ? 0 : wire_.handed(peer_);
     bool moved = false;
@@ -105,7 +104,7 @@ bool WireEndpoint::progress() {
     return moved;
 }
 
-// ---- as receiver
+// ---- receiver
 
 std::optional<Envelope> WireEndpoint::next() {
     if (told_.empty()) return std::nullopt;
@@ -116,12 +115,12 @@ std::optional<Envelope> WireEndpoint::next() {
 
 bool WireEndpoint::accept(const Envelope& came, Request& receive) {
     Incoming& in = incoming_.at(came.id);
-    grant(in);  // first: if it throws, the receive is its caller's to end
+    grant(in);  // first: if it throws, the caller ends the receive
     in.receive = &receive;
     if (!in.came) return true;
     try {
         settle(came.id, in);
-    } catch (...) {  // as above
+    } catch (...) {  // the caller ends the receive
         in.receive = nullptr;
         throw;
     }
@@ -134,7 +133,7 @@ void WireEndpoint::grant(Incoming& in) {
     say(FrameKind::grant, in.envelope.id);
 }
 
-// The first bytes are here, and somebody has asked for them.
+// Delivers the first bytes, which have arrived, to the matched receive.
 void WireEndpoint::settle(uint64_t id, Incoming& in) {
     Request* const receive = in.receive;
     if (!in.data.empty()) kernels::copy(receive->message().data, in.data.data(), in.data.size());
@@ -143,12 +142,12 @@ void WireEndpoint::settle(uint64_t id, Incoming& in) {
         give_back(in.piece + kOverhead);
     }
     in.data = {};
-    if (in.piece < in.envelope.bytes) return;  // the rest is still to come
+    if (in.piece < in.envelope.bytes) return;  // the rest has not arrived
     incoming_.erase(id);
     completion_.complete(*receive);
 }
 
-// The less often the better, but a sender that waits for credit gets all there is.
+// Returns credit. Fewer frames are better, but a sender that waits for credit gets all of it.
 void WireEndpoint::give_back(uint64_t bytes) {
     owed_ += bytes;
     if (owed_ >= kCredit / 2 || (held_ != 0 && owed_ > 0))
@@ -168,7 +167,7 @@ Endpoint::Answer WireEndpoint::answer() {
 std::byte* WireEndpoint::place(const Frame& frame) {
     if (frame.kind == FrameKind::data) {
         Incoming& in = incoming_of(frame);
-        // Once: it is the caller's memory.
+        // Only one grant may write to the caller's memory.
         if (!std::exchange(in.granted, false) || frame.bytes != in.envelope.bytes - in.piece)
             members_.fail_nonsense(peer_, std::to_string(frame.bytes) +
                                               " bytes of a message that it was not asked for");
@@ -192,7 +191,8 @@ std::byte* WireEndpoint::place(const Frame& frame) {
     in.credited = !aside;
     if (in.credited) stored_ += in.piece + kOverhead;
     in.data.resize(in.piece);
-    told_.push_back(in.envelope);  // so that the rest may be granted while this comes
+    told_.push_back(
+        in.envelope);  // early, so that the rest may be granted while these bytes arrive
     if (aside) answer_ = Answer::found;
     return in.data.empty() ? &nowhere_ : in.data.data();
 }
@@ -208,7 +208,7 @@ WireEndpoint::Incoming& WireEndpoint::incoming_of(const Frame& frame) {
 void WireEndpoint::deliver(const Frame& frame) {
     switch (frame.kind) {
         case FrameKind::message: {
-            if (!incoming_.contains(frame.number)) place(frame);  // not placed: it has no bytes
+            if (!incoming_.contains(frame.number)) place(frame);  // not placed yet: it has no bytes
             Incoming& in = incoming_of(frame);
             in.came = true;
             if (in.receive) settle(frame.number, in);
@@ -222,7 +222,7 @@ void WireEndpoint::deliver(const Frame& frame) {
         }
         case FrameKind::grant: {
             const auto found = ungranted_.find(frame.number);
-            if (found == ungranted_.end() && ended_) return;  // it was taken back
+            if (found == ungranted_.end() && ended_) return;  // the send was withdrawn
             if (found == ungranted_.end())
                 members_.fail_nonsense(peer_, "a grant for message " +
                                                   std::to_string(frame.number) +
@@ -271,7 +271,7 @@ void WireEndpoint::fail(const Error& error) noexcept {
     told_.clear();
 }
 
-// A wire that was given up may still use it.
+// A transport that was given up may still use the memory.
 void WireEndpoint::keep_memory() noexcept {
     struct Kept {
         std::vector<std::shared_ptr<void>> messages;

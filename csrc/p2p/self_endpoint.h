@@ -1,4 +1,4 @@
-// A rank's messages to itself.
+// The endpoint for a rank's messages to itself.
 #pragma once
 
 #include <algorithm>
@@ -69,7 +69,7 @@ class SelfEndpoint final : public Endpoint {
     [[nodiscard]] bool has_arrivals() const noexcept override {
         return !waiting_.empty() && waiting_.back().envelope.id > told_;
     }
-    // There is always room.
+    // This endpoint always has room.
     bool put_aside(Request&) override { return false; }
     void hold_back(uint64_t) override {}
     [[nodiscard]] std::optional<uint64_t> asked() const noexcept override { return std::nullopt; }
@@ -84,7 +84,7 @@ class SelfEndpoint final : public Endpoint {
 
     struct Waiting {
         Envelope envelope;
-        Request* send;  // nullptr: it is done, and its content is here:
+        Request* send;  // nullptr: the send is done, and `data` has its content
         std::vector<std::byte> data;
         bool claimed = false;
     };

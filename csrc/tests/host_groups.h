@@ -1,4 +1,5 @@
-// Groups whose ranks are threads of this process on "hosts" that share nothing but connections.
+// Groups whose ranks are threads of this process on simulated hosts. Ranks of different hosts share
+// only connections.
 #pragma once
 
 #include <arpa/inet.h>
@@ -17,7 +18,8 @@ namespace unisono::test {
 
 using Layout = std::vector<std::vector<uint32_t>>;  // the ranks of each host
 
-// Both ends of a connection as the links hand them over: TCP over loopback, without delay.
+// Returns both ends of a connection: TCP over loopback with TCP_NODELAY, as the connection manager
+// passes them.
 inline std::pair<Descriptor, Descriptor> connection() {
     const Descriptor listener(::socket(AF_INET, SOCK_STREAM, 0));
     sockaddr_in address{};
@@ -72,7 +74,9 @@ class Hosts {
         for (uint32_t r = 0; r < ranks; ++r) ranks_.push_back(rank_of(groups_[r], r));
     }
     ~Hosts() {
-        run([](Rank& rank) { rank.close(); });  // each waits a little for what the others take
+        run([](Rank& rank) {
+            rank.close();
+        });  // together: each waits briefly until the others have its last frames
     }
 
     Rank& operator[](uint32_t r) { return ranks_[r]; }

@@ -1,5 +1,5 @@
-// One end of a group of two hosts that is real, and at the other end the test, which says what it
-// likes: what a proved peer may do.
+// A real rank of a group of two hosts. The test plays the other rank and may send anything that an
+// authenticated peer can send.
 #pragma once
 
 #include <algorithm>
@@ -21,7 +21,7 @@ inline Frame frame_of(FrameKind kind, uint64_t number = 0, uint64_t bytes = 0) {
     return frame;
 }
 
-// The first `bytes` of a message, which are all of it unless more is said.
+// The first `bytes` of a message; the whole message unless `total` is larger.
 inline Frame message_of(uint64_t number, uint64_t tag, uint64_t bytes, uint64_t total = 0) {
     Frame frame = frame_of(FrameKind::message, number, bytes);
     frame.place = tag;
@@ -37,7 +37,7 @@ inline Frame post_of(uint64_t number, uint64_t progress, uint32_t loads = 0) {
     return frame;
 }
 
-// Rank 0 of two; its peer's connections are the test's.
+// Rank 0 of two ranks. The test holds the peer's ends of the connections.
 class Faced {
   public:
     explicit Faced(uint32_t streams = 1, bool connected = true)
@@ -49,7 +49,7 @@ class Faced {
         }
     }
     ~Faced() {
-        for (auto& ends : ends_) ends.clear();  // so that it need not linger
+        for (auto& ends : ends_) ends.clear();  // so that closing does not wait
         rank_.close();
     }
 
@@ -58,7 +58,7 @@ class Faced {
     Descriptor& end(WireKind kind, size_t stream = 0) {
         return ends_[static_cast<size_t>(kind)][stream];
     }
-    // Not more than about `room` bytes are under way at once, if it is not 0.
+    // Connects a stream. A nonzero `room` limits the bytes in flight to about `room`.
     void attach(WireKind kind, uint32_t stream, uint32_t streams, int room = 0) {
         auto [mine, theirs] = connection();
         if (room > 0) {
@@ -77,8 +77,8 @@ class Faced {
         static_cast<void>(
             !::send(end(kind, stream).get(), bytes.data(), bytes.size(), MSG_NOSIGNAL));
     }
-    // Hands on, piece by piece, all that is said until the connection ends, or nothing comes for
-    // long.
+    // Passes the input to `take`, chunk by chunk, until the connection ends or nothing arrives for
+    // 10 s.
     template <class Take>
     void read(WireKind kind, size_t stream, Take&& take) {
         std::vector<uint8_t> some(1 << 20);
@@ -93,7 +93,7 @@ class Faced {
         read(kind, stream, [&](auto piece) { all.insert(all.end(), piece.begin(), piece.end()); });
         return all;
     }
-    // The kinds of all frames that are said until the connection ends.
+    // Returns the kinds of all frames until the connection ends.
     std::vector<FrameKind> hear_all(WireKind kind, size_t stream = 0) {
         std::vector<FrameKind> kinds;
         const auto all = rest(kind, stream);
@@ -105,7 +105,8 @@ class Faced {
         }
         return kinds;
     }
-    // Whether a frame of this kind, without payload, comes soon; others before it are forgotten.
+    // Returns true if a frame of this kind without payload arrives soon. Drops the frames before
+    // it.
     bool hears(WireKind kind, FrameKind expected, double soon_s, size_t stream = 0) {
         wait_at_most(kind, stream, soon_s);
         Frame frame;

@@ -9,7 +9,7 @@
 
 namespace unisono::test {
 
-// The memory of a receive whose last pages cannot be written to.
+// The memory of a receive. Its last pages are read-only.
 class Barred {
   public:
     explicit Barred(size_t bytes) : bytes_(bytes) {

@@ -1,4 +1,5 @@
-// How often the ranks of a host ask the kernel whether the others live, and that it is enough.
+// The checks by which the ranks of a host ask the kernel whether other ranks live: not too many,
+// and enough.
 #include <fcntl.h>
 #include <sys/mman.h>
 #include <sys/syscall.h>
@@ -17,7 +18,7 @@
 
 namespace {
 
-// What all processes of this test have asked so far.
+// The number of checks by all processes of this test so far.
 std::atomic<uint64_t>* asked() {
     static void* const page =
         ::mmap(nullptr, 4096, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
@@ -44,7 +45,7 @@ namespace {
 using namespace unisono;
 using namespace unisono::test;
 
-// `sleepers` ranks look every 50 ms, one after the other, for ten seconds of a made-up clock.
+// Simulates ten seconds in which `sleepers` ranks check every 50 ms, one after the other.
 void check_turns(Report& report, uint32_t ranks, uint32_t sleepers, uint32_t from_us) {
     constexpr uint32_t slice_ms = 50, all_ms = 10'000;
     const std::string what =
@@ -73,7 +74,7 @@ void check_turns(Report& report, uint32_t ranks, uint32_t sleepers, uint32_t fro
                  what + std::to_string(taken) + " questions, at most " + std::to_string(most));
 }
 
-// Clocks that are apart, as in containers with times of their own.
+// Clocks that disagree, as in containers with their own time namespaces.
 void check_clocks_apart(Report& report) {
     std::atomic<uint64_t> turn{0};
     for (uint32_t us = 50'000; us < 1'000'000; us += 50'000) {
@@ -83,7 +84,7 @@ void check_clocks_apart(Report& report) {
     }
 }
 
-// A rank in a process of its own.
+// Starts a rank in a process of its own.
 template <class Body>
 pid_t start(const Descriptor& fd, uint32_t rank, Body&& body) {
     const pid_t child = ::fork();
@@ -102,7 +103,7 @@ void await_joined(const Segment& segment, uint32_t first) {
     }
 }
 
-// One rank is late: all others sleep for it, then it is killed, and all hear of that.
+// One rank is late and all others sleep. Then the late rank is killed, and all others report it.
 void check_many_sleep(Report& report) {
     constexpr uint32_t ranks = 16;
     constexpr double sleep_s = 0.6;
@@ -136,7 +137,7 @@ void check_many_sleep(Report& report) {
     }
 }
 
-// All but one compute: the one that sleeps finds out by itself.
+// All ranks but one compute. The only sleeping rank detects the loss by itself.
 void check_one_sleeps(Report& report) {
     constexpr uint32_t ranks = 6;
     const Descriptor fd(create_segment(shape_of(ranks, 2), World::nonce));
@@ -157,7 +158,7 @@ void check_one_sleeps(Report& report) {
 
 int main() {
     Report report;
-    static_cast<void>(asked());  // before anybody is forked
+    static_cast<void>(asked());  // before the first fork
     for (const uint32_t ranks : {1U, 2U, 7U, 50U, 51U, 300U, 1000U}) {
         for (const uint32_t sleepers : {1U, 2U, 49U, 1000U}) {
             for (const uint32_t from_us : {0U, ~0U - 5'000'000U}) {
@@ -166,7 +167,7 @@ int main() {
         }
     }
     check_clocks_apart(report);
-#if !defined(__SANITIZE_THREAD__)  // which does not follow processes
+#if !defined(__SANITIZE_THREAD__)  // does not support forked processes
     check_many_sleep(report);
     check_one_sleeps(report);
 #endif

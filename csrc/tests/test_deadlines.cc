@@ -1,4 +1,4 @@
-// Deadlines that come, change and go, against an ordered set.
+// Random insertions, changes and removals of deadlines, compared with an ordered set.
 #include <map>
 #include <random>
 #include <set>

@@ -1,4 +1,4 @@
-// What fails, and what every rank then gets: the same cause, soon.
+// Failures: every rank soon reports the same cause.
 #include <fcntl.h>
 #include <pthread.h>
 #include <sys/mman.h>
@@ -109,7 +109,7 @@ void check_closed_under_a_caller(Report& report, Mapping mapping) {
            "calling after the end");
 }
 
-// A handler runs in the thread that waits, above its locks.
+// A signal handler runs in the waiting thread, which holds locks.
 void check_closed_by_a_signal(Report& report, Mapping mapping) {
     World world(shape_of(kRanks, 2), mapping, 1);
     Call first(simple(Kind::direct, 100), 0, kRanks);
@@ -131,12 +131,11 @@ void check_closed_by_a_signal(Report& report, Mapping mapping) {
            Fault::aborted, "closed", "closed by a handler while waiting");
 }
 
-// Memory that its owner gives back while a thread of the same process still reads it, for the call
-// has failed.
+// After a failed call, the owner unmaps memory that another thread of its process still reads.
 void check_lent_memory_taken_away(Report& report) {
     constexpr uint64_t bytes = 256 << 20;
     World world(shape_of(2, 2), Mapping::own, 1);
-    const auto map = [] {  // not touched, so that reading takes long
+    const auto map = [] {  // untouched pages, so that reading takes long
         return static_cast<std::byte*>(::mmap(nullptr, bytes, PROT_READ | PROT_WRITE,
                                               MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0));
     };
@@ -169,7 +168,7 @@ void check_lent_memory_taken_away(Report& report) {
     ::munmap(read, bytes);
 }
 
-// As a person would write them.
+// Seconds are printed without an exponent.
 void check_seconds(Report& report) {
     for (const auto& [seconds, text] : std::initializer_list<std::pair<double, const char*>>{
              {5, "5 s"}, {0.25, "0.25 s"}, {1800, "1800 s"}, {1e8, "100000000 s"}}) {
@@ -179,7 +178,7 @@ void check_seconds(Report& report) {
     }
 }
 
-// Threads of other programs have the cores: a rank that yields gets them back late each time.
+// Threads of other programs occupy the cores, so a rank that yields waits long for its next turn.
 void check_timeout_on_busy_cores(Report& report, Mapping mapping) {
     std::atomic<bool> over{false};
     std::vector<std::thread> others;
@@ -212,7 +211,7 @@ void check_interrupted_behind_another(Report& report, Mapping mapping) {
            "rank 0 was interrupted", "the others");
 }
 
-// While it lives, threads would need more stack than there is memory.
+// During its lifetime, a new thread would need more stack than there is memory.
 class NoMoreThreads {
   public:
     NoMoreThreads() {
@@ -229,7 +228,7 @@ class NoMoreThreads {
     pthread_attr_t before_{};
 };
 
-// Where no thread can be started, who waits for a call works on it, for as long as it was given.
+// If no thread can be started, a waiting thread executes the call itself, within its limit.
 void check_waiting_without_threads(Report& report, Mapping mapping) {
     World world(shape_of(2, 2), mapping, 1);
     std::atomic<bool> come{false};
@@ -251,11 +250,11 @@ void check_waiting_without_threads(Report& report, Mapping mapping) {
 }
 
 #if !defined(__SANITIZE_THREAD__)
-// ---- processes; not under a thread sanitizer, which does not follow them
+// ---- processes; a thread sanitizer does not support them
 
 using Asked = std::function<Outcome(Rank&)>;
 
-// A rank that is killed in a call is named, soon, by `asked` of another.
+// A rank is killed in a call. `asked`, run by another rank, soon names the killed rank.
 void check_killed(Report& report, const std::string& what, const Asked& asked) {
     const Descriptor fd(create_segment(shape_of(2, 2), World::nonce));
     const pid_t child = ::fork();
@@ -278,13 +277,14 @@ void check_killed(Report& report, const std::string& what, const Asked& asked) {
     const auto start = std::chrono::steady_clock::now();
     const Outcome outcome = asked(rank);
     const std::chrono::duration<double> took = std::chrono::steady_clock::now() - start;
-    // Either the loss is seen first, or that what it began is another call.
+    // The other rank detects either the loss or the mismatch of its own call with the killed rank's
+    // call.
     report.check(outcome.fault == Fault::peer_lost || outcome.fault == Fault::mismatch,
                  what + " of who was killed: " + outcome.text);
     report.check(took.count() < 1, what + " sees late who was killed");
 }
 
-// By who waits, and by who looks again and again.
+// Detection by a waiting thread and by a polling thread.
 void check_killed(Report& report) {
     std::vector<uint8_t> data(10);
     check_killed(report, "a call",
@@ -311,7 +311,7 @@ void await_joined(const Rank& rank, uint32_t peer) {
     while (presence.load() != static_cast<uint32_t>(Presence::joined)) pause(0.001);
 }
 
-// How many descriptors of a file this process has.
+// Returns the number of open descriptors of a file in this process.
 int count_open(const Descriptor& fd) {
     struct stat file{}, other{};
     ::fstat(fd.get(), &file);
@@ -323,13 +323,13 @@ int count_open(const Descriptor& fd) {
     return count;
 }
 
-// A rank that could not join has not joined.
+// A failed join leaves no trace.
 void check_joining_again(Report& report) {
     const Descriptor fd(create_segment(shape_of(2, 2), World::nonce));
     int ready[2];
     report.check(::pipe(ready) == 0, "a pipe");
     const pid_t child = ::fork();
-    if (child == 0) {  // has the lock of rank 1
+    if (child == 0) {  // holds the lock of rank 1
         struct flock lock{};
         lock.l_type = F_WRLCK;
         lock.l_start = 1;
@@ -348,8 +348,8 @@ void check_joining_again(Report& report) {
     for (const int end : ready) ::close(end);
 }
 
-// Two ranks of one process, one of another: the kernel keeps locks by process and drops all of them
-// with the first descriptor that is closed.
+// Two ranks in one process and one in another. The kernel keeps locks per process, and drops all of
+// them when the first descriptor is closed.
 void check_neighbour_closed(Report& report) {
     const Descriptor fd(create_segment(shape_of(3, 2), World::nonce));
     const auto join = [&](uint32_t rank) {
@@ -382,7 +382,8 @@ void check_neighbour_closed(Report& report) {
     report.check(count_open(fd) == 1, "a descriptor was closed twice");
 }
 
-// The group has failed and a rank is gone: the others can still look, and agree on what follows.
+// The group has failed and one rank is lost. The other ranks can still read the group and exchange
+// the successor.
 void check_what_a_failed_group_is_good_for(Report& report) {
     const Descriptor fd(create_segment(shape_of(3, 2), World::nonce));
     const auto join = [&](uint32_t rank) {
@@ -420,12 +421,13 @@ void check_what_a_failed_group_is_good_for(Report& report) {
     report.check(first.members->exchange_successor(9, 13) == 9, "the others still move it");
 }
 
-// A forked child finds out that the group is not its own; nothing in it hangs or crashes.
+// A forked child is refused by its parent's group. No operation hangs or crashes.
 void check_forked(Report& report) {
     Call call(simple(Kind::direct, 100), 0, 2);
     std::vector<uint8_t> data(10);
     p2p::Request received(message(data, 1, 0), false), sent(message(data, 1, 0), true);
-    auto world = std::make_unique<World>(shape_of(2, 2), Mapping::own, 1);  // ends what is begun
+    auto world = std::make_unique<World>(shape_of(2, 2), Mapping::own,
+                                         1);  // destroyed first, which ends the pending requests
     const auto job = (*world)[0].dispatcher->submit(call.execution(), kLong_s, 0);
     (*world)[0].p2p->begin(received, true);
     pause(0.05);
@@ -460,7 +462,7 @@ int main() {
     Report report;
     check_seconds(report);
 #if !defined(__SANITIZE_THREAD__)
-    check_killed(report);  // first, while this process has one thread
+    check_killed(report);  // first, while this process has only one thread
     check_joining_again(report);
     check_neighbour_closed(report);
     check_what_a_failed_group_is_good_for(report);

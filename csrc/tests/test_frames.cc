@@ -1,5 +1,5 @@
-// What a proved peer may say that no peer should, and the ends that its connections may have: each
-// leads to the named error or to none, never to a wait without end, nor past anybody's memory.
+// Invalid frames from an authenticated peer, and unexpected ends of its connections. Each leads to
+// a named error or to none, never to an endless wait or an access outside the buffers.
 #include <sys/wait.h>
 
 #include <atomic>
@@ -28,7 +28,7 @@ Outcome receive(Faced& faced, Data& data, uint64_t tag = 0, double timeout_s = k
     return outcome_of([&] { receive(faced.rank(), data, 1, tag, timeout_s); });
 }
 
-// ---- strange frames
+// ---- invalid frames
 
 void check_strange_posts(Report& report) {
     const auto refused = [&](const char* what, const Frame& first, const Frame& second) {
@@ -107,7 +107,7 @@ void check_strange_messages(Report& report) {
     refused("a post far ahead among messages", {post_of(1 << 30, 0)});
 }
 
-// Each message counts 256 bytes, and what of it came, until it is received.
+// Each message uses 256 bytes of credit plus its eager bytes, until it is received.
 void check_credit(Report& report) {
     for (const uint64_t bytes : {0ULL, 1000ULL}) {
         const uint64_t most = (256 << 10) / (256 + bytes);
@@ -126,7 +126,7 @@ void check_credit(Report& report) {
     }
 }
 
-// The rest of a message is asked for once somebody receives it, and not before.
+// The receiver grants the rest of a message only after a receive matches.
 void check_grant(Report& report) {
     Faced faced;
     Data data(1000), other(10);
@@ -143,8 +143,7 @@ void check_grant(Report& report) {
     report.check(data == Data(1000, 2) && other == Data(10, 3), "what came in two parts");
 }
 
-// A message is under way when a frame comes that is none: the message's memory must not be taken
-// for complete.
+// An invalid frame arrives in the middle of a message. The message must not count as complete.
 void check_post_within_a_message(Report& report) {
     Faced faced(2);
     Data data(1000, 1);
@@ -194,7 +193,7 @@ void check_streams_that_disagree(Report& report) {
     expect(report, call(faced), Fault::system, "different numbers of streams",
            "streams that disagree");
     Faced again;
-    again.attach(kCalls, 0, 1);  // a second one is closed, and the first stays
+    again.attach(kCalls, 0, 1);  // closes the second connection; the first remains
     again.say(kCalls, post_of(1, 0));
     expect(report, call(again, 0.1), Fault::timeout, "", "a connection twice");
 }
@@ -215,7 +214,7 @@ void check_ends(Report& report) {
             }
         }
     }
-    Faced faced(3);  // half a frame, and the end of this one connection only
+    Faced faced(3);  // half a frame, then the end of only this connection
     faced.say_bytes(kCalls, std::string(30, '\1'), 1);
     faced.hang_up(kCalls, 1, false);
     expect(report, call(faced), Fault::peer_lost, "rank 1 is gone", "one torn connection of three");
@@ -232,7 +231,7 @@ void check_ends(Report& report) {
 void check_order(Report& report) {
     Faced faced(2);
     const auto& progress = faced.group().view().control(1).progress;
-    // Many blocks, so that it waits whatever is said here.
+    // Many blocks, so that the call waits in any case.
     std::thread caller([&] { run_step(faced.rank(), simple(Kind::direct, 100'000), 2); });
     const auto comes = [&](uint64_t expected) {
         for (int i = 0; i < 1000 && progress.load() != expected; ++i) pause(0.001);
@@ -253,8 +252,8 @@ void check_order(Report& report) {
     caller.join();
 }
 
-// Nobody asks for a message, and its sender is gone: that keeps nobody awake. Who asks then is
-// told.
+// An unmatched message whose sender is lost must not keep the receiver awake. A later receive
+// reports the loss.
 void check_message_of_who_is_gone(Report& report) {
     Faced faced;
     p2p::Engine& engine = *faced.rank().p2p;
@@ -274,7 +273,8 @@ void check_message_of_who_is_gone(Report& report) {
            "a message of who is gone");
 }
 
-// Who polls takes what rings for all; whoever sleeps must hear it none the less.
+// A polling thread may take the event that should wake all threads. Every sleeping thread must wake
+// nevertheless.
 void check_bell(Report& report) {
     Faced faced;
     Wire& wire = *faced.rank().p2p->wire();
@@ -299,7 +299,7 @@ void check_bell(Report& report) {
 }
 
 #if !defined(__SANITIZE_THREAD__)
-// A child that lives on must not keep its parent's connections open, nor end them.
+// A forked child must neither keep its parent's connections open nor close them.
 void check_forked(Report& report) {
     auto faced = std::make_unique<Faced>(2);
     int pipe[2];
@@ -316,7 +316,7 @@ void check_forked(Report& report) {
         }
         char byte = 0;
         static_cast<void>(!::read(pipe[0], &byte, 1));
-        faced.reset();  // closes nothing a second time
+        faced.reset();  // closes no connection twice
         ::_exit(0);
     }
     ::close(pipe[0]);
@@ -328,7 +328,7 @@ void check_forked(Report& report) {
     for (const WireKind kind : kWires) {
         for (size_t s = 0; s < 2; ++s) ends.push_back(std::move(faced->end(kind, s)));
     }
-    faced->rank().members->record(Fault::aborted, "over");  // it lingers for a moment only
+    faced->rank().members->record(Fault::aborted, "over");  // so that closing waits only briefly
     faced.reset();
     for (const Descriptor& end : ends) {
         const timeval most{10, 0};

@@ -1,5 +1,5 @@
-// Failures in the middle of messages: each request ends with the cause, and nobody uses its memory
-// any more.
+// Failures in the middle of messages. Each request ends with the cause, and no thread uses its
+// memory afterwards.
 #include <atomic>
 #include <fstream>
 #include <functional>
@@ -16,7 +16,7 @@ namespace {
 using namespace unisono;
 using namespace unisono::test;
 
-// The sender writes from the back, and cannot: no end of it passes for a message.
+// The sender writes from the back and fails. The message must not count as received.
 void check_write_that_fails(Report& report) {
     constexpr size_t kBytes = 64 << 20;
     const Barred memory(kBytes);
@@ -39,7 +39,7 @@ struct State {
     std::function<void(Some&)> reach;
 };
 
-// Every place in which a message may be when its group fails.
+// All states in which a message may be when its group fails.
 template <class Some>
 std::vector<State<Some>> states() {
     return {
@@ -101,7 +101,7 @@ void check_failures(Report& report) {
                     play.world()[0].close();
                     play.world()[1].close();
                 } else {
-                    for (const uint32_t rank : {1, 0})  // the other may have heard of it
+                    for (const uint32_t rank : {1, 0})  // the other rank may already know
                         play.world()[rank].members->record(Fault::aborted, "enough of this");
                 }
                 play.settle();
@@ -116,10 +116,10 @@ void check_failures(Report& report) {
     }
 }
 
-// A sender that leaves takes its memory with it: the receiver gets no part of what is there then.
+// A sender leaves and reuses its memory. The receiver must not get the new content.
 void check_sender_left(Report& report) {
     for (const bool single_copy : {true, false}) {
-        for (const int looks : {-1, 0, 1}) {  // before the receive, once it has begun, later
+        for (const int looks : {-1, 0, 1}) {  // before the receive, at its begin, later
             Play play(2, single_copy);
             play.send(data_of(1, 40 * kLarge), 1);
             p2p::Request* in = looks < 0 ? nullptr : &play.receive(40 * kLarge, 1);
@@ -148,7 +148,7 @@ void check_receiver_left(Report& report) {
     }
 }
 
-// Bytes of this process's memory that `name` of /proc/self/status tells; 0: it does not.
+// Returns this process's `name` of /proc/self/status in bytes; 0 if it is missing.
 uint64_t own_bytes(const std::string& name) {
     std::ifstream status("/proc/self/status");
     uint64_t kib = 0;
@@ -158,10 +158,10 @@ uint64_t own_bytes(const std::string& name) {
     return kib << 10;
 }
 
-// A large send that its peer does not take is dropped when its group fails, and never copied: no
-// memory is taken for it, nothing of it leaves any more, and its memory is its caller's at once.
+// The peer does not read a large send when the group fails. The send is dropped without a copy: it
+// takes no extra memory, no more of it is sent, and the caller may reuse the memory at once.
 void check_stalled_send(Report& report, bool times_out) {
-    constexpr int room = 64 << 10;  // of the kernel's, at each end
+    constexpr int room = 64 << 10;  // the kernel's buffer at each end
     const std::string what = times_out ? "a send that timed out" : "a send that was aborted";
     Faced faced(1, false);
     faced.attach(kMessages, 0, 1, room);
@@ -192,7 +192,7 @@ void check_stalled_send(Report& report, bool times_out) {
         report.check(own_bytes("VmHWM") < before + (8 << 20), what + ": it was copied");
 }
 
-// Everybody waits for the next one.
+// Each rank waits for the next one.
 void check_cycle(Report& report, Mapping mapping) {
     World world(shape_of(3, 2), mapping, 3);
     std::atomic<int> waiting{0};
@@ -225,7 +225,7 @@ void check_cycle(Report& report, Mapping mapping) {
 
 int main() {
     Report report;
-    // First: it compares with the most memory that the process has ever had.
+    // First, because this test reads the process's peak memory.
     for (const bool times_out : {false, true}) check_stalled_send(report, times_out);
     check_failures<Play>(report);
     check_failures<PlayOverHosts>(report);

@@ -1,4 +1,4 @@
-// What ranks called, read while it is being written: each look finds one call, or none.
+// Reads of the call history during writes. Each read finds one complete call, or none.
 #include <atomic>
 #include <memory>
 #include <string>
@@ -16,7 +16,7 @@ using namespace unisono::test;
 
 constexpr uint64_t kCalls = 300'000;
 
-// Everything about a call follows from its number.
+// All fields of a call follow from its number.
 CallArgs args_of(uint64_t seq) {
     return {OpKind::all_reduce,
             DType::float32,
@@ -38,7 +38,7 @@ std::string text_of(uint64_t seq) {
            "], root=" + std::to_string(seq & 0xffff) + ")";
 }
 
-// Looks at one place of `history`, and once more when nothing is written any longer.
+// Reads one entry of `history` until the writers end, and once more afterwards.
 void read(Report& report, const RankControl& history, const std::atomic<bool>& over,
           const std::string& what) {
     const auto own = std::make_unique<RankControl>();
@@ -60,7 +60,7 @@ void read(Report& report, const RankControl& history, const std::atomic<bool>& o
     report.check(found > 0, what + ": the last look found none");
 }
 
-// A rank that makes calls, beside one that is told of them.
+// One thread makes calls while another reads their history.
 void check_read_while_written(Report& report) {
     const auto history = std::make_unique<RankControl>();
     std::atomic<bool> over{false};
@@ -75,7 +75,7 @@ void check_read_while_written(Report& report) {
     reader.join();
 }
 
-// Of a rank of another host the news comes by two ways, one of them behind the other.
+// For a rank of another host, calls are reported over two paths, and one path lags behind.
 void check_heard_by_two_ways(Report& report) {
     Segment segment(create_segment(shape_of(1, 2), World::nonce));
     View view(segment, 0, Seats{2, {0}});
@@ -101,7 +101,7 @@ void check_heard_by_two_ways(Report& report) {
                  "old news took a newer one's place");
 }
 
-// So many calls later that the bits in a header cannot tell which is the later.
+// The header has too few bits of the call number to order calls that are this far apart.
 void check_very_late_news(Report& report) {
     Segment segment(create_segment(shape_of(1, 2), World::nonce));
     View view(segment, 0, Seats{2, {0}});

@@ -1,6 +1,5 @@
-// A peer of this host that writes what it likes to the memory that it shares with another: that
-// does no more harm than an error, or a message that never ends. And failures in the middle of
-// messages: each request ends with the cause, and nobody uses its memory any more.
+// A peer of this host that writes arbitrary values to the shared memory. The damage is limited to
+// an error or a message that never ends.
 #include <algorithm>
 #include <atomic>
 #include <random>
@@ -16,7 +15,7 @@ using namespace unisono;
 using namespace unisono::test;
 using p2p::Phase;
 
-// Rank 0, with data between two guards; rank 1 is the test, which writes to what they share.
+// Rank 0 is real. The test plays rank 1 and writes to the memory that they share.
 class Hostile {
   public:
     explicit Hostile(bool single_copy = true) : play_(2, single_copy) {
@@ -86,14 +85,14 @@ void check_hostile_slots(Report& report) {
     }
 }
 
-// What was seen of a slot counts, whatever becomes of the slot.
+// Only the first read of a slot counts, even if the slot changes later.
 void check_slots_that_change(Report& report) {
     for (const size_t bytes : {10UL, 100UL, kEager}) {
         for (const bool aside : {false, true}) {
             Hostile h;
             h.put(1, 1, bytes);
             p2p::Request& never = h.play().receive(10, 2, 1, 0);
-            h.play().look(0);  // nobody asks for it
+            h.play().look(0);  // no receive matches it
             const auto change = [&] {
                 h.slot(1).bytes = 1 << 30;
                 h.slot(1).place = ~0ULL - 50;
@@ -195,7 +194,7 @@ void check_hostile_answers(Report& report) {
         expect(report, h.receive(10, 2), Fault::timeout, "", "an answer that tells nothing");
         report.check(in->done() && in->error(), "ends as all do");
     }
-    Hostile h;  // an answer with a message that was not offered
+    Hostile h;  // an answer that refers to a message that was not offered
     play(h);
     h.in().transfers[7].bytes = 10;
     h.in().transfers[7].tag = 1;
@@ -204,7 +203,7 @@ void check_hostile_answers(Report& report) {
     expect(report, h.receive(10, 2), Fault::system, "in phase 0", "an answer without a message");
 }
 
-// Counters of the receiver's that the sender believes.
+// Counters of the receiver that the sender trusts.
 void check_hostile_receiver(Report& report) {
     Data data = data_of(1, kLarge);
     for (const bool single_copy : {true, false}) {
@@ -233,7 +232,7 @@ void check_hostile_receiver(Report& report) {
     }
 }
 
-// Anything anywhere, again and again.
+// Random writes to random places.
 void check_any_hostility(Report& report) {
     for (uint64_t seed = 0; seed < 60; ++seed) {
         Hostile h(seed % 2);

@@ -1,5 +1,5 @@
-// Calls and messages between hosts that work: any length, any layout, several streams, several
-// threads, one call after the other without waiting.
+// Successful calls and messages between hosts, with any length, layout, number of streams and
+// threads, also several calls at once.
 #include <algorithm>
 #include <atomic>
 #include <random>
@@ -74,7 +74,8 @@ size_t bytes_of(uint64_t seed) {
     return lengths[seed * 7919 % std::size(lengths)];
 }
 
-// Every thread of every rank sends to its like on all ranks, here and elsewhere.
+// Each thread of each rank sends to the corresponding threads of all ranks, on its own host and on
+// others.
 void check_messages(Report& report, const Layout& layout, uint32_t streams) {
     constexpr uint64_t kMessages = 5;
     Hosts world(layout, streams);
@@ -95,7 +96,7 @@ void check_messages(Report& report, const Layout& layout, uint32_t streams) {
     report.check(wrong == 0, "messages over " + text_of(layout, streams));
 }
 
-// ---- failures that cross hosts
+// ---- failures across hosts
 
 void check_left(Report& report) {
     Hosts world({{0}, {1}, {2}}, 2);
@@ -141,7 +142,7 @@ void check_mismatch(Report& report) {
     });
 }
 
-// Whoever waits for a message, of any rank, asks the other hosts: what is lost is seen in time.
+// A wait for a message, from any source, asks the other hosts, so that a loss is detected in time.
 void check_questions(Report& report) {
     Hosts world({{0, 1}, {2}}, 1);
     const auto asked_after = [&world](int32_t source, double seconds) {

@@ -1,5 +1,5 @@
-// A rank that is killed in the middle of a large message: the other one is told who is gone, soon,
-// and its memory is its own again.
+// A rank is killed in the middle of a large message. The other rank soon names it and may reuse its
+// own memory.
 #include <sys/uio.h>
 #include <sys/wait.h>
 
@@ -17,13 +17,14 @@ using namespace unisono;
 using namespace unisono::test;
 
 #if !defined(__SANITIZE_THREAD__)
-// Processes; not under a thread sanitizer, which does not follow them.
+// Needs processes, which a thread sanitizer does not support.
 
 constexpr size_t kBytes = 24 << 20;
 constexpr uint64_t kBlock = 64 << 10;
 constexpr double kSoon_s = 10;
 
-// Whether a child can read its parent's memory: a receiver does, whichever rank it is.
+// Returns true if a child can read its parent's memory. The receiver reads, and either process may
+// be the receiver.
 bool processes_lend() {
     const pid_t parent = ::getpid(), child = ::fork();
     if (child == 0) {
@@ -36,7 +37,7 @@ bool processes_lend() {
     return status == 0;
 }
 
-// One rank of two, with its end of a message from rank 0 to rank 1.
+// One of two ranks, with its end of a message from rank 0 to rank 1.
 class End {
   public:
     End(const Descriptor& fd, bool sends, bool single_copy)
@@ -53,7 +54,7 @@ class End {
         return std::all_of(data_.begin(), data_.end(), [=](uint8_t b) { return b == value; });
     }
     const p2p::Request& request() const { return request_; }
-    // How much of it both ends have moved: chunks, or blocks.
+    // Returns the progress of both ends: chunks, or blocks.
     uint64_t moved() {
         p2p::Pair& pair = *rank_.segment->pair(0, 1).shared;
         const uint64_t claims = pair.transfers[0].claims;
@@ -75,13 +76,13 @@ class End {
 struct Case {
     bool sender_dies;
     bool single_copy;
-    // The one that dies stops in the middle, and is gone when the other goes on; else both are at
-    // work when it is killed.
+    // True: the killed rank stops in the middle and is dead before the other one continues. False:
+    // both are active at the kill.
     bool stops;
-    uint64_t moved;  // by then, at least
+    uint64_t moved;  // progress before the kill, at least
 };
 
-// Until it is killed, or the message is over.
+// Runs until killed, or until the message is complete.
 [[noreturn]] void live(const Descriptor& fd, const Case& c) {
     ::alarm(60);
     End end(fd, c.sender_dies, c.single_copy);
@@ -110,7 +111,7 @@ void check_killed(Report& report, const Case& c) {
     const Outcome outcome = outcome_of([&] { end.wait(); });
     const std::chrono::duration<double> took = std::chrono::steady_clock::now() - begun;
     report.check(took.count() < kSoon_s, what + ": told late");
-    if (outcome.fault == Fault::none) {  // it was killed after the last of it
+    if (outcome.fault == Fault::none) {  // killed after the message was complete
         report.check(!c.stops && end.holds(7), what + ": half a message is one");
     } else {
         expect(report, outcome, Fault::peer_lost,

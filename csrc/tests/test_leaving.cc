@@ -1,4 +1,5 @@
-// How a rank leaves ranks of other hosts: what they hear, in which order, and how long it waits.
+// Leaving a group with other hosts: the last frames, their order, and the time until they are
+// acknowledged.
 #include <chrono>
 #include <deque>
 
@@ -13,7 +14,7 @@ namespace {
 using namespace unisono;
 using namespace unisono::test;
 
-// What a rank sends before it leaves comes before it says so: both by one connection.
+// A rank's messages come before its `left` frame, because both use one connection.
 void check_order_of_leaving(Report& report) {
     Faced faced(3);
     Data data(10);
@@ -27,8 +28,8 @@ void check_order_of_leaving(Report& report) {
                  "a message, then that its rank leaves");
 }
 
-// The peer has left and some of its connections have ended: what it is still told goes nowhere, and
-// nobody waits for that.
+// The peer has left and some of its connections have ended. Later frames to it are dropped, and no
+// call waits for them.
 void check_left_in_steps(Report& report) {
     Faced faced(3);
     const auto tell = [&] { return run_step(faced.rank(), simple(Kind::broadcast, 100), 1); };
@@ -42,7 +43,7 @@ void check_left_in_steps(Report& report) {
     }
 }
 
-// Who left the group before a peer dialed says so by each of the connections.
+// A rank that left the group before a peer connected says so on each connection.
 void check_left_by_each_connection(Report& report) {
     Faced faced(2);
     for (size_t s = 0; s < 2; ++s) {
@@ -55,7 +56,7 @@ void check_left_by_each_connection(Report& report) {
            "who has left says so twice");
 }
 
-// Who never connected and has left will not read.
+// A rank that has left without ever connecting reads nothing.
 void check_left_unconnected(Report& report) {
     Faced faced(1, false);
     std::thread later([&] {
@@ -67,7 +68,7 @@ void check_left_unconnected(Report& report) {
     later.join();
 }
 
-// That a peer has left may be known by other connections before what it has shown is here.
+// The control channels may report a rank's end before its last data have arrived.
 void check_left_before_its_last(Report& report) {
     Faced faced;
     std::thread later([&] {
@@ -82,7 +83,7 @@ void check_left_before_its_last(Report& report) {
     expect(report, take(), Fault::peer_lost, "rank 1 left the group", "after the last");
 }
 
-// A connection that ends within a message, after its peer has left, brings nothing any more.
+// A connection ends within a message after its peer has left. The message never completes.
 void check_torn_after_leaving(Report& report) {
     Faced faced;
     faced.say_bytes(kMessages, std::string(sizeof(Frame) / 2, 'x'));
@@ -93,8 +94,7 @@ void check_torn_after_leaving(Report& report) {
            "rank 1 left the group while rank 0 was receiving from it", "the rest of a message");
 }
 
-// Who looks again and again at a message of a rank that has left sees it end; the others, of ranks
-// that are there, go on.
+// Polling a message of a rank that has left ends that message. Messages of other ranks continue.
 void check_looks_after_leaving(Report& report) {
     World world(shape_of(3, 2), Mapping::one, 1);
     world[1].close();
@@ -116,7 +116,7 @@ void check_looks_after_leaving(Report& report) {
     sending.join();
 }
 
-// The same for a large message that the rank has seen, and did not ask for.
+// The same for a large message that the rank has seen but not received.
 template <class Some>
 void check_untaken_after_leaving(Report& report, const std::string& what) {
     Some play(3);
@@ -138,8 +138,8 @@ void check_untaken_after_leaving(Report& report, const std::string& what) {
     report.check(came, what + ": one to another has not come");
 }
 
-// Who alone is left may send to itself: a receive of any rank does not wait for that, one of its
-// own number does.
+// The last rank may still send to itself. A receive from any rank does not wait for that, but a
+// receive from the rank itself does.
 void check_alone(Report& report) {
     World world(shape_of(2, 2), Mapping::one, 1);
     world[1].close();
@@ -158,8 +158,8 @@ void check_alone(Report& report) {
                  "what a rank that is left sends to itself comes");
 }
 
-// Sends of all sizes to a peer that has left end one by one for who looks, wherever they are: still
-// here, on their way, or begun only then.
+// Sends of all sizes to a rank that has left end one by one when polled: unsent ones, partly sent
+// ones, and ones begun later.
 void check_sends_to_who_has_left(Report& report) {
     enum class There : uint8_t { never, slowly, no_more };
     for (const There there : {There::never, There::slowly, There::no_more}) {
@@ -209,7 +209,7 @@ void check_sends_to_who_has_left(Report& report) {
     }
 }
 
-// A message that is done for its sender, and of which the peer has not taken most.
+// Sends a message that is done for its sender, while the peer has not read most of it.
 void send_untaken(Report& report, Faced& faced, const Data& data) {
     const int little = 64 << 10;
     ::setsockopt(faced.end(kMessages).get(), SOL_SOCKET, SO_RCVBUF, &little, sizeof(little));
@@ -220,7 +220,7 @@ void send_untaken(Report& report, Faced& faced, const Data& data) {
     report.check(faced.rank().p2p->wait(request, kLong_s, -1, {}), "the kernel has taken it");
 }
 
-// What a rank has sent waits in the kernel for a peer that computes.
+// Sent bytes wait in the kernel for a peer that computes.
 void check_patient_leaving(Report& report) {
     Faced faced;
     const Data data(1 << 20, 7);
@@ -228,14 +228,15 @@ void check_patient_leaving(Report& report) {
     std::thread closing([&] { faced.group().close(20, {}); });
     report.check(faced.hears(kCalls, FrameKind::left, 1), "calls need not wait for messages");
     pause(2.5);
-    faced.say(kMessages, frame_of(FrameKind::grant, 2));  // what the kernel would answer by a reset
+    faced.say(kMessages,
+              frame_of(FrameKind::grant, 2));  // the kernel would answer this with a reset
     pause(0.05);
     report.check(faced.rest(kMessages).size() == data.size() + 3 * sizeof(Frame),
                  "what a peer takes late has come, and that its sender has left");
     closing.join();
 }
 
-// Grants that the peer does not take yet are no message that was given up.
+// Unsent grants do not count as a message that was given up.
 void check_grants_under_way(Report& report) {
     Faced faced(1, false);
     faced.attach(kMessages, 0, 1, 4 << 10);
@@ -255,7 +256,7 @@ void check_grants_under_way(Report& report) {
                  "who has only grants to send leaves in order");
 }
 
-// Nobody need take what a group sends that has failed.
+// After a failure, closing does not wait for the peer to read.
 void check_failure_while_leaving(Report& report) {
     Faced faced;
     const Data data(1 << 20, 7);
@@ -269,7 +270,8 @@ void check_failure_while_leaving(Report& report) {
                  "a failure ends the wait of who leaves");
 }
 
-// Who has dialed hears that a rank leaves, though it was never looked at.
+// A peer that has connected learns that the rank leaves, even if the rank has never polled the
+// connection.
 void check_left_before_looking(Report& report) {
     Faced faced, partly(1, false);
     faced.rank().close();

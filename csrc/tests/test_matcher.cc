@@ -1,4 +1,4 @@
-// Which message goes to which receive, against a model that looks at all there ever was.
+// The matcher, compared with a model that keeps every message and receive.
 #include <deque>
 #include <random>
 #include <string>
@@ -17,7 +17,7 @@ using test::Report;
 constexpr uint32_t kRanks = 3;
 constexpr uint64_t kNobody = ~0ULL;
 
-// All messages and receives in their order; those that are matched or withdrawn are over.
+// All messages and receives in order. `over` marks matched or withdrawn ones.
 class Model {
   public:
     struct Posted {
@@ -30,7 +30,7 @@ class Model {
         uint64_t tag;
         bool over;
     };
-    // Numbers of what it matches, or kNobody.
+    // Each returns the number of the match, or kNobody.
     uint64_t receive(int32_t source, uint64_t tag) {
         posted.push_back({source, tag, false});
         const uint64_t found = first_message(source, tag);
@@ -64,12 +64,14 @@ class Model {
   private:
     static bool suits(int32_t source, uint64_t tag, const Came& message) {
         if (source != -1 && static_cast<uint32_t>(source) != message.source) return false;
-        if (tag == ~0ULL) return message.tag < 1ULL << 63;  // the library's own are not any
+        if (tag == ~0ULL)
+            return message.tag < 1ULL
+                                     << 63;  // a receive of any tag excludes the library's own tags
         return tag == message.tag;
     }
 };
 
-// The matcher as the engine uses it, with names for what it matches.
+// Drives the matcher as the engine does.
 class Play {
   public:
     Play(Report& report, uint64_t seed) : report_(report), seed_(seed), random_(seed) {}

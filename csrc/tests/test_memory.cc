@@ -1,5 +1,5 @@
-// Memory that is not there, wherever a rank asks for some: no rank waits for it in vain, and what
-// the ranks count stays in step.
+// Failed allocations at every point of a call or message. No rank waits in vain, and the ranks'
+// counters stay consistent.
 #include <atomic>
 #include <cstdint>
 #include <cstdlib>
@@ -17,7 +17,7 @@
 
 namespace {
 
-// How many times this thread still gets memory; negative: always.
+// The number of allocations that still succeed in this thread; negative: no limit.
 thread_local int64_t t_left = -1;
 thread_local bool t_refused = false;
 thread_local void (*t_on_refusal)() = nullptr;
@@ -32,7 +32,7 @@ void* get(std::size_t bytes) {
     return std::malloc(bytes == 0 ? 1 : bytes);
 }
 
-// Whether `work` asked for memory so often that from there on it got none.
+// Lets allocations fail after `from` of them. Returns true if one failed.
 template <class Work>
 bool starve(int64_t from, Work&& work) {
     t_left = from;
@@ -68,7 +68,7 @@ constexpr double kSoon_s = 5;
 
 enum class Way : uint8_t { run, begin, queue };
 
-// Whatever a starved rank meets, as one of: right, an error of the core, no memory.
+// The outcome of a starved rank: success, an error of the core, or std::bad_alloc.
 template <class Work>
 Outcome met(Work&& work) {
     try {
@@ -84,8 +84,9 @@ void make(Rank& rank, Execution call, Way way) {
     rank.dispatcher->wait(*rank.dispatcher->submit(std::move(call), kSoon_s, inline_s), -1, {});
 }
 
-// Rank 1 gets no memory from its request `from` on; true if it asked for so much at all. `tells`:
-// the others hear of what failed; else, as nobody here asks across hosts, when a rank closes.
+// Rank 1's allocations fail after `from` of them; returns true if one failed. `tells`: the other
+// ranks learn of the failure at once. Otherwise they learn of it when a rank closes, because no
+// connection manager runs here.
 template <class SomeWorld>
 bool check_call(Report& report, SomeWorld& world, Kind kind, Way way, int64_t from, bool tells) {
     bool starved = false;
@@ -144,7 +145,7 @@ void check_messages(Report& report, size_t bytes) {
             } else {
                 starved = starve(from, [&] { outcome = met(exchange); });
             }
-            // Ends what is still under way, where another could not begin.
+            // Ends the requests that are still pending if another one could not begin.
             if (outcome.fault != Fault::none) rank.close();
             if (outcome.fault == Fault::none)
                 report.check(received == std::vector<uint8_t>(bytes, static_cast<uint8_t>(peer)),
@@ -154,8 +155,7 @@ void check_messages(Report& report, size_t bytes) {
     }
 }
 
-// What a rank tells the ranks of other hosts of its group's failure, for which it has a thread
-// where there are connections between them.
+// Does the connection manager's work: reports a rank's failure to the ranks of other hosts.
 void tell_others(World&, uint32_t) {}
 void tell_others(Hosts& hosts, uint32_t rank) {
     Group& group = hosts.group(rank);
@@ -165,9 +165,8 @@ void tell_others(Hosts& hosts, uint32_t rank) {
         if (other != rank) hosts.group(other).fail(failure.fault(), failure.what());
 }
 
-// Rank 1 gets no memory from its request `from` on while it sends, or receives, a large message,
-// and stays in the group: who waits for the other end of it hears why. True if it asked for so much
-// memory at all.
+// Rank 1's allocations fail after `from` of them during a large message, and rank 1 stays in the
+// group. The other rank learns the cause. Returns true if an allocation failed.
 template <class SomeWorld>
 bool check_message_told(Report& report, SomeWorld& world, bool sends, int64_t from, int& told) {
     constexpr size_t bytes = 100'000;
@@ -182,7 +181,7 @@ bool check_message_told(Report& report, SomeWorld& world, bool sends, int64_t fr
     for (uint32_t r = 0; r < 2; ++r)
         requests.push_back(std::make_unique<p2p::Request>(
             message(data[r], 1 - static_cast<int32_t>(r), 0), (r == 1) == sends));
-    world.run([](Rank& rank) {  // so that all connections have been looked at
+    world.run([](Rank& rank) {  // so that all connections are admitted
         Data little(1);
         rank.rank == 1 ? send(rank, little, 0, 1) : static_cast<void>(receive(rank, little, 1, 1));
     });
@@ -225,8 +224,9 @@ void check_messages_told(Report& report, const char* where, Make&& make) {
 
 std::atomic<bool> g_received{false};
 
-// Rank 0 cannot write to where rank 1 receives, and has no memory to say so. Rank 1, which reads
-// the rest, looks whenever rank 0 is refused some: what lacks a chunk must not pass for received.
+// Rank 0 cannot write to rank 1's memory and cannot allocate the error text. Rank 1 reads the rest
+// and polls whenever an allocation of rank 0 fails. The message lacks a chunk, so it must not count
+// as received.
 void check_failed_write(Report& report) {
     constexpr size_t bytes = 64 << 20;
     const Barred memory(bytes);
@@ -256,7 +256,7 @@ void check_failed_write(Report& report) {
                  "a message of which a chunk could not be written");
 }
 
-// A rank that has no memory left can still leave, and tell why its group failed.
+// A rank without free memory can still leave and report its group's failure.
 void check_end(Report& report) {
     World world(shape_of(2, 2), Mapping::own, 1);
     Call calls[] = {{simple(Kind::direct, 100), 0, 2}, {simple(Kind::barrier, 0), 0, 2}};

@@ -1,4 +1,4 @@
-// Messages between two ranks of a host: all arrive, in order, whatever way they take.
+// Messages between ranks of one host: all arrive in order, by every path.
 #include <algorithm>
 #include <atomic>
 #include <random>
@@ -14,7 +14,7 @@ using namespace unisono::test;
 using p2p::kAnySource;
 using p2p::kAnyTag;
 
-// How large messages move.
+// Path of large messages.
 enum class Way : bool { copied_once = true, staged = false };
 
 void use(World& world, uint32_t ranks, Way way) {
@@ -29,15 +29,15 @@ void run(Report& report, World& world, const std::string& what,
     });
 }
 
-// Inside a slot, in the ring of bytes, and larger; just below and above each limit.
+// Lengths for each path (slot, byte ring, transfer), just below and above each limit.
 size_t bytes_of(uint64_t seed) {
     constexpr size_t lengths[] = {0,    1,    24,     25,     64,     65,    500,
                                   8192, 8193, 16'384, 16'385, 20'000, 70'000};
     return lengths[seed * 7919 % std::size(lengths)];
 }
 
-// Every thread of every rank sends to its like on all ranks; receives are posted before and after
-// the messages come, in other orders than they were sent.
+// Each thread of each rank sends to the corresponding threads of all ranks. Receives are posted
+// before and after the arrivals, in other orders than the sends.
 void check_exchange(Report& report, Mapping mapping, const SegmentShape& shape, Way way) {
     constexpr uint64_t kTags = 2, kMessages = 8;
     World world(shape, mapping, shape.ranks);
@@ -57,7 +57,7 @@ void check_exchange(Report& report, Mapping mapping, const SegmentShape& shape, 
     report.check(wrong == 0, "messages of " + std::to_string(shape.ranks) + " ranks");
 }
 
-// From any rank with any tag: each of the others once, and as it was sent.
+// Receives from any rank with any tag: one message from each other rank, unchanged.
 void check_any(Report& report, Mapping mapping, Way way) {
     constexpr uint32_t kRanks = 4;
     World world(shape_of(kRanks, 1), mapping, kRanks);
@@ -87,7 +87,7 @@ void check_any(Report& report, Mapping mapping, Way way) {
     });
 }
 
-// Messages of one tag keep their order, however they differ in length, and so do the receives.
+// Messages of one tag and their receives keep their order, for all lengths.
 void check_order(Report& report, Mapping mapping, const SegmentShape& shape, Way way) {
     constexpr uint64_t kMessages = 40;
     World world(shape, mapping, 2);
@@ -108,7 +108,8 @@ void check_order(Report& report, Mapping mapping, const SegmentShape& shape, Way
     });
 }
 
-// So many that slots and bytes go round many times, and the sender has to wait for room.
+// Enough messages to wrap around the slots and the byte ring many times, and to make the sender
+// wait for room.
 void check_rounds(Report& report, Mapping mapping, const SegmentShape& shape) {
     constexpr uint64_t kMessages = 3000;
     World world(shape, mapping, 2);
@@ -129,7 +130,8 @@ void check_rounds(Report& report, Mapping mapping, const SegmentShape& shape) {
     report.check(wrong == 0, "messages that go round");
 }
 
-// A sender that waits helps from the other end: all parts are right, of lengths that do not divide.
+// A waiting sender writes from the back. All parts are right, also for lengths that do not divide
+// evenly.
 void check_large(Report& report, Mapping mapping, const SegmentShape& shape, Way way) {
     World world(shape, mapping, 2);
     use(world, 2, way);
@@ -167,7 +169,7 @@ void check_to_oneself(Report& report, Mapping mapping) {
                          std::to_string(bytes) + " bytes to oneself");
         }
     }
-    // In order, by tag, and without end: more than is kept of them.
+    // In order, by tag, and more messages than are copied.
     for (uint64_t k = 0; k < 60; ++k) {
         datas.push_back(data_of(k, 8000));
         begin(requests, rank, message(datas.back(), 0, k % 2), true);
@@ -212,7 +214,7 @@ void check_sizes_that_differ(Report& report, Mapping mapping, Way way) {
                     rank.rank == 0 ? send(rank, data, 1, 3)
                                    : static_cast<void>(receive(rank, data, 0, 3));
                 });
-                if (rank.rank == 0 && outcome.fault == Fault::none) return;  // it had left
+                if (rank.rank == 0 && outcome.fault == Fault::none) return;  // the send was eager
                 expect(report, outcome, Fault::mismatch,
                        "rank 0 sent " + std::to_string(sent) + " bytes (" + std::to_string(sent) +
                            " elements of type uint8) with tag 3, but rank 1 receives " +

@@ -1,4 +1,4 @@
-// A wire of several streams: every one carries the same share of what a post shows.
+// A transport of several streams. Each stream gets the same share of a post's data.
 #include <algorithm>
 #include <cstring>
 #include <numeric>
@@ -14,7 +14,7 @@ namespace {
 
 constexpr double kPatience_s = 10;
 
-// Of a rank that sends only.
+// The receiver of a rank that only sends.
 class Nobody final : public Receiver {
   public:
     std::byte* place(uint32_t, const Frame&) override { return nullptr; }
@@ -25,7 +25,7 @@ class Nobody final : public Receiver {
     }
 };
 
-// A wire to one peer, whose ends of the streams are the test's.
+// A transport to one peer. The test holds the peer's ends of the streams.
 class Rails {
   public:
     explicit Rails(uint32_t streams) : wire_(2, nobody_), came_(streams) {
@@ -43,7 +43,7 @@ class Rails {
         frame.kind = FrameKind::post;
         wire_.send(1, frame, {{{0, data.data(), data.size()}}});
     }
-    // Takes in what comes until so much payload has come, and `posts` posts.
+    // Reads until `bytes` of payload and `posts` posts have arrived.
     bool take(uint64_t bytes, uint32_t posts) {
         Deadline deadline(kPatience_s);
         while (payload() < bytes || posts_ < posts) {
@@ -53,7 +53,7 @@ class Rails {
         }
         return payload() == bytes && posts_ == posts;
     }
-    // Payload that each stream brought.
+    // Returns the payload of each stream.
     [[nodiscard]] std::vector<uint64_t> shares() const {
         std::vector<uint64_t> bytes;
         for (const Came& came : came_) bytes.push_back(came.payload);
@@ -63,7 +63,7 @@ class Rails {
 
   private:
     struct Came {
-        std::vector<std::byte> bytes;  // not yet understood
+        std::vector<std::byte> bytes;  // not yet parsed
         uint64_t payload = 0;
     };
 

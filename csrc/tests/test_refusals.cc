@@ -1,4 +1,4 @@
-// What a rank refuses, and what the others learn of it.
+// Refused calls, and the errors of the other ranks.
 #include <sys/mman.h>
 
 #include <thread>
@@ -14,8 +14,8 @@ using namespace unisono::test;
 
 constexpr uint32_t kRanks = 3;
 
-// A handler runs in the middle of the call that it interrupts, and cannot wait for what is behind
-// it.
+// A signal handler runs in the middle of the interrupted call, so its own call cannot wait for that
+// one.
 void check_called_by_a_signal(Report& report, Mapping mapping) {
     World world(shape_of(kRanks, 2), mapping, 1);
     Outcome within;
@@ -28,7 +28,7 @@ void check_called_by_a_signal(Report& report, Mapping mapping) {
     expect(report, within, Fault::invalid, "signal handler", "called by a handler");
 }
 
-// A rank that refuses again and again does not wait for those that make the calls.
+// A rank that refuses many calls does not wait for the ranks that make them.
 void check_refused_far_ahead(Report& report, Mapping mapping) {
     World world(shape_of(2, 2), mapping, 1);
     for (size_t i = 0; i < 2 * kCallHistory; ++i) {
@@ -40,8 +40,8 @@ void check_refused_far_ahead(Report& report, Mapping mapping) {
            "rank 1 called a call no longer remembered", "refused far ahead");
 }
 
-// What only one rank finds wrong with its call, before it has begun: the others learn why, at once.
-// Where all find the same, no harm is done.
+// Only one rank finds an error in its call before the call begins: the others learn the reason at
+// once. If all ranks find the same error, the group stays healthy.
 void check_refused_by_the_executor(Report& report, Mapping mapping) {
     Step large = simple(Kind::direct, 1000000);
     large.block_bytes = 1 << 20;
@@ -73,7 +73,7 @@ void check_refused_by_the_executor(Report& report, Mapping mapping) {
     }
 }
 
-// A handler that calls, and lives with the answer: its call keeps its place among the others.
+// A signal handler calls and ignores the error. Its call keeps its number among the others.
 void check_numbers_after_a_signal(Report& report, Mapping mapping) {
     World world(shape_of(2, 2), mapping, 1);
     Outcome within;
@@ -94,11 +94,11 @@ void check_numbers_after_a_signal(Report& report, Mapping mapping) {
     late.join();
 }
 
-// A segment that others have made: only the layout that this version makes, in a file that has all
-// of it, is used. Of what is forged here 64 bits keep just what the file has.
+// A segment from another process is accepted only with this version's layout, in a file of the
+// right length. Some of these forged layouts have the right length only after a wrap at 64 bits.
 void check_foreign_segments(Report& report) {
     const SegmentShape shape{2, 2, 4096, 2, 64};
-    const auto made = [&] {  // one that can still be changed and cut
+    const auto made = [&] {  // one that can still be changed and truncated
         Descriptor fd(::memfd_create("foreign", MFD_CLOEXEC));
         lay_out_segment(fd.get(), shape, World::nonce);
         return fd;

@@ -1,5 +1,5 @@
-// Max-min fair rates: against an oracle that fills from nothing, over random flows that come and
-// go.
+// Max-min fair rates of random flows that start and end, compared with an oracle that fills
+// progressively from zero.
 #include <algorithm>
 #include <cmath>
 #include <random>
@@ -48,7 +48,7 @@ Network random_network(std::mt19937& random, bool weighted) {
     return net;
 }
 
-// All flows grow alike, until a resource is used up; its flows stop, and the others go on.
+// All flows grow equally until a resource is used up. Its flows stop, and the others continue.
 std::vector<double> oracle(const Network& net, const std::vector<int>& flows) {
     std::vector<double> rate(net.paths(), 0.0), left = net.capacity;
     std::vector<bool> grows(net.paths());
@@ -99,7 +99,7 @@ void compare(Report& report, const Network& net, const Sharing& kept, const std:
     }
 }
 
-// The rates that were told of, added up, are the rates that there are.
+// The reported changes, applied in order, give the current rates.
 void follow(Report& report, const Sharing& sharing, std::vector<double>& told,
             const std::vector<int>& flows) {
     for (const auto& [path, rate] : sharing.changes()) told[static_cast<size_t>(path)] = rate;
@@ -115,7 +115,7 @@ void come_and_go(Report& report, uint32_t seed, bool weighted) {
     std::vector<int> flows(net.paths(), 0);
     std::vector<double> told(net.paths(), 0.0);
     for (int step = 0; step < 30; ++step) {
-        const auto changes = 1 + random() % 4;  // in one instant
+        const auto changes = 1 + random() % 4;  // at one time
         for (uint32_t i = 0; i < changes; ++i) {
             const size_t p = random() % net.paths();
             const int delta = flows[p] > 0 && random() % 2 ? -1 : 1;
@@ -128,7 +128,7 @@ void come_and_go(Report& report, uint32_t seed, bool weighted) {
     }
 }
 
-// What a textbook says: two links, one flow over both, and others on each.
+// The textbook case: two links, one flow over both, and one more on each.
 void check_textbook(Report& report) {
     Network net;
     net.capacity = {100, 300};

@@ -1,4 +1,4 @@
-// The choice of stores: what the rule says, and when a rank believes that its peers are far.
+// The choice of stores: the rule, and the evidence that a rank's peers are far.
 #include "execution/store_policy.h"
 #include "tests/world.h"
 
@@ -53,7 +53,7 @@ void check_distance(Report& report) {
     report.check(!looks(kNearLook, 2), "more are not");
 }
 
-// A beacon that did not change, or that shone on this very core, says nothing.
+// An unchanged beacon, or one written on this core, is no evidence.
 void check_beacon(Report& report) {
     Distance distance(2);
     RankControl peer;

@@ -1,6 +1,5 @@
-// Messages that nobody asks for: they make way for others, as far as there is room; the rest waits
-// at its sender, which is asked for what is wanted. And what is taken back. One thread plays all
-// ranks, so that each step is where it should be.
+// Unexpected messages. They are stored as far as there is room. The sender holds back the rest, and
+// the receiver asks for the one that a receive wants. Also cancelled requests.
 #include <algorithm>
 
 #include "tests/play.h"
@@ -18,7 +17,7 @@ size_t waiting(const std::vector<p2p::Request*>& sends) {
         std::count_if(sends.begin(), sends.end(), [](const auto* s) { return !s->done(); }));
 }
 
-// All that nobody asks for is taken in its order afterwards.
+// Receives all unexpected messages in order afterwards.
 template <class Some>
 void take_all(Report& report, Some& play, const std::vector<p2p::Request*>& sends, const char* what,
               size_t from = 0) {
@@ -28,7 +27,7 @@ void take_all(Report& report, Some& play, const std::vector<p2p::Request*>& send
     report.check(waiting(sends) == 0, "all are sent");
 }
 
-// The receiver stores as much as it has room for, whatever more is sent.
+// The receiver stores only as much as it has room for.
 template <class Some>
 void check_room(Report& report) {
     Some play;
@@ -44,7 +43,7 @@ void check_room(Report& report) {
     take_all(report, play, sends, "those that were not asked for");
 }
 
-// Of every length, by every way, and with large ones behind them.
+// Held-back messages of all lengths, on all paths, and with large ones behind them.
 template <class Some>
 void check_found(Report& report) {
     for (const bool single_copy : {true, false}) {
@@ -78,7 +77,7 @@ void check_found(Report& report) {
     }
 }
 
-// What is denied comes later: between the denial and the look at it.
+// A denied message may arrive later, even between the denial and its reading.
 template <class Some>
 void check_denied(Report& report) {
     Some play;
@@ -89,8 +88,8 @@ void check_denied(Report& report) {
     p2p::Request& third = play.receive(10, 3);
     play.look(1);  // asks for the first
     for (int i = 0; i < 3; ++i) {
-        play.look(0);                              // denies it
-        if (i == 2) play.send(data_of(3, 10), 3);  // comes just after it was denied
+        play.look(0);                              // denies the first
+        if (i == 2) play.send(data_of(3, 10), 3);  // sent just after the denial
         play.look(1);
     }
     report.check(play.brings(third, data_of(3, 10)), "what came just after it was denied");
@@ -99,7 +98,7 @@ void check_denied(Report& report) {
     report.check(!never.done(), "what never comes");
 }
 
-// Others may get what they want while the peer is asked: nobody is passed over for that.
+// Other receives may be matched while the peer is asked. No receive is skipped.
 template <class Some>
 void check_questions_in_turn(Report& report) {
     Some play(3);
@@ -110,15 +109,15 @@ void check_questions_in_turn(Report& report) {
     p2p::Request& last = play.receive(10, 3, 0);
     play.settle();
     play.send(data_of(3, 10), 3);
-    play.look(1);                     // asks rank 0 for what the first one wants
-    play.send(data_of(2, 10), 2, 2);  // which comes from rank 2
+    play.look(1);                     // asks rank 0 for the first receive's message
+    play.send(data_of(2, 10), 2, 2);  // comes from rank 2
     play.look(0);                     // denies it
     report.check(play.brings(any, data_of(2, 10)) && any.source() == 2, "from another rank");
     report.check(play.brings(last, data_of(3, 10)), "what was behind it");
     take_all(report, play, sends, "all others");
 }
 
-// What is asked for comes behind those of its tag that were sent before it, and before all others.
+// A requested message comes after earlier messages with its tag and ahead of all others.
 void check_order(Report& report) {
     for (const bool before : {true, false}) {
         for (const bool single_copy : {true, false}) {
@@ -129,15 +128,15 @@ void check_order(Report& report) {
             play.send(one, 1);
             if (before) play.send(two, 1);
             play.look(1);               // asks
-            if (!before) play.look(0);  // answers with the first
-            // Room for those that wait, and for one message more: the first or the second.
+            if (!before) play.look(0);  // answers with the first message
+            // Room for the waiting messages and one more: the first or the second.
             const uint64_t enough = play.pair().slots_taken + waiting(sends) + 1;
             size_t taken = 0;
             for (; taken < sends.size() && play.pair().slots_taken < enough; ++taken)
                 report.check(play.receive(kEager, kOther).done(), "one that is here");
             report.check(!first.done(), "not yet");
             if (!before) play.send(two, 1);
-            play.look(0);  // fills the room; then answers, if it has not
+            play.look(0);  // fills the room, then answers if it has not done so
             report.check(waiting(sends) == 0, "there is room again");
             p2p::Request& second = play.receive(kEager, 1);
             report.check(play.brings(first, one) && play.brings(second, two),
@@ -148,7 +147,7 @@ void check_order(Report& report) {
     }
 }
 
-// What was asked for and is wanted no more keeps nothing else back.
+// An answer that is no longer wanted blocks no other message.
 template <class Some>
 void check_wanted_no_more(Report& report) {
     Some play;
@@ -170,7 +169,7 @@ void check_wanted_no_more(Report& report) {
     take_all(report, play, sends, "all others");
 }
 
-// A probe finds what waits behind messages that nobody asks for.
+// A probe finds a message that is held back behind unexpected ones.
 template <class Some>
 void check_probe(Report& report) {
     Some play;
@@ -190,7 +189,7 @@ void check_probe(Report& report) {
     take_all(report, play, sends, "all others");
 }
 
-// ---- what is taken back
+// ---- cancelled requests
 
 template <class Some>
 void check_cancelled_receives(Report& report) {
@@ -215,7 +214,8 @@ void check_cancelled_sends(Report& report) {
     for (const bool single_copy : {true, false}) {
         Play play(2, single_copy);
         report.check(!play[0].cancel(play.send(Data(10), 1)), "a send that is done");
-        for (int i = 0; i < 200; ++i) {  // more than can be under way: each comes back
+        for (int i = 0; i < 200;
+             ++i) {  // more than there are transfers, so each must become free again
             report.check(play[0].cancel(play.send(Data(kLarge), 1)), "a send that was offered");
             if (i == 0) report.check(play.brings(play.receive(10, 1), Data(10)), "one before it");
             if (i % 50 == 0) {
@@ -249,7 +249,7 @@ void check_cancelled_sends(Report& report) {
     }
 }
 
-// Across hosts a send can be taken back while it is held back, and not once it has left.
+// Across hosts, a send can be cancelled while it is held back, but not once it has left.
 void check_sends_cancelled_across_hosts(Report& report) {
     PlayOverHosts play;
     p2p::Request& left = play.send(data_of(200, kLarge), 4);
@@ -267,7 +267,7 @@ void check_sends_cancelled_across_hosts(Report& report) {
     p2p::Request& behind = play.send(data_of(202, kLarge), kOther);
     report.check(taken_back(large), "a large one");
     p2p::Request& wanted = play.receive(kEager, 2);
-    play.look(0);  // denies what is asked for first
+    play.look(0);  // denies the first request
     play.look(1);  // asks for the other
     p2p::Request& asked = play.send(data_of(203, kEager), 2);
     report.check(!asked.done() && taken_back(asked), "one that is asked for");
@@ -285,7 +285,7 @@ void check_sends_cancelled_across_hosts(Report& report) {
         "one behind those that were taken back");
     play.send(data_of(204, kEager), 2);
     report.check(play.brings(wanted, data_of(204, kEager)), "another for who has asked");
-    for (p2p::Request* const send : play.fill()) play[0].cancel(*send);  // all that wait
+    for (p2p::Request* const send : play.fill()) play[0].cancel(*send);  // all held-back sends
     play.send(data_of(205, 10), 1);
     report.check(play.brings(never, data_of(205, 10)), "one after all that waited");
 }

@@ -16,7 +16,7 @@ namespace {
 using Clock = std::chrono::steady_clock;
 
 constexpr uint64_t kMostSpans = 128;  // of one head
-// How long to look without a nap: payloads move only while somebody looks.
+// Time of polling before the first nap. Payloads move only while a thread polls.
 constexpr std::chrono::microseconds kLooking{200}, kLookingWhileMoving{20000};
 constexpr std::chrono::microseconds kFirstNap{20}, kLastNap{500};
 
@@ -33,11 +33,11 @@ MessageWire::MessageWire(View& view, Receiver& receiver, std::unique_ptr<Carrier
 }
 
 MessageWire::~MessageWire() {
-    if (::getpid() == owner_pid_) let_go();  // a forked child has no part in it
+    if (::getpid() == owner_pid_) let_go();  // a forked child must not touch the parent's library
 }
 
 void MessageWire::send(uint32_t peer, const Frame& frame, std::span<const Load> loads) {
-    if (peers_[peer].left) return;  // it needs nothing any more
+    if (peers_[peer].left) return;  // the peer needs no more frames
     if (!is_p2p(frame.kind)) return post(peer, frame, loads);
     if (!is_callers(frame.kind)) return pack(peer, frame, loads, What::payload, 0);
     Peer& to = peers_[peer];
@@ -45,7 +45,7 @@ void MessageWire::send(uint32_t peer, const Frame& frame, std::span<const Load> 
     pack(peer, frame, loads, What::callers, to.handed + to.leaving.size());
 }
 
-// Slots that lie side by side go as one payload.
+// Merges adjacent slots into one payload.
 void MessageWire::post(uint32_t peer, const Frame& frame, std::span<const Load> loads) {
     merged_.clear();
     for (const Load& load : loads) {
@@ -108,7 +108,7 @@ void MessageWire::pack(uint32_t peer, const Frame& frame, std::span<const Load> 
     }
 }
 
-// Begins a transfer; the ticket ends now or later.
+// Starts a transfer of the library. The ticket ends now or later.
 template <class Call>
 void MessageWire::carry(const Ticket& ticket, Call&& call) {
     const uint64_t number = issue(ticket);
@@ -170,7 +170,7 @@ uint64_t MessageWire::handed(uint32_t peer) const noexcept {
     return peers_[peer].handed;
 }
 
-// Lets the carrier work; true if it has found something. What it finds is kept for `handle`.
+// Polls the library. Returns true if there are results, which are kept for `handle`.
 bool MessageWire::look() {
     if (closed_) return false;
     filled_ += carrier_->poll(ended_);
@@ -246,7 +246,7 @@ void MessageWire::take(const std::byte* slot) {
     advance(head.from);
 }
 
-// Delivers what is there, in the order in which it was sent.
+// Delivers complete frames in the order in which they were sent.
 void MessageWire::advance(uint32_t peer) {
     auto& incoming = peers_[peer].incoming;
     while (!incoming.empty() && incoming.front().placed && incoming.front().missing == 0) {
@@ -256,7 +256,7 @@ void MessageWire::advance(uint32_t peer) {
     }
 }
 
-// Puts payloads where they belong, or has them put there.
+// Copies payloads to their targets, or starts their receives.
 void MessageWire::place(uint32_t peer, Incoming& in) {
     const std::byte* data = in.inside;
     Frame frame = in.frame;
@@ -290,7 +290,7 @@ Woken MessageWire::sleep(double seconds, const std::function<bool()>& awake) {
         if (rung_.load(std::memory_order_acquire)) return Woken::rung;
         bool found = false;
         {
-            const std::unique_lock lock(carrying_, std::try_to_lock);  // else somebody looks
+            const std::unique_lock lock(carrying_, std::try_to_lock);  // else another thread polls
             found = lock.owns_lock() && look();
         }
         if (found) return Woken::rung;

@@ -20,14 +20,14 @@ namespace {
 
 constexpr uint64_t kBell = ~0ULL;  // in place of peer << 32 | stream
 constexpr int kMostEvents = 64;
-constexpr int kMostReads = 64;              // of one stream, before the others have their turn
-constexpr uint64_t kMostPartial = 1 << 16;  // posts that may come before an earlier one
-constexpr uint64_t kPiece = 128 << 10;      // of a load, where streams share it
-constexpr uint64_t kUncut = 32 << 10;       // shares of less are not worth a frame
+constexpr int kMostReads = 64;              // of one stream, before the others get their turn
+constexpr uint64_t kMostPartial = 1 << 16;  // posts that may arrive before an earlier one
+constexpr uint64_t kPiece = 128 << 10;      // of a load that several streams share
+constexpr uint64_t kUncut = 32 << 10;       // smaller shares are not worth a frame
 constexpr uint32_t kMostStreams = 1024;     // of a peer
 
-// Pieces of a load, all alike, of which each stream gets as many: the last one decides when the
-// whole load is there.
+// Returns the length of a load's parts. All parts are equal and each stream gets the same number,
+// because the last part decides when the whole load has arrived.
 uint64_t piece_bytes(uint64_t bytes, uint64_t streams) noexcept {
     const uint64_t turns = (bytes + streams * kPiece - 1) / (streams * kPiece);
     const uint64_t pieces = std::max<uint64_t>(1, std::min(bytes / kUncut, turns * streams));
@@ -89,7 +89,7 @@ void TcpWire::admit() {
     }
 }
 
-// The first connection for a place counts.
+// Keeps the first connection for a place and drops others.
 bool TcpWire::take(Arrival& arrival) {
     const std::lock_guard lock(mutex_);
     auto& streams = peers_[arrival.peer].streams;
@@ -104,8 +104,8 @@ bool TcpWire::take(Arrival& arrival) {
     return true;
 }
 
-// A stream that is watched for nothing is not watched at all: else the end of its connection would
-// wake every sleep.
+// Removes a stream without interest from epoll. Otherwise the end of its connection would wake
+// every sleep.
 void TcpWire::watch(uint32_t peer, size_t index) {
     Stream& stream = *peers_[peer].streams[index];
     epoll_event event{};
@@ -122,7 +122,7 @@ void TcpWire::watch(uint32_t peer, size_t index) {
 
 void TcpWire::send(uint32_t peer, const Frame& head, std::span<const Load> loads) {
     Peer& to = peers_[peer];
-    if (to.connected && to.open == 0) return;  // it has left, and needs nothing any more
+    if (to.connected && to.open == 0) return;  // the peer has left and needs no more frames
     Frame frame = head;
     if (!is_p2p(frame.kind)) frame.number = ++to.sent;
     const auto enqueue = [&](const Frame& f, const std::byte* data) {
@@ -133,7 +133,7 @@ void TcpWire::send(uint32_t peer, const Frame& head, std::span<const Load> loads
     uint64_t total = 0;
     for (const Load& load : loads) total += load.bytes;
     const bool cut = to.streams.size() > 1 && total > kUncut && !is_p2p(frame.kind);
-    const Load* with_post = nullptr;  // a load that rides with the post itself
+    const Load* with_post = nullptr;  // a load sent in the frame of the post itself
     for (const Load& load : loads) {
         if (!cut && &load == &loads.back()) {
             with_post = &load;
@@ -161,8 +161,9 @@ void TcpWire::send(uint32_t peer, const Frame& head, std::span<const Load> loads
     if (to.connected) flush(peer);
 }
 
-// To the stream that will be done first; point-to-point frames keep their order, and come before
-// the sender leaves.
+// Queues a frame on the stream with the fewest bytes waiting. Point-to-point frames all go on the
+// first stream, which keeps their order. So does the frame by which this rank leaves, which must
+// come after them.
 void TcpWire::push(Peer& to, const Outgoing& outgoing) {
     Stream* chosen = to.streams.front().get();
     if (!is_p2p(outgoing.frame.kind)) {
@@ -209,7 +210,7 @@ bool TcpWire::poll() {
     for (int i = 0; i < count; ++i) {
         const epoll_event& event = events[static_cast<size_t>(i)];
         if (event.data.u64 == kBell) {
-            uint64_t rings = 0;  // it rings until all who sleep have heard it
+            uint64_t rings = 0;  // cleared only when no thread sleeps
             if (asleep_.load() == 0) static_cast<void>(!::read(bell_.get(), &rings, sizeof(rings)));
             continue;
         }
@@ -227,7 +228,7 @@ bool TcpWire::is_time_to_listen(Silence::Clock::time_point now) noexcept {
     return true;
 }
 
-// Whoever waits for a peer polls, and hears so that the peer's host is lost.
+// Every thread that waits for a peer polls, and so detects that the peer's host is lost.
 void TcpWire::listen_for_silence() {
     const auto now = Silence::Clock::now();
     if (!is_time_to_listen(now)) return;
@@ -280,7 +281,7 @@ bool TcpWire::read(uint32_t peer, size_t index) {
 void TcpWire::arrived(uint32_t peer, const Frame& frame) {
     if (frame.kind == FrameKind::load || frame.kind == FrameKind::post ||
         frame.kind == FrameKind::left) {
-        // A peer that has left says so on each connection that is made later.
+        // A peer that has left says so on each later connection.
         const bool leaves = frame.kind == FrameKind::left;
         if (leaves && std::exchange(peers_[peer].left, true)) return;
         note(peer, frame);
@@ -289,10 +290,10 @@ void TcpWire::arrived(uint32_t peer, const Frame& frame) {
     receiver_.deliver(peer, frame);
 }
 
-// Writes down what has come of a post.
+// Records the arrival of a part of a post.
 void TcpWire::note(uint32_t peer, const Frame& frame) {
     Peer& from = peers_[peer];
-    const uint64_t ahead = frame.number - from.delivered - 1;  // wraps if it is behind
+    const uint64_t ahead = frame.number - from.delivered - 1;  // wraps around for an old number
     if (ahead >= kMostPartial) receiver_.nonsense(peer, "a frame out of order");
     if (from.partial.size() <= ahead) from.partial.resize(ahead + 1);
     Partial& partial = from.partial[ahead];
@@ -318,11 +319,11 @@ void TcpWire::deliver_whole(uint32_t peer) {
     }
 }
 
-// A stream has ended. That is the end of its peer once the other streams have nothing more to tell.
+// Handles the end of a stream. The peer is lost once the other streams have no more input.
 void TcpWire::end(uint32_t peer, size_t index) {
     Peer& from = peers_[peer];
     Stream& stream = *from.streams[index];
-    if (std::exchange(stream.ended, true)) return;  // once is enough
+    if (std::exchange(stream.ended, true)) return;  // only the first time
     stream.watched_for_input = stream.watched_for_room = false;
     watch(peer, index);
     unsent_bytes_ -= stream.abandon();
@@ -339,8 +340,9 @@ void TcpWire::end(uint32_t peer, size_t index) {
     receiver_.lost(peer, stream.why_ended());
 }
 
-// Whoever polls meanwhile may take what would wake this thread, and wakes it by the bell: before
-// this looked, then `awake` tells, or after, then the bell still rings.
+// Another thread that polls may take the event that would wake this thread, and then rings the
+// doorbell. If it rang before this check, `awake` returns true; if later, the doorbell is still
+// set.
 Woken TcpWire::sleep(double seconds, const std::function<bool()>& awake) {
     struct Asleep {
         explicit Asleep(std::atomic<uint32_t>& threads) : count(threads) { ++count; }

@@ -1,4 +1,4 @@
-// How a wire of TCP connections ends: what is sent before, and what is told to the peers.
+// The end of a TCP transport: its last frames, and its last messages to the peers.
 #include <algorithm>
 #include <chrono>
 #include <string_view>
@@ -25,7 +25,7 @@ void TcpWire::close(const std::optional<Error>& failure) noexcept {
             while (!parted() && !brief.passed())
                 std::this_thread::sleep_for(std::chrono::milliseconds(1));
         }
-    } catch (const std::exception&) {  // no memory for the last words
+    } catch (const std::exception&) {  // no memory for the last frames
     }
     const std::lock_guard lock(mutex_);
     for (Peer& peer : peers_) peer = {};
@@ -37,11 +37,11 @@ void TcpWire::part() noexcept {
     try {
         stop_attaching();
         say_left();
-    } catch (const std::exception&) {  // no memory for the last words
+    } catch (const std::exception&) {  // no memory for the last frames
     }
 }
 
-// Whoever has dialed, and was not looked at yet, hears the last words like all others.
+// Admits waiting connections, so that their peers receive the last frames too.
 void TcpWire::stop_attaching() noexcept {
     {
         const std::lock_guard lock(mutex_);
@@ -49,13 +49,13 @@ void TcpWire::stop_attaching() noexcept {
     }
     try {
         admit();
-    } catch (const std::exception&) {  // a connection that is of no use to anybody
+    } catch (const std::exception&) {  // a connection that cannot be used
     }
 }
 
 void TcpWire::abandon() noexcept {
     const std::unique_lock lock(mutex_, std::try_to_lock);
-    if (!lock.owns_lock()) return;  // nobody is there any more who would let it go
+    if (!lock.owns_lock()) return;  // the thread that holds the lock does not exist in the child
     arrivals_.clear();
     for (Peer& peer : peers_) {
         for (const auto& stream : peer.streams) {
@@ -64,7 +64,8 @@ void TcpWire::abandon() noexcept {
     }
 }
 
-// Else a peer that has not heard of the failure yet would take this rank for the one that is gone.
+// Sends the failure. Without it, a peer that has not learned of the failure would report this rank
+// as lost.
 void TcpWire::say_failed(const Error& failure) {
     const std::string_view text = failure.what();
     Frame frame{};
@@ -88,7 +89,7 @@ void TcpWire::say_left() {
         frame.number = ++peer.sent;
         if (peer.connected) {
             push(peer, {frame, nullptr});
-        } else {  // some of its connections are still being made
+        } else {  // some of the peer's connections are not ready yet
             (*there)->push({frame, nullptr});
         }
         for (const auto& stream : peer.streams) {
@@ -107,9 +108,9 @@ void TcpWire::say_left_to(Channel channel) {
     static_cast<void>(stream.discard());
 }
 
-// The kernel throws away what it has not yet sent if something comes for a socket that is closed,
-// and something does: the peers' last progress. So who closes waits until all of it has arrived; a
-// peer that computes takes it late.
+// The kernel discards unsent bytes if input arrives for a closed socket, and the peers' last
+// progress does arrive. So the closing rank waits until everything has been acknowledged. A peer
+// that computes reads it late.
 bool TcpWire::parted() noexcept {
     const auto now = Silence::Clock::now();
     const bool listens = is_time_to_listen(now);
@@ -127,7 +128,7 @@ bool TcpWire::parted() noexcept {
 bool TcpWire::arrived(Stream& stream) noexcept {
     if (stream.ended) return true;
     stream.flush();
-    if (!stream.discard()) return stream.ended = true;  // the peer has closed: it needs no more
+    if (!stream.discard()) return stream.ended = true;  // the peer has closed and needs no more
     return stream.drained() && stream.acknowledged();
 }
 
