@@ -235,7 +235,7 @@ const dlpack::ExchangeApi* Arrays::exchange_of_tensors() {
         nb::steal(PyObject_GetAttrString(tensor_.type.ptr(), dlpack::kAttribute));
     const auto* found = static_cast<const dlpack::ExchangeApi*>(
         capsule.is_valid() ? PyCapsule_GetPointer(capsule.ptr(), dlpack::kCapsule) : nullptr);
-    if (found && (found->major != dlpack::kMajor || !found->look)) found = nullptr;
+    if (found && (found->major != dlpack::kMajor || !found->describe)) found = nullptr;
     if (!found) give_up();
     exchange_ = found;
     return found;
@@ -247,9 +247,9 @@ bool Arrays::is_lazy(nb::handle tensor, DType dtype) const {
 }
 
 // Does the work of `locate_by_methods` with one call instead of five.
-std::optional<Located> Arrays::look_at_tensor(const dlpack::ExchangeApi& api, nb::handle tensor) {
+std::optional<Located> Arrays::locate_by_dlpack(const dlpack::ExchangeApi& api, nb::handle tensor) {
     dlpack::Tensor seen{};
-    if (api.look(tensor.ptr(), &seen) != 0) return give_up();
+    if (api.describe(tensor.ptr(), &seen) != 0) return give_up();
     const auto dtype = dtype_of_dlpack(seen);
     const auto count = count_contiguous(seen);
     if (!dtype || !count || seen.device_type != dlpack::kCpu) return std::nullopt;
@@ -262,10 +262,10 @@ std::optional<Located> Arrays::look_at_tensor(const dlpack::ExchangeApi& api, nb
 std::optional<Located> Arrays::locate_tensor(nb::handle tensor) {
     // A subclass may override Python's methods.
     const auto* const api = tensor.type().is(tensor_.type) ? exchange_of_tensors() : nullptr;
-    return api ? look_at_tensor(*api, tensor) : ask_tensor(tensor);
+    return api ? locate_by_dlpack(*api, tensor) : locate_by_methods(tensor);
 }
 
-std::optional<Located> Arrays::ask_tensor(nb::handle tensor) {
+std::optional<Located> Arrays::locate_by_methods(nb::handle tensor) {
     const nb::object type = type_of_elements(tensor, Kind::tensor);
     if (!type.is_valid()) return give_up();
     const auto dtype = element_of(type, Kind::tensor).dtype;

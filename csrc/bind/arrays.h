@@ -58,9 +58,9 @@ class Arrays {
     Element learn(nanobind::handle type, Kind kind);
     [[nodiscard]] std::optional<Located> locate_numpy(nanobind::handle array, bool writable);
     [[nodiscard]] std::optional<Located> locate_tensor(nanobind::handle tensor);
-    [[nodiscard]] std::optional<Located> look_at_tensor(const dlpack::ExchangeApi& api,
-                                                        nanobind::handle tensor);
-    [[nodiscard]] std::optional<Located> ask_tensor(nanobind::handle tensor);
+    [[nodiscard]] std::optional<Located> locate_by_dlpack(const dlpack::ExchangeApi& api,
+                                                          nanobind::handle tensor);
+    [[nodiscard]] std::optional<Located> locate_by_methods(nanobind::handle tensor);
     [[nodiscard]] const dlpack::ExchangeApi* exchange_of_tensors();
     [[nodiscard]] bool is_lazy(nanobind::handle tensor, DType dtype) const;
     [[nodiscard]] nanobind::object type_of_elements(nanobind::handle array, Kind kind) const;

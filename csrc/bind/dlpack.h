@@ -39,7 +39,7 @@ struct ExchangeApi {
     void* from_object;
     void* to_object;
     // Describes an array; valid while the array is unchanged. Returns -1 with a Python error set.
-    int (*look)(void* object, Tensor* out);
+    int (*describe)(void* object, Tensor* out);
     void* stream;
 };
 

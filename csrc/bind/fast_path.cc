@@ -27,18 +27,18 @@ constexpr size_t kMostRemembered = 4096;
 // The properties by which the fast path finds a call. Reduction and algorithm are compared by
 // identity, because programs usually pass constants. A program that passes new objects takes the
 // checked path, which finds the same call.
-struct Look {
+struct CallKey {
     uint32_t op;
     uint64_t in_bytes, out_bytes;
     DType in_type, out_type;
     PyObject* reduction;
     int32_t root;
     PyObject* algorithm;
-    bool operator==(const Look&) const = default;
+    bool operator==(const CallKey&) const = default;
 };
 
-struct LookHash {
-    size_t operator()(const Look& k) const noexcept {
+struct CallKeyHash {
+    size_t operator()(const CallKey& k) const noexcept {
         const auto mix = [](size_t h, size_t v) { return (h ^ v) * 0x9e3779b97f4a7c15ULL; };
         size_t h =
             mix(k.op | static_cast<size_t>(k.in_type) << 8 | static_cast<size_t>(k.out_type) << 16,
@@ -55,8 +55,8 @@ struct Known {
     nb::object reduction, algorithm;  // kept alive, so that no other object gets their addresses
 };
 
-Look look_of(uint32_t op, const Located& in, const Located& out, nb::handle reduction, int32_t root,
-             nb::handle algorithm) {
+CallKey key_of(uint32_t op, const Located& in, const Located& out, nb::handle reduction,
+               int32_t root, nb::handle algorithm) {
     return {op, in.bytes, out.bytes, in.dtype, out.dtype, reduction.ptr(), root, algorithm.ptr()};
 }
 
@@ -65,13 +65,13 @@ Located located(const nb::tuple& t) {
             static_cast<DType>(nb::cast<uint32_t>(t[2]))};
 }
 
-class QuickCalls {
+class FastPath {
   public:
     // `make_work(op, (in, out), result)` makes the return value of an asynchronous call, and this
     // class sets its `job`. A work in `held` keeps its arrays alive; `prune()` removes finished
     // works.
-    QuickCalls(std::shared_ptr<Group> group, nb::callable make_work, nb::set held,
-               nb::callable prune, double inline_s)
+    FastPath(std::shared_ptr<Group> group, nb::callable make_work, nb::set held, nb::callable prune,
+             double inline_s)
         : group_(std::move(group)),
           make_work_(std::move(make_work)),
           held_(std::move(held)),
@@ -80,9 +80,9 @@ class QuickCalls {
 
     double timeout_s = 0;
 
-    void learn(const Look& look, Known known) {
+    void learn(const CallKey& key, Known known) {
         if (known_.size() >= kMostRemembered) known_.clear();
-        known_.insert_or_assign(look, std::move(known));
+        known_.insert_or_assign(key, std::move(known));
     }
 
     // Runs the call and returns `out`, or begins the call and returns its work. Returns None for an
@@ -179,9 +179,9 @@ class QuickCalls {
         if (!target) return std::nullopt;
         const auto source = in.is(out) ? target : arrays_.locate(in, false);
         if (!source) return std::nullopt;
-        const Look look = look_of(op, *source, *target, reduction, root, algorithm);
-        const auto found = known_.find(look);
-        if (found == known_.end() || !safe(look, source->address, target->address))
+        const CallKey key = key_of(op, *source, *target, reduction, root, algorithm);
+        const auto found = known_.find(key);
+        if (found == known_.end() || !safe(key, source->address, target->address))
             return std::nullopt;
         return Found{found->second.call.get(), algorithm.is_none(), source->address,
                      target->address, target->bytes};
@@ -204,14 +204,14 @@ class QuickCalls {
 
     // Returns true if the result overwrites no input that is still needed. Otherwise Python makes a
     // copy.
-    [[nodiscard]] bool safe(const Look& look, uintptr_t in, uintptr_t out) const noexcept {
-        if (in + look.in_bytes <= out || out + look.out_bytes <= in) return true;
+    [[nodiscard]] bool safe(const CallKey& key, uintptr_t in, uintptr_t out) const noexcept {
+        if (in + key.in_bytes <= out || out + key.out_bytes <= in) return true;
         const uint64_t rank = group_->members().rank();
-        switch (static_cast<OpKind>(look.op)) {
+        switch (static_cast<OpKind>(key.op)) {
             case OpKind::all_gather:
-                return in == out + rank * look.in_bytes;
+                return in == out + rank * key.in_bytes;
             case OpKind::reduce_scatter:
-                return out == in + rank * look.out_bytes;
+                return out == in + rank * key.out_bytes;
             case OpKind::all_reduce:
             case OpKind::broadcast:
             case OpKind::reduce:
@@ -230,31 +230,30 @@ class QuickCalls {
     double inline_s_;
     Arrays arrays_;
     std::optional<Recording> recording_;
-    std::unordered_map<Look, Known, LookHash> known_;
+    std::unordered_map<CallKey, Known, CallKeyHash> known_;
 };
 
 }  // namespace
 
 void register_quick(nb::module_& m) {
-    nb::class_<QuickCalls>(m, "QuickCalls")
+    nb::class_<FastPath>(m, "FastPath")
         .def(nb::init<std::shared_ptr<Group>, nb::callable, nb::set, nb::callable, double>(),
              "group"_a, "make_work"_a, "held"_a, "prune"_a, "inline_s"_a)
-        .def_rw("timeout_s", &QuickCalls::timeout_s)
+        .def_rw("timeout_s", &FastPath::timeout_s)
         .def(
             "learn",
-            [](QuickCalls& self, uint32_t op, const nb::tuple& in, const nb::tuple& out,
+            [](FastPath& self, uint32_t op, const nb::tuple& in, const nb::tuple& out,
                nb::object reduction, int32_t root, nb::object algorithm,
                std::shared_ptr<Prepared> call) {
-                const Look look =
-                    look_of(op, located(in), located(out), reduction, root, algorithm);
-                self.learn(look, {std::move(call), std::move(reduction), std::move(algorithm)});
+                const CallKey key =
+                    key_of(op, located(in), located(out), reduction, root, algorithm);
+                self.learn(key, {std::move(call), std::move(reduction), std::move(algorithm)});
             },
             "op"_a, "in_"_a, "out"_a, "reduction"_a, "root"_a, "algorithm"_a.none(), "call"_a)
-        .def("start_recording", &QuickCalls::start_recording)
-        .def("stop_recording", &QuickCalls::stop_recording)
-        .def("pack_into", &QuickCalls::pack_into, "dtype"_a, "reduction"_a, "most_bytes"_a,
-             "pack"_a)
-        .def("run", &QuickCalls::run, "op"_a, "in_"_a.none(), "out"_a.none(), "reduction"_a.none(),
+        .def("start_recording", &FastPath::start_recording)
+        .def("stop_recording", &FastPath::stop_recording)
+        .def("pack_into", &FastPath::pack_into, "dtype"_a, "reduction"_a, "most_bytes"_a, "pack"_a)
+        .def("run", &FastPath::run, "op"_a, "in_"_a.none(), "out"_a.none(), "reduction"_a.none(),
              "root"_a.none(), "algorithm"_a.none(), "async_op"_a.none());
 }
 

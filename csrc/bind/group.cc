@@ -85,8 +85,8 @@ void bind_plan(nb::module_& m) {
                     caller_dtype.value_or(0) >= num_dtypes || lengths_from >= kLengthsFrom) {
                     throw Error(
                         Fault::invalid,
-                        "expected numbers of an operation, types, a reduction, a policy and what "
-                        "lengths are from, got " +
+                        "expected valid numbers of an operation, two types, a reduction, a store "
+                        "policy and a source of lengths, got " +
                             std::to_string(op) + ", " + std::to_string(dtype) + " and " +
                             std::to_string(caller_dtype.value_or(dtype)) + ", " +
                             std::to_string(reduction) + ", " + std::to_string(policy) + ", " +

@@ -13,6 +13,6 @@ namespace unisono::bind {
 
 // Makes transports over the objects that `make_library(kind)` returns; their protocol is
 // `MessageLibrary` of `_native.pyi`. None: makes no transports.
-[[nodiscard]] MakeWire wires_of(const nanobind::object& make_carrier);
+[[nodiscard]] MakeTransport transports_of(const nanobind::object& make_library);
 
 }  // namespace unisono::bind

@@ -41,13 +41,13 @@ BoundRequest& BoundRequest::of(nb::handle object) noexcept {
     return *nb::inst_ptr<BoundRequest>(object);
 }
 
-void BoundRequest::begin(bool carried) {
+void BoundRequest::begin(bool in_background) {
     const WithoutGil release;
-    engine().begin(request, carried);
+    engine().begin(request, in_background);
 }
 
-bool BoundRequest::try_begin(bool carried) {
-    return may_keep_gil(*group_, request.message()) && engine().try_begin(request, carried);
+bool BoundRequest::try_begin(bool in_background) {
+    return may_keep_gil(*group_, request.message()) && engine().try_begin(request, in_background);
 }
 
 void BoundRequest::require_started() const {
@@ -64,10 +64,10 @@ bool BoundRequest::wait_for(double limit_s) {
     try {
         if (!request.done() && !waited()) return false;
     } catch (...) {
-        if (request.done()) let_go();
+        if (request.done()) release();
         throw;
     }
-    let_go();
+    release();
     if (request.error()) throw *request.error();
     return true;
 }
@@ -98,7 +98,7 @@ bool BoundRequest::test(bool ends_in_vain) {
         const WithoutGil release;
         return engine().test(request, ends_in_vain);
     }();
-    if (done) let_go();
+    if (done) release();
     return done;
 }
 
@@ -112,12 +112,12 @@ bool BoundRequest::cancel() {
         const WithoutGil release;
         return engine().cancel(request);
     }();
-    if (request.done()) let_go();
+    if (request.done()) release();
     return cancelled;
 }
 
-void BoundRequest::let_go() noexcept {
-    if (keeper_) keeper_->let_go(*this);
+void BoundRequest::release() noexcept {
+    if (keeper_) keeper_->release(*this);
 }
 
 void BoundRequest::end_if_late(double waited_s) {
@@ -169,7 +169,7 @@ nb::object wait_any(const nb::list& works, const nb::object& timeout_s) {
         return first.engine().wait_any(requests, first.timeout_s_, limit_s, python_signals());
     }();
     if (!place) raise_late("all are still under way after %g s (timeout)", limit_s);
-    BoundRequest::of(works[*place]).let_go();
+    BoundRequest::of(works[*place]).release();
     return nb::int_(*place);
 }
 
@@ -193,7 +193,7 @@ void Keeper::keep(nb::handle object, BoundRequest& request) {
     object.inc_ref();
 }
 
-void Keeper::let_go(BoundRequest& request) noexcept {
+void Keeper::release(BoundRequest& request) noexcept {
     PyObject* const object = kept_[request.place_];
     kept_[request.place_] = kept_.back();
     BoundRequest::of(kept_.back()).place_ = request.place_;
@@ -209,7 +209,7 @@ void Keeper::prune() noexcept {
     for (size_t place = kept_.size(); place-- > 0;) {
         if (place >= kept_.size()) continue;
         BoundRequest& request = BoundRequest::of(kept_[place]);
-        if (request.request.done()) let_go(request);
+        if (request.request.done()) release(request);
     }
 }
 

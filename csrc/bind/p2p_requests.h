@@ -52,16 +52,16 @@ class BoundRequest {
     // "<Work: send to rank 1 (8 bytes, tag 0), pending>".
     [[nodiscard]] std::string repr() const;
     // Begins the request, and may wait for other threads; see `p2p::Engine::begin`.
-    void begin(bool carried);
+    void begin(bool in_background);
     // Begins the request unless another thread holds the engine.
-    [[nodiscard]] bool try_begin(bool carried);
+    [[nodiscard]] bool try_begin(bool in_background);
     [[nodiscard]] std::string text() const { return p2p::Engine::text_of(request); }
     void require_started() const;
     // Fails the group if the request is still pending and polling for it has lasted `timeout_s`.
     void end_if_late(double waited_s);
     [[nodiscard]] bool under_way() const noexcept { return keeper_ && !request.done(); }
     // Ends the keeping of this request.
-    void let_go() noexcept;
+    void release() noexcept;
 
   private:
     friend class Keeper;
@@ -96,7 +96,7 @@ class Keeper {
 
     // Keeps the Python object of a request that is about to begin.
     void keep(nanobind::handle object, BoundRequest& request);
-    void let_go(BoundRequest& request) noexcept;
+    void release(BoundRequest& request) noexcept;
     // Releases the finished requests.
     void prune() noexcept;
     [[nodiscard]] bool empty() const noexcept { return kept_.empty(); }

@@ -90,14 +90,14 @@ class Messages {
     }
 
     // Begins a request, possibly once more.
-    void begin(nb::handle object, bool carried) {
+    void begin(nb::handle object, bool in_background) {
         BoundRequest& request = nb::cast<BoundRequest&>(object);
         if (request.under_way())
             throw Error(Fault::invalid,
-                        request.text() + " is under way: wait for it before it begins again");
+                        request.text() + " is pending: wait for it before starting it again");
         if (request.request.done()) request.request.restart();
-        request.let_go();
-        start(object, request, carried);
+        request.release();
+        start(object, request, in_background);
     }
 
     // Sends and receives at once, if the two memories do not overlap. Returns `out`; otherwise like
@@ -172,15 +172,15 @@ class Messages {
         return made;
     }
 
-    void start(nb::handle object, BoundRequest& request, bool carried) {
+    void start(nb::handle object, BoundRequest& request, bool in_background) {
         keeper_.keep(object, request);  // first: a signal handler may raise as soon as this returns
         try {
-            if (!request.try_begin(carried)) request.begin(carried);
+            if (!request.try_begin(in_background)) request.begin(in_background);
         } catch (...) {
-            request.let_go();  // unless another thread has done so meanwhile
+            request.release();  // unless another thread has done so meanwhile
             throw;
         }
-        if (request.request.done()) request.let_go();
+        if (request.request.done()) request.release();
     }
 
     // The caller keeps the memory, so this must not return before the request is done.
@@ -264,8 +264,8 @@ void register_messages(nb::module_& m) {
                  const BoundRequest& request = BoundRequest::of(self);
                  if (!request.starter.is_valid())
                      throw Error(Fault::invalid, request.text() +
-                                                     ": expected a persistent request, which "
-                                                     "send_init and recv_init make");
+                                                     ": expected a persistent request from "
+                                                     "send_init or recv_init");
                  request.starter(self, true);
                  return nb::borrow(self);
              })
@@ -287,7 +287,7 @@ void register_messages(nb::module_& m) {
              "src"_a.none(), "tag"_a.none())
         .def("request", &Messages::request, "sends"_a, "data"_a, "bytes"_a, "dtype"_a, "peer"_a,
              "tag"_a, "memory"_a.none(), "starter"_a = nb::none())
-        .def("begin", &Messages::begin, "request"_a, "carried"_a)
+        .def("begin", &Messages::begin, "request"_a, "in_background"_a)
         .def("probe", &Messages::probe, "source"_a, "tag"_a, "waits"_a, "limit_s"_a);
 }
 

@@ -22,7 +22,7 @@ namespace {
 TlsSession::Key key_of(const nb::bytes& bytes) {
     TlsSession::Key key;
     if (bytes.size() != key.size())
-        throw Error(Fault::invalid, "a key for TLS has " + std::to_string(key.size()) +
+        throw Error(Fault::invalid, "expected a TLS key of " + std::to_string(key.size()) +
                                         " bytes, got " + std::to_string(bytes.size()));
     std::copy_n(reinterpret_cast<const unsigned char*>(bytes.c_str()), key.size(), key.begin());
     return key;
@@ -42,7 +42,8 @@ TlsSession::Key key_of(const nb::bytes& bytes) {
 
 TlsSession& TlsEnd::get() const {
     if (!session)
-        throw Error(Fault::invalid, "this TLS session was handed to a group, which alone uses it");
+        throw Error(Fault::invalid,
+                    "this TLS session belongs to a group now, and only the group may use it");
     return *session;
 }
 

@@ -1,7 +1,8 @@
 // A mutex that knows whether this thread has it.
 //
-// Python's code runs while a wire is moved whose carrier is a Python object; and with it, in the
-// main thread, handlers of signals. One that calls the library again would wait for its own thread.
+// Python's code runs while a transport is moved whose library is a Python object; and with it, in
+// the main thread, handlers of signals. One that calls the library again would wait for its own
+// thread.
 #pragma once
 
 #include <atomic>

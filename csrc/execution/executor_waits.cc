@@ -103,8 +103,9 @@ template <class Ready>
 bool Executor::wait_here(Wait& wait, uint32_t peer, Ready ready) {
     Bell& bell = view_.control(peer).bell;
     const auto rest = [&](auto&& awake, double seconds) {
-        if (!courier_ || !courier_->wire().needs_looks()) return sleep_on(bell, awake, seconds);
-        courier_->wire().poll();  // what other hosts wait for must not wait for this
+        if (!courier_ || !courier_->transport().needs_polling())
+            return sleep_on(bell, awake, seconds);
+        courier_->transport().poll();  // what other hosts wait for must not wait for this
         const double nap_s = std::min(seconds, kNapWhileSending_s);
         const Woken woken = sleep_on(bell, awake, nap_s);
         return woken == Woken::timed_out && nap_s < seconds ? Woken::rung : woken;
@@ -116,18 +117,18 @@ bool Executor::wait_here(Wait& wait, uint32_t peer, Ready ready) {
 
 template <class Ready>
 bool Executor::wait_away(Wait& wait, uint32_t peer, Ready ready) {
-    Wire& wire = courier_->wire();
+    Transport& transport = courier_->transport();
     const auto brought = [&] {
         if (ready()) return true;
-        wire.poll();
+        transport.poll();
         return ready();
     };
     const auto rest = [&](auto&& awake, double seconds) {
-        return wire.sleep(seconds, std::ref(awake));
+        return transport.sleep(seconds, std::ref(awake));
     };
     const auto look = [&] {
         const bool departed = courier_->has_departed(peer);  // what it sent before is here now
-        wire.poll();
+        transport.poll();
         agreement_.inspect(peer, wait.call.seq, departed && courier_->has_departed(peer));
     };
     Waiter& waiter = is_large(wait.call) ? away_ : away_small_;
@@ -140,22 +141,22 @@ bool Executor::wait_away(Wait& wait, uint32_t peer, Ready ready) {
 void Executor::look_for_readers(const Execution& call) {
     members_.require_healthy();
     for (const uint32_t peer : call.plan->readers_of_any) {
-        if (!view_.local(peer) && !courier_->wire().reached(peer))
+        if (!view_.local(peer) && !courier_->transport().reached(peer))
             agreement_.inspect(peer, call.seq, view_.has_left(peer));
     }
 }
 
 // What this rank has shown must have left it before it goes about other things: nobody moves the
-// wire then.
+// transport then.
 bool Executor::hand_over(Wait& wait) {
-    if (!courier_ || courier_->wire().idle()) return true;
-    Wire& wire = courier_->wire();
+    if (!courier_ || courier_->transport().idle()) return true;
+    Transport& transport = courier_->transport();
     const auto gone = [&] {
-        if (!wire.idle()) wire.poll();
-        return wire.idle();
+        if (!transport.idle()) transport.poll();
+        return transport.idle();
     };
     const auto rest = [&](auto&& awake, double seconds) {
-        return wire.sleep(seconds, std::ref(awake));
+        return transport.sleep(seconds, std::ref(awake));
     };
     return away_.wait(
         rest, gone, [&] { look_for_readers(wait.call); },

@@ -20,11 +20,11 @@
 
 namespace unisono {
 
-// The two wires of a group: a message never waits behind a collective.
-enum class WireKind : uint32_t { collectives = 0, p2p = 1 };
+// The two transports of a group: a message never waits behind a collective.
+enum class TransportKind : uint32_t { collectives = 0, p2p = 1 };
 
-// Makes the wires of a group to ranks of other hosts.
-using MakeWire = std::function<std::unique_ptr<Wire>(WireKind, View&, Receiver&)>;
+// Makes the transports of a group to ranks of other hosts.
+using MakeTransport = std::function<std::unique_ptr<Transport>(TransportKind, View&, Receiver&)>;
 
 class Group {
   public:
@@ -32,12 +32,12 @@ class Group {
     Group(Descriptor segment, uint32_t rank, const std::array<uint8_t, 16>& nonce, uint32_t cores)
         : Group(std::make_unique<Segment>(std::move(segment)), rank, std::nullopt, nonce, cores,
                 {}) {}
-    // Of several hosts: ranks elsewhere are reached by what `make_wire` makes, if it is given, else
-    // by the connections that `attach` brings.
+    // Of several hosts: ranks elsewhere are reached by what `make_transport` makes, if it is given,
+    // else by the connections that `attach` brings.
     Group(Descriptor segment, uint32_t rank, Seats seats, const std::array<uint8_t, 16>& nonce,
-          uint32_t cores, MakeWire make_wire = {})
+          uint32_t cores, MakeTransport make_transport = {})
         : Group(std::make_unique<Segment>(std::move(segment)), rank,
-                std::optional(std::move(seats)), nonce, cores, std::move(make_wire)) {}
+                std::optional(std::move(seats)), nonce, cores, std::move(make_transport)) {}
     Group(const Group&) = delete;
     Group& operator=(const Group&) = delete;
     ~Group() { close(); }  // first of all: nothing below waits for peers any more
@@ -57,19 +57,20 @@ class Group {
     // make it raise the reason. Waits for nobody.
     void refuse(std::string reason) { dispatcher_.refuse(std::move(reason)); }
     // A connection whose other end was proved to be `peer`; from any thread.
-    void attach(uint32_t peer, WireKind kind, uint32_t stream, uint32_t streams, Channel channel) {
-        TcpWire* const wire = tcp_[static_cast<size_t>(kind)];
-        if (!wire || peer >= view_.ranks() || view_.local(peer))
+    void attach(uint32_t peer, TransportKind kind, uint32_t stream, uint32_t streams,
+                Channel channel) {
+        TcpTransport* const transport = tcp_[static_cast<size_t>(kind)];
+        if (!transport || peer >= view_.ranks() || view_.local(peer))
             throw Error(Fault::invalid, "a connection to rank " + std::to_string(peer) +
                                             ": expected a rank of another host, in a group over "
                                             "TCP");
-        wire->attach(peer, stream, streams, std::move(channel));
+        transport->attach(peer, stream, streams, std::move(channel));
     }
     // In a forked child: lets go of the parent's connections, which else would outlive the parent.
     void abandon() noexcept {
         if (!members_.in_child()) return;
-        for (TcpWire* const wire : tcp_) {
-            if (wire) wire->abandon();
+        for (TcpTransport* const transport : tcp_) {
+            if (transport) transport->abandon();
         }
     }
     // What the other hosts tell of a peer: it has left in good order; what it is doing.
@@ -104,19 +105,20 @@ class Group {
         dispatcher_.stop();
         p2p_.stop();
         if (members_.in_child() || closed_.exchange(true)) return;
-        // Who drives the executor still, moves the wire: its connections end with this object then,
-        // and so does the memory.
-        Wire* const wire = dispatcher_.quiet() ? wire_.get() : nullptr;
-        if (wire && !members_.failed()) wire->part();  // on both before it waits for either
+        // Who drives the executor still, moves the transport: its connections end with this object
+        // then, and so does the memory.
+        Transport* const transport = dispatcher_.quiet() ? transport_.get() : nullptr;
+        if (transport && !members_.failed())
+            transport->part();  // on both before it waits for either
         Over over(timeout_s, interrupted);
-        const auto parted = [&] {  // each call moves its wire: neither waits for the other
-            const bool calls = !wire || wire->parted();
+        const auto parted = [&] {  // each call moves its transport: neither waits for the other
+            const bool calls = !transport || transport->parted();
             return p2p_.parted() && calls;
         };
         while (!members_.failed() && !parted() && !over())
             std::this_thread::sleep_for(std::chrono::milliseconds(1));
-        p2p_.close_wire();
-        if (wire) wire->close(members_.failure());
+        p2p_.close_transport();
+        if (transport) transport->close(members_.failure());
         ended_ = true;
     }
     // Gives back the memory and the descriptor of a group that was closed, whoever refers to this
@@ -129,8 +131,8 @@ class Group {
 
   private:
     Group(std::unique_ptr<Segment> segment, uint32_t rank, std::optional<Seats> seats,
-          const std::array<uint8_t, 16>& nonce, uint32_t cores, MakeWire make_wire)
-        : make_(std::move(make_wire)),
+          const std::array<uint8_t, 16>& nonce, uint32_t cores, MakeTransport make_transport)
+        : make_(std::move(make_transport)),
           segment_(std::move(segment)),
           view_(*segment_, rank,
                 seats ? std::move(*seats) : Seats::one_host(segment_->shape().ranks)),
@@ -139,7 +141,7 @@ class Group {
           executor_(view_, members_, waiter_, StoreRule(on_host()), make_courier()),
           dispatcher_(executor_, members_, grace_for(on_host(), cores)),
           p2p_(view_, members_, Waiter(members_, Patience::for_messages(on_host(), cores)),
-               executor_.loans(), make_p2p_wire()) {}
+               executor_.loans(), make_p2p_transport()) {}
 
     static constexpr double kLinger_s = 2;
 
@@ -151,34 +153,34 @@ class Group {
     Courier* make_courier() {
         if (view_.away().empty()) return nullptr;
         courier_.emplace(view_, members_);
-        wire_ = make_wire(WireKind::collectives, *courier_);
-        courier_->use(*wire_);
+        transport_ = make_transport(TransportKind::collectives, *courier_);
+        courier_->use(*transport_);
         return &*courier_;
     }
-    p2p::Engine::MakeWire make_p2p_wire() {
+    p2p::Engine::MakeTransport make_p2p_transport() {
         if (view_.away().empty()) return {};
-        return [this](Receiver& receiver) { return make_wire(WireKind::p2p, receiver); };
+        return [this](Receiver& receiver) { return make_transport(TransportKind::p2p, receiver); };
     }
-    std::unique_ptr<Wire> make_wire(WireKind kind, Receiver& receiver) {
+    std::unique_ptr<Transport> make_transport(TransportKind kind, Receiver& receiver) {
         if (make_) return make_(kind, view_, receiver);
-        auto wire = std::make_unique<TcpWire>(view_.ranks(), receiver);
-        tcp_[static_cast<size_t>(kind)] = wire.get();
-        return wire;
+        auto transport = std::make_unique<TcpTransport>(view_.ranks(), receiver);
+        tcp_[static_cast<size_t>(kind)] = transport.get();
+        return transport;
     }
     void wake() noexcept {
         if (members_.in_child()) return;  // the bells are the parent's
-        if (wire_) wire_->wake();
-        if (Wire* const wire = p2p_.wire()) wire->wake();
+        if (transport_) transport_->wake();
+        if (Transport* const transport = p2p_.transport()) transport->wake();
     }
 
-    const MakeWire make_;
-    std::array<TcpWire*, 2> tcp_{};  // by kind, if that is what they are
+    const MakeTransport make_;
+    std::array<TcpTransport*, 2> tcp_{};  // by kind, if that is what they are
     std::unique_ptr<Segment> segment_;
     View view_;
     Membership members_;
     Waiter waiter_;
     std::optional<Courier> courier_;
-    std::unique_ptr<Wire> wire_;
+    std::unique_ptr<Transport> transport_;
     std::atomic<bool> closed_{false}, ended_{false};  // begun to close; has closed
     Executor executor_;
     Dispatcher dispatcher_;

@@ -19,7 +19,7 @@ void Courier::show(uint32_t peer, const Place& place, std::span<const Load> load
     frame.progress = view_.own().progress.load(std::memory_order_relaxed);
     frame.called = called_by(view_.own());
     std::erase_if(owed_, [peer](const Owed& owed) { return owed.peer == peer; });
-    wire_->send(peer, frame, loads);
+    transport_->send(peer, frame, loads);
 }
 
 void Courier::end_block(const Plan& plan, const Place& place, uint64_t lead, uint64_t progress) {
@@ -72,7 +72,7 @@ bool Courier::answered(uint32_t peer, const Place& place) const noexcept {
 // Straight into the mirror of the slot it was sent from.
 std::byte* Courier::place(uint32_t peer, const Frame& frame) {
     if (frame.kind == FrameKind::failed) {
-        if (std::byte* text = news_.place(peer, frame)) return text;
+        if (std::byte* text = fault_reports_.place(peer, frame)) return text;
     }
     const bool known = frame.kind == FrameKind::load || frame.kind == FrameKind::post;
     if (!known || frame.strip >= kStrips) {
@@ -106,7 +106,7 @@ void Courier::deliver(uint32_t peer, const Frame& frame) {
             ended_[peer] = true;
             return;
         case FrameKind::failed: {
-            const Error error = news_.read(peer, frame);
+            const Error error = fault_reports_.read(peer, frame);
             members_.fail(error.fault(), error.what());
         }
         default:
@@ -123,7 +123,7 @@ void Courier::lost(uint32_t peer, const std::string& why) {
 }
 
 bool Courier::has_departed(uint32_t peer) const noexcept {
-    return view_.has_left(peer) && (ended_[peer] || !wire_->reached(peer));
+    return view_.has_left(peer) && (ended_[peer] || !transport_->reached(peer));
 }
 
 }  // namespace unisono

@@ -29,8 +29,8 @@ struct Place {
 class Courier final : public Receiver {
   public:
     Courier(View& view, Membership& members);
-    void use(Wire& wire) noexcept { wire_ = &wire; }
-    [[nodiscard]] Wire& wire() const noexcept { return *wire_; }
+    void use(Transport& transport) noexcept { transport_ = &transport; }
+    [[nodiscard]] Transport& transport() const noexcept { return *transport_; }
 
     // Sends the own progress with `loads` of slots in `place`.
     void show(uint32_t peer, const Place& place, std::span<const Load> loads);
@@ -71,11 +71,11 @@ class Courier final : public Receiver {
 
     View& view_;
     Membership& members_;
-    Wire* wire_ = nullptr;
+    Transport* transport_ = nullptr;
     std::array<std::vector<std::vector<Debt>>, kStrips> debts_;  // by area
     std::vector<Owed> owed_;
     std::vector<bool> ended_;  // by peer: whether its last frame has come, or its connection ended
-    FaultNews news_;
+    FaultReports fault_reports_;
 };
 
 }  // namespace unisono

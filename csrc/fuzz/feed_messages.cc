@@ -12,7 +12,7 @@ namespace unisono::fuzz {
 namespace {
 
 // A message library that finishes a transfer only when the script says so.
-class Library final : public Carrier {
+class Library final : public MessageLibrary {
   public:
     void listen(std::byte* memory, uint64_t slot_bytes, uint32_t slots) override {
         memory_ = memory;
@@ -48,7 +48,7 @@ class Library final : public Carrier {
     }
     [[nodiscard]] bool close() noexcept override { return true; }
 
-    void say(const void* data, size_t bytes) {
+    void deliver(const void* data, size_t bytes) {
         const auto* const begin = static_cast<const std::byte*>(data);
         heads_.emplace_back(begin, begin + std::min<size_t>(bytes, slot_bytes_));
     }
@@ -89,7 +89,7 @@ class Script : private OneOfTwo {
         members_.record(Fault::aborted, "the script is over");
         members_.leave();
         p2p_.stop();
-        wire_.close(members_.failure());
+        transport_.close(members_.failure());
     }
 
     void play() {
@@ -111,7 +111,7 @@ class Script : private OneOfTwo {
     // Polls like the thread that drives the calls.
     void poll_calls() {
         try {
-            wire_.poll();
+            transport_.poll();
         } catch (const Error& error) {
             members_.record(error.fault(), error.what());
             throw;
@@ -123,7 +123,7 @@ class Script : private OneOfTwo {
         Library& library = what & 8 ? *messages_ : *calls_;
         switch (what & 7) {
             case 0:
-                return say_bytes(library);
+                return deliver_bytes(library);
             case 1:
                 return exchange(p2p_, false);
             case 2:
@@ -135,18 +135,18 @@ class Script : private OneOfTwo {
             case 5:
                 return what & 16 ? change(p2p_) : library.send_at_once(what >> 7);
             default:
-                return say_head(library);
+                return deliver_head(library);
         }
     }
 
-    void say_bytes(Library& library) {
+    void deliver_bytes(Library& library) {
         const auto piece = take_piece().first;
-        library.say(piece.data(), piece.size());
+        library.deliver(piece.data(), piece.size());
     }
 
     // Sends a head built from few bytes. The spans add up to the payload unless the script
     // overrides it.
-    void say_head(Library& library) {
+    void deliver_head(Library& library) {
         Head head{};
         Frame& frame = head.frame;
         frame.kind = static_cast<FrameKind>(bytes_.take<uint8_t>() % 13);
@@ -170,19 +170,20 @@ class Script : private OneOfTwo {
         std::vector<std::byte> message(sizeof(head) + after);
         std::memcpy(message.data(), &head, sizeof(head));
         if (after) std::memcpy(message.data() + sizeof(head), spans.data(), after);
-        library.say(message.data(), message.size());
+        library.deliver(message.data(), message.size());
     }
 
-    std::unique_ptr<Carrier> library(Library*& made) {
+    std::unique_ptr<MessageLibrary> library(Library*& made) {
         auto library = std::make_unique<Library>();
         made = library.get();
         return library;
     }
 
     Library *calls_ = nullptr, *messages_ = nullptr;
-    MessageWire wire_{view_, courier_, library(calls_)};
+    MessageTransport transport_{view_, courier_, library(calls_)};
     p2p::Engine p2p_{view_, members_, waiter_, loans_, [this](Receiver& receiver) {
-                         return std::make_unique<MessageWire>(view_, receiver, library(messages_));
+                         return std::make_unique<MessageTransport>(view_, receiver,
+                                                                   library(messages_));
                      }};
 };
 

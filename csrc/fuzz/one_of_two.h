@@ -38,7 +38,7 @@ class OneOfTwo {
                 step();
                 const uint64_t before = view_.control(1).progress.load();
                 poll();
-                look(engine);
+                progress(engine);
                 require(view_.control(1).progress.load() >= before);
             }
         } catch (const Error& error) {
@@ -104,7 +104,7 @@ class OneOfTwo {
     static constexpr size_t kMostMessages = 16;
     static constexpr double kTimeout_s = 60;
 
-    void look(p2p::Engine& engine) {
+    void progress(p2p::Engine& engine) {
         for (p2p::Request& request : requests_) {
             if (request.done()) continue;
             engine.wait(request, kTimeout_s, 0, {});

@@ -1,5 +1,5 @@
 // What one rank sees of every rank of its group: the ranks of its host in the host's segment, those
-// of other hosts as mirrors, which are private memory of the same layout that a wire fills.
+// of other hosts as mirrors, which are private memory of the same layout that a transport fills.
 #pragma once
 
 #include <array>

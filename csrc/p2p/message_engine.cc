@@ -11,13 +11,13 @@
 namespace unisono::p2p {
 
 Engine::Engine(View& view, Membership& members, Waiter waiter, Loans& loans,
-               const MakeWire& make_wire)
+               const MakeTransport& make_transport)
     : view_(view),
       members_(members),
       waiter_(waiter),
-      wire_(make_wire ? make_wire(*this) : nullptr),
+      transport_(make_transport ? make_transport(*this) : nullptr),
       peers_(members.ranks()),
-      wired_(members.ranks()),
+      remotes_(members.ranks()),
       matcher_(members.ranks()) {
     Completion& completion = *this;
     for (uint32_t rank = 0; rank < peers_.size(); ++rank) {
@@ -28,9 +28,9 @@ Engine::Engine(View& view, Membership& members, Waiter waiter, Loans& loans,
             endpoint = std::make_unique<ShmEndpoint>(view, members, loans, completion, rank,
                                                      single_copy_, waiter.crowded());
         } else {
-            auto wired = std::make_unique<WireEndpoint>(members, *wire_, completion, rank);
-            wired_[rank] = wired.get();
-            endpoint = std::move(wired);
+            auto remote = std::make_unique<RemoteEndpoint>(members, *transport_, completion, rank);
+            remotes_[rank] = remote.get();
+            endpoint = std::move(remote);
         }
     }
 }
@@ -58,27 +58,27 @@ void Engine::check(Request& request) const {
     }
 }
 
-void Engine::begin(Request& request, bool carried) {
+void Engine::begin(Request& request, bool in_background) {
     check(request);
     const std::lock_guard lock(mutex_);
-    begin_locked(request, carried);
+    begin_locked(request, in_background);
 }
 
-bool Engine::try_begin(Request& request, bool carried) {
+bool Engine::try_begin(Request& request, bool in_background) {
     check(request);
     const std::unique_lock lock(mutex_, std::try_to_lock);
-    if (lock.owns_lock()) begin_locked(request, carried);
+    if (lock.owns_lock()) begin_locked(request, in_background);
     return lock.owns_lock();
 }
 
-void Engine::begin_locked(Request& request, bool carried) {
+void Engine::begin_locked(Request& request, bool in_background) {
     ++under_way_;
     try {
         guarded([&] {
             request.sends() ? begin_send(request) : begin_receive(request);
             return true;
         });
-        if (carried && !request.done()) carry_on();
+        if (in_background && !request.done()) wake_progress_thread();
     } catch (const std::exception& error) {
         if (!request.done()) {
             request.failed(error_of(error));
@@ -170,9 +170,9 @@ void Engine::record(const Error& error) noexcept {
 }
 
 bool Engine::poll() {
-    looks_.store(looks_.load(std::memory_order_relaxed) + 1, std::memory_order_relaxed);
+    polls_.store(polls_.load(std::memory_order_relaxed) + 1, std::memory_order_relaxed);
     return guarded([this] {
-        bool moved = wire_ && wire_->poll();
+        bool moved = transport_ && transport_->poll();
         for (Peer& peer : peers_) moved |= advance(peer);
         return moved;
     });
@@ -181,7 +181,7 @@ bool Engine::poll() {
 // Polls only what may finish this request.
 bool Engine::poll_for(const Request& request) {
     const int32_t rank = request.message().peer;
-    if (rank == kAnySource || wired_[static_cast<size_t>(rank)]) return poll();
+    if (rank == kAnySource || remotes_[static_cast<size_t>(rank)]) return poll();
     return guarded([&] { return advance(peers_[static_cast<size_t>(rank)]); });
 }
 
@@ -284,8 +284,8 @@ void Engine::complete(Request& request) noexcept {
     --under_way_;
     request.set_done();
     // A thread of this rank may sleep until this request is done.
-    ring(view_.own().p2p, wire_ ? Fence::full : view_.fence());
-    if (away_sleepers_.load(std::memory_order_seq_cst) > 0) wire_->wake();
+    ring(view_.own().p2p, transport_ ? Fence::full : view_.fence());
+    if (away_sleepers_.load(std::memory_order_seq_cst) > 0) transport_->wake();
 }
 
 bool Engine::cancel(Request& request) {
@@ -321,7 +321,7 @@ std::optional<Envelope> Engine::probe(int32_t source, uint64_t tag) {
     const Envelope* found = nullptr;
     inspect(inspected_);
     guarded([&] {
-        if (wire_) wire_->poll();
+        if (transport_) transport_->poll();
         for (uint32_t rank = 0; rank < peers_.size() && !found; ++rank) {
             if (source != kAnySource && source != static_cast<int32_t>(rank)) continue;
             Peer& peer = peers_[rank];
@@ -355,15 +355,15 @@ const Envelope* Engine::find(Peer& peer, int32_t source, uint64_t tag) {
 
 // A transfer that the transport cannot stop still needs its memory.
 void Engine::forget_messages() noexcept {
-    if (wire_->forget_messages()) return;
-    for (WireEndpoint* const wired : wired_) {
-        if (wired) wired->keep_memory();
+    if (transport_->forget_messages()) return;
+    for (RemoteEndpoint* const remote : remotes_) {
+        if (remote) remote->keep_memory();
     }
 }
 
 void Engine::fail_all(const Error& error) noexcept {
-    if (wire_ && !stopped_) {
-        unfinished_ = unfinished_ || wire_->borrows();
+    if (transport_ && !stopped_) {
+        unfinished_ = unfinished_ || transport_->borrows();
         forget_messages();
     }
     const auto end = [&](Request* request) {
@@ -402,22 +402,22 @@ std::string Engine::text_of(const Request& request) {
 
 std::byte* Engine::place(uint32_t peer, const Frame& frame) {
     if (frame.kind == FrameKind::failed) {
-        if (std::byte* const text = news_.place(peer, frame)) return text;
+        if (std::byte* const text = fault_reports_.place(peer, frame)) return text;
     }
-    return wired_[peer]->place(frame);
+    return remotes_[peer]->place(frame);
 }
 
 void Engine::deliver(uint32_t peer, const Frame& frame) {
     if (frame.kind == FrameKind::failed) {
-        const Error error = news_.read(peer, frame);
+        const Error error = fault_reports_.read(peer, frame);
         members_.fail(error.fault(), error.what());
     }
-    wired_[peer]->deliver(frame);
+    remotes_[peer]->deliver(frame);
 }
 
 void Engine::lost(uint32_t peer, const std::string& why) {
-    if (wired_[peer]->has_ended()) return;
-    wired_[peer]->end();
+    if (remotes_[peer]->has_ended()) return;
+    remotes_[peer]->end();
     if (!view_.has_left(peer)) members_.fail_gone(peer, why);
 }
 

@@ -29,7 +29,7 @@
 
 namespace unisono::p2p {
 
-class WireEndpoint;
+class RemoteEndpoint;
 
 using Requests = std::span<Request* const>;
 
@@ -37,9 +37,9 @@ class Engine final : private Receiver, private Completion {
   public:
     // `make_transport(receiver)` makes the transport to ranks of other hosts. Empty: there are no
     // other hosts.
-    using MakeWire = std::function<std::unique_ptr<Wire>(Receiver&)>;
+    using MakeTransport = std::function<std::unique_ptr<Transport>(Receiver&)>;
     Engine(View& view, Membership& members, Waiter waiter, Loans& loans,
-           const MakeWire& make_wire = {});
+           const MakeTransport& make_transport = {});
     Engine(const Engine&) = delete;
     Engine& operator=(const Engine&) = delete;
     ~Engine() override;
@@ -51,9 +51,9 @@ class Engine final : private Receiver, private Completion {
     // Begins a request and moves as much of it as possible without waiting. The caller keeps the
     // request in place until it is done. A request is also done when this function throws Error.
     // `in_background`: the progress thread continues the request if no thread waits for it.
-    void begin(Request& request, bool carried);
+    void begin(Request& request, bool in_background);
     // Begins a request if no other thread holds the engine. False: nothing has happened.
-    bool try_begin(Request& request, bool carried);
+    bool try_begin(Request& request, bool in_background);
     // Waits until the request is done. False: `limit_s` has passed (negative: no limit) and the
     // request is still pending. After `timeout_s` the group fails. Throws Error.
     bool wait(Request& request, double timeout_s, double limit_s, const Interrupted& interrupted);
@@ -81,11 +81,11 @@ class Engine final : private Receiver, private Completion {
     // After `stop`: sends what is left. Returns true once the ranks of other hosts have everything.
     [[nodiscard]] bool parted() noexcept;
     // Closes the transport, even if messages are still unsent.
-    void close_wire() noexcept;
+    void close_transport() noexcept;
     // Returns true if the engine does not use the group's memory any more.
     [[nodiscard]] bool stopped() const noexcept { return stopped_; }
     // The transport to ranks of other hosts, or nullptr.
-    [[nodiscard]] Wire* wire() const noexcept { return wire_.get(); }
+    [[nodiscard]] Transport* transport() const noexcept { return transport_.get(); }
     // Describes a request: "send to rank 1 (8 bytes, tag 0)".
     [[nodiscard]] static std::string text_of(const Request& request);
 
@@ -101,7 +101,7 @@ class Engine final : private Receiver, private Completion {
         std::optional<uint64_t> asked_probed;
     };
 
-    void begin_locked(Request& request, bool carried);
+    void begin_locked(Request& request, bool in_background);
     void begin_send(Request& send);
     void begin_receive(Request& receive);
     void check(Request& request) const;
@@ -119,7 +119,7 @@ class Engine final : private Receiver, private Completion {
     bool answer(Peer& peer);
     bool ask(uint32_t rank, Peer& peer, std::optional<uint64_t> probed = {});
     void complete(Request& request) noexcept override;
-    void end_wire(const std::optional<Error>& failure) noexcept;
+    void end_transport(const std::optional<Error>& failure) noexcept;
     void forget_messages() noexcept;
     bool take_back(Request& request, const Error& error);
     void fail_all(const Error& error) noexcept;
@@ -133,7 +133,7 @@ class Engine final : private Receiver, private Completion {
         members_.fail_nonsense(peer, what);
     }
 
-    void carry_on();
+    void wake_progress_thread();
     void progress_loop();
     template <class Ready, class Last>
     bool wait_for(Requests requests, Ready&& ready, Last&& last, double timeout_s, double limit_s,
@@ -154,14 +154,14 @@ class Engine final : private Receiver, private Completion {
     Membership& members_;
     Waiter waiter_;
     bool single_copy_ = true;
-    std::unique_ptr<Wire> wire_;
+    std::unique_ptr<Transport> transport_;
     std::atomic<uint32_t> away_sleepers_{0};
-    std::atomic<uint64_t> looks_{0};              // by waiting threads
+    std::atomic<uint64_t> polls_{0};              // by waiting threads
     std::atomic<bool> background_asleep_{false};  // the progress thread sleeps until it is woken
     OwnedMutex mutex_;                            // guards all members below
     std::vector<Peer> peers_;
-    std::vector<WireEndpoint*> wired_;  // by rank; nullptr for a rank of this host
-    FaultNews news_;
+    std::vector<RemoteEndpoint*> remotes_;  // by rank; nullptr for a rank of this host
+    FaultReports fault_reports_;
     Matcher matcher_;
     uint64_t under_way_ = 0;
     // On the heap, so that a forked child can leak it: the destructor waits for threads that do not
@@ -173,7 +173,7 @@ class Engine final : private Receiver, private Completion {
     bool parked_ = false;  // the progress thread has nothing to do
     std::atomic<bool> stopped_{false};
     bool unfinished_ = false;  // a message to another host was given up
-    bool wire_closed_ = false;
+    bool transport_closed_ = false;
     std::thread thread_;
 };
 

@@ -14,7 +14,7 @@ namespace {
 
 constexpr double kSlice_s = 0.05;
 constexpr double kNapBetween_s = 1e-3;  // while both shared memory and a transport may deliver
-constexpr uint64_t kLooksEach = 8;      // polls of the awaited peer before a poll of all peers
+constexpr uint64_t kPollsEach = 8;      // polls of the awaited peer before a poll of all peers
 // Timing of the progress thread. After kNap without a poll by a waiting thread it polls itself. It
 // stays awake for kLinger after the last message, because waking it costs as much as a message.
 constexpr std::chrono::microseconds kNap{200}, kLongestNap{3200};
@@ -76,12 +76,12 @@ void Engine::inspect(std::chrono::steady_clock::time_point& last) {
 
 bool Engine::wait(Request& request, double timeout_s, double limit_s,
                   const Interrupted& interrupted) {
-    uint64_t looks = 0;
+    uint64_t polls = 0;
     const auto ready = [&] {
         if (request.done()) return true;
         // Not try_lock: the thread that holds the lock may have finished its last poll.
         const std::lock_guard lock(mutex_);
-        if (!request.done()) ++looks % kLooksEach == 0 ? poll() : poll_for(request);
+        if (!request.done()) ++polls % kPollsEach == 0 ? poll() : poll_for(request);
         return request.done();
     };
     const auto last = [&] {
@@ -155,9 +155,9 @@ bool Engine::wait_for(Requests requests, Ready&& ready, Last&& last, double time
     bool here = false, away = false;
     for (const Request* const request : requests) {
         const int32_t peer = request->message().peer;
-        const bool any = peer == kAnySource, local = !any && !wired_[static_cast<size_t>(peer)];
+        const bool any = peer == kAnySource, local = !any && !remotes_[static_cast<size_t>(peer)];
         here |= any ? view_.here().size() > 1 : local;
-        away |= any ? wire_ != nullptr : !local;
+        away |= any ? transport_ != nullptr : !local;
     }
     Deadline deadline(timeout_s);
     const auto inspect = [&] {
@@ -188,12 +188,13 @@ bool Engine::wait_for(Requests requests, Ready&& ready, Last&& last, double time
 template <class Awake>
 Woken Engine::rest(bool here, bool away, Awake&& awake, double seconds) {
     Bell& bell = view_.own().p2p;
-    if (!away && (!wire_ || !wire_->needs_looks())) return sleep_on(bell, awake, seconds);
+    if (!away && (!transport_ || !transport_->needs_polling()))
+        return sleep_on(bell, awake, seconds);
     const double nap_s = here ? std::min(seconds, kNapBetween_s) : seconds;
     const AwaySleeper announced(away_sleepers_);
     const Woken woken = [&] {
         try {
-            return away ? wire_->sleep(nap_s, std::ref(awake)) : sleep_on(bell, awake, nap_s);
+            return away ? transport_->sleep(nap_s, std::ref(awake)) : sleep_on(bell, awake, nap_s);
         } catch (const Error& error) {  // a message library's, outside of `guarded`
             if (!mutex_.held_here()) record(error);
             throw;
@@ -203,7 +204,7 @@ Woken Engine::rest(bool here, bool away, Awake&& awake, double seconds) {
 }
 
 bool Engine::has_departed(uint32_t peer) const noexcept {
-    if (const WireEndpoint* const wired = wired_[peer]) return wired->has_departed();
+    if (const RemoteEndpoint* const remote = remotes_[peer]) return remote->has_departed();
     return view_.has_left(peer);
 }
 
@@ -274,9 +275,9 @@ void Engine::progress_loop() {
             parked_ = false;
             continue;
         }
-        const uint64_t looks = looks_.load(std::memory_order_relaxed);
+        const uint64_t polls = polls_.load(std::memory_order_relaxed);
         changed_->wait_for(lock, nap, [this] { return stopping_; });
-        const bool needless = looks_.load(std::memory_order_relaxed) != looks;
+        const bool needless = polls_.load(std::memory_order_relaxed) != polls;
         nap = needless ? std::min(2 * nap, kLongestNap) : kNap;
         if (stopping_ || idle() || needless) continue;
         const auto ready = [&] {  // polls once more after announcing its sleep
@@ -287,7 +288,7 @@ void Engine::progress_loop() {
             if (poll() || idle()) continue;
             lock.unlock();
             background_asleep_.store(true, std::memory_order_relaxed);
-            if (rest(here, wire_ != nullptr, ready, kSlice_s) == Woken::timed_out)
+            if (rest(here, transport_ != nullptr, ready, kSlice_s) == Woken::timed_out)
                 waiter_.check_world({});
         } catch (const std::exception&) {  // recorded in the group: poll ends the pending requests
         }
@@ -297,7 +298,7 @@ void Engine::progress_loop() {
 }
 
 // Requires the lock.
-void Engine::carry_on() {
+void Engine::wake_progress_thread() {
     if (stopping_) return;
     if (!thread_.joinable()) start_progress(thread_, [this] { progress_loop(); });
     if (parked_) changed_->notify_all();
@@ -319,18 +320,18 @@ void Engine::stop() noexcept {
         changed_->notify_all();
     }
     ring_always(view_.own().p2p);
-    if (wire_) wire_->wake();
+    if (transport_) transport_->wake();
     if (thread_.joinable()) thread_.join();
     const std::lock_guard lock(mutex_);
     const Error unfinished(Fault::aborted,
                            "the communicator was closed with this message under way");
-    if (wire_ && !stopped_) {
+    if (transport_ && !stopped_) {
         // A pending transfer must not read the callers' memory any more.
-        const bool in_order = !wire_->borrows() && !unfinished_ && !members_.failed();
+        const bool in_order = !transport_->borrows() && !unfinished_ && !members_.failed();
         if (in_order) {
-            wire_->part();
+            transport_->part();
         } else {
-            end_wire(members_.failed() ? members_.failure() : std::optional(unfinished));
+            end_transport(members_.failed() ? members_.failure() : std::optional(unfinished));
         }
     }
     stopped_ = true;
@@ -338,20 +339,20 @@ void Engine::stop() noexcept {
 }
 
 bool Engine::parted() noexcept {
-    if (!wire_ || members_.in_child() || mutex_.held_here()) return true;
+    if (!transport_ || members_.in_child() || mutex_.held_here()) return true;
     const std::lock_guard lock(mutex_);
-    return !stopped_ || wire_closed_ || wire_->parted();
+    return !stopped_ || transport_closed_ || transport_->parted();
 }
 
-void Engine::close_wire() noexcept {
-    if (!wire_ || members_.in_child() || mutex_.held_here()) return;
+void Engine::close_transport() noexcept {
+    if (!transport_ || members_.in_child() || mutex_.held_here()) return;
     const std::lock_guard lock(mutex_);
-    if (stopped_) end_wire(std::nullopt);
+    if (stopped_) end_transport(std::nullopt);
 }
 
-void Engine::end_wire(const std::optional<Error>& failure) noexcept {
-    if (std::exchange(wire_closed_, true)) return;
-    wire_->close(failure);
+void Engine::end_transport(const std::optional<Error>& failure) noexcept {
+    if (std::exchange(transport_closed_, true)) return;
+    transport_->close(failure);
     forget_messages();
 }
 

@@ -14,10 +14,10 @@
 
 namespace unisono::p2p {
 
-class WireEndpoint final : public Endpoint {
+class RemoteEndpoint final : public Endpoint {
   public:
-    WireEndpoint(Membership& members, Wire& wire, Completion& completion, uint32_t peer)
-        : members_(members), wire_(wire), completion_(completion), peer_(peer) {}
+    RemoteEndpoint(Membership& members, Transport& transport, Completion& completion, uint32_t peer)
+        : members_(members), transport_(transport), completion_(completion), peer_(peer) {}
 
     bool put(Request& send) override;
     bool put_aside(Request& send) override;
@@ -34,7 +34,7 @@ class WireEndpoint final : public Endpoint {
     Answer answer() override;
 
     bool progress() override;
-    [[nodiscard]] bool has_arrivals() const noexcept override { return !told_.empty(); }
+    [[nodiscard]] bool has_arrivals() const noexcept override { return !arrivals_.empty(); }
     void fail(const Error& error) noexcept override;
 
     // The calls of the transport for this peer; see `Receiver`.
@@ -46,7 +46,7 @@ class WireEndpoint final : public Endpoint {
     [[nodiscard]] bool has_ended() const noexcept { return ended_; }
     // The same, also for a peer to which there was no connection.
     [[nodiscard]] bool has_departed() const noexcept {
-        return ended_ || (members_.has_left(peer_) && !wire_.reached(peer_));
+        return ended_ || (members_.has_left(peer_) && !transport_.reached(peer_));
     }
     void end() noexcept { ended_ = true; }
 
@@ -67,7 +67,7 @@ class WireEndpoint final : public Endpoint {
         Request* done;    // completes with this frame; may be nullptr
     };
 
-    void say(FrameKind kind, uint64_t number, uint64_t place = 0);
+    void send_frame(FrameKind kind, uint64_t number, uint64_t place = 0);
     void send_message(Request& send, uint64_t piece, bool aside);
     void grant(Incoming& in);
     void give_back(uint64_t bytes);
@@ -75,7 +75,7 @@ class WireEndpoint final : public Endpoint {
     Incoming& incoming_of(const Frame& frame);
 
     Membership& members_;
-    Wire& wire_;
+    Transport& transport_;
     Completion& completion_;
     const uint32_t peer_;
 
@@ -91,9 +91,9 @@ class WireEndpoint final : public Endpoint {
 
     // As receiver.
     std::unordered_map<uint64_t, Incoming> incoming_;
-    std::deque<Envelope> told_;  // arrivals for `next`
-    uint64_t owed_ = 0;          // credit not yet returned to the peer
-    uint64_t stored_ = 0;        // credit in use
+    std::deque<Envelope> arrivals_;  // arrivals for `next`
+    uint64_t owed_ = 0;              // credit not yet returned to the peer
+    uint64_t stored_ = 0;            // credit in use
     uint64_t held_ = 0;
     uint64_t questions_ = 0;
     Answer answer_ = Answer::none;

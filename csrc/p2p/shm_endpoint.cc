@@ -170,7 +170,7 @@ std::optional<Envelope> ShmEndpoint::next() {
     // A requested message comes after all messages sent before it and ahead of the later ones,
     // because these may have the same tag.
     const bool arrived = has_arrivals();
-    hear();
+    read_answer();
     if (aside_waits_ &&
         in_.shared->transfers[*aside_waits_].after.load(std::memory_order_relaxed) <= seen_) {
         const uint32_t transfer = *std::exchange(aside_waits_, std::nullopt);
@@ -192,7 +192,7 @@ std::optional<Envelope> ShmEndpoint::next() {
     check(came, seen);
     ahead_.push_back(seen);
     seen_ = number;
-    make_way();
+    free_ring();
     return came;
 }
 
@@ -203,7 +203,7 @@ void ShmEndpoint::check(const Envelope& came, const Seen& seen) {
     if (eager && came.bytes > kInline && (came.bytes > most || came.bytes > left)) {
         nonsense("a message of " + std::to_string(came.bytes) + " bytes at place " +
                  std::to_string(seen.place) + " of a ring of " + std::to_string(ring_bytes()) +
-                 " bytes, of which it may fill " + std::to_string(most));
+                 " bytes: expected contiguous bytes, at most " + std::to_string(most));
     }
     const uint32_t transfers = came.id < kAsideIds ? kTransfers : kTransfers + 1;
     if (!eager && seen.transfer >= transfers)
@@ -215,7 +215,7 @@ void ShmEndpoint::check(const Envelope& came, const Seen& seen) {
 }
 
 // Copies unexpected messages out of the ring to free it for later ones, up to kMostAside bytes.
-void ShmEndpoint::make_way() {
+void ShmEndpoint::free_ring() {
     const auto crowded = [this] {
         const uint64_t freed = in_.shared->bytes_taken.load(std::memory_order_relaxed);
         return ahead_.size() > 1 && (ahead_.size() > slot_count() / 2 ||
@@ -313,7 +313,7 @@ void ShmEndpoint::ask(uint64_t tag) {
 }
 
 // Reads the peer's answer to the question, if there is an answer.
-void ShmEndpoint::hear() {
+void ShmEndpoint::read_answer() {
     if (answer_ != Answer::waiting) return;
     const uint64_t answered = in_.shared->answered.load(std::memory_order_acquire);
     if (answered >> 8 != asked_) return;
@@ -326,9 +326,9 @@ void ShmEndpoint::hear() {
 }
 
 Endpoint::Answer ShmEndpoint::answer() {
-    hear();
-    const bool told = answer_ == Answer::found || answer_ == Answer::denied;
-    return told ? std::exchange(answer_, Answer::none) : answer_;
+    read_answer();
+    const bool final_answer = answer_ == Answer::found || answer_ == Answer::denied;
+    return final_answer ? std::exchange(answer_, Answer::none) : answer_;
 }
 
 }  // namespace unisono::p2p

@@ -82,8 +82,8 @@ class ShmEndpoint final : public Endpoint {
     bool give_back_withdrawn(uint32_t transfer) noexcept;
     void forget(const Envelope& came);
     void release(uint64_t number) noexcept;
-    void make_way();
-    void hear();
+    void free_ring();
+    void read_answer();
     void check(const Envelope& came, const Seen& seen);
     [[nodiscard]] static uint64_t end_of(const Seen& seen) noexcept;
     [[nodiscard]] const std::byte* content_of(uint64_t number, const Seen& seen) const;

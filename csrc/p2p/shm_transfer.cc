@@ -17,8 +17,8 @@ constexpr uint64_t kLeastChunk = 8 << 10, kMostChunk = 512 << 10;
 constexpr uint64_t kMostAtOnce = 4
                                  << 20;  // bytes before the engine's other transfers get their turn
 constexpr uint64_t kFront = 0xffffffff;  // mask of the front count in `Transfer::claims`
-constexpr int kMostLooks = 100'000;      // checks for the end of a write
-constexpr useconds_t kBetweenLooks_us = 100;
+constexpr int kMostChecks = 100'000;     // checks for the end of a write
+constexpr useconds_t kBetweenChecks_us = 100;
 
 // The division of a message into chunks, equal at both ends.
 struct Chunks {
@@ -97,7 +97,7 @@ bool ShmEndpoint::give_back_withdrawn(uint32_t transfer) noexcept {
 
 void ShmEndpoint::nonsense_phase(Phase phase) {
     nonsense("a message in phase " + std::to_string(static_cast<uint64_t>(phase)) +
-             ": expected it to be offered, and then left to its receiver");
+             ": expected an offered message, whose phase only the receiver changes");
 }
 
 bool ShmEndpoint::accept_transfer(uint32_t transfer, Request& receive) {
@@ -301,10 +301,10 @@ void ShmEndpoint::revoke(Transfer& t) noexcept {
     t.phase.store(static_cast<uint64_t>(Phase::revoked), std::memory_order_seq_cst);
     t.write_bytes.store(0, std::memory_order_seq_cst);
     const uint64_t claimed = t.claims.exchange(kFront, std::memory_order_acq_rel) >> 32;
-    for (int look = 0; look < kMostLooks && members_.runs(peer_); ++look) {
+    for (int check = 0; check < kMostChecks && members_.runs(peer_); ++check) {
         const uint64_t written = t.written.load(std::memory_order_acquire);
         if (written >= claimed || claimed - written > 1) return;
-        ::usleep(kBetweenLooks_us);
+        ::usleep(kBetweenChecks_us);
     }
 }
 

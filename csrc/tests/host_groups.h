@@ -45,7 +45,7 @@ inline void set_nonblocking(const Descriptor& fd) {
     ::fcntl(fd.get(), F_SETFL, ::fcntl(fd.get(), F_GETFL) | O_NONBLOCK);
 }
 
-inline constexpr std::array kWires{WireKind::collectives, WireKind::p2p};
+inline constexpr std::array kTransports{TransportKind::collectives, TransportKind::p2p};
 
 class Hosts {
   public:
@@ -89,7 +89,7 @@ class Hosts {
 
   private:
     void connect(uint32_t a, uint32_t b, uint32_t streams) {
-        for (const WireKind kind : kWires) {
+        for (const TransportKind kind : kTransports) {
             for (uint32_t s = 0; s < streams; ++s) {
                 auto [one, other] = connection();
                 set_nonblocking(one);

@@ -27,9 +27,9 @@ inline Data data_of(uint64_t seed, size_t bytes) {
 }
 
 inline p2p::Request& begin(Requests& requests, Rank& rank, const p2p::Message& message, bool sends,
-                           bool carried = false) {
+                           bool in_background = false) {
     p2p::Request& request = requests.emplace_back(message, sends);
-    rank.p2p->begin(request, carried);
+    rank.p2p->begin(request, in_background);
     return request;
 }
 
@@ -64,16 +64,16 @@ void exchange(Rank& rank, uint32_t ranks, uint64_t tag, uint64_t count, BytesOf 
     leaving.reserve(ranks * count);
     Requests requests;
     for (uint64_t k = 0; k < count; ++k) {
-        const bool carried = random() % 2;
+        const bool in_background = random() % 2;
         for (uint32_t i = 1; i < ranks; ++i) {
             const uint32_t to = (rank.rank + i) % ranks, from = (rank.rank + ranks - i) % ranks;
             leaving.push_back(made(rank.rank, to, k));
             begin(requests, rank, message(leaving.back(), static_cast<int32_t>(to), tag), true,
-                  carried);
+                  in_background);
             auto expected = made(from, rank.rank, k);
             arriving.emplace_back(Data(expected.size()), expected);
             begin(requests, rank, message(arriving.back().first, static_cast<int32_t>(from), tag),
-                  false, carried);
+                  false, in_background);
         }
     }
     std::vector<p2p::Request*> order;

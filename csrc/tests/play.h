@@ -42,10 +42,10 @@ class PlayOn {
         return {data, data + request.message().bytes};
     }
     // Lets one rank poll once.
-    void look(uint32_t rank) { static_cast<void>((*this)[rank].test(never_)); }
+    void poll(uint32_t rank) { static_cast<void>((*this)[rank].test(never_)); }
     void settle() {
         for (int i = 0; i < 20; ++i) {
-            for (uint32_t r = 0; r < ranks_; ++r) look(r);
+            for (uint32_t r = 0; r < ranks_; ++r) poll(r);
         }
     }
     // Returns true if the request succeeds after enough polls by all ranks.

@@ -107,7 +107,7 @@ void check_borrowing(Report& report) {
     Group first(Descriptor(::dup(fd.get())), 0, World::nonce, 2);
     Group second(Descriptor(::dup(fd.get())), 1, World::nonce, 2);
     for (const Group* group : {&first, &second})
-        report.check(group->can_borrow() == kernel_lends(), "a rank is wrong about lending");
+        report.check(group->can_borrow() == kernel_lends(), "can_borrow() is wrong");
 }
 
 }  // namespace

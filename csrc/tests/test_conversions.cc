@@ -108,7 +108,8 @@ void check_scales(Report& report, const Table& table) {
     for (size_t t = 0; t < num_dtypes; ++t) {
         const auto type = static_cast<DType>(t);
         if (!supports(type, ReduceOp::premul_sum)) {
-            report.check(table.find_scale(type) == nullptr, "a scale too many");
+            report.check(table.find_scale(type) == nullptr,
+                         "a scale kernel of an unsupported type");
             continue;
         }
         if (is_narrow_float(type)) continue;

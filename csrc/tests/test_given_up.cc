@@ -19,17 +19,17 @@ using namespace unisono::test;
 // The sender writes from the back and fails. The message must not count as received.
 void check_write_that_fails(Report& report) {
     constexpr size_t kBytes = 64 << 20;
-    const Barred memory(kBytes);
+    const PartlyReadOnly memory(kBytes);
     World world(shape_of(2, 2), Mapping::own, 1);
     world.run([&](Rank& rank) {
         Data data(rank.rank == 0 ? kBytes : 0, 1);
-        const auto meet = [&] {
+        const auto transfer = [&] {
             if (rank.rank == 0) return send(rank, data, 1, 0);
             p2p::Request request({memory.data(), kBytes, DType::uint8, 0, 0}, false);
             rank.p2p->begin(request, false);
             rank.p2p->wait(request, kLong_s, -1, {});
         };
-        expect(report, outcome_of(meet), Fault::aborted, "Bad address", "memory that is barred");
+        expect(report, outcome_of(transfer), Fault::aborted, "Bad address", "read-only memory");
     });
 }
 
@@ -62,15 +62,15 @@ std::vector<State<Some>> states() {
              play.receive(kLarge, 1);
              play.fill();
              play.send(data_of(1, kLarge), 1);
-             play.look(1);
+             play.poll(1);
          }},
         {"found",
          [](Some& play) {
              play.receive(kLarge, 1);
              play.fill();
              play.send(data_of(1, kLarge), 1);
-             play.look(1);
-             play.look(0);
+             play.poll(1);
+             play.poll(0);
          }},
         {"begun",
          [](Some& play) {
@@ -81,8 +81,8 @@ std::vector<State<Some>> states() {
          [](Some& play) {
              play.send(data_of(1, 40 * kLarge), 1);
              play.receive(40 * kLarge, 1);
-             play.look(0);
-             play.look(1);
+             play.poll(0);
+             play.poll(1);
          }},
         {"to oneself", [](Some& play) { play.send(data_of(1, kLarge), 1, 0, 0); }},
     };
@@ -96,7 +96,7 @@ void check_failures(Report& report) {
                 const std::string what = std::string(state.what) + (closes ? ", closed" : "");
                 Some play(2, single_copy);
                 state.reach(play);
-                report.check(play.under_way() > 0, what + ": nothing is under way");
+                report.check(play.under_way() > 0, what + ": no request is pending");
                 if (closes) {
                     play.world()[0].close();
                     play.world()[1].close();
@@ -105,12 +105,12 @@ void check_failures(Report& report) {
                         play.world()[rank].members->record(Fault::aborted, "enough of this");
                 }
                 play.settle();
-                report.check(play.under_way() == 0, what + ": something is under way still");
+                report.check(play.under_way() == 0, what + ": a request is still pending");
                 play.check_errors(report, Fault::aborted, closes ? "closed" : "enough of this",
                                   what);
                 play.scribble();
                 play.settle();
-                report.check(play.is_scribbled(), what + ": memory that is used after the end");
+                report.check(play.is_scribbled(), what + ": memory is used after the end");
             }
         }
     }
@@ -119,17 +119,17 @@ void check_failures(Report& report) {
 // A sender leaves and reuses its memory. The receiver must not get the new content.
 void check_sender_left(Report& report) {
     for (const bool single_copy : {true, false}) {
-        for (const int looks : {-1, 0, 1}) {  // before the receive, at its begin, later
+        for (const int polls : {-1, 0, 1}) {  // before the receive, at its begin, later
             Play play(2, single_copy);
             play.send(data_of(1, 40 * kLarge), 1);
-            p2p::Request* in = looks < 0 ? nullptr : &play.receive(40 * kLarge, 1);
-            for (int i = 0; i < looks; ++i) play.look(1);
+            p2p::Request* in = polls < 0 ? nullptr : &play.receive(40 * kLarge, 1);
+            for (int i = 0; i < polls; ++i) play.poll(1);
             play.world()[0].close();
             play.scribble();
             if (!in) in = &play.receive(40 * kLarge, 1);
             expect(report, outcome_of([&] { play[1].wait(*in, kLong_s, -1, {}); }),
                    Fault::peer_lost, "rank 0", "a sender that left");
-            report.check(in->done() && in->error(), "and its message has not come");
+            report.check(in->done() && in->error(), "the message does not count as received");
         }
     }
 }
@@ -139,7 +139,7 @@ void check_receiver_left(Report& report) {
         Play play(2, single_copy);
         p2p::Request& out = play.send(data_of(1, 40 * kLarge), 1);
         play.receive(40 * kLarge, 1);
-        play.look(0);
+        play.poll(0);
         play.world()[1].close();
         play.scribble();
         expect(report, outcome_of([&] { play[0].wait(out, kLong_s, -1, {}); }), Fault::peer_lost,
@@ -163,31 +163,31 @@ uint64_t own_bytes(const std::string& name) {
 void check_stalled_send(Report& report, bool times_out) {
     constexpr int room = 64 << 10;  // the kernel's buffer at each end
     const std::string what = times_out ? "a send that timed out" : "a send that was aborted";
-    Faced faced(1, false);
-    faced.attach(kMessages, 0, 1, room);
+    FakePeer fake(1, false);
+    fake.attach(kMessages, 0, 1, room);
     Data data(64 << 20, 7);
     p2p::Request request(message(data, 1, 0), true);
-    p2p::Engine& engine = *faced.rank().p2p;
+    p2p::Engine& engine = *fake.rank().p2p;
     engine.begin(request, false);
-    faced.say(kMessages, frame_of(FrameKind::grant, 1));
-    report.check(!engine.wait(request, kLong_s, 0.05, {}), what + ": it has not stalled");
+    fake.send(kMessages, frame_of(FrameKind::grant, 1));
+    report.check(!engine.wait(request, kLong_s, 0.05, {}), what + ": the send has not stalled");
     const uint64_t before = own_bytes("VmRSS");
-    if (!times_out) faced.group().abort("enough of this");
+    if (!times_out) fake.group().abort("enough of this");
     expect(report, outcome_of([&] { engine.wait(request, times_out ? 0.05 : kLong_s, -1, {}); }),
            times_out ? Fault::timeout : Fault::aborted,
            times_out ? "it was not received" : "enough of this", what);
-    report.check(request.done(), what + ": it is under way");
+    report.check(request.done(), what + ": the send is still pending");
     std::fill(data.begin(), data.end(), uint8_t{0xee});
-    std::thread closing([&] { faced.rank().close(); });
+    std::thread closing([&] { fake.rank().close(); });
     size_t came = 0, overwritten = 0;
-    faced.read(kMessages, 0, [&](auto piece) {
+    fake.read(kMessages, 0, [&](auto piece) {
         came += piece.size();
         overwritten += static_cast<size_t>(std::count(piece.begin(), piece.end(), 0xee));
     });
     closing.join();
     report.check(came > kEager && came < 16 * room,
-                 what + ": " + std::to_string(came) + " bytes of it have left");
-    report.check(overwritten == 0, what + ": what its caller wrote afterwards has left");
+                 what + ": " + std::to_string(came) + " bytes were sent");
+    report.check(overwritten == 0, what + ": bytes that the caller wrote afterwards were sent");
     if (report.can_run("memory of a send that is dropped", before > 0, "no VmRSS here"))
         report.check(own_bytes("VmHWM") < before + (8 << 20), what + ": it was copied");
 }

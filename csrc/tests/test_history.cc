@@ -56,8 +56,9 @@ void read(Report& report, const RankControl& history, const std::atomic<bool>& o
         wrong += called.seq != 0 && (called.hash != hash_of(called.seq) ||
                                      called.header != header_of(called.seq, called.hash));
     }
-    report.check(wrong == 0, what + ": " + std::to_string(wrong) + " looks found two calls in one");
-    report.check(found > 0, what + ": the last look found none");
+    report.check(wrong == 0,
+                 what + ": " + std::to_string(wrong) + " reads found a mixture of two calls");
+    report.check(found > 0, what + ": no read found a call");
 }
 
 // One thread makes calls while another reads their history.
@@ -76,7 +77,7 @@ void check_read_while_written(Report& report) {
 }
 
 // For a rank of another host, calls are reported over two paths, and one path lags behind.
-void check_heard_by_two_ways(Report& report) {
+void check_calls_reported_over_two_paths(Report& report) {
     Segment segment(create_segment(shape_of(1, 2), World::nonce));
     View view(segment, 0, Seats{2, {0}});
     std::atomic<bool> over{false};
@@ -98,26 +99,26 @@ void check_heard_by_two_ways(Report& report) {
     late.join();
     const uint64_t last = 1 + (kCalls - 1) * kCallHistory;
     report.check(recall(view.control(1), last) == text_of(last),
-                 "old news took a newer one's place");
+                 "an old report replaced a newer one");
 }
 
 // The header has too few bits of the call number to order calls that are this far apart.
-void check_very_late_news(Report& report) {
+void check_calls_far_apart(Report& report) {
     Segment segment(create_segment(shape_of(1, 2), World::nonce));
     View view(segment, 0, Seats{2, {0}});
     const Called last = called_of(1 + (uint64_t{3} << 22));
     for (const uint64_t seq : {uint64_t{1}, last.seq, uint64_t{1}, uint64_t{2}})
         view.hear(1, called_of(seq));
     report.check(view.control(1).header.load() == last.header,
-                 "very late news passes for the latest");
+                 "a very old report replaced the latest one");
 }
 
 }  // namespace
 
 int main() {
     Report report;
-    check_very_late_news(report);
+    check_calls_far_apart(report);
     check_read_while_written(report);
-    check_heard_by_two_ways(report);
+    check_calls_reported_over_two_paths(report);
     return report.finish();
 }

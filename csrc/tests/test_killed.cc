@@ -64,7 +64,7 @@ class End {
         const p2p::Pair& pair = *rank_.segment->pair(0, 1).shared;
         return pair.transfers[0].phase == static_cast<uint64_t>(p2p::Phase::staging);
     }
-    void look() { rank_.p2p->test(request_); }
+    void poll() { rank_.p2p->test(request_); }
     void wait() { rank_.p2p->wait(request_, kSoon_s, -1, {}); }
 
   private:
@@ -90,7 +90,7 @@ struct Case {
         static_cast<void>(outcome_of([&] { end.wait(); }));
         ::_exit(0);
     }
-    while (end.moved() < c.moved) end.look();
+    while (end.moved() < c.moved) end.poll();
     for (;;) ::pause();
 }
 
@@ -103,26 +103,27 @@ void check_killed(Report& report, const Case& c) {
     const pid_t child = ::fork();
     if (child == 0) live(fd, c);
     End end(fd, !c.sender_dies, c.single_copy);
-    while (end.moved() < c.moved && !end.request().done()) end.look();
-    if (c.stops) report.check(end.is_staged() != c.single_copy, what + ": moved another way");
+    while (end.moved() < c.moved && !end.request().done()) end.poll();
+    if (c.stops) report.check(end.is_staged() != c.single_copy, what + ": unexpected path");
     ::kill(child, SIGKILL);
     if (c.stops) ::waitpid(child, nullptr, 0);
     const auto begun = std::chrono::steady_clock::now();
     const Outcome outcome = outcome_of([&] { end.wait(); });
     const std::chrono::duration<double> took = std::chrono::steady_clock::now() - begun;
-    report.check(took.count() < kSoon_s, what + ": told late");
+    report.check(took.count() < kSoon_s, what + ": reported late");
     if (outcome.fault == Fault::none) {  // killed after the message was complete
-        report.check(!c.stops && end.holds(7), what + ": half a message is one");
+        report.check(!c.stops && end.holds(7),
+                     what + ": an incomplete message was reported as received");
     } else {
         expect(report, outcome, Fault::peer_lost,
                std::string(c.sender_dies ? "rank 0" : "rank 1") + " (pid " + std::to_string(child) +
                    ") is gone",
                what);
     }
-    report.check(end.request().done(), what + ": it is under way");
+    report.check(end.request().done(), what + ": the request is still pending");
     end.fill(0xee);
     if (!c.stops) ::waitpid(child, nullptr, 0);
-    end.look();
+    end.poll();
     report.check(end.holds(0xee), what + ": its memory is used after the end");
 }
 

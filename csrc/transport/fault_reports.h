@@ -12,7 +12,7 @@
 
 namespace unisono {
 
-class FaultNews {
+class FaultReports {
   public:
     // Returns the target for the text of a frame of kind `failed`, or nullptr if the text is too
     // long.

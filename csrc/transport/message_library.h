@@ -11,7 +11,7 @@ namespace unisono {
 
 // One thread at a time calls these functions. Memory passed to them stays valid and unchanged until
 // its ticket ends. They throw Error; `Fault::peer_lost` if the peer of this call cannot be reached.
-class Carrier {
+class MessageLibrary {
   public:
     // A finished transfer. `why` is empty unless the transfer failed.
     struct Ended {
@@ -19,7 +19,7 @@ class Carrier {
         std::string why;
     };
 
-    virtual ~Carrier() = default;
+    virtual ~MessageLibrary() = default;
     // Sets the memory for heads of all ranks: a ring of `slots` messages of up to `slot_bytes`.
     // Heads of one rank fill slots in the order of their sends.
     virtual void listen(std::byte* memory, uint64_t slot_bytes, uint32_t slots) = 0;

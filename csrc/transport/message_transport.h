@@ -20,12 +20,12 @@
 
 namespace unisono {
 
-class MessageWire final : public Wire {
+class MessageTransport final : public Transport {
   public:
-    MessageWire(View& view, Receiver& receiver, std::unique_ptr<Carrier> carrier);
-    MessageWire(const MessageWire&) = delete;
-    MessageWire& operator=(const MessageWire&) = delete;
-    ~MessageWire() override;
+    MessageTransport(View& view, Receiver& receiver, std::unique_ptr<MessageLibrary> library);
+    MessageTransport(const MessageTransport&) = delete;
+    MessageTransport& operator=(const MessageTransport&) = delete;
+    ~MessageTransport() override;
 
     void send(uint32_t peer, const Frame& frame, std::span<const Load> loads) override;
     [[nodiscard]] uint64_t handed(uint32_t peer) const noexcept override;
@@ -37,7 +37,7 @@ class MessageWire final : public Wire {
     bool forget_messages(uint32_t peer) noexcept override { return peers_[peer].leaving.empty(); }
     [[nodiscard]] bool idle() const noexcept override;
     [[nodiscard]] bool borrows() const noexcept override;
-    [[nodiscard]] bool needs_looks() const noexcept override { return true; }
+    [[nodiscard]] bool needs_polling() const noexcept override { return true; }
     [[nodiscard]] bool reached(uint32_t peer) const noexcept override;
     void part() noexcept override;
     [[nodiscard]] bool parted() noexcept override;
@@ -93,20 +93,20 @@ class MessageWire final : public Wire {
     void advance(uint32_t peer);
     void place(uint32_t peer, Incoming& in);
     void deliver(uint32_t peer, const Frame& frame);
-    void end(const Carrier::Ended& ended);
+    void end(const MessageLibrary::Ended& ended);
     void settle(const Ticket& ticket);
     void settle_callers(Peer& to, uint64_t number);
     uint64_t issue(const Ticket& ticket);
     void retire(uint64_t ticket);
     template <class Call>
-    void carry(const Ticket& ticket, Call&& call);
-    bool look();
+    void start_transfer(const Ticket& ticket, Call&& call);
+    bool poll_library();
     bool handle();
-    bool let_go() noexcept;
+    bool close_library() noexcept;
 
     View& view_;
     Receiver& receiver_;
-    std::unique_ptr<Carrier> carrier_;
+    std::unique_ptr<MessageLibrary> library_;
     std::vector<Peer> peers_;
     std::vector<Load> merged_;
     std::unique_ptr<std::array<Buffer, kSlots>> slots_ =
@@ -121,10 +121,10 @@ class MessageWire final : public Wire {
 
     const int owner_pid_ = ::getpid();
 
-    OwnedMutex carrying_;  // guards the library and its results:
+    OwnedMutex library_mutex_;  // guards the library and its results:
     bool closed_ = false;
     bool clean_ = false;  // no memory of this transport is in use any more
-    std::vector<Carrier::Ended> ended_;
+    std::vector<MessageLibrary::Ended> ended_;
     uint32_t filled_ = 0;
 
     std::mutex mutex_;  // of the condition variable

@@ -7,16 +7,16 @@
 
 namespace unisono {
 // Only closing the library cancels the transfers that have begun.
-bool MessageWire::forget_messages() noexcept {
-    return let_go();
+bool MessageTransport::forget_messages() noexcept {
+    return close_library();
 }
 
 // Sends no failure: the peers learn of it through the control channels.
-void MessageWire::close(const std::optional<Error>&) noexcept {
-    let_go();
+void MessageTransport::close(const std::optional<Error>&) noexcept {
+    close_library();
 }
 
-void MessageWire::part() noexcept {
+void MessageTransport::part() noexcept {
     try {
         Frame frame{};
         frame.kind = FrameKind::left;
@@ -26,7 +26,7 @@ void MessageWire::part() noexcept {
 }
 
 // A frame that is unsent when the library closes is never sent.
-bool MessageWire::parted() noexcept {
+bool MessageTransport::parted() noexcept {
     try {
         if (!idle()) poll();
         return idle();
@@ -38,11 +38,11 @@ bool MessageWire::parted() noexcept {
 // Closes the library; true if all memory is free again. The library may continue an uncancelled
 // transfer until the process ends, even in its finalizer. So the memory of this transport and of
 // the group is kept.
-bool MessageWire::let_go() noexcept {
-    if (carrying_.held_here()) return false;  // a signal handler has interrupted the library
-    const std::lock_guard lock(carrying_);
+bool MessageTransport::close_library() noexcept {
+    if (library_mutex_.held_here()) return false;  // a signal handler has interrupted the library
+    const std::lock_guard lock(library_mutex_);
     if (std::exchange(closed_, true)) return clean_;
-    clean_ = carrier_->close();
+    clean_ = library_->close();
     if (clean_) return true;
     view_.keep();
     static_cast<void>(slots_.release());

@@ -17,7 +17,7 @@ namespace unisono {
 class Silence {
   public:
     using Clock = std::chrono::steady_clock;
-    static constexpr std::chrono::milliseconds kLookEach{250};
+    static constexpr std::chrono::milliseconds kCheckEach{250};
 
     // Takes over the timeout that was set on `fd` from the kernel.
     explicit Silence(int fd) noexcept : fd_(fd) {
@@ -38,8 +38,8 @@ class Silence {
         tcp_info info{};
         socklen_t length = sizeof(info);
         const bool known = ::getsockopt(fd_, IPPROTO_TCP, TCP_INFO, &info, &length) == 0;
-        const bool paused = now - looked_ > 4 * kLookEach;
-        looked_ = now;
+        const bool paused = now - checked_ > 4 * kCheckEach;
+        checked_ = now;
         if (!known || info.tcpi_unacked == 0 || paused) {
             since_ = now;
         } else {
@@ -51,7 +51,7 @@ class Silence {
   private:
     int fd_;
     std::chrono::milliseconds borne_{0};
-    Clock::time_point looked_{}, since_{};
+    Clock::time_point checked_{}, since_{};
 };
 
 }  // namespace unisono

@@ -85,7 +85,7 @@ ssize_t Stream::read_into(iovec* parts, int count) noexcept {
 
 std::string Stream::why_ended() const {
     if (error_ == 0) return "its connection ended";
-    if (error_ == EBADMSG) return "what came was changed on its way (TLS)";
+    if (error_ == EBADMSG) return "the received data was changed in transit (TLS)";
     return std::generic_category().message(error_);
 }
 

@@ -12,12 +12,12 @@
 
 namespace unisono {
 
-class TcpWire final : public Wire {
+class TcpTransport final : public Transport {
   public:
-    TcpWire(uint32_t ranks, Receiver& receiver);
-    TcpWire(const TcpWire&) = delete;
-    TcpWire& operator=(const TcpWire&) = delete;
-    ~TcpWire() override = default;
+    TcpTransport(uint32_t ranks, Receiver& receiver);
+    TcpTransport(const TcpTransport&) = delete;
+    TcpTransport& operator=(const TcpTransport&) = delete;
+    ~TcpTransport() override = default;
 
     // Adds a connection whose other end is proved to be the peer. Any thread may call it. Frames
     // wait until all `streams` of the peer are connected. Closes a connection that is not needed.
@@ -74,8 +74,8 @@ class TcpWire final : public Wire {
     void deliver_whole(uint32_t peer);
     void end(uint32_t peer, size_t index);
     void watch(uint32_t peer, size_t index);
-    void listen_for_silence();
-    [[nodiscard]] bool is_time_to_listen(Silence::Clock::time_point now) noexcept;
+    void check_silence();
+    [[nodiscard]] bool is_time_to_check_silence(Silence::Clock::time_point now) noexcept;
     void say_left();
     void say_failed(const Error& failure);
     void stop_attaching() noexcept;
@@ -84,10 +84,10 @@ class TcpWire final : public Wire {
     Receiver& receiver_;
     Descriptor epoll_, bell_;
     std::vector<Peer> peers_;
-    std::atomic<uint64_t> unsent_bytes_{0};  // of all streams and early queues
-    Silence::Clock::time_point listened_{};  // last check for silence
+    std::atomic<uint64_t> unsent_bytes_{0};         // of all streams and early queues
+    Silence::Clock::time_point silence_checked_{};  // last check for silence
     std::vector<std::pair<uint32_t, size_t>>
-        here_;                         // streams with input that has already left the socket
+        buffered_;                     // streams with input that has already left the socket
     std::atomic<uint32_t> asleep_{0};  // threads that sleep or are about to
     std::mutex mutex_;                 // guards the arrivals and the list of streams
     std::vector<Arrival> arrivals_;

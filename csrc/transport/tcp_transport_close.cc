@@ -16,7 +16,7 @@ constexpr double kLingerFailed_s = 0.1;
 
 }  // namespace
 
-void TcpWire::close(const std::optional<Error>& failure) noexcept {
+void TcpTransport::close(const std::optional<Error>& failure) noexcept {
     try {
         if (failure) {
             stop_attaching();
@@ -29,11 +29,11 @@ void TcpWire::close(const std::optional<Error>& failure) noexcept {
     }
     const std::lock_guard lock(mutex_);
     for (Peer& peer : peers_) peer = {};
-    here_.clear();
+    buffered_.clear();
     unsent_bytes_.store(0, std::memory_order_relaxed);
 }
 
-void TcpWire::part() noexcept {
+void TcpTransport::part() noexcept {
     try {
         stop_attaching();
         say_left();
@@ -42,7 +42,7 @@ void TcpWire::part() noexcept {
 }
 
 // Admits waiting connections, so that their peers receive the last frames too.
-void TcpWire::stop_attaching() noexcept {
+void TcpTransport::stop_attaching() noexcept {
     {
         const std::lock_guard lock(mutex_);
         closed_ = true;
@@ -53,7 +53,7 @@ void TcpWire::stop_attaching() noexcept {
     }
 }
 
-void TcpWire::abandon() noexcept {
+void TcpTransport::abandon() noexcept {
     const std::unique_lock lock(mutex_, std::try_to_lock);
     if (!lock.owns_lock()) return;  // the thread that holds the lock does not exist in the child
     arrivals_.clear();
@@ -66,7 +66,7 @@ void TcpWire::abandon() noexcept {
 
 // Sends the failure. Without it, a peer that has not learned of the failure would report this rank
 // as lost.
-void TcpWire::say_failed(const Error& failure) {
+void TcpTransport::say_failed(const Error& failure) {
     const std::string_view text = failure.what();
     Frame frame{};
     frame.kind = FrameKind::failed;
@@ -79,7 +79,7 @@ void TcpWire::say_failed(const Error& failure) {
     }
 }
 
-void TcpWire::say_left() {
+void TcpTransport::say_left() {
     for (Peer& peer : peers_) {
         const auto there = std::find_if(peer.streams.begin(), peer.streams.end(),
                                         [](const auto& stream) { return stream != nullptr; });
@@ -98,7 +98,7 @@ void TcpWire::say_left() {
     }
 }
 
-void TcpWire::say_left_to(Channel channel) {
+void TcpTransport::say_left_to(Channel channel) {
     Stream stream(std::move(channel));
     Frame frame{};
     frame.kind = FrameKind::left;
@@ -111,33 +111,33 @@ void TcpWire::say_left_to(Channel channel) {
 // The kernel discards unsent bytes if input arrives for a closed socket, and the peers' last
 // progress does arrive. So the closing rank waits until everything has been acknowledged. A peer
 // that computes reads it late.
-bool TcpWire::parted() noexcept {
+bool TcpTransport::parted() noexcept {
     const auto now = Silence::Clock::now();
-    const bool listens = is_time_to_listen(now);
+    const bool checks = is_time_to_check_silence(now);
     bool all = true;
     for (Peer& peer : peers_) {
         for (const auto& stream : peer.streams) {
             if (!stream || arrived(*stream)) continue;
-            if (listens) stream->ended = stream->silence().too_long(now);
+            if (checks) stream->ended = stream->silence().too_long(now);
             all = all && stream->ended;
         }
     }
     return all;
 }
 
-bool TcpWire::arrived(Stream& stream) noexcept {
+bool TcpTransport::arrived(Stream& stream) noexcept {
     if (stream.ended) return true;
     stream.flush();
     if (!stream.discard()) return stream.ended = true;  // the peer has closed and needs no more
     return stream.drained() && stream.acknowledged();
 }
 
-bool TcpWire::forget_messages() noexcept {
+bool TcpTransport::forget_messages() noexcept {
     for (uint32_t peer = 0; peer < peers_.size(); ++peer) forget_messages(peer);
     return true;
 }
 
-bool TcpWire::forget_messages(uint32_t peer) noexcept {
+bool TcpTransport::forget_messages(uint32_t peer) noexcept {
     for (const Outgoing& outgoing : peers_[peer].early)
         unsent_bytes_ -= sizeof(Frame) + outgoing.frame.bytes;
     peers_[peer].early.clear();

@@ -57,7 +57,7 @@ TlsContext::TlsContext(const TlsFiles* files) : by_certificate_(files != nullptr
     const OpenSsl& o = openssl();
     o.ERR_clear_error();
     context_.reset(o.SSL_CTX_new(o.TLS_method()));
-    require(context_ != nullptr, "making a TLS context");
+    require(context_ != nullptr, "creating a TLS context");
     ssl_ctx_st* const c = context_.get();
     require(o.SSL_CTX_ctrl(c, kCtrlLowest, kTls13, nullptr) == 1 &&
                 o.SSL_CTX_set_ciphersuites(c, kSuites) == 1 && o.SSL_CTX_set_num_tickets(c, 0) == 1,
@@ -69,7 +69,7 @@ TlsContext::TlsContext(const TlsFiles* files) : by_certificate_(files != nullptr
     require(o.SSL_CTX_use_certificate_chain_file(c, files->certificate.c_str()) == 1,
             "UNISONO_TLS_CERTIFICATE: no certificate in " + files->certificate);
     require(o.SSL_CTX_use_PrivateKey_file(c, files->key.c_str(), kPem) == 1,
-            "UNISONO_TLS_KEY: no key to the certificate in " + files->key);
+            "UNISONO_TLS_KEY: no key for the certificate in " + files->key);
     require(o.SSL_CTX_check_private_key(c) == 1,
             "UNISONO_TLS_KEY: " + files->key + " is not the key of " + files->certificate);
     require(o.SSL_CTX_load_verify_locations(c, files->authority.c_str(), nullptr) == 1,
@@ -188,7 +188,7 @@ bool TlsSession::shake() {
     }
     const bool sent = send_records();
     if (done != 1) {
-        if (!sent) throw Error(Fault::stranger, "takes no bytes in the TLS handshake");
+        if (!sent) throw Error(Fault::stranger, "accepts no bytes in the TLS handshake");
         return false;
     }
     ::explicit_bzero(key_.data(), key_.size());
@@ -212,7 +212,7 @@ TlsSession::Key TlsSession::binding() const {
     Key number{};
     if (openssl().SSL_export_keying_material(ssl_.get(), number.data(), number.size(),
                                              kBinding.data(), kBinding.size(), nullptr, 0, 0) != 1)
-        throw Error(Fault::stranger, "TLS: no channel to bind to: " + reason());
+        throw Error(Fault::stranger, "TLS: no channel binding: " + reason());
     return number;
 }
 

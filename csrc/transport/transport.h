@@ -76,9 +76,9 @@ class Receiver {
 };
 
 // Only one thread at a time makes a transport's progress.
-class Wire {
+class Transport {
   public:
-    virtual ~Wire() = default;
+    virtual ~Transport() = default;
     // Sends a frame with its loads. Their memory stays unchanged until the peer has answered by
     // progress, or until `handed` has counted the frame.
     virtual void send(uint32_t peer, const Frame& frame, std::span<const Load> loads) = 0;
@@ -101,7 +101,7 @@ class Wire {
     [[nodiscard]] virtual bool borrows() const noexcept = 0;
     // Returns true if pending transfers need this rank to poll while it waits for something else. A
     // message library may delay a transfer that it has reported as sent until the next poll.
-    [[nodiscard]] virtual bool needs_looks() const noexcept { return !idle(); }
+    [[nodiscard]] virtual bool needs_polling() const noexcept { return !idle(); }
     // Returns true if there is, or was, a connection to the peer.
     [[nodiscard]] virtual bool reached(uint32_t peer) const noexcept = 0;
     // Announces that this rank leaves in good order. Does not wait.

@@ -5,8 +5,8 @@ from unisono.communicator.work import Work
 
 Memory = Sequence[tuple[int, int]]
 
-class Carrier(Protocol):
-    """A message library, for `Group.of_hosts`; as in `csrc/transport/message_library.h`."""
+class MessageLibrary(Protocol):
+    """A message library for `Group.of_hosts`; see `csrc/transport/message_library.h`."""
 
     def listen(self, address: int, slot_bytes: int, slots: int) -> None: ...
     def reuse(self) -> None: ...
@@ -60,7 +60,7 @@ ANY_SOURCE: int
 ANY_TAG: int
 
 class Request(Work):
-    """Registered as a `Work`."""
+    """A point-to-point request, registered as a `Work`."""
 
     def _call(self) -> str: ...
     def _wait_native(self, timeout_s: float | None) -> bool: ...
@@ -94,7 +94,7 @@ class Messages:
         memory: object,
         starter: Callable[[Request, bool], object] | None = None,
     ) -> Request: ...
-    def begin(self, request: Request, carried: bool) -> None: ...
+    def begin(self, request: Request, in_background: bool) -> None: ...
     def probe(
         self, source: int, tag: int, waits: bool, limit_s: float
     ) -> tuple[int, int, int, int] | None: ...
@@ -125,7 +125,7 @@ class Group:
         here: Sequence[int],
         nonce: bytes,
         cores: int,
-        make_carrier: Callable[[int], Carrier] | None = None,
+        make_library: Callable[[int], MessageLibrary] | None = None,
     ) -> Group: ...
     def attach(
         self,
@@ -195,7 +195,7 @@ class Pack:
     def gather(self, to: int) -> None: ...
     def scatter(self, from_: int) -> None: ...
 
-class QuickCalls:
+class FastPath:
     timeout_s: float
     def __init__(
         self,
