@@ -37,7 +37,7 @@ class Fabric:
         return self.ends[rank, kind]
 
     def match(self, way: tuple[int, int, int]) -> None:
-        """Moves the messages that are sent and received, between two ranks on one kind of transport."""
+        """Moves matched messages between two ranks on one kind of transport."""
         while not self.stalled and self.sends[way] and self.receives[way]:
             sent, wanted = self.sends[way].popleft(), self.receives[way].popleft()
             assert sent.size == wanted.size

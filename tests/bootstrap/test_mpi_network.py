@@ -1,4 +1,4 @@
-"""MPI as the transport: real ranks, started by each MPI that is installed, on hosts that are pretended.
+"""MPI as the transport: real ranks on simulated hosts, started by each installed MPI.
 
 What the ranks do is in tests/mpi_program.py.
 """

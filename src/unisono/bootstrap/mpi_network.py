@@ -115,8 +115,8 @@ class MpiNetwork:
     def connections(self) -> NoReturn:
         """Raises `UnsupportedError`."""
         raise UnsupportedError(
-            "a communicator whose transport is MPI cannot shrink: MPI ends the whole job when a rank "
-            "dies. Without UNISONO_WIRE=mpi ranks of several hosts connect by TCP, and can"
+            "a communicator whose transport is MPI cannot shrink: MPI ends the whole job when a "
+            "rank dies. Without UNISONO_WIRE=mpi ranks of several hosts connect by TCP, and can"
         )
 
     def form_recovered(self, config: GroupConfig, members: Sequence[int]) -> NoReturn:

@@ -54,7 +54,7 @@ def shrink(
     processes you know to have ended, as from the scheduler.
 
     Raises `AbortedError` if the others go on without this rank, or may do so beyond a cut;
-    `UnsupportedError` in a batch and where MPI is the transport; `TypeError` or `ValueError` for ranks
+    `UnsupportedError` in a batch and where MPI is the wire; `TypeError` or `ValueError` for ranks
     that cannot be excluded: that are no numbers, not of this communicator, or this rank itself.
 
     >>> import unisono

@@ -1,4 +1,4 @@
-"""Connections between hosts: sockets, handshake, TLS, one event loop a rank; MPI as another transport.
+"""Connections between hosts: sockets, handshake, TLS, one event loop per rank; or MPI as transport.
 
 A `DialRequest` opens a connection and an `Acceptor` lets one in. Both ends prove that they know
 the job's secret (`authenticate`), then the dialer introduces itself (`Introduction`). An
