@@ -1,4 +1,4 @@
-// How many bytes each resource has in_background, in all and over time.
+// How many bytes each resource has carried, in all and over time.
 #pragma once
 
 #include <cmath>
