@@ -92,19 +92,19 @@ std::string BoundRequest::repr() const {
     return "<Work: " + text() + ", " + state + ">";
 }
 
-bool BoundRequest::test(bool ends_in_vain) {
+bool BoundRequest::test(bool ends_without_peers) {
     require_started();
     const bool done = request.done() || [&] {
         const WithoutGil release;
-        return engine().test(request, ends_in_vain);
+        return engine().test(request, ends_without_peers);
     }();
     if (done) release();
     return done;
 }
 
-bool BoundRequest::is_in_vain() {
+bool BoundRequest::cannot_complete() {
     const WithoutGil release;
-    return engine().is_in_vain(request);
+    return engine().cannot_complete(request);
 }
 
 bool BoundRequest::cancel() {

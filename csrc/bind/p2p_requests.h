@@ -44,8 +44,8 @@ class BoundRequest {
     }
     // False: the request is still pending after `limit_s` seconds (negative: no limit).
     bool wait_for(double limit_s);
-    [[nodiscard]] bool test(bool ends_in_vain);
-    [[nodiscard]] bool is_in_vain();
+    [[nodiscard]] bool test(bool ends_without_peers);
+    [[nodiscard]] bool cannot_complete();
     bool cancel();
     // The error of a finished request, or None.
     [[nodiscard]] nanobind::object exception() const;

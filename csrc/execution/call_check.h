@@ -45,7 +45,7 @@ class Agreement {
     [[nodiscard]] uint64_t owed(uint32_t peer, uint64_t seq) const noexcept {
         return seq - verified_[peer];
     }
-    // For a rank that waits for `peer` in call `seq`: throws if that is in vain. `left`: whether
+    // For a rank that waits for `peer` in call `seq`: throws if that is in all_left. `left`: whether
     // the peer has left, known before all that it had shown was taken in.
     void inspect(uint32_t peer, uint64_t seq, bool left);
     // Who has not come to call `seq` within the timeout, and what they called last.

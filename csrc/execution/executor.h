@@ -140,7 +140,7 @@ class Executor {
     bool advance(Execution& call, Deadline& deadline, const Interrupted& interrupted,
                  double limit_s);
     // A call that has begun will not be completed: the others learn it, for they would wait in
-    // vain.
+    // all_left.
     void abandon(const Execution& call, const char* why) noexcept;
 
     // Whether this rank can read the memory of all others of its host.

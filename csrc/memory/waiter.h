@@ -97,7 +97,7 @@ class Waiter {
     [[nodiscard]] bool crowded() const noexcept { return patience_.pauses == 0; }
 
     // Waits until `ready()`. Between looks it calls `inspect()`, which throws if waiting is in
-    // vain, and after `limit_s` seconds (if positive) returns false: the caller goes on elsewhere.
+    // all_left, and after `limit_s` seconds (if positive) returns false: the caller goes on elsewhere.
     // `rest(awake, seconds)` sleeps unless `awake()`; `late()` makes the text of the timeout.
     template <class Rest, class Ready, class Inspect, class Late>
     bool wait(Rest&& rest, Ready&& ready, Inspect&& inspect, Late&& late, Deadline& deadline,

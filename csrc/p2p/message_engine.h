@@ -64,11 +64,11 @@ class Engine final : private Receiver, private Completion {
     // Fails the group because a caller has waited `timeout_s` for a request.
     void expire(Request& request, double timeout_s);
     // Makes progress, unless another thread does so. Returns true if the request is done. With
-    // `ends_in_vain`, a request whose peers have all left ends with an error of its own.
-    bool test(Request& request, bool ends_in_vain = true) noexcept;
+    // `ends_without_peers`, a request whose peers have all left ends with an error of its own.
+    bool test(Request& request, bool ends_without_peers = true) noexcept;
     // Returns true if every rank that could serve the request has left the group. Returns false
     // while another thread makes progress.
-    [[nodiscard]] bool is_in_vain(const Request& request) noexcept;
+    [[nodiscard]] bool cannot_complete(const Request& request) noexcept;
     // Cancels a request. False: it is too late, and the request completes normally.
     bool cancel(Request& request);
     // Returns the message that a receive would get now, or nothing. Throws Error.
@@ -142,10 +142,10 @@ class Engine final : private Receiver, private Completion {
     Woken rest(bool here, bool away, Awake&& awake, double seconds);
     void inspect(std::chrono::steady_clock::time_point& last);
     void check_world();
-    void end_if_in_vain(Request& request);
+    void end_if_all_peers_left(Request& request);
     [[nodiscard]] Error departed_from(const Request& request) const;
     [[nodiscard]] bool has_departed(uint32_t peer) const noexcept;
-    [[nodiscard]] bool in_vain(const Request& request) const;
+    [[nodiscard]] bool all_peers_left(const Request& request) const;
     void check_departed(Requests requests);
     [[nodiscard]] std::string late(Requests requests, double timeout_s) const;
     [[nodiscard]] std::string cycle() const;

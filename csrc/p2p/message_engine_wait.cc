@@ -50,7 +50,7 @@ class AwaySleeper {
 
 }  // namespace
 
-bool Engine::test(Request& request, bool ends_in_vain) noexcept {
+bool Engine::test(Request& request, bool ends_without_peers) noexcept {
     if (request.done()) return true;
     if (members_.in_child()) return false;
     const std::unique_lock lock(mutex_, std::try_to_lock);
@@ -58,7 +58,7 @@ bool Engine::test(Request& request, bool ends_in_vain) noexcept {
     try {
         poll();
         if (!request.done()) inspect(request.inspected);
-        if (!request.done() && ends_in_vain) end_if_in_vain(request);
+        if (!request.done() && ends_without_peers) end_if_all_peers_left(request);
     } catch (const std::exception&) {  // the request has the error, like all pending requests
     }
     return request.done();
@@ -208,14 +208,14 @@ bool Engine::has_departed(uint32_t peer) const noexcept {
     return view_.has_left(peer);
 }
 
-bool Engine::is_in_vain(const Request& request) noexcept {
+bool Engine::cannot_complete(const Request& request) noexcept {
     if (request.done() || members_.in_child()) return false;
     const std::unique_lock lock(mutex_, std::try_to_lock);
-    return lock.owns_lock() && in_vain(request);
+    return lock.owns_lock() && all_peers_left(request);
 }
 
 // Requires the lock.
-bool Engine::in_vain(const Request& request) const {
+bool Engine::all_peers_left(const Request& request) const {
     const Message& m = request.message();
     if (request.done()) return false;
     bool departed = false;
@@ -233,20 +233,20 @@ bool Engine::in_vain(const Request& request) const {
 
 // Fails the group if none of the requests can ever be done. Requires the lock.
 void Engine::check_departed(Requests requests) {
-    const auto vain = [this](const Request* request) { return this->in_vain(*request); };
-    if (!std::all_of(requests.begin(), requests.end(), vain)) return;
+    const auto all_left = [this](const Request* request) { return this->all_peers_left(*request); };
+    if (!std::all_of(requests.begin(), requests.end(), all_left)) return;
     poll();  // takes what the peers sent before they left
-    if (!std::all_of(requests.begin(), requests.end(), vain)) return;
+    if (!std::all_of(requests.begin(), requests.end(), all_left)) return;
     const Error departed = departed_from(*requests.front());
     members_.fail(departed.fault(), departed.what());
 }
 
 // Ends only this request, because the rank may test others that can still be done. If the request
 // cannot be withdrawn, the group fails. Requires the lock.
-void Engine::end_if_in_vain(Request& request) {
-    if (!in_vain(request)) return;
+void Engine::end_if_all_peers_left(Request& request) {
+    if (!all_peers_left(request)) return;
     poll();  // takes what the peers sent before they left
-    if (!in_vain(request)) return;
+    if (!all_peers_left(request)) return;
     const Error departed = departed_from(request);
     if (!take_back(request, departed) && !request.done())
         members_.fail(departed.fault(), departed.what());

@@ -101,7 +101,7 @@ void check_threads(Report& report, Mapping mapping, uint32_t ranks) {
     report.check(wrong == 0, "results of threads");
 }
 
-// Ranks lend memory only if the kernel can read it for them.
+// Ranks use single copy only where the kernel permits reads of a peer's memory.
 void check_borrowing(Report& report) {
     const Descriptor fd(create_segment(shape_of(2, 2), World::nonce));
     Group first(Descriptor(::dup(fd.get())), 0, World::nonce, 2);
@@ -115,7 +115,7 @@ void check_borrowing(Report& report) {
 int main() {
     Report report;
     check_borrowing(report);
-    const uint32_t kinds = can_lend(report, "calls that lend") ? kKinds : kKindsWithoutLending;
+    const uint32_t kinds = can_lend(report, "single-copy calls") ? kKinds : kKindsWithoutLending;
     for (const Mapping mapping : {Mapping::own, Mapping::one}) {
         for (const uint32_t ranks : {2U, 3U, 4U, 8U}) {
             for (uint64_t seed = 1; seed <= 4; ++seed)

@@ -163,7 +163,7 @@ void check_lent_memory_unmapped(Report& report) {
         if (rank.rank == 0) ::munmap(lent, bytes);
         ++ended;
         report.check(outcome.fault == Fault::aborted || outcome.fault == Fault::none,
-                     "unmapping lent memory gave " + outcome.text);
+                     "unmapping memory during a single copy gave " + outcome.text);
     });
     breaker.join();
     ::munmap(read, bytes);
@@ -477,7 +477,8 @@ int main() {
     check_other_rank_of_the_process_closed(report);
     check_reads_of_a_failed_group(report);
     if (can_wipe_on_fork(report, "a forked child")) check_forked(report);
-    if (can_lend(report, "unmapping lent memory")) check_lent_memory_unmapped(report);
+    if (can_lend(report, "unmapping memory during a single copy"))
+        check_lent_memory_unmapped(report);
 #endif
     for (const Mapping mapping : {Mapping::own, Mapping::one}) {
         const Step direct = simple(Kind::direct, 100);

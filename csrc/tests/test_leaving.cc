@@ -103,7 +103,7 @@ void check_polling_after_leaving(Report& report) {
     p2p::Request first(message(other, 2, 0), false), second(message(data, 1, 0), false);
     for (p2p::Request* const request : {&first, &second}) world[0].p2p->begin(*request, false);
     report.check(!world[0].p2p->test(second, false),
-                 "without ends_in_vain, test does not end a request");
+                 "without ends_without_peers, test does not end a request");
     Deadline soon(10);
     while (!second.done() && !soon.passed()) {
         world[0].p2p->test(first);

@@ -1,4 +1,4 @@
-// Failed allocations at every point of a call or message. No rank waits in vain, and the ranks'
+// Failed allocations at every point of a call or message. No rank waits in all_left, and the ranks'
 // counters stay consistent.
 #include <atomic>
 #include <cstdint>

@@ -241,7 +241,7 @@ class Engine:
             return self.recorder.add_messages(messages, result, async_op)
         if not messages:
             self.group.require_healthy()
-        works = self.post(messages, carried=async_op)
+        works = self.post(messages, in_background=async_op)
         work = works[0] if len(works) == 1 else JoinedWork(works, lambda: result)
         if async_op:
             return work
@@ -254,15 +254,17 @@ class Engine:
             self.book = self._new_book(table)
 
     def post(
-        self, messages: Sequence[MessageCall], *, carried: bool
+        self, messages: Sequence[MessageCall], *, in_background: bool
     ) -> list[native.Request | MessageWork]:
-        """Begins messages, the receives first, so that what comes need not be stored. `carried`: if
-        the program does something else meanwhile, they go on."""
+        """Begins messages, receives first, so that arriving messages need no intermediate storage.
+
+        With `in_background` the messages progress while the program does other work.
+        """
         requests = [self.request(message) for message in messages]
         for sends in (False, True):
             for message, request in zip(messages, requests, strict=True):
                 if message.sends is sends:
-                    self.messages.begin(request, carried)
+                    self.messages.begin(request, in_background)
         return [
             request
             if message.sends or message.staged.copy is None
