@@ -1,4 +1,4 @@
-"""A carrier within one process: messages are copied by whoever looks, and end when they please."""
+"""A message library within one process. A poll copies messages, and ends them in random order."""
 
 from __future__ import annotations
 
@@ -15,29 +15,29 @@ class Transfer:
     address: int
     size: int
     ticket: int
-    end: Carrier
+    end: MessageLibrary
 
 
 class Fabric:
-    """What lies between the carriers of all ranks and wires of a group."""
+    """The fabric that connects the message libraries of all ranks and transports of a group."""
 
     def __init__(self, seed: int) -> None:
         self.lock = threading.Lock()
         self.random = random.Random(seed)
-        self.stalled = False  # payloads stay where they are
-        self.lets_go = True  # of memory, when an end is closed
-        self.interrupt: Callable[[], object] | None = None  # called once, in the midst of a look
-        self.reached: list[tuple[int, int]] = []  # memory that was written to, and its size
-        self.ends: dict[tuple[int, int], Carrier] = {}  # by rank and kind of wire
+        self.stalled = False  # payloads are not moved
+        self.releases = True  # memory when a library is closed
+        self.interrupt: Callable[[], object] | None = None  # called once, during a poll
+        self.reached: list[tuple[int, int]] = []  # written memory and its size
+        self.ends: dict[tuple[int, int], MessageLibrary] = {}  # by rank and kind of transport
         self.sends: dict[tuple[int, int, int], deque[Transfer]] = defaultdict(deque)
         self.receives: dict[tuple[int, int, int], deque[Transfer]] = defaultdict(deque)
 
-    def carrier(self, rank: int, kind: int) -> Carrier:
-        self.ends[rank, kind] = Carrier(self, rank, kind)
+    def library(self, rank: int, kind: int) -> MessageLibrary:
+        self.ends[rank, kind] = MessageLibrary(self, rank, kind)
         return self.ends[rank, kind]
 
     def match(self, way: tuple[int, int, int]) -> None:
-        """Moves what was sent and is awaited, from a rank to a rank on a kind of wire."""
+        """Moves matched messages between two ranks on one kind of transport."""
         while not self.stalled and self.sends[way] and self.receives[way]:
             sent, wanted = self.sends[way].popleft(), self.receives[way].popleft()
             assert sent.size == wanted.size
@@ -47,7 +47,7 @@ class Fabric:
                 transfer.end.ended.append((transfer.ticket, ""))
 
 
-class Carrier:
+class MessageLibrary:
     """See `csrc/transport/message_library.h`."""
 
     def __init__(self, fabric: Fabric, rank: int, kind: int) -> None:
@@ -110,4 +110,4 @@ class Carrier:
 
     def close(self) -> bool:
         self.slots, self.free = [], 0
-        return self.fabric.lets_go
+        return self.fabric.releases

@@ -20,7 +20,7 @@ import numpy as np
 
 import unisono
 from unisono import Communicator, config
-from unisono.transport.mpi_wire import WATCH_TAG, MpiLink
+from unisono.transport.mpi_transport import WATCH_TAG, MpiLink
 
 Body = Callable[[Communicator], None]
 
@@ -129,7 +129,9 @@ def mismatch(comm: Communicator) -> None:
 
 def abort(comm: Communicator) -> None:
     comm.barrier()
-    expect(unisono.UnsupportedError, comm.shrink, "a communicator whose wire is MPI cannot shrink")
+    expect(
+        unisono.UnsupportedError, comm.shrink, "a communicator whose transport is MPI cannot shrink"
+    )
     comm.barrier()  # and goes on
     if comm.rank == 0:
         comm.abort("enough")

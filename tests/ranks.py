@@ -96,7 +96,7 @@ class Threads:
             try:
                 return function(comm, *args)
             except Exception as error:
-                if abort:  # the others would wait for this rank in vain
+                if abort:  # the others would wait for this rank in all_left
                     comm.abort(f"{type(error).__name__}: {error}")
                 return error
 

@@ -31,7 +31,7 @@ EVERYTHING = SingleCopyRules(pieces=dict.fromkeys(Op, range(1 << 62)))
 """All calls are made by reading others' memory, where the plan can be in place."""
 
 
-class Crew:
+class ThreadGroup:
     """Native executors of all ranks of a group, each driven by a thread of its own."""
 
     def __init__(
@@ -181,7 +181,7 @@ def copies(pieces: Pieces) -> Pieces:
 
 
 def compare(
-    crew: Crew,
+    group: ThreadGroup,
     op: Op,
     name: str,
     counts: list[int],
@@ -196,7 +196,7 @@ def compare(
     lead: int = 0,
 ) -> None:
     """Runs both executors on the same bytes."""
-    schedule = algorithms.build(op, name, ranks=crew.ranks, root=root, hosts=crew.hosts)
+    schedule = algorithms.build(op, name, ranks=group.ranks, root=root, hosts=group.hosts)
     collective = schedule.collective
     inputs, outputs = buffers(collective, counts, dtype, seed, offset)
     if in_place:
@@ -206,10 +206,10 @@ def compare(
     theirs = copies(inputs)
     if in_place:
         alias(collective, theirs, expected)
-    block = block_bytes or crew.plans(op, name, root, None)[0].block_bytes
+    block = block_bytes or group.plans(op, name, root, None)[0].block_bytes
     # The reference has no pieces where a plan has no use for them.
     reference.run(
-        lower(schedule, shares_memory=crew.plans(op, name, root, None)[0].shares_memory),
+        lower(schedule, shares_memory=group.plans(op, name, root, None)[0].shares_memory),
         [pieces[: collective.input_pieces(rank)] for rank, pieces in enumerate(theirs)],
         [pieces[: collective.output_pieces(rank)] for rank, pieces in enumerate(expected)],
         dtype,
@@ -221,8 +221,8 @@ def compare(
         op=op, dtype=dtype, reduction=reduction, root=root if op.rooted else -1, count=sum(counts),
         lengths=lengths,
     )  # fmt: skip
-    crew.run(crew.plans(op, name, root, block, lead), args, inputs, outputs)
-    for rank in range(crew.ranks):
+    group.run(group.plans(op, name, root, block, lead), args, inputs, outputs)
+    for rank in range(group.ranks):
         for i in range(collective.output_pieces(rank)):
             where = f"{op} {name}, rank {rank}, piece {i}"
             assert outputs[rank][i].tobytes() == expected[rank][i].tobytes(), where

@@ -16,15 +16,15 @@ namespace nb = nanobind;
 namespace unisono::bind {
 namespace {
 
-// Programs use a few types; those who make new ones all the time must not fill the memory.
+// Limits the memory of a program that keeps making new types. Most programs use a few.
 constexpr size_t kMostKnown = 256;
 
 nb::str interned(const char* text) {
     return nb::steal<nb::str>(PyUnicode_InternFromString(text));
 }
 
-// Forgets the error that made an array none that can be located; what interrupts the program goes
-// on.
+// Clears the Python error that prevented locating an array. Throws on an exception that interrupts
+// the program, such as KeyboardInterrupt.
 std::nullopt_t give_up() {
     if (PyErr_Occurred()) {
         if (!PyErr_ExceptionMatches(PyExc_Exception)) nb::raise_python_error();
@@ -68,14 +68,14 @@ std::optional<DType> dtype_named(std::string_view name) {
 }
 
 struct Pair {
-    std::string_view value, index;  // kind and bytes, as NumPy writes them
+    std::string_view value, index;  // kind and bytes in NumPy's notation
     DType dtype;
 };
 constexpr std::array kPairs{
     Pair{"f4", "i4", DType::float32_int32}, Pair{"f8", "i8", DType::float64_int64},
     Pair{"i4", "i4", DType::int32_int32}, Pair{"i8", "i8", DType::int64_int64}};
 
-// A value and an index of one size, one behind the other.
+// A structured type of a value and an index of the same size, without padding.
 std::optional<DType> pair_of(nb::handle type) {
     const nb::object names = type.attr("names");
     if (nb::len(names) != 2) return std::nullopt;
@@ -96,7 +96,7 @@ std::optional<DType> pair_of(nb::handle type) {
     return std::nullopt;
 }
 
-// ml_dtypes gives its types torch's names.
+// ml_dtypes uses torch's names for its types.
 std::optional<DType> dtype_of_numpy(nb::handle type) {
     if (!type.attr("names").is_none()) return pair_of(type);
     const auto found = dtype_named(nb::cast<std::string>(type.attr("name")));
@@ -118,7 +118,7 @@ std::optional<DType> dtype_of_dlpack(const dlpack::Tensor& tensor) noexcept {
     return std::nullopt;
 }
 
-// Elements of one whose elements lie one behind the other, in the order of its indices.
+// Returns the number of elements if they are contiguous in index order (C order).
 std::optional<uint64_t> count_contiguous(const dlpack::Tensor& tensor) noexcept {
     int64_t count = 1;
     bool contiguous = true;
@@ -214,8 +214,8 @@ Arrays::Element Arrays::learn(nb::handle type, Kind kind) {
     return element;
 }
 
-// The buffer protocol would have NumPy put the type of the elements into words, each time anew: as
-// long as all else of a small call.
+// Avoids the buffer protocol, with which NumPy formats the element type as text at each call. That
+// takes as long as the rest of a small call.
 std::optional<Located> Arrays::locate_numpy(nb::handle array, bool writable) {
     const PyArrayObject* fields = fields_of(array);
     const int flags = PyArray_FLAGS(fields);
@@ -228,28 +228,28 @@ std::optional<Located> Arrays::locate_numpy(nb::handle array, bool writable) {
                    count_of(fields) * size_of(*element.dtype), *element.dtype};
 }
 
-// How torch describes tensors to C; nullptr if it does not.
+// Returns torch's DLPack exchange interface, or nullptr if torch has none.
 const dlpack::ExchangeApi* Arrays::exchange_of_tensors() {
     if (exchange_) return *exchange_;
     const nb::object capsule =
         nb::steal(PyObject_GetAttrString(tensor_.type.ptr(), dlpack::kAttribute));
     const auto* found = static_cast<const dlpack::ExchangeApi*>(
         capsule.is_valid() ? PyCapsule_GetPointer(capsule.ptr(), dlpack::kCapsule) : nullptr);
-    if (found && (found->major != dlpack::kMajor || !found->look)) found = nullptr;
+    if (found && (found->major != dlpack::kMajor || !found->describe)) found = nullptr;
     if (!found) give_up();
     exchange_ = found;
     return found;
 }
 
-// Its elements are other than those in memory.
+// Returns true if the tensor's elements differ from those in memory (lazy negation or conjugation).
 bool Arrays::is_lazy(nb::handle tensor, DType dtype) const {
     return is_true(tensor, is_neg_) || (is_complex(dtype) && is_true(tensor, is_conj_));
 }
 
-// The same as `ask_tensor`, with one call instead of five.
-std::optional<Located> Arrays::look_at_tensor(const dlpack::ExchangeApi& api, nb::handle tensor) {
+// Does the work of `locate_by_methods` with one call instead of five.
+std::optional<Located> Arrays::locate_by_dlpack(const dlpack::ExchangeApi& api, nb::handle tensor) {
     dlpack::Tensor seen{};
-    if (api.look(tensor.ptr(), &seen) != 0) return give_up();
+    if (api.describe(tensor.ptr(), &seen) != 0) return give_up();
     const auto dtype = dtype_of_dlpack(seen);
     const auto count = count_contiguous(seen);
     if (!dtype || !count || seen.device_type != dlpack::kCpu) return std::nullopt;
@@ -260,12 +260,12 @@ std::optional<Located> Arrays::look_at_tensor(const dlpack::ExchangeApi& api, nb
 }
 
 std::optional<Located> Arrays::locate_tensor(nb::handle tensor) {
-    // Of a subclass, Python's methods may say otherwise.
+    // A subclass may override Python's methods.
     const auto* const api = tensor.type().is(tensor_.type) ? exchange_of_tensors() : nullptr;
-    return api ? look_at_tensor(*api, tensor) : ask_tensor(tensor);
+    return api ? locate_by_dlpack(*api, tensor) : locate_by_methods(tensor);
 }
 
-std::optional<Located> Arrays::ask_tensor(nb::handle tensor) {
+std::optional<Located> Arrays::locate_by_methods(nb::handle tensor) {
     const nb::object type = type_of_elements(tensor, Kind::tensor);
     if (!type.is_valid()) return give_up();
     const auto dtype = element_of(type, Kind::tensor).dtype;

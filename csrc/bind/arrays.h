@@ -1,5 +1,4 @@
-// What is an array, and where its elements lie: one judge for the calls that are known and for all
-// others.
+// Recognises arrays and locates their elements, both for the fast path and for the checked path.
 #pragma once
 
 #include <nanobind/nanobind.h>
@@ -20,10 +19,10 @@ struct Located {
     DType dtype;
 };
 
-// Arrays are NumPy's, without a mask, and torch's tensors, of subclasses too. Other buffers are
-// none: their owners may give the memory back while a call uses it.
+// Arrays are NumPy arrays without a mask and torch tensors, also of subclasses. Other buffers are
+// not arrays, because their owners may free the memory while a call uses it.
 //
-// Types of elements are remembered. To be used with the GIL.
+// Caches element types. Requires the GIL.
 class Arrays {
   public:
     enum class Kind : uint8_t { none, numpy, tensor };
@@ -31,27 +30,27 @@ class Arrays {
     Arrays();
 
     [[nodiscard]] Kind kind_of(nanobind::handle object);
-    // The memory of an array on the CPU whose elements are contiguous, in the machine's byte order
-    // and of a type that is communicated. Nothing of all else, which takes a copy or is refused.
-    // Throws what is no `Exception` of Python, such as KeyboardInterrupt, alone.
+    // Returns the memory of a contiguous CPU array in native byte order, with an element type that
+    // the library supports. Returns nothing for other objects, which are copied or refused. Throws
+    // only Python exceptions that are not an `Exception`, such as KeyboardInterrupt.
     [[nodiscard]] std::optional<Located> locate(nanobind::handle array, bool writable);
-    // The type of an array's elements, in whatever order their bytes are. Throws as `locate` does.
+    // Returns the element type of an array, in any byte order. Throws as `locate` does.
     [[nodiscard]] std::optional<DType> dtype_of(nanobind::handle array);
 
   private:
     struct Element {
-        std::optional<DType> dtype;  // nothing: it is not communicated
-        bool native;                 // the bytes are in the machine's order
+        std::optional<DType> dtype;  // nothing: an unsupported type
+        bool native;                 // in the machine's byte order
     };
     struct Known {
         Element element;
-        nanobind::object type;  // kept alive, so that its address stays its own
+        nanobind::object type;  // kept alive, so that no other object gets its address
     };
 
-    // A class of a module that the program imports, or not: then no object is of it.
+    // A class of a module. Until the program imports the module, no object has this class.
     struct Class {
         nanobind::str module, name;
-        nanobind::object type;  // null until the module is found
+        nanobind::object type;  // null until the module is imported
         [[nodiscard]] bool has(nanobind::handle object);
     };
 
@@ -59,9 +58,9 @@ class Arrays {
     Element learn(nanobind::handle type, Kind kind);
     [[nodiscard]] std::optional<Located> locate_numpy(nanobind::handle array, bool writable);
     [[nodiscard]] std::optional<Located> locate_tensor(nanobind::handle tensor);
-    [[nodiscard]] std::optional<Located> look_at_tensor(const dlpack::ExchangeApi& api,
-                                                        nanobind::handle tensor);
-    [[nodiscard]] std::optional<Located> ask_tensor(nanobind::handle tensor);
+    [[nodiscard]] std::optional<Located> locate_by_dlpack(const dlpack::ExchangeApi& api,
+                                                          nanobind::handle tensor);
+    [[nodiscard]] std::optional<Located> locate_by_methods(nanobind::handle tensor);
     [[nodiscard]] const dlpack::ExchangeApi* exchange_of_tensors();
     [[nodiscard]] bool is_lazy(nanobind::handle tensor, DType dtype) const;
     [[nodiscard]] nanobind::object type_of_elements(nanobind::handle array, Kind kind) const;
@@ -70,8 +69,8 @@ class Arrays {
     Class masked_array_, tensor_;
     std::optional<const dlpack::ExchangeApi*> exchange_;  // once torch was asked for it
     nanobind::str dtype_, is_cpu_, data_ptr_, numel_, is_contiguous_, is_neg_, is_conj_;
-    std::unordered_map<PyObject*, Known> known_;  // by NumPy's or torch's type of elements
-    PyObject* last_type_ = nullptr;               // of the last array, which is among the known
+    std::unordered_map<PyObject*, Known> known_;  // by NumPy's or torch's type object
+    PyObject* last_type_ = nullptr;               // of the last array; also a key of `known_`
     Element last_element_{};
 };
 

@@ -1,4 +1,4 @@
-// Memory as Python names it: by addresses.
+// Memory in Python's form: addresses.
 #pragma once
 
 #include <cstddef>

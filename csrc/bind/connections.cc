@@ -1,4 +1,4 @@
-// A group that spans hosts, as the thread sees it that speaks with the others.
+// Bindings of a group across hosts, for the connection manager.
 #include "bind/connections.h"
 
 #include <nanobind/stl/string.h>
@@ -21,28 +21,28 @@ void bind_hosts(nb::class_<Group>& group) {
         .def_static(
             "of_hosts",
             [](int fd, uint32_t rank, uint32_t ranks, std::vector<uint32_t> here,
-               const nb::bytes& nonce, uint32_t cores, const nb::object& make_carrier) {
-                return std::make_unique<Group>(Descriptor(fd), rank,
-                                               HostRanks{ranks, std::move(here)}, nonce_of(nonce),
-                                               cores, wires_of(make_carrier));
+               const nb::bytes& nonce, uint32_t cores, const nb::object& make_library) {
+                return std::make_unique<Group>(Descriptor(fd), rank, HostRanks{ranks, std::move(here)},
+                                               nonce_of(nonce), cores, transports_of(make_library));
             },
             "fd"_a, "rank"_a, "ranks"_a, "here"_a, "nonce"_a, "cores"_a,
-            "make_carrier"_a = nb::none())
+            "make_library"_a = nb::none())
         .def(
             "attach",
             [](Group& self, uint32_t peer, uint32_t kind, uint32_t stream, uint32_t streams, int fd,
                TlsEnd* tls) {
                 Channel channel(Descriptor(fd), tls ? std::move(tls->session) : nullptr);
-                if (kind > static_cast<uint32_t>(WireKind::p2p))
+                if (kind > static_cast<uint32_t>(TransportKind::p2p))
                     throw Error(Fault::invalid, "kind: expected 0 (collectives) or 1 (p2p), got " +
                                                     std::to_string(kind));
-                self.attach(peer, static_cast<WireKind>(kind), stream, streams, std::move(channel));
+                self.attach(peer, static_cast<TransportKind>(kind), stream, streams,
+                            std::move(channel));
             },
             "peer"_a, "kind"_a, "stream"_a, "streams"_a, "fd"_a, "tls"_a.none() = nb::none())
         .def_static(
             "say_left",
             [](int fd, TlsEnd* tls) {
-                TcpWire::say_left_to(
+                TcpTransport::say_left_to(
                     Channel(Descriptor(fd), tls ? std::move(tls->session) : nullptr));
             },
             "fd"_a, "tls"_a.none() = nb::none())

@@ -6,7 +6,7 @@
 
 namespace unisono::bind {
 
-// What a group of several hosts has more than one on a single host.
+// Adds the methods that only a group across hosts needs.
 void bind_hosts(nanobind::class_<Group>& group);
 
 }  // namespace unisono::bind

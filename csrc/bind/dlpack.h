@@ -1,5 +1,5 @@
-// What DLPack 1.3 lays down for a library that tells C of its arrays without a call of Python's:
-// https://dmlc.github.io/dlpack/latest/c_api.html. Only the parts that are used here.
+// The used parts of DLPack 1.3's C exchange interface, by which a library describes its arrays to C
+// without calls to Python: https://dmlc.github.io/dlpack/latest/c_api.html
 #pragma once
 
 #include <cstdint>
@@ -8,11 +8,11 @@ namespace unisono::bind::dlpack {
 
 constexpr uint32_t kMajor = 1;
 constexpr const char* kAttribute =
-    "__dlpack_c_exchange_api__";  // of the class of arrays: a capsule
+    "__dlpack_c_exchange_api__";  // attribute of the array class: a capsule
 constexpr const char* kCapsule = "dlpack_exchange_api";
 constexpr int32_t kCpu = 1;  // device type
 
-// Code and bits of an element's type, in the order of `DType`: pairs are none of its types.
+// Code and bits of an element type, in the order of `DType`. DLPack has no pairs.
 struct Element {
     uint8_t code, bits;
 };
@@ -38,8 +38,8 @@ struct ExchangeApi {
     void* allocate;
     void* from_object;
     void* to_object;
-    // Describes an array as long as that is as it is; -1 with Python's error set.
-    int (*look)(void* object, Tensor* out);
+    // Describes an array; valid while the array is unchanged. Returns -1 with a Python error set.
+    int (*describe)(void* object, Tensor* out);
     void* stream;
 };
 

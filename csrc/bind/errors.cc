@@ -41,12 +41,13 @@ std::string name_of(const nb::python_error& raised) {
 }
 
 void set_python_error(const Error& error) {
-    if (error.fault() == Fault::interrupted && PyErr_Occurred()) return;  // what the handler raised
+    if (error.fault() == Fault::interrupted && PyErr_Occurred())
+        return;  // raised by the signal handler
     const nb::object exception = exception_of(error);
     PyErr_SetObject(exception.type().ptr(), exception.ptr());
 }
 
-// On its way through the core.
+// A Python exception that passes through the core.
 class Interruption final : public Error {
   public:
     explicit Interruption(nb::python_error raised)

@@ -1,4 +1,5 @@
-// The core's faults as the exceptions of unisono.errors, and Python's signals as the core's.
+// Conversions: the core's faults to the exceptions of unisono.errors, and Python's signals to
+// interruptions of the core.
 #pragma once
 
 #include <nanobind/nanobind.h>
@@ -10,17 +11,18 @@ namespace unisono::bind {
 
 void register_errors(nanobind::module_& module);
 
-// What it says, whatever bytes a peer may have said it with.
+// Returns the error's text as `str`, even if a peer sent bytes that are not UTF-8.
 [[nodiscard]] nanobind::object text_of(const Error& error);
 
-// The exception that Python raises for it.
+// Returns the Python exception for an error.
 [[nodiscard]] nanobind::object exception_of(const Error& error);
 
-// Throws what a Python callback raised, as an error of the core. What is no `Exception` of Python,
-// such as KeyboardInterrupt, comes out at the other end as it was.
+// Throws the exception of a Python callback as an error of the core. An exception that is not an
+// `Exception`, such as KeyboardInterrupt, returns to Python unchanged.
 [[noreturn]] void throw_error_of(const nanobind::python_error& raised);
 
-// Asks Python whether a signal handler has raised; takes the GIL for as long.
+// Returns a function that asks Python whether a signal handler has raised. The function holds the
+// GIL while it asks.
 [[nodiscard]] Interrupted python_signals();
 
 }  // namespace unisono::bind

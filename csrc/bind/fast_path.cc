@@ -1,5 +1,5 @@
-// Calls that look like one that Python has checked before: found by a look at the array and run,
-// begun, or recorded for a batch, without going through Python again.
+// The fast path. A call with the same properties as an earlier, checked call runs without Python:
+// it is executed, begun, or recorded for a batch.
 #include <nanobind/nanobind.h>
 #include <nanobind/stl/shared_ptr.h>
 
@@ -24,20 +24,21 @@ namespace {
 
 constexpr size_t kMostRemembered = 4096;
 
-// What a call looks like. Reduction and algorithm are compared as objects: programs write them as
-// constants, and who does not takes the slow way, which finds the same call.
-struct Look {
+// The properties by which the fast path finds a call. Reduction and algorithm are compared by
+// identity, because programs usually pass constants. A program that passes new objects takes the
+// checked path, which finds the same call.
+struct CallKey {
     uint32_t op;
     uint64_t in_bytes, out_bytes;
     DType in_type, out_type;
     PyObject* reduction;
     int32_t root;
     PyObject* algorithm;
-    bool operator==(const Look&) const = default;
+    bool operator==(const CallKey&) const = default;
 };
 
-struct LookHash {
-    size_t operator()(const Look& k) const noexcept {
+struct CallKeyHash {
+    size_t operator()(const CallKey& k) const noexcept {
         const auto mix = [](size_t h, size_t v) { return (h ^ v) * 0x9e3779b97f4a7c15ULL; };
         size_t h =
             mix(k.op | static_cast<size_t>(k.in_type) << 8 | static_cast<size_t>(k.out_type) << 16,
@@ -51,11 +52,11 @@ struct LookHash {
 
 struct Known {
     std::shared_ptr<Prepared> call;
-    nb::object reduction, algorithm;  // kept alive, so that their addresses stay theirs
+    nb::object reduction, algorithm;  // kept alive, so that no other object gets their addresses
 };
 
-Look look_of(uint32_t op, const Located& in, const Located& out, nb::handle reduction, int32_t root,
-             nb::handle algorithm) {
+CallKey key_of(uint32_t op, const Located& in, const Located& out, nb::handle reduction,
+               int32_t root, nb::handle algorithm) {
     return {op, in.bytes, out.bytes, in.dtype, out.dtype, reduction.ptr(), root, algorithm.ptr()};
 }
 
@@ -64,12 +65,13 @@ Located located(const nb::tuple& t) {
             static_cast<DType>(nb::cast<uint32_t>(t[2]))};
 }
 
-class QuickCalls {
+class FastPath {
   public:
-    // `make_work(op, (in, out), result)` is what an asynchronous call returns, once its `job` was
-    // set. What is in `held` keeps its arrays; `prune()` takes out what has ended.
-    QuickCalls(std::shared_ptr<Group> group, nb::callable make_work, nb::set held,
-               nb::callable prune, double inline_s)
+    // `make_work(op, (in, out), result)` makes the return value of an asynchronous call, and this
+    // class sets its `job`. A work in `held` keeps its arrays alive; `prune()` removes finished
+    // works.
+    FastPath(std::shared_ptr<Group> group, nb::callable make_work, nb::set held, nb::callable prune,
+             double inline_s)
         : group_(std::move(group)),
           make_work_(std::move(make_work)),
           held_(std::move(held)),
@@ -78,14 +80,14 @@ class QuickCalls {
 
     double timeout_s = 0;
 
-    void learn(const Look& look, Known known) {
+    void learn(const CallKey& key, Known known) {
         if (known_.size() >= kMostRemembered) known_.clear();
-        known_.insert_or_assign(look, std::move(known));
+        known_.insert_or_assign(key, std::move(known));
     }
 
-    // Runs the call and returns `out`, or begins it and returns its work. None if no such call is
-    // known, as of arguments of wrong kinds: Python checks them, and tells the other ranks. While
-    // this thread records, nothing is run.
+    // Runs the call and returns `out`, or begins the call and returns its work. Returns None for an
+    // unknown call, and for arguments of a wrong type: Python checks these and informs the other
+    // ranks. Runs nothing while this thread records.
     nb::object run(uint32_t op, nb::handle in, nb::handle out, nb::handle reduction,
                    nb::handle root, nb::handle algorithm, nb::handle later) {
         const auto number = whole(root);
@@ -110,8 +112,8 @@ class QuickCalls {
         return nb::borrow(out);
     }
 
-    // From here on the calls of this thread are not run: its all_reduces of a kind for which there
-    // is a pack go there, all others the way that checks everything.
+    // Starts recording this thread's calls instead of running them. An all_reduce of a kind that
+    // has a pack goes into the pack. All other calls take the checked path.
     void start_recording() { recording_ = Recording{PyThread_get_thread_ident(), {}}; }
     void stop_recording() { recording_.reset(); }
     void pack_into(uint32_t dtype, uint32_t reduction, uint64_t most_bytes,
@@ -124,7 +126,7 @@ class QuickCalls {
   private:
     struct Found {
         const Prepared* call;
-        bool plain;  // the algorithm is not the caller's choice
+        bool plain;  // the caller has not chosen the algorithm
         Address source, target;
         uint64_t bytes;
     };
@@ -139,8 +141,8 @@ class QuickCalls {
         std::vector<Kind> kinds;
     };
 
-    // From the beginning of the call until its arrays are held, nothing here runs Python's own
-    // code, which a signal handler could end.
+    // Runs no Python code between the start of the call and the hold of its arrays. A signal
+    // handler could interrupt such code.
     nb::object begin(uint32_t op, nb::handle in, nb::handle out, Execution call, double limit_s) {
         nb::object work = make_work_(op, nb::make_tuple(in, out), out);
         std::shared_ptr<Job> job;
@@ -157,7 +159,7 @@ class QuickCalls {
 
     void hold(const nb::object& work) noexcept {
         if (PySet_Add(held_.ptr(), work.ptr()) == 0) return;
-        PyErr_Clear();  // no memory for that: held for good
+        PyErr_Clear();  // no memory: the work is kept for ever
         work.inc_ref();
     }
 
@@ -177,15 +179,16 @@ class QuickCalls {
         if (!target) return std::nullopt;
         const auto source = in.is(out) ? target : arrays_.locate(in, false);
         if (!source) return std::nullopt;
-        const Look look = look_of(op, *source, *target, reduction, root, algorithm);
-        const auto found = known_.find(look);
-        if (found == known_.end() || !safe(look, source->address, target->address))
+        const CallKey key = key_of(op, *source, *target, reduction, root, algorithm);
+        const auto found = known_.find(key);
+        if (found == known_.end() || !safe(key, source->address, target->address))
             return std::nullopt;
         return Found{found->second.call.get(), algorithm.is_none(), source->address,
                      target->address, target->bytes};
     }
 
-    // What is known was neither copied nor changed, so it can be packed as it lies there.
+    // A known call has arrays that were neither copied nor converted, so they can be packed in
+    // place.
     [[nodiscard]] bool record(const Found& found, nb::handle out) const {
         const CallArgs& args = found.call->args;
         if (args.op != OpKind::all_reduce || !found.plain) return false;
@@ -199,15 +202,16 @@ class QuickCalls {
         return false;
     }
 
-    // Whether no result overwrites what is still to be read. Where it would, Python makes a copy.
-    [[nodiscard]] bool safe(const Look& look, uintptr_t in, uintptr_t out) const noexcept {
-        if (in + look.in_bytes <= out || out + look.out_bytes <= in) return true;
+    // Returns true if the result overwrites no input that is still needed. Otherwise Python makes a
+    // copy.
+    [[nodiscard]] bool safe(const CallKey& key, uintptr_t in, uintptr_t out) const noexcept {
+        if (in + key.in_bytes <= out || out + key.out_bytes <= in) return true;
         const uint64_t rank = group_->members().rank();
-        switch (static_cast<OpKind>(look.op)) {
+        switch (static_cast<OpKind>(key.op)) {
             case OpKind::all_gather:
-                return in == out + rank * look.in_bytes;
+                return in == out + rank * key.in_bytes;
             case OpKind::reduce_scatter:
-                return out == in + rank * look.out_bytes;
+                return out == in + rank * key.out_bytes;
             case OpKind::all_reduce:
             case OpKind::broadcast:
             case OpKind::reduce:
@@ -226,31 +230,30 @@ class QuickCalls {
     double inline_s_;
     Arrays arrays_;
     std::optional<Recording> recording_;
-    std::unordered_map<Look, Known, LookHash> known_;
+    std::unordered_map<CallKey, Known, CallKeyHash> known_;
 };
 
 }  // namespace
 
 void register_quick(nb::module_& m) {
-    nb::class_<QuickCalls>(m, "QuickCalls")
+    nb::class_<FastPath>(m, "FastPath")
         .def(nb::init<std::shared_ptr<Group>, nb::callable, nb::set, nb::callable, double>(),
              "group"_a, "make_work"_a, "held"_a, "prune"_a, "inline_s"_a)
-        .def_rw("timeout_s", &QuickCalls::timeout_s)
+        .def_rw("timeout_s", &FastPath::timeout_s)
         .def(
             "learn",
-            [](QuickCalls& self, uint32_t op, const nb::tuple& in, const nb::tuple& out,
+            [](FastPath& self, uint32_t op, const nb::tuple& in, const nb::tuple& out,
                nb::object reduction, int32_t root, nb::object algorithm,
                std::shared_ptr<Prepared> call) {
-                const Look look =
-                    look_of(op, located(in), located(out), reduction, root, algorithm);
-                self.learn(look, {std::move(call), std::move(reduction), std::move(algorithm)});
+                const CallKey key =
+                    key_of(op, located(in), located(out), reduction, root, algorithm);
+                self.learn(key, {std::move(call), std::move(reduction), std::move(algorithm)});
             },
             "op"_a, "in_"_a, "out"_a, "reduction"_a, "root"_a, "algorithm"_a.none(), "call"_a)
-        .def("start_recording", &QuickCalls::start_recording)
-        .def("stop_recording", &QuickCalls::stop_recording)
-        .def("pack_into", &QuickCalls::pack_into, "dtype"_a, "reduction"_a, "most_bytes"_a,
-             "pack"_a)
-        .def("run", &QuickCalls::run, "op"_a, "in_"_a.none(), "out"_a.none(), "reduction"_a.none(),
+        .def("start_recording", &FastPath::start_recording)
+        .def("stop_recording", &FastPath::stop_recording)
+        .def("pack_into", &FastPath::pack_into, "dtype"_a, "reduction"_a, "most_bytes"_a, "pack"_a)
+        .def("run", &FastPath::run, "op"_a, "in_"_a.none(), "out"_a.none(), "reduction"_a.none(),
              "root"_a.none(), "algorithm"_a.none(), "async_op"_a.none());
 }
 

@@ -1,8 +1,8 @@
-// The GIL, given and taken by threads that may still be in a call when the interpreter ends.
+// Release and acquisition of the GIL, by threads that may still be in a call at interpreter exit.
 //
-// Before Python 3.14 a thread that asks for the GIL after that is ended by unwinding its stack, and
-// where this meets a destructor C++ ends the process with SIGABRT. So it sleeps for the little
-// while that the process still lives, as it does from 3.14 on.
+// Before Python 3.14, a thread that asks for the GIL after interpreter exit is ended by unwinding
+// its stack. When the unwinding meets a destructor, C++ ends the process with SIGABRT. So such a
+// thread sleeps until the process ends, as Python itself does from 3.14 on.
 #pragma once
 
 #include <nanobind/nanobind.h>
@@ -14,12 +14,12 @@ template <class Ask>
 auto sleeping_at_the_end(Ask&& ask) noexcept {
     try {
         return ask();
-    } catch (...) {  // the unwinding, which must not go on from here
+    } catch (...) {  // the unwinding, which must not continue from here
         for (;;) ::pause();
     }
 }
 
-// Gives the GIL away for as long as it lives.
+// Releases the GIL during its lifetime.
 class WithoutGil {
   public:
     WithoutGil() noexcept : state_(PyEval_SaveThread()) {}
@@ -33,7 +33,7 @@ class WithoutGil {
     PyThreadState* state_;
 };
 
-// Has the GIL for as long as it lives, in any thread.
+// Holds the GIL during its lifetime, in any thread.
 class WithGil {
   public:
     WithGil() noexcept : state_(sleeping_at_the_end([] { return PyGILState_Ensure(); })) {}

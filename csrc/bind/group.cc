@@ -1,4 +1,4 @@
-// The group and its calls, as Python sees them. Every call that may block releases the GIL.
+// Bindings of the group and its calls. Every call that may block releases the GIL.
 #include "execution/group.h"
 
 #include <nanobind/nanobind.h>
@@ -41,8 +41,8 @@ Execution bound(Group& group, const Prepared& call, const Memory& in, const Memo
     return group.dispatcher().or_fail([&] { return call.bind(pieces_of(in), pieces_of(out)); });
 }
 
-// `then` returns the call that follows, as (call, in, out); or it raises, after it has failed the
-// group where the ranks disagree. It runs in whatever thread drives the calls.
+// `then` returns the next call as (call, in, out). If the ranks disagree, it fails the group and
+// raises. The thread that drives the calls runs it.
 Continuation continuation_of(Group& group, nb::object then) {
     if (then.is_none()) return {};
     const std::shared_ptr<PyObject> held(then.release().ptr(), [](PyObject* object) {
@@ -83,7 +83,7 @@ void bind_plan(nb::module_& m) {
                             parts, stages, rounds, std::move(slots), scratch, addresses_only);
         },
         "packed"_a, "readers"_a, "rank"_a, "ranks"_a, "pieces_in"_a, "pieces_out"_a, "parts"_a,
-        "stages"_a, "rounds"_a, "slots"_a, "scratch"_a, "addresses_only"_a = false);
+        "stages"_a, "rounds"_a, "slots"_a, "scratch"_a, "loans_only"_a = false);
     nb::class_<Prepared>(m, "Prepared")
         .def(
             "__init__",
@@ -96,8 +96,8 @@ void bind_plan(nb::module_& m) {
                     caller_dtype.value_or(0) >= num_dtypes || lengths_from >= kLengthsFrom) {
                     throw Error(
                         Fault::invalid,
-                        "expected numbers of an operation, types, a reduction, a policy and what "
-                        "lengths are from, got " +
+                        "expected valid numbers of an operation, two types, a reduction, a store "
+                        "policy and a source of lengths, got " +
                             std::to_string(op) + ", " + std::to_string(dtype) + " and " +
                             std::to_string(caller_dtype.value_or(dtype)) + ", " +
                             std::to_string(reduction) + ", " + std::to_string(policy) + ", " +
@@ -168,8 +168,8 @@ void bind_calls(nb::class_<Group>& group) {
             "submit_voted",
             [](Group& self, const Prepared& vote, Address votes, const Prepared* call,
                const Memory& in, const Memory& out, double timeout_s, double inline_s) {
-                const Memory ballot{{votes, sizeof(int64_t)}};
-                Execution first = bound(self, vote, ballot, ballot);
+                const Memory own_vote{{votes, sizeof(int64_t)}};
+                Execution first = bound(self, vote, own_vote, own_vote);
                 std::optional<Execution> next;
                 if (call) next = bound(self, *call, in, out);
                 Continuation continuation = continuation_of_vote(votes, std::move(next));
@@ -208,7 +208,7 @@ void register_group(nb::module_& m) {
             lay_out_segment(*file, shape, nonce_of(nonce));
             return *file;
         },
-        "ranks"_a, "depth"_a, "buffer_bytes"_a, "nonce"_a, "file"_a = nb::none());
+        "ranks"_a, "depth"_a, "area_bytes"_a, "nonce"_a, "file"_a = nb::none());
     bind_plan(m);
     bind_under_way(m);
     nb::class_<Group> group(m, "Group");
@@ -221,10 +221,9 @@ void register_group(nb::module_& m) {
             "fd"_a, "rank"_a, "nonce"_a, "cores"_a)
         .def_prop_ro("ranks", [](Group& self) { return self.members().ranks(); })
         .def_prop_ro("depth", [](Group& self) { return self.segment().shape().depth; })
-        .def_prop_ro("buffer_bytes",
-                     [](Group& self) { return self.segment().shape().buffer_bytes; })
+        .def_prop_ro("area_bytes", [](Group& self) { return self.segment().shape().buffer_bytes; })
         .def_prop_ro("calls", &Group::calls)
-        .def("can_read_peers", &Group::can_read_peers)
+        .def("can_borrow", &Group::can_read_peers)
         .def("require_healthy", [](Group& self) { self.members().require_healthy(); })
         .def("refuse", &Group::refuse, "reason"_a, nb::call_guard<WithoutGil>())
         .def("fail_mismatch", &Group::fail_mismatch, "text"_a)

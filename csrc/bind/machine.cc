@@ -1,4 +1,4 @@
-// What this machine is like.
+// Bindings of the properties of this machine.
 #include <nanobind/nanobind.h>
 
 #include "bind/gil.h"

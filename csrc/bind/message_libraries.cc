@@ -1,4 +1,4 @@
-// A carrier that is a Python object. Whoever moves a wire needs the GIL for as long as it asks it.
+// A message library that is a Python object. Each call to it needs the GIL.
 #include "bind/message_libraries.h"
 
 #include <nanobind/stl/pair.h>
@@ -16,7 +16,7 @@ namespace nb = nanobind;
 namespace unisono::bind {
 namespace {
 
-// Calls into Python with what it raises made the core's.
+// Calls into Python and converts its exceptions to errors of the core.
 template <class Call>
 auto in_python(Call&& call) {
     const WithGil gil;
@@ -26,13 +26,15 @@ auto in_python(Call&& call) {
         throw_error_of(raised);
     } catch (const nb::cast_error&) {
         throw Error(Fault::system,
-                    "a method of the carrier returned a value of another type than Carrier says");
+                    "a method of the message library returned a value of the wrong type: see "
+                    "MessageLibrary in _native.pyi");
     }
 }
 
-class PythonCarrier final : public Carrier {
-    // What the carrier does not raise itself came from a signal handler, at any point: the library
-    // may have begun to move what the carrier has not noted yet, and goes on with it.
+class PythonMessageLibrary final : public MessageLibrary {
+    // Any error except `peer_lost` may come from a signal handler, at any point of the call. The
+    // library may have begun a transfer that the Python object has not recorded. Such a transfer
+    // continues.
     template <class Call>
     std::invoke_result_t<Call&> moving(Call&& call) {
         try {
@@ -44,23 +46,23 @@ class PythonCarrier final : public Carrier {
     }
 
   public:
-    explicit PythonCarrier(const nb::object& carrier)
-        : carrier_(carrier),
-          reuse_(carrier.attr("reuse")),
-          send_head_(carrier.attr("send_head")),
-          send_(carrier.attr("send")),
-          receive_(carrier.attr("receive")),
-          poll_(carrier.attr("poll")) {}
-    PythonCarrier(const PythonCarrier&) = delete;
-    PythonCarrier& operator=(const PythonCarrier&) = delete;
-    ~PythonCarrier() override {
+    explicit PythonMessageLibrary(const nb::object& library)
+        : library_(library),
+          reuse_(library.attr("reuse")),
+          send_head_(library.attr("send_head")),
+          send_(library.attr("send")),
+          receive_(library.attr("receive")),
+          poll_(library.attr("poll")) {}
+    PythonMessageLibrary(const PythonMessageLibrary&) = delete;
+    PythonMessageLibrary& operator=(const PythonMessageLibrary&) = delete;
+    ~PythonMessageLibrary() override {
         const WithGil gil;
-        for (nb::object* object : {&poll_, &receive_, &send_, &send_head_, &reuse_, &carrier_})
+        for (nb::object* object : {&poll_, &receive_, &send_, &send_head_, &reuse_, &library_})
             object->reset();
     }
 
     void listen(std::byte* memory, uint64_t slot_bytes, uint32_t slots) override {
-        in_python([&] { carrier_.attr("listen")(address_of(memory), slot_bytes, slots); });
+        in_python([&] { library_.attr("listen")(address_of(memory), slot_bytes, slots); });
     }
     void reuse() override {
         moving([&] { reuse_(); });
@@ -89,10 +91,10 @@ class PythonCarrier final : public Carrier {
     [[nodiscard]] bool close() noexcept override {
         try {
             return in_python([&] {
-                const nb::error_scope raised;  // by a signal handler, whose error this must outlive
-                return nb::cast<bool>(carrier_.attr("close")()) && !is_broken_;
+                const nb::error_scope raised;  // by a signal handler; must survive this call
+                return nb::cast<bool>(library_.attr("close")()) && !is_broken_;
             });
-        } catch (const std::exception&) {  // who knows what it still moves
+        } catch (const std::exception&) {  // unknown transfers may still be pending
             return false;
         }
     }
@@ -108,7 +110,7 @@ class PythonCarrier final : public Carrier {
     }
 
     bool is_broken_ = false;
-    nb::object carrier_, reuse_, send_head_, send_, receive_, poll_;
+    nb::object library_, reuse_, send_head_, send_, receive_, poll_;
 };
 
 }  // namespace
@@ -120,15 +122,15 @@ std::shared_ptr<void> hold(const nb::object& object) {
             }};
 }
 
-MakeWire wires_of(const nb::object& make_carrier) {
-    if (make_carrier.is_none()) return {};
-    const auto held = hold(make_carrier);  // as long as the group
-    return [held](WireKind kind, View& view, Receiver& receiver) {
+MakeTransport transports_of(const nb::object& make_library) {
+    if (make_library.is_none()) return {};
+    const auto held = hold(make_library);  // as long as the group
+    return [held](TransportKind kind, View& view, Receiver& receiver) {
         return in_python([&] {
             const nb::handle make(static_cast<PyObject*>(held.get()));
-            const nb::object carrier = make(static_cast<uint32_t>(kind));
-            return std::make_unique<MessageWire>(view, receiver,
-                                                 std::make_unique<PythonCarrier>(carrier));
+            const nb::object library = make(static_cast<uint32_t>(kind));
+            return std::make_unique<MessageTransport>(
+                view, receiver, std::make_unique<PythonMessageLibrary>(library));
         });
     };
 }

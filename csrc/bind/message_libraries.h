@@ -8,11 +8,11 @@
 
 namespace unisono::bind {
 
-// A Python object, held by threads that need not have the GIL.
+// Holds a Python object for threads that may not have the GIL.
 [[nodiscard]] std::shared_ptr<void> hold(const nanobind::object& object);
 
-// Makes wires over what `make_carrier(kind)` returns: a Python object like
-// `transport.mpi_wire.Carrier`. None: makes no wires.
-[[nodiscard]] MakeWire wires_of(const nanobind::object& make_carrier);
+// Makes transports over the objects that `make_library(kind)` returns; their protocol is
+// `MessageLibrary` of `_native.pyi`. None: makes no transports.
+[[nodiscard]] MakeTransport transports_of(const nanobind::object& make_library);
 
 }  // namespace unisono::bind

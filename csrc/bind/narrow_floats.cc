@@ -1,4 +1,4 @@
-// Conversions and products of elements, as Python sees them. The GIL is released throughout.
+// Bindings of the conversions and scalings of elements. All of them release the GIL.
 #include <nanobind/nanobind.h>
 #include <nanobind/stl/optional.h>
 

@@ -12,7 +12,8 @@ namespace unisono::bind {
 inline std::array<uint8_t, 16> nonce_of(const nanobind::bytes& nonce) {
     std::array<uint8_t, 16> bytes{};
     if (nonce.size() != bytes.size())
-        throw Error(Fault::invalid, "a nonce has 16 bytes, got " + std::to_string(nonce.size()));
+        throw Error(Fault::invalid,
+                    "expected a nonce of 16 bytes, got " + std::to_string(nonce.size()));
     std::memcpy(bytes.data(), nonce.c_str(), bytes.size());
     return bytes;
 }

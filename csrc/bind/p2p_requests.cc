@@ -1,4 +1,4 @@
-// A request of Python's, and who keeps it.
+// Point-to-point requests for Python, and the object that keeps them alive.
 #include "bind/p2p_requests.h"
 
 #include <algorithm>
@@ -15,7 +15,7 @@ namespace nb = nanobind;
 namespace unisono::bind {
 namespace {
 
-// Larger messages are moved without the GIL.
+// Larger messages move without the GIL.
 constexpr uint64_t kMostWithGil = 64 << 10;
 constexpr const char* kLate = "the call is still under way after %g s (timeout)";
 
@@ -32,7 +32,7 @@ double limit_of(const nb::object& timeout_s) {
 
 }  // namespace
 
-// Nor are any where a carrier may be Python's: who moves that waits for the GIL.
+// Also false where the message library may be a Python object: progress then waits for the GIL.
 bool may_keep_gil(const Group& group, const p2p::Message& message) noexcept {
     return message.bytes <= kMostWithGil && !group.outlives_calls();
 }
@@ -41,13 +41,13 @@ BoundRequest& BoundRequest::of(nb::handle object) noexcept {
     return *nb::inst_ptr<BoundRequest>(object);
 }
 
-void BoundRequest::begin(bool carried) {
+void BoundRequest::begin(bool in_background) {
     const WithoutGil release;
-    engine().begin(request, carried);
+    engine().begin(request, in_background);
 }
 
-bool BoundRequest::try_begin(bool carried) {
-    return may_keep_gil(*group_, request.message()) && engine().try_begin(request, carried);
+bool BoundRequest::try_begin(bool in_background) {
+    return may_keep_gil(*group_, request.message()) && engine().try_begin(request, in_background);
 }
 
 void BoundRequest::require_started() const {
@@ -64,10 +64,10 @@ bool BoundRequest::wait_for(double limit_s) {
     try {
         if (!request.done() && !waited()) return false;
     } catch (...) {
-        if (request.done()) let_go();
+        if (request.done()) release();
         throw;
     }
-    let_go();
+    release();
     if (request.error()) throw *request.error();
     return true;
 }
@@ -92,19 +92,19 @@ std::string BoundRequest::repr() const {
     return "<Work: " + text() + ", " + state + ">";
 }
 
-bool BoundRequest::test(bool ends_in_vain) {
+bool BoundRequest::test(bool ends_without_peers) {
     require_started();
     const bool done = request.done() || [&] {
         const WithoutGil release;
-        return engine().test(request, ends_in_vain);
+        return engine().test(request, ends_without_peers);
     }();
-    if (done) let_go();
+    if (done) release();
     return done;
 }
 
-bool BoundRequest::is_in_vain() {
+bool BoundRequest::cannot_complete() {
     const WithoutGil release;
-    return engine().is_in_vain(request);
+    return engine().cannot_complete(request);
 }
 
 bool BoundRequest::cancel() {
@@ -112,12 +112,12 @@ bool BoundRequest::cancel() {
         const WithoutGil release;
         return engine().cancel(request);
     }();
-    if (request.done()) let_go();
+    if (request.done()) release();
     return cancelled;
 }
 
-void BoundRequest::let_go() noexcept {
-    if (keeper_) keeper_->let_go(*this);
+void BoundRequest::release() noexcept {
+    if (keeper_) keeper_->release(*this);
 }
 
 void BoundRequest::end_if_late(double waited_s) {
@@ -126,7 +126,7 @@ void BoundRequest::end_if_late(double waited_s) {
     engine().expire(request, timeout_s_);
 }
 
-// ---- several
+// ---- several requests
 
 namespace {
 
@@ -169,11 +169,11 @@ nb::object wait_any(const nb::list& works, const nb::object& timeout_s) {
         return first.engine().wait_any(requests, first.timeout_s_, limit_s, python_signals());
     }();
     if (!place) raise_late("all are still under way after %g s (timeout)", limit_s);
-    BoundRequest::of(works[*place]).let_go();
+    BoundRequest::of(works[*place]).release();
     return nb::int_(*place);
 }
 
-// ---- the keeper
+// ---- keeper
 
 Keeper::~Keeper() {
     for (PyObject* const object : std::exchange(kept_, {})) {
@@ -193,22 +193,23 @@ void Keeper::keep(nb::handle object, BoundRequest& request) {
     object.inc_ref();
 }
 
-void Keeper::let_go(BoundRequest& request) noexcept {
+void Keeper::release(BoundRequest& request) noexcept {
     PyObject* const object = kept_[request.place_];
     kept_[request.place_] = kept_.back();
     BoundRequest::of(kept_.back()).place_ = request.place_;
     kept_.pop_back();
     request.keeper_ = nullptr;
-    Py_DECREF(object);  // last: it may run anything
+    Py_DECREF(object);  // last: it may run any code
 }
 
 void Keeper::prune() noexcept {
-    // From the last: whoever takes its place was looked at. To let go may run anything, which may
-    // keep and let go of others: then some are left for the next time.
+    // From the last one, because the element that moves into a free place was already checked. Each
+    // let_go may run any code, which may keep and release other requests; then some wait for the
+    // next prune.
     for (size_t place = kept_.size(); place-- > 0;) {
         if (place >= kept_.size()) continue;
         BoundRequest& request = BoundRequest::of(kept_[place]);
-        if (request.request.done()) let_go(request);
+        if (request.request.done()) release(request);
     }
 }
 

@@ -1,4 +1,4 @@
-// Requests as Python has them, and who keeps them.
+// Point-to-point requests for Python, and the object that keeps them alive.
 #pragma once
 
 #include <nanobind/nanobind.h>
@@ -15,10 +15,10 @@ namespace unisono::bind {
 
 class Keeper;
 
-// Whether a message is small enough to be moved by who has the GIL.
+// Returns true if the message is small enough to move without releasing the GIL.
 [[nodiscard]] bool may_keep_gil(const Group& group, const p2p::Message& message) noexcept;
 
-// A send or a receive with its memory: what Python has as the `Work` of an asynchronous one.
+// A send or a receive with its memory: the `Work` of an asynchronous call.
 class BoundRequest {
   public:
     BoundRequest(std::shared_ptr<Group> group, p2p::Message message, bool sends,
@@ -28,40 +28,40 @@ class BoundRequest {
           memory_(std::move(memory)),
           timeout_s_(timeout_s) {}
 
-    // Of the Python object that has it.
+    // Returns the request inside a Python object.
     [[nodiscard]] static BoundRequest& of(nanobind::handle object) noexcept;
 
     p2p::Request request;
-    // What may begin it again; null unless it is persistent.
+    // Starts the request again; null unless the request is persistent.
     nanobind::object starter;
 
-    // The memory of a receive, None of a send. Throws what it failed with, or TimeoutError if it is
-    // still under way after so many seconds.
+    // Waits, and returns the memory of a receive or None for a send. Throws the request's error, or
+    // TimeoutError if the request is still pending after `timeout_s` seconds.
     nanobind::object wait(const nanobind::object& timeout_s);
-    // What `wait` returns.
+    // The return value of `wait`.
     [[nodiscard]] nanobind::object result() const {
         return request.sends() ? nanobind::none() : memory_;
     }
-    // False after `limit_s` seconds (negative: never) with the request still under way.
+    // False: the request is still pending after `limit_s` seconds (negative: no limit).
     bool wait_for(double limit_s);
-    [[nodiscard]] bool test(bool ends_in_vain);
-    [[nodiscard]] bool is_in_vain();
+    [[nodiscard]] bool test(bool ends_without_peers);
+    [[nodiscard]] bool cannot_complete();
     bool cancel();
-    // What it failed with, once it is done.
+    // The error of a finished request, or None.
     [[nodiscard]] nanobind::object exception() const;
     // "<Work: send to rank 1 (8 bytes, tag 0), pending>".
     [[nodiscard]] std::string repr() const;
-    // Begins it, for which it may wait for other threads; see `p2p::Engine::begin`.
-    void begin(bool carried);
-    // The same unless there are such threads.
-    [[nodiscard]] bool try_begin(bool carried);
+    // Begins the request, and may wait for other threads; see `p2p::Engine::begin`.
+    void begin(bool in_background);
+    // Begins the request unless another thread holds the engine.
+    [[nodiscard]] bool try_begin(bool in_background);
     [[nodiscard]] std::string text() const { return p2p::Engine::text_of(request); }
     void require_started() const;
-    // After it was waited for by looks for so long: ends the group if that is its time.
+    // Fails the group if the request is still pending and polling for it has lasted `timeout_s`.
     void end_if_late(double waited_s);
     [[nodiscard]] bool under_way() const noexcept { return keeper_ && !request.done(); }
-    // Nobody has to keep it any more.
-    void let_go() noexcept;
+    // Ends the keeping of this request.
+    void release() noexcept;
 
   private:
     friend class Keeper;
@@ -73,37 +73,37 @@ class BoundRequest {
     std::shared_ptr<Group> group_;
     nanobind::object memory_;
     double timeout_s_;
-    Keeper* keeper_ = nullptr;  // while that has it
+    Keeper* keeper_ = nullptr;  // while that object keeps it
     size_t place_ = 0;
 };
 
-// `Work.wait_all` and `Work.wait_any` of requests alone, the latter of one communicator: else
-// NotImplemented. Nobody else may have the list.
+// `Work.wait_all` and `Work.wait_any`. Return NotImplemented unless all works are requests;
+// `wait_any` also needs requests of one communicator. No other code may hold the list.
 [[nodiscard]] nanobind::object wait_all(const nanobind::list& works,
                                         const nanobind::object& timeout_s);
 [[nodiscard]] nanobind::object wait_any(const nanobind::list& works,
                                         const nanobind::object& timeout_s);
 
-// Keeps requests with their memory until they are done, even if the program drops them. To be used
-// with the GIL.
+// Keeps requests and their memory alive until they are done, even if the program drops them.
+// Requires the GIL.
 class Keeper {
   public:
     Keeper() = default;
     Keeper(const Keeper&) = delete;
     Keeper& operator=(const Keeper&) = delete;
-    // Only those that are done may be left: see `empty`.
+    // Requires that only finished requests are left; see `empty`.
     ~Keeper();
 
-    // The Python object of a request that is about to begin.
+    // Keeps the Python object of a request that is about to begin.
     void keep(nanobind::handle object, BoundRequest& request);
-    void let_go(BoundRequest& request) noexcept;
-    // Lets go of those that are done.
+    void release(BoundRequest& request) noexcept;
+    // Releases the finished requests.
     void prune() noexcept;
     [[nodiscard]] bool empty() const noexcept { return kept_.empty(); }
 
   private:
     std::vector<PyObject*> kept_;
-    size_t crowd_ = 16;  // look for those that are done when there are more
+    size_t crowd_ = 16;  // number of requests at which to prune
 };
 
 }  // namespace unisono::bind

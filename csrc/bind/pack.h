@@ -1,4 +1,4 @@
-// Small arrays that travel as one.
+// Small arrays that are communicated as one message.
 #pragma once
 
 #include <nanobind/nanobind.h>
@@ -44,10 +44,10 @@ class Pack {
     std::vector<nanobind::object> keep_;
 };
 
-// Memory that a call touches: start, end, whether written, which call.
+// Memory that a call touches: start, end, written or not, number of the call.
 using Span = std::tuple<Address, Address, bool, int64_t>;
 
-// How far the memory of calls extends, as seen from each of them.
+// The largest end addresses of the calls so far, from which each call can exclude its own.
 class Reach {
   public:
     void add(Address end, int64_t call) noexcept {
@@ -71,7 +71,8 @@ class Reach {
     End first_, second_;  // of two calls
 };
 
-// Whether one call writes what another one touches. The arrays of packs are calls of their own.
+// Returns true if one call writes memory that another call touches. Each array of a pack counts as
+// a call of its own.
 [[nodiscard]] inline bool share_memory(const std::vector<const Pack*>& packs,
                                        std::vector<Span> spans) {
     int64_t own = -1;

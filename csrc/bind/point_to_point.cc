@@ -1,4 +1,4 @@
-// Point-to-point: sends and receives of arrays that need no check but a look.
+// Bindings of point-to-point messages: the fast path for arrays that need no further check.
 #include <nanobind/stl/optional.h>
 #include <nanobind/stl/shared_ptr.h>
 #include <nanobind/stl/string.h>
@@ -22,12 +22,12 @@ using namespace nb::literals;
 namespace unisono::bind {
 namespace {
 
-// For what needs Python to check it first.
+// Returned for arguments that Python must check first.
 nb::object unchecked() {
     return nb::borrow(Py_NotImplemented);
 }
 
-// The sends and receives of one communicator. To be used with the GIL.
+// The sends and receives of one communicator. Requires the GIL.
 class Messages {
   public:
     Messages(std::shared_ptr<Group> group, bool single_copy)
@@ -37,7 +37,7 @@ class Messages {
     }
     Messages(const Messages&) = delete;
     Messages& operator=(const Messages&) = delete;
-    // A communicator that nobody has any more gives its messages up.
+    // Cancels the messages of a communicator that the program has dropped.
     ~Messages() {
         keeper_.prune();
         if (keeper_.empty()) return;
@@ -46,24 +46,24 @@ class Messages {
     }
 
     double timeout_s = 0;
-    // Calls belong to a batch, for which Python has them.
+    // True during a batch, whose calls Python records.
     bool recording = false;
 
-    // There is, or soon will be, a connection to the rank.
+    // Notes that a connection to the rank exists or is being made.
     void reach(uint32_t rank) {
         if (reached_.at(rank)) return;
         reached_[rank] = true;
         ++reached_ranks_;
     }
 
-    // None, or the work; `unchecked`, and nothing has happened.
+    // Returns None, or the work; returns `unchecked()` if nothing has happened.
     nb::object send(nb::handle x, nb::handle dst, nb::handle tag, nb::handle later) {
         const auto peer = whole(dst), number = whole(tag);
         if (recording || !peer || !number || !knows(*peer)) return unchecked();
         return transfer(x, *peer, static_cast<uint64_t>(*number), true, later);
     }
 
-    // The source, or the work; else as `send`.
+    // Returns the source, or the work; otherwise like `send`.
     nb::object recv(nb::handle x, nb::handle src, nb::handle tag, nb::handle later) {
         const auto peer = src.is_none() ? std::optional<int64_t>(p2p::kAnySource) : whole(src);
         const auto number = whole(tag);
@@ -74,8 +74,8 @@ class Messages {
                         later);
     }
 
-    // A request whose arguments Python has checked. It holds `memory`; `starter`, unless it is
-    // None, is called with it by its `start`.
+    // Makes a request whose arguments Python has checked. The request holds `memory`. Its `start`
+    // calls `starter(request, True)`, unless `starter` is None.
     nb::object request(bool sends, Address data, uint64_t bytes, uint32_t dtype, int32_t peer,
                        uint64_t tag, nb::object memory, nb::object starter) {
         if (dtype >= num_dtypes)
@@ -89,18 +89,19 @@ class Messages {
         return made;
     }
 
-    // Begins one, perhaps once more.
-    void begin(nb::handle object, bool carried) {
+    // Begins a request, possibly once more.
+    void begin(nb::handle object, bool in_background) {
         BoundRequest& request = nb::cast<BoundRequest&>(object);
         if (request.under_way())
             throw Error(Fault::invalid,
-                        request.text() + " is under way: wait for it before it begins again");
+                        request.text() + " is pending: wait for it before starting it again");
         if (request.request.done()) request.request.restart();
-        request.let_go();
-        start(object, request, carried);
+        request.release();
+        start(object, request, in_background);
     }
 
-    // Sends and receives at once, in memories apart from each other: `out`; else as `send`.
+    // Sends and receives at once, if the two memories do not overlap. Returns `out`; otherwise like
+    // `send`.
     nb::object sendrecv(nb::handle x, nb::handle dst, nb::handle out, nb::handle src,
                         nb::handle tag) {
         const auto to = whole(dst), from = whole(src), number = whole(tag);
@@ -171,18 +172,18 @@ class Messages {
         return made;
     }
 
-    void start(nb::handle object, BoundRequest& request, bool carried) {
+    void start(nb::handle object, BoundRequest& request, bool in_background) {
         keeper_.keep(object, request);  // first: a signal handler may raise as soon as this returns
         try {
-            if (!request.try_begin(carried)) request.begin(carried);
+            if (!request.try_begin(in_background)) request.begin(in_background);
         } catch (...) {
-            request.let_go();  // unless another thread has, meanwhile
+            request.release();  // unless another thread has done so meanwhile
             throw;
         }
-        if (request.request.done()) request.let_go();
+        if (request.request.done()) request.release();
     }
 
-    // The caller keeps the memory: Python may not return before the request is done.
+    // The caller keeps the memory, so this must not return before the request is done.
     nb::object run(p2p::Message message, bool sends) {
         p2p::Request request(std::move(message), sends);
         p2p::Engine& engine = group_->p2p();
@@ -220,11 +221,11 @@ class Messages {
         return a.address < b.address + b.bytes && b.address < a.address + a.bytes;
     }
 
-    // After a failure nothing moves any more, once somebody has looked.
+    // After a failure nothing moves any more once a thread has polled.
     void end(p2p::Request& request) const noexcept {
         try {
             group_->p2p().wait(request, 0, -1, {});
-        } catch (const std::exception&) {  // what is raised already
+        } catch (const std::exception&) {  // already being raised
         }
     }
 
@@ -252,8 +253,8 @@ void register_messages(nb::module_& m) {
             "timeout_s"_a.none())
         .def("test", [](BoundRequest& self) { return self.test(true); })
         .def("is_completed", [](BoundRequest& self) { return self.test(true); })
-        .def("_look", [](BoundRequest& self) { return self.test(false); })
-        .def("_is_in_vain", &BoundRequest::is_in_vain)
+        .def("_poll", [](BoundRequest& self) { return self.test(false); })
+        .def("_cannot_complete", &BoundRequest::cannot_complete)
         .def("exception", &BoundRequest::exception)
         .def("cancel", &BoundRequest::cancel)
         .def("source_rank", [](BoundRequest& self) { return self.request.source(); })
@@ -263,8 +264,8 @@ void register_messages(nb::module_& m) {
                  const BoundRequest& request = BoundRequest::of(self);
                  if (!request.starter.is_valid())
                      throw Error(Fault::invalid, request.text() +
-                                                     ": expected a persistent request, which "
-                                                     "send_init and recv_init make");
+                                                     ": expected a persistent request from "
+                                                     "send_init or recv_init");
                  request.starter(self, true);
                  return nb::borrow(self);
              })
@@ -286,7 +287,7 @@ void register_messages(nb::module_& m) {
              "src"_a.none(), "tag"_a.none())
         .def("request", &Messages::request, "sends"_a, "data"_a, "bytes"_a, "dtype"_a, "peer"_a,
              "tag"_a, "memory"_a.none(), "starter"_a = nb::none())
-        .def("begin", &Messages::begin, "request"_a, "carried"_a)
+        .def("begin", &Messages::begin, "request"_a, "in_background"_a)
         .def("probe", &Messages::probe, "source"_a, "tag"_a, "waits"_a, "limit_s"_a);
 }
 

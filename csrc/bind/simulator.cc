@@ -1,4 +1,4 @@
-// The simulator: arrays in, arrays out.
+// Bindings of the simulator: arrays in, arrays out.
 #include <nanobind/nanobind.h>
 #include <nanobind/ndarray.h>
 
@@ -27,7 +27,7 @@ std::span<const T> seen(const In<T>& array) {
     return {array.data(), array.size()};
 }
 
-// A vector as a NumPy array that owns it.
+// Returns a vector as a NumPy array that owns it.
 template <class T>
 nb::ndarray<nb::numpy, T> given(std::vector<T>&& values, size_t rows = 0) {
     auto* owned = new std::vector<T>(std::move(values));
@@ -72,7 +72,7 @@ nb::tuple messages(const In<int32_t>& round, const In<int32_t>& src, const In<in
                           given(std::move(found.after)));
 }
 
-// An engine with the arrays that it reads and those that it fills.
+// An engine together with its input and output arrays.
 class Simulation {
   public:
     Simulation(In<double> capacity, In<int32_t> path_values, In<int64_t> path_starts,
@@ -114,8 +114,8 @@ class Simulation {
     [[nodiscard]] uint64_t to_come() const { return engine_->to_come(); }
     [[nodiscard]] double now_s() const { return engine_->now_s(); }
 
-    // Once, when all is done: begun_s, arrived_s, cause, bytes of each resource, the same by bin,
-    // the width of a bin in seconds.
+    // Returns the results once, at the end: begun_s, arrived_s, cause, bytes of each resource, the
+    // same by bin, the width of a bin in seconds.
     nb::tuple take() {
         const simulator::Usage& usage = engine_->usage();
         auto binned = std::vector<float>(usage.binned());

@@ -1,4 +1,4 @@
-// TLS for the connections that Python speaks over, and until it hands them to a group.
+// Bindings of TLS for the connections that Python uses, until Python passes them to a group.
 #include "bind/tls_sockets.h"
 
 #include <nanobind/nanobind.h>
@@ -22,13 +22,13 @@ namespace {
 TlsSession::Key key_of(const nb::bytes& bytes) {
     TlsSession::Key key;
     if (bytes.size() != key.size())
-        throw Error(Fault::invalid, "a key for TLS has " + std::to_string(key.size()) +
+        throw Error(Fault::invalid, "expected a TLS key of " + std::to_string(key.size()) +
                                         " bytes, got " + std::to_string(bytes.size()));
     std::copy_n(reinterpret_cast<const unsigned char*>(bytes.c_str()), key.size(), key.begin());
     return key;
 }
 
-// What a socket would raise; what came and is no TLS: EBADMSG with what is wrong with it.
+// Raises a socket's error. Input that is not valid TLS raises EBADMSG with a description.
 [[noreturn]] void raise_errno(const TlsSession& session) {
     if (errno == EBADMSG) {
         PyErr_SetObject(PyExc_OSError, nb::make_tuple(errno, session.problem()).ptr());
@@ -42,7 +42,8 @@ TlsSession::Key key_of(const nb::bytes& bytes) {
 
 TlsSession& TlsEnd::get() const {
     if (!session)
-        throw Error(Fault::invalid, "this TLS session was handed to a group, which alone uses it");
+        throw Error(Fault::invalid,
+                    "this TLS session belongs to a group now, and only the group may use it");
     return *session;
 }
 

@@ -6,7 +6,7 @@
 
 namespace unisono::bind {
 
-// A session as Python holds it, until it goes with its socket to a group.
+// A session owned by Python, until Python passes it with its socket to a group.
 struct TlsEnd {
     std::unique_ptr<TlsSession> session;
     [[nodiscard]] TlsSession& get() const;

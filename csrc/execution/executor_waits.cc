@@ -104,9 +104,9 @@ template <class Ready>
 bool Executor::wait_local(Wait& wait, uint32_t peer, Ready ready) {
     Doorbell& doorbell = view_.control(peer).doorbell;
     const auto rest = [&](auto&& awake, double seconds) {
-        if (!remote_slots_ || !remote_slots_->wire().needs_looks())
+        if (!remote_slots_ || !remote_slots_->transport().needs_polling())
             return sleep_on(doorbell, awake, seconds);
-        remote_slots_->wire().poll();  // serves other hosts during this wait
+        remote_slots_->transport().poll();  // serves other hosts during this wait
         const double nap_s = std::min(seconds, kNapWhileSending_s);
         const Woken woken = sleep_on(doorbell, awake, nap_s);
         return woken == Woken::timed_out && nap_s < seconds ? Woken::rung : woken;
@@ -118,19 +118,19 @@ bool Executor::wait_local(Wait& wait, uint32_t peer, Ready ready) {
 
 template <class Ready>
 bool Executor::wait_remote(Wait& wait, uint32_t peer, Ready ready) {
-    Wire& wire = remote_slots_->wire();
+    Transport& transport = remote_slots_->transport();
     const auto brought = [&] {
         if (ready()) return true;
-        wire.poll();
+        transport.poll();
         return ready();
     };
     const auto rest = [&](auto&& awake, double seconds) {
-        return wire.sleep(seconds, std::ref(awake));
+        return transport.sleep(seconds, std::ref(awake));
     };
     const auto look = [&] {
         const bool departed =
             remote_slots_->has_departed(peer);  // all data that the peer sent before is here then
-        wire.poll();
+        transport.poll();
         call_check_.inspect(peer, wait.call.seq, departed && remote_slots_->has_departed(peer));
     };
     Waiter& waiter = is_large(wait.call) ? remote_waiter_ : small_remote_waiter_;
@@ -143,21 +143,21 @@ bool Executor::wait_remote(Wait& wait, uint32_t peer, Ready ready) {
 void Executor::check_remote_readers(const Execution& call) {
     members_.require_healthy();
     for (const uint32_t peer : call.plan->readers_of_any) {
-        if (!view_.local(peer) && !remote_slots_->wire().reached(peer))
+        if (!view_.local(peer) && !remote_slots_->transport().reached(peer))
             call_check_.inspect(peer, call.seq, view_.has_left(peer));
     }
 }
 
 // Waits until all sent data has left this rank. After the call no thread moves the transport.
 bool Executor::flush_sends(Wait& wait) {
-    if (!remote_slots_ || remote_slots_->wire().idle()) return true;
-    Wire& wire = remote_slots_->wire();
+    if (!remote_slots_ || remote_slots_->transport().idle()) return true;
+    Transport& transport = remote_slots_->transport();
     const auto gone = [&] {
-        if (!wire.idle()) wire.poll();
-        return wire.idle();
+        if (!transport.idle()) transport.poll();
+        return transport.idle();
     };
     const auto rest = [&](auto&& awake, double seconds) {
-        return wire.sleep(seconds, std::ref(awake));
+        return transport.sleep(seconds, std::ref(awake));
     };
     return remote_waiter_.wait(
         rest, gone, [&] { check_remote_readers(wait.call); },

@@ -22,10 +22,10 @@ namespace unisono {
 
 // The two transports of a group. They are separate so that a message never waits behind a
 // collective.
-enum class WireKind : uint32_t { collectives = 0, p2p = 1 };
+enum class TransportKind : uint32_t { collectives = 0, p2p = 1 };
 
 // Makes the transports of a group to ranks of other hosts.
-using MakeWire = std::function<std::unique_ptr<Wire>(WireKind, View&, Receiver&)>;
+using MakeTransport = std::function<std::unique_ptr<Transport>(TransportKind, View&, Receiver&)>;
 
 class Group {
   public:
@@ -34,11 +34,11 @@ class Group {
         : Group(std::make_unique<Segment>(std::move(segment)), rank, std::nullopt, nonce, cores,
                 {}) {}
     // Joins a group on several hosts. Ranks on other hosts are reached by the transports that
-    // `make_wire` makes. Without it, they are reached by the connections that `attach` adds.
+    // `make_transport` makes. Without it, they are reached by the connections that `attach` adds.
     Group(Descriptor segment, uint32_t rank, HostRanks host_ranks,
-          const std::array<uint8_t, 16>& nonce, uint32_t cores, MakeWire make_wire = {})
+          const std::array<uint8_t, 16>& nonce, uint32_t cores, MakeTransport make_transport = {})
         : Group(std::make_unique<Segment>(std::move(segment)), rank,
-                std::optional(std::move(host_ranks)), nonce, cores, std::move(make_wire)) {}
+                std::optional(std::move(host_ranks)), nonce, cores, std::move(make_transport)) {}
     Group(const Group&) = delete;
     Group& operator=(const Group&) = delete;
     ~Group() { close(); }  // first: after this, no destructor waits for peers
@@ -58,19 +58,19 @@ class Group {
     // the reason. Does not wait.
     void refuse(std::string reason) { dispatcher_.refuse(std::move(reason)); }
     // Adds a connection whose other end is proved to be `peer`. From any thread.
-    void attach(uint32_t peer, WireKind kind, uint32_t stream, uint32_t streams, Channel channel) {
-        TcpWire* const wire = tcp_[static_cast<size_t>(kind)];
-        if (!wire || peer >= view_.ranks() || view_.local(peer))
+    void attach(uint32_t peer, TransportKind kind, uint32_t stream, uint32_t streams, Channel channel) {
+        TcpTransport* const transport = tcp_[static_cast<size_t>(kind)];
+        if (!transport || peer >= view_.ranks() || view_.local(peer))
             throw Error(Fault::invalid, "a connection to rank " + std::to_string(peer) +
                                             ": expected a rank of another host, in a group over "
                                             "TCP");
-        wire->attach(peer, stream, streams, std::move(channel));
+        transport->attach(peer, stream, streams, std::move(channel));
     }
     // Closes the parent's connections in a forked child; otherwise they would outlive the parent.
     void abandon() noexcept {
         if (!members_.in_child()) return;
-        for (TcpWire* const wire : tcp_) {
-            if (wire) wire->abandon();
+        for (TcpTransport* const transport : tcp_) {
+            if (transport) transport->abandon();
         }
     }
     // News of a peer from other hosts. peer_left(): the peer has left without a failure. heard():
@@ -109,18 +109,18 @@ class Group {
         if (members_.in_child() || closed_.exchange(true)) return;
         // If another thread still drives the executor, that thread moves the transport. The
         // connections and the memory are then released with this object.
-        Wire* const wire = dispatcher_.quiet() ? wire_.get() : nullptr;
-        if (wire && !members_.failed())
-            wire->part();  // before a wait on either, so both start to close
+        Transport* const transport = dispatcher_.quiet() ? transport_.get() : nullptr;
+        if (transport && !members_.failed())
+            transport->part();  // before a wait on either, so both start to close
         StopCondition over(timeout_s, interrupted);
         const auto parted = [&] {  // each call moves its transport, so neither waits for the other
-            const bool calls = !wire || wire->parted();
+            const bool calls = !transport || transport->parted();
             return p2p_.parted() && calls;
         };
         while (!members_.failed() && !parted() && !over())
             std::this_thread::sleep_for(std::chrono::milliseconds(1));
-        p2p_.close_wire();
-        if (wire) wire->close(members_.failure());
+        p2p_.close_transport();
+        if (transport) transport->close(members_.failure());
         ended_ = true;
     }
     // Releases the memory and the descriptor of a closed group, even while this object is
@@ -133,8 +133,8 @@ class Group {
 
   private:
     Group(std::unique_ptr<Segment> segment, uint32_t rank, std::optional<HostRanks> host_ranks,
-          const std::array<uint8_t, 16>& nonce, uint32_t cores, MakeWire make_wire)
-        : make_(std::move(make_wire)),
+          const std::array<uint8_t, 16>& nonce, uint32_t cores, MakeTransport make_transport)
+        : make_(std::move(make_transport)),
           segment_(std::move(segment)),
           view_(*segment_, rank,
                 host_ranks ? std::move(*host_ranks) : HostRanks::one_host(segment_->shape().ranks)),
@@ -143,7 +143,7 @@ class Group {
           executor_(view_, members_, waiter_, StoreRule(on_host()), make_remote_slots()),
           dispatcher_(executor_, members_, grace_for(on_host(), cores)),
           p2p_(view_, members_, Waiter(members_, SpinPolicy::for_messages(on_host(), cores)),
-               executor_.cross_memory(), make_p2p_wire()) {}
+               executor_.cross_memory(), make_p2p_transport()) {}
 
     static constexpr double kLinger_s = 2;
 
@@ -155,34 +155,34 @@ class Group {
     RemoteSlots* make_remote_slots() {
         if (view_.away().empty()) return nullptr;
         remote_slots_.emplace(view_, members_);
-        wire_ = make_wire(WireKind::collectives, *remote_slots_);
-        remote_slots_->use(*wire_);
+        transport_ = make_transport(TransportKind::collectives, *remote_slots_);
+        remote_slots_->use(*transport_);
         return &*remote_slots_;
     }
-    p2p::Engine::MakeWire make_p2p_wire() {
+    p2p::Engine::MakeTransport make_p2p_transport() {
         if (view_.away().empty()) return {};
-        return [this](Receiver& receiver) { return make_wire(WireKind::p2p, receiver); };
+        return [this](Receiver& receiver) { return make_transport(TransportKind::p2p, receiver); };
     }
-    std::unique_ptr<Wire> make_wire(WireKind kind, Receiver& receiver) {
+    std::unique_ptr<Transport> make_transport(TransportKind kind, Receiver& receiver) {
         if (make_) return make_(kind, view_, receiver);
-        auto wire = std::make_unique<TcpWire>(view_.ranks(), receiver);
-        tcp_[static_cast<size_t>(kind)] = wire.get();
-        return wire;
+        auto transport = std::make_unique<TcpTransport>(view_.ranks(), receiver);
+        tcp_[static_cast<size_t>(kind)] = transport.get();
+        return transport;
     }
     void wake() noexcept {
         if (members_.in_child()) return;  // the doorbells belong to the parent
-        if (wire_) wire_->wake();
-        if (Wire* const wire = p2p_.wire()) wire->wake();
+        if (transport_) transport_->wake();
+        if (Transport* const transport = p2p_.transport()) transport->wake();
     }
 
-    const MakeWire make_;
-    std::array<TcpWire*, 2> tcp_{};  // by kind, if they are TCP
+    const MakeTransport make_;
+    std::array<TcpTransport*, 2> tcp_{};  // by kind, if they are TCP
     std::unique_ptr<Segment> segment_;
     View view_;
     Membership members_;
     Waiter waiter_;
     std::optional<RemoteSlots> remote_slots_;
-    std::unique_ptr<Wire> wire_;
+    std::unique_ptr<Transport> transport_;
     std::atomic<bool> closed_{false}, ended_{false};  // close() has started; close() has ended
     Executor executor_;
     Dispatcher dispatcher_;

@@ -20,7 +20,7 @@ void RemoteSlots::send_slots(uint32_t peer, const Place& place, std::span<const 
     frame.progress = view_.own().progress.load(std::memory_order_relaxed);
     frame.called = last_call_of(view_.own());
     std::erase_if(owed_acks_, [peer](const OwedAck& ack) { return ack.peer == peer; });
-    wire_->send(peer, frame, loads);
+    transport_->send(peer, frame, loads);
 }
 
 void RemoteSlots::end_block(const Plan& plan, const Place& place, uint64_t lead,
@@ -78,7 +78,7 @@ bool RemoteSlots::has_read(uint32_t peer, const Place& place) const noexcept {
 // The payload goes directly to the mirror of its slot.
 std::byte* RemoteSlots::place(uint32_t peer, const Frame& frame) {
     if (frame.kind == FrameKind::failed) {
-        if (std::byte* text = news_.place(peer, frame)) return text;
+        if (std::byte* text = fault_reports_.place(peer, frame)) return text;
     }
     const bool known = frame.kind == FrameKind::load || frame.kind == FrameKind::post;
     if (!known || frame.size_class >= kSizeClasses) {
@@ -112,7 +112,7 @@ void RemoteSlots::deliver(uint32_t peer, const Frame& frame) {
             ended_[peer] = true;
             return;
         case FrameKind::failed: {
-            const Error error = news_.read(peer, frame);
+            const Error error = fault_reports_.read(peer, frame);
             members_.fail(error.fault(), error.what());
         }
         default:
@@ -129,7 +129,7 @@ void RemoteSlots::lost(uint32_t peer, const std::string& why) {
 }
 
 bool RemoteSlots::has_departed(uint32_t peer) const noexcept {
-    return view_.has_left(peer) && (ended_[peer] || !wire_->reached(peer));
+    return view_.has_left(peer) && (ended_[peer] || !transport_->reached(peer));
 }
 
 }  // namespace unisono

@@ -30,8 +30,8 @@ struct Place {
 class RemoteSlots final : public Receiver {
   public:
     RemoteSlots(View& view, Membership& members);
-    void use(Wire& wire) noexcept { wire_ = &wire; }
-    [[nodiscard]] Wire& wire() const noexcept { return *wire_; }
+    void use(Transport& transport) noexcept { transport_ = &transport; }
+    [[nodiscard]] Transport& transport() const noexcept { return *transport_; }
 
     // Sends the own progress, and the slots `loads` of the buffer `place`.
     void send_slots(uint32_t peer, const Place& place, std::span<const Load> loads);
@@ -73,11 +73,11 @@ class RemoteSlots final : public Receiver {
 
     View& view_;
     Membership& members_;
-    Wire* wire_ = nullptr;
+    Transport* transport_ = nullptr;
     std::array<std::vector<std::vector<PendingRead>>, kSizeClasses> pending_reads_;  // by buffer
     std::vector<OwedAck> owed_acks_;
     std::vector<bool> ended_;  // by peer: its last frame has arrived, or its connection has ended
-    FaultNews news_;
+    FaultReports fault_reports_;
 };
 
 }  // namespace unisono

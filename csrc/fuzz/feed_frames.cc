@@ -1,4 +1,5 @@
-// A rank of two whose peer sends what the bytes say: a script of pieces, frames, receives and ends.
+// One of two ranks with a scripted peer. The fuzzer's bytes are the script: raw bytes, frames,
+// receives and ends of connections.
 #include <sys/socket.h>
 
 #include <memory>
@@ -10,16 +11,16 @@
 namespace unisono::fuzz {
 namespace {
 
-// One end of a connection that holds what is written to it until it is read.
-class Line {
+// The peer's end of a connection. The socket holds the written bytes until the rank reads them.
+class Connection {
   public:
-    explicit Line(TcpWire& wire, uint32_t stream, uint32_t streams) {
+    explicit Connection(TcpTransport& transport, uint32_t stream, uint32_t streams) {
         int ends[2];
         require(::socketpair(AF_UNIX, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0, ends) == 0);
         fd_ = Descriptor(ends[0]);
-        wire.attach(1, stream, streams, Descriptor(ends[1]));
+        transport.attach(1, stream, streams, Descriptor(ends[1]));
     }
-    void say(const void* data, size_t bytes) {
+    void write(const void* data, size_t bytes) {
         if (fd_.get() >= 0) static_cast<void>(!::send(fd_.get(), data, bytes, MSG_NOSIGNAL));
     }
     void end() { fd_ = Descriptor(); }
@@ -34,54 +35,54 @@ class Script : private OneOfTwo {
         const auto flags = bytes_.take<uint8_t>();
         streams_ = 1 + flags % 3;
         for (uint32_t s = 0; s < streams_; ++s) {
-            calls_.emplace_back(wire_, s, streams_);
-            messages_.emplace_back(*p2p_wire_, s, streams_);
+            calls_.emplace_back(transport_, s, streams_);
+            messages_.emplace_back(*p2p_transport_, s, streams_);
         }
     }
     ~Script() {
-        calls_.clear();  // so that nothing lingers
+        calls_.clear();  // so that closing does not wait
         messages_.clear();
         members_.leave();
         p2p_.stop();
-        wire_.close(members_.failure());
+        transport_.close(members_.failure());
     }
 
     void play() {
-        OneOfTwo::play(p2p_, [this] { step(); }, [this] { wire_.poll(); });
+        OneOfTwo::play(p2p_, [this] { step(); }, [this] { transport_.poll(); });
     }
 
   private:
-    using Lines = std::vector<Line>;
+    using Connections = std::vector<Connection>;
 
     void step() {
         const auto what = bytes_.take<uint8_t>();
-        Lines& lines = what & 8 ? messages_ : calls_;
-        Line& line = lines[(what >> 4) % lines.size()];
+        Connections& connections = what & 8 ? messages_ : calls_;
+        Connection& connection = connections[(what >> 4) % connections.size()];
         switch (what & 7) {
             case 0:
-                return say_bytes(line);
+                return write_bytes(connection);
             case 1:
                 return exchange(p2p_, false);
             case 2:
                 if (what & 16) return exchange(p2p_, true);
-                return what & 32 ? change(p2p_) : line.end();
-            case 3: {  // a frame as it is
+                return what & 32 ? change(p2p_) : connection.end();
+            case 3: {  // an arbitrary frame
                 Frame frame{};
                 bytes_.copy(&frame, sizeof(frame));
-                return line.say(&frame, sizeof(frame));
+                return connection.write(&frame, sizeof(frame));
             }
             default:
-                return say_frame(line);
+                return write_frame(connection);
         }
     }
 
-    void say_bytes(Line& line) {
+    void write_bytes(Connection& connection) {
         const auto [piece, bytes] = take_piece();
-        line.say(piece.data(), bytes);
+        connection.write(piece.data(), bytes);
     }
 
-    // A frame in few bytes, with a payload of zeros.
-    void say_frame(Line& line) {
+    // Sends a frame built from few bytes, with a payload of zeros.
+    void write_frame(Connection& connection) {
         Frame frame{};
         frame.kind = static_cast<FrameKind>(bytes_.take<uint8_t>() % 13);
         frame.size_class = bytes_.take<uint8_t>() % 4;
@@ -90,26 +91,26 @@ class Script : private OneOfTwo {
         frame.place = bytes_.take<uint16_t>();
         frame.bytes = bytes_.take<uint16_t>() % 2048;
         take_sender(frame);
-        line.say(&frame, sizeof(frame));
+        connection.write(&frame, sizeof(frame));
         const std::vector<std::byte> payload(frame.bytes);
-        line.say(payload.data(), payload.size());
+        connection.write(payload.data(), payload.size());
     }
 
-    TcpWire wire_{2, remote_slots_};
-    TcpWire* p2p_wire_ = nullptr;
+    TcpTransport transport_{2, remote_slots_};
+    TcpTransport* p2p_transport_ = nullptr;
     p2p::Engine p2p_{view_, members_, waiter_, cross_memory_, [this](Receiver& receiver) {
-                         auto wire = std::make_unique<TcpWire>(2, receiver);
-                         p2p_wire_ = wire.get();
-                         return wire;
+                         auto transport = std::make_unique<TcpTransport>(2, receiver);
+                         p2p_transport_ = transport.get();
+                         return transport;
                      }};
     uint32_t streams_ = 1;
-    Lines calls_, messages_;
+    Connections calls_, messages_;
 };
 
 }  // namespace
 
 void feed_frames(const uint8_t* data, size_t size) {
-    if (size > 4096) return;  // more says nothing new, and would not fit into a socket
+    if (size > 4096) return;  // longer input finds nothing new and does not fit into a socket
     Script(Bytes(data, size)).play();
 }
 

@@ -1,5 +1,5 @@
-// A rank of two whose peer is behind a library: the bytes say which heads it sends, when payloads
-// come or fail, and what this rank sends and receives meanwhile.
+// One of two ranks with a scripted peer behind a message library. The fuzzer's bytes say which
+// heads the peer sends, when payloads arrive or fail, and what this rank sends and receives.
 #include <algorithm>
 #include <deque>
 #include <memory>
@@ -11,8 +11,8 @@
 namespace unisono::fuzz {
 namespace {
 
-// Moves nothing by itself: whoever plays the library ends what it was asked to move.
-class Library final : public Carrier {
+// A message library that finishes a transfer only when the script says so.
+class Library final : public MessageLibrary {
   public:
     void listen(std::byte* memory, uint64_t slot_bytes, uint32_t slots) override {
         memory_ = memory;
@@ -48,11 +48,11 @@ class Library final : public Carrier {
     }
     [[nodiscard]] bool close() noexcept override { return true; }
 
-    void say(const void* data, size_t bytes) {
+    void deliver(const void* data, size_t bytes) {
         const auto* const begin = static_cast<const std::byte*>(data);
         heads_.emplace_back(begin, begin + std::min<size_t>(bytes, slot_bytes_));
     }
-    // One of the transfers under way is over, and a payload is all where it belongs.
+    // Ends one of the pending transfers; a received payload is then complete.
     void end(size_t which, bool fails) {
         if (under_way_.empty()) return;
         const auto found = under_way_.begin() + static_cast<ptrdiff_t>(which % under_way_.size());
@@ -75,7 +75,7 @@ class Library final : public Carrier {
     uint64_t slot_bytes_ = 0;
     uint32_t slots_ = 0, free_ = 0, next_ = 0;
     bool at_once_ = false;
-    uint8_t sum_ = 0;  // so that all that is sent is read
+    uint8_t sum_ = 0;  // so that all sent bytes are read
     std::deque<std::vector<std::byte>> heads_;
     std::vector<Transfer> under_way_;
     std::vector<Ended> ended_;
@@ -85,11 +85,11 @@ class Script : private OneOfTwo {
   public:
     explicit Script(Bytes bytes) : OneOfTwo(bytes) {}
     ~Script() {
-        // What is still under way would be waited for.
+        // Otherwise the destructor would wait for pending requests.
         members_.record(Fault::aborted, "the script is over");
         members_.leave();
         p2p_.stop();
-        wire_.close(members_.failure());
+        transport_.close(members_.failure());
     }
 
     void play() {
@@ -97,7 +97,7 @@ class Script : private OneOfTwo {
     }
 
   private:
-    // As in the wire, where it is private.
+    // A copy of the transport's private types.
     struct Span {
         uint64_t place, bytes;
     };
@@ -108,10 +108,10 @@ class Script : private OneOfTwo {
     };
     static_assert(sizeof(Head) == 88);
 
-    // As whoever drives the calls does.
+    // Polls like the thread that drives the calls.
     void poll_calls() {
         try {
-            wire_.poll();
+            transport_.poll();
         } catch (const Error& error) {
             members_.record(error.fault(), error.what());
             throw;
@@ -123,7 +123,7 @@ class Script : private OneOfTwo {
         Library& library = what & 8 ? *messages_ : *calls_;
         switch (what & 7) {
             case 0:
-                return say_bytes(library);
+                return deliver_bytes(library);
             case 1:
                 return exchange(p2p_, false);
             case 2:
@@ -135,17 +135,18 @@ class Script : private OneOfTwo {
             case 5:
                 return what & 16 ? change(p2p_) : library.send_at_once(what >> 7);
             default:
-                return say_head(library);
+                return deliver_head(library);
         }
     }
 
-    void say_bytes(Library& library) {
+    void deliver_bytes(Library& library) {
         const auto piece = take_piece().first;
-        library.say(piece.data(), piece.size());
+        library.deliver(piece.data(), piece.size());
     }
 
-    // A head in few bytes; the spans add up unless the bytes say otherwise.
-    void say_head(Library& library) {
+    // Sends a head built from few bytes. The spans add up to the payload unless the script
+    // overrides it.
+    void deliver_head(Library& library) {
         Head head{};
         Frame& frame = head.frame;
         frame.kind = static_cast<FrameKind>(bytes_.take<uint8_t>() % 13);
@@ -169,26 +170,27 @@ class Script : private OneOfTwo {
         std::vector<std::byte> message(sizeof(head) + after);
         std::memcpy(message.data(), &head, sizeof(head));
         if (after) std::memcpy(message.data() + sizeof(head), spans.data(), after);
-        library.say(message.data(), message.size());
+        library.deliver(message.data(), message.size());
     }
 
-    std::unique_ptr<Carrier> library(Library*& made) {
+    std::unique_ptr<MessageLibrary> library(Library*& made) {
         auto library = std::make_unique<Library>();
         made = library.get();
         return library;
     }
 
     Library *calls_ = nullptr, *messages_ = nullptr;
-    MessageWire wire_{view_, remote_slots_, library(calls_)};
+    MessageTransport transport_{view_, remote_slots_, library(calls_)};
     p2p::Engine p2p_{view_, members_, waiter_, cross_memory_, [this](Receiver& receiver) {
-                         return std::make_unique<MessageWire>(view_, receiver, library(messages_));
+                         return std::make_unique<MessageTransport>(view_, receiver,
+                                                                   library(messages_));
                      }};
 };
 
 }  // namespace
 
 void feed_messages(const uint8_t* data, size_t size) {
-    if (size > 4096) return;  // more says nothing new
+    if (size > 4096) return;  // longer input finds nothing new
     Script(Bytes(data, size)).play();
 }
 

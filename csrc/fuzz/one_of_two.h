@@ -1,4 +1,4 @@
-// A rank of two that lives on what the bytes say its peer sends.
+// One of two ranks. The fuzzer's bytes play its peer.
 #pragma once
 
 #include <array>
@@ -30,7 +30,7 @@ class OneOfTwo {
   protected:
     ~OneOfTwo() = default;
 
-    // `step` does what the next bytes say, `poll` moves the wire of the calls.
+    // `step` executes the next bytes of the script; `poll` polls the transport of the collectives.
     template <class Step, class Poll>
     void play(p2p::Engine& engine, Step&& step, Poll&& poll) {
         try {
@@ -38,12 +38,12 @@ class OneOfTwo {
                 step();
                 const uint64_t before = view_.control(1).progress.load();
                 poll();
-                look(engine);
+                progress(engine);
                 require(view_.control(1).progress.load() >= before);
             }
         } catch (const Error& error) {
-            // What it raises is what the group has; a peer can make nothing look like a mistake of
-            // the caller's.
+            // The error must be the group's failure: a peer must not cause an error that blames the
+            // caller.
             const auto failure = members_.failure();
             require(failure && failure->fault() == error.fault());
         }
@@ -53,7 +53,7 @@ class OneOfTwo {
         if (members_.failed()) end_all(engine);
     }
 
-    // Some bytes as they are, in a buffer of zeros; and how many.
+    // Takes some bytes of the script, in a buffer of zeros, and their number.
     std::pair<std::array<uint8_t, 255>, uint8_t> take_piece() {
         std::array<uint8_t, 255> piece{};
         const auto bytes = bytes_.take<uint8_t>();
@@ -61,7 +61,7 @@ class OneOfTwo {
         return {piece, bytes};
     }
 
-    // What a frame says of its sender.
+    // Fills the fields that describe a frame's sender.
     void take_sender(Frame& frame) {
         frame.progress = bytes_.take<uint16_t>();
         frame.called.kind = bytes_.take<uint8_t>();
@@ -79,7 +79,7 @@ class OneOfTwo {
             p2p::Message{data.data(), data.size(), DType::uint8, peer, uint64_t{tag} & 7}, sends);
         engine.begin(request, false);
     }
-    // Takes one back, or probes.
+    // Cancels a request, or probes.
     void change(p2p::Engine& engine) {
         const auto which = bytes_.take<uint8_t>();
         if (which & 128) {
@@ -88,7 +88,7 @@ class OneOfTwo {
             engine.cancel(requests_[which % requests_.size()]);
         }
     }
-    // After a failure all requests are over, and nobody writes to their memory.
+    // After a failure all requests are done, and no thread writes to their memory.
     void end_all(p2p::Engine& engine) {
         for (p2p::Request& request : requests_) {
             static_cast<void>(engine.test(request));
@@ -104,7 +104,7 @@ class OneOfTwo {
     static constexpr size_t kMostMessages = 16;
     static constexpr double kTimeout_s = 60;
 
-    void look(p2p::Engine& engine) {
+    void progress(p2p::Engine& engine) {
         for (p2p::Request& request : requests_) {
             if (request.done()) continue;
             engine.wait(request, kTimeout_s, 0, {});
@@ -113,7 +113,7 @@ class OneOfTwo {
         static_cast<void>(engine.probe(p2p::kAnySource, kNever));
     }
 
-    static constexpr uint64_t kNever = 1000;  // a tag that is not sent
+    static constexpr uint64_t kNever = 1000;  // a tag without messages
     std::vector<std::vector<std::byte>> data_;
     std::deque<p2p::Request> requests_;
     Segment segment_;

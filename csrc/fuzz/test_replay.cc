@@ -1,4 +1,5 @@
-// Feeds what the fuzzers have kept, with any compiler: each file found a way that none before did.
+// Replays the fuzzers' corpus, with any compiler. Each file of the corpus reached new code when the
+// fuzzer found it.
 #include <filesystem>
 #include <fstream>
 #include <iterator>

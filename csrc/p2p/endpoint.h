@@ -1,4 +1,4 @@
-// What a rank has of one peer for messages to it and from it.
+// A rank's endpoint for one peer: the messages to the peer and from it.
 #pragma once
 
 #include <cstdint>
@@ -9,57 +9,57 @@
 
 namespace unisono::p2p {
 
-// Who hears of requests that are done.
+// Receives a notice of each finished request.
 class Completion {
   public:
     virtual ~Completion() = default;
     virtual void complete(Request& request) noexcept = 0;
 };
 
-// All calls are made with the engine's lock. A message for which there is no room stays with its
-// sender, in order: the engine keeps it, and says by `hold_back` that there are such. A receiver
-// that waits for one of these behind messages that nobody takes asks for it by its tag.
+// The caller of every function holds the engine's lock. The engine keeps a message for which the
+// peer has no room, in order, and announces it by `hold_back`. Messages that no receive matches may
+// fill the room. A receiver that waits for a message held back behind them asks for it by its tag.
 class Endpoint {
   public:
     virtual ~Endpoint() = default;
 
     // ---- as sender
-    // Puts the message behind all that were put before; false: there is no room for it yet.
+    // Appends the message to those already sent. False: there is no room for it yet.
     virtual bool put(Request& send) = 0;
-    // Puts one ahead of others that wait: the answer to `asked`. False: not yet.
+    // Sends a held-back message out of order, as the answer to `asked`. False: not possible yet.
     virtual bool put_aside(Request& send) = 0;
-    // A number that changes with every message that has to wait; 0: none waits.
+    // Announces held-back messages: `number` changes with each new one; 0: none is held back.
     virtual void hold_back(uint64_t number) = 0;
-    // The tag of the peer's question, if there is one without an answer.
+    // Returns the tag of the peer's question, if the question is still unanswered.
     [[nodiscard]] virtual std::optional<uint64_t> asked() const noexcept = 0;
-    // Answers that no message which waits has this tag.
+    // Answers that no held-back message has this tag.
     virtual void deny() = 0;
-    // Takes back a message that was put, unless the receiver has begun with it, or may still do so.
+    // Withdraws a sent message. False: the receiver has begun with it, or may still begin.
     virtual bool withdraw(Request& send) noexcept = 0;
 
     // ---- as receiver
-    // The next message that has come.
+    // Returns the next message that has arrived.
     virtual std::optional<Envelope> next() = 0;
-    // Matches a message: brings it to where the receive wants it. False: it was withdrawn.
+    // Matches a message: moves it into the receive's memory. False: the sender has withdrawn it.
     virtual bool accept(const Envelope& came, Request& receive) = 0;
-    // Whether a message is still there: from here on its sender cannot take it back while this rank
-    // is there. Else it is gone.
+    // Claims a message: its sender cannot withdraw it any more, as long as this rank is in the
+    // group. False: the sender has already withdrawn it.
     virtual bool claim(const Envelope& came) = 0;
-    // What the peer's `hold_back` says.
+    // Returns the number that the peer passed to `hold_back`.
     [[nodiscard]] virtual uint64_t held() const noexcept = 0;
-    // Asks for a message with this tag, once the last question was answered.
+    // Asks for a message with this tag. Requires an answer to the previous question.
     virtual void ask(uint64_t tag) = 0;
     enum class Answer : uint8_t { none, waiting, found, denied };
-    // To the last question; `found` and `denied` are told once.
+    // Returns the answer to the last question; returns `found` or `denied` only once.
     virtual Answer answer() = 0;
 
     // ---- both
-    // Moves what can move without waiting; true if anything did.
+    // Makes all progress that is possible without waiting. Returns true if anything moved.
     virtual bool progress() = 0;
-    // Messages that have come and that `next` has not told yet.
+    // Returns true if a message has arrived that `next` has not returned yet.
     [[nodiscard]] virtual bool has_arrivals() const noexcept = 0;
-    // After a failure: ends all requests; from here on nobody uses their memory. Where that cannot
-    // be had their memory is kept until the process ends.
+    // Ends all requests after a failure. Afterwards no rank uses their memory; where that cannot be
+    // ensured, their memory is kept until the process ends.
     virtual void fail(const Error& error) noexcept = 0;
 };
 

@@ -1,8 +1,8 @@
-// Which message goes to which receive, by MPI's rules. Pure: it moves nothing and waits for nobody.
+// Matches messages to receives by MPI's rules. Does no I/O and never waits.
 //
 // Messages from one rank with one tag are received in the order in which they were sent, by
-// receives in the order in which they were posted; a receive of any source or tag takes what came
-// first. (MPI 4.1, section 3.5.)
+// receives in the order in which they were posted. A receive of any source or tag takes the message
+// that arrived first. (MPI 4.1, section 3.5.)
 #pragma once
 
 #include <algorithm>
@@ -16,13 +16,13 @@
 
 namespace unisono::p2p {
 
-// What is known of a message that has come, wholly or in part.
+// The known facts about a message that has arrived, wholly or in part.
 struct Envelope {
     uint32_t source;
-    uint32_t kind;  // element type, as the sender says
+    uint32_t kind;  // element type, according to the sender
     uint64_t tag;
     uint64_t bytes;
-    uint64_t id;  // its endpoint's name for it
+    uint64_t id;  // the endpoint's number for the message
 };
 
 [[nodiscard]] inline bool fits(int32_t source, uint64_t tag, const Envelope& came) noexcept {
@@ -38,14 +38,14 @@ class Matcher {
         posted_.push_back(&receive);
         ++changes_;
     }
-    // The first posted receive that the message satisfies; nullptr if there is none.
+    // Returns the first posted receive that the message satisfies, or nullptr.
     [[nodiscard]] Request* find_posted(const Envelope& came) const noexcept {
         for (Request* receive : posted_) {
             if (fits(receive->message().peer, receive->message().tag, came)) return receive;
         }
         return nullptr;
     }
-    // False if it is not posted: it was matched.
+    // False: the receive is not posted, because it was matched.
     bool withdraw(const Request& receive) noexcept {
         const auto found = std::find(posted_.begin(), posted_.end(), &receive);
         if (found == posted_.end()) return false;
@@ -54,12 +54,12 @@ class Matcher {
         return true;
     }
 
-    // A message that no posted receive asks for.
+    // Stores a message that no posted receive matches.
     void store(const Envelope& came) {
         unexpected_.push_back(came);
         ++unexpected_of_[came.source];
     }
-    // The first stored message that satisfies a receive.
+    // Returns the first stored message that satisfies a receive, or nullptr.
     [[nodiscard]] const Envelope* find_unexpected(int32_t source, uint64_t tag) const noexcept {
         const bool none = source == kAnySource ? unexpected_.empty()
                                                : unexpected_of_[static_cast<size_t>(source)] == 0;
@@ -69,7 +69,7 @@ class Matcher {
         }
         return nullptr;
     }
-    // `came` is what `find_unexpected` returned.
+    // Requires a `came` that `find_unexpected` returned.
     Envelope take(const Envelope* came) noexcept {
         const auto found = std::find_if(unexpected_.begin(), unexpected_.end(),
                                         [came](const Envelope& e) { return &e == came; });
@@ -80,7 +80,7 @@ class Matcher {
     }
 
     [[nodiscard]] const std::vector<Request*>& posted() const noexcept { return posted_; }
-    // A number that changes whenever that does.
+    // Returns a number that changes whenever the list of posted receives changes.
     [[nodiscard]] uint64_t changes() const noexcept { return changes_; }
     [[nodiscard]] size_t unexpected_of(uint32_t source) const noexcept {
         return unexpected_of_[source];
@@ -93,8 +93,8 @@ class Matcher {
     }
 
   private:
-    std::vector<Request*> posted_;    // in the order of their posts
-    std::list<Envelope> unexpected_;  // in the order in which they came
+    std::vector<Request*> posted_;    // in the order of posting
+    std::list<Envelope> unexpected_;  // in the order of arrival
     std::vector<size_t> unexpected_of_;
     uint64_t changes_ = 0;
 };

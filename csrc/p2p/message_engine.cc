@@ -11,13 +11,13 @@
 namespace unisono::p2p {
 
 Engine::Engine(View& view, Membership& members, Waiter waiter, CrossMemory& cross_memory,
-               const MakeWire& make_wire)
+               const MakeTransport& make_transport)
     : view_(view),
       members_(members),
       waiter_(waiter),
-      wire_(make_wire ? make_wire(*this) : nullptr),
+      transport_(make_transport ? make_transport(*this) : nullptr),
       peers_(members.ranks()),
-      wired_(members.ranks()),
+      remotes_(members.ranks()),
       matcher_(members.ranks()) {
     Completion& completion = *this;
     for (uint32_t rank = 0; rank < peers_.size(); ++rank) {
@@ -28,9 +28,9 @@ Engine::Engine(View& view, Membership& members, Waiter waiter, CrossMemory& cros
             endpoint = std::make_unique<ShmEndpoint>(view, members, cross_memory, completion, rank,
                                                      single_copy_, waiter.oversubscribed());
         } else {
-            auto wired = std::make_unique<WireEndpoint>(members, *wire_, completion, rank);
-            wired_[rank] = wired.get();
-            endpoint = std::move(wired);
+            auto remote = std::make_unique<RemoteEndpoint>(members, *transport_, completion, rank);
+            remotes_[rank] = remote.get();
+            endpoint = std::move(remote);
         }
     }
 }
@@ -39,9 +39,9 @@ Engine::~Engine() {
     stop();
 }
 
-// ---- beginning
+// ---- start
 
-// One that cannot begin is done.
+// Throws Error for a request that cannot begin, and marks the request as done.
 void Engine::check(Request& request) const {
     try {
         members_.require_healthy();
@@ -58,27 +58,27 @@ void Engine::check(Request& request) const {
     }
 }
 
-void Engine::begin(Request& request, bool carried) {
+void Engine::begin(Request& request, bool in_background) {
     check(request);
     const std::lock_guard lock(mutex_);
-    begin_locked(request, carried);
+    begin_locked(request, in_background);
 }
 
-bool Engine::try_begin(Request& request, bool carried) {
+bool Engine::try_begin(Request& request, bool in_background) {
     check(request);
     const std::unique_lock lock(mutex_, std::try_to_lock);
-    if (lock.owns_lock()) begin_locked(request, carried);
+    if (lock.owns_lock()) begin_locked(request, in_background);
     return lock.owns_lock();
 }
 
-void Engine::begin_locked(Request& request, bool carried) {
+void Engine::begin_locked(Request& request, bool in_background) {
     ++under_way_;
     try {
         guarded([&] {
             request.sends() ? begin_send(request) : begin_receive(request);
             return true;
         });
-        if (carried && !request.done()) carry_on();
+        if (in_background && !request.done()) wake_progress_thread();
     } catch (const std::exception& error) {
         if (!request.done()) {
             request.failed(error_of(error));
@@ -107,7 +107,7 @@ void Engine::begin_receive(Request& receive) {
     poll_for(receive);
 }
 
-// False: the message was withdrawn meanwhile.
+// False: the sender has withdrawn the message meanwhile.
 bool Engine::accept(const Envelope& came, Request& receive) {
     const Message& m = receive.message();
     const bool fit = static_cast<uint32_t>(m.dtype) == came.kind && m.bytes == came.bytes;
@@ -132,16 +132,16 @@ void Engine::fail_mismatch(const Envelope& came, const Request& receive) {
                       name_of(m.dtype) + ")");
 }
 
-// ---- moving
+// ---- progress
 
-// What `move` returns. Once the group has failed nothing moves any more, and all requests end:
-// their callers are about to take their memory back.
+// Returns the result of `move`. Once the group has failed, nothing moves any more and all requests
+// end, because their callers are about to reuse the memory.
 template <class Move>
 bool Engine::guarded(Move&& move) {
     try {
         members_.require_healthy();
         return move();
-    } catch (const Error& error) {  // of a carrier's, perhaps: then nobody has heard of it
+    } catch (const Error& error) {  // perhaps a message library's, which is not recorded yet
         record(error);
         fail_all(error);
         throw;
@@ -156,32 +156,32 @@ bool Engine::guarded(Move&& move) {
     }
 }
 
-// Whether all who should be there are. With the lock.
-void Engine::check_world() {
+// Fails the group if a rank that should be alive is gone. Requires the lock.
+void Engine::make_slow_checks() {
     guarded([&] {
         waiter_.make_slow_checks({});
         return true;
     });
 }
 
-// For all ranks; of one that has left, its own errors are nobody else's.
+// Records an error for all ranks. The errors of a rank that has left concern no other rank.
 void Engine::record(const Error& error) noexcept {
     if (!members_.closed()) members_.record(error.fault(), error.what());
 }
 
 bool Engine::poll() {
-    looks_.store(looks_.load(std::memory_order_relaxed) + 1, std::memory_order_relaxed);
+    polls_.store(polls_.load(std::memory_order_relaxed) + 1, std::memory_order_relaxed);
     return guarded([this] {
-        bool moved = wire_ && wire_->poll();
+        bool moved = transport_ && transport_->poll();
         for (Peer& peer : peers_) moved |= advance(peer);
         return moved;
     });
 }
 
-// The same for what one request may wait for.
+// Polls only what may finish this request.
 bool Engine::poll_for(const Request& request) {
     const int32_t rank = request.message().peer;
-    if (rank == kAnySource || wired_[static_cast<size_t>(rank)]) return poll();
+    if (rank == kAnySource || remotes_[static_cast<size_t>(rank)]) return poll();
     return guarded([&] { return advance(peers_[static_cast<size_t>(rank)]); });
 }
 
@@ -197,7 +197,7 @@ bool Engine::advance_held(Peer& peer) {
     bool moved = false;
     while (!peer.held.empty()) {
         Request* const send = peer.held.front();
-        if (!peer.endpoint->put(*send)) break;  // which may end it
+        if (!peer.endpoint->put(*send)) break;  // may complete the request
         peer.held.pop_front();
         moved = true;
     }
@@ -205,7 +205,7 @@ bool Engine::advance_held(Peer& peer) {
     return moved;
 }
 
-// The peer asks for a message that is held back.
+// Answers the peer's question for a held-back message.
 bool Engine::answer(Peer& peer) {
     const auto tag = peer.endpoint->asked();
     const auto found = std::find_if(peer.held.begin(), peer.held.end(), [&](const Request* send) {
@@ -242,15 +242,15 @@ bool Engine::advance_arrivals(Peer& peer) {
     return moved;
 }
 
-// Where messages that nobody asks for keep back others, asks the peer for one that is wanted: for
-// each posted receive in turn, and for the tag that is probed for, until all were denied. True: an
-// answer has come.
+// Asks the peer for a held-back message when messages that no receive matches block the room. Asks
+// for the tag of each posted receive in turn, and for a probed tag, until all are denied. Returns
+// true if an answer has arrived.
 bool Engine::ask(uint32_t rank, Peer& peer, std::optional<uint64_t> probed) {
     switch (peer.endpoint->answer()) {
         case Endpoint::Answer::waiting:
             return false;
         case Endpoint::Answer::found:
-            peer.asked_holds = 0;  // once more from the first
+            peer.asked_holds = 0;  // start again from the first receive
             return true;
         case Endpoint::Answer::denied:
             ++peer.next_question;
@@ -258,8 +258,8 @@ bool Engine::ask(uint32_t rank, Peer& peer, std::optional<uint64_t> probed) {
         case Endpoint::Answer::none:
             break;
     }
-    if (matcher_.unexpected_of(rank) == 0) return false;  // room will come by itself
-    // What was denied before either of these changed may be there now.
+    if (matcher_.unexpected_of(rank) == 0) return false;  // room becomes free without a question
+    // A change of either number may make a denied message available.
     const uint64_t holds = peer.endpoint->held(), changes = matcher_.changes();
     if (peer.asked_holds != holds || peer.asked_changes != changes ||
         (probed && peer.asked_probed != probed))
@@ -278,14 +278,14 @@ bool Engine::ask(uint32_t rank, Peer& peer, std::optional<uint64_t> probed) {
     return false;
 }
 
-// ---- ending
+// ---- end
 
 void Engine::complete(Request& request) noexcept {
     --under_way_;
     request.set_done();
-    // A thread of this rank may sleep for it.
-    ring(view_.own().p2p, wire_ ? Fence::full : view_.fence());
-    if (away_sleepers_.load(std::memory_order_seq_cst) > 0) wire_->wake();
+    // A thread of this rank may sleep until this request is done.
+    ring(view_.own().p2p, transport_ ? Fence::full : view_.fence());
+    if (away_sleepers_.load(std::memory_order_seq_cst) > 0) transport_->wake();
 }
 
 bool Engine::cancel(Request& request) {
@@ -295,7 +295,7 @@ bool Engine::cancel(Request& request) {
     return take_back(request, Error(Fault::invalid, text_of(request) + " was cancelled"));
 }
 
-// Ends it; false if that comes too late. With the lock.
+// Ends a request that has not begun to move; false if it is too late. Requires the lock.
 bool Engine::take_back(Request& request, const Error& error) {
     bool held = false;
     const auto withdraw = [&] {
@@ -321,7 +321,7 @@ std::optional<Envelope> Engine::probe(int32_t source, uint64_t tag) {
     const Envelope* found = nullptr;
     inspect(inspected_);
     guarded([&] {
-        if (wire_) wire_->poll();
+        if (transport_) transport_->poll();
         for (uint32_t rank = 0; rank < peers_.size() && !found; ++rank) {
             if (source != kAnySource && source != static_cast<int32_t>(rank)) continue;
             Peer& peer = peers_[rank];
@@ -335,7 +335,7 @@ std::optional<Envelope> Engine::probe(int32_t source, uint64_t tag) {
     return found ? std::optional(*found) : std::nullopt;
 }
 
-// Takes what has come from a peer until some of it satisfies a probe.
+// Takes arrivals from a peer until one of them satisfies a probe.
 const Envelope* Engine::find(Peer& peer, int32_t source, uint64_t tag) {
     for (;;) {
         if (const Envelope* const found = matcher_.find_unexpected(source, tag)) {
@@ -353,17 +353,17 @@ const Envelope* Engine::find(Peer& peer, int32_t source, uint64_t tag) {
     }
 }
 
-// What the wire still moves needs the memory that it moves to or from.
+// A transfer that the transport cannot stop still needs its memory.
 void Engine::forget_messages() noexcept {
-    if (wire_->forget_messages()) return;
-    for (WireEndpoint* const wired : wired_) {
-        if (wired) wired->keep_memory();
+    if (transport_->forget_messages()) return;
+    for (RemoteEndpoint* const remote : remotes_) {
+        if (remote) remote->keep_memory();
     }
 }
 
 void Engine::fail_all(const Error& error) noexcept {
-    if (wire_ && !stopped_) {
-        unfinished_ = unfinished_ || wire_->reads_in_place();
+    if (transport_ && !stopped_) {
+        unfinished_ = unfinished_ || transport_->reads_in_place();
         forget_messages();
     }
     const auto end = [&](Request* request) {
@@ -378,13 +378,13 @@ void Engine::fail_all(const Error& error) noexcept {
     }
 }
 
-// After the group has failed: from here on nothing moves into memory that is the callers' again.
+// Ends all requests after the group has failed. Afterwards nothing moves into the callers' memory.
 void Engine::end_all() noexcept {
-    if (mutex_.held_here()) return;  // in a signal handler: whom it has interrupted does it
+    if (mutex_.held_here()) return;  // in a signal handler: the interrupted code ends the requests
     const std::lock_guard lock(mutex_);
     try {
         poll();
-    } catch (const std::exception&) {  // all requests have it now
+    } catch (const std::exception&) {  // all requests have the error now
     }
 }
 
@@ -398,26 +398,26 @@ std::string Engine::text_of(const Request& request) {
            (m.tag == kAnyTag ? std::string("any tag") : "tag " + std::to_string(m.tag)) + ")";
 }
 
-// ---- from other hosts
+// ---- messages from other hosts
 
 std::byte* Engine::place(uint32_t peer, const Frame& frame) {
     if (frame.kind == FrameKind::failed) {
-        if (std::byte* const text = news_.place(peer, frame)) return text;
+        if (std::byte* const text = fault_reports_.place(peer, frame)) return text;
     }
-    return wired_[peer]->place(frame);
+    return remotes_[peer]->place(frame);
 }
 
 void Engine::deliver(uint32_t peer, const Frame& frame) {
     if (frame.kind == FrameKind::failed) {
-        const Error error = news_.read(peer, frame);
+        const Error error = fault_reports_.read(peer, frame);
         members_.fail(error.fault(), error.what());
     }
-    wired_[peer]->deliver(frame);
+    remotes_[peer]->deliver(frame);
 }
 
 void Engine::lost(uint32_t peer, const std::string& why) {
-    if (wired_[peer]->has_ended()) return;
-    wired_[peer]->end();
+    if (remotes_[peer]->has_ended()) return;
+    remotes_[peer]->end();
     if (!view_.has_left(peer)) members_.fail_gone(peer, why);
 }
 

@@ -1,7 +1,8 @@
-// Point-to-point messages of one rank: sends and receives under way, and who moves them.
+// The point-to-point engine of one rank: its pending sends and receives, and their progress.
 //
-// Whoever waits for a request moves all of the rank's messages. Where nobody waits, a thread does,
-// after a while: most programs wait soon.
+// A thread that waits for one request makes progress for all of the rank's messages. If no thread
+// waits for a while, a progress thread takes over. The delay saves work, because most programs wait
+// soon.
 #pragma once
 
 #include <atomic>
@@ -28,76 +29,79 @@
 
 namespace unisono::p2p {
 
-class WireEndpoint;
+class RemoteEndpoint;
 
 using Requests = std::span<Request* const>;
 
 class Engine final : private Receiver, private Completion {
   public:
-    // `make_wire(receiver)` makes the wire to ranks of other hosts, if there are any.
-    using MakeWire = std::function<std::unique_ptr<Wire>(Receiver&)>;
+    // `make_transport(receiver)` makes the transport to ranks of other hosts. Empty: there are no
+    // other hosts.
+    using MakeTransport = std::function<std::unique_ptr<Transport>(Receiver&)>;
     Engine(View& view, Membership& members, Waiter waiter, CrossMemory& cross_memory,
-           const MakeWire& make_wire = {});
+           const MakeTransport& make_transport = {});
     Engine(const Engine&) = delete;
     Engine& operator=(const Engine&) = delete;
     ~Engine() override;
 
-    // Whether ranks of this host may read and write each other's memory. Before the first request.
+    // Sets whether ranks of this host may read and write each other's memory. Call before the first
+    // request.
     void use_single_copy(bool use) noexcept { single_copy_ = use; }
 
-    // Begins a request, as far as that goes without waiting. It stays where it is until it is done,
-    // as it is when this throws an Error, too. `carried`: if nobody waits for it, a thread carries
-    // on with it.
-    void begin(Request& request, bool carried);
-    // The same if no other thread is at work here; false: nothing has happened.
-    bool try_begin(Request& request, bool carried);
-    // False after `limit_s` (negative: never) with the request still under way. After `timeout_s`
-    // the group fails. Throws Error.
+    // Begins a request and moves as much of it as possible without waiting. The caller keeps the
+    // request in place until it is done. A request is also done when this function throws Error.
+    // `in_background`: the progress thread continues the request if no thread waits for it.
+    void begin(Request& request, bool in_background);
+    // Begins a request if no other thread holds the engine. False: nothing has happened.
+    bool try_begin(Request& request, bool in_background);
+    // Waits until the request is done. False: `limit_s` has passed (negative: no limit) and the
+    // request is still pending. After `timeout_s` the group fails. Throws Error.
     bool wait(Request& request, double timeout_s, double limit_s, const Interrupted& interrupted);
-    // The same until one of several is done, well or not: its place; nothing after `limit_s`.
+    // Waits until one of several requests is done or has failed. Returns its index, or nothing
+    // after `limit_s`.
     std::optional<size_t> wait_any(Requests requests, double timeout_s, double limit_s,
                                    const Interrupted& interrupted);
-    // Fails the group, since a caller has waited so long for a request.
+    // Fails the group because a caller has waited `timeout_s` for a request.
     void expire(Request& request, double timeout_s);
-    // Moves what can be moved now, unless another thread does that; whether the request is done.
-    // One for which nobody is left is, if `ends_in_vain`: with an error, of it alone.
-    bool test(Request& request, bool ends_in_vain = true) noexcept;
-    // Whether everybody who could serve the request has left the group; false while another thread
-    // moves messages.
-    [[nodiscard]] bool is_in_vain(const Request& request) noexcept;
-    // Takes a request back; false if that comes too late: then it will be done as others are.
+    // Makes progress, unless another thread does so. Returns true if the request is done. With
+    // `ends_without_peers`, a request whose peers have all left ends with an error of its own.
+    bool test(Request& request, bool ends_without_peers = true) noexcept;
+    // Returns true if every rank that could serve the request has left the group. Returns false
+    // while another thread makes progress.
+    [[nodiscard]] bool cannot_complete(const Request& request) noexcept;
+    // Cancels a request. False: it is too late, and the request completes normally.
     bool cancel(Request& request);
-    // The first message that a receive would get; nothing if none has come. Throws Error.
+    // Returns the message that a receive would get now, or nothing. Throws Error.
     std::optional<Envelope> probe(int32_t source, uint64_t tag);
-    // The same, once one has come; nothing after `limit_s`.
+    // Waits for a message that a receive would get. Returns nothing after `limit_s`.
     std::optional<Envelope> wait_probe(int32_t source, uint64_t tag, double timeout_s,
                                        double limit_s, const Interrupted& interrupted);
-    // After the group was left. What is under way fails as aborted.
+    // Stops the engine after the rank has left the group. Pending requests fail as aborted.
     void stop() noexcept;
-    // After that: whether ranks of other hosts have all that was sent; moves what is left of it.
+    // After `stop`: sends what is left. Returns true once the ranks of other hosts have everything.
     [[nodiscard]] bool parted() noexcept;
-    // The end of the wire, whoever has what.
-    void close_wire() noexcept;
-    // Nothing here uses the group's memory any more.
+    // Closes the transport, even if messages are still unsent.
+    void close_transport() noexcept;
+    // Returns true if the engine does not use the group's memory any more.
     [[nodiscard]] bool stopped() const noexcept { return stopped_; }
-    // To ranks of other hosts.
-    [[nodiscard]] Wire* wire() const noexcept { return wire_.get(); }
-    // "send to rank 1 (8 bytes, tag 0)".
+    // The transport to ranks of other hosts, or nullptr.
+    [[nodiscard]] Transport* transport() const noexcept { return transport_.get(); }
+    // Describes a request: "send to rank 1 (8 bytes, tag 0)".
     [[nodiscard]] static std::string text_of(const Request& request);
 
   private:
     struct Peer {
         std::unique_ptr<Endpoint> endpoint;
-        std::deque<Request*> held;  // sends for which there is no room
-        uint64_t holds = 0;         // how many had to wait
-        // Asking the peer for messages that it holds back: which of those that are wanted is next,
-        // and the state in which the first was asked for.
+        std::deque<Request*> held;  // sends without room at the peer
+        uint64_t holds = 0;         // number of sends that had to wait so far
+        // Questions to the peer for held-back messages: the index of the next posted receive to ask
+        // for, and the state at the time of the first question.
         size_t next_question = 0;
         uint64_t asked_holds = 0, asked_changes = 0;
         std::optional<uint64_t> asked_probed;
     };
 
-    void begin_locked(Request& request, bool carried);
+    void begin_locked(Request& request, bool in_background);
     void begin_send(Request& send);
     void begin_receive(Request& receive);
     void check(Request& request) const;
@@ -115,7 +119,7 @@ class Engine final : private Receiver, private Completion {
     bool answer(Peer& peer);
     bool ask(uint32_t rank, Peer& peer, std::optional<uint64_t> probed = {});
     void complete(Request& request) noexcept override;
-    void end_wire(const std::optional<Error>& failure) noexcept;
+    void end_transport(const std::optional<Error>& failure) noexcept;
     void forget_messages() noexcept;
     bool take_back(Request& request, const Error& error);
     void fail_all(const Error& error) noexcept;
@@ -129,7 +133,7 @@ class Engine final : private Receiver, private Completion {
         members_.fail_nonsense(peer, what);
     }
 
-    void carry_on();
+    void wake_progress_thread();
     void progress_loop();
     template <class Ready, class Last>
     bool wait_for(Requests requests, Ready&& ready, Last&& last, double timeout_s, double limit_s,
@@ -138,10 +142,10 @@ class Engine final : private Receiver, private Completion {
     Woken rest(bool here, bool away, Awake&& awake, double seconds);
     void inspect(std::chrono::steady_clock::time_point& last);
     void check_world();
-    void end_if_in_vain(Request& request);
+    void end_if_all_peers_left(Request& request);
     [[nodiscard]] Error departed_from(const Request& request) const;
     [[nodiscard]] bool has_departed(uint32_t peer) const noexcept;
-    [[nodiscard]] bool in_vain(const Request& request) const;
+    [[nodiscard]] bool all_peers_left(const Request& request) const;
     void check_departed(Requests requests);
     [[nodiscard]] std::string late(Requests requests, double timeout_s) const;
     [[nodiscard]] std::string cycle() const;
@@ -150,25 +154,26 @@ class Engine final : private Receiver, private Completion {
     Membership& members_;
     Waiter waiter_;
     bool single_copy_ = true;
-    std::unique_ptr<Wire> wire_;
+    std::unique_ptr<Transport> transport_;
     std::atomic<uint32_t> away_sleepers_{0};
-    std::atomic<uint64_t> looks_{0};              // by those who wait
-    std::atomic<bool> background_asleep_{false};  // the thread sleeps until it is woken
-    OwnedMutex mutex_;                            // guards all below
+    std::atomic<uint64_t> polls_{0};              // by waiting threads
+    std::atomic<bool> background_asleep_{false};  // the progress thread sleeps until it is woken
+    OwnedMutex mutex_;                            // guards all members below
     std::vector<Peer> peers_;
-    std::vector<WireEndpoint*> wired_;  // by rank; nullptr on this host
-    FaultNews news_;
+    std::vector<RemoteEndpoint*> remotes_;  // by rank; nullptr for a rank of this host
+    FaultReports fault_reports_;
     Matcher matcher_;
     uint64_t under_way_ = 0;
-    // On the heap: a forked child has to leak it, for its end waits for threads that are not there.
+    // On the heap, so that a forked child can leak it: the destructor waits for threads that do not
+    // exist in the child.
     std::unique_ptr<std::condition_variable_any> changed_ =
         std::make_unique<std::condition_variable_any>();
-    std::chrono::steady_clock::time_point inspected_;  // by who probes
+    std::chrono::steady_clock::time_point inspected_;  // by probes
     bool stopping_ = false;
-    bool parked_ = false;  // the thread has nothing to do
+    bool parked_ = false;  // the progress thread has nothing to do
     std::atomic<bool> stopped_{false};
     bool unfinished_ = false;  // a message to another host was given up
-    bool wire_closed_ = false;
+    bool transport_closed_ = false;
     std::thread thread_;
 };
 

@@ -1,4 +1,4 @@
-// Who moves messages: those who wait for one, and a thread where nobody waits.
+// Progress of messages: by the threads that wait for one, and by a progress thread if none waits.
 #include <algorithm>
 #include <chrono>
 #include <string>
@@ -13,14 +13,14 @@ namespace unisono::p2p {
 namespace {
 
 constexpr double kSlice_s = 0.05;
-constexpr double kNapBetween_s = 1e-3;  // where both memory and a wire may bring something
-constexpr uint64_t kLooksEach = 8;      // of a waiter at its own peer, before it looks at all
-// How long the thread leaves messages to those who wait before it takes a look of its own, and how
-// long it stays awake after the last message: to wake it costs as much as a message.
+constexpr double kNapBetween_s = 1e-3;  // while both shared memory and a transport may deliver
+constexpr uint64_t kPollsEach = 8;      // polls of the awaited peer before a poll of all peers
+// Timing of the progress thread. After kNap without a poll by a waiting thread it polls itself. It
+// stays awake for kLinger after the last message, because waking it costs as much as a message.
 constexpr std::chrono::microseconds kNap{200}, kLongestNap{3200};
 constexpr std::chrono::milliseconds kLinger{20}, kInspectEach{50};
 
-// Others can say what a rank waits for that is late.
+// Publishes the awaited request, so that other ranks can report why this rank is late.
 class Waiting {
   public:
     Waiting(RankControl& own, uint64_t word) noexcept : word_(own.awaited_message) {
@@ -34,7 +34,7 @@ class Waiting {
     std::atomic<uint64_t>& word_;
 };
 
-// Of those who sleep where a message of another host wakes them.
+// Counts a thread that sleeps where a message from another host wakes it.
 class AwaySleeper {
   public:
     explicit AwaySleeper(std::atomic<uint32_t>& sleepers) noexcept : sleepers_(sleepers) {
@@ -50,7 +50,7 @@ class AwaySleeper {
 
 }  // namespace
 
-bool Engine::test(Request& request, bool ends_in_vain) noexcept {
+bool Engine::test(Request& request, bool ends_without_peers) noexcept {
     if (request.done()) return true;
     if (members_.in_child()) return false;
     const std::unique_lock lock(mutex_, std::try_to_lock);
@@ -58,35 +58,35 @@ bool Engine::test(Request& request, bool ends_in_vain) noexcept {
     try {
         poll();
         if (!request.done()) inspect(request.inspected);
-        if (!request.done() && ends_in_vain) end_if_in_vain(request);
-    } catch (const std::exception&) {  // the request has it, as all that were under way
+        if (!request.done() && ends_without_peers) end_if_all_peers_left(request);
+    } catch (const std::exception&) {  // the request has the error, like all pending requests
     }
     return request.done();
 }
 
-// Who looks again and again finds out all the same what a wait would; at the first look it does not
-// ask other hosts yet. With the lock.
+// Gives a program that calls `test` in a loop the same checks as a wait. The first call does not
+// ask other hosts yet. Requires the lock.
 void Engine::inspect(std::chrono::steady_clock::time_point& last) {
     const auto now = std::chrono::steady_clock::now();
     if (now - last < kInspectEach) return;
     const bool first = std::exchange(last, now) == std::chrono::steady_clock::time_point{};
-    check_world();
+    make_slow_checks();
     if (!first) members_.ask_other_hosts();
 }
 
 bool Engine::wait(Request& request, double timeout_s, double limit_s,
                   const Interrupted& interrupted) {
-    uint64_t looks = 0;
+    uint64_t polls = 0;
     const auto ready = [&] {
         if (request.done()) return true;
-        // Not try_lock: who has the lock may have looked already, and never look again.
+        // Not try_lock: the thread that holds the lock may have finished its last poll.
         const std::lock_guard lock(mutex_);
-        if (!request.done()) ++looks % kLooksEach == 0 ? poll() : poll_for(request);
+        if (!request.done()) ++polls % kPollsEach == 0 ? poll() : poll_for(request);
         return request.done();
     };
     const auto last = [&] {
         const std::lock_guard lock(mutex_);
-        // Who has moved some of it may find more: nobody rings for that.
+        // The poll that moved a part may find more, and no doorbell rings for the rest.
         return request.done() || poll() || request.done();
     };
     Request* const one = &request;
@@ -117,7 +117,7 @@ std::optional<size_t> Engine::wait_any(Requests requests, double timeout_s, doub
     };
     try {
         if (!wait_for(requests, ready, last, timeout_s, limit_s, interrupted)) return std::nullopt;
-    } catch (const Error& error) {  // one of them has it, unless what has failed is this call
+    } catch (const Error& error) {  // a request has failed, unless this call itself has
         if (error.fault() == Fault::interrupted || !found()) throw;
     }
     return place;
@@ -127,14 +127,15 @@ void Engine::expire(Request& request, double timeout_s) {
     Request* const one = &request;
     try {
         members_.fail(Fault::timeout, late({&one, 1}, timeout_s));
-    } catch (const Error&) {  // which the request gets now
+    } catch (const Error&) {  // the request gets this error now
         end_all();
     }
 }
 
 std::optional<Envelope> Engine::wait_probe(int32_t source, uint64_t tag, double timeout_s,
                                            double limit_s, const Interrupted& interrupted) {
-    Request wanted({nullptr, 0, DType::uint8, source, tag}, false);  // in words; it is never begun
+    Request wanted({nullptr, 0, DType::uint8, source, tag},
+                   false);  // only for error texts; never begun
     std::optional<Envelope> found;
     const auto ready = [&] {
         if (!found) found = probe(source, tag);
@@ -145,7 +146,8 @@ std::optional<Envelope> Engine::wait_probe(int32_t source, uint64_t tag, double 
     return found;
 }
 
-// Waits until `ready`, which moves what it waits for; `last` is its last look before a sleep.
+// Waits until `ready` returns true; `ready` makes the progress. `last` is the last check before a
+// sleep.
 template <class Ready, class Last>
 bool Engine::wait_for(Requests requests, Ready&& ready, Last&& last, double timeout_s,
                       double limit_s, const Interrupted& interrupted) {
@@ -153,14 +155,14 @@ bool Engine::wait_for(Requests requests, Ready&& ready, Last&& last, double time
     bool here = false, away = false;
     for (const Request* const request : requests) {
         const int32_t peer = request->message().peer;
-        const bool any = peer == kAnySource, local = !any && !wired_[static_cast<size_t>(peer)];
+        const bool any = peer == kAnySource, local = !any && !remotes_[static_cast<size_t>(peer)];
         here |= any ? view_.here().size() > 1 : local;
-        away |= any ? wire_ != nullptr : !local;
+        away |= any ? transport_ != nullptr : !local;
     }
     Deadline deadline(timeout_s);
     const auto inspect = [&] {
         members_.require_healthy();
-        const std::lock_guard lock(mutex_);  // else a message just being moved is in no place
+        const std::lock_guard lock(mutex_);  // else a message in motion is in neither list
         check_departed(requests);
     };
     const auto sleep = [&](auto&&, double seconds) {
@@ -182,17 +184,18 @@ bool Engine::wait_for(Requests requests, Ready&& ready, Last&& last, double time
     }
 }
 
-// Sleeps until a peer of this host (`here`) or of another (`away`) may have done something.
+// Sleeps until a peer of this host (`here`) or of another host (`away`) may have made progress.
 template <class Awake>
 Woken Engine::rest(bool here, bool away, Awake&& awake, double seconds) {
     Doorbell& doorbell = view_.own().p2p;
-    if (!away && (!wire_ || !wire_->needs_looks())) return sleep_on(doorbell, awake, seconds);
+    if (!away && (!transport_ || !transport_->needs_polling()))
+        return sleep_on(doorbell, awake, seconds);
     const double nap_s = here ? std::min(seconds, kNapBetween_s) : seconds;
     const AwaySleeper announced(away_sleepers_);
     const Woken woken = [&] {
         try {
-            return away ? wire_->sleep(nap_s, std::ref(awake)) : sleep_on(doorbell, awake, nap_s);
-        } catch (const Error& error) {  // of a carrier's, outside of `guarded`
+            return away ? transport_->sleep(nap_s, std::ref(awake)) : sleep_on(doorbell, awake, nap_s);
+        } catch (const Error& error) {  // a message library's, outside of `guarded`
             if (!mutex_.held_here()) record(error);
             throw;
         }
@@ -201,18 +204,18 @@ Woken Engine::rest(bool here, bool away, Awake&& awake, double seconds) {
 }
 
 bool Engine::has_departed(uint32_t peer) const noexcept {
-    if (const WireEndpoint* const wired = wired_[peer]) return wired->has_departed();
+    if (const RemoteEndpoint* const remote = remotes_[peer]) return remote->has_departed();
     return view_.has_left(peer);
 }
 
-bool Engine::is_in_vain(const Request& request) noexcept {
+bool Engine::cannot_complete(const Request& request) noexcept {
     if (request.done() || members_.in_child()) return false;
     const std::unique_lock lock(mutex_, std::try_to_lock);
-    return lock.owns_lock() && in_vain(request);
+    return lock.owns_lock() && all_peers_left(request);
 }
 
-// With the lock.
-bool Engine::in_vain(const Request& request) const {
+// Requires the lock.
+bool Engine::all_peers_left(const Request& request) const {
     const Message& m = request.message();
     if (request.done()) return false;
     bool departed = false;
@@ -221,29 +224,29 @@ bool Engine::in_vain(const Request& request) const {
             (m.peer != kAnySource && m.peer != static_cast<int32_t>(peer)))
             continue;
         if (!has_departed(peer)) return false;
-        // What it sent may still be to be taken.
+        // A message from that peer may still be unread.
         if (!request.sends() && peers_[peer].endpoint->has_arrivals()) return false;
         departed = true;
     }
     return departed;
 }
 
-// Fails if none of them can ever be done. With the lock.
+// Fails the group if none of the requests can ever be done. Requires the lock.
 void Engine::check_departed(Requests requests) {
-    const auto vain = [this](const Request* request) { return this->in_vain(*request); };
-    if (!std::all_of(requests.begin(), requests.end(), vain)) return;
-    poll();  // what they did before they left
-    if (!std::all_of(requests.begin(), requests.end(), vain)) return;
+    const auto all_left = [this](const Request* request) { return this->all_peers_left(*request); };
+    if (!std::all_of(requests.begin(), requests.end(), all_left)) return;
+    poll();  // takes what the peers sent before they left
+    if (!std::all_of(requests.begin(), requests.end(), all_left)) return;
     const Error departed = departed_from(*requests.front());
     members_.fail(departed.fault(), departed.what());
 }
 
-// Ends this one alone, for the rank may look at others that can still be done; the group, where it
-// cannot be taken back. With the lock.
-void Engine::end_if_in_vain(Request& request) {
-    if (!in_vain(request)) return;
-    poll();  // as above
-    if (!in_vain(request)) return;
+// Ends only this request, because the rank may test others that can still be done. If the request
+// cannot be withdrawn, the group fails. Requires the lock.
+void Engine::end_if_all_peers_left(Request& request) {
+    if (!all_peers_left(request)) return;
+    poll();  // takes what the peers sent before they left
+    if (!all_peers_left(request)) return;
     const Error departed = departed_from(request);
     if (!take_back(request, departed) && !request.done())
         members_.fail(departed.fault(), departed.what());
@@ -272,12 +275,12 @@ void Engine::progress_loop() {
             parked_ = false;
             continue;
         }
-        const uint64_t looks = looks_.load(std::memory_order_relaxed);
+        const uint64_t polls = polls_.load(std::memory_order_relaxed);
         changed_->wait_for(lock, nap, [this] { return stopping_; });
-        const bool needless = looks_.load(std::memory_order_relaxed) != looks;
+        const bool needless = polls_.load(std::memory_order_relaxed) != polls;
         nap = needless ? std::min(2 * nap, kLongestNap) : kNap;
         if (stopping_ || idle() || needless) continue;
-        const auto ready = [&] {  // looks once more after it has said that it sleeps
+        const auto ready = [&] {  // polls once more after announcing its sleep
             const std::lock_guard again(mutex_);
             return stopping_ || members_.failed() || poll() || idle();
         };
@@ -285,29 +288,29 @@ void Engine::progress_loop() {
             if (poll() || idle()) continue;
             lock.unlock();
             background_asleep_.store(true, std::memory_order_relaxed);
-            if (rest(here, wire_ != nullptr, ready, kSlice_s) == Woken::timed_out)
+            if (rest(here, transport_ != nullptr, ready, kSlice_s) == Woken::timed_out)
                 waiter_.make_slow_checks({});
-        } catch (const std::exception&) {  // recorded in the group: poll ends what is under way
+        } catch (const std::exception&) {  // recorded in the group: poll ends the pending requests
         }
         background_asleep_.store(false, std::memory_order_relaxed);
         if (!lock.owns_lock()) lock.lock();
     }
 }
 
-// With the lock.
-void Engine::carry_on() {
+// Requires the lock.
+void Engine::wake_progress_thread() {
     if (stopping_) return;
     if (!thread_.joinable()) start_progress(thread_, [this] { progress_loop(); });
     if (parked_) changed_->notify_all();
 }
 
 void Engine::stop() noexcept {
-    if (members_.in_child()) {  // the lock may be held, and the thread is there, in the parent only
+    if (members_.in_child()) {  // only the parent has the thread, and perhaps the lock
         if (thread_.joinable()) thread_.detach();
         static_cast<void>(changed_.release());
         return;
     }
-    if (mutex_.held_here()) {  // in a signal handler: the rest is left to the end of this object
+    if (mutex_.held_here()) {  // in a signal handler: the destructor does the rest
         stopping_ = true;
         return;
     }
@@ -317,18 +320,18 @@ void Engine::stop() noexcept {
         changed_->notify_all();
     }
     ring_always(view_.own().p2p);
-    if (wire_) wire_->wake();
+    if (transport_) transport_->wake();
     if (thread_.joinable()) thread_.join();
     const std::lock_guard lock(mutex_);
     const Error unfinished(Fault::aborted,
                            "the communicator was closed with this message under way");
-    if (wire_ && !stopped_) {
-        // What is still under way must not read the callers' memory any more.
-        const bool in_order = !wire_->reads_in_place() && !unfinished_ && !members_.failed();
+    if (transport_ && !stopped_) {
+        // A pending transfer must not read the callers' memory any more.
+        const bool in_order = !transport_->reads_in_place() && !unfinished_ && !members_.failed();
         if (in_order) {
-            wire_->part();
+            transport_->part();
         } else {
-            end_wire(members_.failed() ? members_.failure() : std::optional(unfinished));
+            end_transport(members_.failed() ? members_.failure() : std::optional(unfinished));
         }
     }
     stopped_ = true;
@@ -336,20 +339,20 @@ void Engine::stop() noexcept {
 }
 
 bool Engine::parted() noexcept {
-    if (!wire_ || members_.in_child() || mutex_.held_here()) return true;
+    if (!transport_ || members_.in_child() || mutex_.held_here()) return true;
     const std::lock_guard lock(mutex_);
-    return !stopped_ || wire_closed_ || wire_->parted();
+    return !stopped_ || transport_closed_ || transport_->parted();
 }
 
-void Engine::close_wire() noexcept {
-    if (!wire_ || members_.in_child() || mutex_.held_here()) return;
+void Engine::close_transport() noexcept {
+    if (!transport_ || members_.in_child() || mutex_.held_here()) return;
     const std::lock_guard lock(mutex_);
-    if (stopped_) end_wire(std::nullopt);
+    if (stopped_) end_transport(std::nullopt);
 }
 
-void Engine::end_wire(const std::optional<Error>& failure) noexcept {
-    if (std::exchange(wire_closed_, true)) return;
-    wire_->close(failure);
+void Engine::end_transport(const std::optional<Error>& failure) noexcept {
+    if (std::exchange(transport_closed_, true)) return;
+    transport_->close(failure);
     forget_messages();
 }
 
@@ -368,16 +371,14 @@ std::string Engine::late(Requests requests, double timeout_s) const {
     return text + cycle();
 }
 
-// Ranks that wait for each other, of which this is one; nothing if that is not so.
+// Describes a cycle of ranks that wait for each other and include this one; empty if there is none.
 std::string Engine::cycle() const {
     std::string text;
     uint32_t rank = members_.rank();
     for (uint32_t step = 0; step < peers_.size(); ++step) {
-        const uint64_t awaited_message =
-            view_.control(rank).awaited_message.load(std::memory_order_relaxed);
+        const uint64_t awaited_message = view_.control(rank).awaited_message.load(std::memory_order_relaxed);
         const auto peer = static_cast<int32_t>(awaited_message & 0xffffffff);
-        if (awaited_message == 0 || peer < 0 || static_cast<uint32_t>(peer) >= peers_.size())
-            return {};
+        if (awaited_message == 0 || peer < 0 || static_cast<uint32_t>(peer) >= peers_.size()) return {};
         text += (step == 0 ? " rank " : ", rank ") + std::to_string(rank) + " in " +
                 message_text(awaited_message == awaited_message_of(true, peer), peer);
         rank = static_cast<uint32_t>(peer);

@@ -1,4 +1,4 @@
-// One send or receive: what was asked for, and what became of it.
+// One send or receive: the request and its result.
 #pragma once
 
 #include <atomic>
@@ -15,7 +15,7 @@
 namespace unisono::p2p {
 
 inline constexpr int32_t kAnySource = -1;
-// Tags from here on are the library's own, for which no receive of any tag asks.
+// Tags from here on are reserved for the library. A receive of any tag does not match them.
 inline constexpr uint64_t kOwnTags = 1ULL << 63;
 inline constexpr uint64_t kAnyTag = ~0ULL;
 
@@ -25,11 +25,11 @@ struct Message {
     DType dtype;
     int32_t peer;  // destination, source, or kAnySource
     uint64_t tag;  // or kAnyTag
-    // Holds the memory where a wire may use it for longer than the call lasts.
+    // Keeps the memory alive where a transport may use it after the call has ended.
     std::shared_ptr<void> keep = nullptr;
 };
 
-// Whoever begins a request keeps it, and its memory, until it is done.
+// The caller that begins a request keeps it and its memory until it is done.
 class Request {
   public:
     Request(Message message, bool sends) noexcept
@@ -40,9 +40,9 @@ class Request {
     [[nodiscard]] const Message& message() const noexcept { return message_; }
     [[nodiscard]] bool sends() const noexcept { return sends_; }
     [[nodiscard]] bool done() const noexcept { return done_.load(std::memory_order_acquire); }
-    // Of one that is done:
+    // Only for a request that is done:
     [[nodiscard]] const std::optional<Error>& error() const noexcept { return error_; }
-    // Where a message came from, and with which tag; until then what was asked for.
+    // The source and the tag of the matched message; before the match, the requested ones.
     [[nodiscard]] int32_t source() const noexcept {
         return source_.load(std::memory_order_relaxed);
     }
@@ -54,9 +54,9 @@ class Request {
         tag_.store(tag, std::memory_order_relaxed);
     }
     void failed(const Error& error) noexcept { error_ = error; }
-    // The last thing that is done to it: its owner may end it at once.
+    // The last access to the request: its owner may destroy it at once.
     void set_done() noexcept { done_.store(true, std::memory_order_release); }
-    // Once more, of a request that is not under way.
+    // Prepares another start of a request that is not pending.
     void restart() noexcept {
         source_.store(message_.peer, std::memory_order_relaxed);
         tag_.store(message_.tag, std::memory_order_relaxed);
@@ -65,8 +65,8 @@ class Request {
         done_.store(false, std::memory_order_relaxed);
     }
 
-    uint64_t moved = 0;  // bytes, where an endpoint moves it piece by piece
-    std::chrono::steady_clock::time_point inspected;  // by who looks at it
+    uint64_t moved = 0;  // bytes moved so far, if an endpoint moves the message in parts
+    std::chrono::steady_clock::time_point inspected;  // by `test`
 
   private:
     const Message message_;

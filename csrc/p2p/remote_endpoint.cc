@@ -7,24 +7,24 @@
 
 namespace unisono::p2p {
 
-// ---- as sender
+// ---- sender
 
-void WireEndpoint::say(FrameKind kind, uint64_t number, uint64_t place) {
+void RemoteEndpoint::send_frame(FrameKind kind, uint64_t number, uint64_t place) {
     if (has_departed()) return;
     Frame frame{};
     frame.kind = kind;
     frame.number = number;
     frame.place = place;
-    wire_.send(peer_, frame, {});
+    transport_.send(peer_, frame, {});
 }
 
-bool WireEndpoint::put(Request& send) {
+bool RemoteEndpoint::put(Request& send) {
     const uint64_t piece = std::min(send.message().bytes, kPiece);
     if (credit_ < piece + kOverhead) return false;
     const bool departed = has_departed();
     if (departed && piece < send.message().bytes) return false;
     credit_ -= piece + kOverhead;
-    if (departed) {  // small ones leave at once, as on one host, where nobody takes them either
+    if (departed) {  // as on one host, where a small send to a rank that has left completes at once
         completion_.complete(send);
     } else {
         send_message(send, piece, false);
@@ -32,13 +32,13 @@ bool WireEndpoint::put(Request& send) {
     return true;
 }
 
-bool WireEndpoint::put_aside(Request& send) {
+bool RemoteEndpoint::put_aside(Request& send) {
     asked_tag_.reset();
     send_message(send, 0, true);
     return true;
 }
 
-void WireEndpoint::send_message(Request& send, uint64_t piece, bool aside) {
+void RemoteEndpoint::send_message(Request& send, uint64_t piece, bool aside) {
     const Message& m = send.message();
     Frame frame{};
     frame.kind = FrameKind::message;
@@ -53,8 +53,9 @@ void WireEndpoint::send_message(Request& send, uint64_t piece, bool aside) {
     if (!whole) ungranted_.emplace(ids_, &send);
     leaving_.push_back({++left_frames_, whole ? &send : nullptr});
     try {
-        wire_.send(peer_, frame, {&load, 1});  // also without a byte: loads are placed in order
-    } catch (...) {                            // then it is its caller's to end
+        transport_.send(peer_, frame,
+                        {&load, 1});  // even without a byte: loads are placed in order
+    } catch (...) {                   // the caller ends the request
         ungranted_.erase(ids_);
         leaving_.pop_back();
         throw;
@@ -62,22 +63,21 @@ void WireEndpoint::send_message(Request& send, uint64_t piece, bool aside) {
     progress();
 }
 
-void WireEndpoint::hold_back(uint64_t number) {
-    say(FrameKind::held, number);
+void RemoteEndpoint::hold_back(uint64_t number) {
+    send_frame(FrameKind::held, number);
 }
 
-void WireEndpoint::deny() {
+void RemoteEndpoint::deny() {
     asked_tag_.reset();
-    say(FrameKind::denied, question_);
+    send_frame(FrameKind::denied, question_);
 }
 
-// What has left cannot be taken back, unless its peer will never take it, and the wire uses none of
-// it any more.
-bool WireEndpoint::withdraw(Request& send) noexcept {
+// Withdraws a message only if the peer has left and the transport does not use its memory any more.
+bool RemoteEndpoint::withdraw(Request& send) noexcept {
     if (!has_departed()) return false;
     progress();
-    if (!leaving_.empty() && !wire_.forget_messages(peer_)) return false;
-    ended_ = true;  // what is forgotten is never counted
+    if (!leaving_.empty() && !transport_.forget_messages(peer_)) return false;
+    ended_ = true;  // the transport never counts a forgotten frame
     for (auto each = leaving_.begin(); each != leaving_.end();) {
         Request* const done = each->done;
         const bool small = done && done->message().bytes <= kPiece;
@@ -92,9 +92,9 @@ bool WireEndpoint::withdraw(Request& send) noexcept {
     return !send.done();
 }
 
-// Ends what has left.
-bool WireEndpoint::progress() {
-    const uint64_t handed = leaving_.empty() ? 0 : wire_.handed(peer_);
+// Completes the sends whose frames the transport has handed over.
+bool RemoteEndpoint::progress() {
+    const uint64_t handed = leaving_.empty() ? 0 : transport_.handed(peer_);
     bool moved = false;
     while (!leaving_.empty() && leaving_.front().number <= handed) {
         Request* const done = leaving_.front().done;
@@ -105,37 +105,37 @@ bool WireEndpoint::progress() {
     return moved;
 }
 
-// ---- as receiver
+// ---- receiver
 
-std::optional<Envelope> WireEndpoint::next() {
-    if (told_.empty()) return std::nullopt;
-    const Envelope came = told_.front();
-    told_.pop_front();
+std::optional<Envelope> RemoteEndpoint::next() {
+    if (arrivals_.empty()) return std::nullopt;
+    const Envelope came = arrivals_.front();
+    arrivals_.pop_front();
     return came;
 }
 
-bool WireEndpoint::accept(const Envelope& came, Request& receive) {
+bool RemoteEndpoint::accept(const Envelope& came, Request& receive) {
     Incoming& in = incoming_.at(came.id);
-    grant(in);  // first: if it throws, the receive is its caller's to end
+    grant(in);  // first: if it throws, the caller ends the receive
     in.receive = &receive;
     if (!in.came) return true;
     try {
         settle(came.id, in);
-    } catch (...) {  // as above
+    } catch (...) {  // the caller ends the receive
         in.receive = nullptr;
         throw;
     }
     return true;
 }
 
-void WireEndpoint::grant(Incoming& in) {
+void RemoteEndpoint::grant(Incoming& in) {
     if (in.granted || in.piece == in.envelope.bytes) return;
     in.granted = true;
-    say(FrameKind::grant, in.envelope.id);
+    send_frame(FrameKind::grant, in.envelope.id);
 }
 
-// The first bytes are here, and somebody has asked for them.
-void WireEndpoint::settle(uint64_t id, Incoming& in) {
+// Delivers the first bytes, which have arrived, to the matched receive.
+void RemoteEndpoint::settle(uint64_t id, Incoming& in) {
     Request* const receive = in.receive;
     if (!in.data.empty()) kernels::copy(receive->message().data, in.data.data(), in.data.size());
     if (std::exchange(in.credited, false)) {
@@ -143,35 +143,35 @@ void WireEndpoint::settle(uint64_t id, Incoming& in) {
         give_back(in.piece + kOverhead);
     }
     in.data = {};
-    if (in.piece < in.envelope.bytes) return;  // the rest is still to come
+    if (in.piece < in.envelope.bytes) return;  // the rest has not arrived
     incoming_.erase(id);
     completion_.complete(*receive);
 }
 
-// The less often the better, but a sender that waits for credit gets all there is.
-void WireEndpoint::give_back(uint64_t bytes) {
+// Returns credit. Fewer frames are better, but a sender that waits for credit gets all of it.
+void RemoteEndpoint::give_back(uint64_t bytes) {
     owed_ += bytes;
     if (owed_ >= kCredit / 2 || (held_ != 0 && owed_ > 0))
-        say(FrameKind::credit, std::exchange(owed_, 0));
+        send_frame(FrameKind::credit, std::exchange(owed_, 0));
 }
 
-void WireEndpoint::ask(uint64_t tag) {
+void RemoteEndpoint::ask(uint64_t tag) {
     answer_ = Answer::waiting;
-    say(FrameKind::question, ++questions_, tag);
+    send_frame(FrameKind::question, ++questions_, tag);
 }
 
-Endpoint::Answer WireEndpoint::answer() {
-    const bool told = answer_ == Answer::found || answer_ == Answer::denied;
-    return told ? std::exchange(answer_, Answer::none) : answer_;
+Endpoint::Answer RemoteEndpoint::answer() {
+    const bool final_answer = answer_ == Answer::found || answer_ == Answer::denied;
+    return final_answer ? std::exchange(answer_, Answer::none) : answer_;
 }
 
-std::byte* WireEndpoint::place(const Frame& frame) {
+std::byte* RemoteEndpoint::place(const Frame& frame) {
     if (frame.kind == FrameKind::data) {
         Incoming& in = incoming_of(frame);
-        // Once: it is the caller's memory.
+        // Only one grant may write to the caller's memory.
         if (!std::exchange(in.granted, false) || frame.bytes != in.envelope.bytes - in.piece)
-            members_.fail_nonsense(peer_, std::to_string(frame.bytes) +
-                                              " bytes of a message that it was not asked for");
+            members_.fail_nonsense(
+                peer_, std::to_string(frame.bytes) + " bytes of a message without a grant");
         return in.receive->message().data + in.piece;
     }
     const uint64_t total = frame.progress;
@@ -192,23 +192,24 @@ std::byte* WireEndpoint::place(const Frame& frame) {
     in.credited = !aside;
     if (in.credited) stored_ += in.piece + kOverhead;
     in.data.resize(in.piece);
-    told_.push_back(in.envelope);  // so that the rest may be granted while this comes
+    arrivals_.push_back(
+        in.envelope);  // early, so that the rest may be granted while these bytes arrive
     if (aside) answer_ = Answer::found;
     return in.data.empty() ? &nowhere_ : in.data.data();
 }
 
-WireEndpoint::Incoming& WireEndpoint::incoming_of(const Frame& frame) {
+RemoteEndpoint::Incoming& RemoteEndpoint::incoming_of(const Frame& frame) {
     const auto found = incoming_.find(frame.number);
     if (found == incoming_.end())
         members_.fail_nonsense(
-            peer_, "bytes of message " + std::to_string(frame.number) + ", which is not under way");
+            peer_, "bytes of message " + std::to_string(frame.number) + ", which is unknown");
     return found->second;
 }
 
-void WireEndpoint::deliver(const Frame& frame) {
+void RemoteEndpoint::deliver(const Frame& frame) {
     switch (frame.kind) {
         case FrameKind::message: {
-            if (!incoming_.contains(frame.number)) place(frame);  // not placed: it has no bytes
+            if (!incoming_.contains(frame.number)) place(frame);  // not placed yet: it has no bytes
             Incoming& in = incoming_of(frame);
             in.came = true;
             if (in.receive) settle(frame.number, in);
@@ -222,11 +223,11 @@ void WireEndpoint::deliver(const Frame& frame) {
         }
         case FrameKind::grant: {
             const auto found = ungranted_.find(frame.number);
-            if (found == ungranted_.end() && ended_) return;  // it was taken back
+            if (found == ungranted_.end() && ended_) return;  // the send was withdrawn
             if (found == ungranted_.end())
                 members_.fail_nonsense(peer_, "a grant for message " +
                                                   std::to_string(frame.number) +
-                                                  ", which does not wait for one");
+                                                  ", which is not waiting for a grant");
             Request* const send = found->second;
             ungranted_.erase(found);
             const Message& m = send->message();
@@ -235,7 +236,7 @@ void WireEndpoint::deliver(const Frame& frame) {
             data.number = frame.number;
             const Load load{0, m.data + send->moved, m.bytes - send->moved};
             leaving_.push_back({++left_frames_, send});
-            return wire_.send(peer_, data, {&load, 1});
+            return transport_.send(peer_, data, {&load, 1});
         }
         case FrameKind::credit:
             credit_ = std::min(kCredit, credit_ + std::min(kCredit, frame.number));
@@ -255,11 +256,11 @@ void WireEndpoint::deliver(const Frame& frame) {
         default:
             members_.fail_nonsense(peer_, "a frame of kind " +
                                               std::to_string(static_cast<uint32_t>(frame.kind)) +
-                                              ", which the connections of messages do not carry");
+                                              ": expected a frame of a point-to-point message");
     }
 }
 
-void WireEndpoint::fail(const Error& error) noexcept {
+void RemoteEndpoint::fail(const Error& error) noexcept {
     const auto end = [&](Request* request) {
         if (!request) return;
         request->failed(error);
@@ -268,11 +269,11 @@ void WireEndpoint::fail(const Error& error) noexcept {
     for (; !leaving_.empty(); leaving_.pop_front()) end(leaving_.front().done);
     for (const auto& [id, send] : std::exchange(ungranted_, {})) end(send);
     for (const auto& [id, in] : std::exchange(incoming_, {})) end(in.receive);
-    told_.clear();
+    arrivals_.clear();
 }
 
-// A wire that was given up may still use it.
-void WireEndpoint::keep_memory() noexcept {
+// A transport that was given up may still use the memory.
+void RemoteEndpoint::keep_memory() noexcept {
     struct Kept {
         std::vector<std::shared_ptr<void>> messages;
         std::unordered_map<uint64_t, Incoming> incoming;

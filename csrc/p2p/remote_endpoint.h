@@ -1,5 +1,6 @@
-// A peer on another host. A message leaves at once with its first bytes, as far as the peer has
-// credit for what nobody may have asked for yet; the rest follows when the peer grants it.
+// A peer on another host. The first bytes of a message leave at once (eager), within the credit
+// that the peer gives for messages that no receive matches yet. The rest follows when the peer
+// grants it.
 #pragma once
 
 #include <deque>
@@ -13,10 +14,10 @@
 
 namespace unisono::p2p {
 
-class WireEndpoint final : public Endpoint {
+class RemoteEndpoint final : public Endpoint {
   public:
-    WireEndpoint(Membership& members, Wire& wire, Completion& completion, uint32_t peer)
-        : members_(members), wire_(wire), completion_(completion), peer_(peer) {}
+    RemoteEndpoint(Membership& members, Transport& transport, Completion& completion, uint32_t peer)
+        : members_(members), transport_(transport), completion_(completion), peer_(peer) {}
 
     bool put(Request& send) override;
     bool put_aside(Request& send) override;
@@ -33,40 +34,40 @@ class WireEndpoint final : public Endpoint {
     Answer answer() override;
 
     bool progress() override;
-    [[nodiscard]] bool has_arrivals() const noexcept override { return !told_.empty(); }
+    [[nodiscard]] bool has_arrivals() const noexcept override { return !arrivals_.empty(); }
     void fail(const Error& error) noexcept override;
 
-    // Of the receiver that the wire calls; see `Receiver`.
+    // The calls of the transport for this peer; see `Receiver`.
     std::byte* place(const Frame& frame);
     void deliver(const Frame& frame);
-    // Keeps what the wire may use until the process ends. Before `fail`.
+    // Keeps the memory that the transport may use until the process ends. Call before `fail`.
     void keep_memory() noexcept;
-    // Nothing comes any more: it has left, or its connection has ended.
+    // Returns true if nothing arrives any more: the peer has left, or its connection has ended.
     [[nodiscard]] bool has_ended() const noexcept { return ended_; }
-    // The same, also where there was no connection.
+    // The same, also for a peer to which there was no connection.
     [[nodiscard]] bool has_departed() const noexcept {
-        return ended_ || (members_.has_left(peer_) && !wire_.reached(peer_));
+        return ended_ || (members_.has_left(peer_) && !transport_.reached(peer_));
     }
     void end() noexcept { ended_ = true; }
 
   private:
-    // A message that has not come wholly, or that nobody has asked for.
+    // A message that has not arrived completely, or that no receive matches yet.
     struct Incoming {
         Envelope envelope;
-        uint64_t piece;               // bytes that came first
-        std::vector<std::byte> data;  // those bytes, until they are asked for
-        bool came = false;            // they are here
+        uint64_t piece;               // bytes in the first frame
+        std::vector<std::byte> data;  // those bytes, until a receive matches
+        bool came = false;            // the first bytes have arrived
         bool granted = false;
-        bool credited = false;  // they count against the sender's credit
+        bool credited = false;  // the first bytes count against the sender's credit
         Request* receive = nullptr;
     };
-    // A frame whose memory is in use until the wire has handed it over.
+    // A frame whose memory is in use until the transport has handed it over.
     struct Leaving {
-        uint64_t number;  // among those to the peer
-        Request* done;    // done then, if it is not nullptr
+        uint64_t number;  // among the frames to the peer
+        Request* done;    // completes with this frame; may be nullptr
     };
 
-    void say(FrameKind kind, uint64_t number, uint64_t place = 0);
+    void send_frame(FrameKind kind, uint64_t number, uint64_t place = 0);
     void send_message(Request& send, uint64_t piece, bool aside);
     void grant(Incoming& in);
     void give_back(uint64_t bytes);
@@ -74,13 +75,13 @@ class WireEndpoint final : public Endpoint {
     Incoming& incoming_of(const Frame& frame);
 
     Membership& members_;
-    Wire& wire_;
+    Transport& transport_;
     Completion& completion_;
     const uint32_t peer_;
 
     // As sender.
     static constexpr uint64_t kCredit = 256 << 10, kPiece = 64 << 10;  // bytes
-    static constexpr uint64_t kOverhead = 256;                         // of a message without any
+    static constexpr uint64_t kOverhead = 256;  // bytes that a message costs beyond its content
     uint64_t credit_ = kCredit;
     uint64_t ids_ = 0, left_frames_ = 0;
     std::unordered_map<uint64_t, Request*> ungranted_;
@@ -90,14 +91,14 @@ class WireEndpoint final : public Endpoint {
 
     // As receiver.
     std::unordered_map<uint64_t, Incoming> incoming_;
-    std::deque<Envelope> told_;  // for `next`
-    uint64_t owed_ = 0;          // credit that the peer has not been given back
-    uint64_t stored_ = 0;        // credit that is in use
+    std::deque<Envelope> arrivals_;  // arrivals for `next`
+    uint64_t owed_ = 0;              // credit not yet returned to the peer
+    uint64_t stored_ = 0;            // credit in use
     uint64_t held_ = 0;
     uint64_t questions_ = 0;
     Answer answer_ = Answer::none;
     bool ended_ = false;
-    std::byte nowhere_{};  // where pieces without content go
+    std::byte nowhere_{};  // target of payloads without content
 };
 
 }  // namespace unisono::p2p

@@ -1,4 +1,4 @@
-// A rank's messages to itself.
+// The endpoint for a rank's messages to itself.
 #pragma once
 
 #include <algorithm>
@@ -31,10 +31,11 @@ class SelfEndpoint final : public Endpoint {
                              [&](const Waiting& w) { return w.send == &send && !w.claimed; }) > 0;
     }
     std::optional<Envelope> next() override {
-        const auto found = std::find_if(waiting_.begin(), waiting_.end(),
-                                        [this](const Waiting& w) { return w.envelope.id > told_; });
+        const auto found = std::find_if(waiting_.begin(), waiting_.end(), [this](const Waiting& w) {
+            return w.envelope.id > last_returned_;
+        });
         if (found == waiting_.end()) return std::nullopt;
-        told_ = found->envelope.id;
+        last_returned_ = found->envelope.id;
         return found->envelope;
     }
     bool accept(const Envelope& came, Request& receive) override {
@@ -67,9 +68,9 @@ class SelfEndpoint final : public Endpoint {
     }
 
     [[nodiscard]] bool has_arrivals() const noexcept override {
-        return !waiting_.empty() && waiting_.back().envelope.id > told_;
+        return !waiting_.empty() && waiting_.back().envelope.id > last_returned_;
     }
-    // There is always room.
+    // This endpoint always has room.
     bool put_aside(Request&) override { return false; }
     void hold_back(uint64_t) override {}
     [[nodiscard]] std::optional<uint64_t> asked() const noexcept override { return std::nullopt; }
@@ -84,14 +85,14 @@ class SelfEndpoint final : public Endpoint {
 
     struct Waiting {
         Envelope envelope;
-        Request* send;  // nullptr: it is done, and its content is here:
+        Request* send;  // nullptr: the send is done, and `data` has its content
         std::vector<std::byte> data;
         bool claimed = false;
     };
     const uint32_t rank_;
     Completion& completion_;
     std::list<Waiting> waiting_;
-    uint64_t put_ = 0, told_ = 0, copied_ = 0;
+    uint64_t put_ = 0, last_returned_ = 0, copied_ = 0;
 };
 
 }  // namespace unisono::p2p

@@ -10,13 +10,12 @@
 namespace unisono::p2p {
 namespace {
 
-// Above, one copy by two ranks is faster than two copies; twice that where ranks share cores, and
-// have to wait for each other's turn.
+// Largest eager message. Above, one copy by two ranks is faster than two copies. The limit doubles
+// where ranks share cores, because such ranks wait for each other to be scheduled.
 constexpr uint64_t kUsuallyEager = 8 << 10, kMostEager = 16 << 10;
-constexpr uint64_t kMostAside = 256
-                                << 10;  // bytes of messages that nobody asks for, beside the ring
-constexpr uint64_t kAsideIds = 1ULL
-                               << 63;  // from here on transfers of messages that were asked for
+constexpr uint64_t kMostAside = 256 << 10;  // bytes of unexpected messages kept outside the ring
+constexpr uint64_t kAsideIds =
+    1ULL << 63;  // ids from here on: transfers of requested held-back messages
 
 }  // namespace
 
@@ -43,9 +42,9 @@ void ShmEndpoint::nonsense(const std::string& what) {
     members_.fail_nonsense(peer_, what);
 }
 
-// ---- as sender
+// ---- sender
 
-// Where in the ring of bytes there is room for so many in a row.
+// Returns the place in the byte ring with this many contiguous free bytes.
 std::optional<uint64_t> ShmEndpoint::room_for(uint64_t bytes) noexcept {
     const uint64_t length = ring_bytes(), left = length - at_byte(put_bytes_);
     const uint64_t place = left < bytes ? put_bytes_ + left : put_bytes_;
@@ -95,8 +94,8 @@ void ShmEndpoint::publish(Slot& slot, const Request& send, uint64_t place,
     slot.transfer.store(transfer, std::memory_order_relaxed);
     slot.number.store(++put_, std::memory_order_release);
     ring_peer();
-    // The receiver's core has the next one, too: to fetch it takes as long as all else of a message
-    // that is small.
+    // The receiver's core holds the next slot in its cache. A fetch takes as long as the rest of a
+    // small message.
     __builtin_prefetch(&out_slot(put_), 1);
 }
 
@@ -125,7 +124,7 @@ std::optional<uint64_t> ShmEndpoint::asked() const noexcept {
 }
 
 bool ShmEndpoint::put_aside(Request& send) {
-    // The one that is kept for this may hold a message that the receiver wanted no more.
+    // The reserved transfer may hold an earlier answer that the receiver has not taken.
     const bool kept = std::none_of(outgoing_.begin(), outgoing_.end(),
                                    [](const Active& a) { return a.transfer == kAside; });
     if (!kept && free_.empty()) return false;
@@ -152,26 +151,27 @@ bool ShmEndpoint::withdraw(Request& send) noexcept {
         return t.phase.compare_exchange_strong(seen, static_cast<uint64_t>(Phase::withdrawn),
                                                std::memory_order_acq_rel);
     };
-    // What a probe has found is its receiver's to ask for, until that has left.
+    // A probed message belongs to its receiver until the receiver has left.
     const auto unasked = [&] {
         return seen == static_cast<uint64_t>(Phase::claimed) && view_.has_left(peer_);
     };
     if (!take() && !(unasked() && take())) return false;
-    found->request = nullptr;  // the transfer comes back when the receiver has seen it
+    found->request =
+        nullptr;  // the transfer becomes free when the receiver has seen the withdrawal
     return true;
 }
 
-// ---- as receiver
+// ---- receiver
 
 bool ShmEndpoint::has_arrivals() const noexcept {
     return in_slot(seen_).number.load(std::memory_order_acquire) == seen_ + 1;
 }
 
 std::optional<Envelope> ShmEndpoint::next() {
-    // What was asked for comes behind those that were put before it, and before all others: they
-    // may have the same tag.
+    // A requested message comes after all messages sent before it and ahead of the later ones,
+    // because these may have the same tag.
     const bool arrived = has_arrivals();
-    hear();
+    read_answer();
     if (aside_waits_ &&
         in_.shared->transfers[*aside_waits_].after.load(std::memory_order_relaxed) <= seen_) {
         const uint32_t transfer = *std::exchange(aside_waits_, std::nullopt);
@@ -193,7 +193,7 @@ std::optional<Envelope> ShmEndpoint::next() {
     check(came, seen);
     ahead_.push_back(seen);
     seen_ = number;
-    make_way();
+    free_ring();
     return came;
 }
 
@@ -204,7 +204,7 @@ void ShmEndpoint::check(const Envelope& came, const Seen& seen) {
     if (eager && came.bytes > kInline && (came.bytes > most || came.bytes > left)) {
         nonsense("a message of " + std::to_string(came.bytes) + " bytes at place " +
                  std::to_string(seen.place) + " of a ring of " + std::to_string(ring_bytes()) +
-                 " bytes, of which it may fill " + std::to_string(most));
+                 " bytes: expected contiguous bytes, at most " + std::to_string(most));
     }
     const uint32_t transfers = came.id < kAsideIds ? kTransfers : kTransfers + 1;
     if (!eager && seen.transfer >= transfers)
@@ -215,8 +215,8 @@ void ShmEndpoint::check(const Envelope& came, const Seen& seen) {
                  std::to_string(num_dtypes));
 }
 
-// Messages that nobody asks for leave the ring to those behind them, as far as the budget goes.
-void ShmEndpoint::make_way() {
+// Copies unexpected messages out of the ring to free it for later ones, up to kMostAside bytes.
+void ShmEndpoint::free_ring() {
     const auto crowded = [this] {
         const uint64_t freed = in_.shared->bytes_taken.load(std::memory_order_relaxed);
         return ahead_.size() > 1 && (ahead_.size() > slot_count() / 2 ||
@@ -237,7 +237,7 @@ void ShmEndpoint::make_way() {
     }
 }
 
-// Where the ring of bytes goes on behind a message.
+// Returns the place in the byte ring after this message.
 uint64_t ShmEndpoint::end_of(const Seen& seen) noexcept {
     const bool in_ring = seen.transfer == kNoTransfer && seen.bytes > kInline;
     return seen.place + (in_ring ? seen.bytes : 0);
@@ -248,14 +248,14 @@ const std::byte* ShmEndpoint::content_of(uint64_t number, const Seen& seen) cons
     return in_.bytes + at_byte(seen.place);
 }
 
-// Of an eager message kNoTransfer.
+// Returns kNoTransfer for an eager message.
 uint32_t ShmEndpoint::transfer_of(const Envelope& came) const {
     if (came.id >= kAsideIds) return static_cast<uint32_t>(came.id - kAsideIds);
     return came.id <= released_ ? aside_.at(came.id).transfer
                                 : ahead_[came.id - released_ - 1].transfer;
 }
 
-// It was received, or is gone.
+// Drops a message that was received or withdrawn.
 void ShmEndpoint::forget(const Envelope& came) {
     if (came.id >= kAsideIds) return;
     if (came.id > released_) return release(came.id);
@@ -290,7 +290,7 @@ bool ShmEndpoint::accept(const Envelope& came, Request& receive) {
     return true;
 }
 
-// The slot is needed no more. Slots are freed in their order.
+// Marks a slot as free. Slots become free in their order.
 void ShmEndpoint::release(uint64_t number) noexcept {
     ahead_[number - released_ - 1].done = true;
     if (number != released_ + 1) return;
@@ -313,8 +313,8 @@ void ShmEndpoint::ask(uint64_t tag) {
     ring_peer();
 }
 
-// Takes the answer to the question, if there is one.
-void ShmEndpoint::hear() {
+// Reads the peer's answer to the question, if there is an answer.
+void ShmEndpoint::read_answer() {
     if (answer_ != Answer::waiting) return;
     const uint64_t answered = in_.shared->answered.load(std::memory_order_acquire);
     if (answered >> 8 != asked_) return;
@@ -327,9 +327,9 @@ void ShmEndpoint::hear() {
 }
 
 Endpoint::Answer ShmEndpoint::answer() {
-    hear();
-    const bool told = answer_ == Answer::found || answer_ == Answer::denied;
-    return told ? std::exchange(answer_, Answer::none) : answer_;
+    read_answer();
+    const bool final_answer = answer_ == Answer::found || answer_ == Answer::denied;
+    return final_answer ? std::exchange(answer_, Answer::none) : answer_;
 }
 
 }  // namespace unisono::p2p

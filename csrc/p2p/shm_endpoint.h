@@ -1,5 +1,5 @@
-// A peer on this host: messages go through memory that both share, large ones from the sender's
-// memory straight into the receiver's.
+// A peer on this host. Messages go through shared memory; large ones go straight from the sender's
+// memory into the receiver's.
 #pragma once
 
 #include <deque>
@@ -16,8 +16,8 @@ namespace unisono::p2p {
 
 class ShmEndpoint final : public Endpoint {
   public:
-    // `single_copy`: whether ranks may read and write each other's memory, where the kernel
-    // permits. `crowded`: whether they share cores.
+    // `single_copy`: ranks may read and write each other's memory where the kernel permits.
+    // `crowded`: ranks share cores.
     ShmEndpoint(View& view, Membership& members, CrossMemory& cross_memory, Completion& completion,
                 uint32_t peer, const bool& single_copy, bool crowded);
 
@@ -43,15 +43,15 @@ class ShmEndpoint final : public Endpoint {
     struct Active {
         uint32_t transfer;
         Request* request;
-        Phase phase;  // as receiver: the one in which it is until it is complete
+        Phase phase;  // as receiver: the phase until the transfer is complete
     };
-    // A message in the ring as this rank has seen it, once: its peer may write to the slot.
+    // This rank's own copy of a slot's fields, because the peer may write to the slot at any time.
     struct Seen {
         uint64_t bytes, place;
         uint32_t transfer;
-        bool done;  // the slot is needed no more
+        bool done;  // the slot may become free
     };
-    // One that nobody asks for yet, and that had to make way for those behind it.
+    // An unexpected message that was copied out of the ring for later ones.
     struct Aside {
         std::vector<std::byte> data;
         uint32_t transfer;
@@ -63,7 +63,7 @@ class ShmEndpoint final : public Endpoint {
     [[nodiscard]] uint64_t ring_bytes() const noexcept {
         return view_.segment().shape().pair_bytes;
     }
-    // Both rings have powers of two.
+    // The lengths of both rings are powers of two.
     [[nodiscard]] uint64_t at_byte(uint64_t place) const noexcept {
         return place & (ring_bytes() - 1);
     }
@@ -82,8 +82,8 @@ class ShmEndpoint final : public Endpoint {
     bool give_back_withdrawn(uint32_t transfer) noexcept;
     void forget(const Envelope& came);
     void release(uint64_t number) noexcept;
-    void make_way();
-    void hear();
+    void free_ring();
+    void read_answer();
     void check(const Envelope& came, const Seen& seen);
     [[nodiscard]] static uint64_t end_of(const Seen& seen) noexcept;
     [[nodiscard]] const std::byte* content_of(uint64_t number, const Seen& seen) const;
@@ -108,17 +108,17 @@ class ShmEndpoint final : public Endpoint {
     Completion& completion_;
     const uint32_t peer_;
     const bool& single_copy_;
-    const uint64_t eager_bytes_;  // of a message that goes by the ring
+    const uint64_t eager_bytes_;  // longest message that goes through the ring
     enum class Reach : uint8_t { unknown, none, reads, all } reach_ = Reach::unknown;
 
     // As sender.
     const PairMemory out_;
     uint64_t put_ = 0;                            // messages
-    uint64_t put_bytes_ = 0;                      // of the ring of bytes, gaps included
-    uint64_t slots_taken_ = 0, bytes_taken_ = 0;  // as seen last
+    uint64_t put_bytes_ = 0;                      // of the byte ring, gaps included
+    uint64_t slots_taken_ = 0, bytes_taken_ = 0;  // last values read
     uint64_t answered_ = 0;
-    uint64_t staged_turn_ = 0;  // of the transfer that is staged now
-    uint64_t steps_seen_ = 0;   // of the receiver, with nothing left to do
+    uint64_t staged_turn_ = 0;  // number of the transfer that is staged now
+    uint64_t steps_seen_ = 0;   // the receiver's steps that need no more work here
     std::vector<uint32_t> free_;
     std::vector<Active> outgoing_;
 
@@ -126,14 +126,14 @@ class ShmEndpoint final : public Endpoint {
     const PairMemory in_;
     uint64_t seen_ = 0;                          // messages
     uint64_t released_ = 0;                      // messages whose slots are free again
-    std::deque<Seen> ahead_;                     // those seen and not released
+    std::deque<Seen> ahead_;                     // seen and not yet released
     std::unordered_map<uint64_t, Aside> aside_;  // by number
     uint64_t aside_bytes_ = 0;
     uint64_t asked_ = 0;
     Answer answer_ = Answer::none;
-    // The answer has come, and `next` has not told it.
+    // A requested message that has arrived and that `next` has not returned yet.
     std::optional<uint32_t> aside_waits_;
-    uint64_t turns_ = 0;  // transfers that are staged, or were
+    uint64_t turns_ = 0;  // transfers staged so far
     uint64_t unstaged_turn_ = 0;
     std::vector<Active> incoming_;
 };

@@ -1,6 +1,6 @@
-// How large messages move on one host: the receiver reads the sender's memory from the front, and a
-// sender that waits for it writes from the back; or, where the kernel forbids that, the sender
-// copies blocks into memory that both share, and the receiver out of it.
+// Large messages on one host. The receiver reads the sender's memory from the front, and a waiting
+// sender writes from the back. Where the kernel forbids both, the sender copies blocks into shared
+// memory, and the receiver copies them out.
 #include <unistd.h>
 
 #include <algorithm>
@@ -11,15 +11,16 @@
 namespace unisono::p2p {
 namespace {
 
-// Bytes of one system call. Measured: two halves of a message are moved in half the time of the
-// whole; of quarters each call disturbs the other end's.
+// Bytes of one system call. Measured: moving a message in two halves takes half the time of one
+// call for the whole. With quarters, each call slows the other end's.
 constexpr uint64_t kLeastChunk = 8 << 10, kMostChunk = 512 << 10;
-constexpr uint64_t kMostAtOnce = 4 << 20;  // bytes, before others of the engine have their turn
-constexpr uint64_t kFront = 0xffffffff;    // of `Transfer::claims`
-constexpr int kMostLooks = 100'000;        // at a write that is to end
-constexpr useconds_t kBetweenLooks_us = 100;
+constexpr uint64_t kMostAtOnce = 4
+                                 << 20;  // bytes before the engine's other transfers get their turn
+constexpr uint64_t kFront = 0xffffffff;  // mask of the front count in `Transfer::claims`
+constexpr int kMostChecks = 100'000;     // checks for the end of a write
+constexpr useconds_t kBetweenChecks_us = 100;
 
-// How both ends cut a message.
+// The division of a message into chunks, equal at both ends.
 struct Chunks {
     Chunks(const Transfer& t, uint64_t all) noexcept : bytes(all) {
         const bool whole = t.whole.load(std::memory_order_relaxed) != 0;
@@ -35,7 +36,7 @@ struct Chunks {
     uint64_t bytes, each, count;
 };
 
-// Counts a write at its end.
+// Counts a write when it ends.
 class WriteOver {
   public:
     explicit WriteOver(Transfer& t) noexcept : t_(t) {}
@@ -55,7 +56,7 @@ void set_phase(Transfer& t, Phase phase) noexcept {
     t.phase.store(static_cast<uint64_t>(phase), std::memory_order_release);
 }
 
-// False: it was in another, which `expected` tells.
+// False: the phase was another one, now in `expected`.
 bool exchange_phase(Transfer& t, Phase& expected, Phase desired) noexcept {
     auto seen = static_cast<uint64_t>(expected);
     const bool done = t.phase.compare_exchange_strong(seen, static_cast<uint64_t>(desired),
@@ -76,7 +77,7 @@ bool ShmEndpoint::reaches() noexcept {
     return reach_ != Reach::none;
 }
 
-// False: the sender has taken it back.
+// False: the sender has withdrawn the message.
 bool ShmEndpoint::claim_transfer(uint32_t transfer) {
     Phase seen = Phase::offered;
     if (exchange_phase(in_.shared->transfers[transfer], seen, Phase::claimed)) return true;
@@ -85,7 +86,7 @@ bool ShmEndpoint::claim_transfer(uint32_t transfer) {
     return false;
 }
 
-// To the sender that has taken its message back.
+// Returns the transfer to a sender that has withdrawn its message.
 bool ShmEndpoint::give_back_withdrawn(uint32_t transfer) noexcept {
     Transfer& t = in_.shared->transfers[transfer];
     if (phase_of(t) != Phase::withdrawn) return false;
@@ -96,7 +97,7 @@ bool ShmEndpoint::give_back_withdrawn(uint32_t transfer) noexcept {
 
 void ShmEndpoint::nonsense_phase(Phase phase) {
     nonsense("a message in phase " + std::to_string(static_cast<uint64_t>(phase)) +
-             ": expected it to be offered, and then left to its receiver");
+             ": expected an offered message, whose phase only the receiver changes");
 }
 
 bool ShmEndpoint::accept_transfer(uint32_t transfer, Request& receive) {
@@ -105,7 +106,7 @@ bool ShmEndpoint::accept_transfer(uint32_t transfer, Request& receive) {
         nonsense("two messages by transfer " + std::to_string(transfer));
     incoming_.reserve(kTransfers + 1);
     Transfer& t = in_.shared->transfers[transfer];
-    // Of nothing nothing is staged: its turn would never be over for the sender.
+    // An empty message is never staged: the sender would wait for its turn for ever.
     const bool reads = receive.message().bytes == 0 || reaches();
     const Phase moves = reads ? Phase::reading : Phase::staging;
     t.target.store(reinterpret_cast<uintptr_t>(receive.message().data), std::memory_order_relaxed);
@@ -128,7 +129,7 @@ bool ShmEndpoint::accept_transfer(uint32_t transfer, Request& receive) {
     return true;
 }
 
-// After each that the sender may have to answer.
+// Counts a step that the sender may have to answer.
 void ShmEndpoint::step() noexcept {
     std::atomic<uint64_t>& steps = in_.shared->steps;
     steps.store(steps.load(std::memory_order_relaxed) + 1, std::memory_order_release);
@@ -145,7 +146,8 @@ bool ShmEndpoint::progress() {
     return advance_sends() || moved;
 }
 
-// Looks at no transfer unless the receiver has done something, or this rank had: there may be more.
+// Checks transfers only after a step by the receiver or after its own progress, which may allow
+// more.
 bool ShmEndpoint::advance_sends() {
     const uint64_t steps = out_.shared->steps.load(std::memory_order_acquire);
     if (steps == steps_seen_) return false;
@@ -174,7 +176,7 @@ bool ShmEndpoint::advance_receive(const Active& active) {
               t.written.load(std::memory_order_acquire) == claims >> 32;
     }
     if (!all) return moved;
-    members_.require_healthy();  // else it may be what a sender that failed has left there
+    members_.require_healthy();  // else these may be bytes that a failed sender has left
     Phase phase = active.phase;
     if (!exchange_phase(t, phase, Phase::complete)) {
         if (phase != Phase::withdrawn) nonsense_phase(phase);
@@ -188,7 +190,7 @@ bool ShmEndpoint::advance_receive(const Active& active) {
     return true;
 }
 
-// Reads chunks from the front, some at a time.
+// Reads chunks from the front, a limited number at a time.
 bool ShmEndpoint::read(Transfer& t, Request& receive) {
     const Message& m = receive.message();
     const Chunks chunks(t, m.bytes);
@@ -227,7 +229,7 @@ bool ShmEndpoint::advance_send(const Active& active) {
     }
 }
 
-// Writes chunks from the back, some at a time.
+// Writes chunks from the back, a limited number at a time.
 bool ShmEndpoint::help(Transfer& t, const Request& send) {
     const Message& m = send.message();
     const Chunks chunks(t, m.bytes);
@@ -239,11 +241,11 @@ bool ShmEndpoint::help(Transfer& t, const Request& send) {
                                             std::memory_order_acq_rel))
             continue;
         const uint64_t at = chunks.at(chunk), bytes = chunks.length(chunk);
-        // The receiver may revoke it: either it sees the length after this, and sets it to zero, or
-        // this sees that it has.
+        // The receiver may revoke this write: it either sees this length and sets it to zero, or
+        // this code sees the revoked phase.
         t.write_to.store(target + at, std::memory_order_relaxed);
         t.write_bytes.store(bytes, std::memory_order_seq_cst);
-        const WriteOver over(t);  // also one that fails: after all know that it has
+        const WriteOver over(t);  // counts a failed write too, once the failure is recorded
         if (t.phase.load(std::memory_order_seq_cst) != static_cast<uint64_t>(Phase::revoked)) {
             const int error = cross_memory_.write(peer_, &t.write_to, m.data + at, bytes);
             if (error != 0 && phase_of(t) != Phase::revoked) cross_memory_.fail_write(peer_, error);
@@ -291,23 +293,23 @@ bool ShmEndpoint::unstage(Transfer& t, Request& receive) {
     return moved;
 }
 
-// Nobody writes to the receiver's memory when this returns: no chunk is left to be claimed, a write
-// that was claimed and has not begun writes nothing, and one that has begun ends, since the kernel
-// stops no process in the middle of it. A sender has one at a time: one that says otherwise, or
-// that says for long that it writes, is none that keeps to this.
+// Ensures that no rank writes to the receiver's memory after the return. No chunk is left to claim.
+// A claimed write that has not begun writes nothing. A write that has begun ends, because the
+// kernel does not stop a process in the middle of it. A sender has one write at a time. This
+// function does not wait for a peer that breaks the rule or never ends its write.
 void ShmEndpoint::revoke(Transfer& t) noexcept {
     t.phase.store(static_cast<uint64_t>(Phase::revoked), std::memory_order_seq_cst);
     t.write_bytes.store(0, std::memory_order_seq_cst);
     const uint64_t claimed = t.claims.exchange(kFront, std::memory_order_acq_rel) >> 32;
-    for (int look = 0; look < kMostLooks && members_.runs(peer_); ++look) {
+    for (int check = 0; check < kMostChecks && members_.runs(peer_); ++check) {
         const uint64_t written = t.written.load(std::memory_order_acquire);
         if (written >= claimed || claimed - written > 1) return;
-        ::usleep(kBetweenLooks_us);
+        ::usleep(kBetweenChecks_us);
     }
 }
 
-// The sender's memory is about to be its caller's again: the receiver sees that what it has read
-// may be something else.
+// Withdraws a transfer because the sender's caller is about to reuse the memory. The receiver sees
+// that the bytes it has read may be wrong.
 void ShmEndpoint::take_back(Transfer& t) noexcept {
     Phase phase = Phase::offered;
     while (phase == Phase::offered || phase == Phase::claimed || phase == Phase::reading ||

@@ -1,4 +1,4 @@
-// Rates of the kernels on one core: GB/s of destination, the best of several runs.
+// Throughput of the kernels on one core: GB/s of destination, best of several runs.
 #include <chrono>
 #include <cstdio>
 #include <cstring>
@@ -16,10 +16,10 @@ constexpr size_t max_sources = 8;
 constexpr size_t sizes[] = {1 << 10, 16 << 10, 256 << 10, 4 << 20, 16 << 20};
 
 struct Memory {
-    // Bytes that are an ordinary number in every type: near 0.75, or 1.8 in float16.
+    // These bytes are an ordinary number in every type: about 0.75, or 1.8 in float16.
     std::vector<uint8_t> bytes = std::vector<uint8_t>((max_sources + 2) * (max_bytes + 4096), 0x3F);
 
-    // Operands that do not share the low bits of their addresses.
+    // Returns operands whose addresses differ in their low bits.
     uint8_t* operand(size_t i) {
         const uintptr_t base = (reinterpret_cast<uintptr_t>(bytes.data()) + 63) / 64 * 64;
         return reinterpret_cast<uint8_t*>(base + i * (max_bytes + 832));
@@ -104,7 +104,7 @@ constexpr struct {
                     {"e4m3fn", DType::float8_e4m3fn},
                     {"e5m2", DType::float8_e5m2}};
 
-// `call(bytes)` moves as many bytes, counted on both sides, as a copy of half of them.
+// `call(bytes)` reads and writes `bytes` in total, like a copy of half as much.
 template <class F>
 void print_row(const char* name, const char* what, F call) {
     std::printf("%-8s%-16s", name, what);
@@ -112,7 +112,7 @@ void print_row(const char* name, const char* what, F call) {
     std::printf("\n");
 }
 
-// GB/s of what is read and written, to be compared with twice the rate of a copy.
+// Measures GB/s read plus written. Compare with twice the rate of a copy.
 void bench_conversions(const Table& table, Memory& memory) {
     uint8_t *a = memory.operand(0), *b = memory.operand(2);
     const float factor = 0.5F;

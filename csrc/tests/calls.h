@@ -1,4 +1,4 @@
-// Calls of the core made by hand, with their memory and their right results.
+// Calls of the core with hand-written plans, their memory and their expected results.
 #pragma once
 
 #include <array>
@@ -31,7 +31,7 @@ inline bool gathers(Kind kind) {
 
 struct Step {
     Kind kind;
-    uint64_t count;  // elements; of the longest piece where pieces differ
+    uint64_t count;  // elements; of the longest piece if pieces differ
     uint32_t root;
     uint64_t block_bytes;
     uint64_t seed;
@@ -70,7 +70,7 @@ inline std::shared_ptr<const Plan> plan_of(const Step& step, uint32_t rank, uint
                               [&](uint32_t r) { return bare_plan_of(step, r, ranks); });
 }
 
-// One call of one rank with its memory.
+// One rank's call with its memory.
 class Call {
   public:
     Call(const Step& step, uint32_t rank, uint32_t ranks)
@@ -145,7 +145,7 @@ class Call {
     std::vector<std::vector<int32_t>> outs_;
 };
 
-// Barriers and all-reduces without surprises, for tests of what goes wrong.
+// A simple barrier or all-reduce for tests of failures.
 inline Step simple(Kind kind, uint64_t count) {
     return {kind, count, 0, 256, 5, false};
 }

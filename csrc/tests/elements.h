@@ -1,4 +1,4 @@
-// Elements that make kernels go wrong, for their tests, and what those tests say of a case.
+// Difficult elements for tests of kernels, and descriptions of test cases.
 #pragma once
 
 #include <cmath>
@@ -17,7 +17,8 @@ namespace unisono::test {
 
 using namespace unisono::kernels;
 
-// Memory of exactly `bytes` at `offset` past a cache line, so that sanitizers see overruns.
+// Memory of exactly `bytes` bytes at `offset` past a cache line, so that sanitizers detect
+// overruns.
 class Buffer {
   public:
     Buffer(size_t bytes, size_t offset)
@@ -38,7 +39,7 @@ void put(std::vector<uint8_t>& out, size_t at, T value) {
     std::memcpy(out.data() + at, &value, sizeof value);
 }
 
-// Elements that make kernels go wrong among ordinary ones.
+// Generates elements: difficult ones among ordinary ones.
 class Generator {
   public:
     std::vector<uint8_t> elements(DType type, size_t count) {
@@ -60,7 +61,7 @@ class Generator {
                 break;
             case DType::float8_e4m3fn:
             case DType::float8_e5m2:
-                fill<uint8_t>(out, [&] { return random_(); });  // few enough to meet all
+                fill<uint8_t>(out, [&] { return random_(); });  // few enough values to cover all
                 break;
             case DType::float32_int32:
                 fill<uint64_t>(out, [&] { return few(float32(), 8) | (random_() % 4 - 2) << 32; });
@@ -89,7 +90,7 @@ class Generator {
         for (size_t at = 0; at < out.size(); at += sizeof(T)) put(out, at, static_cast<T>(next()));
     }
 
-    // Pairs with few values and indices, so that many tie.
+    // Fills pairs with few values and indices, so that many tie.
     template <class F>
     void fill_pairs(std::vector<uint8_t>& out, F value) {
         bool index = false;
@@ -99,7 +100,7 @@ class Generator {
         });
     }
 
-    // One of `count` values or so: the first ones that were given, or this one.
+    // Returns either `value` or one of about `count` earlier values.
     template <class T>
     T few(T value, size_t count) {
         std::vector<uint64_t>& seen = seen_[sizeof(T) / 8];
@@ -190,7 +191,7 @@ inline bool equal(const Case& c, const void* a, const void* b) {
     return bytes == 0 || std::memcmp(a, b, bytes) == 0;
 }
 
-// Of every instruction set that this CPU has.
+// Returns the kernel tables of all instruction sets that this CPU has.
 inline std::vector<const Table*> all_tables() {
     const Table* found[max_tables];
     return {found, found + runnable_tables(found)};

@@ -1,4 +1,4 @@
-// Plans written by hand, one algorithm each, for tests of the core without Python.
+// Hand-written plans, one per algorithm, for tests of the core without Python.
 #pragma once
 
 #include <memory>
@@ -60,7 +60,7 @@ class Writer {
             pieces_in, pieces_out, parts, stages, 1, std::move(slots), scratch, addresses_only);
     }
 
-    // Rank `rank` reads `slot`, which the own post `value` shows.
+    // Adds a reader: rank `rank` reads `slot`, which this rank publishes with its post `value`.
     Writer& read_by(uint32_t rank, uint32_t slot, uint32_t value) {
         readers_.push_back({value, static_cast<uint16_t>(slot), static_cast<uint16_t>(rank)});
         return *this;
@@ -73,8 +73,9 @@ class Writer {
 
 using Slots = std::vector<uint32_t>;
 
-// The plan of one rank with those who read its slots, as the plans of all ranks have it: `make(r)`
-// makes that of rank r. A slot is shown by the post for which its reader has waited last.
+// Makes the plan of one rank and adds the readers of its slots, derived from the plans of all
+// ranks. `make(r)` makes rank r's plan. A slot is published by the post for which its reader has
+// waited last.
 template <class Make>
 std::shared_ptr<const Plan> with_readers(uint32_t rank, uint32_t ranks, Make&& make) {
     std::vector<Reader> readers;
@@ -97,7 +98,7 @@ std::shared_ptr<const Plan> with_readers(uint32_t rank, uint32_t ranks, Make&& m
                                         p->slots, p->scratch, p->addresses_only);
 }
 
-// Everybody shows the whole input to everybody.
+// Every rank publishes its whole input to all ranks.
 inline std::shared_ptr<const Plan> one_shot(uint32_t rank, uint32_t ranks) {
     Writer w;
     std::vector<Ref> sources;
@@ -111,7 +112,7 @@ inline std::shared_ptr<const Plan> one_shot(uint32_t rank, uint32_t ranks) {
         .plan(rank, ranks, 1, 1, 1, 2, Slots(ranks, 1));
 }
 
-// Part r is reduced by rank r, which shows the result.
+// Rank r reduces part r and publishes the result.
 inline std::shared_ptr<const Plan> direct(uint32_t rank, uint32_t ranks) {
     Writer w;
     std::vector<Ref> sources;
@@ -130,7 +131,7 @@ inline std::shared_ptr<const Plan> direct(uint32_t rank, uint32_t ranks) {
     return w.post(3).plan(rank, ranks, 1, 1, ranks, 3, Slots(ranks, ranks));
 }
 
-// The same by memory that is lent.
+// The same with single copy.
 inline std::shared_ptr<const Plan> single_copy(uint32_t rank, uint32_t ranks) {
     Writer w;
     std::vector<Ref> sources;
@@ -149,7 +150,7 @@ inline std::shared_ptr<const Plan> single_copy(uint32_t rank, uint32_t ranks) {
     return w.post(3).plan(rank, ranks, 1, 1, ranks, 3, Slots(ranks, ranks), 0, true);
 }
 
-// Partial sums go down the ranks through private memory, the result goes back from rank 0.
+// Partial sums go down the ranks through private memory. The result goes back from rank 0.
 inline std::shared_ptr<const Plan> chain(uint32_t rank, uint32_t ranks) {
     Writer w;
     if (rank + 1 == ranks) {
@@ -188,7 +189,7 @@ inline std::shared_ptr<const Plan> all_gather(uint32_t rank, uint32_t ranks) {
     return w.post(2).plan(rank, ranks, 1, ranks, 1, 2, Slots(ranks, 1));
 }
 
-// The same by memory that is lent.
+// The same with single copy.
 inline std::shared_ptr<const Plan> single_copy_gather(uint32_t rank, uint32_t ranks) {
     Writer w;
     w.share(slot(rank, 0), in(0)).post(1).copy(out(rank), in(0), in(0));

@@ -1,4 +1,5 @@
-// Groups whose ranks are threads of this process on "hosts" that share nothing but connections.
+// Groups whose ranks are threads of this process on simulated hosts. Ranks of different hosts share
+// only connections.
 #pragma once
 
 #include <arpa/inet.h>
@@ -17,7 +18,8 @@ namespace unisono::test {
 
 using Layout = std::vector<std::vector<uint32_t>>;  // the ranks of each host
 
-// Both ends of a connection as the links hand them over: TCP over loopback, without delay.
+// Returns both ends of a connection: TCP over loopback with TCP_NODELAY, as the connection manager
+// passes them.
 inline std::pair<Descriptor, Descriptor> connection() {
     const Descriptor listener(::socket(AF_INET, SOCK_STREAM, 0));
     sockaddr_in address{};
@@ -43,7 +45,7 @@ inline void set_nonblocking(const Descriptor& fd) {
     ::fcntl(fd.get(), F_SETFL, ::fcntl(fd.get(), F_GETFL) | O_NONBLOCK);
 }
 
-inline constexpr std::array kWires{WireKind::collectives, WireKind::p2p};
+inline constexpr std::array kTransports{TransportKind::collectives, TransportKind::p2p};
 
 class Hosts {
   public:
@@ -72,7 +74,9 @@ class Hosts {
         for (uint32_t r = 0; r < ranks; ++r) ranks_.push_back(rank_of(groups_[r], r));
     }
     ~Hosts() {
-        run([](Rank& rank) { rank.close(); });  // each waits a little for what the others take
+        run([](Rank& rank) {
+            rank.close();
+        });  // together: each waits briefly until the others have its last frames
     }
 
     Rank& operator[](uint32_t r) { return ranks_[r]; }
@@ -85,7 +89,7 @@ class Hosts {
 
   private:
     void connect(uint32_t a, uint32_t b, uint32_t streams) {
-        for (const WireKind kind : kWires) {
+        for (const TransportKind kind : kTransports) {
             for (uint32_t s = 0; s < streams; ++s) {
                 auto [one, other] = connection();
                 set_nonblocking(one);

@@ -1,4 +1,4 @@
-// What some kernels and emulators of kernels lack, and some tests need.
+// Kernel features that some tests need and some kernels or emulators lack.
 #pragma once
 
 #include <sys/mman.h>
@@ -10,15 +10,15 @@
 
 namespace unisono::test {
 
-// Whether processes can read each other's memory.
+// Returns true if a process can read another process's memory.
 inline bool kernel_reads_peers() {
     int from = 1, to = 0;
     const iovec source{&from, sizeof(from)}, sink{&to, sizeof(to)};
     return ::process_vm_readv(::getpid(), &sink, 1, &source, 1, 0) == sizeof(to);
 }
 
-// Whether a forked child finds a page wiped, by which it knows that it is one. qemu-user accepts
-// that advice and ignores it.
+// Returns true if a forked child finds a page wiped. The library recognises a forked child by such
+// a page. qemu-user accepts this madvise and ignores it.
 inline bool forks_wipe_memory() {
     void* page = ::mmap(nullptr, 4096, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
     ::madvise(page, 4096, MADV_WIPEONFORK);

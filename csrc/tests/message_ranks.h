@@ -1,4 +1,4 @@
-// Messages of ranks to each other, and what they should be.
+// Point-to-point messages between test ranks, with their expected content.
 #pragma once
 
 #include <algorithm>
@@ -13,7 +13,7 @@
 namespace unisono::test {
 
 using Data = std::vector<uint8_t>;
-using Requests = std::deque<p2p::Request>;  // they stay where they are
+using Requests = std::deque<p2p::Request>;  // a deque: requests must not move
 
 inline uint64_t seed_of(uint32_t from, uint32_t to, uint64_t tag, uint64_t number) {
     return ((from * 8ULL + to) * 8 + tag) * 64 + number;
@@ -27,9 +27,9 @@ inline Data data_of(uint64_t seed, size_t bytes) {
 }
 
 inline p2p::Request& begin(Requests& requests, Rank& rank, const p2p::Message& message, bool sends,
-                           bool carried = false) {
+                           bool in_background = false) {
     p2p::Request& request = requests.emplace_back(message, sends);
-    rank.p2p->begin(request, carried);
+    rank.p2p->begin(request, in_background);
     return request;
 }
 
@@ -39,7 +39,7 @@ inline void send(Rank& rank, Data& data, int32_t to, uint64_t tag, double timeou
     rank.p2p->wait(request, timeout_s, -1, {});
 }
 
-// The rank it came from.
+// Receives a message and returns its source rank.
 inline int32_t receive(Rank& rank, Data& data, int32_t from, uint64_t tag,
                        double timeout_s = kLong_s) {
     p2p::Request request(message(data, from, tag), false);
@@ -48,8 +48,8 @@ inline int32_t receive(Rank& rank, Data& data, int32_t from, uint64_t tag,
     return request.source();
 }
 
-// Sends `count` messages to each of the other ranks and receives as many, in another order than
-// they come; counts those that are wrong. `bytes_of` tells a message's length by its seed.
+// Sends `count` messages to each other rank and receives as many, in another order than they
+// arrive. Counts the wrong ones. `bytes_of(seed)` is the length of a message.
 template <class BytesOf>
 void exchange(Rank& rank, uint32_t ranks, uint64_t tag, uint64_t count, BytesOf bytes_of,
               std::atomic<int>& wrong) {
@@ -58,22 +58,22 @@ void exchange(Rank& rank, uint32_t ranks, uint64_t tag, uint64_t count, BytesOf 
         return data_of(seed, bytes_of(seed));
     };
     std::mt19937_64 random(rank.rank * 10 + tag);
-    std::vector<std::pair<Data, Data>> arriving;  // what, and what it should be
+    std::vector<std::pair<Data, Data>> arriving;  // received data and expected data
     std::vector<Data> leaving;
     arriving.reserve(ranks * count);
     leaving.reserve(ranks * count);
     Requests requests;
     for (uint64_t k = 0; k < count; ++k) {
-        const bool carried = random() % 2;
+        const bool in_background = random() % 2;
         for (uint32_t i = 1; i < ranks; ++i) {
             const uint32_t to = (rank.rank + i) % ranks, from = (rank.rank + ranks - i) % ranks;
             leaving.push_back(made(rank.rank, to, k));
             begin(requests, rank, message(leaving.back(), static_cast<int32_t>(to), tag), true,
-                  carried);
+                  in_background);
             auto expected = made(from, rank.rank, k);
             arriving.emplace_back(Data(expected.size()), expected);
             begin(requests, rank, message(arriving.back().first, static_cast<int32_t>(from), tag),
-                  false, carried);
+                  false, in_background);
         }
     }
     std::vector<p2p::Request*> order;

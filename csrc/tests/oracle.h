@@ -1,4 +1,4 @@
-// Reductions one element at a time, written for clarity: what the kernels are compared with.
+// The reference for the kernels: reductions one element at a time, written for clarity.
 #pragma once
 
 #include <cmath>
@@ -11,8 +11,8 @@
 
 namespace unisono::oracle {
 
-// A 16- or 8-bit float with `fraction` stored fraction bits; Bits is the integer of its size.
-// Without infinities only the largest magnitude is a NaN, and what is too large saturates.
+// A 16- or 8-bit float with `fraction` stored fraction bits. Bits is the integer of its size.
+// Without infinities only the largest magnitude is a NaN, and larger values saturate.
 template <class Bits_, int fraction, bool has_infinity = true>
 struct Narrow {
     using Bits = Bits_;
@@ -44,7 +44,7 @@ struct Narrow {
         return std::copysign(value, is_negative() ? -1.0F : 1.0F);
     }
 
-    // Nearest, ties to even (the rounding mode of std::nearbyint).
+    // Rounds to nearest, ties to even (the rounding mode of std::nearbyint).
     static Narrow rounded(float value) {
         constexpr int quiet = magnitudes >> fraction << fraction | 1 << (fraction - 1);
         if (std::isnan(value)) return {static_cast<Bits>(width == 8 ? magnitudes : quiet)};
@@ -53,7 +53,7 @@ struct Narrow {
         if (std::isinf(magnitude)) return {static_cast<Bits>(sign | largest)};
         int exponent = 1 - bias;
         if (magnitude != 0 && std::ilogb(magnitude) > exponent) exponent = std::ilogb(magnitude);
-        // In units of the last place; a carry into the next exponent encodes itself.
+        // In units of the last place. A carry into the next exponent encodes itself.
         const double scaled = std::ldexp(magnitude, fraction - exponent);
         const auto units = static_cast<int64_t>(std::nearbyint(scaled));
         const int64_t encoded = units + (static_cast<int64_t>(exponent + bias - 1) << fraction);
@@ -65,7 +65,7 @@ using Bfloat16 = Narrow<uint16_t, 7>;
 using Float8E4m3fn = Narrow<uint8_t, 3, false>;
 using Float8E5m2 = Narrow<uint8_t, 2>;
 
-// A value and where it was.
+// A value and its index.
 template <class T, class Index>
 struct Pair {
     T value;
@@ -80,7 +80,7 @@ template <class T>
 constexpr bool is_complex_type =
     std::is_same_v<T, std::complex<float>> || std::is_same_v<T, std::complex<double>>;
 
-// The pair that minloc or maxloc keeps of two.
+// Returns the pair that minloc or maxloc keeps.
 template <class T, class Index>
 Pair<T, Index> better(ReduceOp op, Pair<T, Index> a, Pair<T, Index> b) {
     const bool a_nan = a.value != a.value, b_nan = b.value != b.value;
@@ -89,7 +89,7 @@ Pair<T, Index> better(ReduceOp op, Pair<T, Index> a, Pair<T, Index> b) {
     return (op == ReduceOp::minloc ? b.value < a.value : b.value > a.value) ? b : a;
 }
 
-// a op b for the types an accumulator can have.
+// Returns a op b for the accumulator types.
 template <class A>
 A combine(ReduceOp op, A a, A b) {
     if constexpr (is_complex_type<A>) {
@@ -154,7 +154,7 @@ inline bool is_arithmetic(ReduceOp op) {
            op == ReduceOp::avg;
 }
 
-// Each part that is a NaN as the quiet one without sign and payload.
+// Replaces each part that is a NaN by the quiet NaN without sign and payload.
 template <class A>
 A with_one_nan(A a) {
     if constexpr (is_complex_type<A>) {
@@ -172,7 +172,7 @@ T element(const void* src, size_t i) {
     return value;
 }
 
-// dst[i] = fold of srcs[...][i]; `Load` and `Save` convert between T and the accumulator.
+// Computes dst[i] = fold of srcs[...][i]. `Load` and `Save` convert between T and the accumulator.
 template <class T, class Load, class Save>
 void fold(ReduceOp op, void* dst, const void* const* srcs, size_t nsrc, size_t count,
           uint32_t divisor, Load load, Save save) {
@@ -187,7 +187,7 @@ void fold(ReduceOp op, void* dst, const void* const* srcs, size_t nsrc, size_t c
     }
 }
 
-// Elements as truth values.
+// Reduces elements as truth values.
 template <class T>
 void reduce_truth(ReduceOp op, void* dst, const void* const* srcs, size_t nsrc, size_t count) {
     fold<T>(

@@ -1,5 +1,5 @@
-// One end of a group of two hosts that is real, and at the other end the test, which says what it
-// likes: what a proved peer may do.
+// A real rank of a group of two hosts. The test plays the other rank and may send anything that an
+// authenticated peer can send.
 #pragma once
 
 #include <algorithm>
@@ -11,7 +11,7 @@
 
 namespace unisono::test {
 
-inline constexpr WireKind kCalls = WireKind::collectives, kMessages = WireKind::p2p;
+inline constexpr TransportKind kCalls = TransportKind::collectives, kMessages = TransportKind::p2p;
 
 inline Frame frame_of(FrameKind kind, uint64_t number = 0, uint64_t bytes = 0) {
     Frame frame{};
@@ -21,7 +21,7 @@ inline Frame frame_of(FrameKind kind, uint64_t number = 0, uint64_t bytes = 0) {
     return frame;
 }
 
-// The first `bytes` of a message, which are all of it unless more is said.
+// The first `bytes` of a message; the whole message unless `total` is larger.
 inline Frame message_of(uint64_t number, uint64_t tag, uint64_t bytes, uint64_t total = 0) {
     Frame frame = frame_of(FrameKind::message, number, bytes);
     frame.place = tag;
@@ -37,29 +37,29 @@ inline Frame post_of(uint64_t number, uint64_t progress, uint32_t loads = 0) {
     return frame;
 }
 
-// Rank 0 of two; its peer's connections are the test's.
-class Faced {
+// Rank 0 of two ranks. The test holds the peer's ends of the connections.
+class FakePeer {
   public:
-    explicit Faced(uint32_t streams = 1, bool connected = true)
+    explicit FakePeer(uint32_t streams = 1, bool connected = true)
         : group_(std::make_shared<Group>(create_segment({1, 2, 1 << 16, 2, 256}, World::nonce), 0,
                                          HostRanks{2, {0}}, World::nonce, 1)),
           rank_(rank_of(group_, 0)) {
-        for (const WireKind kind : kWires) {
+        for (const TransportKind kind : kTransports) {
             for (uint32_t s = 0; connected && s < streams; ++s) attach(kind, s, streams);
         }
     }
-    ~Faced() {
-        for (auto& ends : ends_) ends.clear();  // so that it need not linger
+    ~FakePeer() {
+        for (auto& ends : ends_) ends.clear();  // so that closing does not wait
         rank_.close();
     }
 
     Rank& rank() { return rank_; }
     Group& group() { return *group_; }
-    Descriptor& end(WireKind kind, size_t stream = 0) {
+    Descriptor& end(TransportKind kind, size_t stream = 0) {
         return ends_[static_cast<size_t>(kind)][stream];
     }
-    // Not more than about `room` bytes are under way at once, if it is not 0.
-    void attach(WireKind kind, uint32_t stream, uint32_t streams, int room = 0) {
+    // Connects a stream. A nonzero `room` limits the bytes in flight to about `room`.
+    void attach(TransportKind kind, uint32_t stream, uint32_t streams, int room = 0) {
         auto [mine, theirs] = connection();
         if (room > 0) {
             ::setsockopt(mine.get(), SOL_SOCKET, SO_RCVBUF, &room, sizeof(room));
@@ -68,19 +68,19 @@ class Faced {
         ends_[static_cast<size_t>(kind)].push_back(std::move(mine));
         group_->attach(1, kind, stream, streams, std::move(theirs));
     }
-    void say(WireKind kind, const Frame& frame, const std::string& payload = {},
-             size_t stream = 0) {
+    void send(TransportKind kind, const Frame& frame, const std::string& payload = {},
+              size_t stream = 0) {
         std::string bytes(reinterpret_cast<const char*>(&frame), sizeof(frame));
-        say_bytes(kind, bytes + payload, stream);
+        send_bytes(kind, bytes + payload, stream);
     }
-    void say_bytes(WireKind kind, const std::string& bytes, size_t stream = 0) {
+    void send_bytes(TransportKind kind, const std::string& bytes, size_t stream = 0) {
         static_cast<void>(
             !::send(end(kind, stream).get(), bytes.data(), bytes.size(), MSG_NOSIGNAL));
     }
-    // Hands on, piece by piece, all that is said until the connection ends, or nothing comes for
-    // long.
+    // Passes the input to `take`, chunk by chunk, until the connection ends or nothing arrives for
+    // 10 s.
     template <class Take>
-    void read(WireKind kind, size_t stream, Take&& take) {
+    void read(TransportKind kind, size_t stream, Take&& take) {
         std::vector<uint8_t> some(1 << 20);
         wait_at_most(kind, stream, 10);
         for (ssize_t got = 1; got > 0;) {
@@ -88,13 +88,13 @@ class Faced {
             take(std::span<const uint8_t>(some).first(std::max<ssize_t>(got, 0)));
         }
     }
-    std::vector<uint8_t> rest(WireKind kind, size_t stream = 0) {
+    std::vector<uint8_t> rest(TransportKind kind, size_t stream = 0) {
         std::vector<uint8_t> all;
         read(kind, stream, [&](auto piece) { all.insert(all.end(), piece.begin(), piece.end()); });
         return all;
     }
-    // The kinds of all frames that are said until the connection ends.
-    std::vector<FrameKind> hear_all(WireKind kind, size_t stream = 0) {
+    // Returns the kinds of all frames until the connection ends.
+    std::vector<FrameKind> read_kinds(TransportKind kind, size_t stream = 0) {
         std::vector<FrameKind> kinds;
         const auto all = rest(kind, stream);
         for (size_t at = 0; at + sizeof(Frame) <= all.size();) {
@@ -105,8 +105,9 @@ class Faced {
         }
         return kinds;
     }
-    // Whether a frame of this kind, without payload, comes soon; others before it are forgotten.
-    bool hears(WireKind kind, FrameKind expected, double soon_s, size_t stream = 0) {
+    // Returns true if a frame of this kind without payload arrives soon. Drops the frames before
+    // it.
+    bool receives(TransportKind kind, FrameKind expected, double soon_s, size_t stream = 0) {
         wait_at_most(kind, stream, soon_s);
         Frame frame;
         while (::recv(end(kind, stream).get(), &frame, sizeof(frame), MSG_WAITALL) ==
@@ -118,7 +119,7 @@ class Faced {
         }
         return false;
     }
-    void hang_up(WireKind kind, size_t stream, bool reset) {
+    void hang_up(TransportKind kind, size_t stream, bool reset) {
         const linger hard{1, 0};
         Descriptor& fd = end(kind, stream);
         if (reset) ::setsockopt(fd.get(), SOL_SOCKET, SO_LINGER, &hard, sizeof(hard));
@@ -126,7 +127,7 @@ class Faced {
     }
 
   private:
-    void wait_at_most(WireKind kind, size_t stream, double seconds) {
+    void wait_at_most(TransportKind kind, size_t stream, double seconds) {
         timeval most{};
         most.tv_sec = static_cast<time_t>(seconds);
         most.tv_usec = static_cast<suseconds_t>((seconds - static_cast<double>(most.tv_sec)) * 1e6);

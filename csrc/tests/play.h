@@ -1,4 +1,4 @@
-// Messages step by step: one thread plays all ranks, so that each step is where it should be.
+// Messages step by step. One thread plays all ranks, so that each test controls the order of steps.
 #pragma once
 
 #include <algorithm>
@@ -12,13 +12,14 @@
 
 namespace unisono::test {
 
-inline constexpr uint64_t kOther = 9;        // the tag of those that nobody asks for
-inline constexpr size_t kEager = 8192;       // goes by the ring of bytes
-inline constexpr size_t kMostEager = 16384;  // the same where ranks share cores, and the most
-inline constexpr size_t kMost = 60;          // more of them than there is room for
+inline constexpr uint64_t kOther = 9;   // the tag of messages that no receive matches
+inline constexpr size_t kEager = 8192;  // goes through the byte ring
+inline constexpr size_t kMostEager =
+    16384;                           // the same where ranks share cores; the largest eager size
+inline constexpr size_t kMost = 60;  // more eager messages than there is room for
 inline constexpr size_t kLarge = 300'000;
 
-// The requests end with the world, before their memory.
+// The world is destroyed first, which ends the requests before their memory.
 template <class SomeWorld>
 class PlayOn {
   public:
@@ -40,14 +41,14 @@ class PlayOn {
         const auto* const data = reinterpret_cast<const uint8_t*>(request.message().data);
         return {data, data + request.message().bytes};
     }
-    // One look of one rank at all that has come.
-    void look(uint32_t rank) { static_cast<void>((*this)[rank].test(never_)); }
+    // Lets one rank poll once.
+    void poll(uint32_t rank) { static_cast<void>((*this)[rank].test(never_)); }
     void settle() {
         for (int i = 0; i < 20; ++i) {
-            for (uint32_t r = 0; r < ranks_; ++r) look(r);
+            for (uint32_t r = 0; r < ranks_; ++r) poll(r);
         }
     }
-    // Whether it is done after all have looked often enough.
+    // Returns true if the request succeeds after enough polls by all ranks.
     bool ends(p2p::Request& request) {
         for (int i = 0; i < 1000 && !request.done(); ++i) settle();
         return request.done() && !request.error();
@@ -55,8 +56,8 @@ class PlayOn {
     bool brings(p2p::Request& request, const Data& data) {
         return ends(request) && got(request) == data;
     }
-    // Fills all the room from rank 0 to rank 1 with messages that nobody asks for, and three more,
-    // which wait: rank 1 has to want something, else it does not look.
+    // Fills the room from rank 0 to rank 1 with messages that no receive matches, plus three that
+    // are held back. Rank 1 must have a pending receive, else it does not poll.
     std::vector<p2p::Request*> fill() {
         std::vector<p2p::Request*> sends;
         for (size_t held = 0; held < 3 && sends.size() < kMost; held += !sends.back()->done()) {
@@ -69,7 +70,7 @@ class PlayOn {
         return static_cast<size_t>(std::count_if(requests_.begin(), requests_.end(),
                                                  [](const auto& r) { return !r.done(); }));
     }
-    // All that did not end well ended so.
+    // Checks the errors of all requests that have failed.
     void check_errors(Report& report, Fault fault, const std::string& part,
                       const std::string& what) const {
         for (const p2p::Request& request : requests_) {
@@ -78,7 +79,7 @@ class PlayOn {
                    what);
         }
     }
-    // The memory of all messages is the test's again.
+    // Overwrites the memory of all messages, as a caller may do after the requests have ended.
     void scribble() {
         for (Data& data : datas_) std::fill(data.begin(), data.end(), uint8_t{0xee});
     }
@@ -91,7 +92,7 @@ class PlayOn {
   private:
     std::deque<Data> datas_;
     Requests requests_;
-    p2p::Request never_{{nullptr, 0, DType::uint8, 0, 0}, false};  // is looked for, and never begun
+    p2p::Request never_{{nullptr, 0, DType::uint8, 0, 0}, false};  // is tested, but never begun
     SomeWorld world_;
     const uint32_t ranks_;
 };
@@ -105,7 +106,7 @@ class Play : public PlayOn<World> {
     [[nodiscard]] p2p::Pair& pair() { return *world()[1].segment->pair(0, 1).shared; }
 };
 
-// Each rank on a host of its own.
+// Each rank is on a host of its own.
 class PlayOverHosts : public PlayOn<Hosts> {
   public:
     explicit PlayOverHosts(uint32_t ranks = 2, bool = true) : PlayOn(ranks, layout(ranks), 2U) {}

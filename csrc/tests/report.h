@@ -1,4 +1,4 @@
-// What the tests of a program found; any thread may add to it.
+// The results of a test program. Any thread may add one.
 #pragma once
 
 #include <cstddef>
@@ -15,13 +15,13 @@ class Report {
         (ok ? passed_ : failed_) += 1;
         if (!ok && failed_ <= 20) std::printf("FAILED %s\n", what.c_str());
     }
-    // Whether a check can run here; tells what is skipped, and why, where it cannot.
+    // Returns true if a check can run here; else reports the skipped check and the reason.
     bool can_run(const char* check, bool able, const char* why_not) {
         const std::lock_guard lock(mutex_);
         if (!able) std::printf("SKIPPED %s: %s\n", check, why_not);
         return able;
     }
-    // The exit status of the program.
+    // Returns the exit status of the program.
     int finish() const {
         std::printf("%zu passed, %zu failed\n", passed_, failed_);
         return failed_ == 0 ? 0 : 1;

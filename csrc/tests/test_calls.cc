@@ -1,5 +1,4 @@
-// Calls that work: in any order, waited for at once or later, by one thread of a rank or by
-// several.
+// Successful calls: synchronous or asynchronous, in any order, by one or several threads of a rank.
 #include <algorithm>
 #include <atomic>
 #include <random>
@@ -25,7 +24,8 @@ Step random_step(std::mt19937_64& random, uint32_t ranks, uint32_t kinds) {
     return step;
 }
 
-// The same random calls on all ranks; some wait, some are waited for later, in any order.
+// Runs the same random calls on all ranks. Some are synchronous; the others are waited for later,
+// in any order.
 void check_sequences(Report& report, Mapping mapping, uint32_t ranks, uint32_t kinds,
                      uint64_t seed) {
     std::mt19937_64 choose(seed);
@@ -70,8 +70,8 @@ void check_sequences(Report& report, Mapping mapping, uint32_t ranks, uint32_t k
     report.check(wrong == 0, "results of a sequence of " + std::to_string(ranks));
 }
 
-// Threads of one rank make equal calls, so their order does not matter: none may overtake another
-// half-way, or be lost.
+// Threads of one rank make equal calls, so their order does not matter. No call may be lost or
+// overtake another in the middle.
 void check_threads(Report& report, Mapping mapping, uint32_t ranks) {
     World world(shape_of(ranks, 2), mapping, 1);
     std::atomic<int> wrong{0};
@@ -101,14 +101,13 @@ void check_threads(Report& report, Mapping mapping, uint32_t ranks) {
     report.check(wrong == 0, "results of threads");
 }
 
-// Ranks lend only where the kernel reads for them.
+// Ranks use single copy only where the kernel permits reads of a peer's memory.
 void check_single_copy(Report& report) {
     const Descriptor fd(create_segment(shape_of(2, 2), World::nonce));
     Group first(Descriptor(::dup(fd.get())), 0, World::nonce, 2);
     Group second(Descriptor(::dup(fd.get())), 1, World::nonce, 2);
     for (const Group* group : {&first, &second})
-        report.check(group->can_read_peers() == kernel_reads_peers(),
-                     "a rank is wrong about lending");
+        report.check(group->can_read_peers() == kernel_reads_peers(), "can_borrow() is wrong");
 }
 
 }  // namespace
@@ -116,8 +115,7 @@ void check_single_copy(Report& report) {
 int main() {
     Report report;
     check_single_copy(report);
-    const uint32_t kinds =
-        can_run_single_copy(report, "calls that lend") ? kKinds : kKindsWithoutSingleCopy;
+    const uint32_t kinds = can_run_single_copy(report, "single-copy calls") ? kKinds : kKindsWithoutSingleCopy;
     for (const Mapping mapping : {Mapping::own, Mapping::one}) {
         for (const uint32_t ranks : {2U, 3U, 4U, 8U}) {
             for (uint64_t seed = 1; seed <= 4; ++seed)

@@ -1,4 +1,5 @@
-// How often the ranks of a host ask the kernel whether the others live, and that it is enough.
+// The checks by which the ranks of a host ask the kernel whether other ranks live: not too many,
+// and enough.
 #include <fcntl.h>
 #include <sys/mman.h>
 #include <sys/syscall.h>
@@ -17,7 +18,7 @@
 
 namespace {
 
-// What all processes of this test have asked so far.
+// The number of checks by all processes of this test so far.
 std::atomic<uint64_t>* asked() {
     static void* const page =
         ::mmap(nullptr, 4096, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
@@ -44,8 +45,9 @@ namespace {
 using namespace unisono;
 using namespace unisono::test;
 
-// `sleepers` ranks look every 50 ms, one after the other, for ten seconds of a made-up clock.
-void check_turns(Report& report, uint32_t ranks, uint32_t sleepers, uint32_t from_us) {
+// Simulates ten seconds in which `sleepers` ranks check every 50 ms, one after the other.
+void check_simulated_intervals(Report& report, uint32_t ranks, uint32_t sleepers,
+                               uint32_t from_us) {
     constexpr uint32_t slice_ms = 50, all_ms = 10'000;
     const std::string what =
         std::to_string(sleepers) + " sleepers of " + std::to_string(ranks) + " ranks: ";
@@ -67,23 +69,23 @@ void check_turns(Report& report, uint32_t ranks, uint32_t sleepers, uint32_t fro
     }
     for (const uint32_t at : last) longest_ms = std::max(longest_ms, all_ms - at);
     report.check(longest_ms <= round_ms + slice_ms + 2,
-                 what + "one was not asked about for " + std::to_string(longest_ms) + " ms");
+                 what + "a rank was not checked for " + std::to_string(longest_ms) + " ms");
     const uint64_t most = uint64_t{ranks} * (all_ms / round_ms + 2);
     report.check(taken <= most,
-                 what + std::to_string(taken) + " questions, at most " + std::to_string(most));
+                 what + std::to_string(taken) + " checks, at most " + std::to_string(most));
 }
 
-// Clocks that are apart, as in containers with times of their own.
-void check_clocks_apart(Report& report) {
+// Clocks that disagree, as in containers with their own time namespaces.
+void check_clocks_that_disagree(Report& report) {
     std::atomic<uint64_t> turn{0};
     for (uint32_t us = 50'000; us < 1'000'000; us += 50'000) {
         for (const uint32_t ahead_us : {0U, 1'000'000'000U, 4'000'000'000U}) {
-            report.check(take_due(turn, 7, us + ahead_us).count == 7, "clocks apart");
+            report.check(take_due(turn, 7, us + ahead_us).count == 7, "clocks that disagree");
         }
     }
 }
 
-// A rank in a process of its own.
+// Starts a rank in a process of its own.
 template <class Body>
 pid_t start(const Descriptor& fd, uint32_t rank, Body&& body) {
     const pid_t child = ::fork();
@@ -102,16 +104,16 @@ void await_joined(const Segment& segment, uint32_t first) {
     }
 }
 
-// One rank is late: all others sleep for it, then it is killed, and all hear of that.
-void check_many_sleep(Report& report) {
+// One rank is late and all others sleep. Then the late rank is killed, and all others report it.
+void check_many_sleepers(Report& report) {
     constexpr uint32_t ranks = 16;
     constexpr double sleep_s = 0.6;
     const Descriptor fd(create_segment(shape_of(ranks, 2), World::nonce));
     const auto sleep = [](Rank& rank) {
         const Outcome outcome = run_step(rank, simple(Kind::direct, 100));
-        const bool told =
+        const bool named =
             outcome.fault == Fault::peer_lost && outcome.text.find("rank 3 ") != std::string::npos;
-        if (!told) ::_exit(1);
+        if (!named) ::_exit(1);
     };
     const auto start_s = std::chrono::steady_clock::now();
     std::vector<pid_t> children;
@@ -125,19 +127,20 @@ void check_many_sleep(Report& report) {
     const uint64_t questions = asked()->load();
     const std::chrono::duration<double> took = std::chrono::steady_clock::now() - start_s;
     const double most = ranks * (took.count() / 0.05 + 2);
-    report.check(questions <= most, std::to_string(questions) + " questions in " +
+    report.check(questions <= most, std::to_string(questions) + " checks in " +
                                         std::to_string(took.count()) + " s, at most " +
                                         std::to_string(most));
     ::kill(children[3], SIGKILL);
     for (uint32_t r = 0; r < ranks; ++r) {
         int status = 0;
         ::waitpid(children[r], &status, 0);
-        report.check(r == 3 || status == 0, "rank " + std::to_string(r) + " was not told");
+        report.check(r == 3 || status == 0,
+                     "rank " + std::to_string(r) + " did not report the lost rank");
     }
 }
 
-// All but one compute: the one that sleeps finds out by itself.
-void check_one_sleeps(Report& report) {
+// All ranks but one compute. The only sleeping rank detects the loss by itself.
+void check_one_sleeper(Report& report) {
     constexpr uint32_t ranks = 6;
     const Descriptor fd(create_segment(shape_of(ranks, 2), World::nonce));
     std::vector<pid_t> children;
@@ -148,7 +151,7 @@ void check_one_sleeps(Report& report) {
     await_joined(*rank.segment, 1);
     ::kill(children[3], SIGKILL);
     expect(report, run_step(rank, simple(Kind::direct, 100)), Fault::peer_lost, "rank 4 (pid",
-           "one that sleeps alone");
+           "the only sleeping rank");
     for (const pid_t child : children) ::kill(child, SIGKILL);
     for (const pid_t child : children) ::waitpid(child, nullptr, 0);
 }
@@ -157,18 +160,18 @@ void check_one_sleeps(Report& report) {
 
 int main() {
     Report report;
-    static_cast<void>(asked());  // before anybody is forked
+    static_cast<void>(asked());  // before the first fork
     for (const uint32_t ranks : {1U, 2U, 7U, 50U, 51U, 300U, 1000U}) {
         for (const uint32_t sleepers : {1U, 2U, 49U, 1000U}) {
             for (const uint32_t from_us : {0U, ~0U - 5'000'000U}) {
-                if (sleepers <= ranks) check_turns(report, ranks, sleepers, from_us);
+                if (sleepers <= ranks) check_simulated_intervals(report, ranks, sleepers, from_us);
             }
         }
     }
-    check_clocks_apart(report);
-#if !defined(__SANITIZE_THREAD__)  // which does not follow processes
-    check_many_sleep(report);
-    check_one_sleeps(report);
+    check_clocks_that_disagree(report);
+#if !defined(__SANITIZE_THREAD__)  // does not support forked processes
+    check_many_sleepers(report);
+    check_one_sleeper(report);
 #endif
     return report.finish();
 }

@@ -1,5 +1,5 @@
-// Narrow floats made wide and narrow again, and elements times a factor, by every instruction set
-// this CPU has against the oracle, bit for bit.
+// Widening, narrowing and scaling of elements, by every instruction set that this CPU has. Compared
+// with the oracle bit for bit.
 #include <string>
 #include <type_traits>
 #include <vector>
@@ -19,8 +19,8 @@ std::vector<float> hard_floats(size_t count) {
     return values;
 }
 
-// Numbers, the halves between neighbours, and the float32 next to those halves: where rounding
-// errs.
+// Representable numbers, the halves between neighbours, and the float32 values next to those
+// halves: the cases where rounding goes wrong.
 template <class Narrow>
 std::vector<float> with_ties() {
     std::vector<float> values = hard_floats(40000);
@@ -38,7 +38,7 @@ std::vector<float> with_ties() {
     return values;
 }
 
-// What widening makes of a NaN: see kernels.h.
+// The expected bits of a widened NaN; see kernels.h.
 template <class Narrow>
 uint32_t widened_bits(Narrow element) {
     uint32_t bits;
@@ -90,7 +90,8 @@ void check_conversions(Report& report, const Table& table, DType type) {
     for (size_t i = 0; i < values.size(); ++i)
         narrows = narrows && rounded[i] == Narrow::rounded(values[i]).bits;
     report.check(narrows, where + " narrow");
-    for (size_t count = 0; count < 70; ++count) {  // ends of vectors, and nothing behind them
+    for (size_t count = 0; count < 70;
+         ++count) {  // partial vectors; nothing is written after the end
         std::vector<float> few(count + 1, 5.0F);
         std::vector<Bits> back(count + 1, Bits{42});
         widen_with(table, type, few.data(), every.data(), count, nullptr);
@@ -101,13 +102,14 @@ void check_conversions(Report& report, const Table& table, DType type) {
     }
 }
 
-// A product is the fold of the elements with as many factors.
+// A scaled element equals the product with one factor per element.
 void check_scales(Report& report, const Table& table) {
     Generator generator;
     for (size_t t = 0; t < num_dtypes; ++t) {
         const auto type = static_cast<DType>(t);
         if (!supports(type, ReduceOp::premul_sum)) {
-            report.check(table.find_scale(type) == nullptr, "a scale too many");
+            report.check(table.find_scale(type) == nullptr,
+                         "a scale kernel of an unsupported type");
             continue;
         }
         if (is_narrow_float(type)) continue;

@@ -1,4 +1,4 @@
-// Deadlines that come, change and go, against an ordered set.
+// Random insertions, changes and removals of deadlines, compared with an ordered set.
 #include <map>
 #include <random>
 #include <set>
@@ -12,7 +12,7 @@ namespace {
 using unisono::simulator::Deadlines;
 using unisono::test::Report;
 
-void change_any(Report& report) {
+void check_random_changes(Report& report) {
     std::mt19937 random(1);
     for (int trial = 0; trial < 200; ++trial) {
         Deadlines deadlines;
@@ -32,10 +32,10 @@ void change_any(Report& report) {
                 times[id] = time;
                 expected.insert({time, id});
             }
-            report.check(deadlines.empty() == expected.empty(), "whether there are any");
+            report.check(deadlines.empty() == expected.empty(), "empty() is wrong");
             if (deadlines.empty() || expected.empty()) continue;
-            report.check(deadlines.time() == expected.begin()->first, "the next time");
-            report.check(times.at(deadlines.id()) == deadlines.time(), "whose it is");
+            report.check(deadlines.time() == expected.begin()->first, "the next time is wrong");
+            report.check(times.at(deadlines.id()) == deadlines.time(), "the next id is wrong");
         }
     }
 }
@@ -44,6 +44,6 @@ void change_any(Report& report) {
 
 int main() {
     Report report;
-    change_any(report);
+    check_random_changes(report);
     return report.finish();
 }

@@ -1,4 +1,4 @@
-// What fails, and what every rank then gets: the same cause, soon.
+// Failures: every rank soon reports the same cause.
 #include <fcntl.h>
 #include <pthread.h>
 #include <sys/mman.h>
@@ -48,10 +48,10 @@ void check_left_before(Report& report, Mapping mapping) {
     World world(shape_of(kRanks, 2), mapping, 1);
     world.run([&](Rank& rank) {
         expect(report, run_step(rank, simple(Kind::direct, 100)), Fault::none, "",
-               "the last call of all");
+               "the last call of all ranks");
         if (rank.rank == 2) return rank.close();
         expect(report, run_step(rank, simple(Kind::direct, 100)), Fault::peer_lost, "rank 2 left",
-               "left before");
+               "rank 2 left before the call");
     });
 }
 
@@ -63,11 +63,11 @@ void check_left_within(Report& report, Mapping mapping) {
         pause(0.05);
         world[2].close();
         report.check(job->done() && job->error() && job->error()->fault() == Fault::aborted,
-                     "closed with a call under way");
+                     "close with a pending call");
         world.run([&](Rank& rank) {
             if (rank.rank == 2) return;
             expect(report, run_step(rank, simple(Kind::direct, 1000)), Fault::aborted,
-                   "rank 2 gave up", "left within");
+                   "rank 2 gave up", "rank 2 left during the call");
         });
     }
 }
@@ -84,32 +84,33 @@ void check_aborted(Report& report, Mapping mapping) {
     });
 }
 
-void check_closed_under_a_caller(Report& report, Mapping mapping) {
+void check_closed_during_a_call(Report& report, Mapping mapping) {
     World world(shape_of(kRanks, 2), mapping, 1);
     std::vector<uint8_t> data(10);
     Call queued(simple(Kind::barrier, 0), 0, kRanks);
     std::thread caller([&] {
         expect(report, run_step(world[0], simple(Kind::direct, 100)), Fault::aborted, "closed",
-               "closed under a caller");
+               "close during a call");
     });
     std::thread receiver([&] {
         const auto outcome = outcome_of([&] { receive(world[0], data, 1, 0); });
-        expect(report, outcome, Fault::aborted, "closed", "closed under a receiver");
+        expect(report, outcome, Fault::aborted, "closed", "close during a receive");
     });
     pause(0.05);
     const auto job = world[0].dispatcher->submit(queued.execution(), kLong_s, 1e-4);
     world[0].close();
-    report.check(world[1].members->failed(), "the others learn it before close returns");
+    report.check(world[1].members->failed(),
+                 "the other ranks know of the failure before close returns");
     caller.join();
     receiver.join();
-    report.check(job->done() && job->error().has_value(), "closed over a queued call");
+    report.check(job->done() && job->error().has_value(), "close with a queued call");
     expect(report, outcome_of([&] { world[0].dispatcher->wait(*job, -1, {}); }), Fault::aborted,
-           "closed", "waiting after the end");
+           "closed", "a wait after close");
     expect(report, run_step(world[0], simple(Kind::barrier, 0)), Fault::aborted, "closed",
-           "calling after the end");
+           "a call after close");
 }
 
-// A handler runs in the thread that waits, above its locks.
+// A signal handler runs in the waiting thread, which holds locks.
 void check_closed_by_a_signal(Report& report, Mapping mapping) {
     World world(shape_of(kRanks, 2), mapping, 1);
     Call first(simple(Kind::direct, 100), 0, kRanks);
@@ -119,7 +120,7 @@ void check_closed_by_a_signal(Report& report, Mapping mapping) {
         return false;
     };
     expect(report, run_step(world[0], simple(Kind::barrier, 0), kLong_s, handler), Fault::aborted,
-           "closed", "closed by a handler");
+           "closed", "close by a signal handler");
     World other(shape_of(kRanks, 2), mapping, 1);
     Call second(simple(Kind::direct, 100), 0, kRanks);
     const auto timed = other[0].dispatcher->submit(second.execution(), kLong_s, 0);
@@ -128,15 +129,14 @@ void check_closed_by_a_signal(Report& report, Mapping mapping) {
         return false;
     };
     expect(report, outcome_of([&] { other[0].dispatcher->wait(*timed, 10, handler_of_other); }),
-           Fault::aborted, "closed", "closed by a handler while waiting");
+           Fault::aborted, "closed", "close by a signal handler during a wait");
 }
 
-// Memory that its owner gives back while a thread of the same process still reads it, for the call
-// has failed.
-void check_shared_memory_taken_away(Report& report) {
+// After a failed call, the owner unmaps memory that another thread of its process still reads.
+void check_lent_memory_unmapped(Report& report) {
     constexpr uint64_t bytes = 256 << 20;
     World world(shape_of(2, 2), Mapping::own, 1);
-    const auto map = [] {  // not touched, so that reading takes long
+    const auto map = [] {  // untouched pages, so that reading takes long
         return static_cast<std::byte*>(::mmap(nullptr, bytes, PROT_READ | PROT_WRITE,
                                               MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0));
     };
@@ -150,8 +150,8 @@ void check_shared_memory_taken_away(Report& report) {
         world[1].members->record(Fault::aborted, "enough of this");
     });
     world.run([&](Rank& rank) {
-        const auto plan = hand::with_readers(
-            rank.rank, 2, [](uint32_t r) { return hand::single_copy_gather(r, 2); });
+        const auto plan =
+            hand::with_readers(rank.rank, 2, [](uint32_t r) { return hand::single_copy_gather(r, 2); });
         const Prepared call{plan,  args,  fingerprint(args),    bytes,
                             bytes, bytes, StorePolicy::adaptive};
         Pieces in, out;
@@ -163,13 +163,13 @@ void check_shared_memory_taken_away(Report& report) {
         if (rank.rank == 0) ::munmap(shared, bytes);
         ++ended;
         report.check(outcome.fault == Fault::aborted || outcome.fault == Fault::none,
-                     "lent memory taken away gave " + outcome.text);
+                     "unmapping memory during a single copy gave " + outcome.text);
     });
     breaker.join();
     ::munmap(read, bytes);
 }
 
-// As a person would write them.
+// Seconds are printed without an exponent.
 void check_seconds(Report& report) {
     for (const auto& [seconds, text] : std::initializer_list<std::pair<double, const char*>>{
              {5, "5 s"}, {0.25, "0.25 s"}, {1800, "1800 s"}, {1e8, "100000000 s"}}) {
@@ -179,7 +179,7 @@ void check_seconds(Report& report) {
     }
 }
 
-// Threads of other programs have the cores: a rank that yields gets them back late each time.
+// Threads of other programs occupy the cores, so a rank that yields waits long for its next turn.
 void check_timeout_on_busy_cores(Report& report, Mapping mapping) {
     std::atomic<bool> over{false};
     std::vector<std::thread> others;
@@ -200,19 +200,19 @@ void check_timeout_on_busy_cores(Report& report, Mapping mapping) {
                  "timeout on busy cores, after " + std::to_string(took.count()));
 }
 
-void check_interrupted_behind_another(Report& report, Mapping mapping) {
+void check_interrupted_after_another(Report& report, Mapping mapping) {
     World world(shape_of(kRanks, 2), mapping, 1);
     Call first(simple(Kind::direct, 100), 0, kRanks);
     const auto job = world[0].dispatcher->submit(first.execution(), kLong_s, 1e-5);
     const auto outcome = run_step(world[0], simple(Kind::barrier, 0), kLong_s, [] { return true; });
     expect(report, outcome, Fault::interrupted, "", "interrupted");
     expect(report, outcome_of([&] { world[0].dispatcher->wait(*job, -1, {}); }), Fault::aborted,
-           "signal", "what was before it");
+           "signal", "the interrupted rank's earlier call");
     expect(report, run_step(world[1], simple(Kind::barrier, 0)), Fault::aborted,
-           "rank 0 was interrupted", "the others");
+           "rank 0 was interrupted", "the other ranks' calls");
 }
 
-// While it lives, threads would need more stack than there is memory.
+// During its lifetime, a new thread would need more stack than there is memory.
 class NoMoreThreads {
   public:
     NoMoreThreads() {
@@ -229,7 +229,7 @@ class NoMoreThreads {
     pthread_attr_t before_{};
 };
 
-// Where no thread can be started, who waits for a call works on it, for as long as it was given.
+// If no thread can be started, a waiting thread executes the call itself, within its limit.
 void check_waiting_without_threads(Report& report, Mapping mapping) {
     World world(shape_of(2, 2), mapping, 1);
     std::atomic<bool> come{false};
@@ -242,20 +242,20 @@ void check_waiting_without_threads(Report& report, Mapping mapping) {
         Call call(simple(Kind::direct, 100), 0, 2);
         Dispatcher& dispatcher = *world[0].dispatcher;
         const auto job = dispatcher.submit(call.execution(), kLong_s, 0);
-        report.check(!dispatcher.wait(*job, 0.02, {}), "a wait ends with its limit");
+        report.check(!dispatcher.wait(*job, 0.02, {}), "a wait ends at its limit");
         come = true;
-        report.check(dispatcher.wait(*job, 10, {}), "who waits with a limit works");
-        report.check(call.right(), "what it has worked out");
+        report.check(dispatcher.wait(*job, 10, {}), "a limited wait executes the call");
+        report.check(call.right(), "the result of a call executed by the waiting thread");
     }
     other.join();
 }
 
 #if !defined(__SANITIZE_THREAD__)
-// ---- processes; not under a thread sanitizer, which does not follow them
+// ---- processes; a thread sanitizer does not support them
 
 using Asked = std::function<Outcome(Rank&)>;
 
-// A rank that is killed in a call is named, soon, by `asked` of another.
+// A rank is killed in a call. `asked`, run by another rank, soon names the killed rank.
 void check_killed(Report& report, const std::string& what, const Asked& asked) {
     const Descriptor fd(create_segment(shape_of(2, 2), World::nonce));
     const pid_t child = ::fork();
@@ -278,18 +278,19 @@ void check_killed(Report& report, const std::string& what, const Asked& asked) {
     const auto start = std::chrono::steady_clock::now();
     const Outcome outcome = asked(rank);
     const std::chrono::duration<double> took = std::chrono::steady_clock::now() - start;
-    // Either the loss is seen first, or that what it began is another call.
+    // The other rank detects either the loss or the mismatch of its own call with the killed rank's
+    // call.
     report.check(outcome.fault == Fault::peer_lost || outcome.fault == Fault::mismatch,
-                 what + " of who was killed: " + outcome.text);
-    report.check(took.count() < 1, what + " sees late who was killed");
+                 what + " after a rank was killed: " + outcome.text);
+    report.check(took.count() < 1, what + " detects the killed rank late");
 }
 
-// By who waits, and by who looks again and again.
+// Detection by a waiting thread and by a polling thread.
 void check_killed(Report& report) {
     std::vector<uint8_t> data(10);
     check_killed(report, "a call",
                  [](Rank& rank) { return run_step(rank, simple(Kind::direct, 50)); });
-    check_killed(report, "looks at a message", [&](Rank& rank) {
+    check_killed(report, "polling a message", [&](Rank& rank) {
         p2p::Request request(message(data, 1, 0), false);
         rank.p2p->begin(request, false);
         Deadline soon(10);
@@ -298,7 +299,7 @@ void check_killed(Report& report) {
             if (request.error()) throw *request.error();
         });
     });
-    check_killed(report, "probes", [](Rank& rank) {
+    check_killed(report, "probing", [](Rank& rank) {
         return outcome_of([&] {
             for (Deadline soon(10); !soon.passed(); std::this_thread::yield())
                 static_cast<void>(rank.p2p->probe(1, 0));
@@ -311,7 +312,7 @@ void await_joined(const Rank& rank, uint32_t peer) {
     while (presence.load() != static_cast<uint32_t>(Presence::joined)) pause(0.001);
 }
 
-// How many descriptors of a file this process has.
+// Returns the number of open descriptors of a file in this process.
 int count_open(const Descriptor& fd) {
     struct stat file{}, other{};
     ::fstat(fd.get(), &file);
@@ -323,13 +324,13 @@ int count_open(const Descriptor& fd) {
     return count;
 }
 
-// A rank that could not join has not joined.
+// A failed join leaves no trace.
 void check_joining_again(Report& report) {
     const Descriptor fd(create_segment(shape_of(2, 2), World::nonce));
     int ready[2];
     report.check(::pipe(ready) == 0, "a pipe");
     const pid_t child = ::fork();
-    if (child == 0) {  // has the lock of rank 1
+    if (child == 0) {  // holds the lock of rank 1
         struct flock lock{};
         lock.l_type = F_WRLCK;
         lock.l_start = 1;
@@ -339,7 +340,7 @@ void check_joining_again(Report& report) {
         pause(60);
     }
     char taken = 0;
-    report.check(::read(ready[0], &taken, 1) == 1 && taken, "a lock in the way");
+    report.check(::read(ready[0], &taken, 1) == 1 && taken, "another process holds the lock");
     const auto join = [&] { Group(Descriptor(::dup(fd.get())), 1, World::nonce, 1); };
     expect(report, outcome_of(join), Fault::system, "locking this rank's byte", "joining");
     ::kill(child, SIGKILL);
@@ -348,9 +349,9 @@ void check_joining_again(Report& report) {
     for (const int end : ready) ::close(end);
 }
 
-// Two ranks of one process, one of another: the kernel keeps locks by process and drops all of them
-// with the first descriptor that is closed.
-void check_neighbour_closed(Report& report) {
+// Two ranks in one process and one in another. The kernel keeps locks per process, and drops all of
+// them when the first descriptor is closed.
+void check_other_rank_of_the_process_closed(Report& report) {
     const Descriptor fd(create_segment(shape_of(3, 2), World::nonce));
     const auto join = [&](uint32_t rank) {
         return rank_of(std::make_shared<Group>(Descriptor(::dup(fd.get())), rank, World::nonce, 1),
@@ -371,19 +372,23 @@ void check_neighbour_closed(Report& report) {
         await_joined(second, 2);
         first.close();
         first.members->give_back();
-        report.check(count_open(fd) == 3, "the descriptor of a rank that guards another is closed");
+        report.check(count_open(fd) == 3,
+                     "a descriptor was closed whose lock another rank of the process needs");
         int status = 0;
         ::waitpid(child, &status, 0);
-        report.check(status == 0, "a rank was taken for lost when another of its process left");
+        report.check(status == 0,
+                     "a rank was reported lost after another rank of its process left");
         second.close();
         second.members->give_back();
-        report.check(count_open(fd) == 1, "descriptors stay open when all ranks of a process left");
+        report.check(count_open(fd) == 1,
+                     "descriptors stay open after all ranks of a process left");
     }
     report.check(count_open(fd) == 1, "a descriptor was closed twice");
 }
 
-// The group has failed and a rank is gone: the others can still look, and agree on what follows.
-void check_what_a_failed_group_is_good_for(Report& report) {
+// The group has failed and one rank is lost. The other ranks can still read the group and exchange
+// the successor.
+void check_reads_of_a_failed_group(Report& report) {
     const Descriptor fd(create_segment(shape_of(3, 2), World::nonce));
     const auto join = [&](uint32_t rank) {
         return rank_of(std::make_shared<Group>(Descriptor(::dup(fd.get())), rank, World::nonce, 1),
@@ -403,29 +408,36 @@ void check_what_a_failed_group_is_good_for(Report& report) {
     ::waitpid(child, &status, 0);
     first.members->record(Fault::timeout, "late");
     report.check(!first.members->present(2), "a killed rank is not present");
-    report.check(first.members->present(1) && second.members->present(0), "the others are");
-    report.check(first.members->exchange_successor(0, 6) == 0, "the first moves the successor");
-    report.check(second.members->exchange_successor(0, 10) == 6, "the second is told by whom");
-    report.check(second.members->exchange_successor(6, 7) == 6, "and can move it from there");
-    report.check(first.members->exchange_successor(0, 0) == 7, "which all can read");
+    report.check(first.members->present(1) && second.members->present(0),
+                 "the other ranks are present");
+    report.check(first.members->exchange_successor(0, 6) == 0, "the first rank sets the successor");
+    report.check(second.members->exchange_successor(0, 10) == 6,
+                 "the second rank gets the first rank's value");
+    report.check(second.members->exchange_successor(6, 7) == 6,
+                 "the second rank can replace that value");
+    report.check(first.members->exchange_successor(0, 0) == 7, "all ranks can read the new value");
     second.close();
     report.check(!first.members->present(1), "a rank that left is not present");
-    report.check(second.members->exchange_successor(7, 9) == 7, "but can still move the successor");
+    report.check(second.members->exchange_successor(7, 9) == 7,
+                 "a rank that left can still set the successor");
     expect(report, outcome_of([&] { static_cast<void>(second.members->present(0)); }),
-           Fault::aborted, "closed", "looking from a closed group");
+           Fault::aborted, "closed", "a presence check in a closed group");
     second.members->give_back();
-    report.check(second.members->exchange_successor(0, 0) == 9, "it can be looked at to the end");
+    report.check(second.members->exchange_successor(0, 0) == 9,
+                 "a rank that left can read the successor");
     expect(report, outcome_of([&] { second.members->exchange_successor(9, 11); }), Fault::aborted,
-           "closed", "moving the successor in memory that was given back");
-    report.check(first.members->exchange_successor(9, 13) == 9, "the others still move it");
+           "closed", "setting the successor in released memory");
+    report.check(first.members->exchange_successor(9, 13) == 9,
+                 "the other ranks can still set the successor");
 }
 
-// A forked child finds out that the group is not its own; nothing in it hangs or crashes.
+// A forked child is refused by its parent's group. No operation hangs or crashes.
 void check_forked(Report& report) {
     Call call(simple(Kind::direct, 100), 0, 2);
     std::vector<uint8_t> data(10);
     p2p::Request received(message(data, 1, 0), false), sent(message(data, 1, 0), true);
-    auto world = std::make_unique<World>(shape_of(2, 2), Mapping::own, 1);  // ends what is begun
+    auto world = std::make_unique<World>(shape_of(2, 2), Mapping::own,
+                                         1);  // destroyed first, which ends the pending requests
     const auto job = (*world)[0].dispatcher->submit(call.execution(), kLong_s, 0);
     (*world)[0].p2p->begin(received, true);
     pause(0.05);
@@ -450,7 +462,7 @@ void check_forked(Report& report) {
     report.check(WIFEXITED(status) && WEXITSTATUS(status) == 0,
                  "forked child: status " + std::to_string(status));
     const auto outcome = outcome_of([&] { (*world)[0].members->require_healthy(); });
-    report.check(outcome.fault == Fault::none, "a child reached its parent's group");
+    report.check(outcome.fault == Fault::none, "a forked child changed its parent's group");
 }
 #endif
 
@@ -460,13 +472,13 @@ int main() {
     Report report;
     check_seconds(report);
 #if !defined(__SANITIZE_THREAD__)
-    check_killed(report);  // first, while this process has one thread
+    check_killed(report);  // first, while this process has only one thread
     check_joining_again(report);
-    check_neighbour_closed(report);
-    check_what_a_failed_group_is_good_for(report);
+    check_other_rank_of_the_process_closed(report);
+    check_reads_of_a_failed_group(report);
     if (can_wipe_on_fork(report, "a forked child")) check_forked(report);
-    if (can_run_single_copy(report, "lent memory taken away"))
-        check_shared_memory_taken_away(report);
+    if (can_run_single_copy(report, "unmapping memory during a single copy"))
+        check_lent_memory_unmapped(report);
 #endif
     for (const Mapping mapping : {Mapping::own, Mapping::one}) {
         const Step direct = simple(Kind::direct, 100);
@@ -478,9 +490,9 @@ int main() {
         check_left_before(report, mapping);
         check_left_within(report, mapping);
         check_aborted(report, mapping);
-        check_closed_under_a_caller(report, mapping);
+        check_closed_during_a_call(report, mapping);
         check_closed_by_a_signal(report, mapping);
-        check_interrupted_behind_another(report, mapping);
+        check_interrupted_after_another(report, mapping);
         check_timeout_on_busy_cores(report, mapping);
         check_waiting_without_threads(report, mapping);
     }

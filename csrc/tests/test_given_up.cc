@@ -1,5 +1,5 @@
-// Failures in the middle of messages: each request ends with the cause, and nobody uses its memory
-// any more.
+// Failures in the middle of messages. Each request ends with the cause, and no thread uses its
+// memory afterwards.
 #include <atomic>
 #include <fstream>
 #include <functional>
@@ -16,20 +16,20 @@ namespace {
 using namespace unisono;
 using namespace unisono::test;
 
-// The sender writes from the back, and cannot: no end of it passes for a message.
+// The sender writes from the back and fails. The message must not count as received.
 void check_write_that_fails(Report& report) {
     constexpr size_t kBytes = 64 << 20;
-    const Barred memory(kBytes);
+    const PartlyReadOnly memory(kBytes);
     World world(shape_of(2, 2), Mapping::own, 1);
     world.run([&](Rank& rank) {
         Data data(rank.rank == 0 ? kBytes : 0, 1);
-        const auto meet = [&] {
+        const auto transfer = [&] {
             if (rank.rank == 0) return send(rank, data, 1, 0);
             p2p::Request request({memory.data(), kBytes, DType::uint8, 0, 0}, false);
             rank.p2p->begin(request, false);
             rank.p2p->wait(request, kLong_s, -1, {});
         };
-        expect(report, outcome_of(meet), Fault::aborted, "Bad address", "memory that is barred");
+        expect(report, outcome_of(transfer), Fault::aborted, "Bad address", "read-only memory");
     });
 }
 
@@ -39,7 +39,7 @@ struct State {
     std::function<void(Some&)> reach;
 };
 
-// Every place in which a message may be when its group fails.
+// All states in which a message may be when its group fails.
 template <class Some>
 std::vector<State<Some>> states() {
     return {
@@ -62,15 +62,15 @@ std::vector<State<Some>> states() {
              play.receive(kLarge, 1);
              play.fill();
              play.send(data_of(1, kLarge), 1);
-             play.look(1);
+             play.poll(1);
          }},
         {"found",
          [](Some& play) {
              play.receive(kLarge, 1);
              play.fill();
              play.send(data_of(1, kLarge), 1);
-             play.look(1);
-             play.look(0);
+             play.poll(1);
+             play.poll(0);
          }},
         {"begun",
          [](Some& play) {
@@ -81,8 +81,8 @@ std::vector<State<Some>> states() {
          [](Some& play) {
              play.send(data_of(1, 40 * kLarge), 1);
              play.receive(40 * kLarge, 1);
-             play.look(0);
-             play.look(1);
+             play.poll(0);
+             play.poll(1);
          }},
         {"to oneself", [](Some& play) { play.send(data_of(1, kLarge), 1, 0, 0); }},
     };
@@ -96,40 +96,40 @@ void check_failures(Report& report) {
                 const std::string what = std::string(state.what) + (closes ? ", closed" : "");
                 Some play(2, single_copy);
                 state.reach(play);
-                report.check(play.under_way() > 0, what + ": nothing is under way");
+                report.check(play.under_way() > 0, what + ": no request is pending");
                 if (closes) {
                     play.world()[0].close();
                     play.world()[1].close();
                 } else {
-                    for (const uint32_t rank : {1, 0})  // the other may have heard of it
+                    for (const uint32_t rank : {1, 0})  // the other rank may already know
                         play.world()[rank].members->record(Fault::aborted, "enough of this");
                 }
                 play.settle();
-                report.check(play.under_way() == 0, what + ": something is under way still");
+                report.check(play.under_way() == 0, what + ": a request is still pending");
                 play.check_errors(report, Fault::aborted, closes ? "closed" : "enough of this",
                                   what);
                 play.scribble();
                 play.settle();
-                report.check(play.is_scribbled(), what + ": memory that is used after the end");
+                report.check(play.is_scribbled(), what + ": memory is used after the end");
             }
         }
     }
 }
 
-// A sender that leaves takes its memory with it: the receiver gets no part of what is there then.
+// A sender leaves and reuses its memory. The receiver must not get the new content.
 void check_sender_left(Report& report) {
     for (const bool single_copy : {true, false}) {
-        for (const int looks : {-1, 0, 1}) {  // before the receive, once it has begun, later
+        for (const int polls : {-1, 0, 1}) {  // before the receive, at its begin, later
             Play play(2, single_copy);
             play.send(data_of(1, 40 * kLarge), 1);
-            p2p::Request* in = looks < 0 ? nullptr : &play.receive(40 * kLarge, 1);
-            for (int i = 0; i < looks; ++i) play.look(1);
+            p2p::Request* in = polls < 0 ? nullptr : &play.receive(40 * kLarge, 1);
+            for (int i = 0; i < polls; ++i) play.poll(1);
             play.world()[0].close();
             play.scribble();
             if (!in) in = &play.receive(40 * kLarge, 1);
             expect(report, outcome_of([&] { play[1].wait(*in, kLong_s, -1, {}); }),
                    Fault::peer_lost, "rank 0", "a sender that left");
-            report.check(in->done() && in->error(), "and its message has not come");
+            report.check(in->done() && in->error(), "the message does not count as received");
         }
     }
 }
@@ -139,7 +139,7 @@ void check_receiver_left(Report& report) {
         Play play(2, single_copy);
         p2p::Request& out = play.send(data_of(1, 40 * kLarge), 1);
         play.receive(40 * kLarge, 1);
-        play.look(0);
+        play.poll(0);
         play.world()[1].close();
         play.scribble();
         expect(report, outcome_of([&] { play[0].wait(out, kLong_s, -1, {}); }), Fault::peer_lost,
@@ -148,7 +148,7 @@ void check_receiver_left(Report& report) {
     }
 }
 
-// Bytes of this process's memory that `name` of /proc/self/status tells; 0: it does not.
+// Returns this process's `name` of /proc/self/status in bytes; 0 if it is missing.
 uint64_t own_bytes(const std::string& name) {
     std::ifstream status("/proc/self/status");
     uint64_t kib = 0;
@@ -158,41 +158,41 @@ uint64_t own_bytes(const std::string& name) {
     return kib << 10;
 }
 
-// A large send that its peer does not take is dropped when its group fails, and never copied: no
-// memory is taken for it, nothing of it leaves any more, and its memory is its caller's at once.
+// The peer does not read a large send when the group fails. The send is dropped without a copy: it
+// takes no extra memory, no more of it is sent, and the caller may reuse the memory at once.
 void check_stalled_send(Report& report, bool times_out) {
-    constexpr int room = 64 << 10;  // of the kernel's, at each end
+    constexpr int room = 64 << 10;  // the kernel's buffer at each end
     const std::string what = times_out ? "a send that timed out" : "a send that was aborted";
-    Faced faced(1, false);
-    faced.attach(kMessages, 0, 1, room);
+    FakePeer fake(1, false);
+    fake.attach(kMessages, 0, 1, room);
     Data data(64 << 20, 7);
     p2p::Request request(message(data, 1, 0), true);
-    p2p::Engine& engine = *faced.rank().p2p;
+    p2p::Engine& engine = *fake.rank().p2p;
     engine.begin(request, false);
-    faced.say(kMessages, frame_of(FrameKind::grant, 1));
-    report.check(!engine.wait(request, kLong_s, 0.05, {}), what + ": it has not stalled");
+    fake.send(kMessages, frame_of(FrameKind::grant, 1));
+    report.check(!engine.wait(request, kLong_s, 0.05, {}), what + ": the send has not stalled");
     const uint64_t before = own_bytes("VmRSS");
-    if (!times_out) faced.group().abort("enough of this");
+    if (!times_out) fake.group().abort("enough of this");
     expect(report, outcome_of([&] { engine.wait(request, times_out ? 0.05 : kLong_s, -1, {}); }),
            times_out ? Fault::timeout : Fault::aborted,
            times_out ? "it was not received" : "enough of this", what);
-    report.check(request.done(), what + ": it is under way");
+    report.check(request.done(), what + ": the send is still pending");
     std::fill(data.begin(), data.end(), uint8_t{0xee});
-    std::thread closing([&] { faced.rank().close(); });
+    std::thread closing([&] { fake.rank().close(); });
     size_t came = 0, overwritten = 0;
-    faced.read(kMessages, 0, [&](auto piece) {
+    fake.read(kMessages, 0, [&](auto piece) {
         came += piece.size();
         overwritten += static_cast<size_t>(std::count(piece.begin(), piece.end(), 0xee));
     });
     closing.join();
     report.check(came > kEager && came < 16 * room,
-                 what + ": " + std::to_string(came) + " bytes of it have left");
-    report.check(overwritten == 0, what + ": what its caller wrote afterwards has left");
+                 what + ": " + std::to_string(came) + " bytes were sent");
+    report.check(overwritten == 0, what + ": bytes that the caller wrote afterwards were sent");
     if (report.can_run("memory of a send that is dropped", before > 0, "no VmRSS here"))
         report.check(own_bytes("VmHWM") < before + (8 << 20), what + ": it was copied");
 }
 
-// Everybody waits for the next one.
+// Each rank waits for the next one.
 void check_cycle(Report& report, Mapping mapping) {
     World world(shape_of(3, 2), mapping, 3);
     std::atomic<int> waiting{0};
@@ -225,7 +225,7 @@ void check_cycle(Report& report, Mapping mapping) {
 
 int main() {
     Report report;
-    // First: it compares with the most memory that the process has ever had.
+    // First, because this test reads the process's peak memory.
     for (const bool times_out : {false, true}) check_stalled_send(report, times_out);
     check_failures<Play>(report);
     check_failures<PlayOverHosts>(report);

@@ -1,4 +1,4 @@
-// What ranks called, read while it is being written: each look finds one call, or none.
+// Reads of the call history during writes. Each read finds one complete call, or none.
 #include <atomic>
 #include <memory>
 #include <string>
@@ -16,7 +16,7 @@ using namespace unisono::test;
 
 constexpr uint64_t kCalls = 300'000;
 
-// Everything about a call follows from its number.
+// All fields of a call follow from its number.
 CallArgs args_of(uint64_t seq) {
     return {OpKind::all_reduce,
             DType::float32,
@@ -38,7 +38,7 @@ std::string text_of(uint64_t seq) {
            "], root=" + std::to_string(seq & 0xffff) + ")";
 }
 
-// Looks at one place of `history`, and once more when nothing is written any longer.
+// Reads one entry of `history` until the writers end, and once more afterwards.
 void read(Report& report, const RankControl& history, const std::atomic<bool>& over,
           const std::string& what) {
     const auto own = std::make_unique<RankControl>();
@@ -51,16 +51,17 @@ void read(Report& report, const RankControl& history, const std::atomic<bool>& o
         wrong += differ(*own, history, seq);
         const std::string text = call_text(history, seq);
         found += text == text_of(seq);
-        wrong += text != text_of(seq) && text != "a call that is no longer in the history";
+        wrong += text != text_of(seq) && text != "a call no longer remembered";
         const LastCall called = last_call_of(history);
         wrong += called.seq != 0 && (called.hash != hash_of(called.seq) ||
                                      called.header != header_of(called.seq, called.hash));
     }
-    report.check(wrong == 0, what + ": " + std::to_string(wrong) + " looks found two calls in one");
-    report.check(found > 0, what + ": the last look found none");
+    report.check(wrong == 0,
+                 what + ": " + std::to_string(wrong) + " reads found a mixture of two calls");
+    report.check(found > 0, what + ": no read found a call");
 }
 
-// A rank that makes calls, beside one that is told of them.
+// One thread makes calls while another reads their history.
 void check_read_while_written(Report& report) {
     const auto history = std::make_unique<RankControl>();
     std::atomic<bool> over{false};
@@ -75,8 +76,8 @@ void check_read_while_written(Report& report) {
     reader.join();
 }
 
-// Of a rank of another host the news comes by two ways, one of them behind the other.
-void check_heard_by_two_ways(Report& report) {
+// For a rank of another host, calls are reported over two paths, and one path lags behind.
+void check_calls_reported_over_two_paths(Report& report) {
     Segment segment(create_segment(shape_of(1, 2), World::nonce));
     View view(segment, 0, HostRanks{2, {0}});
     std::atomic<bool> over{false};
@@ -98,26 +99,26 @@ void check_heard_by_two_ways(Report& report) {
     late.join();
     const uint64_t last = 1 + (kCalls - 1) * kCallHistory;
     report.check(call_text(view.control(1), last) == text_of(last),
-                 "old news took a newer one's place");
+                 "an old report replaced a newer one");
 }
 
-// So many calls later that the bits in a header cannot tell which is the later.
-void check_very_late_news(Report& report) {
+// The header has too few bits of the call number to order calls that are this far apart.
+void check_calls_far_apart(Report& report) {
     Segment segment(create_segment(shape_of(1, 2), World::nonce));
     View view(segment, 0, HostRanks{2, {0}});
     const LastCall last = called_of(1 + (uint64_t{3} << 22));
     for (const uint64_t seq : {uint64_t{1}, last.seq, uint64_t{1}, uint64_t{2}})
         view.update_last_call(1, called_of(seq));
     report.check(view.control(1).header.load() == last.header,
-                 "very late news passes for the latest");
+                 "a very old report replaced the latest one");
 }
 
 }  // namespace
 
 int main() {
     Report report;
-    check_very_late_news(report);
+    check_calls_far_apart(report);
     check_read_while_written(report);
-    check_heard_by_two_ways(report);
+    check_calls_reported_over_two_paths(report);
     return report.finish();
 }

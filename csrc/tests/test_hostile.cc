@@ -1,6 +1,5 @@
-// A peer of this host that writes what it likes to the memory that it shares with another: that
-// does no more harm than an error, or a message that never ends. And failures in the middle of
-// messages: each request ends with the cause, and nobody uses its memory any more.
+// A peer of this host that writes arbitrary values to the shared memory. The damage is limited to
+// an error or a message that never ends.
 #include <algorithm>
 #include <atomic>
 #include <random>
@@ -16,7 +15,7 @@ using namespace unisono;
 using namespace unisono::test;
 using p2p::Phase;
 
-// Rank 0, with data between two guards; rank 1 is the test, which writes to what they share.
+// Rank 0 is real. The test plays rank 1 and writes to the memory that they share.
 class Hostile {
   public:
     explicit Hostile(bool single_copy = true) : play_(2, single_copy) {
@@ -68,16 +67,16 @@ void check_hostile_slots(Report& report) {
         expect(report, hostile.receive(100, 1), Fault::system, "rank 1 sent a message", what);
     };
     constexpr uint64_t ring = 1 << 16;
-    refused("all memory", [](Hostile& h) { h.put(1, 1, ~0ULL); });
-    refused("more than fits in a ring", [](Hostile& h) { h.put(1, 1, kMostEager + 1); });
-    refused("more than the ring has",
+    refused("2^64 - 1 bytes", [](Hostile& h) { h.put(1, 1, ~0ULL); });
+    refused("more than an eager message", [](Hostile& h) { h.put(1, 1, kMostEager + 1); });
+    refused("beyond the end of the ring",
             [](Hostile& h) { h.put(1, 1, 100, p2p::kNoTransfer, ring - 99); });
-    refused("a place that wraps",
+    refused("a place that wraps around",
             [](Hostile& h) { h.put(1, 1, 100, p2p::kNoTransfer, ~0ULL - 50); });
-    refused("no type", [](Hostile& h) { h.put(1, 1, 100).kind = num_dtypes; });
-    refused("no type, of another tag", [](Hostile& h) { h.put(1, 2, 100).kind = 77; });
+    refused("an unknown type", [](Hostile& h) { h.put(1, 1, 100).kind = num_dtypes; });
+    refused("an unknown type with another tag", [](Hostile& h) { h.put(1, 2, 100).kind = 77; });
     for (const uint32_t transfer : {p2p::kTransfers, p2p::kTransfers + 1, 0x7fffffffU})
-        refused("no transfer", [&](Hostile& h) { h.put(1, 1, 100, transfer); });
+        refused("an unknown transfer", [&](Hostile& h) { h.put(1, 1, 100, transfer); });
     for (const uint64_t phase : {0, 3, 4, 5, 6, 77}) {
         refused("a transfer that was not offered", [&](Hostile& h) {
             h.put(1, 1, 100, 3);
@@ -86,14 +85,14 @@ void check_hostile_slots(Report& report) {
     }
 }
 
-// What was seen of a slot counts, whatever becomes of the slot.
+// Only the first read of a slot counts, even if the slot changes later.
 void check_slots_that_change(Report& report) {
     for (const size_t bytes : {10UL, 100UL, kEager}) {
         for (const bool aside : {false, true}) {
             Hostile h;
             h.put(1, 1, bytes);
             p2p::Request& never = h.play().receive(10, 2, 1, 0);
-            h.play().look(0);  // nobody asks for it
+            h.play().poll(0);  // no receive matches it
             const auto change = [&] {
                 h.slot(1).bytes = 1 << 30;
                 h.slot(1).place = ~0ULL - 50;
@@ -105,9 +104,10 @@ void check_slots_that_change(Report& report) {
                 h.put(k, 3, 1);
                 if (k == 300) change();
             }
-            h.play().look(0);
+            h.play().poll(0);
             p2p::Request& in = h.play().receive(bytes, 1, 1, 0);
-            report.check(in.done() && !in.error() && !never.done(), "a slot that changes");
+            report.check(in.done() && !in.error() && !never.done(),
+                         "a slot that changes after it was read");
         }
     }
 }
@@ -123,8 +123,8 @@ void check_hostile_transfers(Report& report) {
         twice.put(2, 1, larger.size(), 3);
         twice.in().transfers[3].phase = static_cast<uint64_t>(Phase::offered);
         expect(report, twice.receive(larger.size(), 1), Fault::system, "two messages by transfer 3",
-               "a transfer twice");
-        report.check(first.done() && first.error(), "both have ended");
+               "the same transfer twice");
+        report.check(first.done() && first.error(), "both receives have ended");
         for (const uint64_t phase : {0, 1, 2, 3, 4, 5, 6, 77}) {
             for (const uint64_t claims :
                  {0ULL, 0xffffffffULL, 1ULL << 32, ~0ULL, 0xfffffffeULL << 32}) {
@@ -142,17 +142,18 @@ void check_hostile_transfers(Report& report) {
                     h.play().settle();
                     h.play().world()[0].members->record(Fault::aborted, "enough of this");
                     h.play().settle();
-                    report.check(in.done(), "a transfer of nonsense is left under way");
+                    report.check(in.done(), "a receive by an invalid transfer is still pending");
                     h.play().scribble();
                     h.play().settle();
-                    report.check(h.play().is_scribbled(), "a transfer of nonsense is used");
+                    report.check(h.play().is_scribbled(),
+                                 "memory of an invalid transfer is used after the end");
                 }
             }
         }
     }
 }
 
-void check_source_that_is_not_there(Report& report) {
+void check_invalid_source(Report& report) {
     Data data = data_of(1, kLarge);
     Hostile h;
     h.offer(3, data, 1).source = 4096;
@@ -161,7 +162,7 @@ void check_source_that_is_not_there(Report& report) {
            "memory that cannot be read");
 }
 
-void check_target_that_is_not_there(Report& report) {
+void check_invalid_target(Report& report) {
     Data data = data_of(1, kLarge);
     Hostile h;
     p2p::Request& out = h.play().send(data, 1, 0, 1);
@@ -178,24 +179,25 @@ void check_hostile_answers(Report& report) {
         h.put(1, 9, 10);
         h.in().held = 5;
         p2p::Request& in = h.play().receive(10, 1, 1, 0);
-        h.play().look(0);
+        h.play().poll(0);
         return &in;
     };
     for (const uint64_t answer : {67ULL, 255ULL}) {
         Hostile h;
         play(h);
         h.in().answered = 1 << 8 | answer;
-        expect(report, h.receive(10, 2), Fault::system, "rank 1 sent an answer", "no transfer");
+        expect(report, h.receive(10, 2), Fault::system, "rank 1 sent an answer",
+               "an unknown transfer");
     }
     for (const uint64_t answer : {3ULL, 2ULL << 8, 1ULL << 8, ~0ULL}) {
         Hostile h;
         const p2p::Request* const in = play(h);
-        report.check(h.in().asked == 1 && h.out().asked == 0, "it has asked");
+        report.check(h.in().asked == 1 && h.out().asked == 0, "the receiver has asked");
         h.in().answered = answer;
-        expect(report, h.receive(10, 2), Fault::timeout, "", "an answer that tells nothing");
-        report.check(in->done() && in->error(), "ends as all do");
+        expect(report, h.receive(10, 2), Fault::timeout, "", "an answer to another question");
+        report.check(in->done() && in->error(), "the receive ends with an error");
     }
-    Hostile h;  // an answer with a message that was not offered
+    Hostile h;  // an answer that refers to a message that was not offered
     play(h);
     h.in().transfers[7].bytes = 10;
     h.in().transfers[7].tag = 1;
@@ -204,7 +206,7 @@ void check_hostile_answers(Report& report) {
     expect(report, h.receive(10, 2), Fault::system, "in phase 0", "an answer without a message");
 }
 
-// Counters of the receiver's that the sender believes.
+// Counters of the receiver that the sender trusts.
 void check_hostile_receiver(Report& report) {
     Data data = data_of(1, kLarge);
     for (const bool single_copy : {true, false}) {
@@ -224,17 +226,17 @@ void check_hostile_receiver(Report& report) {
                         t.phase = static_cast<uint64_t>(k % 2 ? Phase::staging : Phase::complete);
                 }
                 ++h.out().steps;
-                play.look(0);
+                play.poll(0);
             }
             play.world()[0].members->record(Fault::aborted, "enough of this");
             play.settle();
-            report.check(play.under_way() == 0, "sends to a receiver of nonsense");
+            report.check(play.under_way() == 0, "sends to an invalid receiver have ended");
         }
     }
 }
 
-// Anything anywhere, again and again.
-void check_any_hostility(Report& report) {
+// Random writes to random places.
+void check_random_hostility(Report& report) {
     for (uint64_t seed = 0; seed < 60; ++seed) {
         Hostile h(seed % 2);
         std::mt19937_64 random(seed);
@@ -276,7 +278,7 @@ void check_any_hostility(Report& report) {
                             some();
                         break;
                     default:
-                        play.look(0);
+                        play.poll(0);
                 }
             }
         });
@@ -286,7 +288,8 @@ void check_any_hostility(Report& report) {
                      "seed " + std::to_string(seed) + " after " + outcome.text);
         play.scribble();
         play.settle();
-        report.check(play.is_scribbled(), "used afterwards, seed " + std::to_string(seed));
+        report.check(play.is_scribbled(),
+                     "memory is used after the end, seed " + std::to_string(seed));
     }
 }
 
@@ -299,10 +302,10 @@ int main() {
     check_hostile_transfers(report);
     check_hostile_answers(report);
     check_hostile_receiver(report);
-    if (can_run_single_copy(report, "memory that is not there")) {
-        check_source_that_is_not_there(report);
-        check_target_that_is_not_there(report);
+    if (can_run_single_copy(report, "unmapped memory")) {
+        check_invalid_source(report);
+        check_invalid_target(report);
     }
-    check_any_hostility(report);
+    check_random_hostility(report);
     return report.finish();
 }

@@ -1,5 +1,5 @@
-// Calls and messages between hosts that work: any length, any layout, several streams, several
-// threads, one call after the other without waiting.
+// Successful calls and messages between hosts, with any length, layout, number of streams and
+// threads, also several calls at once.
 #include <algorithm>
 #include <atomic>
 #include <random>
@@ -74,7 +74,8 @@ size_t bytes_of(uint64_t seed) {
     return lengths[seed * 7919 % std::size(lengths)];
 }
 
-// Every thread of every rank sends to its like on all ranks, here and elsewhere.
+// Each thread of each rank sends to the corresponding threads of all ranks, on its own host and on
+// others.
 void check_messages(Report& report, const Layout& layout, uint32_t streams) {
     constexpr uint64_t kMessages = 5;
     Hosts world(layout, streams);
@@ -95,16 +96,17 @@ void check_messages(Report& report, const Layout& layout, uint32_t streams) {
     report.check(wrong == 0, "messages over " + text_of(layout, streams));
 }
 
-// ---- failures that cross hosts
+// ---- failures across hosts
 
 void check_left(Report& report) {
     Hosts world({{0}, {1}, {2}}, 2);
     world.run([&](Rank& rank) {
         expect(report, run_step(rank, simple(Kind::direct, 100)), Fault::none, "",
-               "the last call of all");
+               "the last call of all ranks");
         if (rank.rank == 2) return rank.close();
         const auto outcome = run_step(rank, simple(Kind::direct, 100));
-        report.check(outcome.fault == Fault::peer_lost, "left before: " + outcome.text);
+        report.check(outcome.fault == Fault::peer_lost,
+                     "rank 2 left before the call: " + outcome.text);
     });
 }
 
@@ -118,7 +120,7 @@ void check_failed(Report& report) {
                 return rank.close();
             }
             expect(report, run_step(rank, simple(Kind::direct, 100)), Fault::aborted,
-                   "enough of this", "failed elsewhere");
+                   "enough of this", "failure on another host");
         });
     }
 }
@@ -128,7 +130,7 @@ void check_timeout(Report& report) {
     world.run([&](Rank& rank) {
         if (rank.rank == 1) return pause(0.3);
         expect(report, run_step(rank, simple(Kind::direct, 100), 0.1), Fault::timeout,
-               "rank 1 has not arrived", "a rank elsewhere that is late");
+               "rank 1 has not arrived", "a late rank of another host");
     });
 }
 
@@ -141,8 +143,8 @@ void check_mismatch(Report& report) {
     });
 }
 
-// Whoever waits for a message, of any rank, asks the other hosts: what is lost is seen in time.
-void check_questions(Report& report) {
+// A wait for a message, from any source, asks the other hosts, so that a loss is detected in time.
+void check_asking_other_hosts(Report& report) {
     Hosts world({{0, 1}, {2}}, 1);
     const auto asked_after = [&world](int32_t source, double seconds) {
         Data data(1);
@@ -155,37 +157,36 @@ void check_questions(Report& report) {
     for (const int32_t source : {1, 2, p2p::kAnySource}) {
         const std::string what = "a wait for a message of " + std::to_string(source);
         report.check(asked_after(source, 0.4), what + " asks the other hosts");
-        report.check(!asked_after(source, 0.01), what + " that is short asks nobody");
+        report.check(!asked_after(source, 0.01), what + " that is short asks no host");
     }
     for (const int32_t source : {1, 2}) {
         Data data(1);
         p2p::Request request(message(data, source, 1), false);
         world[0].p2p->begin(request, false);
-        const auto asked = [&](const auto& look, double after_s) {
+        const auto asked = [&](const auto& poll, double after_s) {
             pause(after_s);
-            look();
-            return (world[0].members->events().take() & static_cast<uint32_t>(Event::slow_wait)) !=
-                   0;
+            poll();
+            return (world[0].members->events().take() & static_cast<uint32_t>(Event::slow_wait)) != 0;
         };
         const auto test = [&] { world[0].p2p->test(request); };
         const auto probe = [&] { world[0].p2p->probe(source, 2); };
         const std::string of = " a message of " + std::to_string(source);
-        report.check(!asked(test, 0), "the first look at" + of + " asks nobody");
-        report.check(asked(test, 0.1), "who looks again at" + of + " asks the other hosts");
+        report.check(!asked(test, 0), "the first test of" + of + " asks no host");
+        report.check(asked(test, 0.1), "a repeated test of" + of + " asks the other hosts");
         probe();
-        report.check(asked(probe, 0.1), "who probes again for" + of + " asks the other hosts");
+        report.check(asked(probe, 0.1), "a repeated probe for" + of + " asks the other hosts");
         world[0].p2p->cancel(request);
     }
 }
 
-void check_no_questions(Report& report) {
+void check_asking_on_one_host(Report& report) {
     World world(shape_of(2, 2), Mapping::own, 2);
     Data data(1);
     p2p::Request request(message(data, 1, 1), false);
     world[0].p2p->begin(request, false);
     world[0].p2p->wait(request, kLong_s, 0.4, {});
     world[0].p2p->cancel(request);
-    report.check(world[0].members->events().take() == 0, "there is nobody to ask on one host");
+    report.check(world[0].members->events().take() == 0, "a group of one host asks no other host");
 }
 
 }  // namespace
@@ -205,7 +206,7 @@ int main() {
     check_failed(report);
     check_timeout(report);
     check_mismatch(report);
-    check_questions(report);
-    check_no_questions(report);
+    check_asking_other_hosts(report);
+    check_asking_on_one_host(report);
     return report.finish();
 }

@@ -1,4 +1,5 @@
-// Every reduction and copy of every instruction set this CPU has against the oracle, bit for bit.
+// Every reduction and copy of every instruction set that this CPU has. Compared with the oracle bit
+// for bit.
 #include <cstdio>
 #include <random>
 #include <string>
@@ -11,12 +12,12 @@ namespace {
 using namespace unisono;
 using namespace unisono::test;
 
-// How the operands of a case lie in memory and are written.
+// Memory layout and stores of a case's operands.
 struct Layout {
     const char* name;
-    size_t offset;  // of each operand, in bytes, times its position; in elements if `elements`
+    size_t offset;  // of each operand, times its position; in bytes, or in elements if `elements`
     bool elements;
-    int alias;  // the source dst is (-1: the last), or none
+    int alias;  // the source that dst aliases (-1: the last), or none
     bool has_dst2;
     Store store, store2;
 };
@@ -104,7 +105,7 @@ void check_reductions(Report& report, const std::vector<const Table*>& tables) {
     }
 }
 
-// Every 16-bit float through widening and rounding; every pair with one of 64 partners, multiplied.
+// Widens and rounds every 16-bit float, and multiplies each by 64 random partners.
 void check_narrow_exhaustively(Report& report, const std::vector<const Table*>& tables) {
     constexpr size_t all = 1 << 16;
     for (DType type : {DType::float16, DType::bfloat16}) {
@@ -130,7 +131,7 @@ void check_narrow_exhaustively(Report& report, const std::vector<const Table*>& 
     }
 }
 
-// Every pair of 8-bit floats, in every reduction; and the sums of triples, which round once.
+// Reduces every pair of 8-bit floats by every operation, and sums triples, which round only once.
 void check_float8_exhaustively(Report& report, const std::vector<const Table*>& tables) {
     constexpr size_t all = 1 << 16;
     std::vector<uint8_t> first(all), second(all), third(all), expected(all), result(all);

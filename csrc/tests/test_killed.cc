@@ -1,5 +1,5 @@
-// A rank that is killed in the middle of a large message: the other one is told who is gone, soon,
-// and its memory is its own again.
+// A rank is killed in the middle of a large message. The other rank soon names it and may reuse its
+// own memory.
 #include <sys/uio.h>
 #include <sys/wait.h>
 
@@ -17,13 +17,14 @@ using namespace unisono;
 using namespace unisono::test;
 
 #if !defined(__SANITIZE_THREAD__)
-// Processes; not under a thread sanitizer, which does not follow them.
+// Needs processes, which a thread sanitizer does not support.
 
 constexpr size_t kBytes = 24 << 20;
 constexpr uint64_t kBlock = 64 << 10;
 constexpr double kSoon_s = 10;
 
-// Whether a child can read its parent's memory: a receiver does, whichever rank it is.
+// Returns true if a child can read its parent's memory. The receiver reads, and either process may
+// be the receiver.
 bool processes_read_peers() {
     const pid_t parent = ::getpid(), child = ::fork();
     if (child == 0) {
@@ -36,7 +37,7 @@ bool processes_read_peers() {
     return status == 0;
 }
 
-// One rank of two, with its end of a message from rank 0 to rank 1.
+// One of two ranks, with its end of a message from rank 0 to rank 1.
 class End {
   public:
     End(const Descriptor& fd, bool sends, bool single_copy)
@@ -53,7 +54,7 @@ class End {
         return std::all_of(data_.begin(), data_.end(), [=](uint8_t b) { return b == value; });
     }
     const p2p::Request& request() const { return request_; }
-    // How much of it both ends have moved: chunks, or blocks.
+    // Returns the progress of both ends: chunks, or blocks.
     uint64_t moved() {
         p2p::Pair& pair = *rank_.segment->pair(0, 1).shared;
         const uint64_t claims = pair.transfers[0].claims;
@@ -63,7 +64,7 @@ class End {
         const p2p::Pair& pair = *rank_.segment->pair(0, 1).shared;
         return pair.transfers[0].phase == static_cast<uint64_t>(p2p::Phase::staging);
     }
-    void look() { rank_.p2p->test(request_); }
+    void poll() { rank_.p2p->test(request_); }
     void wait() { rank_.p2p->wait(request_, kSoon_s, -1, {}); }
 
   private:
@@ -75,13 +76,13 @@ class End {
 struct Case {
     bool sender_dies;
     bool single_copy;
-    // The one that dies stops in the middle, and is gone when the other goes on; else both are at
-    // work when it is killed.
+    // True: the killed rank stops in the middle and is dead before the other one continues. False:
+    // both are active at the kill.
     bool stops;
-    uint64_t moved;  // by then, at least
+    uint64_t moved;  // progress before the kill, at least
 };
 
-// Until it is killed, or the message is over.
+// Runs until killed, or until the message is complete.
 [[noreturn]] void live(const Descriptor& fd, const Case& c) {
     ::alarm(60);
     End end(fd, c.sender_dies, c.single_copy);
@@ -89,7 +90,7 @@ struct Case {
         static_cast<void>(outcome_of([&] { end.wait(); }));
         ::_exit(0);
     }
-    while (end.moved() < c.moved) end.look();
+    while (end.moved() < c.moved) end.poll();
     for (;;) ::pause();
 }
 
@@ -102,26 +103,27 @@ void check_killed(Report& report, const Case& c) {
     const pid_t child = ::fork();
     if (child == 0) live(fd, c);
     End end(fd, !c.sender_dies, c.single_copy);
-    while (end.moved() < c.moved && !end.request().done()) end.look();
-    if (c.stops) report.check(end.is_staged() != c.single_copy, what + ": moved another way");
+    while (end.moved() < c.moved && !end.request().done()) end.poll();
+    if (c.stops) report.check(end.is_staged() != c.single_copy, what + ": unexpected path");
     ::kill(child, SIGKILL);
     if (c.stops) ::waitpid(child, nullptr, 0);
     const auto begun = std::chrono::steady_clock::now();
     const Outcome outcome = outcome_of([&] { end.wait(); });
     const std::chrono::duration<double> took = std::chrono::steady_clock::now() - begun;
-    report.check(took.count() < kSoon_s, what + ": told late");
-    if (outcome.fault == Fault::none) {  // it was killed after the last of it
-        report.check(!c.stops && end.holds(7), what + ": half a message is one");
+    report.check(took.count() < kSoon_s, what + ": reported late");
+    if (outcome.fault == Fault::none) {  // killed after the message was complete
+        report.check(!c.stops && end.holds(7),
+                     what + ": an incomplete message was reported as received");
     } else {
         expect(report, outcome, Fault::peer_lost,
                std::string(c.sender_dies ? "rank 0" : "rank 1") + " (pid " + std::to_string(child) +
                    ") is gone",
                what);
     }
-    report.check(end.request().done(), what + ": it is under way");
+    report.check(end.request().done(), what + ": the request is still pending");
     end.fill(0xee);
     if (!c.stops) ::waitpid(child, nullptr, 0);
-    end.look();
+    end.poll();
     report.check(end.holds(0xee), what + ": its memory is used after the end");
 }
 

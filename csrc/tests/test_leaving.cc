@@ -1,4 +1,5 @@
-// How a rank leaves ranks of other hosts: what they hear, in which order, and how long it waits.
+// Leaving a group with other hosts: the last frames, their order, and the time until they are
+// acknowledged.
 #include <chrono>
 #include <deque>
 
@@ -13,134 +14,135 @@ namespace {
 using namespace unisono;
 using namespace unisono::test;
 
-// What a rank sends before it leaves comes before it says so: both by one connection.
+// A rank's messages come before its `left` frame, because both use one connection.
 void check_order_of_leaving(Report& report) {
-    Faced faced(3);
+    FakePeer fake(3);
     Data data(10);
-    send(faced.rank(), data, 1, 0);
-    std::thread closing([&] { faced.rank().close(); });
-    const auto heard = faced.hear_all(kMessages, 0);
+    send(fake.rank(), data, 1, 0);
+    std::thread closing([&] { fake.rank().close(); });
+    const auto heard = fake.read_kinds(kMessages, 0);
     for (size_t s = 1; s < 3; ++s)
-        report.check(faced.hear_all(kMessages, s).empty(), "words by another connection");
+        report.check(fake.read_kinds(kMessages, s).empty(), "a frame on another connection");
     closing.join();
     report.check(heard == std::vector{FrameKind::message, FrameKind::left},
-                 "a message, then that its rank leaves");
+                 "expected the message, then the left frame");
 }
 
-// The peer has left and some of its connections have ended: what it is still told goes nowhere, and
-// nobody waits for that.
+// The peer has left and some of its connections have ended. Later frames to it are dropped, and no
+// call waits for them.
 void check_left_in_steps(Report& report) {
-    Faced faced(3);
-    const auto tell = [&] { return run_step(faced.rank(), simple(Kind::broadcast, 100), 1); };
-    expect(report, tell(), Fault::none, "", "before anything has ended");
-    faced.say(kCalls, frame_of(FrameKind::left, 1), {}, 2);
+    FakePeer fake(3);
+    const auto broadcast = [&] { return run_step(fake.rank(), simple(Kind::broadcast, 100), 1); };
+    expect(report, broadcast(), Fault::none, "", "before a connection has ended");
+    fake.send(kCalls, frame_of(FrameKind::left, 1), {}, 2);
     for (size_t s = 0; s < 3; ++s) {
-        faced.hang_up(kCalls, s, false);
+        fake.hang_up(kCalls, s, false);
         pause(0.01);
         for (int i = 0; i < 4; ++i)
-            expect(report, tell(), Fault::none, "", "telling who is leaving");
+            expect(report, broadcast(), Fault::none, "", "a call to a rank that is leaving");
     }
 }
 
-// Who left the group before a peer dialed says so by each of the connections.
+// A rank that left the group before a peer connected says so on each connection.
 void check_left_by_each_connection(Report& report) {
-    Faced faced(2);
+    FakePeer fake(2);
     for (size_t s = 0; s < 2; ++s) {
-        faced.say(kMessages, frame_of(FrameKind::left, 1), {}, s);
-        faced.hang_up(kMessages, s, false);
+        fake.send(kMessages, frame_of(FrameKind::left, 1), {}, s);
+        fake.hang_up(kMessages, s, false);
     }
     Data data(8);
-    expect(report, outcome_of([&] { receive(faced.rank(), data, 1, 0, 10); }), Fault::peer_lost,
+    expect(report, outcome_of([&] { receive(fake.rank(), data, 1, 0, 10); }), Fault::peer_lost,
            "rank 1 left the group while rank 0 was receiving from it",
-           "who has left says so twice");
+           "a second left frame is ignored");
 }
 
-// Who never connected and has left will not read.
+// A rank that has left without ever connecting reads nothing.
 void check_left_unconnected(Report& report) {
-    Faced faced(1, false);
+    FakePeer fake(1, false);
     std::thread later([&] {
         pause(0.05);
-        faced.group().peer_left(1);
+        fake.group().peer_left(1);
     });
-    expect(report, run_step(faced.rank(), simple(Kind::broadcast, 100), 20), Fault::peer_lost,
-           "rank 1 left the group", "telling who has left");
+    expect(report, run_step(fake.rank(), simple(Kind::broadcast, 100), 20), Fault::peer_lost,
+           "rank 1 left the group", "a call to a rank that has left");
     later.join();
 }
 
-// That a peer has left may be known by other connections before what it has shown is here.
+// The control channels may report a rank's end before its last data have arrived.
 void check_left_before_its_last(Report& report) {
-    Faced faced;
+    FakePeer fake;
     std::thread later([&] {
-        faced.group().peer_left(1);
+        fake.group().peer_left(1);
         pause(0.3);
-        faced.say(kCalls, post_of(1, 2));
-        faced.say(kCalls, frame_of(FrameKind::left, 2));
+        fake.send(kCalls, post_of(1, 2));
+        fake.send(kCalls, frame_of(FrameKind::left, 2));
     });
-    const auto take = [&] { return run_step(faced.rank(), simple(Kind::direct, 100), 20); };
-    expect(report, take(), Fault::none, "", "the last of who has left");
+    const auto take = [&] { return run_step(fake.rank(), simple(Kind::direct, 100), 20); };
+    expect(report, take(), Fault::none, "", "the last data of a rank that has left");
     later.join();
-    expect(report, take(), Fault::peer_lost, "rank 1 left the group", "after the last");
+    expect(report, take(), Fault::peer_lost, "rank 1 left the group", "after the last data");
 }
 
-// A connection that ends within a message, after its peer has left, brings nothing any more.
+// A connection ends within a message after its peer has left. The message never completes.
 void check_torn_after_leaving(Report& report) {
-    Faced faced;
-    faced.say_bytes(kMessages, std::string(sizeof(Frame) / 2, 'x'));
-    faced.group().peer_left(1);
-    faced.hang_up(kMessages, 0, false);
+    FakePeer fake;
+    fake.send_bytes(kMessages, std::string(sizeof(Frame) / 2, 'x'));
+    fake.group().peer_left(1);
+    fake.hang_up(kMessages, 0, false);
     Data data(8);
-    expect(report, outcome_of([&] { receive(faced.rank(), data, 1, 0, 10); }), Fault::peer_lost,
-           "rank 1 left the group while rank 0 was receiving from it", "the rest of a message");
+    expect(report, outcome_of([&] { receive(fake.rank(), data, 1, 0, 10); }), Fault::peer_lost,
+           "rank 1 left the group while rank 0 was receiving from it",
+           "the rest of a message after its sender has left");
 }
 
-// Who looks again and again at a message of a rank that has left sees it end; the others, of ranks
-// that are there, go on.
-void check_looks_after_leaving(Report& report) {
+// Polling a message of a rank that has left ends that message. Messages of other ranks continue.
+void check_polling_after_leaving(Report& report) {
     World world(shape_of(3, 2), Mapping::one, 1);
     world[1].close();
     Data data(8), other(8);
     p2p::Request first(message(other, 2, 0), false), second(message(data, 1, 0), false);
     for (p2p::Request* const request : {&first, &second}) world[0].p2p->begin(*request, false);
-    report.check(!world[0].p2p->test(second, false), "one of several is not ended alone");
+    report.check(!world[0].p2p->test(second, false),
+                 "without ends_without_peers, test does not end a request");
     Deadline soon(10);
     while (!second.done() && !soon.passed()) {
         world[0].p2p->test(first);
         world[0].p2p->test(second);
     }
     report.check(second.done() && second.error() && second.error()->fault() == Fault::peer_lost,
-                 "looks at a message of a rank that has left");
+                 "polling a message of a rank that has left");
     Data sent(8, 3);
     std::thread sending([&] { send(world[2], sent, 0, 0); });
     report.check(world[0].p2p->wait(first, kLong_s, -1, {}) && other == sent,
-                 "what another rank sends comes all the same");
+                 "another rank's message still arrives");
     sending.join();
 }
 
-// The same for a large message that the rank has seen, and did not ask for.
+// The same for a large message that the rank has seen but not received.
 template <class Some>
 void check_untaken_after_leaving(Report& report, const std::string& what) {
     Some play(3);
     p2p::Request& sent = play.send(data_of(1, kLarge), 1);
     Deadline soon(10);
-    while (!play[1].probe(0, 1) && !soon.passed()) play.look(0);
-    report.check(!play[0].cancel(sent), what + ", which may still receive it");
+    while (!play[1].probe(0, 1) && !soon.passed()) play.poll(0);
+    report.check(!play[0].cancel(sent), what + " that may still receive it");
     play.world()[1].close();
     while (!sent.done() && !soon.passed()) play[0].test(sent);
     report.check(sent.done() && sent.error() && sent.error()->fault() == Fault::peer_lost,
-                 what + ", which has left");
+                 what + " that has left");
     const Data data = data_of(2, 10);
     bool came = false;
     const auto meet = [&] {
         play.send(data, 2, 0, 2);
         came = play.brings(play.receive(data.size(), 2, 0, 2), data);
     };
-    expect(report, outcome_of(meet), Fault::none, "", what + ", then one to another");
-    report.check(came, what + ": one to another has not come");
+    expect(report, outcome_of(meet), Fault::none, "", what + ", then a message to another rank");
+    report.check(came, what + ": the message to another rank has not arrived");
 }
 
-// Who alone is left may send to itself: a receive of any rank does not wait for that, one of its
-// own number does.
-void check_alone(Report& report) {
+// The last rank may still send to itself. A receive from any rank does not wait for that, but a
+// receive from the rank itself does.
+void check_last_rank(Report& report) {
     World world(shape_of(2, 2), Mapping::one, 1);
     world[1].close();
     Data data(8), other(8), sent(8, 3);
@@ -152,21 +154,21 @@ void check_alone(Report& report) {
         world[0].p2p->test(any);
     }
     report.check(any.done() && any.error() && any.error()->fault() == Fault::peer_lost,
-                 "a receive of any rank, when all others have left");
+                 "a receive from any rank after all others have left");
     send(world[0], sent, 0, 0);
     report.check(world[0].p2p->wait(own, kLong_s, -1, {}) && data == sent,
-                 "what a rank that is left sends to itself comes");
+                 "the last rank's message to itself arrives");
 }
 
-// Sends of all sizes to a peer that has left end one by one for who looks, wherever they are: still
-// here, on their way, or begun only then.
-void check_sends_to_who_has_left(Report& report) {
+// Sends of all sizes to a rank that has left end one by one when polled: unsent ones, partly sent
+// ones, and ones begun later.
+void check_sends_to_a_rank_that_left(Report& report) {
     enum class There : uint8_t { never, slowly, no_more };
     for (const There there : {There::never, There::slowly, There::no_more}) {
-        Faced faced(1, false);
+        FakePeer fake(1, false);
         const std::string what = "case " + std::to_string(static_cast<int>(there));
-        if (there != There::never) faced.attach(kMessages, 0, 1, 4096);
-        p2p::Engine& engine = *faced.rank().p2p;
+        if (there != There::never) fake.attach(kMessages, 0, 1, 4096);
+        p2p::Engine& engine = *fake.rank().p2p;
         Data little(8), some(kLarge), much(8 << 20);
         std::deque<p2p::Request> sends;
         const auto begin = [&] {
@@ -176,17 +178,17 @@ void check_sends_to_who_has_left(Report& report) {
             }
         };
         if (there != There::no_more) begin();
-        const auto look = [&] {
+        const auto poll = [&] {
             Deadline soon(10);
             for (auto& request : sends) {
                 while (!request.done() && !soon.passed()) engine.test(request);
             }
         };
         if (there == There::never) {
-            faced.group().peer_left(1);
+            fake.group().peer_left(1);
         } else {
-            faced.say(kMessages, frame_of(FrameKind::left, 1));
-            if (there == There::no_more) faced.hang_up(kMessages, 0, false);
+            fake.send(kMessages, frame_of(FrameKind::left, 1));
+            if (there == There::no_more) fake.hang_up(kMessages, 0, false);
         }
         if (there == There::no_more) {
             Data data(1);
@@ -195,100 +197,104 @@ void check_sends_to_who_has_left(Report& report) {
             for (Deadline soon(10); !first.done() && !soon.passed();) engine.test(first);
             begin();
         }
-        look();
+        poll();
         for (const auto& request : sends) {
-            report.check(request.done(), what + ": a send that nobody takes");
+            report.check(request.done(), what + ": a send without a receiver ends");
             report.check(!request.error() || request.error()->fault() == Fault::peer_lost,
-                         what + ": how it ends");
+                         what + ": error of a send");
         }
         report.check(sends[0].error().has_value() && sends[2].error().has_value(),
                      what + ": large sends have not arrived");
         report.check(!sends[1].error() && !sends[3].error(),
-                     what + ": small sends leave at once, as on one host");
-        report.check(!faced.rank().members->failed(), what + ": the group goes on");
+                     what + ": small sends complete at once, as on one host");
+        report.check(!fake.rank().members->failed(), what + ": the group stays healthy");
     }
 }
 
-// A message that is done for its sender, and of which the peer has not taken most.
-void send_untaken(Report& report, Faced& faced, const Data& data) {
+// Sends a message that is done for its sender, while the peer has not read most of it.
+void send_untaken(Report& report, FakePeer& fake, const Data& data) {
     const int little = 64 << 10;
-    ::setsockopt(faced.end(kMessages).get(), SOL_SOCKET, SO_RCVBUF, &little, sizeof(little));
+    ::setsockopt(fake.end(kMessages).get(), SOL_SOCKET, SO_RCVBUF, &little, sizeof(little));
     Data sent = data;
     p2p::Request request(message(sent, 1, 0), true);
-    faced.rank().p2p->begin(request, false);
-    faced.say(kMessages, frame_of(FrameKind::grant, 1));
-    report.check(faced.rank().p2p->wait(request, kLong_s, -1, {}), "the kernel has taken it");
+    fake.rank().p2p->begin(request, false);
+    fake.send(kMessages, frame_of(FrameKind::grant, 1));
+    report.check(fake.rank().p2p->wait(request, kLong_s, -1, {}),
+                 "the kernel has accepted the message");
 }
 
-// What a rank has sent waits in the kernel for a peer that computes.
-void check_patient_leaving(Report& report) {
-    Faced faced;
+// Sent bytes wait in the kernel for a peer that computes.
+void check_leaving_waits(Report& report) {
+    FakePeer fake;
     const Data data(1 << 20, 7);
-    send_untaken(report, faced, data);
-    std::thread closing([&] { faced.group().close(20, {}); });
-    report.check(faced.hears(kCalls, FrameKind::left, 1), "calls need not wait for messages");
+    send_untaken(report, fake, data);
+    std::thread closing([&] { fake.group().close(20, {}); });
+    report.check(fake.receives(kCalls, FrameKind::left, 1), "collectives do not wait for messages");
     pause(2.5);
-    faced.say(kMessages, frame_of(FrameKind::grant, 2));  // what the kernel would answer by a reset
+    fake.send(kMessages,
+              frame_of(FrameKind::grant, 2));  // the kernel would answer this with a reset
     pause(0.05);
-    report.check(faced.rest(kMessages).size() == data.size() + 3 * sizeof(Frame),
-                 "what a peer takes late has come, and that its sender has left");
+    report.check(fake.rest(kMessages).size() == data.size() + 3 * sizeof(Frame),
+                 "a late reader gets the whole message and the left frame");
     closing.join();
 }
 
-// Grants that the peer does not take yet are no message that was given up.
-void check_grants_under_way(Report& report) {
-    Faced faced(1, false);
-    faced.attach(kMessages, 0, 1, 4 << 10);
+// Unsent grants do not count as a message that was given up.
+void check_unsent_grants(Report& report) {
+    FakePeer fake(1, false);
+    fake.attach(kMessages, 0, 1, 4 << 10);
     Data data(8);
     std::deque<p2p::Request> receives;
     for (uint64_t i = 1; i <= 1000; ++i) {
-        faced.say(kMessages, message_of(i, 0, 0, data.size()));
+        fake.send(kMessages, message_of(i, 0, 0, data.size()));
         receives.emplace_back(message(data, 1, 0), false);
     }
-    p2p::Engine& engine = *faced.rank().p2p;
+    p2p::Engine& engine = *fake.rank().p2p;
     for (auto& receive : receives) engine.begin(receive, false);
-    report.check(!engine.wire()->idle(), "grants wait for the peer");
-    std::thread closing([&] { faced.group().close(20, {}); });
-    const auto heard = faced.hear_all(kMessages);
+    report.check(!engine.transport()->idle(), "unsent grants wait for the peer");
+    std::thread closing([&] { fake.group().close(20, {}); });
+    const auto heard = fake.read_kinds(kMessages);
     closing.join();
     report.check(!heard.empty() && heard.back() == FrameKind::left,
-                 "who has only grants to send leaves in order");
+                 "a rank with only unsent grants leaves in good order");
 }
 
-// Nobody need take what a group sends that has failed.
+// After a failure, closing does not wait for the peer to read.
 void check_failure_while_leaving(Report& report) {
-    Faced faced;
+    FakePeer fake;
     const Data data(1 << 20, 7);
-    send_untaken(report, faced, data);
+    send_untaken(report, fake, data);
     const auto began = std::chrono::steady_clock::now();
-    std::thread closing([&] { faced.group().close(20, {}); });
+    std::thread closing([&] { fake.group().close(20, {}); });
     pause(0.1);
-    faced.group().fail(Fault::aborted, "by another rank");
+    fake.group().fail(Fault::aborted, "by another rank");
     closing.join();
     report.check(std::chrono::steady_clock::now() - began < std::chrono::seconds(10),
-                 "a failure ends the wait of who leaves");
+                 "a failure ends the wait of a leaving rank");
 }
 
-// Who has dialed hears that a rank leaves, though it was never looked at.
-void check_left_before_looking(Report& report) {
-    Faced faced, partly(1, false);
-    faced.rank().close();
-    for (const WireKind kind : kWires)
-        report.check(faced.hear_all(kind) == std::vector{FrameKind::left}, "who was not looked at");
+// A peer that has connected learns that the rank leaves, even if the rank has never polled the
+// connection.
+void check_left_before_polling(Report& report) {
+    FakePeer fake, partly(1, false);
+    fake.rank().close();
+    for (const TransportKind kind : kTransports)
+        report.check(fake.read_kinds(kind) == std::vector{FrameKind::left},
+                     "a connection that was never polled gets a left frame");
     partly.attach(kMessages, 0, 2);
     partly.rank().close();
-    report.check(partly.hear_all(kMessages) == std::vector{FrameKind::left},
-                 "one of whom not all connections are there");
+    report.check(partly.read_kinds(kMessages) == std::vector{FrameKind::left},
+                 "a peer whose connections are not complete gets a left frame");
 }
 
-void check_attached_too_late(Report& report) {
-    Faced faced;
-    faced.rank().close();
-    faced.attach(kCalls, 0, 1);
-    faced.group().peer_left(1);
-    faced.group().fail(Fault::aborted, "too late");
-    report.check(faced.hear_all(kCalls, 1) == std::vector{FrameKind::left},
-                 "who dials a rank that has left hears so");
+void check_connected_too_late(Report& report) {
+    FakePeer fake;
+    fake.rank().close();
+    fake.attach(kCalls, 0, 1);
+    fake.group().peer_left(1);
+    fake.group().fail(Fault::aborted, "too late");
+    report.check(fake.read_kinds(kCalls, 1) == std::vector{FrameKind::left},
+                 "a peer that connects to a rank that has left gets a left frame");
 }
 
 }  // namespace
@@ -301,15 +307,15 @@ int main() {
     check_left_unconnected(report);
     check_left_before_its_last(report);
     check_torn_after_leaving(report);
-    check_looks_after_leaving(report);
-    check_alone(report);
+    check_polling_after_leaving(report);
+    check_last_rank(report);
     check_untaken_after_leaving<Play>(report, "a send to a rank of this host");
     check_untaken_after_leaving<PlayOverHosts>(report, "a send to a rank of another host");
-    check_sends_to_who_has_left(report);
-    check_patient_leaving(report);
-    check_grants_under_way(report);
+    check_sends_to_a_rank_that_left(report);
+    check_leaving_waits(report);
+    check_unsent_grants(report);
     check_failure_while_leaving(report);
-    check_left_before_looking(report);
-    check_attached_too_late(report);
+    check_left_before_polling(report);
+    check_connected_too_late(report);
     return report.finish();
 }

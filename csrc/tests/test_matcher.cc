@@ -1,4 +1,4 @@
-// Which message goes to which receive, against a model that looks at all there ever was.
+// The matcher, compared with a model that keeps every message and receive.
 #include <deque>
 #include <random>
 #include <string>
@@ -15,9 +15,9 @@ using namespace unisono::p2p;
 using test::Report;
 
 constexpr uint32_t kRanks = 3;
-constexpr uint64_t kNobody = ~0ULL;
+constexpr uint64_t kNoMatch = ~0ULL;
 
-// All messages and receives in their order; those that are matched or withdrawn are over.
+// All messages and receives in order. `over` marks matched or withdrawn ones.
 class Model {
   public:
     struct Posted {
@@ -30,11 +30,11 @@ class Model {
         uint64_t tag;
         bool over;
     };
-    // Numbers of what it matches, or kNobody.
+    // Each returns the number of the match, or kNobody.
     uint64_t receive(int32_t source, uint64_t tag) {
         posted.push_back({source, tag, false});
         const uint64_t found = first_message(source, tag);
-        if (found != kNobody) came[found].over = posted.back().over = true;
+        if (found != kNoMatch) came[found].over = posted.back().over = true;
         return found;
     }
     uint64_t arrive(uint32_t source, uint64_t tag) {
@@ -44,13 +44,13 @@ class Model {
             posted[i].over = came.back().over = true;
             return i;
         }
-        return kNobody;
+        return kNoMatch;
     }
     [[nodiscard]] uint64_t first_message(int32_t source, uint64_t tag) const {
         for (uint64_t i = 0; i < came.size(); ++i) {
             if (!came[i].over && suits(source, tag, came[i])) return i;
         }
-        return kNobody;
+        return kNoMatch;
     }
     [[nodiscard]] size_t unexpected_of(uint32_t source) const {
         size_t count = 0;
@@ -64,12 +64,14 @@ class Model {
   private:
     static bool suits(int32_t source, uint64_t tag, const Came& message) {
         if (source != -1 && static_cast<uint32_t>(source) != message.source) return false;
-        if (tag == ~0ULL) return message.tag < 1ULL << 63;  // the library's own are not any
+        if (tag == ~0ULL)
+            return message.tag < 1ULL
+                                     << 63;  // a receive of any tag excludes the library's own tags
         return tag == message.tag;
     }
 };
 
-// The matcher as the engine uses it, with names for what it matches.
+// Drives the matcher as the engine does.
 class Play {
   public:
     Play(Report& report, uint64_t seed) : report_(report), seed_(seed), random_(seed) {}
@@ -94,7 +96,8 @@ class Play {
                     probe();
             }
             for (uint32_t rank = 0; rank < kRanks; ++rank)
-                check(matcher_.unexpected_of(rank) == model_.unexpected_of(rank), "their number");
+                check(matcher_.unexpected_of(rank) == model_.unexpected_of(rank),
+                      "the number of unexpected messages");
             check_posted();
         }
     }
@@ -117,15 +120,15 @@ class Play {
         Request& receive =
             receives_.emplace_back(Message{nullptr, 0, DType::uint8, source, tag}, false);
         const uint64_t expected = model_.receive(source, tag);
-        uint64_t matched = kNobody;
+        uint64_t matched = kNoMatch;
         if (const Envelope* const found = matcher_.find_unexpected(source, tag)) {
             matched = matcher_.take(found).id;
         } else {
             const uint64_t before = matcher_.changes();
             matcher_.post(receive);
-            check(matcher_.changes() != before, "a post that nobody notices");
+            check(matcher_.changes() != before, "a post does not change `changes`");
         }
-        check(matched == expected, "what a receive gets");
+        check(matched == expected, "a receive's message");
     }
     void arrive() {
         const auto source = static_cast<uint32_t>(random_() % kRanks);
@@ -134,23 +137,24 @@ class Play {
         const Envelope came{source, 0, tag, 0, model_.came.size() - 1};
         Request* const found = matcher_.find_posted(came);
         if (found) {
-            check(matcher_.withdraw(*found), "what was posted");
+            check(matcher_.withdraw(*found), "a matched receive was posted");
         } else {
             matcher_.store(came);
         }
-        check(number_of(found) == expected, "what a message goes to");
+        check(number_of(found) == expected, "a message's receive");
     }
     void withdraw() {
         if (receives_.empty()) return;
         const uint64_t which = random_() % receives_.size();
         const bool expected = !std::exchange(model_.posted[which].over, true);
-        check(matcher_.withdraw(receives_[which]) == expected, "what can be withdrawn");
+        check(matcher_.withdraw(receives_[which]) == expected, "the result of a withdrawal");
     }
     void probe() {
         const int32_t source = some_source();
         const uint64_t tag = some_tag();
         const Envelope* const found = matcher_.find_unexpected(source, tag);
-        check((found ? found->id : kNobody) == model_.first_message(source, tag), "a probe");
+        check((found ? found->id : kNoMatch) == model_.first_message(source, tag),
+              "a probe's message");
     }
     void check_posted() {
         std::vector<uint64_t> expected, posted;
@@ -158,13 +162,13 @@ class Play {
             if (!model_.posted[i].over) expected.push_back(i);
         }
         for (const Request* const receive : matcher_.posted()) posted.push_back(number_of(receive));
-        check(posted == expected, "the order of what is posted");
+        check(posted == expected, "the order of posted receives");
     }
     [[nodiscard]] uint64_t number_of(const Request* receive) const {
         for (uint64_t i = 0; i < receives_.size(); ++i) {
             if (&receives_[i] == receive) return i;
         }
-        return kNobody;
+        return kNoMatch;
     }
 
     Report& report_;
@@ -180,11 +184,12 @@ void check_end(Report& report) {
     Request receive({nullptr, 0, DType::uint8, 1, 3}, false);
     matcher.post(receive);
     matcher.store({0, 0, 5, 0, 1});
-    report.check(matcher.take_all_posted() == std::vector<Request*>{&receive}, "all are taken");
+    report.check(matcher.take_all_posted() == std::vector<Request*>{&receive},
+                 "take_all_posted returns all receives");
     matcher.forget_all();
     report.check(matcher.posted().empty() && matcher.unexpected_of(0) == 0 &&
                      !matcher.find_unexpected(kAnySource, kAnyTag) && !matcher.withdraw(receive),
-                 "nothing is left");
+                 "the matcher is empty after forget_all");
 }
 
 }  // namespace

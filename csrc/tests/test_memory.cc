@@ -1,5 +1,5 @@
-// Memory that is not there, wherever a rank asks for some: no rank waits for it in vain, and what
-// the ranks count stays in step.
+// Failed allocations at every point of a call or message. No rank waits in all_left, and the ranks'
+// counters stay consistent.
 #include <atomic>
 #include <cstdint>
 #include <cstdlib>
@@ -17,7 +17,7 @@
 
 namespace {
 
-// How many times this thread still gets memory; negative: always.
+// The number of allocations that still succeed in this thread; negative: no limit.
 thread_local int64_t t_left = -1;
 thread_local bool t_refused = false;
 thread_local void (*t_on_refusal)() = nullptr;
@@ -32,7 +32,7 @@ void* get(std::size_t bytes) {
     return std::malloc(bytes == 0 ? 1 : bytes);
 }
 
-// Whether `work` asked for memory so often that from there on it got none.
+// Lets allocations fail after `from` of them. Returns true if one failed.
 template <class Work>
 bool starve(int64_t from, Work&& work) {
     t_left = from;
@@ -66,11 +66,11 @@ using namespace unisono::test;
 constexpr uint32_t kRanks = 3;
 constexpr double kSoon_s = 5;
 
-enum class Way : uint8_t { run, begin, queue };
+enum class Mode : uint8_t { run, begin, queue };
 
-// Whatever a starved rank meets, as one of: right, an error of the core, no memory.
+// The outcome of a starved rank: success, an error of the core, or std::bad_alloc.
 template <class Work>
-Outcome met(Work&& work) {
+Outcome outcome_or_no_memory(Work&& work) {
     try {
         return outcome_of(work);
     } catch (const std::bad_alloc&) {
@@ -78,19 +78,21 @@ Outcome met(Work&& work) {
     }
 }
 
-void make(Rank& rank, Execution call, Way way) {
-    if (way == Way::run) return rank.dispatcher->run(std::move(call), kSoon_s, {});
-    const double inline_s = way == Way::begin ? kSoon_s : 0;
+void make(Rank& rank, Execution call, Mode mode) {
+    if (mode == Mode::run) return rank.dispatcher->run(std::move(call), kSoon_s, {});
+    const double inline_s = mode == Mode::begin ? kSoon_s : 0;
     rank.dispatcher->wait(*rank.dispatcher->submit(std::move(call), kSoon_s, inline_s), -1, {});
 }
 
-// Rank 1 gets no memory from its request `from` on; true if it asked for so much at all. `tells`:
-// the others hear of what failed; else, as nobody here asks across hosts, when a rank closes.
+// Rank 1's allocations fail after `from` of them; returns true if one failed. `reports`: the other
+// ranks learn of the failure at once. Otherwise they learn of it when a rank closes, because no
+// connection manager runs here.
 template <class SomeWorld>
-bool check_call(Report& report, SomeWorld& world, Kind kind, Way way, int64_t from, bool tells) {
+bool check_call(Report& report, SomeWorld& world, Kind kind, Mode mode, int64_t from,
+                bool reports) {
     bool starved = false;
-    const std::string what = "call " + std::to_string(static_cast<int>(kind)) + ", way " +
-                             std::to_string(static_cast<int>(way)) + ", starved from " +
+    const std::string what = "call " + std::to_string(static_cast<int>(kind)) + ", mode " +
+                             std::to_string(static_cast<int>(mode)) + ", starved from " +
                              std::to_string(from);
     std::array<Outcome, kRanks> first, second;
     world.run([&](Rank& rank) {
@@ -98,15 +100,17 @@ bool check_call(Report& report, SomeWorld& world, Kind kind, Way way, int64_t fr
             next(simple(Kind::direct, 100), rank.rank, kRanks);
         Outcome& outcome = first[rank.rank];
         Execution execution = call.execution();
-        const auto run = [&] { outcome = met([&] { make(rank, std::move(execution), way); }); };
+        const auto run = [&] {
+            outcome = outcome_or_no_memory([&] { make(rank, std::move(execution), mode); });
+        };
         if (rank.rank == 1) {
             starved = starve(from, run);
         } else {
             run();
         }
         if (outcome.fault == Fault::none) report.check(call.right(), what + ": wrong");
-        if (outcome.fault != Fault::none && !tells) rank.close();
-        second[rank.rank] = met([&] { make(rank, next.execution(), Way::run); });
+        if (outcome.fault != Fault::none && !reports) rank.close();
+        second[rank.rank] = outcome_or_no_memory([&] { make(rank, next.execution(), Mode::run); });
     });
     for (const auto* outcomes : {&first, &second}) {
         for (const Outcome& outcome : *outcomes)
@@ -115,7 +119,8 @@ bool check_call(Report& report, SomeWorld& world, Kind kind, Way way, int64_t fr
     const bool lives = second[0].fault == Fault::none;
     for (const Outcome& outcome : second)
         report.check((outcome.fault == Fault::none) == lives, what + ", then " + outcome.text);
-    if (!starved) report.check(lives, what + ": failed for nothing: " + second[0].text);
+    if (!starved)
+        report.check(lives, what + ": failed without a failed allocation: " + second[0].text);
     return starved;
 }
 
@@ -139,25 +144,24 @@ void check_messages(Report& report, size_t bytes) {
             };
             Outcome outcome;
             if (rank.rank == 0) {
-                outcome = met(exchange);
+                outcome = outcome_or_no_memory(exchange);
                 report.check(outcome.fault != Fault::timeout, what + " late: " + outcome.text);
             } else {
-                starved = starve(from, [&] { outcome = met(exchange); });
+                starved = starve(from, [&] { outcome = outcome_or_no_memory(exchange); });
             }
-            // Ends what is still under way, where another could not begin.
+            // Ends the requests that are still pending if another one could not begin.
             if (outcome.fault != Fault::none) rank.close();
             if (outcome.fault == Fault::none)
                 report.check(received == std::vector<uint8_t>(bytes, static_cast<uint8_t>(peer)),
                              what + ": wrong");
-            report.check(!begun || out.done(), what + ": a send is left under way");
+            report.check(!begun || out.done(), what + ": a send is still pending");
         });
     }
 }
 
-// What a rank tells the ranks of other hosts of its group's failure, for which it has a thread
-// where there are connections between them.
-void tell_others(World&, uint32_t) {}
-void tell_others(Hosts& hosts, uint32_t rank) {
+// Does the connection manager's work: reports a rank's failure to the ranks of other hosts.
+void report_to_others(World&, uint32_t) {}
+void report_to_others(Hosts& hosts, uint32_t rank) {
     Group& group = hosts.group(rank);
     if (!(group.members().events().take() & static_cast<uint32_t>(Event::failed))) return;
     const Error failure = *group.members().failure();
@@ -165,11 +169,11 @@ void tell_others(Hosts& hosts, uint32_t rank) {
         if (other != rank) hosts.group(other).fail(failure.fault(), failure.what());
 }
 
-// Rank 1 gets no memory from its request `from` on while it sends, or receives, a large message,
-// and stays in the group: who waits for the other end of it hears why. True if it asked for so much
-// memory at all.
+// Rank 1's allocations fail after `from` of them during a large message, and rank 1 stays in the
+// group. The other rank learns the cause. Returns true if an allocation failed.
 template <class SomeWorld>
-bool check_message_told(Report& report, SomeWorld& world, bool sends, int64_t from, int& told) {
+bool check_failure_reported(Report& report, SomeWorld& world, bool sends, int64_t from,
+                            int& reported) {
     constexpr size_t bytes = 100'000;
     bool starved = false;
     const std::string what =
@@ -182,7 +186,7 @@ bool check_message_told(Report& report, SomeWorld& world, bool sends, int64_t fr
     for (uint32_t r = 0; r < 2; ++r)
         requests.push_back(std::make_unique<p2p::Request>(
             message(data[r], 1 - static_cast<int32_t>(r), 0), (r == 1) == sends));
-    world.run([](Rank& rank) {  // so that all connections have been looked at
+    world.run([](Rank& rank) {  // so that all connections are admitted
         Data little(1);
         rank.rank == 1 ? send(rank, little, 0, 1) : static_cast<void>(receive(rank, little, 1, 1));
     });
@@ -193,48 +197,50 @@ bool check_message_told(Report& report, SomeWorld& world, bool sends, int64_t fr
             rank.p2p->wait(request, kSoon_s, -1, {});
         };
         if (rank.rank == 0) {
-            outcomes[0] = met(move);
+            outcomes[0] = outcome_or_no_memory(move);
         } else {
-            starved = starve(from, [&] { outcomes[1] = met(move); });
-            tell_others(world, 1);
+            starved = starve(from, [&] { outcomes[1] = outcome_or_no_memory(move); });
+            report_to_others(world, 1);
         }
     });
     for (const auto& request : requests)
-        report.check(request->done(), what + ": a message is left under way");
-    const bool heard = outcomes[0].fault == Fault::system &&
-                       outcomes[0].text.find("rank 1 ") != std::string::npos &&
-                       outcomes[0].text.find("memory") != std::string::npos;
-    report.check(heard || (outcomes[0].fault == Fault::none && data[0] == data[1]),
-                 what + " gave the other end " + outcomes[0].text);
-    told += heard;
+        report.check(request->done(), what + ": a message is still pending");
+    const bool reported_here = outcomes[0].fault == Fault::system &&
+                               outcomes[0].text.find("rank 1 ") != std::string::npos &&
+                               outcomes[0].text.find("memory") != std::string::npos;
+    report.check(reported_here || (outcomes[0].fault == Fault::none && data[0] == data[1]),
+                 what + " gave the other rank " + outcomes[0].text);
+    reported += reported_here;
     return starved;
 }
 
 template <class Make>
-void check_messages_told(Report& report, const char* where, Make&& make) {
+void check_failures_reported(Report& report, const char* where, Make&& make) {
     for (const bool sends : {true, false}) {
-        int told = 0;
+        int reported = 0;
         bool starved = true;
         for (int64_t from = 0; starved; ++from) {
             auto world = make();
-            starved = check_message_told(report, *world, sends, from, told);
+            starved = check_failure_reported(report, *world, sends, from, reported);
         }
-        report.check(told > 0, std::string("no starved rank has told, ") + where);
+        report.check(reported > 0,
+                     std::string("no starved rank has reported its failure, ") + where);
     }
 }
 
 std::atomic<bool> g_received{false};
 
-// Rank 0 cannot write to where rank 1 receives, and has no memory to say so. Rank 1, which reads
-// the rest, looks whenever rank 0 is refused some: what lacks a chunk must not pass for received.
+// Rank 0 cannot write to rank 1's memory and cannot allocate the error text. Rank 1 reads the rest
+// and polls whenever an allocation of rank 0 fails. The message lacks a chunk, so it must not count
+// as received.
 void check_failed_write(Report& report) {
     constexpr size_t bytes = 64 << 20;
-    const Barred memory(bytes);
+    const PartlyReadOnly memory(bytes);
     World world(shape_of(2, 2), Mapping::own, 1);
     std::vector<uint8_t> sent(bytes, 1);
     p2p::Request out(message(sent, 1, 0), true);
     p2p::Request in({memory.data(), bytes, DType::uint8, 0, 0}, false);
-    const auto look = [](Rank& rank, p2p::Request& request) {
+    const auto poll = [](Rank& rank, p2p::Request& request) {
         for (Deadline soon(kSoon_s); !request.done() && !soon.passed();) rank.p2p->test(request);
     };
     g_received = false;
@@ -242,21 +248,21 @@ void check_failed_write(Report& report) {
         p2p::Request& request = rank.rank == 0 ? out : in;
         rank.p2p->begin(request, false);
         if (rank.rank == 1) {
-            look(rank, in);
+            poll(rank, in);
             g_received = true;
             return;
         }
         t_on_refusal = [] {
             for (Deadline soon(0.2); !g_received && !soon.passed();) pause(0.001);
         };
-        report.check(starve(0, [&] { look(rank, out); }), "a write that fails asks for memory");
+        report.check(starve(0, [&] { poll(rank, out); }), "a failed write allocates memory");
         t_on_refusal = nullptr;
     });
     report.check(in.done() && in.error() && out.done() && out.error(),
-                 "a message of which a chunk could not be written");
+                 "a message with a chunk that could not be written");
 }
 
-// A rank that has no memory left can still leave, and tell why its group failed.
+// A rank without free memory can still leave and report its group's failure.
 void check_end(Report& report) {
     World world(shape_of(2, 2), Mapping::own, 1);
     Call calls[] = {{simple(Kind::direct, 100), 0, 2}, {simple(Kind::barrier, 0), 0, 2}};
@@ -270,8 +276,8 @@ void check_end(Report& report) {
         failure = world[0].members->failure();
     });
     for (const auto& job : jobs)
-        report.check(job->done() && job->error().has_value(), "closed without memory");
-    report.check(failure && failure->fault() == Fault::aborted, "a failure without memory");
+        report.check(job->done() && job->error().has_value(), "close without free memory");
+    report.check(failure && failure->fault() == Fault::aborted, "a failure without free memory");
 }
 
 }  // namespace
@@ -279,26 +285,26 @@ void check_end(Report& report) {
 int main() {
     Report report;
     for (const Kind kind : {Kind::direct, Kind::chain, Kind::all_gather}) {
-        for (const Way way : {Way::run, Way::begin, Way::queue}) {
+        for (const Mode mode : {Mode::run, Mode::begin, Mode::queue}) {
             bool starved = true;
             for (int64_t from = 0; starved; ++from) {
                 World world(shape_of(kRanks, 2), Mapping::own, 1);
-                starved = check_call(report, world, kind, way, from, true);
+                starved = check_call(report, world, kind, mode, from, true);
             }
             starved = true;
             for (int64_t from = 0; starved; ++from) {
                 Hosts hosts({{0}, {1, 2}}, 2);
-                starved = check_call(report, hosts, kind, way, from, false);
+                starved = check_call(report, hosts, kind, mode, from, false);
             }
         }
     }
     for (const size_t bytes : {50UL, 5000UL, 100'000UL}) check_messages(report, bytes);
-    check_messages_told(report, "on one host",
-                        [] { return std::make_unique<World>(shape_of(2, 2), Mapping::own, 1); });
-    check_messages_told(report, "across hosts",
-                        [] { return std::make_unique<Hosts>(Layout{{0}, {1}}, 1U); });
-    if (can_run_single_copy(report, "a write that fails without memory"))
-        check_failed_write(report);
+    check_failures_reported(report, "on one host", [] {
+        return std::make_unique<World>(shape_of(2, 2), Mapping::own, 1);
+    });
+    check_failures_reported(report, "across hosts",
+                            [] { return std::make_unique<Hosts>(Layout{{0}, {1}}, 1U); });
+    if (can_run_single_copy(report, "a failed write without free memory")) check_failed_write(report);
     check_end(report);
     return report.finish();
 }

@@ -1,4 +1,4 @@
-// Messages between two ranks of a host: all arrive, in order, whatever way they take.
+// Messages between ranks of one host: all arrive in order, by every path.
 #include <algorithm>
 #include <atomic>
 #include <random>
@@ -14,11 +14,11 @@ using namespace unisono::test;
 using p2p::kAnySource;
 using p2p::kAnyTag;
 
-// How large messages move.
-enum class Way : bool { copied_once = true, staged = false };
+// Path of large messages.
+enum class Path : bool { copied_once = true, staged = false };
 
-void use(World& world, uint32_t ranks, Way way) {
-    for (uint32_t r = 0; r < ranks; ++r) world[r].p2p->use_single_copy(way == Way::copied_once);
+void use(World& world, uint32_t ranks, Path path) {
+    for (uint32_t r = 0; r < ranks; ++r) world[r].p2p->use_single_copy(path == Path::copied_once);
 }
 
 void run(Report& report, World& world, const std::string& what,
@@ -29,19 +29,19 @@ void run(Report& report, World& world, const std::string& what,
     });
 }
 
-// Inside a slot, in the ring of bytes, and larger; just below and above each limit.
+// Lengths for each path (slot, byte ring, transfer), just below and above each limit.
 size_t bytes_of(uint64_t seed) {
     constexpr size_t lengths[] = {0,    1,    24,     25,     64,     65,    500,
                                   8192, 8193, 16'384, 16'385, 20'000, 70'000};
     return lengths[seed * 7919 % std::size(lengths)];
 }
 
-// Every thread of every rank sends to its like on all ranks; receives are posted before and after
-// the messages come, in other orders than they were sent.
-void check_exchange(Report& report, Mapping mapping, const SegmentShape& shape, Way way) {
+// Each thread of each rank sends to the corresponding threads of all ranks. Receives are posted
+// before and after the arrivals, in other orders than the sends.
+void check_exchange(Report& report, Mapping mapping, const SegmentShape& shape, Path path) {
     constexpr uint64_t kTags = 2, kMessages = 8;
     World world(shape, mapping, shape.ranks);
-    use(world, shape.ranks, way);
+    use(world, shape.ranks, path);
     std::atomic<int> wrong{0};
     run(report, world, "an exchange", [&](Rank& rank) {
         std::vector<std::thread> threads;
@@ -57,12 +57,12 @@ void check_exchange(Report& report, Mapping mapping, const SegmentShape& shape, 
     report.check(wrong == 0, "messages of " + std::to_string(shape.ranks) + " ranks");
 }
 
-// From any rank with any tag: each of the others once, and as it was sent.
-void check_any(Report& report, Mapping mapping, Way way) {
+// Receives from any rank with any tag: one message from each other rank, unchanged.
+void check_any(Report& report, Mapping mapping, Path path) {
     constexpr uint32_t kRanks = 4;
     World world(shape_of(kRanks, 1), mapping, kRanks);
-    use(world, kRanks, way);
-    run(report, world, "from any rank", [&](Rank& rank) {
+    use(world, kRanks, path);
+    run(report, world, "a receive from any rank", [&](Rank& rank) {
         for (const size_t bytes : {3UL, 60UL, 300UL, 40'000UL}) {
             Data data = data_of(rank.rank + 1, bytes);
             Data none;
@@ -80,18 +80,18 @@ void check_any(Report& report, Mapping mapping, Way way) {
                 const auto from = static_cast<size_t>(request.source());
                 report.check(
                     request.tag() == 100 + from && !seen[from] && data == data_of(from + 1, bytes),
-                    "from any rank, with any tag");
+                    "a receive from any rank with any tag");
                 seen[from] = true;
             }
         }
     });
 }
 
-// Messages of one tag keep their order, however they differ in length, and so do the receives.
-void check_order(Report& report, Mapping mapping, const SegmentShape& shape, Way way) {
+// Messages of one tag and their receives keep their order, for all lengths.
+void check_order(Report& report, Mapping mapping, const SegmentShape& shape, Path path) {
     constexpr uint64_t kMessages = 40;
     World world(shape, mapping, 2);
-    use(world, 2, way);
+    use(world, 2, path);
     run(report, world, "in order", [&](Rank& rank) {
         std::vector<Data> datas;
         Requests requests;
@@ -108,13 +108,14 @@ void check_order(Report& report, Mapping mapping, const SegmentShape& shape, Way
     });
 }
 
-// So many that slots and bytes go round many times, and the sender has to wait for room.
-void check_rounds(Report& report, Mapping mapping, const SegmentShape& shape) {
+// Enough messages to wrap around the slots and the byte ring many times, and to make the sender
+// wait for room.
+void check_wraps(Report& report, Mapping mapping, const SegmentShape& shape) {
     constexpr uint64_t kMessages = 3000;
     World world(shape, mapping, 2);
     const auto length = [&](uint64_t k) { return k * 7919 % (shape.pair_bytes / 4 + 1); };
     std::atomic<int> wrong{0};
-    run(report, world, "round and round", [&](Rank& rank) {
+    run(report, world, "messages that wrap around", [&](Rank& rank) {
         Data data;
         for (uint64_t k = 0; k < kMessages; ++k) {
             data = rank.rank == 0 ? data_of(k, length(k)) : Data(length(k));
@@ -126,13 +127,14 @@ void check_rounds(Report& report, Mapping mapping, const SegmentShape& shape) {
             }
         }
     });
-    report.check(wrong == 0, "messages that go round");
+    report.check(wrong == 0, "content of messages that wrap around");
 }
 
-// A sender that waits helps from the other end: all parts are right, of lengths that do not divide.
-void check_large(Report& report, Mapping mapping, const SegmentShape& shape, Way way) {
+// A waiting sender writes from the back. All parts are right, also for lengths that do not divide
+// evenly.
+void check_large(Report& report, Mapping mapping, const SegmentShape& shape, Path path) {
     World world(shape, mapping, 2);
-    use(world, 2, way);
+    use(world, 2, path);
     run(report, world, "large messages", [&](Rank& rank) {
         for (const size_t bytes :
              {8193UL, 16'384UL, 16'385UL, 100'001UL, 3'000'000UL, 9'000'001UL}) {
@@ -164,46 +166,48 @@ void check_to_oneself(Report& report, Mapping mapping) {
             rank.p2p->begin(receive_first ? in : out, false);
             rank.p2p->begin(receive_first ? out : in, false);
             report.check(out.done() && in.done() && in.source() == 0 && sent == got,
-                         std::to_string(bytes) + " bytes to oneself");
+                         std::to_string(bytes) + " bytes from a rank to itself");
         }
     }
-    // In order, by tag, and without end: more than is kept of them.
+    // In order, by tag, and more messages than are copied.
     for (uint64_t k = 0; k < 60; ++k) {
         datas.push_back(data_of(k, 8000));
         begin(requests, rank, message(datas.back(), 0, k % 2), true);
     }
     const auto copied = std::count_if(requests.begin(), requests.end(),
                                       [](const p2p::Request& r) { return r.done(); });
-    report.check(copied == 32, std::to_string(copied) + " messages to oneself are stored");
+    report.check(copied == 32, std::to_string(copied) + " messages of a rank to itself are copied");
     for (const uint64_t tag : {1, 0}) {
         for (uint64_t k = tag; k < 60; k += 2) {
             Data data(8000);
             receive(rank, data, 0, tag);
-            report.check(data == data_of(k, 8000), "messages to oneself keep their order");
+            report.check(data == data_of(k, 8000), "messages of a rank to itself keep their order");
         }
     }
     report.check(std::all_of(requests.begin(), requests.end(),
                              [](const p2p::Request& r) { return r.done() && !r.error(); }),
-                 "all are sent");
+                 "all sends are done");
     Data data(10);
     Requests late;
     p2p::Request& in = begin(late, rank, message(data, 0, 9), false);
-    report.check(rank.p2p->cancel(in) && in.done() && in.error(), "a receive from oneself ends");
+    report.check(rank.p2p->cancel(in) && in.done() && in.error(),
+                 "a cancelled receive from the rank itself ends");
     Data large(10'000);
     p2p::Request& out = begin(late, rank, message(large, 0, 9), true);
-    report.check(rank.p2p->cancel(out) && !rank.p2p->probe(0, 9), "a send to oneself ends");
+    report.check(rank.p2p->cancel(out) && !rank.p2p->probe(0, 9),
+                 "a cancelled send to the rank itself ends");
     p2p::Request& again = begin(late, rank, message(large, 0, 9), false);
-    report.check(!again.done(), "what was taken back is not received");
+    report.check(!again.done(), "a cancelled message is not received");
     begin(late, rank, message(large, 0, 9), true);
-    report.check(again.done() && !again.error(), "what is sent after it is");
+    report.check(again.done() && !again.error(), "the next message is received");
 }
 
-void check_sizes_that_differ(Report& report, Mapping mapping, Way way) {
+void check_sizes_that_differ(Report& report, Mapping mapping, Path path) {
     for (const auto& [sent, received] : std::initializer_list<std::pair<size_t, size_t>>{
              {1, 0}, {0, 1}, {10, 20}, {100, 60}, {1000, 999}, {999, 1000}, {5000, 50'000}}) {
         for (const bool receiver_first : {false, true}) {
             World world(shape_of(2, 2), mapping, 1);
-            use(world, 2, way);
+            use(world, 2, path);
             Data datas[] = {Data(sent), Data(received, 7)};
             world.run([&](Rank& rank) {
                 Data& data = datas[rank.rank];
@@ -212,14 +216,14 @@ void check_sizes_that_differ(Report& report, Mapping mapping, Way way) {
                     rank.rank == 0 ? send(rank, data, 1, 3)
                                    : static_cast<void>(receive(rank, data, 0, 3));
                 });
-                if (rank.rank == 0 && outcome.fault == Fault::none) return;  // it had left
+                if (rank.rank == 0 && outcome.fault == Fault::none) return;  // the send was eager
                 expect(report, outcome, Fault::mismatch,
                        "rank 0 sent " + std::to_string(sent) + " bytes (" + std::to_string(sent) +
                            " elements of type uint8) with tag 3, but rank 1 receives " +
                            std::to_string(received) + " bytes",
                        "sizes that differ");
             });
-            report.check(datas[1] == Data(received, 7), "nothing of it was received");
+            report.check(datas[1] == Data(received, 7), "a mismatched message changes no memory");
         }
     }
     World world(shape_of(2, 2), mapping, 1);
@@ -237,22 +241,22 @@ void check_sizes_that_differ(Report& report, Mapping mapping, Way way) {
 int main() {
     Report report;
     for (const Mapping mapping : {Mapping::own, Mapping::one}) {
-        for (const Way way : {Way::copied_once, Way::staged}) {
+        for (const Path path : {Path::copied_once, Path::staged}) {
             for (const uint32_t ranks : {2U, 3U, 8U}) {
-                check_exchange(report, mapping, shape_of(ranks, 1), way);
-                check_exchange(report, mapping, shape_of(ranks, 1, 512, 1 << 16), way);
+                check_exchange(report, mapping, shape_of(ranks, 1), path);
+                check_exchange(report, mapping, shape_of(ranks, 1, 512, 1 << 16), path);
             }
-            check_any(report, mapping, way);
+            check_any(report, mapping, path);
             for (const uint64_t slots : {1U, 4U, 512U}) {
                 for (const uint64_t bytes : {64UL, 1UL << 16})
-                    check_order(report, mapping, shape_of(2, 1, slots, bytes), way);
+                    check_order(report, mapping, shape_of(2, 1, slots, bytes), path);
             }
-            check_large(report, mapping, shape_of(2, 1, 4, 1 << 16), way);
-            check_sizes_that_differ(report, mapping, way);
+            check_large(report, mapping, shape_of(2, 1, 4, 1 << 16), path);
+            check_sizes_that_differ(report, mapping, path);
         }
         for (const uint64_t slots : {1U, 2U, 8U, 512U}) {
             for (const uint64_t bytes : {64UL, 256UL, 4096UL})
-                check_rounds(report, mapping, shape_of(2, 1, slots, bytes));
+                check_wraps(report, mapping, shape_of(2, 1, slots, bytes));
         }
         check_to_oneself(report, mapping);
     }

@@ -1,4 +1,4 @@
-// A wire of several streams: every one carries the same share of what a post shows.
+// A transport of several streams. Each stream gets the same share of a post's data.
 #include <algorithm>
 #include <cstring>
 #include <numeric>
@@ -14,8 +14,8 @@ namespace {
 
 constexpr double kPatience_s = 10;
 
-// Of a rank that sends only.
-class Nobody final : public Receiver {
+// The receiver of a rank that only sends.
+class NoReceiver final : public Receiver {
   public:
     std::byte* place(uint32_t, const Frame&) override { return nullptr; }
     void deliver(uint32_t, const Frame&) override {}
@@ -25,35 +25,35 @@ class Nobody final : public Receiver {
     }
 };
 
-// A wire to one peer, whose ends of the streams are the test's.
-class Rails {
+// A transport to one peer. The test holds the peer's ends of the streams.
+class Streams {
   public:
-    explicit Rails(uint32_t streams) : wire_(2, nobody_), came_(streams) {
+    explicit Streams(uint32_t streams) : transport_(2, no_receiver_), came_(streams) {
         for (uint32_t s = 0; s < streams; ++s) {
             auto [mine, theirs] = connection();
             set_nonblocking(mine);
             ends_.push_back(std::move(mine));
-            wire_.attach(1, s, streams, Channel(std::move(theirs)));
+            transport_.attach(1, s, streams, Channel(std::move(theirs)));
         }
-        wire_.poll();
+        transport_.poll();
     }
 
     void send(const std::vector<std::byte>& data) {
         Frame frame{};
         frame.kind = FrameKind::post;
-        wire_.send(1, frame, {{{0, data.data(), data.size()}}});
+        transport_.send(1, frame, {{{0, data.data(), data.size()}}});
     }
-    // Takes in what comes until so much payload has come, and `posts` posts.
+    // Reads until `bytes` of payload and `posts` posts have arrived.
     bool take(uint64_t bytes, uint32_t posts) {
         Deadline deadline(kPatience_s);
         while (payload() < bytes || posts_ < posts) {
-            wire_.poll();
+            transport_.poll();
             for (size_t s = 0; s < ends_.size(); ++s) read(s);
             if (deadline.passed()) return false;
         }
         return payload() == bytes && posts_ == posts;
     }
-    // Payload that each stream brought.
+    // Returns the payload of each stream.
     [[nodiscard]] std::vector<uint64_t> shares() const {
         std::vector<uint64_t> bytes;
         for (const Came& came : came_) bytes.push_back(came.payload);
@@ -63,7 +63,7 @@ class Rails {
 
   private:
     struct Came {
-        std::vector<std::byte> bytes;  // not yet understood
+        std::vector<std::byte> bytes;  // not yet parsed
         uint64_t payload = 0;
     };
 
@@ -92,8 +92,8 @@ class Rails {
         }
     }
 
-    Nobody nobody_;
-    TcpWire wire_;
+    NoReceiver no_receiver_;
+    TcpTransport transport_;
     std::vector<Descriptor> ends_;
     std::vector<Came> came_;
     uint32_t posts_ = 0;
@@ -109,7 +109,7 @@ std::vector<std::byte> content(size_t count) {
 void check_even_shares(Report& report) {
     for (const uint32_t streams : {2U, 3U, 4U}) {
         for (const size_t bytes : {128UL << 10, 172UL << 10, 512UL << 10, (1UL << 20) + 4}) {
-            Rails rails(streams);
+            Streams rails(streams);
             const auto data = content(bytes);
             rails.send(data);
             const std::string what =
@@ -120,13 +120,13 @@ void check_even_shares(Report& report) {
             const auto [least, most] = std::minmax_element(shares.begin(), shares.end());
             report.check(*most - *least <= streams * kLine * 4,
                          what + ": from " + std::to_string(*least) + " to " +
-                             std::to_string(*most) + " of them by one stream");
+                             std::to_string(*most) + " bytes per stream");
         }
     }
 }
 
 void check_one_stream(Report& report) {
-    Rails rails(1);
+    Streams rails(1);
     const auto data = content(300 << 10);
     rails.send(data);
     report.check(rails.take(data.size(), 1) && rails.memory() == data, "one stream alone");

@@ -1,4 +1,4 @@
-// What a rank refuses, and what the others learn of it.
+// Refused calls, and the errors of the other ranks.
 #include <sys/mman.h>
 
 #include <thread>
@@ -14,8 +14,8 @@ using namespace unisono::test;
 
 constexpr uint32_t kRanks = 3;
 
-// A handler runs in the middle of the call that it interrupts, and cannot wait for what is behind
-// it.
+// A signal handler runs in the middle of the interrupted call, so its own call cannot wait for that
+// one.
 void check_called_by_a_signal(Report& report, Mapping mapping) {
     World world(shape_of(kRanks, 2), mapping, 1);
     Outcome within;
@@ -24,11 +24,11 @@ void check_called_by_a_signal(Report& report, Mapping mapping) {
         return true;
     };
     expect(report, run_step(world[0], simple(Kind::direct, 100), kLong_s, handler),
-           Fault::interrupted, "", "a call whose handler calls");
-    expect(report, within, Fault::invalid, "signal handler", "called by a handler");
+           Fault::interrupted, "", "a call whose signal handler makes a call");
+    expect(report, within, Fault::invalid, "signal handler", "a call by a signal handler");
 }
 
-// A rank that refuses again and again does not wait for those that make the calls.
+// A rank that refuses many calls does not wait for the ranks that make them.
 void check_refused_far_ahead(Report& report, Mapping mapping) {
     World world(shape_of(2, 2), mapping, 1);
     for (size_t i = 0; i < 2 * kCallHistory; ++i) {
@@ -37,11 +37,11 @@ void check_refused_far_ahead(Report& report, Mapping mapping) {
         world[1].dispatcher->submit(std::move(refused), kLong_s, kLong_s);
     }
     expect(report, run_step(world[0], simple(Kind::direct, 100), 0.5), Fault::mismatch,
-           "rank 1 called a call that is no longer in the history", "refused far ahead");
+           "rank 1 called a call no longer remembered", "a refusal far ahead");
 }
 
-// What only one rank finds wrong with its call, before it has begun: the others learn why, at once.
-// Where all find the same, no harm is done.
+// Only one rank finds an error in its call before the call begins: the others learn the reason at
+// once. If all ranks find the same error, the group stays healthy.
 void check_refused_by_the_executor(Report& report, Mapping mapping) {
     Step large = simple(Kind::direct, 1000000);
     large.block_bytes = 1 << 20;
@@ -59,7 +59,7 @@ void check_refused_by_the_executor(Report& report, Mapping mapping) {
         world.run([&](Rank& rank) {
             if (rank.rank != 1) {
                 expect(report, run_step(rank, simple(Kind::direct, 100)), Fault::mismatch,
-                       "rank 1 refused all_reduce: the plan needs", "refused by another");
+                       "rank 1 refused all_reduce: the plan needs", "a refusal by another rank");
                 return;
             }
             Call call(large, rank.rank, kRanks);
@@ -68,12 +68,13 @@ void check_refused_by_the_executor(Report& report, Mapping mapping) {
                 const auto job = rank.dispatcher->submit(call.execution(), kLong_s, inline_s);
                 rank.dispatcher->wait(*job, -1, {});
             });
-            expect(report, outcome, Fault::invalid, "all_reduce: the plan needs", "refused here");
+            expect(report, outcome, Fault::invalid, "all_reduce: the plan needs",
+                   "a refusal by this rank");
         });
     }
 }
 
-// A handler that calls, and lives with the answer: its call keeps its place among the others.
+// A signal handler calls and ignores the error. Its call keeps its number among the others.
 void check_numbers_after_a_signal(Report& report, Mapping mapping) {
     World world(shape_of(2, 2), mapping, 1);
     Outcome within;
@@ -86,19 +87,19 @@ void check_numbers_after_a_signal(Report& report, Mapping mapping) {
         pause(0.3);
         expect(report, run_step(world[1], simple(Kind::direct, 100)), Fault::none, "", "the first");
         expect(report, run_step(world[1], simple(Kind::barrier, 0)), Fault::mismatch,
-               "rank 0 refused barrier: a signal handler", "the call of a handler");
+               "rank 0 refused barrier: a signal handler", "the signal handler's call");
     });
     expect(report, run_step(world[0], simple(Kind::direct, 100), kLong_s, handler), Fault::none, "",
            "the interrupted call");
-    expect(report, within, Fault::invalid, "signal handler", "called by a handler");
+    expect(report, within, Fault::invalid, "signal handler", "a call by a signal handler");
     late.join();
 }
 
-// A segment that others have made: only the layout that this version makes, in a file that has all
-// of it, is used. Of what is forged here 64 bits keep just what the file has.
+// A segment from another process is accepted only with this version's layout, in a file of the
+// right length. Some of these forged layouts have the right length only after a wrap at 64 bits.
 void check_foreign_segments(Report& report) {
     const SegmentShape shape{2, 2, 4096, 2, 64};
-    const auto made = [&] {  // one that can still be changed and cut
+    const auto made = [&] {  // one that can still be changed and truncated
         Descriptor fd(::memfd_create("foreign", MFD_CLOEXEC));
         lay_out_segment(fd.get(), shape, World::nonce);
         return fd;
@@ -114,33 +115,34 @@ void check_foreign_segments(Report& report) {
         ::munmap(base, sizeof(GroupControl));
         expect(report, open(fd), Fault::invalid, "not made by this version", what);
     };
-    expect(report, open(made()), Fault::none, "", "one as this version makes it");
+    expect(report, open(made()), Fault::none, "", "a segment of this version");
     constexpr uint64_t top = 1ULL << 63;
     refused("another magic", [](GroupControl& g) { g.magic ^= 1; });
-    refused("nobody", [](GroupControl& g) { g.ranks = 0; });
+    refused("no ranks", [](GroupControl& g) { g.ranks = 0; });
     refused("one rank more", [](GroupControl& g) { ++g.ranks; });
-    refused("all ranks", [](GroupControl& g) { g.ranks = ~0U; });
-    refused("2^31 ranks, whose pairs wrap", [](GroupControl& g) { g.ranks = 1U << 31; });
+    refused("2^32 - 1 ranks", [](GroupControl& g) { g.ranks = ~0U; });
+    refused("2^31 ranks, whose pairs wrap around", [](GroupControl& g) { g.ranks = 1U << 31; });
     refused("no blocks", [](GroupControl& g) { g.depth = 0; });
-    refused("all blocks", [](GroupControl& g) { g.depth = ~0U; });
-    refused("areas that wrap", [](GroupControl& g) { g.buffer_bytes += top; });
-    refused("areas of all memory", [](GroupControl& g) { g.buffer_bytes = ~0ULL; });
-    refused("areas that wrap with the blocks", [](GroupControl& g) {
+    refused("2^32 - 1 blocks", [](GroupControl& g) { g.depth = ~0U; });
+    refused("buffers that wrap around", [](GroupControl& g) { g.buffer_bytes += top; });
+    refused("buffers of 2^64 - 1 bytes", [](GroupControl& g) { g.buffer_bytes = ~0ULL; });
+    refused("buffers that wrap around with the blocks", [](GroupControl& g) {
         g.depth = 64;
         g.buffer_bytes = (1ULL << 57) + 2 * 4096 / 64;
     });
-    refused("areas of less than a page", [](GroupControl& g) {
+    refused("buffers of less than a page", [](GroupControl& g) {
         g.depth = 4;
         g.buffer_bytes = 2048;
     });
-    refused("slots of no power of two", [](GroupControl& g) { g.pair_slots = 3; });
-    refused("rings of no power of two", [](GroupControl& g) { g.pair_bytes = 96; });
-    refused("rings of less than a line", [](GroupControl& g) { g.pair_bytes = 32; });
+    refused("a number of slots that is not a power of two",
+            [](GroupControl& g) { g.pair_slots = 3; });
+    refused("a ring length that is not a power of two", [](GroupControl& g) { g.pair_bytes = 96; });
+    refused("rings of less than a cache line", [](GroupControl& g) { g.pair_bytes = 32; });
     refused("no slots", [](GroupControl& g) { g.pair_slots = 0; });
-    refused("slots that wrap", [](GroupControl& g) { g.pair_slots = 1ULL << 58; });
+    refused("slots that wrap around", [](GroupControl& g) { g.pair_slots = 1ULL << 58; });
     refused("no ring", [](GroupControl& g) { g.pair_bytes = 0; });
-    refused("rings that wrap", [](GroupControl& g) { g.pair_bytes = top; });
-    refused("rings that wrap by the number of pairs",
+    refused("rings that wrap around", [](GroupControl& g) { g.pair_bytes = top; });
+    refused("rings that wrap around with the number of pairs",
             [](GroupControl& g) { g.pair_bytes = 1ULL << 62; });
     const auto ends = [&](off_t bytes, const char* part, const std::string& what) {
         const Descriptor fd = made();
@@ -149,10 +151,10 @@ void check_foreign_segments(Report& report) {
     };
     const off_t all = ::lseek(made().get(), 0, SEEK_END);
     ends(all - 1, "not made by this version", "a file that ends early");
-    ends(all + 4096, "not made by this version", "a file with more behind it");
+    ends(all + 4096, "not made by this version", "a file with extra bytes");
     ends(sizeof(GroupControl), "not made by this version", "a header alone");
-    ends(sizeof(GroupControl) - 1, "expected at least", "not even a header");
-    ends(0, "expected at least", "nothing");
+    ends(sizeof(GroupControl) - 1, "expected at least", "an incomplete header");
+    ends(0, "expected at least", "an empty file");
 }
 
 void check_refusals(Report& report) {
@@ -160,12 +162,12 @@ void check_refusals(Report& report) {
         report.check(outcome_of(make).fault == Fault::invalid,
                      std::string(what) + " is not refused");
     };
-    refused("a group of nobody", [] { static_cast<void>(shape_for(0, 1, 1 << 20)); });
-    refused("staging beyond all bounds",
+    refused("a group without ranks", [] { static_cast<void>(shape_for(0, 1, 1 << 20)); });
+    refused("staging buffers above the limit",
             [] { create_segment({2, 2, 1ULL << 40, 2, 256}, World::nonce); });
     refused("a segment of 2^56 bytes",
             [] { create_segment({4096, 1, 4096, 1024, 1ULL << 30}, World::nonce); });
-    refused("a slot of nobody", [] {
+    refused("a slot of an unknown rank", [] {
         hand::Writer()
             .copy(hand::slot(2, 0), hand::in(0), hand::in(0))
             .post(1)
@@ -179,7 +181,7 @@ void check_refusals(Report& report) {
     });
     refused("a block without its end",
             [] { hand::Writer().post(1).plan(0, 2, 1, 1, 1, 2, {1, 1}); });
-    refused("falling progress",
+    refused("decreasing progress",
             [] { hand::Writer().post(2).post(1).plan(0, 2, 1, 1, 1, 1, {1, 1}); });
     refused("missing operands", [] {
         hand::Writer()
@@ -188,16 +190,16 @@ void check_refusals(Report& report) {
             .plan(0, 2, 1, 1, 1, 1, {1, 1});
     });
     World world(shape_of(2, 1), Mapping::own, 2);
-    refused("a rank twice", [&] {
+    refused("the same rank twice", [&] {
         View view(*world[0].segment, 0, HostRanks::one_host(2));
         Membership(view, World::nonce);
     });
     refused("a place with two ranks", [&] { View(*world[0].segment, 0, HostRanks{3, {0, 0}}); });
-    refused("a rank that is elsewhere", [&] { View(*world[0].segment, 2, HostRanks{3, {0, 1}}); });
+    refused("a rank of another host", [&] { View(*world[0].segment, 2, HostRanks{3, {0, 1}}); });
     Step large = simple(Kind::direct, 1000000);
     large.block_bytes = 1 << 20;
     report.check(run_step(world[0], large).fault == Fault::invalid,
-                 "blocks larger than the staging are not refused");
+                 "blocks larger than the staging buffers are not refused");
     for (const uint64_t seq : {1ULL, 0xffffffULL, 0x1000000ULL, 0x1000001ULL, 0xffffffffffULL}) {
         report.check(ahead_of(header_of(seq, 5), seq) == 0 &&
                          ahead_of(header_of(seq + 1, 5), seq) == 1 &&

@@ -1,5 +1,5 @@
-// Max-min fair rates: against an oracle that fills from nothing, over random flows that come and
-// go.
+// Max-min fair rates of random flows that start and end, compared with an oracle that fills
+// progressively from zero.
 #include <algorithm>
 #include <cmath>
 #include <random>
@@ -48,7 +48,7 @@ Network random_network(std::mt19937& random, bool weighted) {
     return net;
 }
 
-// All flows grow alike, until a resource is used up; its flows stop, and the others go on.
+// All flows grow equally until a resource is used up. Its flows stop, and the others continue.
 std::vector<double> oracle(const Network& net, const std::vector<int>& flows) {
     std::vector<double> rate(net.paths(), 0.0), left = net.capacity;
     std::vector<bool> grows(net.paths());
@@ -94,28 +94,31 @@ void compare(Report& report, const Network& net, const Sharing& kept, const std:
         const auto path = static_cast<int32_t>(p);
         if (flows[p] == 0) continue;
         report.check(kept.flows(path) == static_cast<uint32_t>(flows[p]), "flows are counted");
-        report.check(close(kept.rate(path), want[p]), std::string(what) + ": as the oracle");
-        report.check(close(fresh.rate(path), want[p]), std::string(what) + ": from nothing");
+        report.check(close(kept.rate(path), want[p]),
+                     std::string(what) + ": rates equal the oracle's");
+        report.check(close(fresh.rate(path), want[p]),
+                     std::string(what) + ": rates of a new Sharing equal the oracle's");
     }
 }
 
-// The rates that were told of, added up, are the rates that there are.
-void follow(Report& report, const Sharing& sharing, std::vector<double>& told,
+// The reported changes, applied in order, give the current rates.
+void follow(Report& report, const Sharing& sharing, std::vector<double>& reported,
             const std::vector<int>& flows) {
-    for (const auto& [path, rate] : sharing.changes()) told[static_cast<size_t>(path)] = rate;
+    for (const auto& [path, rate] : sharing.changes()) reported[static_cast<size_t>(path)] = rate;
     for (size_t p = 0; p < flows.size(); ++p)
         if (flows[p] > 0)
-            report.check(told[p] == sharing.rate(static_cast<int32_t>(p)), "changes are told");
+            report.check(reported[p] == sharing.rate(static_cast<int32_t>(p)),
+                         "every change of a rate is reported");
 }
 
-void come_and_go(Report& report, uint32_t seed, bool weighted) {
+void check_random_flows(Report& report, uint32_t seed, bool weighted) {
     std::mt19937 random(seed);
     const Network net = random_network(random, weighted);
     Sharing sharing(net.capacity, net.lists(), net.weights);
     std::vector<int> flows(net.paths(), 0);
-    std::vector<double> told(net.paths(), 0.0);
+    std::vector<double> reported(net.paths(), 0.0);
     for (int step = 0; step < 30; ++step) {
-        const auto changes = 1 + random() % 4;  // in one instant
+        const auto changes = 1 + random() % 4;  // at one time
         for (uint32_t i = 0; i < changes; ++i) {
             const size_t p = random() % net.paths();
             const int delta = flows[p] > 0 && random() % 2 ? -1 : 1;
@@ -123,12 +126,12 @@ void come_and_go(Report& report, uint32_t seed, bool weighted) {
             sharing.change(static_cast<int32_t>(p), delta);
         }
         sharing.settle();
-        follow(report, sharing, told, flows);
+        follow(report, sharing, reported, flows);
         compare(report, net, sharing, flows, weighted ? "weighted" : "plain");
     }
 }
 
-// What a textbook says: two links, one flow over both, and others on each.
+// The textbook case: two links, one flow over both, and one more on each.
 void check_textbook(Report& report) {
     Network net;
     net.capacity = {100, 300};
@@ -138,17 +141,19 @@ void check_textbook(Report& report) {
     Sharing sharing(net.capacity, net.lists(), {});
     for (const int32_t path : {0, 1, 2}) sharing.change(path, 1);
     sharing.settle();
-    report.check(close(sharing.rate(0), 50) && close(sharing.rate(1), 50), "half each");
-    report.check(close(sharing.rate(2), 250), "the rest");
+    report.check(close(sharing.rate(0), 50) && close(sharing.rate(1), 50),
+                 "both flows of the first link get half");
+    report.check(close(sharing.rate(2), 250), "the second link's own flow gets the rest");
     sharing.change(1, -1);
     sharing.settle();
-    report.check(close(sharing.rate(0), 100) && close(sharing.rate(2), 200), "one has gone");
+    report.check(close(sharing.rate(0), 100) && close(sharing.rate(2), 200),
+                 "rates after a flow has ended");
     sharing.settle();
-    report.check(sharing.changes().empty(), "nothing happens, nothing changes");
+    report.check(sharing.changes().empty(), "no change without an event");
     sharing.change(2, 1);
     sharing.change(2, -1);
     sharing.settle();
-    report.check(sharing.changes().empty(), "come and gone in an instant");
+    report.check(sharing.changes().empty(), "no change by a flow that starts and ends at one time");
 }
 
 }  // namespace
@@ -156,6 +161,6 @@ void check_textbook(Report& report) {
 int main() {
     Report report;
     check_textbook(report);
-    for (uint32_t seed = 0; seed < 400; ++seed) come_and_go(report, seed, seed % 2 != 0);
+    for (uint32_t seed = 0; seed < 400; ++seed) check_random_flows(report, seed, seed % 2 != 0);
     return report.finish();
 }

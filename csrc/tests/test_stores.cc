@@ -1,4 +1,4 @@
-// The choice of stores: what the rule says, and when a rank believes that its peers are far.
+// The choice of stores: the rule, and the evidence that a rank's peers are far.
 #include "execution/store_policy.h"
 #include "tests/world.h"
 
@@ -29,13 +29,14 @@ void check_rule(Report& report) {
     report.check(is(far(rule, small), false, false), "small messages stay in the caches");
     report.check(is(near(rule, middle), false, false), "near slots stay in the caches");
     report.check(is(far(rule, middle), true, false), "far slots stream");
-    report.check(is(far(meshed, middle), false, false), "but not where memory is no faster");
-    report.check(is(far(meshed, large), false, true), "output that spills streams there, too");
-    report.check(is(near(rule, large), false, true), "output that spills streams");
+    report.check(is(far(meshed, middle), false, false),
+                 "far slots do not stream where memory is no faster");
+    report.check(is(far(meshed, large), false, true), "large output streams there, too");
+    report.check(is(near(rule, large), false, true), "large output streams");
     report.check(is(far(rule, large), true, true), "far and large: both stream");
-    report.check(is(near(rule, in_place), false, false),
-                 "what was just read is still in the cache");
-    report.check(is(far(rule, in_place), true, false), "wherever the others are");
+    report.check(is(near(rule, in_place), false, false), "in-place output stays in the cache");
+    report.check(is(far(rule, in_place), true, false),
+                 "in-place output stays in the cache with far peers, too");
     report.check(is(rule.choose(StorePolicy::cached, large, true), false, false), "cached");
     report.check(is(rule.choose(StorePolicy::streaming, middle, false), true, false), "streaming");
 }
@@ -46,14 +47,15 @@ void check_distance(Report& report) {
         for (int i = 0; i < times; ++i) distance.learn(took);
         return distance.far();
     };
-    report.check(!looks(kFarLook, 5), "some long looks are an accident");
-    report.check(!looks(kNearLook, 1) && !looks(kFarLook, 3), "a short one outweighs several");
-    report.check(looks(kFarLook, 8), "nothing but long looks: far");
-    report.check(looks(kNearLook, 1), "one short look is an accident");
-    report.check(!looks(kNearLook, 2), "more are not");
+    report.check(!looks(kFarLook, 5), "a few slow reads do not mean far");
+    report.check(!looks(kNearLook, 1) && !looks(kFarLook, 3),
+                 "a fast read outweighs several slow ones");
+    report.check(looks(kFarLook, 8), "only slow reads mean far");
+    report.check(looks(kNearLook, 1), "one fast read does not mean near");
+    report.check(!looks(kNearLook, 2), "two fast reads mean near");
 }
 
-// A beacon that did not change, or that shone on this very core, says nothing.
+// An unchanged beacon, or one written on this core, is no evidence.
 void check_beacon(Report& report) {
     Distance distance(2);
     RankControl peer;
@@ -62,7 +64,7 @@ void check_beacon(Report& report) {
         Distance::publish(peer, progress);
         for (int i = 0; i < 3; ++i) distance.measure(1, peer);
     }
-    report.check(!distance.far(), "looks at one's own core");
+    report.check(!distance.far(), "reads on the writer's own core do not count");
 }
 
 }  // namespace

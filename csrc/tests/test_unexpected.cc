@@ -1,6 +1,5 @@
-// Messages that nobody asks for: they make way for others, as far as there is room; the rest waits
-// at its sender, which is asked for what is wanted. And what is taken back. One thread plays all
-// ranks, so that each step is where it should be.
+// Unexpected messages. They are stored as far as there is room. The sender holds back the rest, and
+// the receiver asks for the one that a receive wants. Also cancelled requests.
 #include <algorithm>
 
 #include "tests/play.h"
@@ -18,17 +17,17 @@ size_t waiting(const std::vector<p2p::Request*>& sends) {
         std::count_if(sends.begin(), sends.end(), [](const auto* s) { return !s->done(); }));
 }
 
-// All that nobody asks for is taken in its order afterwards.
+// Receives all unexpected messages in order afterwards.
 template <class Some>
 void take_all(Report& report, Some& play, const std::vector<p2p::Request*>& sends, const char* what,
               size_t from = 0) {
     for (size_t k = from; k < sends.size(); ++k)
         report.check(play.brings(play.receive(kEager, kOther), data_of(k, kEager)),
                      std::string(what) + ": message " + std::to_string(k));
-    report.check(waiting(sends) == 0, "all are sent");
+    report.check(waiting(sends) == 0, "all sends are done");
 }
 
-// The receiver stores as much as it has room for, whatever more is sent.
+// The receiver stores only as much as it has room for.
 template <class Some>
 void check_room(Report& report) {
     Some play;
@@ -36,15 +35,15 @@ void check_room(Report& report) {
     const auto sends = play.fill();
     const size_t stored = (sends.size() - waiting(sends)) * kEager;
     report.check(stored >= (240 << 10) && stored <= (256 << 10) + (128 << 10) + kEager,
-                 std::to_string(stored) + " bytes that nobody asks for are stored");
-    report.check(!wanted.done(), "nothing of that is what is wanted");
+                 std::to_string(stored) + " bytes of unexpected messages are stored");
+    report.check(!wanted.done(), "no unexpected message matches the receive");
     p2p::Request& last = play.send(data_of(1, 10), 1);
-    report.check(play.brings(wanted, data_of(1, 10)), "a message behind all of them");
-    report.check(play.ends(last), "its send");
-    take_all(report, play, sends, "those that were not asked for");
+    report.check(play.brings(wanted, data_of(1, 10)), "a message behind the unexpected ones");
+    report.check(play.ends(last), "the send of that message");
+    take_all(report, play, sends, "the unexpected messages");
 }
 
-// Of every length, by every way, and with large ones behind them.
+// Held-back messages of all lengths, on all paths, and with large ones behind them.
 template <class Some>
 void check_found(Report& report) {
     for (const bool single_copy : {true, false}) {
@@ -53,7 +52,7 @@ void check_found(Report& report) {
                 Some play(2, single_copy);
                 p2p::Request& wanted = play.receive(10, 1);
                 const auto sends = play.fill();
-                const std::string what = std::to_string(bytes) + " bytes that are asked for";
+                const std::string what = std::to_string(bytes) + " bytes of a requested message";
                 for (uint64_t k = 0; k < 3; ++k) {
                     if (posted_first) {
                         p2p::Request& in = play.receive(bytes, 2);
@@ -65,20 +64,20 @@ void check_found(Report& report) {
                         play.settle();
                         report.check(
                             play.brings(play.receive(bytes, 2, kAnySource), data_of(k, bytes)),
-                            what + " later");
+                            what + ", received later");
                     }
                 }
                 p2p::Request& large = play.send(data_of(7, kLarge), kOther);
-                take_all(report, play, sends, "those before it");
+                take_all(report, play, sends, "the earlier messages");
                 report.check(play.brings(play.receive(kLarge, kOther), data_of(7, kLarge)) &&
                                  play.ends(large),
-                             what + ", then a large one");
+                             what + ", then a large message");
             }
         }
     }
 }
 
-// What is denied comes later: between the denial and the look at it.
+// A denied message may arrive later, even between the denial and its reading.
 template <class Some>
 void check_denied(Report& report) {
     Some play;
@@ -87,38 +86,39 @@ void check_denied(Report& report) {
     p2p::Request& wanted = play.receive(10, 2);
     play.settle();  // both are denied
     p2p::Request& third = play.receive(10, 3);
-    play.look(1);  // asks for the first
+    play.poll(1);  // asks for the first
     for (int i = 0; i < 3; ++i) {
-        play.look(0);                              // denies it
-        if (i == 2) play.send(data_of(3, 10), 3);  // comes just after it was denied
-        play.look(1);
+        play.poll(0);                              // denies the first
+        if (i == 2) play.send(data_of(3, 10), 3);  // sent just after the denial
+        play.poll(1);
     }
-    report.check(play.brings(third, data_of(3, 10)), "what came just after it was denied");
+    report.check(play.brings(third, data_of(3, 10)), "a message sent just after the denial");
     play.send(data_of(2, 10), 2);
-    report.check(play.brings(wanted, data_of(2, 10)), "what came long after it was denied");
-    report.check(!never.done(), "what never comes");
+    report.check(play.brings(wanted, data_of(2, 10)), "a message sent long after the denial");
+    report.check(!never.done(), "a receive without a message");
 }
 
-// Others may get what they want while the peer is asked: nobody is passed over for that.
+// Other receives may be matched while the peer is asked. No receive is skipped.
 template <class Some>
-void check_questions_in_turn(Report& report) {
+void check_order_of_questions(Report& report) {
     Some play(3);
     p2p::Request& never = play.receive(10, 1, 0);
     const auto sends = play.fill();
-    report.check(play[1].cancel(never), "a receive is taken back");
+    report.check(play[1].cancel(never), "a receive is cancelled");
     p2p::Request& any = play.receive(10, 2, kAnySource);
     p2p::Request& last = play.receive(10, 3, 0);
     play.settle();
     play.send(data_of(3, 10), 3);
-    play.look(1);                     // asks rank 0 for what the first one wants
-    play.send(data_of(2, 10), 2, 2);  // which comes from rank 2
-    play.look(0);                     // denies it
-    report.check(play.brings(any, data_of(2, 10)) && any.source() == 2, "from another rank");
-    report.check(play.brings(last, data_of(3, 10)), "what was behind it");
-    take_all(report, play, sends, "all others");
+    play.poll(1);                     // asks rank 0 for the first receive's message
+    play.send(data_of(2, 10), 2, 2);  // comes from rank 2
+    play.poll(0);                     // denies it
+    report.check(play.brings(any, data_of(2, 10)) && any.source() == 2,
+                 "a message from another rank");
+    report.check(play.brings(last, data_of(3, 10)), "the message of the next receive");
+    take_all(report, play, sends, "all other messages");
 }
 
-// What is asked for comes behind those of its tag that were sent before it, and before all others.
+// A requested message comes after earlier messages with its tag and ahead of all others.
 void check_order(Report& report) {
     for (const bool before : {true, false}) {
         for (const bool single_copy : {true, false}) {
@@ -128,29 +128,29 @@ void check_order(Report& report) {
             const Data one = data_of(101, kEager), two = data_of(102, kEager);
             play.send(one, 1);
             if (before) play.send(two, 1);
-            play.look(1);               // asks
-            if (!before) play.look(0);  // answers with the first
-            // Room for those that wait, and for one message more: the first or the second.
+            play.poll(1);               // asks
+            if (!before) play.poll(0);  // answers with the first message
+            // Room for the waiting messages and one more: the first or the second.
             const uint64_t enough = play.pair().slots_taken + waiting(sends) + 1;
             size_t taken = 0;
             for (; taken < sends.size() && play.pair().slots_taken < enough; ++taken)
-                report.check(play.receive(kEager, kOther).done(), "one that is here");
-            report.check(!first.done(), "not yet");
+                report.check(play.receive(kEager, kOther).done(), "a message that has arrived");
+            report.check(!first.done(), "the first receive is still pending");
             if (!before) play.send(two, 1);
-            play.look(0);  // fills the room; then answers, if it has not
-            report.check(waiting(sends) == 0, "there is room again");
+            play.poll(0);  // fills the room, then answers if it has not done so
+            report.check(waiting(sends) == 0, "all held-back messages have room");
             p2p::Request& second = play.receive(kEager, 1);
             report.check(play.brings(first, one) && play.brings(second, two),
-                         before ? "behind one that was sent before it"
-                                : "before one that was sent after it");
-            take_all(report, play, sends, "the others", taken);
+                         before ? "a requested message behind an earlier one"
+                                : "a requested message ahead of a later one");
+            take_all(report, play, sends, "the other messages", taken);
         }
     }
 }
 
-// What was asked for and is wanted no more keeps nothing else back.
+// An answer that is no longer wanted blocks no other message.
 template <class Some>
-void check_wanted_no_more(Report& report) {
+void check_answers_no_longer_wanted(Report& report) {
     Some play;
     p2p::Request& first = play.receive(kLarge, 1);
     const auto sends = play.fill();
@@ -158,19 +158,20 @@ void check_wanted_no_more(Report& report) {
         p2p::Request& wanted = k == 0 ? first : play.receive(kLarge, 1 + k);
         play.settle();
         play.send(data_of(k, kLarge), 1 + k);
-        play.look(1);
-        play.look(0);  // answers
-        report.check(play[1].cancel(wanted), "a receive is taken back");
+        play.poll(1);
+        play.poll(0);  // answers
+        report.check(play[1].cancel(wanted), "a receive is cancelled");
     }
     play.send(data_of(5, 10), 5);
-    report.check(play.brings(play.receive(10, 5), data_of(5, 10)), "what is wanted instead");
+    report.check(play.brings(play.receive(10, 5), data_of(5, 10)),
+                 "another message after an unused answer");
     for (uint64_t k = 0; k < 3; ++k)
         report.check(play.brings(play.receive(kLarge, 1 + k), data_of(k, kLarge)),
-                     "what is wanted again");
-    take_all(report, play, sends, "all others");
+                     "the message of the unused answer");
+    take_all(report, play, sends, "all other messages");
 }
 
-// A probe finds what waits behind messages that nobody asks for.
+// A probe finds a message that is held back behind unexpected ones.
 template <class Some>
 void check_probe(Report& report) {
     Some play;
@@ -180,17 +181,18 @@ void check_probe(Report& report) {
     std::optional<p2p::Envelope> found;
     for (int i = 0; i < 1000 && !found; ++i) {
         found = play[1].probe(kAnySource, 4);
-        play.look(0);
+        play.poll(0);
     }
     report.check(found && found->tag == 4 && found->bytes == 10 && found->source == 0, "a probe");
-    report.check(!play[1].probe(0, 5), "a probe for what is not there");
-    report.check(play.brings(play.receive(10, 4), data_of(4, 10)), "what was found");
+    report.check(!play[1].probe(0, 5), "a probe without a message");
+    report.check(play.brings(play.receive(10, 4), data_of(4, 10)), "the probed message");
     found = play[1].probe(0, kAnyTag);
-    report.check(found && found->tag == kOther && found->bytes == kEager, "the first of all");
-    take_all(report, play, sends, "all others");
+    report.check(found && found->tag == kOther && found->bytes == kEager,
+                 "a probe of any tag finds the first message");
+    take_all(report, play, sends, "all other messages");
 }
 
-// ---- what is taken back
+// ---- cancelled requests
 
 template <class Some>
 void check_cancelled_receives(Report& report) {
@@ -199,95 +201,105 @@ void check_cancelled_receives(Report& report) {
         p2p::Request& posted = play.receive(10, 1);
         report.check(play[1].cancel(posted) && posted.done() && posted.error() &&
                          posted.error()->fault() == Fault::invalid && !play[1].cancel(posted),
-                     "a receive is taken back once");
+                     "a receive is cancelled only once");
         play.send(data_of(1, 10), 1);
         play.settle();
-        report.check(Some::got(posted) == Data(10), "nothing comes to it");
-        report.check(play.brings(play.receive(10, 1), data_of(1, 10)), "it comes to the next");
+        report.check(Some::got(posted) == Data(10), "a cancelled receive gets no message");
+        report.check(play.brings(play.receive(10, 1), data_of(1, 10)),
+                     "the next receive gets the message");
         play.send(data_of(2, kLarge), 2);
         p2p::Request& moving = play.receive(kLarge, 2);
-        report.check(!moving.done() && !play[1].cancel(moving), "a receive that has begun");
-        report.check(play.brings(moving, data_of(2, kLarge)), "ends as others do");
+        report.check(!moving.done() && !play[1].cancel(moving),
+                     "a receive that has begun cannot be cancelled");
+        report.check(play.brings(moving, data_of(2, kLarge)), "it completes normally");
     }
 }
 
 void check_cancelled_sends(Report& report) {
     for (const bool single_copy : {true, false}) {
         Play play(2, single_copy);
-        report.check(!play[0].cancel(play.send(Data(10), 1)), "a send that is done");
-        for (int i = 0; i < 200; ++i) {  // more than can be under way: each comes back
-            report.check(play[0].cancel(play.send(Data(kLarge), 1)), "a send that was offered");
-            if (i == 0) report.check(play.brings(play.receive(10, 1), Data(10)), "one before it");
+        report.check(!play[0].cancel(play.send(Data(10), 1)),
+                     "a finished send cannot be cancelled");
+        for (int i = 0; i < 200;
+             ++i) {  // more than there are transfers, so each must become free again
+            report.check(play[0].cancel(play.send(Data(kLarge), 1)),
+                         "an offered send is cancelled");
+            if (i == 0)
+                report.check(play.brings(play.receive(10, 1), Data(10)), "an earlier message");
             if (i % 50 == 0) {
                 play.send(data_of(2, kLarge), 1);
                 report.check(play.brings(play.receive(kLarge, 1), data_of(2, kLarge)),
-                             "one after it");
+                             "a later message");
             }
         }
         p2p::Request& any = play.receive(10, kAnyTag, kAnySource);
         play.settle();
         report.check(!any.done() && any.source() == kAnySource && any.tag() == kAnyTag,
-                     "what was taken back goes to nobody");
+                     "no receive gets a cancelled message");
         play.send(data_of(3, 10), 3);
-        report.check(play.brings(any, data_of(3, 10)) && any.tag() == 3, "the next does");
+        report.check(play.brings(any, data_of(3, 10)) && any.tag() == 3,
+                     "the next message arrives");
         p2p::Request& moving = play.send(data_of(4, kLarge), 4);
         p2p::Request& in = play.receive(kLarge, 4);
-        report.check(!play[0].cancel(moving), "a send that is received");
-        report.check(play.brings(in, data_of(4, kLarge)) && play.ends(moving), "goes on");
+        report.check(!play[0].cancel(moving), "a send that is being received cannot be cancelled");
+        report.check(play.brings(in, data_of(4, kLarge)) && play.ends(moving),
+                     "it completes normally");
         play.receive(10, 1);
         const auto sends = play.fill();
         report.check(waiting(sends) > 0 && play[0].cancel(*sends.back()),
-                     "a send that waits for room");
+                     "a held-back send is cancelled");
         p2p::Request& large = play.send(Data(kLarge), 1);
-        report.check(play[0].cancel(large), "a large one that waits for room");
+        report.check(play[0].cancel(large), "a large held-back send is cancelled");
         for (size_t k = 0; k + 1 < sends.size(); ++k)
             report.check(play.brings(play.receive(kEager, kOther), data_of(k, kEager)),
-                         "those before it");
+                         "the earlier messages");
         play.send(data_of(6, kEager), kOther);
         report.check(play.brings(play.receive(kEager, kOther), data_of(6, kEager)),
-                     "one behind it");
+                     "a message behind a cancelled one");
     }
 }
 
-// Across hosts a send can be taken back while it is held back, and not once it has left.
+// Across hosts, a send can be cancelled while it is held back, but not once it has left.
 void check_sends_cancelled_across_hosts(Report& report) {
     PlayOverHosts play;
     p2p::Request& left = play.send(data_of(200, kLarge), 4);
-    report.check(!left.done() && !play[0].cancel(left), "a send that has left in part");
+    report.check(!left.done() && !play[0].cancel(left),
+                 "a partly sent message cannot be cancelled");
     p2p::Request& never = play.receive(10, 1);
     const auto sends = play.fill();  // the last three are held back
     const auto taken_back = [&](p2p::Request& send) {
         return play[0].cancel(send) && send.done() && send.error() &&
                send.error()->fault() == Fault::invalid && !play[0].cancel(send);
     };
-    report.check(!play[0].cancel(*sends.front()), "a send that is done");
+    report.check(!play[0].cancel(*sends.front()), "a finished send cannot be cancelled");
     const size_t last = sends.size() - 1;
-    report.check(taken_back(*sends[last - 1]), "one that is held back");
+    report.check(taken_back(*sends[last - 1]), "a held-back send is cancelled");
     p2p::Request& large = play.send(data_of(201, kLarge), kOther);
     p2p::Request& behind = play.send(data_of(202, kLarge), kOther);
-    report.check(taken_back(large), "a large one");
+    report.check(taken_back(large), "a large held-back send is cancelled");
     p2p::Request& wanted = play.receive(kEager, 2);
-    play.look(0);  // denies what is asked for first
-    play.look(1);  // asks for the other
+    play.poll(0);  // denies the first request
+    play.poll(1);  // asks for the other
     p2p::Request& asked = play.send(data_of(203, kEager), 2);
-    report.check(!asked.done() && taken_back(asked), "one that is asked for");
+    report.check(!asked.done() && taken_back(asked), "a requested send is cancelled");
     play.settle();
-    report.check(!wanted.done() && !never.done(), "what was taken back goes to nobody");
+    report.check(!wanted.done() && !never.done(), "no receive gets a cancelled message");
     report.check(play.brings(play.receive(kLarge, 4), data_of(200, kLarge)) && play.ends(left),
-                 "what had left comes");
+                 "a partly sent message arrives");
     for (size_t k = 0; k <= last; ++k) {
         if (k != last - 1)
             report.check(play.brings(play.receive(kEager, kOther), data_of(k, kEager)),
-                         "one that was not taken back, " + std::to_string(k));
+                         "a message that was not cancelled, " + std::to_string(k));
     }
     report.check(
         play.brings(play.receive(kLarge, kOther), data_of(202, kLarge)) && play.ends(behind),
-        "one behind those that were taken back");
+        "a message behind the cancelled ones");
     play.send(data_of(204, kEager), 2);
-    report.check(play.brings(wanted, data_of(204, kEager)), "another for who has asked");
-    for (p2p::Request* const send : play.fill()) play[0].cancel(*send);  // all that wait
+    report.check(play.brings(wanted, data_of(204, kEager)),
+                 "another message for the waiting receive");
+    for (p2p::Request* const send : play.fill()) play[0].cancel(*send);  // all held-back sends
     play.send(data_of(205, 10), 1);
-    report.check(play.brings(never, data_of(205, 10)), "one after all that waited");
+    report.check(play.brings(never, data_of(205, 10)), "a message after all held-back ones");
 }
 
 template <class Some>
@@ -295,8 +307,8 @@ void check_everywhere(Report& report) {
     check_room<Some>(report);
     check_found<Some>(report);
     check_denied<Some>(report);
-    check_questions_in_turn<Some>(report);
-    check_wanted_no_more<Some>(report);
+    check_order_of_questions<Some>(report);
+    check_answers_no_longer_wanted<Some>(report);
     check_probe<Some>(report);
     check_cancelled_receives<Some>(report);
 }

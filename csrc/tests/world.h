@@ -15,7 +15,7 @@
 
 namespace unisono::test {
 
-inline constexpr double kLong_s = 60;  // of what must not happen
+inline constexpr double kLong_s = 60;  // timeout of waits that must not time out
 
 inline void pause(double s) {
     std::this_thread::sleep_for(std::chrono::duration<double>(s));
@@ -43,14 +43,15 @@ inline void expect(Report& report, const Outcome& outcome, Fault fault, const st
         what + " gave " + std::to_string(static_cast<int>(outcome.fault)) + ": " + outcome.text);
 }
 
-// Of messages few fit, so that they fill all there is and go round.
+// Few messages fit, so that the tests fill the rings and wrap around.
 inline SegmentShape shape_of(uint32_t ranks, uint32_t depth, uint64_t pair_slots = 2,
                              uint64_t pair_bytes = 256) {
     return {ranks, depth, 4096 * ((ranks + 3) / 4), pair_slots, pair_bytes};
 }
 
-// `own`: every rank maps the segment itself, as processes do. `one`: all ranks use one mapping, so
-// that a thread sanitizer, which knows memory by its address, sees what passes between ranks.
+// `own`: every rank maps the segment itself, as processes do. `one`: all ranks use one mapping. A
+// thread sanitizer knows memory by its address, so it detects races between ranks only with one
+// mapping.
 enum class Mapping { own, one };
 
 struct Rank {

@@ -1,4 +1,4 @@
-// What peers say, with their last frame, of the failure that ended the group for them.
+// The failures that peers report with their last frame.
 #pragma once
 
 #include <array>
@@ -12,14 +12,15 @@
 
 namespace unisono {
 
-class FaultNews {
+class FaultReports {
   public:
-    // Where the text of a frame of kind `failed` goes; nullptr if it is too long to be one.
+    // Returns the target for the text of a frame of kind `failed`, or nullptr if the text is too
+    // long.
     std::byte* place(uint32_t peer, const Frame& frame) {
         if (frame.bytes > kFaultText) return nullptr;
         return reinterpret_cast<std::byte*>(texts_[peer].data());
     }
-    // The failure, once the text is there.
+    // Returns the failure once the text has arrived.
     [[nodiscard]] Error read(uint32_t peer, const Frame& frame) {
         const auto fault = static_cast<Fault>(frame.called.kind);
         const bool known =

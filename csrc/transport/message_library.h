@@ -1,5 +1,5 @@
-// What carries messages between ranks of different hosts where their own library moves the fabric:
-// whole messages, in order, without waiting. `MessageWire` makes a wire of it.
+// Interface of a message library, such as MPI, that drives the fabric between hosts. The library
+// moves whole messages, in order, without waiting. `MessageTransport` makes a transport of it.
 #pragma once
 
 #include <cstddef>
@@ -9,33 +9,33 @@
 
 namespace unisono {
 
-// Called by one thread at a time. Memory that is handed over stays as it is until its ticket ends.
-// Throws Error; `Fault::peer_lost` if the peer of this very call cannot be reached.
-class Carrier {
+// One thread at a time calls these functions. Memory passed to them stays valid and unchanged until
+// its ticket ends. They throw Error; `Fault::peer_lost` if the peer of this call cannot be reached.
+class MessageLibrary {
   public:
-    // A transfer that is over: `why` is empty unless it failed.
+    // A finished transfer. `why` is empty unless the transfer failed.
     struct Ended {
         uint64_t ticket;
         std::string why;
     };
 
-    virtual ~Carrier() = default;
-    // Where heads of any rank go: `slots` messages of up to `slot_bytes`, one after the other, and
-    // round again. Those of one rank fill slots in the order in which it sent them.
+    virtual ~MessageLibrary() = default;
+    // Sets the memory for heads of all ranks: a ring of `slots` messages of up to `slot_bytes`.
+    // Heads of one rank fill slots in the order of their sends.
     virtual void listen(std::byte* memory, uint64_t slot_bytes, uint32_t slots) = 0;
-    // The oldest slot that was filled is free again.
+    // Frees the oldest filled slot.
     virtual void reuse() = 0;
-    // True: it is over already, and the ticket will not end.
+    // True: the transfer is already finished, and `poll` does not report its ticket.
     virtual bool send_head(uint32_t peer, const std::byte* data, uint64_t bytes,
                            uint64_t ticket) = 0;
-    // Payloads between two ranks are received in the order in which they are sent.
+    // Payloads between two ranks are received in the order of their sends.
     virtual bool send(uint32_t peer, const std::byte* data, uint64_t bytes, uint64_t ticket) = 0;
     virtual bool receive(uint32_t peer, std::byte* data, uint64_t bytes, uint64_t ticket) = 0;
-    // Moves what can be moved; appends what is over, returns how many slots were filled since the
-    // last time, the next ones in turn.
+    // Makes progress. Appends finished transfers and returns the number of slots filled since the
+    // last call, in ring order.
     virtual uint32_t poll(std::vector<Ended>& ended) = 0;
-    // Gives up what has not ended. False: some of it cannot be given up, so that all memory that
-    // was handed over has to stay for as long as the process lives.
+    // Cancels the unfinished transfers. False: some cannot be cancelled, so all memory passed to
+    // the library must stay valid until the process ends.
     [[nodiscard]] virtual bool close() noexcept = 0;
 };
 

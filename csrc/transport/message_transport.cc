@@ -16,8 +16,8 @@ namespace {
 using Clock = std::chrono::steady_clock;
 
 constexpr uint64_t kMostSpans = 128;  // of one head
-// How long to look without a nap: payloads move only while somebody looks.
-constexpr std::chrono::microseconds kLooking{200}, kLookingWhileMoving{20000};
+// Time of polling before the first nap. Payloads move only while a thread polls.
+constexpr std::chrono::microseconds kSpin{200}, kSpinWhileMoving{20000};
 constexpr std::chrono::microseconds kFirstNap{20}, kLastNap{500};
 
 std::chrono::nanoseconds time_of(double seconds) {
@@ -27,17 +27,19 @@ std::chrono::nanoseconds time_of(double seconds) {
 
 }  // namespace
 
-MessageWire::MessageWire(View& view, Receiver& receiver, std::unique_ptr<Carrier> carrier)
-    : view_(view), receiver_(receiver), carrier_(std::move(carrier)), peers_(view.ranks()) {
-    carrier_->listen(slots_->front().data(), kHeadBytes, kSlots);
+MessageTransport::MessageTransport(View& view, Receiver& receiver,
+                                   std::unique_ptr<MessageLibrary> library)
+    : view_(view), receiver_(receiver), library_(std::move(library)), peers_(view.ranks()) {
+    library_->listen(slots_->front().data(), kHeadBytes, kSlots);
 }
 
-MessageWire::~MessageWire() {
-    if (::getpid() == owner_pid_) let_go();  // a forked child has no part in it
+MessageTransport::~MessageTransport() {
+    if (::getpid() == owner_pid_)
+        close_library();  // a forked child must not touch the parent's library
 }
 
-void MessageWire::send(uint32_t peer, const Frame& frame, std::span<const Load> loads) {
-    if (peers_[peer].left) return;  // it needs nothing any more
+void MessageTransport::send(uint32_t peer, const Frame& frame, std::span<const Load> loads) {
+    if (peers_[peer].left) return;  // the peer needs no more frames
     if (!is_p2p(frame.kind)) return post(peer, frame, loads);
     if (!is_callers(frame.kind)) return pack(peer, frame, loads, What::payload, 0);
     Peer& to = peers_[peer];
@@ -45,8 +47,8 @@ void MessageWire::send(uint32_t peer, const Frame& frame, std::span<const Load> 
     pack(peer, frame, loads, What::callers, to.handed + to.leaving.size());
 }
 
-// Slots that lie side by side go as one payload.
-void MessageWire::post(uint32_t peer, const Frame& frame, std::span<const Load> loads) {
+// Merges adjacent slots into one payload.
+void MessageTransport::post(uint32_t peer, const Frame& frame, std::span<const Load> loads) {
     merged_.clear();
     for (const Load& load : loads) {
         if (!merged_.empty()) {
@@ -67,8 +69,8 @@ void MessageWire::post(uint32_t peer, const Frame& frame, std::span<const Load> 
     pack(peer, frame, rest, What::payload, 0);
 }
 
-void MessageWire::pack(uint32_t peer, const Frame& frame, std::span<const Load> loads, What what,
-                       uint64_t number) {
+void MessageTransport::pack(uint32_t peer, const Frame& frame, std::span<const Load> loads,
+                            What what, uint64_t number) {
     if (free_buffers_.empty()) {
         free_buffers_.push_back(buffers_.size());
         buffers_.emplace_back();
@@ -95,26 +97,27 @@ void MessageWire::pack(uint32_t peer, const Frame& frame, std::span<const Load> 
             at += load.bytes;
         }
     }
-    carry({What::head, peer, buffer}, [&](uint64_t ticket) {
-        return carrier_->send_head(peer, begin, static_cast<uint64_t>(at - begin), ticket);
+    start_transfer({What::head, peer, buffer}, [&](uint64_t ticket) {
+        return library_->send_head(peer, begin, static_cast<uint64_t>(at - begin), ticket);
     });
     if (head.inside) {
         if (what == What::callers) settle_callers(peers_[peer], number);
         return;
     }
     for (const Load& load : loads) {
-        carry({what, peer, number},
-              [&](uint64_t ticket) { return carrier_->send(peer, load.data, load.bytes, ticket); });
+        start_transfer({what, peer, number}, [&](uint64_t ticket) {
+            return library_->send(peer, load.data, load.bytes, ticket);
+        });
     }
 }
 
-// Begins a transfer; the ticket ends now or later.
+// Starts a transfer of the library. The ticket ends now or later.
 template <class Call>
-void MessageWire::carry(const Ticket& ticket, Call&& call) {
+void MessageTransport::start_transfer(const Ticket& ticket, Call&& call) {
     const uint64_t number = issue(ticket);
     bool over = false;
     try {
-        const std::lock_guard lock(carrying_);
+        const std::lock_guard lock(library_mutex_);
         if (closed_) throw Error(Fault::aborted, "this communicator is closed");
         over = call(number);
     } catch (const Error& error) {
@@ -127,7 +130,7 @@ void MessageWire::carry(const Ticket& ticket, Call&& call) {
     settle(ticket);
 }
 
-uint64_t MessageWire::issue(const Ticket& ticket) {
+uint64_t MessageTransport::issue(const Ticket& ticket) {
     (ticket.what == What::arrival ? coming_ : unsent_).fetch_add(1, std::memory_order_relaxed);
     if (free_tickets_.empty()) {
         tickets_.push_back(ticket);
@@ -139,13 +142,13 @@ uint64_t MessageWire::issue(const Ticket& ticket) {
     return number;
 }
 
-void MessageWire::retire(uint64_t ticket) {
+void MessageTransport::retire(uint64_t ticket) {
     const bool arrival = tickets_[ticket].what == What::arrival;
     (arrival ? coming_ : unsent_).fetch_sub(1, std::memory_order_relaxed);
     free_tickets_.push_back(ticket);
 }
 
-void MessageWire::settle(const Ticket& ticket) {
+void MessageTransport::settle(const Ticket& ticket) {
     Peer& peer = peers_[ticket.peer];
     switch (ticket.what) {
         case What::head:
@@ -161,50 +164,50 @@ void MessageWire::settle(const Ticket& ticket) {
     }
 }
 
-void MessageWire::settle_callers(Peer& to, uint64_t number) {
+void MessageTransport::settle_callers(Peer& to, uint64_t number) {
     to.leaving[number - to.handed - 1] = true;
     for (; !to.leaving.empty() && to.leaving.front(); to.leaving.pop_front()) ++to.handed;
 }
 
-uint64_t MessageWire::handed(uint32_t peer) const noexcept {
+uint64_t MessageTransport::handed(uint32_t peer) const noexcept {
     return peers_[peer].handed;
 }
 
-// Lets the carrier work; true if it has found something. What it finds is kept for `handle`.
-bool MessageWire::look() {
+// Polls the library. Returns true if there are results, which are kept for `handle`.
+bool MessageTransport::poll_library() {
     if (closed_) return false;
-    filled_ += carrier_->poll(ended_);
+    filled_ += library_->poll(ended_);
     return filled_ > 0 || !ended_.empty();
 }
 
-bool MessageWire::poll() {
+bool MessageTransport::poll() {
     rung_.store(false, std::memory_order_relaxed);
     {
-        const std::lock_guard lock(carrying_);
-        look();
+        const std::lock_guard lock(library_mutex_);
+        poll_library();
     }
     return handle();
 }
 
-bool MessageWire::handle() {
+bool MessageTransport::handle() {
     uint32_t filled = 0;
-    std::vector<Carrier::Ended> ended;
+    std::vector<MessageLibrary::Ended> ended;
     {
-        const std::lock_guard lock(carrying_);
+        const std::lock_guard lock(library_mutex_);
         filled = std::exchange(filled_, 0);
         ended.swap(ended_);
     }
-    for (const Carrier::Ended& one : ended) end(one);
+    for (const MessageLibrary::Ended& one : ended) end(one);
     for (uint32_t i = 0; i < filled; ++i) {
         take((*slots_)[next_slot_].data());
         next_slot_ = (next_slot_ + 1) % kSlots;
-        const std::lock_guard lock(carrying_);
-        if (!closed_) carrier_->reuse();
+        const std::lock_guard lock(library_mutex_);
+        if (!closed_) library_->reuse();
     }
     return filled > 0 || !ended.empty();
 }
 
-void MessageWire::end(const Carrier::Ended& ended) {
+void MessageTransport::end(const MessageLibrary::Ended& ended) {
     const Ticket ticket = tickets_[ended.ticket];
     retire(ended.ticket);
     if (!ended.why.empty()) return receiver_.lost(ticket.peer, ended.why);
@@ -212,13 +215,12 @@ void MessageWire::end(const Carrier::Ended& ended) {
     if (ticket.what == What::arrival) advance(ticket.peer);
 }
 
-void MessageWire::take(const std::byte* slot) {
+void MessageTransport::take(const std::byte* slot) {
     Head head{};
     std::memcpy(&head, slot, sizeof(head));
     if (head.from >= peers_.size() || view_.local(head.from) || head.spans > kMostSpans)
-        throw Error(Fault::system, "a message came that says it is of rank " +
-                                       std::to_string(head.from) + " with " +
-                                       std::to_string(head.spans) +
+        throw Error(Fault::system, "received a message from rank " + std::to_string(head.from) +
+                                       " with " + std::to_string(head.spans) +
                                        " payloads: expected a rank of another host with at most " +
                                        std::to_string(kMostSpans));
     Peer& from = peers_[head.from];
@@ -233,7 +235,7 @@ void MessageWire::take(const std::byte* slot) {
     uint64_t payload = 0;
     for (const Span& span : in.spans) {
         if (span.bytes > most - payload)
-            receiver_.nonsense(head.from, "payloads that are longer than their message");
+            receiver_.nonsense(head.from, "payloads longer than their message");
         payload += span.bytes;
     }
     const bool shows = head.frame.kind == FrameKind::load || head.frame.kind == FrameKind::post;
@@ -246,8 +248,8 @@ void MessageWire::take(const std::byte* slot) {
     advance(head.from);
 }
 
-// Delivers what is there, in the order in which it was sent.
-void MessageWire::advance(uint32_t peer) {
+// Delivers complete frames in the order in which they were sent.
+void MessageTransport::advance(uint32_t peer) {
     auto& incoming = peers_[peer].incoming;
     while (!incoming.empty() && incoming.front().placed && incoming.front().missing == 0) {
         const Frame frame = incoming.front().frame;
@@ -256,8 +258,8 @@ void MessageWire::advance(uint32_t peer) {
     }
 }
 
-// Puts payloads where they belong, or has them put there.
-void MessageWire::place(uint32_t peer, Incoming& in) {
+// Copies payloads to their targets, or starts their receives.
+void MessageTransport::place(uint32_t peer, Incoming& in) {
     const std::byte* data = in.inside;
     Frame frame = in.frame;
     for (const Span& span : in.spans) {
@@ -270,19 +272,20 @@ void MessageWire::place(uint32_t peer, Incoming& in) {
             continue;
         }
         ++in.missing;
-        carry({What::arrival, peer, in.number},
-              [&](uint64_t ticket) { return carrier_->receive(peer, to, span.bytes, ticket); });
+        start_transfer({What::arrival, peer, in.number}, [&](uint64_t ticket) {
+            return library_->receive(peer, to, span.bytes, ticket);
+        });
     }
     in.placed = true;
 }
 
-void MessageWire::deliver(uint32_t peer, const Frame& frame) {
+void MessageTransport::deliver(uint32_t peer, const Frame& frame) {
     if (frame.kind == FrameKind::load) return;
     if (frame.kind == FrameKind::left) peers_[peer].left = true;
     receiver_.deliver(peer, frame);
 }
 
-Woken MessageWire::sleep(double seconds, const std::function<bool()>& awake) {
+Woken MessageTransport::sleep(double seconds, const std::function<bool()>& awake) {
     if (awake()) return Woken::rung;
     const auto began = Clock::now(), end = began + time_of(seconds);
     auto nap = kFirstNap;
@@ -290,15 +293,16 @@ Woken MessageWire::sleep(double seconds, const std::function<bool()>& awake) {
         if (rung_.load(std::memory_order_acquire)) return Woken::rung;
         bool found = false;
         {
-            const std::unique_lock lock(carrying_, std::try_to_lock);  // else somebody looks
-            found = lock.owns_lock() && look();
+            const std::unique_lock lock(library_mutex_,
+                                        std::try_to_lock);  // else another thread polls
+            found = lock.owns_lock() && poll_library();
         }
         if (found) return Woken::rung;
         const auto now = Clock::now();
         if (now >= end) return Woken::timed_out;
         const bool moving = unsent_.load(std::memory_order_relaxed) > 0 ||
                             coming_.load(std::memory_order_relaxed) > 0;
-        if (now - began < (moving ? kLookingWhileMoving : kLooking)) {
+        if (now - began < (moving ? kSpinWhileMoving : kSpin)) {
             ::sched_yield();
             continue;
         }
@@ -308,7 +312,7 @@ Woken MessageWire::sleep(double seconds, const std::function<bool()>& awake) {
     }
 }
 
-void MessageWire::wake() noexcept {
+void MessageTransport::wake() noexcept {
     {
         const std::lock_guard lock(mutex_);
         rung_.store(true, std::memory_order_release);
@@ -316,16 +320,16 @@ void MessageWire::wake() noexcept {
     doorbell_.notify_all();
 }
 
-bool MessageWire::idle() const noexcept {
+bool MessageTransport::idle() const noexcept {
     return unsent_.load(std::memory_order_relaxed) == 0;
 }
 
-bool MessageWire::reads_in_place() const noexcept {
+bool MessageTransport::reads_in_place() const noexcept {
     return std::any_of(peers_.begin(), peers_.end(),
                        [](const Peer& peer) { return !peer.leaving.empty(); });
 }
 
-bool MessageWire::reached(uint32_t peer) const noexcept {
+bool MessageTransport::reached(uint32_t peer) const noexcept {
     return !view_.local(peer);
 }
 

@@ -1,4 +1,4 @@
-// How a wire of messages ends: what is sent before, and what becomes of memory still in use.
+// The end of a message transport: its last frames, and the memory that the library still uses.
 #include <new>
 #include <utility>
 
@@ -6,42 +6,43 @@
 #include "transport/message_transport.h"
 
 namespace unisono {
-// What the carrier has begun can only be taken back by closing it.
-bool MessageWire::forget_messages() noexcept {
-    return let_go();
+// Only closing the library cancels the transfers that have begun.
+bool MessageTransport::forget_messages() noexcept {
+    return close_library();
 }
 
-// Of a failure the others hear by whoever speaks with them besides.
-void MessageWire::close(const std::optional<Error>&) noexcept {
-    let_go();
+// Sends no failure: the peers learn of it through the control channels.
+void MessageTransport::close(const std::optional<Error>&) noexcept {
+    close_library();
 }
 
-void MessageWire::part() noexcept {
+void MessageTransport::part() noexcept {
     try {
         Frame frame{};
         frame.kind = FrameKind::left;
         for (const uint32_t peer : view_.away()) send(peer, frame, {});
-    } catch (const std::exception&) {  // nobody is left to be told
+    } catch (const std::exception&) {  // no peer can be reached
     }
 }
 
-// What has not been sent when the carrier closes never will be.
-bool MessageWire::parted() noexcept {
+// A frame that is unsent when the library closes is never sent.
+bool MessageTransport::parted() noexcept {
     try {
         if (!idle()) poll();
         return idle();
-    } catch (const std::exception&) {  // nobody is left who could take it
+    } catch (const std::exception&) {  // no peer could receive the rest
         return true;
     }
 }
 
-// Closes the carrier; true if memory is free again. What it still moves, it moves until the process
-// ends, perhaps in the library's last act: it must find memory there, of this wire and the group.
-bool MessageWire::let_go() noexcept {
-    if (carrying_.held_here()) return false;  // a signal handler has interrupted the carrier
-    const std::lock_guard lock(carrying_);
+// Closes the library; true if all memory is free again. The library may continue an uncancelled
+// transfer until the process ends, even in its finalizer. So the memory of this transport and of
+// the group is kept.
+bool MessageTransport::close_library() noexcept {
+    if (library_mutex_.held_here()) return false;  // a signal handler has interrupted the library
+    const std::lock_guard lock(library_mutex_);
     if (std::exchange(closed_, true)) return clean_;
-    clean_ = carrier_->close();
+    clean_ = library_->close();
     if (clean_) return true;
     view_.keep();
     static_cast<void>(slots_.release());

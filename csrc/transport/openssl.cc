@@ -13,7 +13,7 @@ constexpr const char* kAdvice = "install OpenSSL 3 (on Debian and Ubuntu: apt in
 }  // namespace
 
 OpenSsl::OpenSsl(const std::string& library) {
-    // Never closed again: what it has registered with the process may be called at its end.
+    // Never closed: the functions that OpenSSL registered with the process may run at its exit.
     void* const handle = ::dlopen(library.c_str(), RTLD_NOW | RTLD_LOCAL);
     if (!handle) {
         const char* const why = ::dlerror();
@@ -21,7 +21,8 @@ OpenSsl::OpenSsl(const std::string& library) {
                                             (why ? why : "no reason given") + "): " + kAdvice);
     }
     const auto find = [&]<class Function>(Function& function, const char* name) {
-        function = reinterpret_cast<Function>(::dlsym(handle, name));  // or one that it depends on
+        function = reinterpret_cast<Function>(
+            ::dlsym(handle, name));  // also finds symbols of its dependencies
         if (!function)
             throw Error(Fault::unsupported, "TLS needs " + std::string(name) + ", which " +
                                                 library +

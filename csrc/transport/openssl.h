@@ -1,12 +1,12 @@
-// OpenSSL 3 as it lies on this host: loaded when TLS is asked for, so that neither building nor
-// running without TLS needs it. Only what tls.cc calls is declared.
+// Bindings to the host's OpenSSL 3, loaded when TLS is requested. A build, or a run without TLS,
+// does not need OpenSSL. Declares only the functions that the TLS sources call.
 #pragma once
 
 #include <cstddef>
 #include <cstdint>
 #include <string>
 
-// OpenSSL's own types, by the names that it gave them, seen from outside.
+// OpenSSL's own types, opaque, under their original names.
 struct ssl_st;
 struct ssl_ctx_st;
 struct ssl_method_st;
@@ -22,7 +22,7 @@ using PskUse = int (*)(ssl_st*, const evp_md_st*, const unsigned char**, size_t*
 using PskFind = int (*)(ssl_st*, const unsigned char*, size_t, ssl_session_st**);
 
 struct OpenSsl {
-    // Throws Error if there is none, or one that lacks something.
+    // Throws Error if the library is missing or lacks a function.
     explicit OpenSsl(const std::string& library);
 
     // Contexts.
@@ -58,7 +58,7 @@ struct OpenSsl {
     int (*SSL_export_keying_material)(ssl_st*, unsigned char*, size_t, const char*, size_t,
                                       const unsigned char*, size_t, int);
 
-    // Keys that were shared before.
+    // Pre-shared keys.
     void (*SSL_set_psk_use_session_callback)(ssl_st*, PskUse);
     void (*SSL_set_psk_find_session_callback)(ssl_st*, PskFind);
     const ssl_cipher_st* (*SSL_CIPHER_find)(ssl_st*, const unsigned char*);
@@ -69,7 +69,7 @@ struct OpenSsl {
     int (*SSL_SESSION_set_protocol_version)(ssl_session_st*, int);
     int (*SSL_session_reused)(const ssl_st*);
 
-    // Where a connection's records go to and come from.
+    // The source and the sink of a connection's records.
     bio_method_st* (*BIO_meth_new)(int, const char*);
     int (*BIO_meth_set_read)(bio_method_st*, int (*)(bio_st*, char*, int));
     int (*BIO_meth_set_write)(bio_method_st*, int (*)(bio_st*, const char*, int));
@@ -81,13 +81,13 @@ struct OpenSsl {
     void (*BIO_set_flags)(bio_st*, int);
     void (*BIO_clear_flags)(bio_st*, int);
 
-    // What went wrong, of this thread.
+    // Errors of the calling thread.
     void (*ERR_clear_error)();
     unsigned long (*ERR_peek_error)();
     const char* (*ERR_reason_error_string)(unsigned long);
 };
 
-// The library that this process uses. Throws Error as its constructor does.
+// Returns the library that this process uses. Throws Error like the constructor.
 const OpenSsl& openssl();
 
 }  // namespace unisono

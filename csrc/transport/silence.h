@@ -1,8 +1,8 @@
-// How long the host at the other end of a connection has owed an answer.
+// The time for which the host at the other end of a connection has owed an answer.
 //
-// The kernel could watch that (TCP_USER_TIMEOUT), but counts a peer that is alive and takes nothing
-// in, because it is stopped or computes, as one that is silent: its window is shut. So the kernel
-// is only asked when it last heard anything of what it waits for.
+// The kernel offers TCP_USER_TIMEOUT for this. But it counts a living peer that reads nothing,
+// because it is stopped or computes, as silent: the receive window of that peer is closed. So this
+// class only asks the kernel when the last acknowledgement arrived.
 #pragma once
 
 #include <netinet/in.h>
@@ -17,9 +17,9 @@ namespace unisono {
 class Silence {
   public:
     using Clock = std::chrono::steady_clock;
-    static constexpr std::chrono::milliseconds kLookEach{250};
+    static constexpr std::chrono::milliseconds kCheckEach{250};
 
-    // Takes over from the kernel what `fd` was told to bear.
+    // Takes over the timeout that was set on `fd` from the kernel.
     explicit Silence(int fd) noexcept : fd_(fd) {
         unsigned milliseconds = 0;
         socklen_t length = sizeof(milliseconds);
@@ -31,15 +31,15 @@ class Silence {
 
     [[nodiscard]] std::chrono::milliseconds borne() const noexcept { return borne_; }
 
-    // Whether it has lasted too long. Counts while it is asked every `kLookEach` only: after a
-    // pause, what is unanswered may just have been sent.
+    // Returns true if the silence has lasted too long. Requires a call every `kCheckEach`: after a
+    // pause, the unacknowledged bytes may have been sent just now.
     [[nodiscard]] bool too_long(Clock::time_point now) noexcept {
         if (borne_.count() == 0) return false;
         tcp_info info{};
         socklen_t length = sizeof(info);
         const bool known = ::getsockopt(fd_, IPPROTO_TCP, TCP_INFO, &info, &length) == 0;
-        const bool paused = now - looked_ > 4 * kLookEach;
-        looked_ = now;
+        const bool paused = now - checked_ > 4 * kCheckEach;
+        checked_ = now;
         if (!known || info.tcpi_unacked == 0 || paused) {
             since_ = now;
         } else {
@@ -51,7 +51,7 @@ class Silence {
   private:
     int fd_;
     std::chrono::milliseconds borne_{0};
-    Clock::time_point looked_{}, since_{};
+    Clock::time_point checked_{}, since_{};
 };
 
 }  // namespace unisono

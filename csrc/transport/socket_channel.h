@@ -1,4 +1,4 @@
-// A connected socket, plain or under TLS; what is written to it and read from it is clear text.
+// A connected socket, plain or under TLS. Callers write and read clear text.
 #pragma once
 
 #include <sys/socket.h>
@@ -15,15 +15,15 @@ namespace unisono {
 
 class Channel {
   public:
-    // `tls`, if any: what was agreed on over this socket.
+    // `tls`: the TLS session established over this socket, if any.
     Channel(Descriptor fd, std::unique_ptr<TlsSession> tls = nullptr)
         : fd_(std::move(fd)), tls_(std::move(tls)) {
         if (tls_) tls_->read_ahead();
     }
 
     [[nodiscard]] int fd() const noexcept { return fd_.get(); }
-    // As sendmsg and readv do. What is not written now has to be given again: under TLS it may be
-    // `begun`.
+    // Work like sendmsg and readv. The caller must pass unwritten bytes again: under TLS they may
+    // have `begun`.
     ssize_t write(iovec* parts, int count) noexcept {
         if (tls_) return tls_->write(parts, count);
         msghdr message{};
@@ -42,12 +42,12 @@ class Channel {
         }
         return total;
     }
-    // Bytes that were given to be written, and cannot be taken back though `write` has not said so.
+    // Returns the bytes that `write` has not reported yet, but that can no longer be taken back.
     [[nodiscard]] size_t begun() const noexcept { return tls_ ? tls_->begun() : 0; }
-    // There may be more to read, of which the socket will not tell.
+    // Returns true if there may be bytes to read that the socket does not report.
     [[nodiscard]] bool pending() const noexcept { return tls_ && tls_->pending(); }
 
-    // In a forked child, where all else is the parent's.
+    // For a forked child, where all other state belongs to the parent.
     void close() noexcept { fd_ = Descriptor(); }
 
   private:

@@ -14,7 +14,7 @@ namespace unisono {
 namespace {
 
 constexpr int kMostParts = 32;     // of one system call: heads and payloads
-constexpr int kMostDiscards = 64;  // at a time: there may be no end of what comes
+constexpr int kMostDiscards = 64;  // at a time: the input may be endless
 
 }  // namespace
 
@@ -51,7 +51,7 @@ void Stream::flush() noexcept {
             if (errno == EINTR) continue;
             if (errno == EAGAIN || errno == ENOBUFS) return;
             error_ = errno;
-            abandon();  // what has come already may still be read, and tells more
+            abandon();  // bytes already received remain readable and may explain the error
             return;
         }
         sent(static_cast<size_t>(bytes));
@@ -71,7 +71,7 @@ void Stream::sent(size_t bytes) noexcept {
     }
 }
 
-// Bytes; 0 if there are none; -1 at the end.
+// Returns the number of bytes; 0 if there are none; -1 at the end.
 ssize_t Stream::read_into(iovec* parts, int count) noexcept {
     for (;;) {
         const ssize_t got = channel_.read(parts, count);
@@ -85,7 +85,7 @@ ssize_t Stream::read_into(iovec* parts, int count) noexcept {
 
 std::string Stream::why_ended() const {
     if (error_ == 0) return "its connection ended";
-    if (error_ == EBADMSG) return "what came was changed on its way (TLS)";
+    if (error_ == EBADMSG) return "the received data was changed in transit (TLS)";
     return std::generic_category().message(error_);
 }
 

@@ -1,4 +1,4 @@
-// One TCP connection to a peer: frames to be sent over it, and frames that come.
+// One TCP connection to a peer: its outgoing and incoming frames.
 #pragma once
 
 #include <sys/types.h>
@@ -19,7 +19,7 @@
 
 namespace unisono {
 
-// A frame on its way out. The payload stays where it is.
+// An outgoing frame. The payload stays in place.
 struct Outgoing {
     Frame frame;
     const std::byte* payload;
@@ -37,46 +37,46 @@ class Stream {
     [[nodiscard]] Silence& silence() noexcept { return silence_; }
     [[nodiscard]] uint64_t waiting_bytes() const noexcept { return waiting_bytes_; }
     [[nodiscard]] bool drained() const noexcept { return queue_.empty(); }
-    // Whether callers' memory waits to be sent.
+    // Returns true if callers' memory waits to be sent.
     [[nodiscard]] bool reads_in_place() const noexcept {
         return std::any_of(queue_.begin(), queue_.end(), has_callers_memory);
     }
-    // Frames with callers' memory that were handed to the kernel as a whole.
+    // Counts the frames with callers' memory that were passed to the kernel completely.
     [[nodiscard]] uint64_t handed() const noexcept { return handed_; }
 
-    // Nothing is taken any more after `abandon` or an error: false.
+    // False after `abandon` or an error: the stream accepts no more frames.
     bool push(const Outgoing& outgoing);
-    // Sends what the kernel takes. After an error nothing is sent any more.
+    // Sends as much as the kernel accepts. Sends nothing after an error.
     void flush() noexcept;
 
     enum class Input : uint8_t { nothing, drained, more, ended };
-    // Reads once, and hands what is complete to `on_frame(frame)`; `place(frame)` tells where a
-    // payload goes. `drained`: there was less than would have been taken.
+    // Reads once and passes complete frames to `on_frame(frame)`. `place(frame)` returns the target
+    // of a payload. `drained`: the socket had fewer bytes than this call could take.
     template <class Place, class OnFrame>
     Input receive(Place&& place, OnFrame&& on_frame);
-    // Something may be there to receive of which the descriptor will not tell.
+    // Returns true if there may be bytes to receive that the descriptor does not report.
     [[nodiscard]] bool pending() const noexcept { return channel_.pending(); }
-    // What ended it.
+    // The errno that ended the stream, or 0.
     [[nodiscard]] int error() const noexcept { return error_; }
     [[nodiscard]] std::string why_ended() const;
-    // Whether it stopped in the middle of a frame.
+    // Returns true if the stream ended in the middle of a frame.
     [[nodiscard]] bool torn() const noexcept { return in_payload_ || begin_ < end_; }
     [[nodiscard]] bool broken() const noexcept { return broken_; }
 
-    // Whether what was sent has reached the peer's host.
+    // Returns true if all sent bytes have reached the peer's host.
     [[nodiscard]] bool acknowledged() const noexcept;
-    // Throws away some of what comes; false if nothing will come any more.
+    // Discards some of the input. False: the input has ended.
     bool discard() noexcept;
-    // Gives up what is still to be sent, but for the rest of a frame that has begun; with a
-    // caller's memory, that too, and the connection with it.
+    // Drops all unsent frames, except the rest of a frame that has begun. If that frame has
+    // callers' memory, drops it too and ends the connection.
     void cut_short() noexcept;
-    // Gives up what is still to be sent; returns how many bytes that was.
+    // Drops everything unsent and returns the number of bytes dropped.
     uint64_t abandon() noexcept;
 
-    // For its wire: what it is watched for, and whether it has ended.
+    // For the transport: what epoll watches the stream for, and whether the stream has ended.
     bool watched = false, watched_for_room = false, watched_for_input = true;
     bool ended = false;
-    // Only closed: in a forked child, where all else is the parent's.
+    // Closes only the descriptor: in a forked child all other state belongs to the parent.
     void close() noexcept { channel_.close(); }
 
   private:
@@ -95,16 +95,16 @@ class Stream {
     bool broken_ = false;  // for sending
 
     std::vector<std::byte> buffer_;
-    size_t begin_ = 0, end_ = 0;  // what of it was read and not yet used
+    size_t begin_ = 0, end_ = 0;  // bytes read into the buffer and not yet used
     Frame frame_{};
     bool in_payload_ = false;
     std::byte* payload_ = nullptr;
-    uint64_t left_ = 0;  // bytes of the payload still to come
+    uint64_t left_ = 0;  // bytes of the payload not yet received
 };
 
 template <class Place, class OnFrame>
 Stream::Input Stream::receive(Place&& place, OnFrame&& on_frame) {
-    // Takes from the buffer what it can.
+    // Consumes complete frames from the buffer.
     const auto digest = [&] {
         for (;;) {
             if (!in_payload_) {

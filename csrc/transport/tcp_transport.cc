@@ -20,14 +20,14 @@ namespace {
 
 constexpr uint64_t kDoorbell = ~0ULL;  // in place of peer << 32 | stream
 constexpr int kMostEvents = 64;
-constexpr int kMostReads = 64;              // of one stream, before the others have their turn
-constexpr uint64_t kMostPartial = 1 << 16;  // posts that may come before an earlier one
-constexpr uint64_t kPiece = 128 << 10;      // of a load, where streams share it
-constexpr uint64_t kUncut = 32 << 10;       // shares of less are not worth a frame
+constexpr int kMostReads = 64;              // of one stream, before the others get their turn
+constexpr uint64_t kMostPartial = 1 << 16;  // posts that may arrive before an earlier one
+constexpr uint64_t kPiece = 128 << 10;      // of a load that several streams share
+constexpr uint64_t kUncut = 32 << 10;       // smaller shares are not worth a frame
 constexpr uint32_t kMostStreams = 1024;     // of a peer
 
-// Pieces of a load, all alike, of which each stream gets as many: the last one decides when the
-// whole load is there.
+// Returns the length of a load's parts. All parts are equal and each stream gets the same number,
+// because the last part decides when the whole load has arrived.
 uint64_t piece_bytes(uint64_t bytes, uint64_t streams) noexcept {
     const uint64_t turns = (bytes + streams * kPiece - 1) / (streams * kPiece);
     const uint64_t pieces = std::max<uint64_t>(1, std::min(bytes / kUncut, turns * streams));
@@ -37,20 +37,21 @@ uint64_t piece_bytes(uint64_t bytes, uint64_t streams) noexcept {
 
 }  // namespace
 
-TcpWire::TcpWire(uint32_t ranks, Receiver& receiver)
+TcpTransport::TcpTransport(uint32_t ranks, Receiver& receiver)
     : receiver_(receiver),
       epoll_(::epoll_create1(EPOLL_CLOEXEC)),
       doorbell_(::eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK)),
       peers_(ranks) {
-    if (epoll_.get() < 0 || doorbell_.get() < 0) throw_errno("making a wire's epoll");
+    if (epoll_.get() < 0 || doorbell_.get() < 0)
+        throw_errno("creating a transport's epoll and eventfd");
     epoll_event event{};
     event.events = EPOLLIN;
     event.data.u64 = kDoorbell;
     if (::epoll_ctl(epoll_.get(), EPOLL_CTL_ADD, doorbell_.get(), &event) != 0)
-        throw_errno("watching a wire's bell");
+        throw_errno("watching a transport's eventfd");
 }
 
-void TcpWire::attach(uint32_t peer, uint32_t stream, uint32_t streams, Channel channel) {
+void TcpTransport::attach(uint32_t peer, uint32_t stream, uint32_t streams, Channel channel) {
     if (peer >= peers_.size() || stream >= streams || streams > kMostStreams)
         throw Error(Fault::invalid, "connection " + std::to_string(stream) + " of " +
                                         std::to_string(streams) + " to rank " +
@@ -66,7 +67,7 @@ void TcpWire::attach(uint32_t peer, uint32_t stream, uint32_t streams, Channel c
     wake();
 }
 
-void TcpWire::admit() {
+void TcpTransport::admit() {
     std::vector<Arrival> arrivals;
     {
         const std::lock_guard lock(mutex_);
@@ -78,7 +79,7 @@ void TcpWire::admit() {
         Peer& peer = peers_[arrival.peer];
         watch(arrival.peer, arrival.stream);
         if (peer.streams[arrival.stream]->pending())
-            here_.emplace_back(arrival.peer, arrival.stream);
+            buffered_.emplace_back(arrival.peer, arrival.stream);
         if (++peer.open < peer.streams.size()) continue;
         peer.connected = true;
         for (const Outgoing& outgoing : std::exchange(peer.early, {})) {
@@ -89,8 +90,8 @@ void TcpWire::admit() {
     }
 }
 
-// The first connection for a place counts.
-bool TcpWire::take(Arrival& arrival) {
+// Keeps the first connection for a place and drops others.
+bool TcpTransport::take(Arrival& arrival) {
     const std::lock_guard lock(mutex_);
     auto& streams = peers_[arrival.peer].streams;
     if (streams.empty()) streams.resize(arrival.streams);
@@ -104,9 +105,9 @@ bool TcpWire::take(Arrival& arrival) {
     return true;
 }
 
-// A stream that is watched for nothing is not watched at all: else the end of its connection would
-// wake every sleep.
-void TcpWire::watch(uint32_t peer, size_t index) {
+// Removes a stream without interest from epoll. Otherwise the end of its connection would wake
+// every sleep.
+void TcpTransport::watch(uint32_t peer, size_t index) {
     Stream& stream = *peers_[peer].streams[index];
     epoll_event event{};
     event.events =
@@ -120,9 +121,9 @@ void TcpWire::watch(uint32_t peer, size_t index) {
     stream.watched = wanted;
 }
 
-void TcpWire::send(uint32_t peer, const Frame& head, std::span<const Load> loads) {
+void TcpTransport::send(uint32_t peer, const Frame& head, std::span<const Load> loads) {
     Peer& to = peers_[peer];
-    if (to.connected && to.open == 0) return;  // it has left, and needs nothing any more
+    if (to.connected && to.open == 0) return;  // the peer has left and needs no more frames
     Frame frame = head;
     if (!is_p2p(frame.kind)) frame.number = ++to.sent;
     const auto enqueue = [&](const Frame& f, const std::byte* data) {
@@ -133,7 +134,7 @@ void TcpWire::send(uint32_t peer, const Frame& head, std::span<const Load> loads
     uint64_t total = 0;
     for (const Load& load : loads) total += load.bytes;
     const bool cut = to.streams.size() > 1 && total > kUncut && !is_p2p(frame.kind);
-    const Load* with_post = nullptr;  // a load that rides with the post itself
+    const Load* with_post = nullptr;  // a load sent in the frame of the post itself
     for (const Load& load : loads) {
         if (!cut && &load == &loads.back()) {
             with_post = &load;
@@ -161,9 +162,10 @@ void TcpWire::send(uint32_t peer, const Frame& head, std::span<const Load> loads
     if (to.connected) flush(peer);
 }
 
-// To the stream that will be done first; point-to-point frames keep their order, and come before
-// the sender leaves.
-void TcpWire::push(Peer& to, const Outgoing& outgoing) {
+// Queues a frame on the stream with the fewest bytes waiting. Point-to-point frames all go on the
+// first stream, which keeps their order. So does the frame by which this rank leaves, which must
+// come after them.
+void TcpTransport::push(Peer& to, const Outgoing& outgoing) {
     Stream* chosen = to.streams.front().get();
     if (!is_p2p(outgoing.frame.kind)) {
         const bool last = outgoing.frame.kind == FrameKind::left;
@@ -176,11 +178,11 @@ void TcpWire::push(Peer& to, const Outgoing& outgoing) {
     if (chosen->push(outgoing)) unsent_bytes_ += sizeof(Frame) + outgoing.frame.bytes;
 }
 
-void TcpWire::flush(uint32_t peer) {
+void TcpTransport::flush(uint32_t peer) {
     for (size_t i = 0; i < peers_[peer].streams.size(); ++i) flush(peer, i);
 }
 
-void TcpWire::flush(uint32_t peer, size_t index) {
+void TcpTransport::flush(uint32_t peer, size_t index) {
     Stream& stream = *peers_[peer].streams[index];
     if (stream.drained() && !stream.watched_for_room) return;
     const uint64_t before = stream.waiting_bytes();
@@ -192,16 +194,16 @@ void TcpWire::flush(uint32_t peer, size_t index) {
     }
 }
 
-uint64_t TcpWire::handed(uint32_t peer) const noexcept {
+uint64_t TcpTransport::handed(uint32_t peer) const noexcept {
     const Peer& to = peers_[peer];
     return to.connected ? to.streams.front()->handed() : 0;
 }
 
-bool TcpWire::poll() {
+bool TcpTransport::poll() {
     if (any_arrivals_.load(std::memory_order_acquire)) admit();
-    listen_for_silence();
+    check_silence();
     bool came = false;
-    for (const auto& [peer, index] : std::exchange(here_, {})) {
+    for (const auto& [peer, index] : std::exchange(buffered_, {})) {
         came |= read(peer, index);
     }
     std::array<epoll_event, kMostEvents> events;
@@ -209,9 +211,8 @@ bool TcpWire::poll() {
     for (int i = 0; i < count; ++i) {
         const epoll_event& event = events[static_cast<size_t>(i)];
         if (event.data.u64 == kDoorbell) {
-            uint64_t rings = 0;  // it rings until all who sleep have heard it
-            if (asleep_.load() == 0)
-                static_cast<void>(!::read(doorbell_.get(), &rings, sizeof(rings)));
+            uint64_t rings = 0;  // cleared only when no thread sleeps
+            if (asleep_.load() == 0) static_cast<void>(!::read(doorbell_.get(), &rings, sizeof(rings)));
             continue;
         }
         const auto peer = static_cast<uint32_t>(event.data.u64 >> 32);
@@ -222,16 +223,16 @@ bool TcpWire::poll() {
     return came;
 }
 
-bool TcpWire::is_time_to_listen(Silence::Clock::time_point now) noexcept {
-    if (now - listened_ < Silence::kLookEach) return false;
-    listened_ = now;
+bool TcpTransport::is_time_to_check_silence(Silence::Clock::time_point now) noexcept {
+    if (now - silence_checked_ < Silence::kCheckEach) return false;
+    silence_checked_ = now;
     return true;
 }
 
-// Whoever waits for a peer polls, and hears so that the peer's host is lost.
-void TcpWire::listen_for_silence() {
+// Every thread that waits for a peer polls, and so detects that the peer's host is lost.
+void TcpTransport::check_silence() {
     const auto now = Silence::Clock::now();
-    if (!is_time_to_listen(now)) return;
+    if (!is_time_to_check_silence(now)) return;
     for (uint32_t peer = 0; peer < peers_.size(); ++peer) {
         for (const auto& stream : peers_[peer].streams) {
             if (!stream || stream->ended || !stream->silence().too_long(now)) continue;
@@ -241,12 +242,13 @@ void TcpWire::listen_for_silence() {
     }
 }
 
-bool TcpWire::read(uint32_t peer, size_t index) {
+bool TcpTransport::read(uint32_t peer, size_t index) {
     Stream& stream = *peers_[peer].streams[index];
     if (!stream.watched_for_input) return false;
     const auto check = [&](const Frame& frame) {
         if (is_p2p(frame.kind) && index != 0)
-            receiver_.nonsense(peer, "a message by the wrong connection: all go by the first");
+            receiver_.nonsense(peer,
+                               "a message on the wrong connection: expected the first connection");
     };
     const auto place = [&](const Frame& frame) {
         check(frame);
@@ -272,16 +274,16 @@ bool TcpWire::read(uint32_t peer, size_t index) {
         }
     }
     if (stream.pending()) {
-        here_.emplace_back(peer, index);
+        buffered_.emplace_back(peer, index);
         wake();
     }
     return came;
 }
 
-void TcpWire::arrived(uint32_t peer, const Frame& frame) {
+void TcpTransport::arrived(uint32_t peer, const Frame& frame) {
     if (frame.kind == FrameKind::load || frame.kind == FrameKind::post ||
         frame.kind == FrameKind::left) {
-        // A peer that has left says so on each connection that is made later.
+        // A peer that has left says so on each later connection.
         const bool leaves = frame.kind == FrameKind::left;
         if (leaves && std::exchange(peers_[peer].left, true)) return;
         note(peer, frame);
@@ -290,10 +292,10 @@ void TcpWire::arrived(uint32_t peer, const Frame& frame) {
     receiver_.deliver(peer, frame);
 }
 
-// Writes down what has come of a post.
-void TcpWire::note(uint32_t peer, const Frame& frame) {
+// Records the arrival of a part of a post.
+void TcpTransport::note(uint32_t peer, const Frame& frame) {
     Peer& from = peers_[peer];
-    const uint64_t ahead = frame.number - from.delivered - 1;  // wraps if it is behind
+    const uint64_t ahead = frame.number - from.delivered - 1;  // wraps around for an old number
     if (ahead >= kMostPartial) receiver_.nonsense(peer, "a frame out of order");
     if (from.partial.size() <= ahead) from.partial.resize(ahead + 1);
     Partial& partial = from.partial[ahead];
@@ -305,10 +307,10 @@ void TcpWire::note(uint32_t peer, const Frame& frame) {
         partial.announced = true;
     }
     if (partial.announced && partial.loads > partial.frame.loads)
-        receiver_.nonsense(peer, "more than it announced");
+        receiver_.nonsense(peer, "more loads than it announced");
 }
 
-void TcpWire::deliver_whole(uint32_t peer) {
+void TcpTransport::deliver_whole(uint32_t peer) {
     Peer& from = peers_[peer];
     while (!from.partial.empty() && from.partial.front().announced &&
            from.partial.front().loads == from.partial.front().frame.loads) {
@@ -319,11 +321,11 @@ void TcpWire::deliver_whole(uint32_t peer) {
     }
 }
 
-// A stream has ended. That is the end of its peer once the other streams have nothing more to tell.
-void TcpWire::end(uint32_t peer, size_t index) {
+// Handles the end of a stream. The peer is lost once the other streams have no more input.
+void TcpTransport::end(uint32_t peer, size_t index) {
     Peer& from = peers_[peer];
     Stream& stream = *from.streams[index];
-    if (std::exchange(stream.ended, true)) return;  // once is enough
+    if (std::exchange(stream.ended, true)) return;  // only the first time
     stream.watched_for_input = stream.watched_for_room = false;
     watch(peer, index);
     unsent_bytes_ -= stream.abandon();
@@ -340,9 +342,10 @@ void TcpWire::end(uint32_t peer, size_t index) {
     receiver_.lost(peer, stream.why_ended());
 }
 
-// Whoever polls meanwhile may take what would wake this thread, and wakes it by the bell: before
-// this looked, then `awake` tells, or after, then the bell still rings.
-Woken TcpWire::sleep(double seconds, const std::function<bool()>& awake) {
+// Another thread that polls may take the event that would wake this thread, and then rings the
+// doorbell. If it rang before this check, `awake` returns true; if later, the doorbell is still
+// set.
+Woken TcpTransport::sleep(double seconds, const std::function<bool()>& awake) {
     struct Asleep {
         explicit Asleep(std::atomic<uint32_t>& threads) : count(threads) { ++count; }
         ~Asleep() { --count; }
@@ -356,16 +359,16 @@ Woken TcpWire::sleep(double seconds, const std::function<bool()>& awake) {
     return count < 0 && errno == EINTR ? Woken::interrupted : Woken::timed_out;
 }
 
-void TcpWire::wake() noexcept {
+void TcpTransport::wake() noexcept {
     const uint64_t one = 1;
     static_cast<void>(!::write(doorbell_.get(), &one, sizeof(one)));
 }
 
-bool TcpWire::idle() const noexcept {
+bool TcpTransport::idle() const noexcept {
     return unsent_bytes_.load(std::memory_order_relaxed) == 0;
 }
 
-bool TcpWire::reads_in_place() const noexcept {
+bool TcpTransport::reads_in_place() const noexcept {
     return std::any_of(peers_.begin(), peers_.end(), [](const Peer& peer) {
         return std::any_of(peer.early.begin(), peer.early.end(), has_callers_memory) ||
                std::any_of(peer.streams.begin(), peer.streams.end(),
@@ -373,7 +376,7 @@ bool TcpWire::reads_in_place() const noexcept {
     });
 }
 
-bool TcpWire::reached(uint32_t peer) const noexcept {
+bool TcpTransport::reached(uint32_t peer) const noexcept {
     return peers_[peer].connected;
 }
 

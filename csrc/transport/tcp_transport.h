@@ -1,4 +1,4 @@
-// A wire of TCP connections: one or more streams to each peer, moved by whoever waits.
+// The transport over TCP: one or more streams to each peer. Waiting threads make its progress.
 #pragma once
 
 #include <atomic>
@@ -12,20 +12,19 @@
 
 namespace unisono {
 
-class TcpWire final : public Wire {
+class TcpTransport final : public Transport {
   public:
-    TcpWire(uint32_t ranks, Receiver& receiver);
-    TcpWire(const TcpWire&) = delete;
-    TcpWire& operator=(const TcpWire&) = delete;
-    ~TcpWire() override = default;
+    TcpTransport(uint32_t ranks, Receiver& receiver);
+    TcpTransport(const TcpTransport&) = delete;
+    TcpTransport& operator=(const TcpTransport&) = delete;
+    ~TcpTransport() override = default;
 
-    // A connection whose other end was proved to be the peer; from any thread. What was sent
-    // before waits until all `streams` of the peer are there. One that is of no use is closed.
+    // Adds a connection whose other end is proved to be the peer. Any thread may call it. Frames
+    // wait until all `streams` of the peer are connected. Closes a connection that is not needed.
     void attach(uint32_t peer, uint32_t stream, uint32_t streams, Channel channel);
-    // Tells a peer that dials for a group which was left, and ends the connection.
+    // Tells a peer that this rank has left the group, and closes the connection.
     static void say_left_to(Channel channel);
-    // In a forked child: closes its copies of all connections, of which the parent's notice
-    // nothing.
+    // For a forked child: closes its copies of all connections, without effect on the parent's.
     void abandon() noexcept;
 
     void send(uint32_t peer, const Frame& frame, std::span<const Load> loads) override;
@@ -43,7 +42,7 @@ class TcpWire final : public Wire {
     void close(const std::optional<Error>& failure) noexcept override;
 
   private:
-    // A post of which not everything has come, or one before which another is missing.
+    // A post that has not arrived completely, or that arrived before an earlier post.
     struct Partial {
         Frame frame{};
         bool announced = false;
@@ -52,11 +51,11 @@ class TcpWire final : public Wire {
     struct Peer {
         std::vector<std::unique_ptr<Stream>> streams;
         size_t open = 0;             // streams that have not ended
-        bool connected = false;      // all streams are there
-        std::deque<Outgoing> early;  // before it was connected
+        bool connected = false;      // all streams are connected
+        std::deque<Outgoing> early;  // frames queued before the peer was connected
         uint64_t sent = 0;           // posts
         uint64_t delivered = 0;      // posts
-        bool left = false;           // it has said that it leaves
+        bool left = false;           // the peer has said that it leaves
         std::deque<Partial> partial;
     };
     struct Arrival {
@@ -75,8 +74,8 @@ class TcpWire final : public Wire {
     void deliver_whole(uint32_t peer);
     void end(uint32_t peer, size_t index);
     void watch(uint32_t peer, size_t index);
-    void listen_for_silence();
-    [[nodiscard]] bool is_time_to_listen(Silence::Clock::time_point now) noexcept;
+    void check_silence();
+    [[nodiscard]] bool is_time_to_check_silence(Silence::Clock::time_point now) noexcept;
     void say_left();
     void say_failed(const Error& failure);
     void stop_attaching() noexcept;
@@ -85,11 +84,12 @@ class TcpWire final : public Wire {
     Receiver& receiver_;
     Descriptor epoll_, doorbell_;
     std::vector<Peer> peers_;
-    std::atomic<uint64_t> unsent_bytes_{0};          // of all streams and early queues
-    Silence::Clock::time_point listened_{};          // for silence
-    std::vector<std::pair<uint32_t, size_t>> here_;  // whose bytes have left the socket already
-    std::atomic<uint32_t> asleep_{0};                // threads, or about to be
-    std::mutex mutex_;  // guards the arrivals, and which streams there are
+    std::atomic<uint64_t> unsent_bytes_{0};         // of all streams and early queues
+    Silence::Clock::time_point silence_checked_{};  // last check for silence
+    std::vector<std::pair<uint32_t, size_t>>
+        buffered_;                     // streams with input that has already left the socket
+    std::atomic<uint32_t> asleep_{0};  // threads that sleep or are about to
+    std::mutex mutex_;                 // guards the arrivals and the list of streams
     std::vector<Arrival> arrivals_;
     bool closed_ = false;
     std::atomic<bool> any_arrivals_{false};

@@ -1,4 +1,4 @@
-// How a wire of TCP connections ends: what is sent before, and what is told to the peers.
+// The end of a TCP transport: its last frames, and its last messages to the peers.
 #include <algorithm>
 #include <chrono>
 #include <string_view>
@@ -16,7 +16,7 @@ constexpr double kLingerFailed_s = 0.1;
 
 }  // namespace
 
-void TcpWire::close(const std::optional<Error>& failure) noexcept {
+void TcpTransport::close(const std::optional<Error>& failure) noexcept {
     try {
         if (failure) {
             stop_attaching();
@@ -25,37 +25,37 @@ void TcpWire::close(const std::optional<Error>& failure) noexcept {
             while (!parted() && !brief.passed())
                 std::this_thread::sleep_for(std::chrono::milliseconds(1));
         }
-    } catch (const std::exception&) {  // no memory for the last words
+    } catch (const std::exception&) {  // no memory for the last frames
     }
     const std::lock_guard lock(mutex_);
     for (Peer& peer : peers_) peer = {};
-    here_.clear();
+    buffered_.clear();
     unsent_bytes_.store(0, std::memory_order_relaxed);
 }
 
-void TcpWire::part() noexcept {
+void TcpTransport::part() noexcept {
     try {
         stop_attaching();
         say_left();
-    } catch (const std::exception&) {  // no memory for the last words
+    } catch (const std::exception&) {  // no memory for the last frames
     }
 }
 
-// Whoever has dialed, and was not looked at yet, hears the last words like all others.
-void TcpWire::stop_attaching() noexcept {
+// Admits waiting connections, so that their peers receive the last frames too.
+void TcpTransport::stop_attaching() noexcept {
     {
         const std::lock_guard lock(mutex_);
         closed_ = true;
     }
     try {
         admit();
-    } catch (const std::exception&) {  // a connection that is of no use to anybody
+    } catch (const std::exception&) {  // a connection that cannot be used
     }
 }
 
-void TcpWire::abandon() noexcept {
+void TcpTransport::abandon() noexcept {
     const std::unique_lock lock(mutex_, std::try_to_lock);
-    if (!lock.owns_lock()) return;  // nobody is there any more who would let it go
+    if (!lock.owns_lock()) return;  // the thread that holds the lock does not exist in the child
     arrivals_.clear();
     for (Peer& peer : peers_) {
         for (const auto& stream : peer.streams) {
@@ -64,8 +64,9 @@ void TcpWire::abandon() noexcept {
     }
 }
 
-// Else a peer that has not heard of the failure yet would take this rank for the one that is gone.
-void TcpWire::say_failed(const Error& failure) {
+// Sends the failure. Without it, a peer that has not learned of the failure would report this rank
+// as lost.
+void TcpTransport::say_failed(const Error& failure) {
     const std::string_view text = failure.what();
     Frame frame{};
     frame.kind = FrameKind::failed;
@@ -78,7 +79,7 @@ void TcpWire::say_failed(const Error& failure) {
     }
 }
 
-void TcpWire::say_left() {
+void TcpTransport::say_left() {
     for (Peer& peer : peers_) {
         const auto there = std::find_if(peer.streams.begin(), peer.streams.end(),
                                         [](const auto& stream) { return stream != nullptr; });
@@ -88,7 +89,7 @@ void TcpWire::say_left() {
         frame.number = ++peer.sent;
         if (peer.connected) {
             push(peer, {frame, nullptr});
-        } else {  // some of its connections are still being made
+        } else {  // some of the peer's connections are not ready yet
             (*there)->push({frame, nullptr});
         }
         for (const auto& stream : peer.streams) {
@@ -97,7 +98,7 @@ void TcpWire::say_left() {
     }
 }
 
-void TcpWire::say_left_to(Channel channel) {
+void TcpTransport::say_left_to(Channel channel) {
     Stream stream(std::move(channel));
     Frame frame{};
     frame.kind = FrameKind::left;
@@ -107,36 +108,36 @@ void TcpWire::say_left_to(Channel channel) {
     static_cast<void>(stream.discard());
 }
 
-// The kernel throws away what it has not yet sent if something comes for a socket that is closed,
-// and something does: the peers' last progress. So who closes waits until all of it has arrived; a
-// peer that computes takes it late.
-bool TcpWire::parted() noexcept {
+// The kernel discards unsent bytes if input arrives for a closed socket, and the peers' last
+// progress does arrive. So the closing rank waits until everything has been acknowledged. A peer
+// that computes reads it late.
+bool TcpTransport::parted() noexcept {
     const auto now = Silence::Clock::now();
-    const bool listens = is_time_to_listen(now);
+    const bool checks = is_time_to_check_silence(now);
     bool all = true;
     for (Peer& peer : peers_) {
         for (const auto& stream : peer.streams) {
             if (!stream || arrived(*stream)) continue;
-            if (listens) stream->ended = stream->silence().too_long(now);
+            if (checks) stream->ended = stream->silence().too_long(now);
             all = all && stream->ended;
         }
     }
     return all;
 }
 
-bool TcpWire::arrived(Stream& stream) noexcept {
+bool TcpTransport::arrived(Stream& stream) noexcept {
     if (stream.ended) return true;
     stream.flush();
-    if (!stream.discard()) return stream.ended = true;  // the peer has closed: it needs no more
+    if (!stream.discard()) return stream.ended = true;  // the peer has closed and needs no more
     return stream.drained() && stream.acknowledged();
 }
 
-bool TcpWire::forget_messages() noexcept {
+bool TcpTransport::forget_messages() noexcept {
     for (uint32_t peer = 0; peer < peers_.size(); ++peer) forget_messages(peer);
     return true;
 }
 
-bool TcpWire::forget_messages(uint32_t peer) noexcept {
+bool TcpTransport::forget_messages(uint32_t peer) noexcept {
     for (const Outgoing& outgoing : peers_[peer].early)
         unsent_bytes_ -= sizeof(Frame) + outgoing.frame.bytes;
     peers_[peer].early.clear();

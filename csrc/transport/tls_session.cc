@@ -16,7 +16,7 @@
 namespace unisono {
 namespace {
 
-// Numbers of OpenSSL's headers that are part of its binary interface.
+// Constants from OpenSSL's headers that are part of its binary interface.
 constexpr int kCtrlMode = 33, kCtrlSessionCache = 44, kCtrlLowest = 123, kCtrlFlush = 11;
 constexpr long kPartialWrites = 1, kMovingBuffer = 2;
 constexpr long kTls13 = 0x0304;
@@ -27,19 +27,19 @@ constexpr int kWantRead = 2;
 constexpr int kSourceSink = 0x0400;
 constexpr int kKeyUpdateOfOurs = 0;
 
-// Both hash by SHA-256, as the keys do that sessions bring. The second is for processors without
-// instructions for AES.
+// Both suites hash with SHA-256, like the sessions' keys. The second one is for processors without
+// AES instructions.
 constexpr const char* kSuites = "TLS_AES_128_GCM_SHA256:TLS_CHACHA20_POLY1305_SHA256";
 constexpr unsigned char kSuiteOfKey[] = {0x13, 0x01};
 constexpr std::string_view kIdentity = "unisono";
 constexpr std::string_view kBinding = "EXPORTER-unisono-channel";
 
-constexpr size_t kRecord = 16 << 10;    // the most that TLS puts into one
-constexpr size_t kBatch = 8 * kRecord;  // sealed at once, and sent by one system call
+constexpr size_t kRecord = 16 << 10;    // the largest record of TLS
+constexpr size_t kBatch = 8 * kRecord;  // sealed together, and sent by one system call
 constexpr size_t kMostRead = 1 << 30;
-// AES-GCM is good for 2^24.5 records under one key (RFC 8446, 5.5); they may be short.
+// AES-GCM allows 2^24.5 records under one key (RFC 8446, 5.5); records may be short.
 constexpr uint64_t kUnderOneKey = 64ULL << 30;
-constexpr size_t kLeastRecord = 4 << 10;  // what a shorter one counts for
+constexpr size_t kLeastRecord = 4 << 10;  // bytes that a shorter record counts for
 
 std::string reason() {
     const unsigned long code = openssl().ERR_peek_error();
@@ -57,7 +57,7 @@ TlsContext::TlsContext(const TlsFiles* files) : by_certificate_(files != nullptr
     const OpenSsl& o = openssl();
     o.ERR_clear_error();
     context_.reset(o.SSL_CTX_new(o.TLS_method()));
-    require(context_ != nullptr, "making a TLS context");
+    require(context_ != nullptr, "creating a TLS context");
     ssl_ctx_st* const c = context_.get();
     require(o.SSL_CTX_ctrl(c, kCtrlLowest, kTls13, nullptr) == 1 &&
                 o.SSL_CTX_set_ciphersuites(c, kSuites) == 1 && o.SSL_CTX_set_num_tickets(c, 0) == 1,
@@ -69,7 +69,7 @@ TlsContext::TlsContext(const TlsFiles* files) : by_certificate_(files != nullptr
     require(o.SSL_CTX_use_certificate_chain_file(c, files->certificate.c_str()) == 1,
             "UNISONO_TLS_CERTIFICATE: no certificate in " + files->certificate);
     require(o.SSL_CTX_use_PrivateKey_file(c, files->key.c_str(), kPem) == 1,
-            "UNISONO_TLS_KEY: no key to the certificate in " + files->key);
+            "UNISONO_TLS_KEY: no key for the certificate in " + files->key);
     require(o.SSL_CTX_check_private_key(c) == 1,
             "UNISONO_TLS_KEY: " + files->key + " is not the key of " + files->certificate);
     require(o.SSL_CTX_load_verify_locations(c, files->authority.c_str(), nullptr) == 1,
@@ -88,7 +88,8 @@ TlsSession::TlsSession(const TlsContext& context, int fd, bool dialing, const Ke
     o.SSL_set_bio(ssl_.get(), records, records);
     o.SSL_set_ex_data(ssl_.get(), 0, this);
     if (!by_certificate_) {
-        // Who dials takes no certificate for an answer: nobody could have signed one.
+        // The dialing end rejects a certificate in place of the key: without an authority a
+        // certificate proves nothing.
         if (dialing) o.SSL_set_verify(ssl_.get(), kVerifyPeer, nullptr);
         dialing ? o.SSL_set_psk_use_session_callback(ssl_.get(), use_key)
                 : o.SSL_set_psk_find_session_callback(ssl_.get(), find_key);
@@ -160,7 +161,7 @@ ssize_t TlsSession::from_socket(void* data, size_t bytes) noexcept {
     }
 }
 
-// Whether all records have gone; else errno says why not.
+// Returns true if all records were sent; else sets errno.
 bool TlsSession::send_records() noexcept {
     while (sent_ < outgoing_.size()) {
         const ssize_t gone = ::send(fd_, outgoing_.data() + sent_, outgoing_.size() - sent_,
@@ -174,7 +175,7 @@ bool TlsSession::send_records() noexcept {
     return true;
 }
 
-// ---- the handshake
+// ---- handshake
 
 bool TlsSession::shake() {
     const OpenSsl& o = openssl();
@@ -182,16 +183,17 @@ bool TlsSession::shake() {
     const int done = o.SSL_do_handshake(ssl_.get());
     if (done != 1 && (ended_ || error_ || o.SSL_get_error(ssl_.get(), done) != kWantRead)) {
         const std::string why = problem();
-        static_cast<void>(send_records());  // the alert by which the other end learns why
+        static_cast<void>(send_records());  // the alert tells the other end the reason
         throw Error(Fault::stranger, why);
     }
     const bool sent = send_records();
     if (done != 1) {
-        if (!sent) throw Error(Fault::stranger, "takes no bytes in the TLS handshake");
+        if (!sent) throw Error(Fault::stranger, "accepts no bytes in the TLS handshake");
         return false;
     }
     ::explicit_bzero(key_.data(), key_.size());
-    // Else it has shown a certificate in place of the key, which proves nothing here.
+    // Otherwise the other end has used a certificate in place of the key, which proves nothing
+    // here.
     if (!by_certificate_ && o.SSL_session_reused(ssl_.get()) != 1)
         throw Error(Fault::stranger, "the other end did not use the key of this session for TLS");
     return true;
@@ -210,11 +212,11 @@ TlsSession::Key TlsSession::binding() const {
     Key number{};
     if (openssl().SSL_export_keying_material(ssl_.get(), number.data(), number.size(),
                                              kBinding.data(), kBinding.size(), nullptr, 0, 0) != 1)
-        throw Error(Fault::stranger, "TLS: no channel to bind to: " + reason());
+        throw Error(Fault::stranger, "TLS: no channel binding: " + reason());
     return number;
 }
 
-// ---- the key that both ends have
+// ---- pre-shared key
 
 ssl_session_st* TlsSession::session_of_key() const {
     const OpenSsl& o = openssl();
@@ -239,7 +241,7 @@ int TlsSession::use_key(ssl_st* ssl, const evp_md_st*, const unsigned char** ide
 
 int TlsSession::find_key(ssl_st* ssl, const unsigned char*, size_t, ssl_session_st** session) {
     const auto& self = *static_cast<const TlsSession*>(openssl().SSL_get_ex_data(ssl, 0));
-    *session = self.session_of_key();  // there is but one, whatever it is called
+    *session = self.session_of_key();  // a session has only one key, under any identity
     return *session ? 1 : 0;
 }
 
@@ -253,7 +255,7 @@ ssize_t TlsSession::read(void* data, size_t bytes) noexcept {
         const int most = static_cast<int>(std::min(bytes - total, kMostRead));
         const int got = o.SSL_read(ssl_.get(), static_cast<char*>(data) + total, most);
         if (got <= 0) {
-            if (total > 0) break;  // the next call says it again
+            if (total > 0) break;  // the next call reports the error again
             if (ended_) return 0;
             errno = error_                                          ? error_
                     : o.SSL_get_error(ssl_.get(), got) == kWantRead ? EAGAIN
@@ -278,10 +280,10 @@ ssize_t TlsSession::write(const iovec* parts, int count) noexcept {
     return static_cast<ssize_t>(std::exchange(begun_, 0));
 }
 
-// A record takes what comes together from several parts; only what fills one is not copied.
+// Gathers small parts into one record. Only a part that fills a record is not copied.
 bool TlsSession::seal(const iovec* parts, int count) noexcept {
     std::array<char, kRecord> together;
-    size_t at = 0;  // in the first of the parts
+    size_t at = 0;  // offset in the first part
     while (count > 0 && begun_ < kBatch) {
         const char* data = static_cast<const char*>(parts->iov_base) + at;
         size_t bytes = std::min(parts->iov_len - at, kRecord);

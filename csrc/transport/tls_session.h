@@ -1,4 +1,5 @@
-// TLS 1.3 over a connected socket. Both ends show certificates, or both have a key already.
+// TLS 1.3 over a connected socket. Both ends authenticate by certificates, or by a key that they
+// share.
 #pragma once
 
 #include <sys/types.h>
@@ -16,15 +17,16 @@
 
 namespace unisono {
 
-// The files by which this rank shows who it is, and who may vouch for others.
+// The files of this rank's certificate and key, and of the authority that signs its peers'
+// certificates.
 struct TlsFiles {
     std::string certificate, key, authority;
 };
 
-// What connections have in common. Throws Error for files that are of no use, or without OpenSSL.
+// The settings that connections share. Throws Error for unusable files, or without OpenSSL.
 class TlsContext {
   public:
-    // Without files each session brings a key of its own.
+    // nullptr: each session uses a key of its own.
     explicit TlsContext(const TlsFiles* files);
 
     [[nodiscard]] ssl_ctx_st* get() const noexcept { return context_.get(); }
@@ -38,38 +40,39 @@ class TlsContext {
     bool by_certificate_;
 };
 
-// One end of a connection. The socket is somebody else's, does not block, and outlives this. Ends
-// without a word: what ranks say has ends of its own.
+// One end of a connection. The caller owns the socket, which does not block and outlives this
+// object. The session sends no closing alert, because the protocols above mark their own end.
 class TlsSession {
   public:
     static constexpr size_t kKeyBytes = 32;
     using Key = std::array<unsigned char, kKeyBytes>;
 
-    // `key`: known to both ends only, and new; not used where certificates are.
+    // `key`: fresh, and known only to both ends; unused with certificates.
     TlsSession(const TlsContext& context, int fd, bool dialing, const Key& key);
     TlsSession(const TlsSession&) = delete;
     TlsSession& operator=(const TlsSession&) = delete;
     ~TlsSession();
 
-    // Goes on with the handshake; false: the other end has to say something first. Throws
-    // Fault::stranger if it is not whom it should be.
+    // Continues the handshake. False: the other end must send first. Throws Fault::stranger if the
+    // other end is not authenticated.
     bool shake();
-    // A number that the two ends of this very channel have in common, and no other channel has.
+    // Returns a number that only the two ends of this connection share (channel binding).
     [[nodiscard]] Key binding() const;
 
-    // As recv and sendmsg do: bytes; 0 at the end; -1 and errno. EBADMSG: what came was not written
-    // by the other end. What `write` could not finish it wants to be given again; `begun` tells how
-    // many bytes of it are on their way.
+    // Work like recv and sendmsg: bytes; 0 at the end; -1 and errno. EBADMSG: the input was not
+    // written by the other end. The caller must pass unwritten bytes again; `begun` returns how
+    // many of them are already encrypted.
     ssize_t read(void* data, size_t bytes) noexcept;
     ssize_t write(const iovec* parts, int count) noexcept;
     [[nodiscard]] size_t begun() const noexcept { return begun_; }
-    // Bytes have been taken from the socket that nobody has read: it will not tell of them.
+    // Returns true if bytes were taken from the socket and not yet read. The socket does not report
+    // them.
     [[nodiscard]] bool pending() const noexcept;
-    // What is written from here on is under another key: no key is good for ever.
+    // Switches to a new key for later writes, because each key has a limit.
     bool renew_key() noexcept;
-    // What was wrong with the last of these calls.
+    // Describes the error of the last call.
     [[nodiscard]] std::string problem() const;
-    // From now on takes more from the socket than it needs at once: for those who ask `pending`.
+    // Reads more from the socket than needed, from now on. For callers that check `pending`.
     void read_ahead() { incoming_.resize(kReadAhead); }
 
   private:
@@ -97,10 +100,10 @@ class TlsSession {
     const bool by_certificate_, dialing_;
     Key key_;
     std::unique_ptr<ssl_st, Free> ssl_;
-    std::vector<char> outgoing_;  // records, of which the first `sent_` bytes have gone
+    std::vector<char> outgoing_;  // records; the first `sent_` bytes have been sent
     size_t sent_ = 0;
     size_t begun_ = 0;        // bytes of clear text in them
-    uint64_t under_key_ = 0;  // bytes sealed since the key was new
+    uint64_t under_key_ = 0;  // bytes sealed under the current key
     std::vector<char> incoming_;
     size_t begin_ = 0, end_ = 0;
     int error_ = 0;  // of the socket

@@ -1,4 +1,4 @@
-"""MPI as the wire: real ranks, started by each MPI that is installed, on hosts that are pretended.
+"""MPI as the transport: real ranks on simulated hosts, started by each installed MPI.
 
 What the ranks do is in tests/mpi_program.py.
 """
@@ -115,6 +115,6 @@ except RendezvousError as error:
 
 
 def test_an_mpi_without_threads_is_refused() -> None:
-    text = "from unisono.transport.mpi_wire import load_mpi; load_mpi()"
+    text = "from unisono.transport.mpi_transport import load_mpi; load_mpi()"
     job = run("mpich", [sys.executable, "-c", text], ranks=1, threads=False)
-    assert "UnsupportedError: MPI as wire needs MPI_THREAD_MULTIPLE" in job.stderr
+    assert "UnsupportedError: MPI as transport needs MPI_THREAD_MULTIPLE" in job.stderr

@@ -67,7 +67,7 @@ def check_at_rank_0(check: Callable[[Communicator], None]) -> None:
 
 
 def _anything_from(comm: Communicator) -> bool:
-    """Whether rank 1 is still there: a receive from it is not in vain yet."""
+    """Whether rank 1 is still there: a receive from it is not in all_left yet."""
     work = comm.recv(np.zeros(0), GONE, tag=7, async_op=True)
     ended: bool = work.test()
     if not ended:

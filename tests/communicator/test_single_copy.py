@@ -79,11 +79,11 @@ def _check(comm: Communicator, count: int) -> None:
 
 @pytest.mark.parametrize("ranks", [2, 3, 5])
 def test_results_are_those_of_numpy(ranks: int) -> None:
-    with Processes(calls, ranks) as crew:
-        for said in crew.wait_for("used", range(ranks)):
+    with Processes(calls, ranks) as job:
+        for said in job.wait_for("used", range(ranks)):
             assert said["yes"]
             assert not said["no"]
-        crew.wait_for("right", range(ranks))
+        job.wait_for("right", range(ranks))
 
 
 def uneven(me: Me) -> None:
@@ -97,8 +97,8 @@ def uneven(me: Me) -> None:
 
 
 def test_pieces_of_different_lengths() -> None:
-    with Processes(uneven, 5) as crew:
-        crew.wait_for("right", range(5))
+    with Processes(uneven, 5) as job:
+        job.wait_for("right", range(5))
 
 
 def never(me: Me) -> None:
@@ -110,8 +110,8 @@ def test_the_setting_of_rank_0_counts() -> None:
     def environment(rank: int) -> dict[str, str]:
         return {} if rank else {"UNISONO_SINGLE_COPY": "never"}
 
-    with Processes(never, 3, environment=environment) as crew:
-        assert not any(said["yes"] for said in crew.wait_for("used", range(3)))
+    with Processes(never, 3, environment=environment) as job:
+        assert not any(said["yes"] for said in job.wait_for("used", range(3)))
 
 
 def calls_from_apart(me: Me) -> None:
@@ -127,9 +127,9 @@ def calls_from_apart(me: Me) -> None:
 @pytest.mark.skipif(os.geteuid() != 0, reason="a namespace of process numbers takes root")
 def test_ranks_that_cannot_reach_each_other_stage() -> None:
     """In its own namespace a process has another number, and does not know those of the others."""
-    with Processes(calls_from_apart, 3) as crew:
-        assert not any(said["yes"] for said in crew.wait_for("used", range(3)))
-        crew.wait_for("right", range(3))
+    with Processes(calls_from_apart, 3) as job:
+        assert not any(said["yes"] for said in job.wait_for("used", range(3)))
+        job.wait_for("right", range(3))
 
 
 def shares_and_dies(me: Me) -> None:
@@ -147,11 +147,11 @@ def shares_and_dies(me: Me) -> None:
 
 
 def test_a_rank_that_dies_while_others_read_from_it_is_named() -> None:
-    with Processes(shares_and_dies, 3) as crew:
-        crew.wait_for("ready", range(3))
+    with Processes(shares_and_dies, 3) as job:
+        job.wait_for("ready", range(3))
         time.sleep(0.1)
-        killed = crew.signal(1, signal.SIGKILL)
-        for said in crew.wait_for("raised", [0, 2]):
+        killed = job.signal(1, signal.SIGKILL)
+        for said in job.wait_for("raised", [0, 2]):
             assert said["error"] == "PeerLostError", said
             assert f"rank 1 (pid {crew.processes[1].pid}) is gone" in said["text"]
             assert said["at"] - killed < MOST_S
@@ -167,8 +167,8 @@ def gives_up(me: Me) -> None:
 
 
 def test_a_rank_that_gives_up_ends_the_call_of_its_readers() -> None:
-    with Processes(gives_up, 3) as crew:
-        for said in crew.wait_for("raised", range(3)):
+    with Processes(gives_up, 3) as job:
+        for said in job.wait_for("raised", range(3)):
             assert said["error"] == "AbortedError"
             assert "enough" in said["text"]
 
@@ -186,5 +186,5 @@ def ends(me: Me) -> None:
 
 
 def test_staged_and_lent_calls_may_follow_each_other() -> None:
-    with Processes(ends, 4) as crew:
-        crew.wait_for("right", range(4))
+    with Processes(ends, 4) as job:
+        job.wait_for("right", range(4))

@@ -154,7 +154,7 @@ def test_what_is_changed_on_the_way_is_not_believed(
     tapped(monkeypatch, Tap(change))
     found = spanning(body, [PSK] * 2)
     assert [type(one) for one in found] == [PeerLostError] * 2
-    assert any("changed on its way (TLS)" in str(one) for one in found), found
+    assert any("changed in transit (TLS)" in str(one) for one in found), found
 
 
 # ---- who is refused

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
-from thread_group import EVERYTHING, TIMEOUT_S, Crew, compare
+from thread_group import EVERYTHING, TIMEOUT_S, ThreadGroup, compare
 from unisono import algorithms, native
 from unisono.bootstrap.single_copy import NO_SINGLE_COPY
 from unisono.config import DEFAULT_STAGING_BYTES
@@ -20,22 +20,22 @@ from unisono.types import DType, Op, ReduceOp
 
 EVERY = [(op, name) for op in Op for name in algorithms.names(op)]
 RANKS = [*range(1, 10), 13, 16]
-Crews = Callable[..., Crew]
+ThreadGroups = Callable[..., ThreadGroup]
 LEAST_STAGING_BYTES = 1 << 12
 
 
 @pytest.fixture(scope="module")
-def crews() -> Iterator[Crews]:
-    made: dict[tuple[int, int, bool], Crew] = {}
+def groups() -> Iterator[ThreadGroups]:
+    made: dict[tuple[int, int, bool], ThreadGroup] = {}
 
-    def crew(ranks: int, staging_bytes: int, shares_memory: bool = False) -> Crew:
+    def group(ranks: int, staging_bytes: int, shares_memory: bool = False) -> ThreadGroup:
         key = (ranks, staging_bytes, shares_memory)
         if key not in made:
             single_copy_rules = EVERYTHING if shares_memory else NO_SINGLE_COPY
-            made[key] = Crew(ranks, staging_bytes, single_copy_rules=single_copy_rules)
+            made[key] = ThreadGroup(ranks, staging_bytes, single_copy_rules=single_copy_rules)
         return made[key]
 
-    yield crew
+    yield group
     for each in made.values():
         each.close()
 
@@ -53,18 +53,18 @@ def refusing_little_staging(staging_bytes: int) -> Iterator[None]:
 
 @given(data=st.data())
 @settings(max_examples=200, deadline=None)
-def test_anything(data: st.DataObject, crews: Crews) -> None:
+def test_anything(data: st.DataObject, groups: ThreadGroups) -> None:
     op, name = data.draw(st.sampled_from(EVERY))
     ranks = data.draw(st.sampled_from(RANKS))
     root = data.draw(st.integers(0, ranks - 1))
     staging_bytes = data.draw(st.sampled_from([LEAST_STAGING_BYTES, DEFAULT_STAGING_BYTES]))
-    crew = crews(ranks, staging_bytes, data.draw(st.booleans()))
+    group = groups(ranks, staging_bytes, data.draw(st.booleans()))
     with refusing_little_staging(staging_bytes):
-        crew.plans(op, name, root, None)
+        group.plans(op, name, root, None)
     dtype = data.draw(st.sampled_from(DType))
     reductions = [r for r in ReduceOp if dtype.supports(r) and not (op.scans and r is ReduceOp.AVG)]
     reduction = data.draw(st.sampled_from(reductions))
-    plans = crew.plans(op, name, root, None)
+    plans = group.plans(op, name, root, None)
     in_place = all(plan.in_place for plan in plans) and data.draw(st.booleans())
     length = st.integers(0, 400)
     if plans[0].uniform or (in_place and op is Op.ALL_TO_ALL):
@@ -72,37 +72,37 @@ def test_anything(data: st.DataObject, crews: Crews) -> None:
     else:
         counts = data.draw(st.lists(length, min_size=ranks, max_size=ranks))
     compare(
-        crew, op, name, counts, root=root, dtype=dtype, reduction=reduction,
+        group, op, name, counts, root=root, dtype=dtype, reduction=reduction,
         block_bytes=data.draw(st.sampled_from([64, 128, 1024, 4096])), in_place=in_place,
         seed=data.draw(length), offset=data.draw(st.sampled_from([0, 16, 1, 63])),
     )  # fmt: skip
 
 
 @pytest.mark.parametrize(("op", "name"), EVERY)
-def test_every_algorithm_over_many_blocks(op: Op, name: str, crews: Crews) -> None:
+def test_every_algorithm_over_many_blocks(op: Op, name: str, groups: ThreadGroups) -> None:
     for ranks in (2, 5, 8) if EVERY.index((op, name)) % 2 else (2, 3):
         counts = [4001] * ranks
         for shares_memory in (False, True):
-            crew = crews(ranks, 1 << 20, shares_memory)
-            compare(crew, op, name, counts, root=ranks - 1, block_bytes=4096)
+            group = groups(ranks, 1 << 20, shares_memory)
+            compare(group, op, name, counts, root=ranks - 1, block_bytes=4096)
 
 
 @pytest.mark.parametrize("dtype", list(DType))
-def test_every_reduction_of_every_type(dtype: DType, crews: Crews) -> None:
+def test_every_reduction_of_every_type(dtype: DType, groups: ThreadGroups) -> None:
     for reduction in ReduceOp:
         if not dtype.supports(reduction):
             continue
         for name in ("ring", "one_shot"):
             compare(
-                crews(5, 1 << 20), Op.ALL_REDUCE, name, [1003] * 5, dtype=dtype,
+                groups(5, 1 << 20), Op.ALL_REDUCE, name, [1003] * 5, dtype=dtype,
                 reduction=reduction, block_bytes=1024, in_place=True, offset=1,
             )  # fmt: skip
 
 
-def test_blocks_of_the_size_that_is_chosen(crews: Crews) -> None:
-    crew = crews(3, 1 << 20)
+def test_blocks_of_the_size_that_is_chosen(groups: ThreadGroups) -> None:
+    group = groups(3, 1 << 20)
     for name in algorithms.names(Op.ALL_REDUCE):
-        compare(crew, Op.ALL_REDUCE, name, [200_003] * 3, in_place=True)
+        compare(group, Op.ALL_REDUCE, name, [200_003] * 3, in_place=True)
 
 
 def test_blocks_fit_the_staging_and_hold_whole_elements() -> None:
@@ -115,31 +115,31 @@ def test_blocks_fit_the_staging_and_hold_whole_elements() -> None:
         block_bytes_for([64, 64], 2, 64 * 1024)
 
 
-def test_a_plan_is_loaded_once(crews: Crews) -> None:
-    executor = crews(4, 1 << 20).executors[1]
+def test_a_plan_is_loaded_once(groups: ThreadGroups) -> None:
+    executor = groups(4, 1 << 20).executors[1]
     assert executor.plan(Op.ALL_REDUCE, "ring", -1) is executor.plan(Op.ALL_REDUCE, "ring", -1)
     with pytest.raises(UnsupportedError, match="no algorithm 'none'"):
         executor.plan(Op.ALL_REDUCE, "none", -1)
 
 
 def test_plans_are_for_the_hosts_that_the_executor_is_told() -> None:
-    crew = Crew(5, 1 << 20, hosts=((0, 3), (1,), (2, 4)))
+    group = ThreadGroup(5, 1 << 20, hosts=((0, 3), (1,), (2, 4)))
     try:
         for op in Op:
             for name in algorithms.names(op):
                 if op is not Op.BARRIER and algorithms.find(op, name).for_hosts:
-                    compare(crew, op, name, [1003] * 5, root=3)
+                    compare(group, op, name, [1003] * 5, root=3)
     finally:
-        crew.close()
+        group.close()
 
 
-def test_nonsense_never_reaches_the_memory(crews: Crews) -> None:
-    crew = crews(1, 1 << 20)
-    plan = crew.plans(Op.ALL_REDUCE, "direct", -1, None)[0]
+def test_nonsense_never_reaches_the_memory(groups: ThreadGroups) -> None:
+    group = groups(1, 1 << 20)
+    plan = group.plans(Op.ALL_REDUCE, "direct", -1, None)[0]
     args = Arguments(op=Op.ALL_REDUCE, dtype=DType.FLOAT32, count=1)
-    call = crew.executors[0].prepare(plan, args)
+    call = group.executors[0].prepare(plan, args)
     with pytest.raises(UnisonoError, match="pieces"):
-        crew.groups[0].run_pieces(call, [], [], TIMEOUT_S)
+        group.groups[0].run_pieces(call, [], [], TIMEOUT_S)
     whole: dict[str, Any] = {
         "packed": b"", "readers": b"", "rank": 0, "ranks": 1, "pieces_in": 1, "pieces_out": 1,
         "parts": 1, "stages": 1, "rounds": 1, "slots": [0], "scratch": 0,

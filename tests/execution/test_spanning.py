@@ -14,7 +14,7 @@ import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
-from thread_group import Crew, compare
+from thread_group import ThreadGroup, compare
 from unisono import algorithms, native
 from unisono.algorithms.host_layout import Hosts
 from unisono.errors import UnsupportedError
@@ -34,7 +34,7 @@ def connected() -> tuple[int, int]:
     return dialed.detach(), accepted.detach()
 
 
-class SpanningCrew(Crew):
+class SpanningThreadGroup(ThreadGroup):
     """Ranks on several hosts, with `streams` connections between each two of different hosts."""
 
     def __init__(self, hosts: Hosts, streams: int = 1) -> None:
@@ -78,17 +78,17 @@ LAYOUTS: list[Hosts] = [
 
 
 @pytest.fixture(scope="module", params=[1, 3], ids=["one stream", "three streams"])
-def crews(request: pytest.FixtureRequest) -> Iterator[list[SpanningCrew]]:
-    made = [SpanningCrew(hosts, request.param) for hosts in LAYOUTS]
+def groups(request: pytest.FixtureRequest) -> Iterator[list[SpanningThreadGroup]]:
+    made = [SpanningThreadGroup(hosts, request.param) for hosts in LAYOUTS]
     yield made
-    for crew in made:
-        crew.close()
+    for group in made:
+        group.close()
 
 
-def serves(crew: SpanningCrew, op: Op, name: str) -> bool:
+def serves(group: SpanningThreadGroup, op: Op, name: str) -> bool:
     """Whether an algorithm can do with hosts like these at all."""
     try:
-        algorithms.build(op, name, ranks=crew.ranks, hosts=crew.hosts)
+        algorithms.build(op, name, ranks=group.ranks, hosts=group.hosts)
     except UnsupportedError:
         return False
     return True
@@ -96,22 +96,22 @@ def serves(crew: SpanningCrew, op: Op, name: str) -> bool:
 
 @given(data=st.data())
 @settings(max_examples=100, deadline=None)
-def test_anything(data: st.DataObject, crews: list[SpanningCrew]) -> None:
+def test_anything(data: st.DataObject, groups: list[SpanningThreadGroup]) -> None:
     op, name = data.draw(st.sampled_from(EVERY))
-    crew = data.draw(st.sampled_from(crews))
-    assume(serves(crew, op, name))
-    root = data.draw(st.integers(0, crew.ranks - 1))
+    group = data.draw(st.sampled_from(groups))
+    assume(serves(group, op, name))
+    root = data.draw(st.integers(0, group.ranks - 1))
     dtype = data.draw(st.sampled_from(DType))
     reductions = [r for r in ReduceOp if dtype.supports(r) and not (op.scans and r is ReduceOp.AVG)]
-    plans = crew.plans(op, name, root, None)
+    plans = group.plans(op, name, root, None)
     in_place = all(plan.in_place for plan in plans) and data.draw(st.booleans())
     length = st.integers(0, 400)
     if plans[0].uniform or (in_place and op is Op.ALL_TO_ALL):
-        counts = [data.draw(length)] * crew.ranks
+        counts = [data.draw(length)] * group.ranks
     else:
-        counts = data.draw(st.lists(length, min_size=crew.ranks, max_size=crew.ranks))
+        counts = data.draw(st.lists(length, min_size=group.ranks, max_size=group.ranks))
     compare(
-        crew, op, name, counts, root=root, dtype=dtype,
+        group, op, name, counts, root=root, dtype=dtype,
         reduction=data.draw(st.sampled_from(reductions)),
         block_bytes=data.draw(st.sampled_from([64, 128, 1024, 4096])), in_place=in_place,
         seed=data.draw(length), offset=data.draw(st.sampled_from([0, 16, 1, 63])),
@@ -120,12 +120,14 @@ def test_anything(data: st.DataObject, crews: list[SpanningCrew]) -> None:
 
 
 @pytest.mark.parametrize(("op", "name"), EVERY)
-def test_every_algorithm_over_many_blocks(op: Op, name: str, crews: list[SpanningCrew]) -> None:
-    for crew in (crew for crew in crews[1:3] if serves(crew, op, name)):
-        compare(crew, op, name, [4001] * crew.ranks, root=crew.ranks - 1, block_bytes=4096)
-        compare(crew, op, name, [2001] * crew.ranks, root=0, block_bytes=256, lead=2)
+def test_every_algorithm_over_many_blocks(
+    op: Op, name: str, groups: list[SpanningThreadGroup]
+) -> None:
+    for group in (group for group in groups[1:3] if serves(group, op, name)):
+        compare(group, op, name, [4001] * group.ranks, root=group.ranks - 1, block_bytes=4096)
+        compare(group, op, name, [2001] * group.ranks, root=0, block_bytes=256, lead=2)
 
 
-def test_blocks_of_the_size_that_is_chosen(crews: list[SpanningCrew]) -> None:
+def test_blocks_of_the_size_that_is_chosen(groups: list[SpanningThreadGroup]) -> None:
     for name in ("direct", "ring", "recursive_doubling"):
-        compare(crews[2], Op.ALL_REDUCE, name, [500_003] * 4, in_place=True)
+        compare(groups[2], Op.ALL_REDUCE, name, [500_003] * 4, in_place=True)

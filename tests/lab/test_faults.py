@@ -229,7 +229,7 @@ def full_disk(lab: Lab, layout: Sequence[int]) -> None:
 
 
 def few_descriptors(lab: Lab, layout: Sequence[int], descriptors: int) -> None:
-    """Where it is too few, the rank says so, and nobody waits for it in vain."""
+    """Where it is too few, the rank says so, and nobody waits for it in all_left."""
     with Job(lab, bodies.patient, layout, descriptors={2: descriptors}) as job:
         codes = job.exit_codes()
         said = [event for rank in range(job.ranks) for event in job.everything(rank)]

@@ -14,7 +14,7 @@ Hosts: TypeAlias = tuple[tuple[int, ...], ...]
 """The ranks of each host."""
 
 
-class WireKind(IntEnum):
+class TransportKind(IntEnum):
     """What ranks of different hosts have between them; as in `csrc/execution/group.h`."""
 
     COLLECTIVES = 0
@@ -27,7 +27,7 @@ class Network(Protocol):
     def form(self, meeting: GroupConfig, members: Sequence[int]) -> JoinedGroup:
         """A group of these ranks of the world."""
 
-    def reach(self, name: bytes, peers: Iterable[int], wire: WireKind) -> None:
+    def reach(self, name: bytes, peers: Iterable[int], transport: TransportKind) -> None:
         """Connects to ranks of the group of this name. Returns at once."""
 
     def leave(self, name: bytes) -> None:
@@ -52,14 +52,14 @@ class GroupNetwork:
         self.members = members
         self.hosts = hosts
         here = next(host for host in hosts if rank in host)
-        self._reached = {wire: set(here) for wire in WireKind}
+        self._reached = {transport: set(here) for transport in TransportKind}
 
-    def reach(self, peers: Iterable[int], wire: WireKind) -> None:
+    def reach(self, peers: Iterable[int], transport: TransportKind) -> None:
         """Sees to it that this rank is, or soon will be, connected to these of its peers."""
-        new = set(peers) - self._reached[wire]
+        new = set(peers) - self._reached[transport]
         if new:
-            self.network.reach(self.name, sorted(new), wire)
-            self._reached[wire] |= new  # last: a signal handler may raise before it is done
+            self.network.reach(self.name, sorted(new), transport)
+            self._reached[transport] |= new  # last: a signal handler may raise before it is done
 
     def leave(self) -> None:
         """After the group was closed."""

@@ -1,4 +1,4 @@
-"""The ranks of several hosts, with MPI as the wire between them."""
+"""The ranks of several hosts, with MPI as the transport between them."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from typing import NoReturn
 
 from unisono.bootstrap.group_config import GroupConfig, JoinedGroup, OpenGroup
-from unisono.bootstrap.group_network import GroupNetwork, Hosts, WireKind, ranks_by_host
+from unisono.bootstrap.group_network import GroupNetwork, Hosts, TransportKind, ranks_by_host
 from unisono.bootstrap.host_group import join_host_group
 from unisono.bootstrap.mpi_store import MpiStore
 from unisono.bootstrap.peer_exchange import RankFacts, WorldFacts, exchange_facts, this_host
@@ -90,7 +90,7 @@ class MpiNetwork:
 
         def open_group(fd: int, _: int, nonce: bytes) -> Group:
             cores = usable_cores()
-            return Group.of_hosts(fd, meeting.rank, len(members), here, nonce, cores, link.carrier)
+            return Group.of_hosts(fd, meeting.rank, len(members), here, nonce, cores, link.library)
 
         group, watch = open_mpi_group(link, local, here, open_group)
         self._groups[name] = _Entered(link=link, watch=watch, group=group)
@@ -99,7 +99,7 @@ class MpiNetwork:
             group=group, nonce=name, word=meeting.word, span=span, timeout_s=meeting.timeout_s
         )
 
-    def reach(self, name: bytes, peers: Iterable[int], wire: WireKind) -> None:
+    def reach(self, name: bytes, peers: Iterable[int], transport: TransportKind) -> None:
         """Nothing is to be done: MPI connects by itself."""
 
     def leave(self, name: bytes) -> None:
@@ -115,8 +115,8 @@ class MpiNetwork:
     def connections(self) -> NoReturn:
         """Raises `UnsupportedError`."""
         raise UnsupportedError(
-            "a communicator whose wire is MPI cannot shrink: MPI ends the whole job when a rank "
-            "dies. Without UNISONO_WIRE=mpi ranks of several hosts connect by TCP, and can"
+            "a communicator whose transport is MPI cannot shrink: MPI ends the whole job when a "
+            "rank dies. Without UNISONO_WIRE=mpi ranks of several hosts connect by TCP, and can"
         )
 
     def form_recovered(self, config: GroupConfig, members: Sequence[int]) -> NoReturn:
@@ -139,7 +139,7 @@ def join_by_mpi(meeting: GroupConfig, settings: Settings) -> JoinedGroup:
     """Joins the world of all ranks that mpiexec started.
 
     Raises `RendezvousError` if they are not there within the timeout, `UnsupportedError` if there
-    is no MPI that can be the wire.
+    is no MPI that can be the transport.
     """
     board = MpiStore()
     arrival = RankFacts(

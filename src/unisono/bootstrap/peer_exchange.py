@@ -115,7 +115,7 @@ def exchange_facts(
     board: BootstrapStore, arrival: RankFacts, *, by_address: bool = True
 ) -> WorldFacts:
     """Meets the other ranks at the board; all get the same. `by_address`: ranks of different hosts
-    will connect to the addresses that they have; not so where MPI is the wire.
+    will connect to the addresses that they have; not so where MPI is the transport.
 
     Raises `RendezvousError` if they do not come, or cannot reach each other by the addresses that
     they have, `AuthenticationError` if this rank is not let in or some have no job secret.

@@ -13,7 +13,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
 from unisono.bootstrap.group_config import GroupConfig, JoinedGroup
-from unisono.bootstrap.group_network import GroupNetwork, Hosts, WireKind, ranks_by_host
+from unisono.bootstrap.group_network import GroupNetwork, Hosts, TransportKind, ranks_by_host
 from unisono.bootstrap.host_group import join_host_group
 from unisono.bootstrap.peer_exchange import RankFacts, WorldFacts, exchange_facts, this_host
 from unisono.bootstrap.shared_segment import join_segment
@@ -57,9 +57,9 @@ class TcpNetwork:
         name = self._name(meeting)
         return self._enter(name, meeting, members, hosts, self._meet_here(name, meeting, hosts))
 
-    def reach(self, name: bytes, peers: Iterable[int], wire: WireKind) -> None:
+    def reach(self, name: bytes, peers: Iterable[int], transport: TransportKind) -> None:
         """Connects to ranks of a group."""
-        self._porter.reach(name, peers, wire)
+        self._porter.reach(name, peers, transport)
 
     def leave(self, name: bytes) -> None:
         """Leaves a group; with the last one the network ends."""

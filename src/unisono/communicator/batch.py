@@ -70,11 +70,11 @@ class BatchedWork(Work):
             self._bound is not None and self._bound.is_completed()
         )
 
-    def _look(self) -> bool:
-        return self._cancelled is not None or self._begun()._look()
+    def _poll(self) -> bool:
+        return self._cancelled is not None or self._begun()._poll()
 
-    def _is_in_vain(self) -> bool:
-        return self._cancelled is None and self._begun()._is_in_vain()
+    def _cannot_complete(self) -> bool:
+        return self._cancelled is None and self._begun()._cannot_complete()
 
     def _end_if_late(self, waited_s: float) -> None:
         self._begun()._end_if_late(waited_s)
@@ -207,7 +207,7 @@ class Batch(JoinedWork):
         engine = self._engine
         works = engine.post(
             [message for delivery in self._deliveries for message in delivery.messages],
-            carried=self._async_op or bool(self._calls),
+            in_background=self._async_op or bool(self._calls),
         )
         handles, rest = [], iter(works)
         for messages, result, handle in self._deliveries:
@@ -274,9 +274,9 @@ class Batch(JoinedWork):
     def is_completed(self) -> bool:
         return self._begun and super().is_completed()
 
-    def _look(self) -> bool:
+    def _poll(self) -> bool:
         self._require_begun()
-        return super()._look()
+        return super()._poll()
 
     # ---- recording
 

@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from unisono import config, native
-from unisono.bootstrap import GroupNetwork, WireKind, single_copy_for
+from unisono.bootstrap import GroupNetwork, TransportKind, single_copy_for
 from unisono.communicator.arrays import Array, Staged
 from unisono.communicator.calls import CallCache, CallRequest
 from unisono.communicator.work import CollectiveWork, JoinedWork, MessageWork, UnderWay
@@ -123,7 +123,7 @@ class Engine:
         self.group = group
         self.span = span
         hosts = span.hosts if span else None
-        reach = functools.partial(span.reach, wire=WireKind.COLLECTIVES) if span else None
+        reach = functools.partial(span.reach, transport=TransportKind.COLLECTIVES) if span else None
         self.rank = rank
         self.size = size
         single_copy_rules = single_copy_for(size, cores=table.cores, wanted=single_copy)
@@ -135,7 +135,7 @@ class Engine:
         self._inline_s = _INLINE_S if size <= native.usable_cores() else _INLINE_CROWDED_S
         self._under_way = UnderWay(group)
         # Without a reference to this engine: C++ holds it, where no collector finds a cycle.
-        self._quick = native.QuickCalls(
+        self._quick = native.FastPath(
             group,
             self._under_way.make,
             self._under_way.held,
@@ -270,7 +270,7 @@ class Engine:
             return self.recorder.add_messages(messages, result, async_op)
         if not messages:
             self.group.require_healthy()
-        works = self.post(messages, carried=async_op)
+        works = self.post(messages, in_background=async_op)
         work = works[0] if len(works) == 1 else JoinedWork(works, lambda: result)
         if async_op:
             return work
@@ -283,15 +283,17 @@ class Engine:
             self.book = self._new_book(table)
 
     def post(
-        self, messages: Sequence[MessageCall], *, carried: bool
+        self, messages: Sequence[MessageCall], *, in_background: bool
     ) -> list[native.Request | MessageWork]:
-        """Begins messages, the receives first, so that what comes need not be stored. `carried`: if
-        the program does something else meanwhile, they go on."""
+        """Begins messages, receives first, so that arriving messages need no intermediate storage.
+
+        With `in_background` the messages progress while the program does other work.
+        """
         requests = [self.request(message) for message in messages]
         for sends in (False, True):
             for message, request in zip(messages, requests, strict=True):
                 if message.sends is sends:
-                    self.messages.begin(request, carried)
+                    self.messages.begin(request, in_background)
         return [
             request
             if message.sends or message.staged.copy is None
@@ -314,7 +316,7 @@ class Engine:
         if self.span is None:
             return
         peers = range(self.size) if peer == native.ANY_SOURCE else [peer]
-        self.span.reach(peers, WireKind.P2P)
+        self.span.reach(peers, TransportKind.P2P)
         for rank in peers:
             self.messages.reach(rank)
 

@@ -78,7 +78,7 @@ def recv(
             )
         engine.deliver([message], x, False)
         return src
-    (work,) = engine.post([message], carried=False)
+    (work,) = engine.post([message], in_background=False)
     work.wait()
     return work.source_rank()
 

@@ -49,7 +49,7 @@ class Work(ABC):
         return f"<Work: {self._call()}, {self._state()}>"
 
     def _state(self) -> str:
-        if not self._look():
+        if not self._poll():
             return "pending"
         error = self.exception()
         return "done" if error is None else f"failed: {type(error).__name__}: {error}"
@@ -107,11 +107,11 @@ class Work(ABC):
         """Whether the call has ended, well or not; moves what can be moved without waiting."""
         return self.is_completed()
 
-    def _look(self) -> bool:
+    def _poll(self) -> bool:
         """Like `test`, in passing: that its peer has left does not end it."""
         return self.is_completed()
 
-    def _is_in_vain(self) -> bool:
+    def _cannot_complete(self) -> bool:
         """Whether nobody is left who could end it. Collectives end by themselves."""
         return False
 
@@ -153,14 +153,14 @@ def _look_for_any(works: Sequence[Work], timeout_s: float | None) -> int:
     began_s, nap_s = time.monotonic(), _SHORTEST_NAP_S
     while True:
         for place, work in enumerate(works):
-            if work._look():
+            if work._poll():
                 return place
         waited_s = time.monotonic() - began_s
         if timeout_s is not None and waited_s >= timeout_s:
             raise TimeoutError(f"all are still under way after {timeout_s:g} s (timeout)")
         for work in works:
             work._end_if_late(waited_s)
-        if all(work._is_in_vain() for work in works):
+        if all(work._cannot_complete() for work in works):
             works[0].test()
         time.sleep(nap_s if timeout_s is None else min(nap_s, timeout_s - waited_s))
         nap_s = min(2 * nap_s, _LONGEST_NAP_S)
@@ -243,7 +243,7 @@ class UnderWay:
             return
         # Step by step, and from a copy: other threads may be doing the same.
         for old in self.held.copy():
-            if old._look():
+            if old._poll():
                 self.held.discard(old)
         self._crowd = 2 * len(self.held) + 1
 
@@ -264,11 +264,11 @@ class MessageWork(Work):
     def is_completed(self) -> bool:
         return self.request.is_completed()
 
-    def _look(self) -> bool:
-        return self.request._look()
+    def _poll(self) -> bool:
+        return self.request._poll()
 
-    def _is_in_vain(self) -> bool:
-        return self.request._is_in_vain()
+    def _cannot_complete(self) -> bool:
+        return self.request._cannot_complete()
 
     def exception(self) -> Exception | None:
         return self.request.exception()
@@ -310,11 +310,11 @@ class JoinedWork(Work):
     def is_completed(self) -> bool:
         return all(work.is_completed() for work in self.works)
 
-    def _look(self) -> bool:
-        return all(work._look() for work in self.works)
+    def _poll(self) -> bool:
+        return all(work._poll() for work in self.works)
 
-    def _is_in_vain(self) -> bool:  # as `test`, which gets no further than the first
-        return next((work._is_in_vain() for work in self.works if not work._look()), False)
+    def _cannot_complete(self) -> bool:  # as `test`, which gets no further than the first
+        return next((work._cannot_complete() for work in self.works if not work._poll()), False)
 
     def _end_if_late(self, waited_s: float) -> None:
         for work in self.works:

@@ -1,4 +1,4 @@
-"""Connections between hosts: sockets, handshake, TLS, one event loop a rank; MPI as another wire.
+"""Connections between hosts: sockets, handshake, TLS, one event loop per rank; or MPI as transport.
 
 A `DialRequest` opens a connection and an `Acceptor` lets one in. Both ends prove that they know
 the job's secret (`authenticate`), then the dialer introduces itself (`Introduction`). An
@@ -20,7 +20,7 @@ from unisono.transport.introduction import (
     tag_of,
 )
 from unisono.transport.mpi_release import PendingRelease
-from unisono.transport.mpi_wire import WATCH_TAG, MpiLink, load_mpi
+from unisono.transport.mpi_transport import WATCH_TAG, MpiLink, load_mpi
 from unisono.transport.secret import job_secret, random_secret
 from unisono.transport.security import CLEAR, Security, security_of
 from unisono.transport.silence import LOOK_EACH_S, Silence

@@ -9,7 +9,7 @@ MPICH.
 
 from __future__ import annotations
 
-from unisono.transport.mpi_wire import LAST_TAG, MpiLink
+from unisono.transport.mpi_transport import LAST_TAG, MpiLink
 
 _MOST_BYTES = 8192  # MPI brings so much at once; heads and news are shorter
 
