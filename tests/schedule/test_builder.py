@@ -1,4 +1,4 @@
-"""The builder takes numbers and arrays, and keeps the order in which they were added."""
+"""The builder accepts numbers and arrays, and keeps the order of additions."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ def test_a_builder_can_go_on_after_it_has_built() -> None:
         ((np.ones(2), 0, 1), "round 0, src: expected integers, got "),
         ((0, 0.5, 1), "round 0, src_chunk: expected integers, got 0.5"),
         ((0, 1 << 40, 1), "src_chunk: expected integers of 32 bits"),
-        ((0, 1 << 80, 1), "numbers beyond 32 bits"),
+        ((0, 1 << 80, 1), "numbers of at most 32 bits"),
         ((0, np.array([1 << 40]), 1), "src_chunk: expected integers of 32 bits"),
     ],
 )

@@ -1,4 +1,4 @@
-"""Each rule of the checker refuses a schedule that breaks just that rule."""
+"""The checker rejects schedules that break a single rule."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from unisono.types import Op
 
 
 def refuse(schedule: Schedule, *, rank: int, chunk: int, round: int, text: str) -> None:
-    """The schedule is refused, for this reason, at this place."""
+    """Checks that the schedule is rejected for this reason, at this place."""
     with pytest.raises(ScheduleError) as caught:
         check(schedule)
     assert f"rank {rank}, chunk {chunk}, round {round}" in str(caught.value)
@@ -34,7 +34,7 @@ def changed(schedule: Schedule, index: int, **changes: int) -> Schedule:
 
 
 def index_of(schedule: Schedule, **fields: int) -> int:
-    """The only transfer with these fields."""
+    """Returns the index of the only transfer with these fields."""
     (index,) = (
         i
         for i, t in enumerate(schedule.transfers)
@@ -51,18 +51,18 @@ def without(schedule: Schedule, **fields: int) -> Schedule:
 
 def test_a_lost_copy() -> None:
     schedule = without(build("all_gather", "direct", ranks=3), src=2, dst=1)
-    refuse(schedule, rank=1, chunk=2, round=0, text="holds nothing in the end")
+    refuse(schedule, rank=1, chunk=2, round=0, text="is empty at the end")
 
 
 def test_a_lost_reduction() -> None:
     schedule = without(build("reduce", "direct", ranks=4, root=1), src=3)
-    refuse(schedule, rank=1, chunk=0, round=0, text="lacks the contribution of rank 3 in")
+    refuse(schedule, rank=1, chunk=0, round=0, text="lacks the contribution of rank 3 at")
 
 
 def test_nothing_at_all() -> None:
     schedule = with_transfers(build("all_reduce", "ring", ranks=3))
     refuse(
-        schedule, rank=0, chunk=0, round=0, text="lacks the contribution of rank 1, 2 in the end"
+        schedule, rank=0, chunk=0, round=0, text="lacks the contribution of rank 1, 2 at the end"
     )
 
 
@@ -89,7 +89,7 @@ def test_swapped_rounds() -> None:
     swap = {0: 1, 1: 0}
     transfers = [replace(t, round=swap.get(t.round, t.round)) for t in schedule.transfers]
     swapped = with_transfers(schedule, *sorted(transfers, key=lambda t: t.round))
-    refuse(swapped, rank=1, chunk=0, round=0, text="read before it holds anything")
+    refuse(swapped, rank=1, chunk=0, round=0, text="is read while empty")
 
 
 def test_unordered_rounds() -> None:
@@ -110,7 +110,7 @@ def test_a_copy_where_a_reduction_belongs() -> None:
 
 def test_a_reduction_where_a_copy_belongs() -> None:
     schedule = changed(build("all_gather", "direct", ranks=3), 0, reduce=True)
-    refuse(schedule, rank=1, chunk=0, round=0, text="reduced into before it holds anything")
+    refuse(schedule, rank=1, chunk=0, round=0, text="a reduction's destination while empty")
 
 
 def test_a_reduction_into_the_result() -> None:
@@ -128,15 +128,15 @@ def test_a_reduction_into_the_result() -> None:
 @pytest.mark.parametrize(
     ("changes", "rank", "chunk", "text"),
     [
-        ({"src": 4}, 4, 0, "ranks 0..3"),
-        ({"src": -1}, -1, 0, "ranks 0..3"),
-        ({"dst": 4}, 4, 0, "ranks 0..3"),
-        ({"src_chunk": 4}, 0, 4, "chunks 0..3"),
-        ({"src_chunk": -1}, 0, -1, "chunks 0..3"),
-        ({"dst_chunk": 4}, 1, 4, "chunks 0..3"),
-        ({"count": 5}, 0, 4, "chunks 0..3"),
-        ({"count": 0}, 0, 0, "0 chunks"),
-        ({"count": -1}, 0, 0, "-1 chunks"),
+        ({"src": 4}, 4, 0, "rank in 0..3"),
+        ({"src": -1}, -1, 0, "rank in 0..3"),
+        ({"dst": 4}, 4, 0, "rank in 0..3"),
+        ({"src_chunk": 4}, 0, 4, "chunk in 0..3"),
+        ({"src_chunk": -1}, 0, -1, "chunk in 0..3"),
+        ({"dst_chunk": 4}, 1, 4, "chunk in 0..3"),
+        ({"count": 5}, 0, 4, "chunk in 0..3"),
+        ({"count": 0}, 0, 0, "got 0"),
+        ({"count": -1}, 0, 0, "got -1"),
     ],
 )
 def test_out_of_range(changes: dict[str, int], rank: int, chunk: int, text: str) -> None:
@@ -145,7 +145,7 @@ def test_out_of_range(changes: dict[str, int], rank: int, chunk: int, text: str)
 
 
 def test_negative_scratch() -> None:
-    with pytest.raises(ScheduleError, match="-1 scratch"):
+    with pytest.raises(ScheduleError, match="scratch locations, got -1"):
         check(replace(build("barrier", "direct", ranks=2), scratch=-1))
 
 
@@ -157,28 +157,28 @@ def test_two_copies_meet() -> None:
         rank=3,
         chunk=0,
         round=1,
-        text="written by ranks 2, 0 at once",
+        text="written by ranks 2, 0 in one round",
     )
 
 
 def test_a_copy_and_a_reduction_meet() -> None:
     schedule = changed(build("all_reduce", "one_shot", ranks=3), 0, reduce=False)
-    refuse(schedule, rank=0, chunk=0, round=0, text="written by ranks 1, 2 at once, not all red")
+    refuse(
+        schedule, rank=0, chunk=0, round=0, text="written by ranks 1, 2 in one round, but not all"
+    )
 
 
 def test_a_premature_read() -> None:
     schedule = build("broadcast", "binomial_tree", ranks=4)
     early = replace(schedule.transfers[-1], round=0)
     transfers = sorted((*schedule.transfers[:-1], early), key=lambda t: t.round)
-    refuse(with_transfers(schedule, *transfers), rank=2, chunk=0, round=0, text="before it holds")
+    refuse(with_transfers(schedule, *transfers), rank=2, chunk=0, round=0, text="while empty")
 
 
 def test_the_wrong_root() -> None:
     schedule = build("broadcast", "direct", ranks=3, root=0)
     collective = replace(schedule.collective, root=1)
-    refuse(
-        replace(schedule, collective=collective), rank=0, chunk=0, round=0, text="before it holds"
-    )
+    refuse(replace(schedule, collective=collective), rank=0, chunk=0, round=0, text="while empty")
 
 
 def test_the_wrong_root_of_a_reduction() -> None:

@@ -1,4 +1,4 @@
-"""Schedules taken apart and put together: nothing is lost, and parts that move alike join."""
+"""Schedules are split into moves and assembled again without loss, and equal parts join."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def test_a_schedule_is_its_moves(op: Op, name: str) -> None:
 
 
 def finer(schedule: Schedule, factor: int) -> Schedule:
-    """Every part cut in so many; they need not travel together in the list."""
+    """Returns the schedule with each part cut into `factor` parts, in any order of the moves."""
     c = schedule.collective
     collective = Collective(op=c.op, ranks=c.ranks, parts=c.parts * factor, root=c.root)
     moves = [

@@ -47,7 +47,7 @@ def test_refs_cover_every_part_of_every_piece_once(op: Op, parts: int) -> None:
 
 def test_refs_are_none_where_there_is_nothing() -> None:
     c = collective(Op.ALL_TO_ALL, 3)
-    assert c.input_ref(0, 3) is None  # chunk 3 is what rank 1 sends to rank 0
+    assert c.input_ref(0, 3) is None  # rank 1 sends chunk 3 to rank 0
     assert c.input_ref(1, 3) == (0, 0)
     assert c.output_ref(0, 3) == (1, 0)
     assert c.output_ref(1, 3) is None
@@ -65,13 +65,13 @@ def test_in_place_output_is_the_piece_of_the_same_place() -> None:
 @pytest.mark.parametrize(
     ("op", "ranks", "parts", "root", "text"),
     [
-        (Op.ALL_REDUCE, 0, 1, None, "0 ranks"),
+        (Op.ALL_REDUCE, 0, 1, None, "ranks, got 0"),
         (Op.ALL_REDUCE, 1 << 20, 1, None, "ranks"),
-        (Op.ALL_REDUCE, 2, 0, None, "0 parts"),
-        (Op.ALL_REDUCE, 2, 1, 0, "has no root"),
-        (Op.BROADCAST, 2, 1, None, "root None"),
-        (Op.BROADCAST, 2, 1, 2, "root 2"),
-        (Op.BROADCAST, 2, 1, -1, "root -1"),
+        (Op.ALL_REDUCE, 2, 0, None, "parts, got 0"),
+        (Op.ALL_REDUCE, 2, 1, 0, "expected no root"),
+        (Op.BROADCAST, 2, 1, None, "got None"),
+        (Op.BROADCAST, 2, 1, 2, "got 2"),
+        (Op.BROADCAST, 2, 1, -1, "got -1"),
     ],
 )
 def test_nonsense_is_refused(op: Op, ranks: int, parts: int, root: int | None, text: str) -> None:

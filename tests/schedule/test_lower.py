@@ -110,7 +110,7 @@ def test_waits_are_not_repeated() -> None:
 
 def test_dead_writes_are_dropped() -> None:
     b = Builder(Collective(op=Op.BROADCAST, ranks=3, root=0), "test", scratch=1)
-    b.copy(0, 0, 1, 1)  # to scratch, where nobody looks
+    b.copy(0, 0, 1, 1)  # to scratch that no rank reads
     b.copy(0, 0, 2, 0)
     b.next_round()
     b.copy(2, 0, 1, 0)
@@ -131,7 +131,7 @@ def test_scratch_and_local_moves() -> None:
     plan = lower(schedule)[1]
     assert codes(plan) == "COPY POST WAIT COPY REDUCE ARG ARG POST"
     assert plan.num_tmp == 1
-    # The fold is in the order of the ranks that did the sending: here, both times, rank 1.
+    # The fold follows the order of the sending ranks. Both operands come from rank 1.
     assert [r.src.space for r in plan.records if r.code is Code.ARG] == [Space.IN, Space.TMP]
 
 
@@ -183,9 +183,9 @@ def test_reduce_depth_counts_nested_sums() -> None:
 
 
 def detoured(data: st.DataObject, schedule: Schedule) -> Schedule:
-    """The same with some transfers by way of scratch, on any rank, and some copies for nothing.
+    """Returns the schedule with some transfers through scratch on any rank, and some unused copies.
 
-    Each round becomes two: in the first only scratch is written.
+    Each round becomes two rounds. The first round writes only scratch.
     """
     ranks, scratch = schedule.collective.ranks, schedule.num_locations
     transfers: list[Transfer] = []
@@ -235,7 +235,7 @@ def test_more_slots_than_records_can_name_are_refused() -> None:
     b = Builder(Collective(op=Op.SCATTER, ranks=3, parts=(1 << 15) + 1, root=0), "test")
     rank = np.arange(1, 3)
     b.copy(0, rank * ((1 << 15) + 1), rank, count=(1 << 15) + 1)
-    with pytest.raises(UnsupportedError, match="a rank would need 65538 slots"):
+    with pytest.raises(UnsupportedError, match="a rank needs 65538 slots"):
         lower_rank(b.build(), 0)
 
 
@@ -267,7 +267,7 @@ def test_a_wrong_schedule_is_not_lowered() -> None:
 
 
 def readings(plan: ExecutionPlan) -> dict[int, dict[int, int]]:
-    """For each other rank the slots of it that the plan reads, with the post waited for."""
+    """Returns, for each other rank, its slots that the plan reads, with the post waited for."""
     seen: dict[int, int] = {}
     found: dict[int, dict[int, int]] = {}
     for record in plan.records:
@@ -303,7 +303,7 @@ def test_readers_are_those_whose_plans_read_and_no_others(data: st.DataObject) -
 
 
 def first_post_of(plan: ExecutionPlan, slot: int) -> int:
-    """The post that follows the writing of the slot."""
+    """Returns the post after the write of the slot."""
     own = Ref(space=Space.SLOT, rank=plan.rank, index=slot)
     written = next(i for i, r in enumerate(plan.records) if own in (r.dst, r.dst2))
     return next(r.value for r in plan.records[written:] if r.code is Code.POST)

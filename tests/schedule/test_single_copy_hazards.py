@@ -1,4 +1,4 @@
-"""Plans by which ranks read each other's memory where it is."""
+"""Plans in which ranks read each other's memory in place (single copy)."""
 
 from __future__ import annotations
 
@@ -80,15 +80,15 @@ def test_in_place_needs_readers_that_are_done(name: str) -> None:
     assert not any(plan.in_place for plan in plans)
     assert all(plan.in_place for plan in lower(schedule))
     check_plans(schedule.collective, plans)
-    with pytest.raises(ScheduleError, match="may be overwritten while it is lent"):
+    with pytest.raises(ScheduleError, match="may be overwritten while others read it"):
         check_plans(schedule.collective, plans, in_place=True)
 
 
 @pytest.mark.parametrize(
     ("edit", "text"),
     [
-        (lambda records: drop(records, Code.WAIT), "LENT 1.0 of rank 0 may be read before"),
-        (lambda records: drop(records, Code.LEND), "SLOT|LENT .* may be read before"),
+        (lambda records: drop(records, Code.WAIT), "SHARED 1.0 of rank 0 may be read before"),
+        (lambda records: drop(records, Code.LEND), "SLOT|SHARED .* may be read before"),
         (
             lambda records: [
                 replace(r, flags=r.flags & ~Flag.LENDS) if r.code is Code.REDUCE else r
@@ -103,21 +103,21 @@ def test_in_place_needs_readers_that_are_done(name: str) -> None:
                 else r
                 for r in records
             ],
-            "is not what the slot is for",
+            "disagree about single copy",
         ),
         (
             lambda records: [
                 replace(r, src=Ref(space=Space.TMP, rank=1)) if r.code is Code.LEND else r
                 for r in records
             ],
-            "cannot lend TMP 0.0 of rank 1",
+            "expected a slot and an input or output, got TMP 0.0",
         ),
         (
             lambda records: [
                 replace(r, dst=Ref(space=Space.OUT, rank=1)) if r.code is Code.LEND else r
                 for r in records
             ],
-            "cannot lend",
+            "expected a slot and",
         ),
     ],
 )
@@ -131,5 +131,5 @@ def test_a_result_that_is_lent_is_not_written_over() -> None:
         at = next(i for i, record in enumerate(records) if record.flags & Flag.LENDS)
         return [*records[:-1], replace(records[at], flags=Flag.NONE), records[-1]]
 
-    with pytest.raises(ScheduleError, match="may be overwritten while it is lent"):
+    with pytest.raises(ScheduleError, match="may be overwritten while others read it"):
         check_plans(GATHER.collective, edited(GATHER, 0, again))

@@ -1,4 +1,4 @@
-"""Transfers as columns: the same as their objects, read-only, and never silently cut."""
+"""Columns hold the same values as transfer objects, are read-only, and never truncate a number."""
 
 from __future__ import annotations
 

@@ -1,8 +1,13 @@
-"""Where values lie in the memory of their own ranks.
+"""Allocation of memory for the values of each rank.
 
-What a rank is given lies in its input. A value that is made has a home in the output if it is
-final or used locally later and its location has a place there, else in private memory if used
-locally later, else none.
+The contributions of a rank are in its input. Each written value gets at most one address on its own
+rank:
+
+- in the output, if the value is final or its rank reads the value later, and the output contains
+  the value's location;
+- in private memory, if its rank reads the value later, and the output does not contain the
+  location;
+- none otherwise.
 """
 
 from __future__ import annotations
@@ -22,13 +27,15 @@ from unisono.types import Op
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Homes:
-    """References (see `record.words`) to where values are, and what follows for each rank.
+    """References (see `record.words`) to the memory of all values, and properties of each rank.
 
-    `home` is that of each value, 0 where it has none; `length` is for each step a part of the
-    rank's input or output that is as long as the chunk. `num_tmp` are the private places of each
-    rank; `uniform` says whether it has no such part for some chunk, so that all pieces must have
-    one length, and `in_place` whether its input may be the memory of its output. `lent` are the
-    values that other ranks read where they are.
+    - `kept_at`: the reference of each value, 0 for a value without memory.
+    - `shared`: the values that other ranks read in place (single copy).
+    - `length`: for each step, a part of the rank's input or output that is as long as the chunk.
+    - `num_tmp`: the number of private places of each rank.
+    - `uniform`: true for a rank that has no part as long as some chunk. All pieces must then have
+      one length.
+    - `in_place`: true for a rank whose input and output may be the same memory.
     """
 
     home: Numbers
@@ -40,8 +47,11 @@ class Homes:
 
 
 def settle(flow: Dataflow, staging: Staging, *, lends: bool = False) -> Homes:
-    """Find a home for every value. With `lends`, values that stay where they are until the end of
-    the call are lent: what ranks are given, and results."""
+    """Allocates memory for every value.
+
+    With `single_copy`, other ranks read a value in place if the value does not change before the
+    end of the call. Such values are inputs and results.
+    """
     collective = flow.moves.places.schedule.collective
     needed = np.zeros(len(flow.rank), np.bool_)
     needed[flow.operands[~staging.far]] = needed[flow.outputs] = True
@@ -79,7 +89,7 @@ def settle(flow: Dataflow, staging: Staging, *, lends: bool = False) -> Homes:
 
 
 def _lengths(flow: Dataflow, staging: Staging) -> tuple[Numbers, NDArray[np.bool_]]:
-    """`length` and `uniform`."""
+    """Returns `length` and `uniform`."""
     collective = flow.moves.places.schedule.collective
     rank, chunk = flow.rank[staging.steps], flow.chunk[staging.steps]
     part = chunk % collective.parts
@@ -92,7 +102,7 @@ def _lengths(flow: Dataflow, staging: Staging) -> tuple[Numbers, NDArray[np.bool
     uniform = np.zeros(collective.ranks, np.bool_)
     foreign = np.flatnonzero(~(given | wanted))
     if len(foreign):
-        # A relay of gather, scatter or all_to_all knows but its own pieces' lengths.
+        # A relay of gather, scatter or all_to_all knows only the lengths of its own pieces.
         space = Space.OUT if collective.op is Op.SCATTER else Space.IN
         length[foreign] = words(space, rank[foreign], 0, part[foreign])
         uniform[rank[foreign]] = True
@@ -100,7 +110,7 @@ def _lengths(flow: Dataflow, staging: Staging) -> tuple[Numbers, NDArray[np.bool
 
 
 def _wanted(flow: Dataflow) -> NDArray[np.bool_]:
-    """Which places are of the output."""
+    """Returns a mask of the places that belong to the output."""
     places = flow.moves.places
     wanted = np.zeros(len(places), np.bool_)
     wanted[places.number(places.wanted)] = True
@@ -108,8 +118,10 @@ def _wanted(flow: Dataflow) -> NDArray[np.bool_]:
 
 
 def _first_come(place: Numbers, rank: Numbers, ranks: int) -> tuple[Numbers, Numbers]:
-    """Places numbered within their ranks, in the order in which they come, rank after rank; and
-    how many each rank has."""
+    """Numbers the places of each rank in the order of their first occurrence.
+
+    Returns a number for each entry, and the count of each rank. The entries are ordered by rank.
+    """
     _, first, which = np.unique(place, return_index=True, return_inverse=True)
     counts = np.bincount(rank[first], minlength=ranks)
     number = np.empty_like(first)
@@ -118,9 +130,10 @@ def _first_come(place: Numbers, rank: Numbers, ranks: int) -> tuple[Numbers, Num
 
 
 def _in_place(flow: Dataflow, staging: Staging, written: NDArray[np.bool_]) -> NDArray[np.bool_]:
-    """For each rank whether it reads no input after it wrote the output that may lie there.
+    """Returns true for each rank whose input and output may be the same memory.
 
-    `written` are the values made whose home is the output.
+    Such a rank reads no input after it wrote the output at the same address. `written` marks the
+    values that the rank writes to the output.
     """
     steps = staging.steps
     moved = steps < flow.inputs

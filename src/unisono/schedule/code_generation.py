@@ -1,4 +1,4 @@
-"""From steps to records: what a rank waits for, reads, writes and posts, as numbers."""
+"""Generation of records from steps: the waits, reads, writes and posts of each rank, as numbers."""
 
 from __future__ import annotations
 
@@ -18,10 +18,11 @@ from unisono.schedule.staging import Staging
 def emit(
     flow: Dataflow, staging: Staging, homes: Homes, ranks: range, stages: int
 ) -> tuple[Table, list[int]]:
-    """The records of these ranks one after another, and where those of each begin, and end.
+    """Generates the records of these ranks, one rank after another.
 
-    The records of a step are its waits, then a copy, or a reduction with its operands, then its
-    post; those of a rank end in the post `stages`.
+    Returns the records, and the index at which each rank's records begin, followed by the end. The
+    records of a step are its waits, then a copy, or a reduction with its operands, then its post.
+    The records of a rank end with the post `stages`.
     """
     first = staging.starts[ranks.start]
     steps = slice(first, staging.starts[ranks.stop])
@@ -36,7 +37,7 @@ def emit(
     borders = staging.starts[ranks.start : ranks.stop + 1] - first
     edges = np.concatenate(([0], ends))[borders] + np.arange(
         len(borders)
-    )  # after so many last posts
+    )  # plus the final post of each earlier rank
     head = ends - (closing > 0) - args - 1 + rank - ranks.start
 
     table = np.zeros(edges[-1], ROW)
@@ -71,8 +72,12 @@ def emit(
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class _Reads:
-    """What steps read: step i the values `operand[first[i] : first[i] + count[i]]`, each of them
-    of step `step`, and `far` if it is another rank's. An input that is moved is read itself."""
+    """The values that steps read.
+
+    Step i reads the values `operand[first[i] : first[i] + count[i]]`. `step` is the step of each
+    read. `remote` marks the reads of another rank's values. A step that moves an input reads the
+    input itself.
+    """
 
     step: Numbers
     operand: Numbers
@@ -82,7 +87,7 @@ class _Reads:
 
     @classmethod
     def of(cls, flow: Dataflow, value: Numbers) -> _Reads:
-        """The reads of steps that deal with these values."""
+        """Returns the reads of the steps that write or move these values."""
         made = np.flatnonzero(value >= flow.inputs)
         index = flow.made.searchsorted(value[made])
         begin, count = np.zeros_like(value), np.ones_like(value)
@@ -98,7 +103,9 @@ class _Reads:
 
 
 def _waits(flow: Dataflow, staging: Staging, reads: _Reads, value: Numbers, stages: int) -> Numbers:
-    """The reads that must be waited for: they need a later post than any before of that peer."""
+    """Returns the reads that need a wait: their post is later than all posts of that peer that the
+    rank has already waited for.
+    """
     far = np.flatnonzero(reads.far)
     peer, need = flow.rank[reads.operand[far]], staging.post[reads.operand[far]]
     ranks = flow.moves.places.schedule.collective.ranks
@@ -110,7 +117,7 @@ def _waits(flow: Dataflow, staging: Staging, reads: _Reads, value: Numbers, stag
 
 
 def _sources(flow: Dataflow, staging: Staging, homes: Homes, reads: _Reads) -> Numbers:
-    """Where each read finds its value."""
+    """Returns the reference from which each read gets its value."""
     owner, slot = flow.rank[reads.operand], staging.slot[reads.operand]
     lent = words(Space.LENT, owner, slot)
     shown = np.where(homes.lent[reads.operand], lent, words(Space.SLOT, owner, slot))
@@ -119,7 +126,9 @@ def _sources(flow: Dataflow, staging: Staging, homes: Homes, reads: _Reads) -> N
 
 
 def _goals(flow: Dataflow, staging: Staging, homes: Homes, steps: slice) -> tuple[Numbers, Numbers]:
-    """Where each step writes: to the value's home and its slot, or to one of them."""
+    """Returns the references that each step writes: the value's memory and its slot, or one of
+    them.
+    """
     value, fills = staging.steps[steps], staging.fills[steps]
     rank, location = flow.rank[value], flow.location[value]
     home = np.where(value < flow.inputs, 0, homes.home[value])

@@ -1,8 +1,9 @@
-"""Lower a schedule to one plan per rank.
+"""Conversion of a schedule to one execution plan for each rank.
 
-A plan names slots and posts of other ranks, so all ranks are laid out (`staging.py`, `homes.py`),
-but records are only made for the plans that are asked for. For each step a rank waits for the
-posts that show what it reads, unless it has seen them, writes, and posts where the step says so.
+A plan refers to slots and posts of other ranks. So the conversion lays out all ranks (`staging.py`,
+`buffer_allocation.py`), but generates records only for the requested plans. In each step, a rank
+first waits for the posts that publish its operands, unless it already waited for them. Then the
+rank writes, and posts if the step ends with a post.
 """
 
 from __future__ import annotations
@@ -23,16 +24,17 @@ from unisono.schedule.schedule import Schedule
 from unisono.schedule.staging import stage
 
 _MOST = 1 << 16
-"""Slots, private places and operands are named by 16 bits."""
+"""Limit for slots, private places and operands, because records store them in 16 bits."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RankPlan:
-    """The plan of one rank, with what it has to know of the others.
+    """The plan of one rank, with the necessary facts about the other ranks.
 
-    `slots` are the staging slots of each rank; `uniform` and `in_place` hold for the group: some
-    rank needs pieces of one length, and no rank minds when input and output are the same memory.
-    `in_rank_order` is that of `Dataflow`.
+    - `slots`: the number of staging slots of each rank.
+    - `uniform`: true if some rank needs pieces of one length.
+    - `in_place`: true if the input and output of every rank may be the same memory.
+    - `in_rank_order`: the same as `Dataflow.in_rank_order`.
     """
 
     plan: ExecutionPlan
@@ -43,11 +45,13 @@ class RankPlan:
 
 
 def lower(schedule: Schedule, *, lends: bool = False) -> tuple[ExecutionPlan, ...]:
-    """One plan per rank. With `lends`, ranks read what others were given, and results, where those
-    have them (`homes.py`), instead of through staging slots.
+    """Returns one plan for each rank.
 
-    Raises `ScheduleError` when the schedule is wrong, `UnsupportedError` where a rank would need
-    more slots than records can name.
+    With `single_copy`, ranks read inputs and results of other ranks directly in the owner's memory
+    (`buffer_allocation.py`), instead of through staging slots.
+
+    Raises `ScheduleError` for a wrong schedule, and `UnsupportedError` if a rank needs more slots
+    than records can name.
 
     >>> from unisono.schedule import Builder, Collective
     >>> from unisono.types import Op
@@ -60,9 +64,9 @@ def lower(schedule: Schedule, *, lends: bool = False) -> tuple[ExecutionPlan, ..
 
 
 def lower_rank(schedule: Schedule, rank: int, *, lends: bool = False) -> RankPlan:
-    """The plan of one rank: that of `lower(schedule, lends=lends)`, in a fraction of the time.
+    """Returns the same plan as `lower(schedule, single_copy=single_copy)[rank]`, but faster.
 
-    Raises as `lower` does.
+    Raises the same errors as `lower`.
 
     >>> from unisono.schedule import Builder, Collective
     >>> from unisono.types import Op
@@ -84,7 +88,7 @@ def lower_rank(schedule: Schedule, rank: int, *, lends: bool = False) -> RankPla
 
 
 class _Lowering:
-    """The layout of all ranks, and records for some of them."""
+    """The layout of all ranks, from which `plans` generates the records of some ranks."""
 
     def __init__(self, schedule: Schedule, lends: bool) -> None:
         self.collective = schedule.collective
@@ -95,12 +99,12 @@ class _Lowering:
         most = int(max(self.staging.num_slots.max(), self.homes.num_tmp.max()))
         if most > _MOST or (np.diff(self.flow.first) >= _MOST).any():
             raise UnsupportedError(
-                f"{name(schedule)} on {self.collective.ranks} ranks: a rank would need {most} "
-                f"slots, or a reduction as many operands; at most {_MOST} can be named"
+                f"{name(schedule)} on {self.collective.ranks} ranks: a rank needs {most} "
+                f"slots, or a reduction needs too many operands; the limit is {_MOST}"
             )
 
     def plans(self, start: int, stop: int) -> tuple[ExecutionPlan, ...]:
-        """The plans of the ranks from `start` up to `stop`."""
+        """Returns the plans of ranks `start` to `stop` - 1."""
         table, edges = emit(self.flow, self.staging, self.homes, range(start, stop), self.stages)
         readers = self._readers(start, stop)
         loans_only = bool(self.homes.lent[self.staging.slot >= 0].all())
@@ -124,7 +128,7 @@ class _Lowering:
         )
 
     def _readers(self, start: int, stop: int) -> list[tuple[Reader, ...]]:
-        """For each of these ranks the readers of its slots."""
+        """Returns the readers of the slots, for each of these ranks."""
         flow, staging = self.flow, self.staging
         far = np.flatnonzero(staging.far)
         owner = flow.rank[flow.operands[far]]

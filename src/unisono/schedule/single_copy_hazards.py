@@ -1,8 +1,8 @@
-"""Where memory that a rank lends to others may be written again in the same block.
+"""Analysis of single copy: may a rank overwrite its own input in the same block?
 
-What a rank has lent must stay as it is until all have read it. Results do: nothing is written over
-them. What a rank was given does too, unless the output is written to the same memory: then each
-reader must be known to be done before that.
+Memory that other ranks read in place must not change until they have read it. Results never change.
+An input changes only if the output is in the same memory. Then the owner must know, before it
+writes the output, that all readers have finished.
 """
 
 from __future__ import annotations
@@ -17,11 +17,11 @@ from unisono.types import Op
 
 
 def places_of(flow: Dataflow, given: Numbers) -> Numbers:
-    """For inputs, the place of the output that is the same memory, where a call is in place."""
+    """Returns the output places with the same memory as these inputs in an in-place call."""
     places = flow.moves.places
     collective = places.schedule.collective
     if collective.op is not Op.ALL_TO_ALL:
-        return flow.place[given]  # input and output of a chunk are one place
+        return flow.place[given]  # input and output of a chunk share one place
     chunk = flow.chunk[given]
     pair = collective.output_piece(chunk) + collective.input_piece(chunk) * collective.ranks
     chunk = pair * collective.parts + chunk % collective.parts
@@ -29,7 +29,7 @@ def places_of(flow: Dataflow, given: Numbers) -> Numbers:
 
 
 def first_written(flow: Dataflow, staging: Staging, writes: NDArray[np.bool_]) -> Numbers:
-    """For each place the first step that writes there, of those that do: else, after the last."""
+    """Returns the first step that writes each place, or the number of steps if none does."""
     writing = np.flatnonzero(writes)[::-1]
     first = np.full(len(flow.moves.places), len(staging.steps))
     first[flow.place[staging.steps[writing]]] = writing
@@ -39,11 +39,11 @@ def first_written(flow: Dataflow, staging: Staging, writes: NDArray[np.bool_]) -
 def returned_in_time(
     flow: Dataflow, staging: Staging, lent: NDArray[np.bool_], written: NDArray[np.bool_]
 ) -> NDArray[np.bool_]:
-    """For each rank whether, with input and output in one memory, it writes nothing to what it has
-    lent before all readers are done.
+    """Returns true for each rank that, in an in-place call, never overwrites an input before all
+    readers have finished.
 
-    It knows of a reader if, before it writes, it waits for a post of the reader that follows the
-    reading. `written` are the values made whose home is the output.
+    A rank knows that a reader has finished if the rank waits, before it writes, for a post that
+    follows the read. `written` marks the values that the rank writes to the output.
     """
     ranks, steps = flow.moves.places.schedule.collective.ranks, staging.steps
     when = staging.when()
@@ -52,8 +52,8 @@ def returned_in_time(
     overwritten = first_written(flow, staging, written[steps])[places_of(flow, given)]
     owner, reader = flow.rank[given], flow.rank[into]
 
-    # The first post of the reader after its reading, against the posts of it that the owner has
-    # waited for when it writes.
+    # Compare the reader's first post after its read with the reader's posts that the owner has
+    # waited for before its write.
     posts = np.concatenate(([0], (staging.closing > 0).cumsum()))
     needed = posts[when[into]] - posts[staging.starts[reader]] + 1
     known = _waited(flow, staging, when, owner * ranks + reader, overwritten)
@@ -65,8 +65,12 @@ def returned_in_time(
 def _waited(
     flow: Dataflow, staging: Staging, when: Numbers, pair: Numbers, until: Numbers
 ) -> Numbers:
-    """For each pair, a rank times the number of ranks plus a peer, the highest post of the peer
-    that the rank has waited for at a step, that step's own waits included."""
+    """Returns, for each pair, the highest post of the peer that the rank has waited for at step
+    `until`.
+
+    A pair is the rank times the number of ranks, plus the peer. The result includes the waits of
+    that step.
+    """
     ranks, span = flow.moves.places.schedule.collective.ranks, len(staging.steps) + 1
     far = np.flatnonzero(staging.far)
     value, into = flow.operands[far], staging.target[far]

@@ -1,4 +1,6 @@
-"""Plans of MSCCL++: read right or refused with the place; what is written is read back."""
+"""MSCCL++ plans: the reader accepts only correct plans and names the place of errors. Written plans
+can be read again.
+"""
 
 from __future__ import annotations
 
@@ -46,7 +48,9 @@ def plan(
     ranks: int = 2,
     **gpu_more: Any,
 ) -> str:
-    """A plan of ranks that can reach the first peer's scratch (0), input (1) and output (2)."""
+    """Returns a plan where each rank can reach its next rank's scratch (0), input (1) and output
+    (2).
+    """
     gpus = []
     for rank in range(ranks):
         peer = (rank + 1) % ranks
@@ -89,7 +93,7 @@ def plan(
 
 
 def put_and_reduce(rank: int) -> list[list[Json]]:
-    """Each puts its input into the other's scratch, says so, and reduces what it got."""
+    """Each rank puts its input into the other's scratch, signals, and reduces."""
     put = op("put", [local("i")], [far()])
     reduce = op("re", [local("i"), local("s")], [local("i")])
     return [[put, NOP, SIGNAL, WAIT, NOP, reduce]]
@@ -106,7 +110,7 @@ def test_packets_need_no_signal() -> None:
         put = op("ppkt", [local("i")], [far()])
         return [[put], [op("repkt", [local("i"), local("s")], [local("i")])]]
 
-    # The packet is read by another threadblock, which must also know that the put has been read.
+    # Another threadblock reads the packet. It must also know that the put's read has finished.
     with pytest.raises(ScheduleError, match=r"writes i.0. of gpu ., unordered with the read by"):
         from_mscclpp_json(plan(blocks))
     check(from_mscclpp_json(plan(lambda rank: [[o for b in blocks(rank) for o in b]])))
@@ -150,8 +154,8 @@ def test_barriers_semaphores_and_pipelines_order() -> None:
 
     semaphores = [{"init_value": 0}]
     check(from_mscclpp_json(plan(blocks, semaphores=semaphores)))
-    # A token that is there from the start orders nothing.
-    with pytest.raises(ScheduleError, match=r"a race|holds nothing"):
+    # A token of the initial value orders nothing.
+    with pytest.raises(ScheduleError, match=r"a race|which is empty"):
         from_mscclpp_json(plan(lambda r: blocks(r)[::-1], semaphores=[{"init_value": 1}]))
 
 
@@ -175,28 +179,34 @@ WRONG = {
         only(op("repkt", [local("i"), local("s")], [local("i")])),
         "deadlock: .* waits for a packet in s.0. of gpu 0",
     ),
-    "lost": (only(PUT), "o.0. of gpu 0 lacks the contribution of gpu 1 in the end"),
+    "lost": (only(PUT), "o.0. of gpu 0 lacks the contribution of gpu 1 at the end"),
     "a lone barrier": (
         only({"name": "barrier", "barrier_id": 0, "num_threadblocks": 2}),
         "waits for 1 more threadblocks at barrier 0",
     ),
     "a semaphore that is not there": (
         only({"name": "sem_acquire", "semaphore_ids": [3]}),
-        "there is no semaphore 3",
+        "expected a semaphore of the plan, got number 3",
     ),
-    "a buffer that is not there": (only(op("put", [local("i")], [far(buffer=9)])), "only 3"),
+    "a buffer that is not there": (
+        only(op("put", [local("i")], [far(buffer=9)])),
+        "below 3, got 9",
+    ),
     "outside": (only(op("put", [local("i", 5)], [far()])), r"needs i\[5:6\] of gpu 0"),
     "different lengths": (
         only(op("put", [local("i")], [far(0, 2)])),
-        r"moves ranges of \[1, 2\] chunks at once",
+        r"needs ranges of one length, got \[1, 2\] chunks",
     ),
-    "no source": (only(op("put", [], [far()])), "needs a source and a target"),
-    "not a multiple": (plan(put_and_reduce, coll="allgather"), "1 chunks are no multiple of 2"),
+    "no source": (only(op("put", [], [far()])), "needs at least one source and one target"),
+    "not a multiple": (
+        plan(put_and_reduce, coll="allgather"),
+        "expected a multiple of 2 chunks, got 1",
+    ),
     "not JSON": ("{", "not JSON"),
     "not a plan": ("[]", "plan: expected an object, got list"),
-    "nobody": ('{"gpus": []}', "plan.gpus is empty"),
-    "no name": (plan(put_and_reduce).replace('"name": "test"', '"nam": 1'), "plan lacks name"),
-    "a strange buffer": (only(op("put", [local("x")], [far()])), "none of i, o, s"),
+    "nobody": ('{"gpus": []}', "plan.gpus: expected at least one gpu"),
+    "no name": (plan(put_and_reduce).replace('"name": "test"', '"nam": 1'), "plan: missing name"),
+    "a strange buffer": (only(op("put", [local("x")], [far()])), "expected i, o or s"),
     "a negative number": (only(op("put", [local("i", -1)], [far()])), "expected a number"),
 }
 
@@ -212,11 +222,11 @@ def test_wrong_plans_are_refused_with_the_place(what: str) -> None:
 def test_what_is_not_carried_is_told() -> None:
     with pytest.raises(UnsupportedError, match=r"threadblock 0, op 0 \(gstorepkt\)"):
         from_mscclpp_json(only({"name": "gstorepkt"}))
-    with pytest.raises(UnsupportedError, match="older format"):
+    with pytest.raises(UnsupportedError, match="older plan format"):
         from_mscclpp_json('{"gpus": [{"inputChunks": 1}]}')
-    with pytest.raises(UnsupportedError, match="no operation 'sendrecv'"):
+    with pytest.raises(UnsupportedError, match="unsupported operation 'sendrecv'"):
         from_mscclpp_json(plan(put_and_reduce, coll="sendrecv"))
-    with pytest.raises(UnsupportedError, match="know no broadcast"):
+    with pytest.raises(UnsupportedError, match="cannot express broadcast"):
         to_mscclpp_json(build("broadcast", "direct", ranks=2))
 
 

@@ -1,8 +1,9 @@
-"""Write execution plans of MSCCL++: each rank fetches what a round brings, then takes it in.
+"""Writer of MSCCL++ execution plans: in each round a rank first gets all operands, then writes.
 
-One threadblock a rank. In each round it gets its operands from the others' memory into scratch,
-all meet, then it copies or reduces them to where they belong, and all meet again. So every read
-of a round comes before every write, as a schedule says.
+Each rank has one threadblock. In each round the rank gets its operands from other ranks' memory
+into scratch. All ranks synchronise. Then the rank copies or reduces the operands into their
+destinations. All ranks synchronise again. So every read of a round precedes every write, as a
+schedule demands.
 """
 
 from __future__ import annotations
@@ -27,10 +28,10 @@ _CARRIED = (Op.ALL_REDUCE, Op.ALL_GATHER, Op.REDUCE_SCATTER, Op.ALL_TO_ALL)
 
 
 def to_mscclpp_json(schedule: Schedule) -> str:
-    """The schedule as a plan that `from_mscclpp_json` and MSCCL++ read.
+    """Returns the schedule as a plan that `from_mscclpp_json` and MSCCL++ read.
 
     Raises `UnsupportedError` for operations other than all_reduce, all_gather, reduce_scatter and
-    all_to_all, `ScheduleError` for a wrong schedule.
+    all_to_all, and `ScheduleError` for a wrong schedule.
 
     >>> import json
     >>> from unisono.schedule import Builder, Collective
@@ -44,7 +45,7 @@ def to_mscclpp_json(schedule: Schedule) -> str:
     op = schedule.collective.op
     if op not in _CARRIED:
         known = ", ".join(_CARRIED)
-        raise UnsupportedError(f"plans of MSCCL++ know no {op}; they know {known}")
+        raise UnsupportedError(f"MSCCL++ plans cannot express {op}; expected one of {known}")
     trace(schedule)
     writer = _Writer(schedule)
     plan = {
@@ -71,7 +72,7 @@ class _Writer:
         self.staged = [0] * self.collective.ranks
 
     def gpu(self, rank: int) -> Json:
-        """One rank's part of the plan."""
+        """Returns the section of one rank in the plan."""
         collective = self.collective
         peers = [r for r in range(collective.ranks) if r != rank]
         ops: list[Json] = []

@@ -1,16 +1,16 @@
-"""From the values that a program writes to a schedule: as few rounds as its order allows.
+"""Conversion of a program's values to a schedule, with as few rounds as the program's order allows.
 
-Three passes over the values in the order of their writing:
+Three passes over the values, in the order of their writes:
 
-* A value that was received only to be used once, by its own GPU, is not kept: the use reads the
-  sender's memory. (Our executor stages it anyway.)
-* A chain of reductions into one cell becomes one reduction of many operands.
-* Each value is written in the earliest round in which its operands exist and nobody still needs
-  what its location holds.
+- A received value with a single use, by its own GPU, is not stored. The use reads the sender's
+  memory directly. (Our executor stages the value anyway.)
+- A chain of reductions into one cell becomes one reduction with many operands.
+- Each value is written in the earliest possible round. Its operands must exist, and no later reader
+  may need the previous content of its location.
 
-Input and output of a chunk share one location in our schedules. Where a program that is not in
-place still reads the input after it has written the output, the output is built in scratch and
-copied at the end.
+In our schedules, the input and output of a chunk share one location. A program that is not in place
+may read an input after it has written the output. The output is then built in scratch and copied at
+the end.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _NEVER = 1 << 31
 
 
 def to_schedule(machine: SymbolicMachine, name: str) -> Schedule:
-    """The schedule of a program that has been run. Raises `ScheduleError` for wrong results."""
+    """Returns the schedule of a finished program. Raises `ScheduleError` for wrong results."""
     outputs = machine.outputs()
     values = _live(machine.written, outputs.values())
     _forward(values, outputs.values())
@@ -58,7 +58,7 @@ def _uses(values: list[Value]) -> Counter[Value]:
 
 
 def _forward(values: list[Value], outputs: Iterable[Value]) -> None:
-    """Let the one local use of a received value read where it came from."""
+    """Replaces a received value by its remote source, if the value has only one local use."""
     uses = _uses(values)
     uses.update(outputs)
     for user in values:
@@ -74,7 +74,7 @@ def _forward(values: list[Value], outputs: Iterable[Value]) -> None:
 
 
 def _flatten(values: list[Value]) -> None:
-    """Join a reduction with the one before it in the same cell, if nobody else saw that."""
+    """Merges a reduction into the next one in the same cell, if the result has no other use."""
     uses = _uses(values)
     for value in values:
         operands: list[Value] = []
@@ -95,19 +95,21 @@ def _flatten(values: list[Value]) -> None:
 
 
 def _lasts(operand: Value, user: Value, later: Value) -> bool:
-    """Whether `later` can read an operand of `user`: what another GPU holds is staged at need."""
+    """Returns true if `later` can read an operand of `user`. Another GPU's value is staged if
+    needed.
+    """
     if operand.gpu != later.gpu or operand.dies is None or operand.dies >= later.born:
         return True
     return operand.memory == user.memory and operand.dies == user.born
 
 
 class _Clash(Exception):
-    """An input is read after the output that would take its location."""
+    """The program reads an input after it wrote the output that shares the input's location."""
 
 
 @dataclass(slots=True, eq=False)
 class _Content:
-    """A value where it lies: readable from round `ready` on, overwritten in round `gone`."""
+    """A value at a location, readable from round `ready` on, overwritten in round `gone`."""
 
     rank: int
     location: int
@@ -123,7 +125,7 @@ class _Location:
 
     @property
     def free(self) -> int:
-        """The first round in which it may be overwritten."""
+        """The first round that may overwrite the location."""
         return max(self.content.ready, self.read_by_others, self.read_here + 1)
 
 
@@ -162,7 +164,7 @@ class _Plan:
         self.contents[value] = content
 
     def _base_first(self, value: Value) -> list[Value]:
-        """The operands, first the one that the others are reduced into."""
+        """Returns the operands, starting with the operand that the others are reduced into."""
         home = self._home(value)
 
         def order(operand: Value) -> tuple[bool, bool]:
@@ -190,7 +192,7 @@ class _Plan:
         reduce: bool,
         channel: int,
     ) -> _Content:
-        """Write a location in the first round, from `free` on, in which all sources exist."""
+        """Writes a location in the first round, at or after `free`, in which all sources exist."""
         number = max(free, *(source.ready for source in sources))
         late = [s for s in sources if number > s.gone or (number == s.gone and s.rank == rank)]
         if late:
@@ -204,7 +206,9 @@ class _Plan:
         return self._replace(rank, location, number)
 
     def _keep(self, source: _Content, rank: int, channel: int) -> _Content:
-        """What was sent long ago, and is overwritten there, waits in scratch of the receiver."""
+        """Copies a source to scratch of the receiver, because its sender overwrites it before the
+        use.
+        """
         if source.rank == rank:
             raise _Clash
         waiting = self._new_scratch(rank)
@@ -213,7 +217,7 @@ class _Plan:
     def _read(self, source: _Content, rank: int, number: int) -> None:
         location = self.locations[source.rank, source.location]
         if location.content is not source:
-            return  # overwritten in this round or later, which was checked
+            return  # overwritten in this round or later; the caller checked this
         if source.rank == rank:
             location.read_here = max(location.read_here, number)
         else:
@@ -235,7 +239,9 @@ class _Plan:
         return _Content(value.gpu, location, ready)
 
     def _home(self, value: Value) -> int:
-        """The location of a value, found once for each cell, or once for a value without one."""
+        """Returns the location of a value. Assigns one for each cell, or for each value without a
+        cell.
+        """
         cell = value.memory or Cell(value.gpu, Buffer.SCRATCH, -1 - value.born)
         home = self.buffers.home(cell)
         if home is not None and (self.shared or cell.buffer is not Buffer.OUTPUT):
