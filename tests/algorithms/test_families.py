@@ -1,4 +1,4 @@
-"""What makes each family what it is: who talks to whom, when, and how much."""
+"""The properties of each family: links, order and sizes of its messages."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def links(schedule: Schedule) -> set[tuple[int, int]]:
 
 
 def busiest(schedule: Schedule, *, sending: bool) -> int:
-    """Most messages that a rank sends (receives) in a round."""
+    """Returns the largest number of messages that a rank sends (or receives) in a round."""
     return max(
         max(Counter(t.src if sending else t.dst for t in transfers).values())
         for _, transfers in schedule.rounds()
@@ -144,7 +144,7 @@ def test_swing_on_a_torus_takes_turns_between_the_axes() -> None:
 
 
 def sizes(schedule: Schedule) -> Iterator[tuple[int, int]]:
-    """For each round: how far messages go, and the chunks of one."""
+    """Yields, for each round, the distance of its messages and the largest number of chunks."""
     ranks = schedule.collective.ranks
     for _, transfers in schedule.rounds():
         largest: Counter[int] = Counter()
@@ -197,7 +197,7 @@ def test_a_k_nomial_tree_with_as_many_children_as_ranks_is_flat() -> None:
 
 
 def between_hosts(schedule: Schedule, ranks_of_a_host: int) -> int:
-    """Chunks that leave a host, in the unit of the schedule."""
+    """Returns the number of chunks that leave a host, in the unit of the schedule."""
     return sum(
         t.count for t in schedule.transfers if t.src // ranks_of_a_host != t.dst // ranks_of_a_host
     )

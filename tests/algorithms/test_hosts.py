@@ -1,4 +1,4 @@
-"""Groups on several hosts, any partition of the ranks: right, and no more traffic than must be."""
+"""Algorithms for any partition of the ranks into hosts are correct, with minimal traffic."""
 
 from __future__ import annotations
 
@@ -88,7 +88,7 @@ def test_computes_what_numpy_does(data: st.DataObject) -> None:
             assert outputs[rank][piece].tolist() == want.tolist(), f"rank {rank}, piece {piece}"
 
 
-# ---- what must cross
+# ---- traffic between hosts
 
 
 @given(layouts(), st.data())
@@ -143,7 +143,7 @@ def test_short_messages_cross_in_one_round(hosts: Hosts, data: st.DataObject) ->
 @given(layouts())
 @settings(max_examples=30, deadline=None)
 def test_a_scan_along_the_ranks_crosses_once_for_each_change_of_host(hosts: Hosts) -> None:
-    """No other scan can do with less: what a host must learn between two of its ranks is new."""
+    """No other scan needs less: a host needs new data between any two of its ranks."""
     ranks = total(hosts)
     host_of = HostLayout.of(ranks, hosts).host_of
     found = traffic(build("scan", "chain", ranks=ranks), hosts)
@@ -157,7 +157,7 @@ def test_a_scan_along_the_ranks_crosses_once_for_each_change_of_host(hosts: Host
 @given(layouts())
 @settings(max_examples=30, deadline=None)
 def test_all_hosts_ranks_share_the_work(hosts: Hosts) -> None:
-    """No rank carries more between hosts than twice the mean of its host."""
+    """No rank sends or receives more than twice the mean of its host."""
     ranks = total(hosts)
     layout = HostLayout.of(ranks, hosts)
     columns = layout.columns
@@ -186,7 +186,7 @@ def test_64_ranks_on_8_hosts(op: Op, name: str) -> None:
     check(build(op, name, ranks=64, hosts=regular(8, 8)))
 
 
-# ---- the levels of hosts
+# ---- levels that match the hosts
 
 
 @given(st.integers(1, 4), st.integers(2, 3), st.data())
@@ -228,7 +228,7 @@ def test_hosts_are_a_partition(hosts: Hosts) -> None:
 def wild(
     rng: np.random.Generator, ranks: int
 ) -> list[np.ndarray[tuple[int], np.dtype[np.float32]]]:
-    """Contributions whose sum depends on the order."""
+    """Returns contributions whose sum depends on the order."""
     scales = 10.0 ** rng.integers(-9, 9, (ranks, 1))
     return list((rng.standard_normal((ranks, 40)) * scales).astype(np.float32))
 

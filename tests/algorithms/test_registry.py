@@ -126,26 +126,26 @@ def test_the_root_is_ignored_where_there_is_none() -> None:
 
 
 def test_an_unknown_algorithm_is_refused_with_the_known_ones() -> None:
-    with pytest.raises(UnsupportedError, match="'tree'; the algorithms are bidirectional_ring, "):
+    with pytest.raises(UnsupportedError, match="'tree'; expected one of bidirectional_ring, "):
         build("reduce_scatter", "tree", ranks=4)
 
 
 def test_an_unknown_operation_is_refused_with_the_known_ones() -> None:
-    with pytest.raises(UnsupportedError, match="'allreduce'; the operations are all_reduce, "):
+    with pytest.raises(UnsupportedError, match="'allreduce'; expected one of all_reduce, "):
         build("allreduce", "ring", ranks=4)
-    with pytest.raises(UnsupportedError, match="no operation 'sum'"):
+    with pytest.raises(UnsupportedError, match="unknown operation 'sum'"):
         names("sum")
 
 
 @pytest.mark.parametrize("ranks", [0, -1, 1 << 20])
 def test_an_impossible_rank_count_is_refused(ranks: int) -> None:
-    with pytest.raises(UnsupportedError, match=f"{ranks} ranks"):
+    with pytest.raises(UnsupportedError, match=f"ranks, got {ranks}"):
         build("all_reduce", "ring", ranks=ranks)
 
 
 @pytest.mark.parametrize("root", [-1, 4])
 def test_an_impossible_root_is_refused(root: int) -> None:
-    with pytest.raises(UnsupportedError, match=f"root {root} is not one of 4 ranks"):
+    with pytest.raises(UnsupportedError, match=f"expected a root in 0..3, got {root}"):
         build("broadcast", "direct", ranks=4, root=root)
 
 

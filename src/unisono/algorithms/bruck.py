@@ -1,8 +1,9 @@
-"""Reach all ranks by the digits of their distance: ceil(log_k(n)) rounds for any rank count.
+"""Bruck's algorithms: pieces travel by the digits of their distance, in ceil(log_k(n)) rounds for
+any number of ranks.
 
-n is the number of ranks, k the radix, N the bytes of the whole vector (all pieces of a rank);
-bytes are those a rank sends. In a round a rank sends to k-1 others, so a larger radix takes fewer
-rounds.
+n is the number of ranks, k the radix, N the bytes of the whole vector (all pieces of a rank). Bytes
+are the bytes that a rank sends. In a round, a rank sends to k-1 others, so a larger radix needs
+fewer rounds.
 """
 
 from __future__ import annotations
@@ -35,7 +36,8 @@ def _all_to_all_cost(ranks: int, *, radix: int = 2) -> Cost:
 
 @algorithm(Op.ALL_GATHER, "bruck", cost=_gather_cost)
 def all_gather(ranks: int, *, radix: int = 2) -> Schedule:
-    """With w pieces in hand, send them to the ranks w, 2w, ... below: then everyone has k w.
+    """Ranks with w pieces send them to the ranks w, 2w, ... below, so that each rank has k w
+    pieces.
 
     Rounds: ceil(log_k(n)). Bytes: (n-1)/n x N. Source: Bruck et al., "Efficient algorithms for
     all-to-all communications in multiport message-passing systems" (1997), the concatenation.
@@ -53,7 +55,7 @@ def all_gather(ranks: int, *, radix: int = 2) -> Schedule:
 
 @algorithm(Op.REDUCE_SCATTER, "bruck", cost=_scatter_cost)
 def reduce_scatter(ranks: int, *, radix: int = 2) -> Schedule:
-    """The all-gather backwards.
+    """Reverses the all-gather.
 
     Rounds: ceil(log_k(n)). Bytes: (n-1)/n x N. Reductions: (n-1)/n x N. Source: Träff, "Optimal,
     non-pipelined reduce-scatter and allreduce algorithms" (2024), a circulant graph by doubling.
@@ -63,10 +65,10 @@ def reduce_scatter(ranks: int, *, radix: int = 2) -> Schedule:
 
 @algorithm(Op.ALL_TO_ALL, "bruck", cost=_all_to_all_cost)
 def all_to_all(ranks: int, *, radix: int = 2) -> Schedule:
-    """Each piece goes the digits of its way one by one, with all that share the digit.
+    """Each piece moves by one digit of its distance per round, with all pieces of the same digit.
 
-    Rounds: ceil(log_k(n)). Bytes: the nonzero digits of 0..n-1 in base k, together, /n x N; for
-    powers of two log2(n)/2 x N. Source: Bruck et al. (1997), the index operation.
+    Rounds: ceil(log_k(n)). Bytes: the number of nonzero digits of 0..n-1 in base k, divided by n, x
+    N; for powers of two log2(n)/2 x N. Source: Bruck et al. (1997), the index operation.
     """
     b = Builder(Collective(op=Op.ALL_TO_ALL, ranks=ranks), "bruck")
     for weight in _weights(ranks, radix):
@@ -82,5 +84,5 @@ def all_to_all(ranks: int, *, radix: int = 2) -> Schedule:
 
 def _weights(ranks: int, radix: int) -> list[int]:
     if radix < 2:
-        raise UnsupportedError(f"bruck: the radix must be at least 2, not {radix}")
+        raise UnsupportedError(f"bruck: expected a radix of at least 2, got {radix}")
     return powers(radix, ranks)
