@@ -1,4 +1,4 @@
-"""Networks as JSON, networkx graphs, NCCL's files, specs, and back."""
+"""Topologies are converted to JSON, networkx graphs, NCCL's files and specs, and back."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ def test_json_and_networkx_give_the_same_network_back(spec: str) -> None:
 def test_plain_graphs_are_networks_of_ranks() -> None:
     network = topology.from_networkx(networkx.petersen_graph(), name="petersen")
     assert (network.num_ranks, network.num_links, network.diameter()) == (10, 15, 2)
-    with pytest.raises(ValueError, match="no NodeKind router; there are rank, switch"):
+    with pytest.raises(ValueError, match="unknown NodeKind router; expected one of rank, switch"):
         graph = networkx.Graph()
         graph.add_node(0, kind="router")
         topology.from_networkx(graph)
@@ -85,8 +85,8 @@ def test_plain_graphs_are_networks_of_ranks() -> None:
     ("text", "says"),
     [
         ("{", "not JSON"),
-        ("[]", "no topology"),
-        ('{"format": "unisono-topology", "version": 2}', "version 2"),
+        ("[]", "not a topology"),
+        ('{"format": "unisono-topology", "version": 2}', "got 2"),
         ('{"format": "unisono-topology", "version": 1}', "incomplete"),
     ],
 )
@@ -98,11 +98,11 @@ def test_other_json_is_refused(text: str, says: str) -> None:
 def test_damaged_networks_are_refused() -> None:
     document = json.loads(topology.to_json(topology.ring(4)))
     for table, column, value, says in (
-        ("links", "src", 9, "not there"),
-        ("links", "bandwidth_Bps", 0.0, "positive"),
+        ("links", "src", 9, "unknown node"),
+        ("links", "bandwidth_Bps", 0.0, "bandwidths > 0"),
         ("links", "latency_s", float("inf"), "finite"),
-        ("nodes", "kind", 1, "ranks are the first 4"),
-        ("links", "src", [0, 1], "different lengths"),
+        ("nodes", "kind", 1, "expected ranks as the first 4"),
+        ("links", "src", [0, 1], "columns of one length"),
     ):
         damaged = {**document, table: {**document[table], column: value}}
         with pytest.raises(ValueError, match=says):
@@ -165,14 +165,14 @@ def test_servers_can_be_written_as_nccl_files(spec: str) -> None:
 
 
 def test_what_is_no_server_is_no_nccl_file() -> None:
-    with pytest.raises(ValueError, match="no network switches"):
+    with pytest.raises(ValueError, match="cannot express network switches"):
         topology.to_nccl_xml(topology.fat_tree(4))
-    with pytest.raises(ValueError, match="no place for infiniband links"):
+    with pytest.raises(ValueError, match="cannot express infiniband links"):
         topology.to_nccl_xml(topology.torus([4, 4]))
     for text, says in (
-        ("<a/>", "begins with <system>"),
+        ("<a/>", "expected <system>"),
         ("<", "not XML"),
-        ("<system/>", "no <gpu>"),
+        ("<system/>", "at least one <gpu>"),
     ):
         with pytest.raises(ValueError, match=says):
             topology.from_nccl_xml(text)
@@ -181,24 +181,24 @@ def test_what_is_no_server_is_no_nccl_file() -> None:
 @pytest.mark.parametrize(
     ("spec", "says"),
     [
-        ("toros:4", "no topology; there are dgx, dragonfly"),
+        ("toros:4", "unknown topology 'toros'; expected one of dgx, dragonfly"),
         ("torus", "an example: torus:4x4"),
-        ("torus:0x4", "at least 1"),
-        ("torus:4x", "no size"),
-        ("ring:4x4", "one size, not 4x4"),
-        ("fat_tree:k=3", "k is even"),
-        ("fat_tree:k=4,levels=5", "2 or 3 levels"),
+        ("torus:0x4", "of at least 1"),
+        ("torus:4x", "expected a size"),
+        ("ring:4x4", "expected one size, got 4x4"),
+        ("fat_tree:k=3", "expected an even k"),
+        ("fat_tree:k=4,levels=5", "expected 2 or 3 levels"),
         ("fat_tree:k=4,oversubscription=3", "k/2 = 2"),
-        ("fat_tree:q=4", "no option q"),
-        ("fat_tree:k=four", "no number"),
-        ("dragonfly:a=4,p=2,h=2,groups=10", "reach 9 groups"),
-        ("dragonfly:a=4,p=2,h=2,routing=random", "minimal, valiant"),
-        ("ring:8,bandwidth=fast", "not a rate"),
-        ("ring:8,latency=5", "not a time"),
-        ("ring:8,kind=wire", "no kind of link"),
+        ("fat_tree:q=4", "unknown option q"),
+        ("fat_tree:k=four", "expected a number"),
+        ("dragonfly:a=4,p=2,h=2,groups=10", "at most 9 groups, got 10"),
+        ("dragonfly:a=4,p=2,h=2,routing=random", "expected minimal or valiant"),
+        ("ring:8,bandwidth=fast", "expected a rate"),
+        ("ring:8,latency=5", "expected a time"),
+        ("ring:8,kind=wire", "unknown kind of link"),
         ("ring:8/ring:8", "no network cards"),
-        ("dgx:8/ring:9", "not whole servers"),
-        ("nvswitch:gpus=8,switches=4,links=2", "do not reach"),
+        ("dgx:8/ring:9", "expected a multiple of"),
+        ("nvswitch:gpus=8,switches=4,links=2", "expected at least 4 links"),
     ],
 )
 def test_mistakes_in_specs_are_explained(spec: str, says: str) -> None:

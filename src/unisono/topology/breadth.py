@@ -13,17 +13,17 @@ if TYPE_CHECKING:
     from unisono.topology.graph import Topology
 
 FAR = -1
-"""The distance of what cannot be reached."""
+"""The distance of an unreachable node."""
 
 
 def hops_from(topology: Topology, sources: Ints) -> NDArray[np.int32]:
-    """Links on the shortest path from each source to each node: [sources, nodes]."""
+    """Returns the links on the shortest path from each source to each node, as [sources, nodes]."""
     links = topology.links
     return _search(topology, topology.out, links.dst, sources)
 
 
 def hops_to(topology: Topology, goals: Ints) -> NDArray[np.int32]:
-    """Links on the shortest path from each node to each goal: [goals, nodes]."""
+    """Returns the links on the shortest path from each node to each goal, as [goals, nodes]."""
     links = topology.links
     order = np.argsort(links.dst, kind="stable")
     into = order, starts_of(np.bincount(links.dst, minlength=topology.num_nodes))
@@ -43,7 +43,7 @@ def _search(topology: Topology, edges: Ragged, ends: Ints, sources: Ints) -> NDA
         cells = np.repeat(front // n * n, np.diff(starts)) + ends[links]
         cells = cells[flat[cells] == FAR]
         flat[cells] = depth
-        # Each cell once: the last of those that write their own number into it.
+        # `flat[cells] == FAR` leaves duplicates: several links can reach one node. Keep each once.
         front = np.unique(cells)
         if not topology.relays:
             front = front[front % n >= topology.num_ranks]
