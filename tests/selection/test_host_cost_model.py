@@ -1,4 +1,4 @@
-"""The cost model: straight lines, their lower envelope, and what it says of one host."""
+"""The cost model of one host: straight lines, their lower envelope, and the choices."""
 
 from __future__ import annotations
 
@@ -47,10 +47,10 @@ def test_the_fastest_is_the_least_of_all_predictions(
     times = {
         other: predict(op, other, ranks, nbytes, cores=cores, constants=chosen)
         for other in served(op, ranks)
-        if not algorithms.find(op, other).for_hosts  # never chosen where all are on one
+        if not algorithms.find(op, other).for_hosts  # never chosen for one host
     }
     assert name in times
-    # One byte of rounding at the borders.
+    # One byte of rounding at the boundaries.
     assert times[name] <= min(times.values()) + chosen.byte_s * 100 * ranks
 
 
@@ -64,7 +64,7 @@ def test_the_fastest_is_the_least_of_all_predictions(
 def test_on_one_host_the_outcome_of_the_sweep_is_direct_or_one_shot(
     op: Op, ranks: int, cores: int, nbytes: int, chosen: Constants
 ) -> None:
-    """They measured best, and no constants make anything else better in this model."""
+    """Both measured best, and no constants make another algorithm better in this model."""
     envelope = fastest(op, ranks=ranks, cores=cores, constants=chosen)
     assert [part.algorithm for part in envelope if part.least <= nbytes][-1] in SIMPLE
 

@@ -1,4 +1,4 @@
-"""The cost model of several hosts: what it says of the links that it is told."""
+"""The cost model of several hosts: predictions for given links."""
 
 from __future__ import annotations
 
@@ -86,7 +86,9 @@ def test_one_host_is_predicted_as_ever() -> None:
 def test_256_hosts_are_written_in_few_steps(
     op: Op, name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The first call weighs them all. Written pair by pair of hosts, that took ten seconds."""
+    """The first call computes the cost of all candidates. One step per pair of hosts took ten
+    seconds.
+    """
     steps = 0
     add = Builder._add
 
