@@ -88,10 +88,10 @@ class Program:
         rank: int,
         flow: Flow,
         staged: dict,  # type: ignore[type-arg]
-        lends: bool,
+        shares_memory: bool,
     ) -> None:
         self.final = set(flow.outputs.values())
-        self.lends = lends
+        self.shares_memory = shares_memory
         self.collective = schedule.collective
         self.rank = rank
         self.staged = staged
@@ -116,9 +116,9 @@ class Program:
 
     def send(self, values: list[Value]) -> None:
         for value in values:
-            if self.lends:
+            if self.shares_memory:
                 src, length = self.read(value), self.length(value.chunk)
-                self.add(code=Code.LEND, dst=self.new_slot(value), src=src, length=length)
+                self.add(code=Code.SHARE, dst=self.new_slot(value), src=src, length=length)
             else:
                 self.copy(value, self.new_slot(value))
         self.post()
@@ -150,7 +150,7 @@ class Program:
 
     def write(self, value: Value, places: list[Ref]) -> None:
         self.note(value.operands, places[0])
-        second = Flag.LENDS if self.lent(value) else Flag.HAS_DST2
+        second = Flag.SHARES if self.shared(value) else Flag.HAS_DST2
         flags = second if len(places) == 2 else Flag.NONE
         dst, dst2 = (*places, Ref())[:2]
         length = self.length(value.chunk)
@@ -199,13 +199,13 @@ class Program:
     def read(self, value: Value) -> Ref:
         if value.rank != self.rank:
             slot: Ref = self.staged[value][0]
-            return replace(slot, space=Space.LENT) if self.lent(value) else slot
+            return replace(slot, space=Space.SHARED) if self.shared(value) else slot
         if value.operands:
             return self.homes[value]
         return self.ref(Space.IN, self.collective.input_ref(self.rank, value.chunk))
 
-    def lent(self, value: Value) -> bool:
-        return self.lends and (not value.operands or value in self.final)
+    def shared(self, value: Value) -> bool:
+        return self.shares_memory and (not value.operands or value in self.final)
 
     def output(self, chunk: int) -> Ref:
         return self.ref(Space.OUT, self.collective.output_ref(self.rank, chunk))
@@ -237,12 +237,12 @@ class Program:
             self.written.add((dst.index, dst.part))
 
 
-def plain_lower(schedule: Schedule, *, lends: bool = False) -> tuple[ExecutionPlan, ...]:
+def plain_lower(schedule: Schedule, *, shares_memory: bool = False) -> tuple[ExecutionPlan, ...]:
     """The plans of all ranks; the schedule must be right."""
     flow = Flow(schedule)
     staged: dict[Value, tuple[Ref, int, int]] = {}
     numbers = [number for number, _ in schedule.rounds()]
-    programs = [Program(schedule, rank, flow, staged, lends) for rank in flow.ranks]
+    programs = [Program(schedule, rank, flow, staged, shares_memory) for rank in flow.ranks]
     sent: set[Value] = set()
     for number, by_rank in sorted(flow.writes.items()):
         for program in programs:
@@ -276,7 +276,7 @@ def plain_lower(schedule: Schedule, *, lends: bool = False) -> tuple[ExecutionPl
             uniform=program.uniform,
             in_place=program.in_place,
             readers=tuple(sorted(program.readers)),
-            loans_only=all(programs[0].lent(value) for value in staged),
+            loans_only=all(programs[0].shared(value) for value in staged),
         )
         for program in programs
     )

@@ -43,9 +43,9 @@ class Once:
             return result
 
 
-def _rank_plans(schedule: Schedule, lends: bool) -> list[RankPlan]:
+def _rank_plans(schedule: Schedule, shares_memory: bool) -> list[RankPlan]:
     """What `lower_rank` says for each rank (`tests/schedule/test_lower.py` has it proved)."""
-    plans, flow = lower(schedule, lends=lends), trace(schedule)
+    plans, flow = lower(schedule, shares_memory=shares_memory), trace(schedule)
     return [
         RankPlan(
             plan=plan,
@@ -67,10 +67,10 @@ def shared() -> Iterator[None]:
         key = (op, name, tuple(sorted(how.items())))
         return schedules.get(key, lambda: algorithms.build(op, name, **how))
 
-    def lower_rank(schedule: Schedule, rank: int, *, lends: bool = False) -> RankPlan:
+    def lower_rank(schedule: Schedule, rank: int, *, shares_memory: bool = False) -> RankPlan:
         # With the schedule itself, so that no other can come to have its id.
-        key = id(schedule), lends
-        _, plans = lowered.get(key, lambda: (schedule, _rank_plans(schedule, lends)))
+        key = id(schedule), shares_memory
+        _, plans = lowered.get(key, lambda: (schedule, _rank_plans(schedule, shares_memory)))
         found: RankPlan = plans[rank]
         return found
 

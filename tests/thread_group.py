@@ -207,7 +207,7 @@ def compare(
     block = block_bytes or crew.plans(op, name, root, None)[0].block_bytes
     # The reference has no pieces where a plan has no use for them.
     reference.run(
-        lower(schedule, lends=crew.plans(op, name, root, None)[0].lends),
+        lower(schedule, shares_memory=crew.plans(op, name, root, None)[0].shares_memory),
         [pieces[: collective.input_pieces(rank)] for rank, pieces in enumerate(theirs)],
         [pieces[: collective.output_pieces(rank)] for rank, pieces in enumerate(expected)],
         dtype,

@@ -82,14 +82,16 @@ EVERY = [(op, name) for op in Op if op is not Op.BARRIER for name in names(op)]
 
 
 @pytest.mark.parametrize(("op", "name"), EVERY)
-def test_every_algorithm_computes_what_numpy_does(op: Op, name: str) -> None:
+def test_every_algorithm_computes_the_same_as_numpy(op: Op, name: str) -> None:
     for ranks in (5, 6, 8, 9, 16):  # tests/execution has the other numbers
         with turn(ranks=ranks):
             run_and_compare(op, name, ranks)
 
 
 @pytest.mark.parametrize(("op", "name", "ranks"), WITH_PARAMETERS)
-def test_so_do_those_with_parameters(op: str, name: str, ranks: int) -> None:
+def test_algorithms_with_parameters_compute_the_same_as_numpy(
+    op: str, name: str, ranks: int
+) -> None:
     run_and_compare(op, name, ranks)
 
 

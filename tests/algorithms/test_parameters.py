@@ -8,7 +8,7 @@ from unisono.errors import UnsupportedError
 from unisono.types import Op
 
 
-def test_names_values_and_pairs() -> None:
+def test_names_values_and_pairs_are_parsed() -> None:
     assert parse(Op.ALL_REDUCE, " ring ") == Spec(name="ring")
     assert parse(Op.BROADCAST, "k_nomial:4") == Spec(name="k_nomial", positional=("4",))
     assert parse(Op.ALL_REDUCE, "bucket:4x4,channels=2") == Spec(
@@ -25,7 +25,7 @@ def test_an_algorithm_may_be_a_value() -> None:
     )
 
 
-def test_levels() -> None:
+def test_levels_are_parsed() -> None:
     spec = parse(Op.ALL_REDUCE, "level0:mesh@4; level1:k_nomial:3@2")
     assert spec == Spec(
         name="hierarchical",
@@ -48,7 +48,7 @@ def test_levels() -> None:
         ("all_gather", "neighbor_exchange", "neighbour_exchange"),
     ],
 )
-def test_other_names(op: str, alias: str, name: str) -> None:
+def test_aliases_name_the_same_algorithm(op: str, alias: str, name: str) -> None:
     assert find(op, alias) is find(op, name)
     assert build(op, alias, ranks=4).transfers == build(op, name, ranks=4).transfers
 
@@ -89,23 +89,23 @@ WRONG = [
 
 
 @pytest.mark.parametrize(("op", "name", "message"), WRONG)
-def test_what_is_wrong_is_said(op: str, name: str, message: str) -> None:
+def test_errors_explain_invalid_algorithms(op: str, name: str, message: str) -> None:
     with pytest.raises(UnsupportedError) as error:
         build(op, name, ranks=4)
     assert message in str(error.value)
 
 
-def test_swing_wants_powers_of_two_on_each_axis() -> None:
+def test_swing_requires_powers_of_two_on_each_axis() -> None:
     with pytest.raises(UnsupportedError, match="expected powers of two"):
         build("all_reduce", "swing:3x4", ranks=12)
 
 
-def test_rings_of_a_torus_want_two_axes() -> None:
+def test_torus_rings_require_at_most_two_axes() -> None:
     with pytest.raises(UnsupportedError, match="one or two axes"):
         build("all_reduce", "torus_rings:3x3x3", ranks=27)
 
 
-def test_a_wrong_cost_is_refused_like_a_wrong_schedule() -> None:
+def test_invalid_algorithms_raise_the_same_errors_in_cost_and_build() -> None:
     for op, name, message in WRONG:
         if name != "direct:channels=2" and "reduce_broadcast" not in name:
             with pytest.raises(UnsupportedError) as error:

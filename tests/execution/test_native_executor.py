@@ -28,10 +28,10 @@ LEAST_STAGING_BYTES = 1 << 12
 def crews() -> Iterator[Crews]:
     made: dict[tuple[int, int, bool], Crew] = {}
 
-    def crew(ranks: int, staging_bytes: int, lends: bool = False) -> Crew:
-        key = (ranks, staging_bytes, lends)
+    def crew(ranks: int, staging_bytes: int, shares_memory: bool = False) -> Crew:
+        key = (ranks, staging_bytes, shares_memory)
         if key not in made:
-            lending = EVERYTHING if lends else NO_SINGLE_COPY
+            lending = EVERYTHING if shares_memory else NO_SINGLE_COPY
             made[key] = Crew(ranks, staging_bytes, lending=lending)
         return made[key]
 
@@ -82,8 +82,8 @@ def test_anything(data: st.DataObject, crews: Crews) -> None:
 def test_every_algorithm_over_many_blocks(op: Op, name: str, crews: Crews) -> None:
     for ranks in (2, 5, 8) if EVERY.index((op, name)) % 2 else (2, 3):
         counts = [4001] * ranks
-        for lends in (False, True):
-            crew = crews(ranks, 1 << 20, lends)
+        for shares_memory in (False, True):
+            crew = crews(ranks, 1 << 20, shares_memory)
             compare(crew, op, name, counts, root=ranks - 1, block_bytes=4096)
 
 

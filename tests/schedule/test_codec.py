@@ -45,12 +45,12 @@ schedules = st.builds(
 
 @given(schedules)
 @settings(deadline=None)
-def test_any_schedule_comes_back(schedule: Schedule) -> None:
+def test_any_schedule_survives_a_round_trip(schedule: Schedule) -> None:
     assert from_json(to_json(schedule)) == schedule
 
 
 @pytest.mark.parametrize(("op", "name"), [(op, name) for op in Op for name in names(op)])
-def test_every_algorithm_comes_back(op: Op, name: str) -> None:
+def test_every_algorithm_survives_a_round_trip(op: Op, name: str) -> None:
     schedule = build(op, name, ranks=5, root=3)
     assert from_json(to_json(schedule)) == schedule
 
@@ -111,14 +111,14 @@ def put(path: list[Any], value: object) -> str:
         (put(["transfers", 0, "from"], 1), r"transfers\[0\]: unknown from"),
     ],
 )
-def test_bad_text_is_refused_with_the_place(text: str, error: str) -> None:
+def test_errors_of_invalid_text_name_the_place(text: str, error: str) -> None:
     with pytest.raises(ScheduleError, match=error):
         from_json(text)
 
 
 @given(st.recursive(st.none() | st.booleans() | st.integers() | st.text(), st.lists, max_leaves=5))
 @settings(deadline=None)
-def test_no_value_anywhere_escapes_as_another_error(value: object) -> None:
+def test_any_invalid_value_raises_a_schedule_error(value: object) -> None:
     for path in ([key] for key in valid()):
         try:
             from_json(put(path, value))
@@ -126,6 +126,6 @@ def test_no_value_anywhere_escapes_as_another_error(value: object) -> None:
             continue
 
 
-def test_the_text_is_readable() -> None:
+def test_the_json_has_one_transfer_per_line() -> None:
     lines = to_json(build("broadcast", "direct", ranks=3)).splitlines()
     assert '  {"round": 0, "src": 0, "src_chunk": 0, "dst": 1, "dst_chunk": 0},' in lines

@@ -45,7 +45,7 @@ def test_refs_cover_every_part_of_every_piece_once(op: Op, parts: int) -> None:
             assert sorted(filter(None, outputs)) == all_parts
 
 
-def test_refs_are_none_where_there_is_nothing() -> None:
+def test_refs_are_none_without_a_chunk() -> None:
     c = collective(Op.ALL_TO_ALL, 3)
     assert c.input_ref(0, 3) is None  # rank 1 sends chunk 3 to rank 0
     assert c.input_ref(1, 3) == (0, 0)
@@ -53,7 +53,7 @@ def test_refs_are_none_where_there_is_nothing() -> None:
     assert c.output_ref(1, 3) is None
 
 
-def test_in_place_output_is_the_piece_of_the_same_place() -> None:
+def test_in_place_output_is_the_piece_at_the_same_address() -> None:
     assert collective(Op.ALL_GATHER, 4).in_place_output(2, 0) == 2
     assert collective(Op.REDUCE_SCATTER, 4).in_place_output(2, 2) == 0
     assert collective(Op.REDUCE_SCATTER, 4).in_place_output(2, 1) is None
@@ -74,6 +74,8 @@ def test_in_place_output_is_the_piece_of_the_same_place() -> None:
         (Op.BROADCAST, 2, 1, -1, "got -1"),
     ],
 )
-def test_nonsense_is_refused(op: Op, ranks: int, parts: int, root: int | None, text: str) -> None:
+def test_invalid_collectives_are_rejected(
+    op: Op, ranks: int, parts: int, root: int | None, text: str
+) -> None:
     with pytest.raises(ScheduleError, match=text):
         Collective(op=op, ranks=ranks, parts=parts, root=root)

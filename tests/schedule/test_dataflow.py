@@ -47,7 +47,7 @@ def results(schedule: Schedule) -> dict[tuple[int, int], Any]:
 
 
 @pytest.mark.parametrize("op", REDUCING)
-def test_what_folds_in_rank_order_computes_just_that(op: Op) -> None:
+def test_folds_in_rank_order_match_the_computed_terms(op: Op) -> None:
     seen = set()
     for name in names(op):
         for ranks in range(1, 9):
@@ -65,12 +65,12 @@ def test_what_folds_in_rank_order_computes_just_that(op: Op) -> None:
     assert seen == {True, False}, "both cases occur"
 
 
-def test_what_moves_only_is_in_order() -> None:
+def test_operations_without_reductions_are_in_rank_order() -> None:
     for op in (Op.ALL_GATHER, Op.BROADCAST, Op.ALL_TO_ALL, Op.BARRIER):
         assert all(folds_in_rank_order(build(op, name, ranks=4)) for name in names(op))
 
 
-def test_a_wrong_schedule_has_no_order() -> None:
+def test_a_wrong_schedule_has_no_fold_order() -> None:
     nothing = Builder(Collective(op=Op.ALL_REDUCE, ranks=2), "nothing").build()
     with pytest.raises(ScheduleError):
         folds_in_rank_order(nothing)

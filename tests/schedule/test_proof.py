@@ -109,7 +109,7 @@ def run_and_compare(schedule: Schedule) -> None:
 
 @given(data=st.data())
 @settings(max_examples=150, deadline=None)
-def test_mutations_are_refused_or_do_no_harm(data: st.DataObject) -> None:
+def test_mutations_are_rejected_or_harmless(data: st.DataObject) -> None:
     op, name = data.draw(st.sampled_from([pair for pair in EVERY if pair[0] is not Op.BARRIER]))
     ranks = data.draw(st.integers(2, 6))
     schedule = build(op, name, ranks=ranks, root=data.draw(st.integers(0, ranks - 1)))
@@ -141,20 +141,20 @@ def random_schedule(data: st.DataObject) -> Schedule:
 
 @given(data=st.data())
 @settings(max_examples=150, deadline=None)
-def test_random_schedules_are_judged_alike(data: st.DataObject) -> None:
+def test_random_schedules_get_the_same_verdict_from_both_proofs(data: st.DataObject) -> None:
     schedule = random_schedule(data)
     assert passes(schedule) is is_right(schedule)
 
 
 @pytest.mark.parametrize("op_name", EVERY)
-def test_what_passes_is_right_when_it_is_run(op_name: tuple[Op, str]) -> None:
+def test_accepted_schedules_compute_correct_results(op_name: tuple[Op, str]) -> None:
     for ranks in (1, 2, 5):
         run_and_compare(build(*op_name, ranks=ranks, root=ranks // 2))
 
 
 @pytest.mark.parametrize("most_bytes", [1, 1 << 30])
 @pytest.mark.parametrize("most_dense", [0, 1 << 24])
-def test_places_and_ranks_may_be_taken_in_parts(
+def test_the_proof_may_process_places_and_ranks_in_batches(
     most_bytes: int, most_dense: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(proof, "_MOST_BYTES", most_bytes)
@@ -172,7 +172,7 @@ def test_places_and_ranks_may_be_taken_in_parts(
             proof.prove(replace(good, transfers=[*good.transfers, again]))
 
 
-def test_a_prefix_has_no_more_than_belongs_to_it() -> None:
+def test_a_prefix_with_an_extra_contribution_is_rejected() -> None:
     everything = build("all_reduce", "one_shot", ranks=3)
     scan = replace(everything, collective=Collective(op=Op.SCAN, ranks=3))
     with pytest.raises(
@@ -187,13 +187,13 @@ def test_a_long_list_of_ranks_is_cut() -> None:
         proof.prove(Schedule(collective=collective, algorithm="none", transfers=()))
 
 
-def test_what_is_too_much_to_look_at_is_refused() -> None:
+def test_too_many_chunks_are_rejected() -> None:
     collective = Collective(op=Op.ALL_GATHER, ranks=1 << 16)
     with pytest.raises(UnsupportedError, match="demands 4294967296 chunks, but"):
         check(Schedule(collective=collective, algorithm="none", transfers=()))
 
 
-def test_channels_change_nothing() -> None:
+def test_channels_do_not_affect_the_proof() -> None:
     good = build("all_reduce", "ring", ranks=4)
     columns = replace(good.columns, channel=np.arange(len(good.transfers)))
     check(replace(good, transfers=Transfers(columns)))
@@ -203,7 +203,7 @@ def test_channels_change_nothing() -> None:
 
 
 @pytest.mark.parametrize(("name", "ranks"), [("ring", 48), ("direct", 52)])
-def test_plans_too_large_for_check_run_too(name: str, ranks: int) -> None:
+def test_plans_too_large_for_check_are_correct(name: str, ranks: int) -> None:
     """Replays plans that `check` does not replay because of their size."""
     schedule = build("all_reduce", name, ranks=ranks)
     assert schedule.columns.count.sum() > REPLAYED_CHUNKS

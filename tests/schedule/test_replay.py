@@ -80,19 +80,19 @@ RING = build("all_gather", "ring", ranks=3)
         (lambda records: records[:1] + records, "written twice"),
     ],
 )
-def test_a_broken_plan(edit: Callable[[list[Record]], list[Record]], text: str) -> None:
+def test_a_broken_plan_is_rejected(edit: Callable[[list[Record]], list[Record]], text: str) -> None:
     with pytest.raises(ScheduleError, match=text):
         check_plans(ONE_SHOT.collective, edited(ONE_SHOT, 1, edit))
 
 
-def test_plans_that_do_not_agree_on_the_stages() -> None:
+def test_plans_with_different_stages_are_rejected() -> None:
     plans = list(lower(RING))
     plans[0] = replace(plans[0], stages=9)
     with pytest.raises(ScheduleError, match="different numbers of stages"):
         check_plans(RING.collective, plans)
 
 
-def test_progress_that_does_not_grow() -> None:
+def test_progress_that_does_not_grow_is_rejected() -> None:
     with pytest.raises(
         ScheduleError, match=r"rank 0, record 3 \(POST 2\), block 0: expected a value"
     ):
@@ -101,13 +101,13 @@ def test_progress_that_does_not_grow() -> None:
         )
 
 
-def test_a_wait_for_a_later_post_than_will_ever_be() -> None:
+def test_a_wait_for_a_post_that_never_happens_is_a_deadlock() -> None:
     with pytest.raises(ScheduleError, match=r"deadlock: .*rank 0, .*block 0"):
         check_plans(RING.collective, edited(RING, 0, change(Code.WAIT, value=4)))
 
 
 @pytest.mark.parametrize("depth", [1, 2, 4])
-def test_slots_may_not_be_reused_before_all_are_done_with_them(
+def test_reusing_a_slot_before_its_readers_finish_is_rejected(
     depth: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     plans = lower(BROADCAST)

@@ -29,14 +29,14 @@ DIRECT = build("all_reduce", "direct", ranks=3)
 GATHER = build("all_gather", "ring", ranks=3)
 
 
-def lent(schedule: Schedule) -> list[ExecutionPlan]:
-    return list(lower(schedule, lends=True))
+def shared(schedule: Schedule) -> list[ExecutionPlan]:
+    return list(lower(schedule, shares_memory=True))
 
 
 def edited(
     schedule: Schedule, rank: int, edit: Callable[[list[Record]], list[Record]]
 ) -> list[ExecutionPlan]:
-    plans = lent(schedule)
+    plans = shared(schedule)
     plans[rank] = replace(plans[rank], records=tuple(edit(list(plans[rank].records))))
     return plans
 
@@ -48,15 +48,15 @@ def drop(records: list[Record], code: Code, nth: int = 0) -> list[Record]:
 
 @given(data=st.data())
 @settings(deadline=None, max_examples=100)
-def test_the_plans_are_those_of_a_plain_lowering_and_proved(data: st.DataObject) -> None:
+def test_single_copy_plans_equal_a_plain_lowering_and_are_proved(data: st.DataObject) -> None:
     op = data.draw(st.sampled_from(list(Op)))
     ranks = data.draw(st.integers(1, 9))
     name, root = data.draw(st.sampled_from(names(op))), data.draw(st.integers(0, ranks - 1))
     schedule = build(op, name, ranks=ranks, root=root)
-    plans = lent(schedule)
+    plans = shared(schedule)
     plain = [
         replace(plan, in_place=plans[plan.rank].in_place)
-        for plan in plain_lower(schedule, lends=True)
+        for plan in plain_lower(schedule, shares_memory=True)
     ]
     assert plans == plain
     depth = data.draw(st.integers(1, 4))
@@ -65,18 +65,18 @@ def test_the_plans_are_those_of_a_plain_lowering_and_proved(data: st.DataObject)
     check_plans(schedule.collective, plans, depth=depth, blocks=3, lead=lead, in_place=in_place)
 
 
-def test_what_is_given_and_results_are_lent_and_partial_sums_are_not() -> None:
-    assert all(plan.loans_only for plan in lent(DIRECT))
-    plans = lent(build("all_reduce", "halving_doubling", ranks=4))
+def test_inputs_and_results_are_shared_and_partial_sums_are_staged() -> None:
+    assert all(plan.loans_only for plan in shared(DIRECT))
+    plans = shared(build("all_reduce", "halving_doubling", ranks=4))
     assert not any(plan.loans_only for plan in plans)
     spaces = {record.src.space for plan in plans for record in plan.records}
-    assert spaces >= {Space.LENT, Space.SLOT}
+    assert spaces >= {Space.SHARED, Space.SLOT}
 
 
 @pytest.mark.parametrize("name", ["one_shot", "recursive_doubling"])
-def test_in_place_needs_readers_that_are_done(name: str) -> None:
+def test_in_place_requires_finished_readers(name: str) -> None:
     schedule = build("all_reduce", name, ranks=4)
-    plans = lent(schedule)
+    plans = shared(schedule)
     assert not any(plan.in_place for plan in plans)
     assert all(plan.in_place for plan in lower(schedule))
     check_plans(schedule.collective, plans)
@@ -88,17 +88,17 @@ def test_in_place_needs_readers_that_are_done(name: str) -> None:
     ("edit", "text"),
     [
         (lambda records: drop(records, Code.WAIT), "SHARED 1.0 of rank 0 may be read before"),
-        (lambda records: drop(records, Code.LEND), "SLOT|SHARED .* may be read before"),
+        (lambda records: drop(records, Code.SHARE), "SLOT|SHARED .* may be read before"),
         (
             lambda records: [
-                replace(r, flags=r.flags & ~Flag.LENDS) if r.code is Code.REDUCE else r
+                replace(r, flags=r.flags & ~Flag.SHARES) if r.code is Code.REDUCE else r
                 for r in records
             ],
             "may be read before it is written",
         ),
         (
             lambda records: [
-                replace(r, flags=r.flags & ~Flag.LENDS | Flag.HAS_DST2)
+                replace(r, flags=r.flags & ~Flag.SHARES | Flag.HAS_DST2)
                 if r.code is Code.REDUCE
                 else r
                 for r in records
@@ -107,28 +107,28 @@ def test_in_place_needs_readers_that_are_done(name: str) -> None:
         ),
         (
             lambda records: [
-                replace(r, src=Ref(space=Space.TMP, rank=1)) if r.code is Code.LEND else r
+                replace(r, src=Ref(space=Space.TMP, rank=1)) if r.code is Code.SHARE else r
                 for r in records
             ],
             "expected a slot and an input or output, got TMP 0.0",
         ),
         (
             lambda records: [
-                replace(r, dst=Ref(space=Space.OUT, rank=1)) if r.code is Code.LEND else r
+                replace(r, dst=Ref(space=Space.OUT, rank=1)) if r.code is Code.SHARE else r
                 for r in records
             ],
             "expected a slot and",
         ),
     ],
 )
-def test_a_broken_plan(edit: Callable[[list[Record]], list[Record]], text: str) -> None:
+def test_a_broken_plan_is_rejected(edit: Callable[[list[Record]], list[Record]], text: str) -> None:
     with pytest.raises(ScheduleError, match=text):
         check_plans(DIRECT.collective, edited(DIRECT, 1, edit))
 
 
-def test_a_result_that_is_lent_is_not_written_over() -> None:
+def test_overwriting_a_shared_result_is_rejected() -> None:
     def again(records: list[Record]) -> list[Record]:
-        at = next(i for i, record in enumerate(records) if record.flags & Flag.LENDS)
+        at = next(i for i, record in enumerate(records) if record.flags & Flag.SHARES)
         return [*records[:-1], replace(records[at], flags=Flag.NONE), records[-1]]
 
     with pytest.raises(ScheduleError, match="may be overwritten while others read it"):

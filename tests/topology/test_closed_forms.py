@@ -43,7 +43,7 @@ def build(row: dict[str, str]) -> Topology:
 
 
 @pytest.mark.parametrize("row", verified(), ids=lambda row: f"{row['topology']} {row['params']}")
-def test_verified_table(row: dict[str, str]) -> None:
+def test_networks_match_the_verified_table(row: dict[str, str]) -> None:
     network = build(row)
     assert network.num_ranks == int(row["hosts"])
     assert network.num_links == int(row["links_formula"]) == int(row["links_bfs"])
@@ -77,11 +77,11 @@ def bisections() -> list[tuple[Topology, float]]:
 
 
 @pytest.mark.parametrize(("network", "links"), bisections(), ids=repr)
-def test_bisection(network: Topology, links: float) -> None:
+def test_bisections_match_their_closed_forms(network: Topology, links: float) -> None:
     assert network.bisection_Bps() == pytest.approx(links * LINK_BPS)
 
 
-def test_full_meshes_and_nvswitches() -> None:
+def test_full_meshes_and_nvswitches_match_their_closed_forms() -> None:
     mesh = topology.mesh(8)
     assert (mesh.num_links, mesh.diameter(), mesh.mean_distance()) == (28, 1, 1.0)
     assert mesh.bisection_Bps() == 8**2 / 4 * 450e9
@@ -93,7 +93,7 @@ def test_full_meshes_and_nvswitches() -> None:
 
 
 @pytest.mark.parametrize("k", [4, 6])
-def test_two_levels(k: int) -> None:
+def test_a_fat_tree_of_two_levels_matches_its_closed_form(k: int) -> None:
     tree, n = topology.fat_tree(k, levels=2), k * k // 2
     assert (tree.num_ranks, tree.num_nodes - n, tree.num_links) == (n, k + k // 2, n + n)
     expected = (2 * (k / 2 - 1) + 4 * (n - k / 2)) / (n - 1)

@@ -76,7 +76,7 @@ def gpu_server(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def test_a_gpu_server(gpu_server: Path) -> None:
+def test_a_gpu_server_is_discovered(gpu_server: Path) -> None:
     machine = survey(gpu_server)
     assert machine.cores == {0: 0, 1: 0, 2: 1, 3: 1}
     assert [gpu.address for gpu in machine.gpus] == [
@@ -118,7 +118,7 @@ def test_without_gpus_the_cores_are_ranks(tmp_path: Path) -> None:
     assert len(node.route(0, 3)) == 2 and len(node.route(0, 4)) == 3
 
 
-def test_a_container_that_shows_little(tmp_path: Path) -> None:
+def test_a_container_without_numa_nodes_is_discovered(tmp_path: Path) -> None:
     Tree(tmp_path).write("devices/system/cpu/cpu0/uevent", "")
     node = discover(tmp_path)
     assert node.num_ranks == 1 and node.diameter() == 0
@@ -126,12 +126,12 @@ def test_a_container_that_shows_little(tmp_path: Path) -> None:
         discover(tmp_path / "nothing")
 
 
-def test_this_machine() -> None:
+def test_this_machine_is_discovered() -> None:
     node = discover()
     assert node.num_ranks >= 1
     assert node.diameter() >= (node.num_ranks > 1)
 
 
-def test_addresses_of_nvml() -> None:
+def test_nvml_addresses_are_converted() -> None:
     assert address(b"00000000:3B:00.0") == "0000:3b:00.0"
     assert isinstance(nvlinks(), dict)

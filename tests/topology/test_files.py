@@ -59,7 +59,7 @@ H100 = """
 
 
 @pytest.mark.parametrize("spec", EXAMPLES)
-def test_json_and_networkx_give_the_same_network_back(spec: str) -> None:
+def test_json_and_networkx_preserve_the_network(spec: str) -> None:
     network = parse(spec)
     assert topology.from_json(topology.to_json(network)) == network
     again = topology.from_networkx(topology.to_networkx(network))
@@ -90,12 +90,12 @@ def test_plain_graphs_are_networks_of_ranks() -> None:
         ('{"format": "unisono-topology", "version": 1}', "incomplete"),
     ],
 )
-def test_other_json_is_refused(text: str, says: str) -> None:
+def test_other_json_is_rejected(text: str, says: str) -> None:
     with pytest.raises(ValueError, match=says):
         topology.from_json(text)
 
 
-def test_damaged_networks_are_refused() -> None:
+def test_damaged_topologies_are_rejected() -> None:
     document = json.loads(topology.to_json(topology.ring(4)))
     for table, column, value, says in (
         ("links", "src", 9, "unknown node"),
@@ -109,12 +109,12 @@ def test_damaged_networks_are_refused() -> None:
             topology.from_json(json.dumps(damaged))
 
 
-def test_columns_cannot_be_written_to() -> None:
+def test_columns_are_read_only() -> None:
     with pytest.raises(ValueError, match="read-only"):
         topology.ring(4).links.bandwidth_Bps[0] = 1.0
 
 
-def test_nccl_direct_nvlinks_between_two_sockets() -> None:
+def test_nccl_files_may_have_direct_nvlinks_between_sockets() -> None:
     node = topology.from_nccl_xml(PERLMUTTER)
     assert node.num_ranks == 2
     assert node.nodes.names == (
@@ -131,13 +131,13 @@ def test_nccl_direct_nvlinks_between_two_sockets() -> None:
     assert sockets.tolist() == [24e9, 24e9]
 
 
-def test_nccl_nvswitches_are_one_and_ranks_are_in_order() -> None:
+def test_nccl_nvswitches_are_merged_and_ranks_ordered() -> None:
     node = topology.from_nccl_xml(H100)
     assert node.nodes.names[:2] == ("0000:a4:00.0", "0000:a5:00.0")
     rates = node.links.bandwidth_Bps[node.route(0, 1)]
     assert rates == pytest.approx([18 * 20.6e9] * 2)
-    hub = node.links.dst[node.route(0, 1)[0]]
-    assert node.nodes.kind[hub] == NodeKind.NVSWITCH and node.nodes.reduces[hub]
+    nvswitch_node = node.links.dst[node.route(0, 1)[0]]
+    assert node.nodes.kind[nvswitch_node] == NodeKind.NVSWITCH and node.nodes.reduces[nvswitch_node]
     assert set(node.links.bandwidth_Bps[node.links.kind == LinkKind.PCIE]) == {48e9}
 
 
@@ -164,7 +164,7 @@ def test_servers_can_be_written_as_nccl_files(spec: str) -> None:
     assert nvlinks[0] == nvlinks[1]
 
 
-def test_what_is_no_server_is_no_nccl_file() -> None:
+def test_networks_that_are_not_servers_are_rejected() -> None:
     with pytest.raises(ValueError, match="cannot express network switches"):
         topology.to_nccl_xml(topology.fat_tree(4))
     with pytest.raises(ValueError, match="cannot express infiniband links"):
@@ -201,7 +201,7 @@ def test_what_is_no_server_is_no_nccl_file() -> None:
         ("nvswitch:gpus=8,switches=4,links=2", "expected at least 4 links"),
     ],
 )
-def test_mistakes_in_specs_are_explained(spec: str, says: str) -> None:
+def test_errors_explain_invalid_specs(spec: str, says: str) -> None:
     with pytest.raises(ValueError, match=says):
         parse(spec)
 
@@ -212,13 +212,13 @@ def test_specs_name_the_network_that_they_build() -> None:
         assert parse(parse(spec).name) == parse(spec)
 
 
-def test_links_of_specs() -> None:
+def test_specs_set_the_properties_of_links() -> None:
     links = parse("ring:4,bandwidth=100Gbit,latency=2us,kind=roce").links
     assert set(links.bandwidth_Bps) == {12.5e9} and set(links.latency_s) == {2e-6}
     assert set(links.kind) == {LinkKind.ROCE}
 
 
-def test_load_reads_files_by_their_ending(tmp_path: Path) -> None:
+def test_load_selects_the_format_by_the_file_suffix(tmp_path: Path) -> None:
     ours, theirs = tmp_path / "mine.json", tmp_path / "theirs.xml"
     ours.write_text(topology.to_json(topology.ring(4)))
     theirs.write_text(H100)
@@ -227,7 +227,7 @@ def test_load_reads_files_by_their_ending(tmp_path: Path) -> None:
     assert topology.load("ring:4") == topology.ring(4)
 
 
-def test_networkx_is_imported_only_when_asked() -> None:
+def test_networkx_is_imported_only_on_use() -> None:
     script = (
         "import sys; from unisono import topology; topology.discover(); topology.ring(4)\n"
         "assert 'networkx' not in sys.modules and 'torch' not in sys.modules"

@@ -30,7 +30,7 @@ def _scatter_cost(ranks: int, *, radix: int = 2) -> Cost:
 
 def _all_to_all_cost(ranks: int, *, radix: int = 2) -> Cost:
     weights = _weights(ranks, radix)
-    moved = sum(1 for weight in weights for way in range(ranks) if way // weight % radix)
+    moved = sum(1 for weight in weights for distance in range(ranks) if distance // weight % radix)
     return Cost(rounds=len(weights), bytes_sent=Fraction(moved, ranks))
 
 
@@ -44,11 +44,11 @@ def all_gather(ranks: int, *, radix: int = 2) -> Schedule:
     """
     b = Builder(Collective(op=Op.ALL_GATHER, ranks=ranks), "bruck")
     for weight in _weights(ranks, radix):
-        for way in range(weight, min(weight * radix, ranks), weight):
+        for distance in range(weight, min(weight * radix, ranks), weight):
             for rank in range(ranks):
-                own = [(rank + i) % ranks for i in range(min(weight, ranks - way))]
+                own = [(rank + i) % ranks for i in range(min(weight, ranks - distance))]
                 for first, count in runs(own):
-                    b.copy(rank, first, (rank - way) % ranks, count=count)
+                    b.copy(rank, first, (rank - distance) % ranks, count=count)
         b.next_round()
     return b.build()
 
@@ -72,12 +72,14 @@ def all_to_all(ranks: int, *, radix: int = 2) -> Schedule:
     """
     b = Builder(Collective(op=Op.ALL_TO_ALL, ranks=ranks), "bruck")
     for weight in _weights(ranks, radix):
-        for way in range(1, ranks):
-            digit = way // weight % radix
-            gone = way % weight
+        for distance in range(1, ranks):
+            digit = distance // weight % radix
+            travelled = distance % weight
             for src in range(ranks if digit else 0):
-                here = (src + gone) % ranks
-                b.copy(here, src * ranks + (src + way) % ranks, (here + digit * weight) % ranks)
+                here = (src + travelled) % ranks
+                b.copy(
+                    here, src * ranks + (src + distance) % ranks, (here + digit * weight) % ranks
+                )
         b.next_round()
     return b.build()
 

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from unisono.algorithms import ring
 from unisono.algorithms.compose import Composer, backwards, in_sequence, on_ranks
-from unisono.algorithms.cost import Cost, of_all_gather, there_and_back
+from unisono.algorithms.cost import Cost, of_all_gather, scatter_then_gather
 from unisono.algorithms.cost import backwards as backwards_cost
 from unisono.algorithms.grid import Grid, Lines, near_square
 from unisono.algorithms.parameters import Dims, check_dims
@@ -37,7 +37,7 @@ def scatter_cost(ranks: int, *, dims: Dims | None = None, ways: int = 2) -> Cost
 
 def all_reduce_cost(ranks: int, *, dims: Dims | None = None, ways: int = 2) -> Cost:
     """Cost of the all-reduce."""
-    return there_and_back(gather_cost(ranks, dims=dims, ways=ways), ranks)
+    return scatter_then_gather(gather_cost(ranks, dims=dims, ways=ways), ranks)
 
 
 @algorithm(Op.ALL_GATHER, "bucket", cost=gather_cost)
@@ -56,7 +56,7 @@ def all_gather(ranks: int, *, dims: Dims | None = None, ways: int = 2) -> Schedu
     there = {axis: ring.all_gather(grid.dims[axis]) for axis in axes}
     back = {axis: on_ranks(part, _turned(grid.dims[axis])) for axis, part in there.items()}
     for shard in range(shards):
-        way, axis = divmod(shard, len(axes))
+        direction, axis = divmod(shard, len(axes))
         lines = Lines(
             composer=composer,
             grid=grid,
@@ -65,7 +65,7 @@ def all_gather(ranks: int, *, dims: Dims | None = None, ways: int = 2) -> Schedu
             offset=shard,
             channel=shard,
         )
-        lines.gather([*axes[axis:], *axes[:axis]], back if way else there)
+        lines.gather([*axes[axis:], *axes[:axis]], back if direction else there)
     return composer.build()
 
 

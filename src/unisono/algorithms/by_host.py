@@ -43,12 +43,12 @@ def _all_reduce_cost(
 
 def _all_gather_cost(ranks: int, *, between: str | None = None, hosts: Hosts | None = None) -> Cost:
     layout = HostLayout.of(ranks, hosts)
-    others, ring = len(layout.hosts) - 1, _way(layout, between) == _RING
+    others, ring = len(layout.hosts) - 1, _pattern(layout, between) == _RING
     parts, most = _parts(layout), Fraction(0)
     for size in layout.sizes:
-        brought = Fraction(-(-(ranks - size) * parts // size), parts)  # pieces to the busiest rank
-        away = 1 + brought if ring else Fraction(others)
-        most = max(most, away + (size - 1) * (1 + brought))
+        received = Fraction(-(-(ranks - size) * parts // size), parts)  # pieces to the busiest rank
+        away = 1 + received if ring else Fraction(others)
+        most = max(most, away + (size - 1) * (1 + received))
     rounds = (others if ring else min(others, 1)) + layout.shared
     return Cost(rounds=rounds, bytes_sent=most / ranks)
 
@@ -119,8 +119,8 @@ def all_gather(ranks: int, *, between: str | None = None, hosts: Hosts | None = 
     SMP-clusters" (2006), here for hosts of different sizes.
     """
     layout = HostLayout.of(ranks, hosts)
-    ring, parts = _way(layout, between) == _RING, _parts(layout)
-    stations = _stations(layout, parts)
+    ring, parts = _pattern(layout, between) == _RING, _parts(layout)
+    first_receivers = _first_receivers(layout, parts)
     b = Builder(Collective(op=Op.ALL_GATHER, ranks=ranks, parts=parts), "by_host")
     count = len(layout.hosts)
     chunk = np.arange(ranks * parts)
@@ -130,15 +130,15 @@ def all_gather(ranks: int, *, between: str | None = None, hosts: Hosts | None = 
         at = before = own // parts
         others = [(number + distance) % count for distance in range(1, count)]
         b.round = 0
-        _spread(b, np.array(host), own, at)
+        _copy_inside(b, np.array(host), own, at)
         if others and not ring:
-            b.copy(at, own, np.array([stations[there][held] for there in others]))
+            b.copy(at, own, np.array([first_receivers[there][held] for there in others]))
         for there in others:
             if ring:
-                b.copy(before, own, stations[there][held])
-            before = stations[there][held]
+                b.copy(before, own, first_receivers[there][held])
+            before = first_receivers[there][held]
             b.next_round()
-            _spread(b, np.array(layout.hosts[there]), own, before)
+            _copy_inside(b, np.array(layout.hosts[there]), own, before)
             b.round -= not ring  # direct: all hosts in the same rounds
     return b.build()
 
@@ -170,14 +170,14 @@ def broadcast(ranks: int, root: int, *, hosts: Hosts | None = None) -> Schedule:
     (1994), between hosts.
     """
     layout = HostLayout.of(ranks, hosts)
-    home, columns = layout.home(root), layout.columns
-    others = [host for host in range(len(layout.hosts)) if host != home]
+    root_host, columns = layout.root_host(root), layout.columns
+    others = [host for host in range(len(layout.hosts)) if host != root_host]
     shares = max(1, len(others))
     b = Builder(Collective(op=Op.BROADCAST, ranks=ranks, root=root, parts=shares * columns), "")
-    for rank in layout.hosts[home]:
+    for rank in layout.hosts[root_host]:
         if rank != root:
             b.copy(root, 0, rank, count=shares * columns)
-    b.round += layout.sizes[home] > 1
+    b.round += layout.sizes[root_host] > 1
     column = np.arange(columns)
     at = np.array(
         [
@@ -186,14 +186,14 @@ def broadcast(ranks: int, root: int, *, hosts: Hosts | None = None) -> Schedule:
         ]
     )
     for share, host in enumerate(others):
-        b.copy(at[home], share * columns + column, at[host])
+        b.copy(at[root_host], share * columns + column, at[host])
     b.next_round()
     for share, host in enumerate(others):
         b.copy(at[host], share * columns + column, at[[h for h in others if h != host]])
     b.round += len(others) > 1
     for host in others:
         chunk = np.arange(shares * columns)
-        _spread(b, np.array(layout.hosts[host]), chunk, at[host][chunk % columns])
+        _copy_inside(b, np.array(layout.hosts[host]), chunk, at[host][chunk % columns])
     return b.build()
 
 
@@ -231,7 +231,7 @@ def _parts(layout: HostLayout) -> int:
     return max((-(-size // others) for size, others in foreign), default=1)
 
 
-def _stations(layout: HostLayout, parts: int) -> list[np.ndarray]:
+def _first_receivers(layout: HostLayout, parts: int) -> list[np.ndarray]:
     """Returns, for each host and chunk, the rank to which the chunk comes first.
 
     The ranks of a host receive equal numbers of foreign chunks. Each rank receives adjacent chunks.
@@ -247,7 +247,7 @@ def _stations(layout: HostLayout, parts: int) -> list[np.ndarray]:
     return found
 
 
-def _spread(
+def _copy_inside(
     b: Builder,
     host: np.ndarray,
     chunk: np.ndarray,
@@ -260,7 +260,7 @@ def _spread(
     b.copy(at[which], chunk[which], host[rank])
 
 
-def _way(layout: HostLayout, between: str | None) -> str:
+def _pattern(layout: HostLayout, between: str | None) -> str:
     """Returns the pattern of transfers between hosts. Raises `UnsupportedError`."""
     if between is None:
         direct = (len(layout.hosts) - 1) * max(layout.sizes)

@@ -21,9 +21,9 @@ def _all_to_all_cost(ranks: int, *, hosts: Hosts | None = None) -> Cost:
     layout = HostLayout.of(ranks, hosts)
     others, most = len(layout.hosts) - 1, max(layout.sizes)
     # A rank sends its own pieces, and both forwards and delivers the pieces that it represents.
-    spoken = max(-(-others // size) * size for size in layout.sizes) * most
+    represented = max(-(-others // size) * size for size in layout.sizes) * most
     inside = layout.shared * (2 if others else 1)
-    return Cost(rounds=min(others, 1) + inside, bytes_sent=1 + Fraction(2 * spoken, ranks))
+    return Cost(rounds=min(others, 1) + inside, bytes_sent=1 + Fraction(2 * represented, ranks))
 
 
 @algorithm(Op.ALL_TO_ALL, "by_host", cost=_all_to_all_cost, exact=False)
@@ -46,7 +46,14 @@ def all_to_all(ranks: int, *, hosts: Hosts | None = None) -> Schedule:
             src, dst = src[src != dst], dst[src != dst]
             b.copy(src, src * ranks + dst, dst)
         else:
-            bundles.append((_speaker(layout, here, there), _speaker(layout, there, here), src, dst))
+            bundles.append(
+                (
+                    _representative(layout, here, there),
+                    _representative(layout, there, here),
+                    src,
+                    dst,
+                )
+            )
     for mine, _, src, dst in bundles:
         away = src != mine
         b.copy(src[away], (src * ranks + dst)[away], mine)
@@ -60,7 +67,7 @@ def all_to_all(ranks: int, *, hosts: Hosts | None = None) -> Schedule:
     return b.build()
 
 
-def _speaker(layout: HostLayout, here: int, there: int) -> int:
+def _representative(layout: HostLayout, here: int, there: int) -> int:
     """Returns the rank of host `here` that represents it towards host `there`."""
     ranks = layout.hosts[here]
     return ranks[(there - (there > here)) % len(ranks)]

@@ -76,7 +76,7 @@ class _Scan:
         self.exclusive = op is Op.EXSCAN
         self.layout = layout
         self.builder = Builder(collective, "by_host", scratch=len(layout.hosts))
-        self.begun: set[int] = set()
+        self.holds_prefix: set[int] = set()
         """Ranks whose vector already is a prefix instead of their own contribution."""
 
     def build(self) -> Schedule:
@@ -91,14 +91,14 @@ class _Scan:
             for host in self.layout.hosts:
                 ranks = np.array(host)
                 b.copy(ranks[:-1], 0, ranks[1:])
-                self.begun.update(host[1:])
-        adds = list(self._tell())
+                self.holds_prefix.update(host[1:])
+        adds = list(self._exchange_prefixes())
         b.next_round()
         for holder, location, rank in adds:
             b.reduce(holder, location, rank, 0)
         return b.build()
 
-    def _tell(self) -> Iterator[tuple[int, int, int]]:
+    def _exchange_prefixes(self) -> Iterator[tuple[int, int, int]]:
         """Adds the exchange of prefixes.
 
         Yields (rank that has the prefix, location, rank that also needs the prefix).
@@ -113,11 +113,11 @@ class _Scan:
                     needed.setdefault(bisect_left(ranks, rank), []).append(rank)
                 needed.pop(0, None)  # the other host has no rank below
                 for below, by in needed.items():
-                    location = self._bring(ranks[below - 1], by, 1 + other)
+                    location = self._copy_prefix(ranks[below - 1], by, 1 + other)
                     first = by if location > 0 else by[1:]
                     yield from ((by[0], location, rank) for rank in first)
 
-    def _bring(self, src: int, by: list[int], spare: int) -> int:
+    def _copy_prefix(self, src: int, by: list[int], spare: int) -> int:
         """Copies a prefix to the first rank that needs it. Returns the location for the other
         ranks.
         """
@@ -126,8 +126,8 @@ class _Scan:
             b.reduce(src, 0, first)
             return 0
         location = spare
-        if self.exclusive and first not in self.begun:
-            self.begun.add(first)
+        if self.exclusive and first not in self.holds_prefix:
+            self.holds_prefix.add(first)
             location = 0
         b.copy(src, 0, first, location)
         return location

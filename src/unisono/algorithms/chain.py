@@ -69,10 +69,10 @@ def scatter(ranks: int, root: int) -> Schedule:
     pipeline, with pieces instead of parts.
     """
     b = Builder(Collective(op=Op.SCATTER, ranks=ranks, root=root), "chain")
-    for way in range(1, ranks):
-        b.round = ranks - 1 - way
-        for hop in range(way):
-            b.copy((root + hop) % ranks, (root + way) % ranks, (root + hop + 1) % ranks)
+    for distance in range(1, ranks):
+        b.round = ranks - 1 - distance
+        for hop in range(distance):
+            b.copy((root + hop) % ranks, (root + distance) % ranks, (root + hop + 1) % ranks)
             b.next_round()
     return b.build()
 

@@ -79,7 +79,7 @@ def backwards(gather: Cost, ranks: int) -> Cost:
     return Cost(rounds=gather.rounds, bytes_sent=sent, reductions=gather.bytes_sent)
 
 
-def there_and_back(gather: Cost, ranks: int) -> Cost:
+def scatter_then_gather(gather: Cost, ranks: int) -> Cost:
     """Returns the cost of the all-reduce that runs this all-gather reversed, then forwards."""
     return backwards(gather, ranks) + gather
 

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from unisono.algorithms.cost import FREE, Cost, backwards, of_all_gather, there_and_back
+from unisono.algorithms.cost import FREE, Cost, backwards, of_all_gather, scatter_then_gather
 from unisono.algorithms.registry import algorithm
 from unisono.schedule import Builder, Collective, Schedule
 from unisono.types import Op
@@ -35,7 +35,9 @@ def _to_root_cost(ranks: int) -> Cost:
     return Cost(rounds=1, bytes_sent=Fraction(1, ranks))
 
 
-@algorithm(Op.ALL_REDUCE, "direct", cost=lambda ranks: there_and_back(_gather_cost(ranks), ranks))
+@algorithm(
+    Op.ALL_REDUCE, "direct", cost=lambda ranks: scatter_then_gather(_gather_cost(ranks), ranks)
+)
 def all_reduce(ranks: int) -> Schedule:
     """Each rank i reduces part i, then sends the result to all ranks.
 

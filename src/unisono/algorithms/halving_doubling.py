@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from unisono.algorithms import folding
 from unisono.algorithms.compose import backwards, in_sequence
-from unisono.algorithms.cost import Cost, there_and_back
+from unisono.algorithms.cost import Cost, scatter_then_gather
 from unisono.algorithms.cost import backwards as backwards_cost
 from unisono.algorithms.registry import algorithm
 from unisono.schedule import Schedule
@@ -22,7 +22,7 @@ def _reduce_scatter_cost(ranks: int) -> Cost:
 
 def _all_reduce_cost(ranks: int) -> Cost:
     def of_members(members: int) -> Cost:
-        return there_and_back(folding.all_gather_cost(members), members)
+        return scatter_then_gather(folding.all_gather_cost(members), members)
 
     return folding.all_reduce_cost(ranks, of_members)
 

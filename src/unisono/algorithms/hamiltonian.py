@@ -101,8 +101,8 @@ class _Weave:
         if place[first[0]][0] != place[second[0]][0]:
             return -1
         length = len(cycles[place[first[0]][0]])
-        ways = [(place[b][1] - place[a][1]) % length == 1 for a, b in (first, second)]
-        return 0 if ways[0] == ways[1] else 1
+        aligned = [(place[b][1] - place[a][1]) % length == 1 for a, b in (first, second)]
+        return 0 if aligned[0] == aligned[1] else 1
 
     def _cycles(self, colour: int) -> Iterator[list[int]]:
         seen: set[int] = set()

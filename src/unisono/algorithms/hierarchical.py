@@ -266,16 +266,16 @@ def _on_pieces(tree: Hierarchy, op: Op) -> tuple[Lines, dict[int, Schedule]]:
 def _rooted(op: Op, root: int, tree: Hierarchy) -> Schedule:
     """Runs the operation on each level, on the lines whose inner coordinates are the root's."""
     root = tree.place(root)
-    home = tree.grid.coords(root)
-    parts = {level: tree.part(op, level, home[level]) for level in range(tree.top + 1)}
+    root_coords = tree.grid.coords(root)
+    parts = {level: tree.part(op, level, root_coords[level]) for level in range(tree.top + 1)}
     unit = lcm(*(part.collective.parts for part in parts.values()))
     collective = Collective(op=op, ranks=tree.grid.size, parts=unit, root=root)
-    shares = Grid(dims=(1,) * len(home)) if op in BY_PART else tree.grid
+    shares = Grid(dims=(1,) * len(root_coords)) if op in BY_PART else tree.grid
     lines = Lines(composer=Composer(collective, unit), grid=tree.grid, shares=shares)
     inwards = op in (Op.BROADCAST, Op.SCATTER)
     start = 0
     for level in reversed(parts) if inwards else parts:
-        leaders = {inside: home[inside] for inside in range(level)}
+        leaders = {inside: root_coords[inside] for inside in range(level)}
         start = lines.add(level, parts[level], start=start, free=range(level), fixed=leaders)
     return tree.placed(lines.composer.build())
 

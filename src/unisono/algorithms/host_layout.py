@@ -82,7 +82,7 @@ class HostLayout:
                 found[rank] = value
         return tuple(found)
 
-    def home(self, root: int) -> int:
+    def root_host(self, root: int) -> int:
         """Returns the number of a rank's host."""
         return next(h for h, host in enumerate(self.hosts) if root in host)
 

@@ -118,7 +118,7 @@ def all_gather(ranks: int, *, between: str | None = None, hosts: Hosts | None = 
     made = _Leaders(Op.ALL_GATHER, layout, top)
     made.collect(lambda rank: [rank])
     made.exchange(top, layout.hosts)
-    made.hand_out(lambda rank: [piece for piece in range(ranks) if piece != rank])
+    made.distribute(lambda rank: [piece for piece in range(ranks) if piece != rank])
     return made.composer.build()
 
 
@@ -137,7 +137,7 @@ def reduce_scatter(
     made = _Leaders(Op.REDUCE_SCATTER, layout, top)
     made.collect(lambda rank: range(ranks))
     made.exchange(top, layout.hosts)
-    made.hand_out(lambda rank: [rank])
+    made.distribute(lambda rank: [rank])
     return made.composer.build()
 
 
@@ -167,7 +167,7 @@ def all_to_all(ranks: int, *, between: str | None = None, hosts: Hosts | None = 
         for there in layout.hosts
     ]
     made.exchange(top, bundles)
-    made.hand_out(lambda rank: [src * ranks + rank for src in foreign[rank]])
+    made.distribute(lambda rank: [src * ranks + rank for src in foreign[rank]])
     return made.composer.build()
 
 
@@ -184,7 +184,7 @@ def broadcast(
     top = _top(Op.BROADCAST, layout, between, root)
     made = _Leaders(Op.BROADCAST, layout, top, root)
     made.exchange(top, [[0]])
-    made.hand_out(lambda rank: [0])
+    made.distribute(lambda rank: [0])
     return made.composer.build()
 
 
@@ -219,7 +219,7 @@ def scatter(
     top = _top(Op.SCATTER, layout, between, root)
     made = _Leaders(Op.SCATTER, layout, top, root)
     made.exchange(top, layout.hosts)
-    made.hand_out(lambda rank: [rank])
+    made.distribute(lambda rank: [rank])
     return made.composer.build()
 
 
@@ -242,8 +242,8 @@ def gather(
 
 
 def _top(op: Op, layout: HostLayout, between: str | None, root: int | None = None) -> Schedule:
-    home = 0 if root is None else layout.home(root)
-    return build(op, _between(op, layout, between), ranks=len(layout.hosts), root=home)
+    root_host = 0 if root is None else layout.root_host(root)
+    return build(op, _between(op, layout, between), ranks=len(layout.hosts), root=root_host)
 
 
 class _Leaders:
@@ -269,7 +269,7 @@ class _Leaders:
         pieces = [list(bundle) for bundle in bundles]
         self.start = self.composer.add(top, self.leaders, pieces, start=self.start)
 
-    def hand_out(self, shares: Callable[[int], Iterable[int]]) -> None:
+    def distribute(self, shares: Callable[[int], Iterable[int]]) -> None:
         """Adds transfers of shares from each leader to the ranks of its host."""
         self.composer.builder.round = self.start
         for leader, host in zip(self.leaders, self.layout.hosts, strict=True):

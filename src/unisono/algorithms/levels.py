@@ -122,5 +122,5 @@ class Hierarchy:
 
 def follows_hosts(levels: tuple[Level, ...], dims: Dims | None, hosts: Hosts | None) -> bool:
     """Returns true if the two levels match the hosts, because the sizes are not given."""
-    told = dims is not None or any(level.size for level in levels)
-    return hosts is not None and len(hosts) > 1 and len(levels or (_ANY, _ANY)) == 2 and not told
+    sized = dims is not None or any(level.size for level in levels)
+    return hosts is not None and len(hosts) > 1 and len(levels or (_ANY, _ANY)) == 2 and not sized

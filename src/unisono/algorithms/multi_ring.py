@@ -10,7 +10,7 @@ from math import gcd
 
 from unisono.algorithms import ring
 from unisono.algorithms.compose import backwards, in_channels, in_sequence
-from unisono.algorithms.cost import Cost, of_all_gather, there_and_back
+from unisono.algorithms.cost import Cost, of_all_gather, scatter_then_gather
 from unisono.algorithms.cost import backwards as backwards_cost
 from unisono.algorithms.registry import algorithm
 from unisono.schedule import Builder, Collective, Schedule
@@ -26,7 +26,7 @@ def _both_ways_scatter_cost(ranks: int) -> Cost:
 
 
 def _both_ways_reduce_cost(ranks: int) -> Cost:
-    return there_and_back(_both_ways_cost(ranks), ranks)
+    return scatter_then_gather(_both_ways_cost(ranks), ranks)
 
 
 @algorithm(Op.ALL_GATHER, "bidirectional_ring", cost=_both_ways_cost)

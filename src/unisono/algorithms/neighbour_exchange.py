@@ -44,8 +44,8 @@ def all_gather(ranks: int) -> Schedule:
         b.next_round()
         latest[-1].append(ranks - 1)
     for step in range(members // 2):
-        way = 1 if step % 2 == 0 else -1
-        partners = [(m + (-way if m % 2 else way)) % members for m in range(members)]
+        direction = 1 if step % 2 == 0 else -1
+        partners = [(m + (-direction if m % 2 else direction)) % members for m in range(members)]
         for member, partner in enumerate(partners):
             for first, count in runs(latest[member]):
                 b.copy(member, first, partner, count=count)

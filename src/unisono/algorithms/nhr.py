@@ -8,7 +8,7 @@ the whole vector. Bytes are the bytes that a rank sends.
 from __future__ import annotations
 
 from unisono.algorithms.compose import backwards, in_sequence, runs
-from unisono.algorithms.cost import Cost, of_all_gather, there_and_back
+from unisono.algorithms.cost import Cost, of_all_gather, scatter_then_gather
 from unisono.algorithms.cost import backwards as backwards_cost
 from unisono.algorithms.registry import algorithm
 from unisono.schedule import Builder, Collective, Schedule
@@ -24,7 +24,7 @@ def _scatter_cost(ranks: int) -> Cost:
 
 
 def _all_reduce_cost(ranks: int) -> Cost:
-    return there_and_back(_gather_cost(ranks), ranks)
+    return scatter_then_gather(_gather_cost(ranks), ranks)
 
 
 @algorithm(Op.ALL_GATHER, "nhr", cost=_gather_cost)
@@ -39,8 +39,8 @@ def all_gather(ranks: int) -> Schedule:
     for bit in reversed(range((ranks - 1).bit_length())):
         distance = 1 << bit
         for rank in range(ranks):
-            ways = range(0, ranks - distance, 2 * distance)
-            for first, count in runs((rank - way) % ranks for way in ways):
+            offsets = range(0, ranks - distance, 2 * distance)
+            for first, count in runs((rank - offset) % ranks for offset in offsets):
                 b.copy(rank, first, (rank + distance) % ranks, count=count)
         b.next_round()
     return b.build()

@@ -41,9 +41,9 @@ def all_gather(ranks: int, *, aggregation: int = 4) -> Schedule:
     for step in range(far):
         distance = subtree << (far - 1 - step)
         _send(b, range(0, ranks, 2 * distance), distance)
-    for way in range(1, min(subtree, ranks)):  # depth first: parents come before children
-        distance = way & -way
-        _send(b, range(way - distance, ranks, subtree), distance)
+    for offset in range(1, min(subtree, ranks)):  # depth first: parents come before children
+        distance = offset & -offset
+        _send(b, range(offset - distance, ranks, subtree), distance)
     return b.build()
 
 
@@ -57,13 +57,13 @@ def reduce_scatter(ranks: int, *, aggregation: int = 4) -> Schedule:
     return backwards(all_gather(ranks, aggregation=aggregation))
 
 
-def _send(b: Builder, ways: range, distance: int) -> None:
+def _send(b: Builder, offsets: range, distance: int) -> None:
     """Adds a round in which every rank sends the pieces that travelled these distances, `distance`
     up.
     """
     ranks = b.collective.ranks
     for rank in range(ranks):
-        pieces = [(rank - way) % ranks for way in ways if way + distance < ranks]
+        pieces = [(rank - offset) % ranks for offset in offsets if offset + distance < ranks]
         for first, count in runs(pieces):
             b.copy(rank, first, (rank + distance) % ranks, count=count)
     b.next_round()

@@ -9,7 +9,7 @@ from fractions import Fraction
 
 import numpy as np
 
-from unisono.algorithms.cost import Cost, backwards, of_all_gather, there_and_back
+from unisono.algorithms.cost import Cost, backwards, of_all_gather, scatter_then_gather
 from unisono.algorithms.registry import algorithm
 from unisono.schedule import Builder, Collective, Schedule
 from unisono.types import Op
@@ -27,7 +27,7 @@ def reduce_scatter_cost(ranks: int) -> Cost:
 
 def all_reduce_cost(ranks: int) -> Cost:
     """Returns the cost of `all_reduce`."""
-    return there_and_back(all_gather_cost(ranks), ranks)
+    return scatter_then_gather(all_gather_cost(ranks), ranks)
 
 
 def _chain_cost(ranks: int) -> Cost:

@@ -15,7 +15,7 @@ import numpy as np
 
 from unisono.algorithms import folding
 from unisono.algorithms.compose import backwards, in_channels
-from unisono.algorithms.cost import Cost, there_and_back
+from unisono.algorithms.cost import Cost, scatter_then_gather
 from unisono.algorithms.cost import backwards as backwards_cost
 from unisono.algorithms.grid import Grid
 from unisono.algorithms.parameters import Dims, check_dims
@@ -38,7 +38,7 @@ def _all_reduce_cost(ranks: int, *, dims: Dims | None = None, ports: int = 1) ->
     _torus(ranks, dims)
 
     def of_members(members: int) -> Cost:
-        return there_and_back(folding.all_gather_cost(members), members)
+        return scatter_then_gather(folding.all_gather_cost(members), members)
 
     return folding.all_reduce_cost(ranks, of_members)
 
@@ -120,16 +120,18 @@ def _on_all_ports(dims: Dims, ports: int) -> Schedule:
     parts, orders = [], []
     for turn in range(len(dims)):
         turned = Grid(dims=dims[turn:] + dims[:turn])
-        for way in (1, -1):
+        for direction in (1, -1):
             parts.append(_in_halves(turned.dims))
-            orders.append([_turned(grid, turned.coords(r), turn, way) for r in range(grid.size)])
+            orders.append(
+                [_turned(grid, turned.coords(r), turn, direction) for r in range(grid.size)]
+            )
     return in_channels(parts, orders)
 
 
-def _turned(grid: Grid, coords: tuple[int, ...], turn: int, way: int) -> int:
-    """Returns the rank of these coordinates when axis `turn` comes first, in direction `way`."""
+def _turned(grid: Grid, coords: tuple[int, ...], turn: int, direction: int) -> int:
+    """Returns the rank of these coordinates when axis `turn` comes first, in this direction."""
     back = coords[-turn:] + coords[:-turn] if turn else coords
-    return grid.number([way * at % size for at, size in zip(back, grid.dims, strict=True)])
+    return grid.number([direction * at % size for at, size in zip(back, grid.dims, strict=True)])
 
 
 def _torus(ranks: int, dims: Dims | None) -> Dims | None:
@@ -156,8 +158,8 @@ def _partners(dims: Dims) -> list[list[int]]:
         partners = []
         for member in range(grid.size):
             coords = list(grid.coords(member))
-            way = -1 if coords[axis] % 2 else 1
-            coords[axis] = (coords[axis] + way * distance) % dims[axis]
+            direction = -1 if coords[axis] % 2 else 1
+            coords[axis] = (coords[axis] + direction * distance) % dims[axis]
             partners.append(grid.number(coords))
         found.append(partners)
     return found

@@ -70,7 +70,7 @@ class Explanation:
             algorithm=name,
             reason=verdict.rule.reason or "that is what the rule says",
             block_bytes=choice.plan.block_bytes,
-            single_copy=choice.plan.lends,
+            single_copy=choice.plan.shares_memory,
             rule=str(verdict.rule),
             source=verdict.source,
             time=time,

@@ -95,7 +95,7 @@ class LoadedPlan:
     in_rank_order: bool
     uniform: bool
     in_place: bool
-    lends: bool = False
+    shares_memory: bool = False
     parts: int = 1
     lead: int = 0
     """By how many blocks the first round of the schedule runs ahead of the last."""
@@ -205,7 +205,7 @@ class NativeExecutor:
         plan = self._make(schedule, op, algorithm, root, block_bytes)
         if op not in self.lending.pieces:  # most are not, and lowering costs
             return plan
-        lending = self._make(schedule, op, algorithm, root, block_bytes, lends=True)
+        lending = self._make(schedule, op, algorithm, root, block_bytes, shares_memory=True)
         # Calls of all others are, or may be, in place; all_to_all copies then.
         usable = lending.in_place or op is Op.ALL_TO_ALL
         return replace(plan, lending=lending) if usable else plan
@@ -218,16 +218,16 @@ class NativeExecutor:
         root: int,
         block_bytes: int | None,
         *,
-        lends: bool = False,
+        shares_memory: bool = False,
     ) -> LoadedPlan:
         ranks = self._group.ranks
-        lowered = lower_rank(schedule, self._rank, lends=lends)
+        lowered = lower_rank(schedule, self._rank, shares_memory=shares_memory)
         if self._reach is not None:
             self._reach(partners(lowered.plan))
         slots = list(lowered.slots)
         pieces_in, pieces_out = piece_counts(op, ranks, self._rank, root)
         spans = self._hosts is not None
-        if lowered.plan.loans_only and lends:
+        if lowered.plan.loans_only and shares_memory:
             most_bytes = block_bytes or self.lending.block_bytes
         else:
             most_bytes = block_bytes_for(
@@ -247,7 +247,7 @@ class NativeExecutor:
             in_rank_order=lowered.in_rank_order,
             uniform=lowered.uniform,
             in_place=lowered.in_place,
-            lends=lends,
+            shares_memory=shares_memory,
         )
 
     def serving(self, plan: LoadedPlan, op: Op, longest_bytes: int) -> LoadedPlan:
@@ -262,7 +262,7 @@ class NativeExecutor:
         """A call that lacks nothing but memory; `piece_bytes` is the length of equal pieces."""
         longest_bytes = max(piece_bytes, *args.lengths, 0)
         plan = self.serving(plan, args.op, longest_bytes)
-        rest = f"{args.lengths}/{args.others}/{args.reproducible}/{plan.lends}"
+        rest = f"{args.lengths}/{args.others}/{args.reproducible}/{plan.shares_memory}"
         block_bytes = plan.block_for(longest_bytes)
         agreed = f"{plan.name}/{block_bytes}/{rest}".encode()
         return native.Prepared(

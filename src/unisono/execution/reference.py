@@ -128,7 +128,7 @@ class _Rank:
     pieces: tuple[list[NDArray[Any]], list[NDArray[Any]]]
     slots: Bytes = field(default_factory=lambda: np.zeros((0, 0, 0), np.uint8))
     tmp: Bytes = field(default_factory=lambda: np.zeros((0, 0), np.uint8))
-    loans: dict[tuple[int, int], Bytes] = field(default_factory=dict)
+    shared_slots: dict[tuple[int, int], Bytes] = field(default_factory=dict)
     """What slots show, by area and slot."""
     pc: int = 0
     block: int = 0
@@ -162,8 +162,8 @@ class _Machine:
                 return False
         elif record.code is Code.POST:
             rank.progress = base + record.value
-        elif record.code is Code.LEND:
-            self._lend(rank, record.dst, self._at(rank, record.src, self._length(rank, record)))
+        elif record.code is Code.SHARE:
+            self._share(rank, record.dst, self._at(rank, record.src, self._length(rank, record)))
         elif record.code is Code.COPY:
             self._store(rank, record, self._at(rank, record.src, self._length(rank, record)))
         elif record.code is Code.REDUCE:
@@ -194,17 +194,17 @@ class _Machine:
         self._at(rank, record.dst, data.size)[:] = data
         if record.flags & Flag.HAS_DST2:
             self._at(rank, record.dst2, data.size)[:] = data
-        if record.flags & Flag.LENDS:
-            self._lend(rank, record.dst2, self._at(rank, record.dst, data.size))
+        if record.flags & Flag.SHARES:
+            self._share(rank, record.dst2, self._at(rank, record.dst, data.size))
 
-    def _lend(self, rank: _Rank, slot: Ref, memory: Bytes) -> None:
-        rank.loans[rank.block % self.depth, slot.index] = memory
+    def _share(self, rank: _Rank, slot: Ref, memory: Bytes) -> None:
+        rank.shared_slots[rank.block % self.depth, slot.index] = memory
 
     def _at(self, rank: _Rank, ref: Ref, length: int) -> Bytes:
         if ref.space is Space.SLOT:
             return self.ranks[ref.rank].slots[rank.block % self.depth, ref.index, :length]
-        if ref.space is Space.LENT:
-            return self.ranks[ref.rank].loans[rank.block % self.depth, ref.index][:length]
+        if ref.space is Space.SHARED:
+            return self.ranks[ref.rank].shared_slots[rank.block % self.depth, ref.index][:length]
         if ref.space is Space.TMP:
             return rank.tmp[ref.index, :length]
         start, end = self._block_range(rank, ref)

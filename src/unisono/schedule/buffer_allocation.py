@@ -20,16 +20,16 @@ from numpy.typing import NDArray
 from unisono.schedule.collective import Numbers
 from unisono.schedule.dataflow import Dataflow
 from unisono.schedule.record import Space, words
-from unisono.schedule.single_copy_hazards import first_written, places_of, returned_in_time
+from unisono.schedule.single_copy_hazards import first_written, in_place_outputs, read_in_time
 from unisono.schedule.staging import Staging
 from unisono.types import Op
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class Homes:
+class Allocation:
     """References (see `record.words`) to the memory of all values, and properties of each rank.
 
-    - `kept_at`: the reference of each value, 0 for a value without memory.
+    - `address`: the reference of each value, 0 for a value without memory.
     - `shared`: the values that other ranks read in place (single copy).
     - `length`: for each step, a part of the rank's input or output that is as long as the chunk.
     - `num_tmp`: the number of private places of each rank.
@@ -38,49 +38,49 @@ class Homes:
     - `in_place`: true for a rank whose input and output may be the same memory.
     """
 
-    home: Numbers
-    lent: NDArray[np.bool_]
+    address: Numbers
+    shared: NDArray[np.bool_]
     length: Numbers
     num_tmp: Numbers
     uniform: NDArray[np.bool_]
     in_place: NDArray[np.bool_]
 
 
-def settle(flow: Dataflow, staging: Staging, *, lends: bool = False) -> Homes:
+def allocate(flow: Dataflow, staging: Staging, *, shares_memory: bool = False) -> Allocation:
     """Allocates memory for every value.
 
-    With `single_copy`, other ranks read a value in place if the value does not change before the
+    With `shares_memory`, other ranks read a value in place if the value does not change before the
     end of the call. Such values are inputs and results.
     """
     collective = flow.moves.places.schedule.collective
     needed = np.zeros(len(flow.rank), np.bool_)
-    needed[flow.operands[~staging.far]] = needed[flow.outputs] = True
-    home = np.zeros(len(flow.rank), np.int64)
+    needed[flow.operands[~staging.remote]] = needed[flow.outputs] = True
+    address = np.zeros(len(flow.rank), np.int64)
     chunk = flow.chunk[: flow.inputs]
     piece, part = collective.input_piece(chunk), chunk % collective.parts
-    home[: flow.inputs] = words(Space.IN, flow.rank[: flow.inputs], piece, part)
+    address[: flow.inputs] = words(Space.IN, flow.rank[: flow.inputs], piece, part)
 
     made = staging.steps[(staging.steps >= flow.inputs) & needed[staging.steps]]
     final = _wanted(flow)[flow.place[made]]
     out, tmp = made[final], made[~final]
     at = flow.location[out]
     piece, part = collective.output_piece(at), at % collective.parts
-    home[out] = words(Space.OUT, flow.rank[out], piece, part)
+    address[out] = words(Space.OUT, flow.rank[out], piece, part)
     num_tmp = np.zeros(collective.ranks, np.int64)
     if len(tmp):
-        index, num_tmp = _first_come(flow.place[tmp], flow.rank[tmp], collective.ranks)
-        home[tmp] = words(Space.TMP, flow.rank[tmp], index)
-    written = needed & (home & 0xFF == Space.OUT)
+        index, num_tmp = _number_places(flow.place[tmp], flow.rank[tmp], collective.ranks)
+        address[tmp] = words(Space.TMP, flow.rank[tmp], index)
+    written = needed & (address & 0xFF == Space.OUT)
     length, uniform = _lengths(flow, staging)
     in_place = _in_place(flow, staging, written)
-    lent = np.zeros(len(flow.rank), np.bool_)
-    if lends:
-        lent[: flow.inputs] = lent[flow.outputs] = True
-        lent &= staging.slot >= 0
-        in_place &= returned_in_time(flow, staging, lent, written)
-    return Homes(
-        home=home,
-        lent=lent,
+    shared = np.zeros(len(flow.rank), np.bool_)
+    if shares_memory:
+        shared[: flow.inputs] = shared[flow.outputs] = True
+        shared &= staging.slot >= 0
+        in_place &= read_in_time(flow, staging, shared, written)
+    return Allocation(
+        address=address,
+        shared=shared,
         length=length,
         num_tmp=num_tmp,
         uniform=uniform,
@@ -117,7 +117,7 @@ def _wanted(flow: Dataflow) -> NDArray[np.bool_]:
     return wanted
 
 
-def _first_come(place: Numbers, rank: Numbers, ranks: int) -> tuple[Numbers, Numbers]:
+def _number_places(place: Numbers, rank: Numbers, ranks: int) -> tuple[Numbers, Numbers]:
     """Numbers the places of each rank in the order of their first occurrence.
 
     Returns a number for each entry, and the count of each rank. The entries are ordered by rank.
@@ -138,10 +138,10 @@ def _in_place(flow: Dataflow, staging: Staging, written: NDArray[np.bool_]) -> N
     steps = staging.steps
     moved = steps < flow.inputs
     first = first_written(flow, staging, written[steps] | (moved & ~staging.fills))
-    local = np.flatnonzero(~staging.far & (flow.operands < flow.inputs))
+    local = np.flatnonzero(~staging.remote & (flow.operands < flow.inputs))
     read = np.concatenate((steps[moved], flow.operands[local]))
-    at = np.concatenate((np.flatnonzero(moved), staging.when()[staging.target[local]]))
-    there = places_of(flow, read)
+    at = np.concatenate((np.flatnonzero(moved), staging.step_of()[staging.target[local]]))
+    there = in_place_outputs(flow, read)
     in_place = np.ones(flow.moves.places.schedule.collective.ranks, np.bool_)
     in_place[flow.rank[read[first[there] < at]]] = False
     return in_place

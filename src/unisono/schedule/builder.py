@@ -16,7 +16,7 @@ from unisono.schedule.transfer import FIELDS, Columns, Transfers
 Index: TypeAlias = int | NDArray[np.integer[Any]]
 """A number, or an array with a number for each of several transfers."""
 
-_PLAIN = (int, bool)
+_SCALAR_TYPES = (int, bool)
 """Types that `_add` recognises without NumPy, which takes microseconds for the same check."""
 
 
@@ -108,7 +108,7 @@ class Builder:
         )
 
     def _add(self, *row: Any) -> None:
-        if all(type(value) in _PLAIN for value in row):
+        if all(type(value) in _SCALAR_TYPES for value in row):
             self._single.append(row)
             return
         try:
@@ -116,7 +116,7 @@ class Builder:
         except ValueError as e:
             raise ScheduleError(f"round {self.round}: {e}") from None
         for name, value in zip(FIELDS, row, strict=True):
-            if type(value) not in _PLAIN and np.asarray(value).dtype.kind not in "iub":
+            if type(value) not in _SCALAR_TYPES and np.asarray(value).dtype.kind not in "iub":
                 raise ScheduleError(f"round {self.round}, {name}: expected integers, got {value!r}")
         block = tuple(_flat(value, shape) for value in row)
         self._end_single()
@@ -137,6 +137,6 @@ class Builder:
 
 def _flat(value: Any, shape: tuple[int, ...]) -> Any:
     """Returns a flat copy, because the caller may change the array later."""
-    if type(value) in _PLAIN or np.ndim(value) == 0:
+    if type(value) in _SCALAR_TYPES or np.ndim(value) == 0:
         return int(value)
     return np.array(value if len(shape) == 1 else np.broadcast_to(value, shape).ravel())

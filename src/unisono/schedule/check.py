@@ -58,13 +58,12 @@ def check(schedule: Schedule) -> None:
     >>> check(Schedule(collective=collective, algorithm="none", transfers=()))
     Traceback (most recent call last):
     ...
-    unisono.errors.ScheduleError: broadcast by none: rank 1, chunk 0, round 0 holds nothing \
-    in the end
+    unisono.errors.ScheduleError: broadcast by none: rank 1, chunk 0, round 0 is empty at the end
     """
     if schedule.columns.count.sum(dtype=np.int64) > REPLAYED_CHUNKS:
         prove(schedule)
     else:
         check_plans(schedule.collective, lower(schedule), depth=1, blocks=3)
-        plans = lower(schedule, lends=True)
+        plans = lower(schedule, shares_memory=True)
         in_place = all(plan.in_place for plan in plans)
         check_plans(schedule.collective, plans, depth=1, blocks=3, in_place=in_place)

@@ -116,10 +116,10 @@ class Moves:
         )
 
 
-def heads(numbers: Numbers) -> Numbers:
+def run_starts(numbers: Numbers) -> Numbers:
     """Returns the indices at which runs of equal numbers begin.
 
-    >>> heads(np.array([4, 4, 7, 7, 7, 4]))
+    >>> run_starts(np.array([4, 4, 7, 7, 7, 4]))
     array([0, 2, 5])
     """
     new = np.ones(len(numbers), np.bool_)

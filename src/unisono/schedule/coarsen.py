@@ -103,14 +103,14 @@ def coarsen(schedule: Schedule) -> Schedule:
     by_part: list[list[Move]] = [[] for _ in range(parts)]
     for m in moves:
         by_part[m.src_chunk % parts].append(m)
-    ways = [
+    routes = [
         sorted(
             (m.round, m.src, m.dst, m.reduce, m.src_chunk // parts, m.dst_chunk // parts)
             for m in part
         )
         for part in by_part
     ]
-    factor = gcd(parts, *(at for at in range(1, parts) if ways[at] != ways[at - 1]))
+    factor = gcd(parts, *(at for at in range(1, parts) if routes[at] != routes[at - 1]))
     if factor == 1:
         return schedule
     smaller = Collective(

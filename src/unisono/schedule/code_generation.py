@@ -7,8 +7,8 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from unisono.schedule.buffer_allocation import Homes
-from unisono.schedule.chunk_moves import heads
+from unisono.schedule.buffer_allocation import Allocation
+from unisono.schedule.chunk_moves import run_starts
 from unisono.schedule.collective import Numbers
 from unisono.schedule.dataflow import Dataflow
 from unisono.schedule.record import ROW, Code, Flag, Space, Table, words
@@ -16,7 +16,7 @@ from unisono.schedule.staging import Staging
 
 
 def emit(
-    flow: Dataflow, staging: Staging, homes: Homes, ranks: range, stages: int
+    flow: Dataflow, staging: Staging, allocation: Allocation, ranks: range, stages: int
 ) -> tuple[Table, list[int]]:
     """Generates the records of these ranks, one rank after another.
 
@@ -51,15 +51,15 @@ def emit(
     _fill(table, (head + args + 1)[posts], code=Code.POST, value=closing[posts])
     _fill(table, (head + args + 1)[posts], round=round_[posts])
 
-    src = _sources(flow, staging, homes, reads)
-    length = homes.length[steps]
-    dst, second = _goals(flow, staging, homes, steps)
+    src = _sources(flow, staging, allocation, reads)
+    length = allocation.length[steps]
+    dst, second = _destinations(flow, staging, allocation, steps)
     final = (args > 0) & flow.complete[value]
-    lent = homes.lent[value]
-    flags = np.where(second == 0, 0, np.where(lent, int(Flag.LENDS), int(Flag.HAS_DST2)))
+    shared = allocation.shared[value]
+    flags = np.where(second == 0, 0, np.where(shared, int(Flag.SHARES), int(Flag.HAS_DST2)))
     flags += final * int(Flag.FINAL)
     code = np.where(args, int(Code.REDUCE), int(Code.COPY))
-    code[lent & (value < flow.inputs) & staging.fills[steps]] = Code.LEND
+    code[shared & (value < flow.inputs) & staging.fills[steps]] = Code.SHARE
     single = np.where(args, 0, src[reads.first])
     _fill(table, head, code=code, nsrc=args, flags=flags, dst=dst, dst2=second)
     _fill(table, head, src=single, length=length, round=round_)
@@ -81,7 +81,7 @@ class _Reads:
 
     step: Numbers
     operand: Numbers
-    far: NDArray[np.bool_]
+    remote: NDArray[np.bool_]
     first: Numbers
     count: Numbers
 
@@ -98,47 +98,49 @@ class _Reads:
         operand = value[step]
         inside = np.flatnonzero(operand >= flow.inputs)
         operand[inside] = flow.operands[(begin - first)[step[inside]] + inside]
-        far = flow.rank[operand] != flow.rank[value[step]]
-        return cls(step=step, operand=operand, far=far, first=first, count=count)
+        remote = flow.rank[operand] != flow.rank[value[step]]
+        return cls(step=step, operand=operand, remote=remote, first=first, count=count)
 
 
 def _waits(flow: Dataflow, staging: Staging, reads: _Reads, value: Numbers, stages: int) -> Numbers:
     """Returns the reads that need a wait: their post is later than all posts of that peer that the
     rank has already waited for.
     """
-    far = np.flatnonzero(reads.far)
-    peer, need = flow.rank[reads.operand[far]], staging.post[reads.operand[far]]
+    remote = np.flatnonzero(reads.remote)
+    peer, need = flow.rank[reads.operand[remote]], staging.post[reads.operand[remote]]
     ranks = flow.moves.places.schedule.collective.ranks
-    pair = flow.rank[value[reads.step[far]]] * ranks + peer
+    pair = flow.rank[value[reads.step[remote]]] * ranks + peer
     order = pair.argsort(kind="stable")
     reached = np.maximum.accumulate((pair * stages + need)[order])
-    found: Numbers = np.sort(far[order[heads(reached)]])
+    found: Numbers = np.sort(remote[order[run_starts(reached)]])
     return found
 
 
-def _sources(flow: Dataflow, staging: Staging, homes: Homes, reads: _Reads) -> Numbers:
+def _sources(flow: Dataflow, staging: Staging, allocation: Allocation, reads: _Reads) -> Numbers:
     """Returns the reference from which each read gets its value."""
     owner, slot = flow.rank[reads.operand], staging.slot[reads.operand]
-    lent = words(Space.LENT, owner, slot)
-    shown = np.where(homes.lent[reads.operand], lent, words(Space.SLOT, owner, slot))
-    found: Numbers = np.where(reads.far, shown, homes.home[reads.operand])
+    shared = words(Space.SHARED, owner, slot)
+    remote_ref = np.where(allocation.shared[reads.operand], shared, words(Space.SLOT, owner, slot))
+    found: Numbers = np.where(reads.remote, remote_ref, allocation.address[reads.operand])
     return found
 
 
-def _goals(flow: Dataflow, staging: Staging, homes: Homes, steps: slice) -> tuple[Numbers, Numbers]:
+def _destinations(
+    flow: Dataflow, staging: Staging, allocation: Allocation, steps: slice
+) -> tuple[Numbers, Numbers]:
     """Returns the references that each step writes: the value's memory and its slot, or one of
     them.
     """
     value, fills = staging.steps[steps], staging.fills[steps]
     rank, location = flow.rank[value], flow.location[value]
-    home = np.where(value < flow.inputs, 0, homes.home[value])
-    brought = np.flatnonzero((value < flow.inputs) & ~fills)
-    at = location[brought]
+    address = np.where(value < flow.inputs, 0, allocation.address[value])
+    copied_out = np.flatnonzero((value < flow.inputs) & ~fills)
+    at = location[copied_out]
     collective = flow.moves.places.schedule.collective
     piece, part = collective.output_piece(at), at % collective.parts
-    home[brought] = words(Space.OUT, rank[brought], piece, part)
+    address[copied_out] = words(Space.OUT, rank[copied_out], piece, part)
     slot = np.where(fills, words(Space.SLOT, rank, staging.slot[value]), 0)
-    return np.where(home, home, slot), np.where(home, slot, 0)
+    return np.where(address, address, slot), np.where(address, slot, 0)
 
 
 def _fill(table: Table, rows: Numbers, **columns: ArrayLike) -> None:

@@ -12,7 +12,7 @@ from itertools import pairwise
 import numpy as np
 from numpy.typing import NDArray
 
-from unisono.schedule.chunk_moves import Moves, heads
+from unisono.schedule.chunk_moves import Moves, run_starts
 from unisono.schedule.collective import Numbers
 from unisono.schedule.proof import prove_moves
 from unisono.schedule.schedule import Schedule
@@ -90,7 +90,7 @@ def trace(schedule: Schedule) -> Dataflow:
     live = _live(moves, target, operand, outputs)
     if not live[target].all():
         target, operand = target[live[target]], operand[live[target]]
-    edges = heads(target)
+    edges = run_starts(target)
     first = np.concatenate((edges, [len(target)]))
     history = _histories(target, operand, first, round_, rank, inputs)
     return Dataflow(
@@ -198,7 +198,7 @@ def _histories(
     made = target[first[:-1]]
     if len(made) == len(target):
         return table  # the schedule reduces nothing
-    for start, stop in pairwise([*heads(round_[made]).tolist(), len(made)]):
+    for start, stop in pairwise([*run_starts(round_[made]).tolist(), len(made)]):
         some = slice(first[start], first[stop])
         rows = table[operand[some]]
         if len(rows) > stop - start:

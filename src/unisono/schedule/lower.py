@@ -14,8 +14,8 @@ from itertools import pairwise
 import numpy as np
 
 from unisono.errors import UnsupportedError
-from unisono.schedule.buffer_allocation import settle
-from unisono.schedule.chunk_moves import heads, name
+from unisono.schedule.buffer_allocation import allocate
+from unisono.schedule.chunk_moves import name, run_starts
 from unisono.schedule.code_generation import emit
 from unisono.schedule.dataflow import trace
 from unisono.schedule.execution_plan import ExecutionPlan, Reader
@@ -44,10 +44,10 @@ class RankPlan:
     in_rank_order: bool
 
 
-def lower(schedule: Schedule, *, lends: bool = False) -> tuple[ExecutionPlan, ...]:
+def lower(schedule: Schedule, *, shares_memory: bool = False) -> tuple[ExecutionPlan, ...]:
     """Returns one plan for each rank.
 
-    With `single_copy`, ranks read inputs and results of other ranks directly in the owner's memory
+    With `shares_memory`, ranks read inputs and results of other ranks in place
     (`buffer_allocation.py`), instead of through staging slots.
 
     Raises `ScheduleError` for a wrong schedule, and `UnsupportedError` if a rank needs more slots
@@ -60,11 +60,11 @@ def lower(schedule: Schedule, *, lends: bool = False) -> tuple[ExecutionPlan, ..
     >>> [[r.code.name for r in plan.records] for plan in lower(b.build())]
     [['COPY', 'POST', 'COPY', 'POST'], ['WAIT', 'COPY', 'POST']]
     """
-    return _Lowering(schedule, lends).plans(0, schedule.collective.ranks)
+    return _Lowering(schedule, shares_memory).plans(0, schedule.collective.ranks)
 
 
-def lower_rank(schedule: Schedule, rank: int, *, lends: bool = False) -> RankPlan:
-    """Returns the same plan as `lower(schedule, single_copy=single_copy)[rank]`, but faster.
+def lower_rank(schedule: Schedule, rank: int, *, shares_memory: bool = False) -> RankPlan:
+    """Returns the same plan as `lower(schedule, shares_memory=shares_memory)[rank]`, but faster.
 
     Raises the same errors as `lower`.
 
@@ -76,13 +76,13 @@ def lower_rank(schedule: Schedule, rank: int, *, lends: bool = False) -> RankPla
     >>> [r.code.name for r in mine.plan.records], mine.slots
     (['WAIT', 'COPY', 'POST'], (1, 0))
     """
-    lowering = _Lowering(schedule, lends)
+    lowering = _Lowering(schedule, shares_memory)
     (plan,) = lowering.plans(rank, rank + 1)
     return RankPlan(
         plan=plan,
         slots=tuple(lowering.staging.num_slots.tolist()),
-        uniform=bool(lowering.homes.uniform.any()),
-        in_place=bool(lowering.homes.in_place.all()),
+        uniform=bool(lowering.allocation.uniform.any()),
+        in_place=bool(lowering.allocation.in_place.all()),
         in_rank_order=lowering.flow.in_rank_order,
     )
 
@@ -90,13 +90,13 @@ def lower_rank(schedule: Schedule, rank: int, *, lends: bool = False) -> RankPla
 class _Lowering:
     """The layout of all ranks, from which `plans` generates the records of some ranks."""
 
-    def __init__(self, schedule: Schedule, lends: bool) -> None:
+    def __init__(self, schedule: Schedule, shares_memory: bool) -> None:
         self.collective = schedule.collective
         self.flow = trace(schedule)
         self.staging = stage(self.flow)
-        self.homes = settle(self.flow, self.staging, lends=lends)
+        self.allocation = allocate(self.flow, self.staging, shares_memory=shares_memory)
         self.stages = 1 + int(self.staging.posts.max())
-        most = int(max(self.staging.num_slots.max(), self.homes.num_tmp.max()))
+        most = int(max(self.staging.num_slots.max(), self.allocation.num_tmp.max()))
         if most > _MOST or (np.diff(self.flow.first) >= _MOST).any():
             raise UnsupportedError(
                 f"{name(schedule)} on {self.collective.ranks} ranks: a rank needs {most} "
@@ -105,22 +105,24 @@ class _Lowering:
 
     def plans(self, start: int, stop: int) -> tuple[ExecutionPlan, ...]:
         """Returns the plans of ranks `start` to `stop` - 1."""
-        table, edges = emit(self.flow, self.staging, self.homes, range(start, stop), self.stages)
+        table, edges = emit(
+            self.flow, self.staging, self.allocation, range(start, stop), self.stages
+        )
         readers = self._readers(start, stop)
-        loans_only = bool(self.homes.lent[self.staging.slot >= 0].all())
+        loans_only = bool(self.allocation.shared[self.staging.slot >= 0].all())
         return tuple(
             ExecutionPlan(
                 rank=rank,
                 ranks=self.collective.ranks,
                 records=Records(table[edges[i] : edges[i + 1]]),
                 num_slots=int(self.staging.num_slots[rank]),
-                num_tmp=int(self.homes.num_tmp[rank]),
+                num_tmp=int(self.allocation.num_tmp[rank]),
                 parts=self.collective.parts,
                 stages=self.stages,
                 reduce_depth=self.flow.reduce_depth,
                 rounds=max(len(self.flow.moves.rounds), 1),
-                uniform=bool(self.homes.uniform[rank]),
-                in_place=bool(self.homes.in_place[rank]),
+                uniform=bool(self.allocation.uniform[rank]),
+                in_place=bool(self.allocation.in_place[rank]),
                 readers=readers[i],
                 loans_only=loans_only,
             )
@@ -130,16 +132,16 @@ class _Lowering:
     def _readers(self, start: int, stop: int) -> list[tuple[Reader, ...]]:
         """Returns the readers of the slots, for each of these ranks."""
         flow, staging = self.flow, self.staging
-        far = np.flatnonzero(staging.far)
-        owner = flow.rank[flow.operands[far]]
-        far = far[(owner >= start) & (owner < stop)]
-        value = flow.operands[far]
+        remote = np.flatnonzero(staging.remote)
+        owner = flow.rank[flow.operands[remote]]
+        remote = remote[(owner >= start) & (owner < stop)]
+        value = flow.operands[remote]
         slots, ranks = int(staging.num_slots.max()), self.collective.ranks
         key = (flow.rank[value] * slots + staging.slot[value]) * ranks
-        key += flow.rank[staging.target[far]]
+        key += flow.rank[staging.target[remote]]
         order = key.argsort(kind="stable")
-        found = order[heads(key[order])]
-        value, reader = value[found], flow.rank[staging.target[far[found]]]
+        found = order[run_starts(key[order])]
+        value, reader = value[found], flow.rank[staging.target[remote[found]]]
         columns = staging.post[value].tolist(), staging.slot[value].tolist(), reader.tolist()
         readers = tuple(map(Reader, *columns))
         edges = np.searchsorted(flow.rank[value], np.arange(start, stop + 1)).tolist()

@@ -48,7 +48,7 @@ def prove_moves(moves: Moves) -> None:
     """Proves a schedule that is already cut into moves. See `prove`."""
     collective = moves.places.schedule.collective
     chunks = _Chunks(moves)
-    alone = [chunks.replay(number, where) for number, where in moves.rounds]
+    distinct = [chunks.replay(number, where) for number, where in moves.rounds]
     chunks.check_end()
     if not collective.op.reduces:
         return  # each chunk has only one contribution
@@ -56,8 +56,8 @@ def prove_moves(moves: Moves) -> None:
     at_once = max(1, _MOST_BYTES // (8 * max(1, len(moves.places))))
     for first in range(0, words, at_once):
         contributions = _Contributions(moves, first, min(at_once, words - first))
-        for (number, where), single in zip(moves.rounds, alone, strict=True):
-            contributions.replay(number, where, alone=single)
+        for (number, where), single in zip(moves.rounds, distinct, strict=True):
+            contributions.replay(number, where, distinct=single)
         contributions.check_end()
 
 
@@ -82,9 +82,9 @@ class _Chunks:
         index = np.arange(len(dst))
         writer[dst] = index  # of several writers, the last stays
         self._check_local(number, src[moves.local[where]], dst)
-        met = np.flatnonzero(writer[dst] != index)
-        if len(met):
-            self._check_met(number, where, met)
+        repeated = np.flatnonzero(writer[dst] != index)
+        if len(repeated):
+            self._check_repeated(number, where, repeated)
         if reduce.any():
             into, added = dst[reduce], moved[reduce]
             own = held[into]
@@ -100,7 +100,7 @@ class _Chunks:
                 self._refuse(into[0], number, f"takes {self._only_one(int(own[0]))} twice")
             dst, moved = dst[~reduce], moved[~reduce]
         held[dst] = moved
-        return len(met) == 0
+        return len(repeated) == 0
 
     def check_end(self) -> None:
         """Checks that every output place holds its chunk."""
@@ -120,10 +120,12 @@ class _Chunks:
             what = "is read by its own rank and written in the same round"
             self._refuse(read[np.argmax(written)], number, what)
 
-    def _check_met(self, number: int, where: slice, met: Numbers) -> None:
+    def _check_repeated(self, number: int, where: slice, repeated: Numbers) -> None:
         moves = self.moves
         dst, reduce = moves.dst[where], moves.reduce[where]
-        copied = np.concatenate((met[~reduce[met]], met[~reduce[self._writer[dst[met]]]]))
+        copied = np.concatenate(
+            (repeated[~reduce[repeated]], repeated[~reduce[self._writer[dst[repeated]]]])
+        )
         if len(copied):
             place = dst[copied.min()]
             sources = moves.places.ranks(moves.src[where][dst == place])
@@ -158,13 +160,13 @@ class _Contributions:
         bit = np.uint64(1) << (rank[mine] % _WORD_BITS).astype(np.uint64)
         self.bits[places.number(places.initial[mine]), word[mine]] = bit
 
-    def replay(self, number: int, where: slice, *, alone: bool) -> None:
+    def replay(self, number: int, where: slice, *, distinct: bool) -> None:
         """Replays one round. `distinct` is true if no place is written twice in the round."""
         moves, bits = self.moves, self.bits
         src, dst, reduce = moves.src[where], moves.dst[where], moves.reduce[where]
         if not reduce.any():
             bits[dst] = bits.take(src, axis=0)
-        elif alone:
+        elif distinct:
             bits[dst] = self._add(number, dst, bits.take(src, axis=0), reduce)
         else:
             self._fold(number, src, dst, reduce)
@@ -198,20 +200,20 @@ class _Contributions:
         """Replays a round with several writes to one place, one operand of each place at a time."""
         order = np.argsort(dst, kind="stable")
         ordered = dst[order]
-        heads = np.flatnonzero(np.diff(ordered, prepend=_NOTHING))
-        group = np.repeat(np.arange(len(heads)), np.diff(heads, append=len(order)))
-        turn = np.arange(len(order)) - heads[group]
-        by_turn = np.argsort(turn, kind="stable")
-        stops = np.cumsum(np.bincount(turn))
-        first = order[heads]
+        run_starts = np.flatnonzero(np.diff(ordered, prepend=_NOTHING))
+        group = np.repeat(np.arange(len(run_starts)), np.diff(run_starts, append=len(order)))
+        position = np.arange(len(order)) - run_starts[group]
+        by_position = np.argsort(position, kind="stable")
+        stops = np.cumsum(np.bincount(position))
+        first = order[run_starts]
         total = self._add(number, dst[first], self.bits.take(src[first], axis=0), reduce[first])
         for start, stop in pairwise(stops):
-            at = by_turn[start:stop]
+            at = by_position[start:stop]
             into = group[at]
             own, moved = total[into], self.bits.take(src[order[at]], axis=0)
             self._check_disjoint(number, ordered[at], own, moved)
             total[into] = own | moved
-        self.bits[ordered[heads]] = total
+        self.bits[ordered[run_starts]] = total
 
     def _check_disjoint(
         self, number: int, dst: Numbers, own: NDArray[np.uint64], moved: NDArray[np.uint64]

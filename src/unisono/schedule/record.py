@@ -39,7 +39,7 @@ class Space(IntEnum):
     OUT = 1
     SLOT = 2
     TMP = 3
-    LENT = 4
+    SHARED = 4
 
 
 class Code(IntEnum):
@@ -50,7 +50,7 @@ class Code(IntEnum):
     ARG = 2
     WAIT = 3
     POST = 4
-    LEND = 5
+    SHARE = 5
 
 
 class Flag(IntFlag):
@@ -59,7 +59,7 @@ class Flag(IntFlag):
     NONE = 0
     HAS_DST2 = 1
     FINAL = 2
-    LENDS = 4
+    SHARES = 4
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

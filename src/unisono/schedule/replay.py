@@ -28,9 +28,9 @@ Row = tuple[int, ...]
 
 # Plain integers compare faster than enumeration members.
 _COPY, _ARG, _WAIT, _POST = (int(c) for c in (Code.COPY, Code.ARG, Code.WAIT, Code.POST))
-_LEND = int(Code.LEND)
-_IN, _OUT, _SLOT, _LENT = (int(s) for s in (Space.IN, Space.OUT, Space.SLOT, Space.LENT))
-_HAS_DST2, _FINAL, _LENDS = (int(f) for f in (Flag.HAS_DST2, Flag.FINAL, Flag.LENDS))
+_SHARE = int(Code.SHARE)
+_IN, _OUT, _SLOT, _SHARED = (int(s) for s in (Space.IN, Space.OUT, Space.SLOT, Space.SHARED))
+_HAS_DST2, _FINAL, _SHARES = (int(f) for f in (Flag.HAS_DST2, Flag.FINAL, Flag.SHARES))
 _SPACE = 0xFF
 
 
@@ -40,7 +40,7 @@ class _Slot:
     block: int
     written: int
     index: int
-    lends: bool = False
+    holds_address: bool = False
     """True if the slot holds the address of the content instead of the content."""
     reads: dict[int, int] = field(default_factory=dict)
 
@@ -56,12 +56,12 @@ class _Rank:
     """The block of the current record."""
     entered: bool = False
     inputs: dict[int, Content] = field(default_factory=dict)
-    goals: dict[int, Content] = field(default_factory=dict)
-    given: dict[int, int] = field(default_factory=dict)
+    results: dict[int, Content] = field(default_factory=dict)
+    aliased_inputs: dict[int, int] = field(default_factory=dict)
     """For each output, the input at the same address in an in-place call."""
     memory: dict[int, dict[int, Content]] = field(default_factory=dict)
     """The content of each reference, by block."""
-    loans: dict[int, dict[int, _Slot]] = field(default_factory=dict)
+    shared_slots: dict[int, dict[int, _Slot]] = field(default_factory=dict)
     """For each block, the slots that hold an address, by the reference of that memory."""
     posted: list[int] = field(default_factory=list)
     post_clocks: list[tuple[int, ...]] = field(default_factory=list)
@@ -132,8 +132,8 @@ class _Replay:
         for rank in self.ranks:
             self._check_last(rank.plan)
             rank.inputs = self._inputs(rank.plan.rank)
-            rank.goals = self._goals(rank.plan.rank)
-            rank.given = self._given(rank.plan.rank) if in_place else {}
+            rank.results = self._results(rank.plan.rank)
+            rank.aliased_inputs = self._aliased_inputs(rank.plan.rank) if in_place else {}
 
     def run(self) -> None:
         """Runs every rank as far as possible, until all ranks finish or none can continue."""
@@ -153,7 +153,7 @@ class _Replay:
             if rank.step < self.blocks and not self._enter(rank):
                 return False
             rank.memory[rank.block] = dict(rank.inputs)
-            rank.loans[rank.block] = {}
+            rank.shared_slots[rank.block] = {}
             rank.entered = True
         row = rank.rows[rank.pc]
         rank.block = rank.step - self.lead + self.leads[row[5]]
@@ -207,8 +207,8 @@ class _Replay:
 
     def _move(self, rank: _Rank, row: Row) -> None:
         code, nsrc, _, flags, _, _, _, dst, dst2, src, _ = row
-        if code == _LEND:
-            return self._lend(rank, dst, src)
+        if code == _SHARE:
+            return self._share(rank, dst, src)
         if code == _COPY:
             content = self._read(rank, src)
         else:
@@ -222,16 +222,16 @@ class _Replay:
         self._store(rank, dst, content)
         if flags & _HAS_DST2:
             self._store(rank, dst2, content)
-        if flags & _LENDS:
-            self._lend(rank, dst2, dst)
+        if flags & _SHARES:
+            self._share(rank, dst2, dst)
 
-    def _lend(self, rank: _Rank, slot: int, what: int) -> None:
+    def _share(self, rank: _Rank, slot: int, what: int) -> None:
         if slot & _SPACE != _SLOT or what & _SPACE not in (_IN, _OUT):
             raise ScheduleError(
                 f"{self._where(rank)}: expected a slot and an input or output, got {_text(what)}"
             )
-        self._store(rank, slot, self._read(rank, what), lends=True)
-        rank.loans[rank.block][what] = self.slots[slot, rank.block % self.depth]
+        self._store(rank, slot, self._read(rank, what), holds_address=True)
+        rank.shared_slots[rank.block][what] = self.slots[slot, rank.block % self.depth]
 
     def _fold(self, rank: _Rank, contents: list[Content]) -> Content:
         chunk, mask = contents[0]
@@ -245,7 +245,7 @@ class _Replay:
 
     def _read(self, rank: _Rank, ref: int) -> Content:
         space = ref & _SPACE
-        if space not in (_SLOT, _LENT):
+        if space not in (_SLOT, _SHARED):
             if ref not in rank.memory[rank.block]:
                 raise ScheduleError(f"{self._where(rank)}: {_text(ref)} is empty")
             return rank.memory[rank.block][ref]
@@ -254,19 +254,21 @@ class _Replay:
             raise ScheduleError(
                 f"{self._where(rank)}: {_text(ref)} may be read before it is written"
             )
-        if slot.lends != (space == _LENT):
+        if slot.holds_address != (space == _SHARED):
             raise ScheduleError(
                 f"{self._where(rank)}: {_text(ref)} and its slot disagree about single copy"
             )
         slot.reads[rank.plan.rank] = rank.clock[rank.plan.rank]
         return slot.content
 
-    def _store(self, rank: _Rank, ref: int, content: Content, *, lends: bool = False) -> None:
+    def _store(
+        self, rank: _Rank, ref: int, content: Content, *, holds_address: bool = False
+    ) -> None:
         me = rank.plan.rank
-        if _owner(ref) != me or ref & _SPACE in (_IN, _LENT):
+        if _owner(ref) != me or ref & _SPACE in (_IN, _SHARED):
             raise ScheduleError(f"{self._where(rank)}: {_text(ref)} is not writable by this rank")
         if ref & _SPACE != _SLOT:
-            self._require_returned(rank, ref, content)
+            self._require_unread(rank, ref, content)
             rank.memory[rank.block][ref] = content
             return
         if _index(ref) >= rank.plan.num_slots:
@@ -290,23 +292,23 @@ class _Replay:
             block=rank.block,
             written=rank.clock[me],
             index=_index(ref),
-            lends=lends,
+            holds_address=holds_address,
         )
 
-    def _require_returned(self, rank: _Rank, ref: int, content: Content) -> None:
+    def _require_unread(self, rank: _Rank, ref: int, content: Content) -> None:
         """Raises `ScheduleError` if another rank reads, or will read, the overwritten memory in
         place.
         """
-        loans = rank.loans[rank.block]
-        loan = loans.get(ref)
-        if loan is None and ref in rank.given:
-            loan = loans.get(rank.given[ref])
-            if loan is None or loan.content == content:  # the content does not change
+        shared_slots = rank.shared_slots[rank.block]
+        shared_slot = shared_slots.get(ref)
+        if shared_slot is None and ref in rank.aliased_inputs:
+            shared_slot = shared_slots.get(rank.aliased_inputs[ref])
+            if shared_slot is None or shared_slot.content == content:  # the content does not change
                 return
-            readers = (r.rank for r in rank.plan.readers if r.slot == loan.index)
-            if all(loan.reads.get(r, rank.clock[r] + 1) <= rank.clock[r] for r in readers):
+            readers = (r.rank for r in rank.plan.readers if r.slot == shared_slot.index)
+            if all(shared_slot.reads.get(r, rank.clock[r] + 1) <= rank.clock[r] for r in readers):
                 return
-        if loan is not None:
+        if shared_slot is not None:
             raise ScheduleError(
                 f"{self._where(rank)}: {_text(ref)} may be overwritten while others read it"
             )
@@ -314,8 +316,8 @@ class _Replay:
     def _end_step(self, rank: _Rank) -> None:
         ended = rank.step - self.lead
         memory = rank.memory.pop(ended, {})
-        rank.loans.pop(ended, None)
-        for out, want in rank.goals.items():
+        rank.shared_slots.pop(ended, None)
+        for out, want in rank.results.items():
             if ended >= 0 and memory.get(out) != want:
                 raise ScheduleError(
                     f"rank {rank.plan.rank}, chunk {want[0]}, block {ended}: the output is wrong"
@@ -330,22 +332,22 @@ class _Replay:
             inputs[words(Space.IN, rank, *ref)] = chunk, 1 << rank
         return inputs
 
-    def _goals(self, rank: int) -> dict[int, Content]:
-        goals: dict[int, Content] = {}
+    def _results(self, rank: int) -> dict[int, Content]:
+        results: dict[int, Content] = {}
         for chunk, contributors in self.collective.expected(rank).items():
             ref = self.collective.output_ref(rank, chunk)
             assert ref is not None
-            goals[words(Space.OUT, rank, *ref)] = chunk, sum(1 << r for r in contributors)
-        return goals
+            results[words(Space.OUT, rank, *ref)] = chunk, sum(1 << r for r in contributors)
+        return results
 
-    def _given(self, rank: int) -> dict[int, int]:
-        given: dict[int, int] = {}
+    def _aliased_inputs(self, rank: int) -> dict[int, int]:
+        aliased_inputs: dict[int, int] = {}
         for piece in range(self.collective.input_pieces(rank)):
             out = self.collective.in_place_output(rank, piece)
             for part in range(self.collective.parts if out is not None else 0):
                 where = words(Space.OUT, rank, out, part)
-                given[where] = words(Space.IN, rank, piece, part)
-        return given
+                aliased_inputs[where] = words(Space.IN, rank, piece, part)
+        return aliased_inputs
 
     def _check_last(self, plan: ExecutionPlan) -> None:
         last = plan.records[-1] if plan.records else None

@@ -16,7 +16,7 @@ from unisono.schedule.staging import Staging
 from unisono.types import Op
 
 
-def places_of(flow: Dataflow, given: Numbers) -> Numbers:
+def in_place_outputs(flow: Dataflow, given: Numbers) -> Numbers:
     """Returns the output places with the same memory as these inputs in an in-place call."""
     places = flow.moves.places
     collective = places.schedule.collective
@@ -36,8 +36,8 @@ def first_written(flow: Dataflow, staging: Staging, writes: NDArray[np.bool_]) -
     return first
 
 
-def returned_in_time(
-    flow: Dataflow, staging: Staging, lent: NDArray[np.bool_], written: NDArray[np.bool_]
+def read_in_time(
+    flow: Dataflow, staging: Staging, shared: NDArray[np.bool_], written: NDArray[np.bool_]
 ) -> NDArray[np.bool_]:
     """Returns true for each rank that, in an in-place call, never overwrites an input before all
     readers have finished.
@@ -46,24 +46,24 @@ def returned_in_time(
     follows the read. `written` marks the values that the rank writes to the output.
     """
     ranks, steps = flow.moves.places.schedule.collective.ranks, staging.steps
-    when = staging.when()
-    reading = np.flatnonzero(staging.far & lent[flow.operands] & (flow.operands < flow.inputs))
+    step_of = staging.step_of()
+    reading = np.flatnonzero(staging.remote & shared[flow.operands] & (flow.operands < flow.inputs))
     given, into = flow.operands[reading], staging.target[reading]
-    overwritten = first_written(flow, staging, written[steps])[places_of(flow, given)]
+    overwritten = first_written(flow, staging, written[steps])[in_place_outputs(flow, given)]
     owner, reader = flow.rank[given], flow.rank[into]
 
     # Compare the reader's first post after its read with the reader's posts that the owner has
     # waited for before its write.
     posts = np.concatenate(([0], (staging.closing > 0).cumsum()))
-    needed = posts[when[into]] - posts[staging.starts[reader]] + 1
-    known = _waited(flow, staging, when, owner * ranks + reader, overwritten)
+    needed = posts[step_of[into]] - posts[staging.starts[reader]] + 1
+    known = _waited(flow, staging, step_of, owner * ranks + reader, overwritten)
     result = np.ones(ranks, np.bool_)
     result[owner[(overwritten < len(steps)) & (known < needed)]] = False
     return result
 
 
 def _waited(
-    flow: Dataflow, staging: Staging, when: Numbers, pair: Numbers, until: Numbers
+    flow: Dataflow, staging: Staging, step_of: Numbers, pair: Numbers, until: Numbers
 ) -> Numbers:
     """Returns, for each pair, the highest post of the peer that the rank has waited for at step
     `until`.
@@ -72,9 +72,9 @@ def _waited(
     that step.
     """
     ranks, span = flow.moves.places.schedule.collective.ranks, len(staging.steps) + 1
-    far = np.flatnonzero(staging.far)
-    value, into = flow.operands[far], staging.target[far]
-    at = (flow.rank[into] * ranks + flow.rank[value]) * span + when[into]
+    remote = np.flatnonzero(staging.remote)
+    value, into = flow.operands[remote], staging.target[remote]
+    at = (flow.rank[into] * ranks + flow.rank[value]) * span + step_of[into]
     order = at.argsort(kind="stable")
     stages = int(staging.posts.max()) + 1
     highest = np.maximum.accumulate(at[order] // span * stages + staging.post[value[order]])

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from unisono.schedule.chunk_moves import heads
+from unisono.schedule.chunk_moves import run_starts
 from unisono.schedule.collective import Numbers
 from unisono.schedule.dataflow import Dataflow
 
@@ -36,7 +36,7 @@ class Staging:
     """
 
     target: Numbers
-    far: NDArray[np.bool_]
+    remote: NDArray[np.bool_]
     steps: Numbers
     starts: Numbers
     fills: NDArray[np.bool_]
@@ -48,7 +48,7 @@ class Staging:
     num_slots: Numbers
     posts: Numbers
 
-    def when(self) -> Numbers:
+    def step_of(self) -> Numbers:
         """Returns the step of each written value."""
         found = np.empty_like(self.slot)
         found[self.steps] = np.arange(len(self.steps))
@@ -59,24 +59,24 @@ def stage(flow: Dataflow) -> Staging:
     """Orders all steps, and numbers the slots and posts."""
     ranks, numbers = flow.moves.places.schedule.collective.ranks, len(flow.rank)
     target = flow.made.repeat(flow.first[1:] - flow.first[:-1])
-    far = flow.rank[flow.operands] != flow.rank[target]
-    steps, turn, brought = _steps(flow, target, far)
+    remote = flow.rank[flow.operands] != flow.rank[target]
+    steps, position, copied_out = _steps(flow, target, remote)
     rank = flow.rank[steps]
     starts = rank.searchsorted(np.arange(ranks + 1))
 
     staged = np.zeros(numbers, np.bool_)
-    staged[flow.operands[far]] = True
-    fills = staged[steps] & ~brought
+    staged[flow.operands[remote]] = True
+    fills = staged[steps] & ~copied_out
     filling = np.flatnonzero(fills)
     before = filling.searchsorted(starts)  # slots of all earlier ranks
     slot, post, posted = (np.full(numbers, -1), *np.zeros((2, numbers), np.int64))
     rounds = len(flow.moves.rounds)
-    round_ = np.minimum(turn // 2 % (rounds + 1), max(rounds - 1, 0))
+    round_ = np.minimum(position // 2 % (rounds + 1), max(rounds - 1, 0))
     slot[steps[filling]] = np.arange(len(filling)) - before[rank[filling]]
 
-    ends = np.concatenate((heads(turn)[1:], [len(turn)]))
+    ends = np.concatenate((run_starts(position)[1:], [len(position)]))
     full = ends.searchsorted(filling, "right")  # the positions that fill slots
-    closes = ends[full[heads(full)]] - 1
+    closes = ends[full[run_starts(full)]] - 1
     posts = np.bincount(rank[closes], minlength=ranks)
     number = np.arange(1, len(closes) + 1) - (posts.cumsum() - posts)[rank[closes]]
     closing = np.zeros(len(steps), np.int64)
@@ -85,7 +85,7 @@ def stage(flow: Dataflow) -> Staging:
     posted[steps[filling]] = round_[filling]
     return Staging(
         target=target,
-        far=far,
+        remote=remote,
         steps=steps,
         starts=starts,
         fills=fills,
@@ -100,7 +100,7 @@ def stage(flow: Dataflow) -> Staging:
 
 
 def _steps(
-    flow: Dataflow, target: Numbers, far: NDArray[np.bool_]
+    flow: Dataflow, target: Numbers, remote: NDArray[np.bool_]
 ) -> tuple[Numbers, Numbers, NDArray[np.bool_]]:
     """Returns the values of all steps, the position of each step, and a mask of the inputs that are
     copied to the output.
@@ -109,39 +109,41 @@ def _steps(
     order.
     """
     ranks, rounds = flow.moves.places.schedule.collective.ranks, len(flow.moves.rounds) + 1
-    turn = flow.rank[flow.made] * rounds + flow.round[flow.made]
+    position = flow.rank[flow.made] * rounds + flow.round[flow.made]
     # Each rank starts with the operands of the next rank, so that the readers spread over the
     # sources.
     source = flow.rank[flow.operands[flow.first[:-1]]]
-    order = np.argsort(turn * ranks + (source - flow.rank[flow.made] - 1) % ranks, kind="stable")
-    made, turn = flow.made[order], turn[order]
-    sent, into = _sent(flow, target, far, made, turn)
-    brought = flow.outputs[flow.outputs < flow.inputs]
-    value = np.concatenate((sent, made, brought))
-    turns = np.concatenate(
+    order = np.argsort(
+        position * ranks + (source - flow.rank[flow.made] - 1) % ranks, kind="stable"
+    )
+    made, position = flow.made[order], position[order]
+    sent, into = _sent(flow, target, remote, made, position)
+    copied_out = flow.outputs[flow.outputs < flow.inputs]
+    value = np.concatenate((sent, made, copied_out))
+    positions = np.concatenate(
         (
             2 * (flow.rank[sent] * rounds + flow.round[into]),
-            2 * turn + 1,
-            2 * (flow.rank[brought] * rounds + rounds - 1),
+            2 * position + 1,
+            2 * (flow.rank[copied_out] * rounds + rounds - 1),
         )
     )
-    order = turns.argsort(kind="stable")
-    return value[order], turns[order], order >= len(value) - len(brought)
+    order = positions.argsort(kind="stable")
+    return value[order], positions[order], order >= len(value) - len(copied_out)
 
 
 def _sent(
-    flow: Dataflow, target: Numbers, far: NDArray[np.bool_], made: Numbers, turn: Numbers
+    flow: Dataflow, target: Numbers, remote: NDArray[np.bool_], made: Numbers, position: Numbers
 ) -> tuple[Numbers, Numbers]:
     """Returns the inputs that other ranks read, each with the first value into which it goes.
 
     If several ranks read an input in the same round, the first reader is the rank whose last value
     has the highest number.
     """
-    runs = heads(turn)
+    runs = run_starts(position)
     latest = np.zeros(len(flow.rank), np.int64)
     sizes = np.concatenate((runs[1:], [len(made)])) - runs
     latest[made] = np.repeat(np.maximum.reduceat(made, runs), sizes)
-    early = np.flatnonzero(far & (flow.operands < flow.inputs))
+    early = np.flatnonzero(remote & (flow.operands < flow.inputs))
     into = target[early]
     order = np.argsort(flow.round[into] * len(flow.rank) - latest[into], kind="stable")
     operand, into = flow.operands[early[order]], into[order]

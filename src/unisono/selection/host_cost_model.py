@@ -99,13 +99,13 @@ def weigh(
     *, rounds: int, written: Fraction, reduced: Fraction, ranks: int, cores: int
 ) -> RoundWork:
     """Returns the work for these rounds and bytes, on so many ranks and cores."""
-    crowd = max(1.0, ranks / cores)
+    ranks_per_core = max(1.0, ranks / cores)
     return RoundWork(
         calls=1.0,
         rounds=float(rounds),
         switches=float(rounds * max(0, ranks - cores)),
-        written=crowd * float(written),
-        reduced=crowd * float(reduced),
+        written=ranks_per_core * float(written),
+        reduced=ranks_per_core * float(reduced),
     )
 
 

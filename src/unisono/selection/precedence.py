@@ -28,10 +28,12 @@ Selectable: TypeAlias = Selection | str | os.PathLike[str]
 
 BUILT_IN_SOURCE = "built-in"
 MODEL_SOURCE = "cost model"
-_AT_WORK = threading.RLock()
+_PREDICTION_LOCK = threading.RLock()
 """Serialises predictions, so that ranks that are threads of one process compute them only once."""
 os.register_at_fork(  # a forked child could never release another thread's lock
-    before=_AT_WORK.acquire, after_in_parent=_AT_WORK.release, after_in_child=_AT_WORK.release
+    before=_PREDICTION_LOCK.acquire,
+    after_in_parent=_PREDICTION_LOCK.release,
+    after_in_child=_PREDICTION_LOCK.release,
 )
 _PAIR = re.compile(rf";\s*(?=(?:{'|'.join(Op)})\s*=)")
 
@@ -91,7 +93,7 @@ class SelectionTable:
         if hosts is None or count == 1:
             selection = modelled(op, ranks, self.cores)
         else:
-            with _AT_WORK:
+            with _PREDICTION_LOCK:
                 selection = modelled_between(op, hosts, self.cores, demands)
         rule = selection.choose(op, nbytes, ranks=ranks, hosts=count)
         assert rule is not None, "the cost model has a rule for every size"

@@ -178,14 +178,14 @@ def _built_in() -> Iterator[Rule]:
     prefixes = "each rank reads the contributions of all lower ranks: one exchange"
     pipeline = "the prefix passes from rank to rank in parts: fewest bytes per rank"
     straight = "one exchange: each byte is written once and read by each receiver"
-    pair, crowd, all_ranks = IntRange(0, 2), IntRange(3, _MOST_RANKS), IntRange(0, _MOST_RANKS)
-    for ranks, most in ((pair, _FEW_BYTES), (crowd, _FEW_BYTES_CROWDED)):
+    pair, several, all_ranks = IntRange(0, 2), IntRange(3, _MOST_RANKS), IntRange(0, _MOST_RANKS)
+    for ranks, most in ((pair, _FEW_BYTES), (several, _FEW_BYTES_CROWDED)):
         short = IntRange(0, most)
         yield Rule(op=Op.ALL_REDUCE, algorithm="one_shot", nbytes=short, ranks=ranks, reason=few)
         yield Rule(op=Op.REDUCE, algorithm="direct", nbytes=short, ranks=ranks, reason=few)
     yield Rule(op=Op.ALL_REDUCE, algorithm="direct", ranks=all_ranks, reason=many)
     yield Rule(op=Op.REDUCE, algorithm="reduce_scatter_gather", ranks=all_ranks, reason=many)
-    for nbytes, ranks in ((IntRange(256 << 10, 6 << 20), pair), (IntRange(128 << 10), crowd)):
+    for nbytes, ranks in ((IntRange(256 << 10, 6 << 20), pair), (IntRange(128 << 10), several)):
         algorithm, reason = "direct:channels=4", "readers start after a quarter of a block"
         yield Rule(op=Op.BROADCAST, algorithm=algorithm, nbytes=nbytes, ranks=ranks, reason=reason)
     for op in (Op.SCAN, Op.EXSCAN):

@@ -54,20 +54,20 @@ class Clos(Routing):
         pod_up, pod_down = up // self.leaves, down // self.leaves
         spine = pick(max(self.spines, 1), src, dst, seed)
         core = spine * self.cores + pick(max(self.cores, 1), src, dst, seed, 1)
-        stay, low, mid = src == dst, up == down, pod_up == pod_down
-        leaf_up = np.where(stay, src, first_leaf + up)
-        leaf_down = np.where(stay, src, first_leaf + down)
+        same, low, mid = src == dst, up == down, pod_up == pod_down
+        leaf_up = np.where(same, src, first_leaf + up)
+        leaf_down = np.where(same, src, first_leaf + down)
         spine_up = np.where(low, leaf_up, first_spine + pod_up * self.spines + spine)
         spine_down = np.where(low, leaf_down, first_spine + pod_down * self.spines + spine)
         top = np.where(mid, spine_up, first_core + core)
         stops = [src, leaf_up, spine_up, top, spine_down, leaf_down, dst]
         return along(topology, np.stack(stops, axis=1), src, dst, seed)
 
-    def alike(self, topology: Topology) -> tuple[Ints, Floats]:
+    def representatives(self, topology: Topology) -> tuple[Ints, Floats]:
         """Returns one representative rank for all ranks."""
         return np.zeros(1, dtype=np.int64), np.full(1, float(topology.num_ranks))
 
-    def halves(self, topology: Topology) -> Ints:
+    def bisection_sides(self, topology: Topology) -> Ints:
         """Cuts the network into half of the pods, of one pod's leaves, or of each leaf's ranks."""
         leaves = self.pods * self.leaves
         side = np.full(topology.num_nodes, -1, dtype=np.int64)

@@ -40,8 +40,10 @@ class JoinedServers(Routing):
         size, inner = self.server.num_ranks, len(self.server.links)
         (host, local), (to_host, to_local) = np.divmod(src, size), np.divmod(dst, size)
         inside, across = np.flatnonzero(host == to_host), np.flatnonzero(host != to_host)
-        stay = self.server.routing.routes(self.server, local[inside], to_local[inside], seed)
-        parts = [_moved(spread(stay, inside, len(src)), host * inner)]
+        local_routes = self.server.routing.routes(
+            self.server, local[inside], to_local[inside], seed
+        )
+        parts = [_moved(spread(local_routes, inside, len(src)), host * inner)]
         ranks, exits, ports = np.arange(size), ints(self.exits), ints(self.ports)
         out = shortest(self.server, ranks, ports[exits], seed)
         into = shortest(self.server, ports[exits], ranks, seed)
@@ -57,10 +59,10 @@ class JoinedServers(Routing):
         )
         return join(parts)
 
-    def alike(self, topology: Topology) -> tuple[Ints, Floats] | None:
+    def representatives(self, topology: Topology) -> tuple[Ints, Floats] | None:
         """Returns the ranks of the servers that represent the others in the fabric."""
         count, shape = len(self.ports), self.fabric.routing
-        found = shape.alike(self.fabric)
+        found = shape.representatives(self.fabric)
         even = isinstance(shape, Clos) and (shape.hosts % count == 0 or shape.rails == count)
         if found is None or (count > 1 and not even):
             return None
@@ -69,9 +71,9 @@ class JoinedServers(Routing):
         ranks = (first[:, None] + np.arange(size)).ravel()
         return ranks, np.repeat(found[1] / count, size)
 
-    def halves(self, topology: Topology) -> Ints | None:
+    def bisection_sides(self, topology: Topology) -> Ints | None:
         """Returns the cut of the fabric, or None if that cut divides a server."""
-        side = self.fabric.routing.halves(self.fabric)
+        side = self.fabric.routing.bisection_sides(self.fabric)
         if side is None:
             return None
         ends = side[: self.fabric.num_ranks].reshape(self.hosts, len(self.ports))

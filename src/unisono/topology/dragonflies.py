@@ -42,7 +42,7 @@ class DragonflyGroups(Routing):
         """Number of ranks."""
         return self.groups * self.switches * self.hosts
 
-    def doors(self) -> Ints:
+    def group_ports(self) -> Ints:
         """Returns a table [offset, copy] of the ports of a group that lead `offset` groups ahead,
         or -1.
 
@@ -73,21 +73,21 @@ class DragonflyGroups(Routing):
     def routes(self, topology: Topology, src: Ints, dst: Ints, seed: int) -> Ragged:
         """Implements `Topology.routes`."""
         up, down = src // self.hosts, dst // self.hosts
-        here, goal = up // self.switches, down // self.switches
+        here, target = up // self.switches, down // self.switches
         stops = [src, np.where(src == dst, src, self.num_ranks + up)]
-        via = goal
+        via = target
         if self.valiant and self.groups > 2:
-            two = np.sort(np.stack([here, goal]), axis=0)
+            two = np.sort(np.stack([here, target]), axis=0)
             via = pick(self.groups - 2, src, dst, seed)
             via = via + (via >= two[0])
-            via = np.where(here == goal, goal, via + (via >= two[1]))
+            via = np.where(here == target, target, via + (via >= two[1]))
         stops += self._hop(here, via, src, dst, seed, stops[-1], 1)
-        stops += self._hop(via, goal, src, dst, seed, stops[-1], 2)
+        stops += self._hop(via, target, src, dst, seed, stops[-1], 2)
         last = np.where(src == dst, src, self.num_ranks + down)
         if self.plus:
             # Between two leaves of a group, and from spine to leaf.
             low = (stops[-1] < self._first_spine) & (stops[-1] != last)
-            spine = self._spine(goal, pick(self.switches, src, dst, seed, 3))
+            spine = self._spine(target, pick(self.switches, src, dst, seed, 3))
             stops.append(np.where(low, spine, stops[-1]))
         stops += [last, dst]
         return along(topology, np.stack(stops, axis=1), src, dst, seed)
@@ -100,14 +100,14 @@ class DragonflyGroups(Routing):
         return self._first_spine + group * self.switches + number
 
     def _hop(
-        self, here: Ints, there: Ints, src: Ints, dst: Ints, seed: int, at: Ints, turn: int
+        self, here: Ints, there: Ints, src: Ints, dst: Ints, seed: int, at: Ints, leg: int
     ) -> list[Ints]:
         """Returns the stops on the path from a node in group `here` to group `there`."""
-        table = self.doors()
+        table = self.group_ports()
         go = here != there
         offset = np.where(go, (there - here) % self.groups, 1 % self.groups)
         copies = np.maximum((table[offset] >= 0).sum(axis=1), 1)
-        copy = pick(copies, src, dst, seed, turn)
+        copy = pick(copies, src, dst, seed, leg)
         out = table[offset, copy] // self.ports
         into = table[-offset % self.groups, copy] // self.ports
         first = self._first_spine if self.plus else self.num_ranks
@@ -116,16 +116,16 @@ class DragonflyGroups(Routing):
         if self.plus:
             # From one spine to another of its group, through a leaf.
             turned = go & (at >= self._first_spine) & (at != leave)
-            leaf = here * self.switches + pick(self.switches, src, dst, seed, turn + 8)
+            leaf = here * self.switches + pick(self.switches, src, dst, seed, leg + 8)
             stops.append(np.where(turned, self.num_ranks + leaf, at))
         return [*stops, np.where(go, leave, at), np.where(go, enter, at)]
 
-    def alike(self, topology: Topology) -> tuple[Ints, Floats]:
+    def representatives(self, topology: Topology) -> tuple[Ints, Floats]:
         """Returns the first rank of each switch of group 0, which represents the others."""
         first = np.arange(self.switches) * self.hosts
         return first, np.full(len(first), float(self.groups * self.hosts))
 
-    def halves(self, topology: Topology) -> Ints:
+    def bisection_sides(self, topology: Topology) -> Ints:
         """Cuts the network into halves of the groups. With an odd number, one side has one group
         more.
         """
@@ -209,15 +209,15 @@ def _build(name: str, shape: DragonflyGroups, near: Cable, far: Cable | None) ->
     wiring = Wiring(num_ranks=shape.num_ranks)
     ranks = np.arange(shape.num_ranks)
     leaves = wiring.add(shape.groups * shape.switches).reshape(shape.groups, shape.switches)
-    doors = leaves
+    outer_switches = leaves
     wiring.join(ranks, leaves.ravel()[ranks // shape.hosts], near)
     if shape.plus:
-        doors = wiring.add(leaves.size).reshape(leaves.shape)
-        wiring.join(leaves[:, :, None], doors[:, None, :], near)
+        outer_switches = wiring.add(leaves.size).reshape(leaves.shape)
+        wiring.join(leaves[:, :, None], outer_switches[:, None, :], near)
     else:
         one, other = np.triu_indices(shape.switches, 1)
         wiring.join(leaves[:, one], leaves[:, other], near)
-    table = shape.doors()
+    table = shape.group_ports()
     group = np.arange(shape.groups)
     for offset in range(1, shape.groups // 2 + 1):
         # An offset of half the groups reaches each link from both ends, so add each link once.
@@ -225,7 +225,10 @@ def _build(name: str, shape: DragonflyGroups, near: Cable, far: Cable | None) ->
         there = (start + offset) % shape.groups
         for out, into in zip(table[offset], table[-offset], strict=True):
             if out >= 0:
-                one, other = doors[start, out // shape.ports], doors[there, into // shape.ports]
+                one, other = (
+                    outer_switches[start, out // shape.ports],
+                    outer_switches[there, into // shape.ports],
+                )
                 wiring.join(one, other, far or near)
     return wiring.build(name, shape)
 

@@ -39,19 +39,21 @@ class Lattice(Routing):
         parts = []
         here = src
         for stride, size, wrap in self._axes():
-            at, goal = here // stride % size, dst // stride % size
-            offset = goal - at
+            at, target = here // stride % size, dst // stride % size
+            offset = target - at
             if wrap:
                 up = offset % size
-                way = np.where(2 * up == size, 1 - 2 * (at % 2), np.where(2 * up < size, 1, -1))
-                count = np.where(way > 0, up, (size - up) % size)
+                direction = np.where(
+                    2 * up == size, 1 - 2 * (at % 2), np.where(2 * up < size, 1, -1)
+                )
+                count = np.where(direction > 0, up, (size - up) % size)
             else:
-                way, count = np.sign(offset), np.abs(offset)
+                direction, count = np.sign(offset), np.abs(offset)
             row = np.repeat(np.arange(len(src)), count)
-            place = at[row] + counting(count) * way[row]
+            place = at[row] + counting(count) * direction[row]
             base = (here - at * stride)[row]
             one = base + place % size * stride
-            two = base + (place + way[row]) % size * stride
+            two = base + (place + direction[row]) % size * stride
             parts.append((topology.link_ids(one, two), starts_of(count)))
             here = here + offset * stride
         return join(parts)
@@ -61,19 +63,20 @@ class Lattice(Routing):
         counts = np.ones(1)
         for _, size, wrap in self._axes():
             one, two = np.meshgrid(np.arange(size), np.arange(size))
-            far = np.abs(one - two)
+            distance = np.abs(one - two)
             counts = np.convolve(
-                counts, np.bincount((np.minimum(far, size - far) if wrap else far).ravel())
+                counts,
+                np.bincount((np.minimum(distance, size - distance) if wrap else distance).ravel()),
             )
         return counts.astype(np.float64)
 
-    def alike(self, topology: Topology) -> tuple[Ints, Floats] | None:
+    def representatives(self, topology: Topology) -> tuple[Ints, Floats] | None:
         """Returns one representative rank for all ranks of a torus."""
         if not all(closed or size <= 2 for _, size, closed in self._axes()):
             return None
         return np.zeros(1, dtype=np.int64), np.full(1, float(topology.num_ranks))
 
-    def halves(self, topology: Topology) -> Ints:
+    def bisection_sides(self, topology: Topology) -> Ints:
         """Cuts the axis with the fewest links to cut, and among equals an axis of even length."""
 
         def links(axis: tuple[int, int, bool]) -> tuple[float, bool]:
@@ -105,11 +108,11 @@ class Complete(Routing):
         n = topology.num_ranks
         return np.array([n, n * (n - 1)] if n > 1 else [n], dtype=np.float64)
 
-    def alike(self, topology: Topology) -> tuple[Ints, Floats]:
+    def representatives(self, topology: Topology) -> tuple[Ints, Floats]:
         """Returns one representative rank for all ranks."""
         return np.zeros(1, dtype=np.int64), np.full(1, float(topology.num_ranks))
 
-    def halves(self, topology: Topology) -> Ints:
+    def bisection_sides(self, topology: Topology) -> Ints:
         """Separates the lower from the upper ranks."""
         return (np.arange(topology.num_ranks) >= topology.num_ranks // 2).astype(np.int64)
 

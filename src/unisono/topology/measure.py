@@ -29,7 +29,7 @@ def distance_counts(topology: Topology) -> Floats:
     known = topology.routing.distance_counts(topology)
     if known is not None:
         return known
-    ranks, weights = topology.routing.alike(topology) or _by_switch(topology)
+    ranks, weights = topology.routing.representatives(topology) or _by_switch(topology)
     counts = np.zeros(1)
     step = max(1, _CELLS // topology.num_nodes)
     for first in range(0, len(ranks), step):
@@ -83,7 +83,7 @@ def middle(topology: Topology) -> tuple[float, int]:
     n = topology.num_ranks
     if n < 2:
         return 0.0, n
-    side = topology.routing.halves(topology)
+    side = topology.routing.bisection_sides(topology)
     if side is not None:
         return _across(topology, side), int((side[:n] == 0).sum())
     return min(_flow(topology, low) for low in _cuts(topology)), n // 2
@@ -129,37 +129,37 @@ def _flow(topology: Topology, low: Ints) -> float:
     side[low] = True
     # The ranks of each side are merged into nodes 0 and 1. The other nodes follow.
     name = np.concatenate([np.where(side, 0, 1), np.arange(n - topology.num_ranks) + 2])
-    room: dict[int, dict[int, float]] = {int(node): {} for node in name}
+    residual: dict[int, dict[int, float]] = {int(node): {} for node in name}
     links = topology.links
     ends = zip(name[links.src].tolist(), name[links.dst].tolist(), links.bandwidth_Bps, strict=True)
     for one, two, rate in ends:
         if one != two:
-            room[one][two] = room[one].get(two, 0.0) + float(rate)
-            room[two].setdefault(one, 0.0)
+            residual[one][two] = residual[one].get(two, 0.0) + float(rate)
+            residual[two].setdefault(one, 0.0)
     total, least = 0.0, 1e-9 * float(links.bandwidth_Bps.max(initial=0))
-    while (level := _levels(room, least)).get(1) is not None:
-        while (amount := _augment(room, level, least)) > least:
+    while (level := _levels(residual, least)).get(1) is not None:
+        while (amount := _augment(residual, level, least)) > least:
             total += amount
     return total
 
 
-def _levels(room: dict[int, dict[int, float]], least: float) -> dict[int, int]:
+def _levels(residual: dict[int, dict[int, float]], least: float) -> dict[int, int]:
     level, queue = {0: 0}, deque([0])
     while queue:
         node = queue.popleft()
-        for after, left in room[node].items():
+        for after, left in residual[node].items():
             if left > least and after not in level:
                 level[after] = level[node] + 1
                 queue.append(after)
     return level
 
 
-def _augment(room: dict[int, dict[int, float]], level: dict[int, int], least: float) -> float:
+def _augment(residual: dict[int, dict[int, float]], level: dict[int, int], least: float) -> float:
     """Sends flow along one path from 0 to 1 whose level rises with each step."""
     path, dead = [0], set[int]()
     while path and path[-1] != 1:
         node = path[-1]
-        for after, left in room[node].items():
+        for after, left in residual[node].items():
             if left > least and after not in dead and level.get(after) == level[node] + 1:
                 path.append(after)
                 break
@@ -168,8 +168,8 @@ def _augment(room: dict[int, dict[int, float]], level: dict[int, int], least: fl
     steps = list(pairwise(path))
     if not steps:
         return 0.0
-    amount = min(room[one][two] for one, two in steps)
+    amount = min(residual[one][two] for one, two in steps)
     for one, two in steps:
-        room[one][two] -= amount
-        room[two][one] += amount
+        residual[one][two] -= amount
+        residual[two][one] += amount
     return amount

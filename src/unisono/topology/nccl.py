@@ -111,7 +111,7 @@ def _read_below(found: _Found, element: Xml.Element, above: int) -> None:
 
 
 def _read_nvlinks(found: _Found, root: Xml.Element) -> None:
-    hub = -1
+    nvswitch_node = -1
     for pci in root.iter("pci"):
         gpu = pci.find("gpu")
         if gpu is None:
@@ -121,10 +121,12 @@ def _read_nvlinks(found: _Found, root: Xml.Element) -> None:
             rate = int(link.get("count", "1")) * _nvlink(int(gpu.get("sm", "80"))) * 1e9
             peer = found.gpus.get(link.get("target", "").lower())
             if peer is None:
-                hub = found.add(NodeKind.NVSWITCH, "nvswitch") if hub < 0 else hub
+                nvswitch_node = (
+                    found.add(NodeKind.NVSWITCH, "nvswitch") if nvswitch_node < 0 else nvswitch_node
+                )
                 # All NVSwitches are merged into one, with the links to all of them.
-                rate += found.links.get((rank, hub, LinkKind.NVLINK), 0.0)
-                found.join(rank, hub, LinkKind.NVLINK, rate)
+                rate += found.links.get((rank, nvswitch_node, LinkKind.NVLINK), 0.0)
+                found.join(rank, nvswitch_node, LinkKind.NVLINK, rate)
             else:
                 found.join(rank, peer, LinkKind.NVLINK, rate)
 
@@ -264,9 +266,9 @@ class _Writer:
             pci, "gpu", dev=str(rank), sm=str(self.capability), rank=str(rank), gdr="1"
         )
         for peer, rate in self._links(rank, LinkKind.NVLINK):
-            hub = peer >= self.topology.num_ranks
+            nvswitch_node = peer >= self.topology.num_ranks
             count = max(1, round(rate / 1e9 / _nvlink(self.capability)))
-            code = NVSWITCH_CLASS if hub else "0x030200"
+            code = NVSWITCH_CLASS if nvswitch_node else "0x030200"
             Xml.SubElement(gpu, "nvlink", target=_bus(peer), count=str(count), tclass=code)
 
     def _card(self, node: int) -> tuple[str, str]:

@@ -34,14 +34,14 @@ class Routing(ABC):
         """Returns the number of ordered pairs of ranks at each distance, or None if unknown."""
         return None
 
-    def alike(self, topology: Topology) -> tuple[Ints, Floats] | None:
+    def representatives(self, topology: Topology) -> tuple[Ints, Floats] | None:
         """Returns ranks that represent all ranks, and the number of ranks that each represents.
 
         A represented rank has the same distances to the network. The result is None if unknown.
         """
         return None
 
-    def halves(self, topology: Topology) -> Ints | None:
+    def bisection_sides(self, topology: Topology) -> Ints | None:
         """Returns the side of each node, 0 or 1, in the cut through the middle, or None if unknown.
 
         A node of side -1 goes to the cheaper side.
@@ -64,19 +64,19 @@ class Shortest(Routing):
 
 def shortest(topology: Topology, src: Ints, dst: Ints, seed: int) -> Ragged:
     """Returns shortest paths between any nodes, not only ranks."""
-    goals, goal_of = np.unique(dst, return_inverse=True)
+    targets, target_of = np.unique(dst, return_inverse=True)
     step = max(1, _CELLS // topology.num_nodes)
     counts = np.zeros(len(src), dtype=np.int64)
     found: list[tuple[Ints, Ints, Ints]] = []
-    for first in range(0, len(goals), step):
-        hops = hops_to(topology, goals[first : first + step])
-        mine = np.flatnonzero((goal_of >= first) & (goal_of < first + step))
-        left = hops[goal_of[mine] - first, src[mine]].astype(np.int64)
+    for first in range(0, len(targets), step):
+        hops = hops_to(topology, targets[first : first + step])
+        mine = np.flatnonzero((target_of >= first) & (target_of < first + step))
+        left = hops[target_of[mine] - first, src[mine]].astype(np.int64)
         if (left < 0).any():
             bad = mine[np.argmin(left)]
             raise ValueError(f"{topology.name}: no path from node {src[bad]} to node {dst[bad]}")
         counts[mine] = left
-        found += _walk(topology, hops, src[mine], dst[mine], mine, goal_of[mine] - first, seed)
+        found += _walk(topology, hops, src[mine], dst[mine], mine, target_of[mine] - first, seed)
     starts = starts_of(counts)
     links = np.empty(starts[-1], dtype=np.int64)
     for pair, hop, link in found:
@@ -90,7 +90,7 @@ def _walk(
     src: Ints,
     dst: Ints,
     pairs: Ints,
-    goals: Ints,
+    targets: Ints,
     seed: int,
 ) -> list[tuple[Ints, Ints, Ints]]:
     """Returns (pairs, hop numbers, links), found for all pairs one hop at a time."""
@@ -102,8 +102,8 @@ def _walk(
             return found
         links, starts = take(topology.out, here[go])
         owner = np.repeat(np.arange(len(go)), np.diff(starts))
-        after = hops[goals[go][owner], topology.links.dst[links]]
-        closer = after == hops[goals[go], here[go]][owner] - 1
+        after = hops[targets[go][owner], topology.links.dst[links]]
+        closer = after == hops[targets[go], here[go]][owner] - 1
         if not topology.relays:
             ends = topology.links.dst[links]
             closer &= (ends >= topology.num_ranks) | (ends == dst[go][owner])

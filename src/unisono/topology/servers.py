@@ -37,8 +37,8 @@ def nvswitch(
     if links < switches:
         raise ValueError(f"nvswitch: expected at least {switches} links of a GPU, got {links}")
     wiring = Wiring(num_ranks=gpus)
-    hubs = wiring.add(switches, NodeKind.NVSWITCH, reduces=reduces)
-    _join_hubs(wiring, np.arange(gpus), hubs, links, cable)
+    nvswitch_nodes = wiring.add(switches, NodeKind.NVSWITCH, reduces=reduces)
+    _join_nvswitches(wiring, np.arange(gpus), nvswitch_nodes, links, cable)
     name = f"nvswitch:{gpus}"
     if links > 1 or switches > 1:
         name = f"nvswitch:gpus={gpus},switches={switches},links={links}"
@@ -89,17 +89,19 @@ def dgx(
     if gpus % (sockets * per_switch):
         raise ValueError(f"dgx: expected a multiple of {sockets * per_switch} GPUs, got {gpus}")
     wiring = Wiring(num_ranks=gpus)
-    hub = wiring.add(1, NodeKind.NVSWITCH, reduces=reduces)
-    _join_hubs(wiring, np.arange(gpus), hub, 1, cable)
+    nvswitch_node = wiring.add(1, NodeKind.NVSWITCH, reduces=reduces)
+    _join_nvswitches(wiring, np.arange(gpus), nvswitch_node, 1, cable)
     _tree(wiring, sockets, gpus // (sockets * per_switch), per_switch, per_switch, pcie)
     shape = "" if (sockets, per_switch) == (2, 2) else f",sockets={sockets},per_switch={per_switch}"
     return wiring.build(f"dgx:gpus={gpus}{shape}", Shortest())
 
 
-def _join_hubs(wiring: Wiring, gpus: Ints, hubs: Ints, links: int, cable: Cable) -> None:
+def _join_nvswitches(
+    wiring: Wiring, gpus: Ints, nvswitch_nodes: Ints, links: int, cable: Cable
+) -> None:
     share = cable.times(1 / links)
     for link in range(links):
-        wiring.join(gpus, np.full(len(gpus), hubs[link % len(hubs)]), share)
+        wiring.join(gpus, np.full(len(gpus), nvswitch_nodes[link % len(nvswitch_nodes)]), share)
 
 
 def _tree(wiring: Wiring, sockets: int, switches: int, gpus: int, nics: int, cable: Cable) -> None:

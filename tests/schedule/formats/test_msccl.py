@@ -106,7 +106,7 @@ def test_staged_exchange_becomes_one_round() -> None:
 
 
 @pytest.mark.parametrize("kind", ["rrc", "rrcs", "rrs", "rcs"])
-def test_fused_steps_do_what_their_parts_do(kind: str) -> None:
+def test_fused_steps_equal_their_parts(kind: str) -> None:
     """Gpu 0 sends around a ring of three. The last GPU sends the sum, or the copy, to all."""
     if kind == "rcs":  # broadcast along a chain, from gpu 0
         gpus = [
@@ -143,7 +143,7 @@ def test_fused_steps_do_what_their_parts_do(kind: str) -> None:
     check(schedule)
 
 
-def test_out_of_place_keeps_what_is_still_needed() -> None:
+def test_out_of_place_keeps_inputs_that_are_read_later() -> None:
     """Gpu 0 writes its output before it reads the input at the same location again."""
     gpus = [
         [
@@ -169,7 +169,7 @@ def test_out_of_place_keeps_what_is_still_needed() -> None:
     assert schedule.scratch > 0
 
 
-def test_both_ways_must_be_right_where_both_are_claimed() -> None:
+def test_a_file_that_claims_in_place_and_out_of_place_must_be_correct_in_both() -> None:
     assert from_msccl_xml(exchange())
     message = refusal(exchange().replace('outofplace="0"', 'outofplace="1"'))
     assert "o[0] of gpu 0 is empty at the end" in message
@@ -177,7 +177,7 @@ def test_both_ways_must_be_right_where_both_are_claimed() -> None:
     assert "got 0 for both" in refusal(neither.replace('outofplace="1"', 'outofplace="0"'))
 
 
-def test_unknown_operations_are_told() -> None:
+def test_errors_name_unknown_operations() -> None:
     for name in ("alltonext", "custom", "alltoallv", "sendrecv"):
         with pytest.raises(UnsupportedError, match=name):
             from_msccl_xml(exchange().replace("allreduce", name))
@@ -309,7 +309,7 @@ WRONG = {
 
 
 @pytest.mark.parametrize("what", WRONG)
-def test_wrong_files_are_refused_with_the_place(what: str) -> None:
+def test_errors_of_wrong_files_name_the_place(what: str) -> None:
     text, pattern = WRONG[what]
     message = refusal(text)
     assert re.search(pattern, message), message
@@ -326,7 +326,7 @@ ALL = [(op, name) for op in Op if op not in LACKING for name in names(op)]
 
 
 @pytest.mark.parametrize(("op", "name"), ALL)
-def test_what_is_written_is_read_back(op: Op, name: str) -> None:
+def test_written_files_are_read_back(op: Op, name: str) -> None:
     for ranks in (1, 2, 3, 4, 5):
         with turn(ranks=ranks):
             comes_back(build(op, name, ranks=ranks, root=ranks - 1))
@@ -354,12 +354,12 @@ def same_effect(before: Schedule, after: Schedule) -> None:
 
 
 @pytest.mark.parametrize("op", LACKING)
-def test_what_the_format_lacks_is_refused(op: Op) -> None:
+def test_operations_missing_in_the_format_are_rejected(op: Op) -> None:
     with pytest.raises(UnsupportedError, match=f"cannot express {op}"):
         to_msccl_xml(build(op, names(op)[0], ranks=2))
 
 
-def test_names_are_quoted() -> None:
+def test_names_are_escaped_in_xml() -> None:
     b = Builder(Collective(op=Op.BROADCAST, ranks=2, root=0), 'a<b "c" & d')
     b.copy(0, 0, 1)
     assert from_msccl_xml(to_msccl_xml(b.build())).algorithm == 'a<b "c" & d'
@@ -384,18 +384,18 @@ def right_schedules(draw: st.DrawFn) -> Schedule:
             b.next_round()
     b.next_round()
     for part in range(parts):
-        home = draw(rank)
+        collector = draw(rank)
         for other in range(ranks):
-            if other != home:
-                b.reduce(other, part, home, part)
+            if other != collector:
+                b.reduce(other, part, collector, part)
     b.next_round()
     for part in range(parts):
-        home = next(
+        collector = next(
             t.dst for t in reversed(b.build().transfers) if t.dst_chunk == part and t.reduce
         )
         for other in range(ranks):
-            if other != home:
-                b.copy(home, part, other, part)
+            if other != collector:
+                b.copy(collector, part, other, part)
     return b.build()
 
 
@@ -410,7 +410,7 @@ def acceptable(schedule: Schedule) -> bool:
 
 @settings(max_examples=60, deadline=None)
 @given(right_schedules())
-def test_any_right_schedule_survives(schedule: Schedule) -> None:
+def test_any_correct_schedule_survives_a_round_trip(schedule: Schedule) -> None:
     check(schedule)
     after = from_msccl_xml(to_msccl_xml(schedule))
     check(after)
@@ -419,7 +419,7 @@ def test_any_right_schedule_survives(schedule: Schedule) -> None:
 
 @settings(max_examples=150, deadline=None)
 @given(st.sampled_from(["ring", "direct", "one_shot"]), st.data())
-def test_a_damaged_file_is_refused_or_still_right(name: str, data: st.DataObject) -> None:
+def test_a_damaged_file_is_rejected_or_still_correct(name: str, data: st.DataObject) -> None:
     text = to_msccl_xml(build("all_reduce", name, ranks=3))
     lines = text.splitlines()
     steps = [i for i, line in enumerate(lines) if "<step" in line]
@@ -440,13 +440,13 @@ def test_a_damaged_file_is_refused_or_still_right(name: str, data: st.DataObject
 
 @settings(max_examples=100, deadline=None)
 @given(st.text(alphabet='<>/="algo gpu tb step0123', max_size=60))
-def test_noise_is_refused(text: str) -> None:
+def test_random_text_is_rejected(text: str) -> None:
     refusal(text)
 
 
 @pytest.mark.slow
 @pytest.mark.skipif(not FILES, reason="UNISONO_TEST_MSCCL names no directory")
-def test_real_files_are_proved_or_refused() -> None:
+def test_real_files_are_proved_or_rejected() -> None:
     for path in sorted(Path(FILES).glob("*.xml")):
         try:
             check(from_msccl_xml(path.read_text()))

@@ -31,7 +31,7 @@ def local(buffer: str, index: int = 0, size: int = 1) -> Json:
     return {"type": buffer, "index": index, "size": size}
 
 
-def far(index: int = 0, size: int = 1, buffer: int = 0) -> Json:
+def remote(index: int = 0, size: int = 1, buffer: int = 0) -> Json:
     return {"buffer_id": buffer, "index": index, "size": size}
 
 
@@ -94,7 +94,7 @@ def plan(
 
 def put_and_reduce(rank: int) -> list[list[Json]]:
     """Each rank puts its input into the other's scratch, signals, and reduces."""
-    put = op("put", [local("i")], [far()])
+    put = op("put", [local("i")], [remote()])
     reduce = op("re", [local("i"), local("s")], [local("i")])
     return [[put, NOP, SIGNAL, WAIT, NOP, reduce]]
 
@@ -107,7 +107,7 @@ def test_put_and_reduce_is_one_round() -> None:
 
 def test_packets_need_no_signal() -> None:
     def blocks(rank: int) -> list[list[Json]]:
-        put = op("ppkt", [local("i")], [far()])
+        put = op("ppkt", [local("i")], [remote()])
         return [[put], [op("repkt", [local("i"), local("s")], [local("i")])]]
 
     # Another threadblock reads the packet. It must also know that the put's read has finished.
@@ -116,11 +116,11 @@ def test_packets_need_no_signal() -> None:
     check(from_mscclpp_json(plan(lambda rank: [[o for b in blocks(rank) for o in b]])))
 
 
-def test_a_switch_reduces_for_all() -> None:
+def test_a_switch_channel_reduces_for_all_gpus() -> None:
     def blocks(rank: int) -> list[list[Json]]:
-        meet = [NOP, SIGNAL, WAIT, NOP]
+        synchronise = [NOP, SIGNAL, WAIT, NOP]
         switch = [{"switch_channel_id": 0, "index": rank, "size": 1}]
-        return [[*meet, op("glres", switch, switch), *meet]]
+        return [[*synchronise, op("glres", switch, switch), *synchronise]]
 
     schedule = from_mscclpp_json(plan(blocks, chunks=(2, 2, 0)))
     check(schedule)
@@ -132,7 +132,7 @@ def test_groups_of_threadblocks_share_chunks() -> None:
         def block(number: int) -> list[Json]:
             group = {"tbg_info": {"tb_id": number, "tbg_size": 2}}
             return [
-                op("ppkt", [local("i")], [far()], **group),
+                op("ppkt", [local("i")], [remote()], **group),
                 op("repkt", [local("i"), local("s")], [local("i")], **group),
             ]
 
@@ -167,7 +167,7 @@ def only(*ops: Json, **more: Any) -> str:
     return plan(lambda rank: [list(ops)], **more)
 
 
-PUT = op("put", [local("i")], [far()])
+PUT = op("put", [local("i")], [remote()])
 WRONG = {
     "no nop before the signal": (plan(drop(1)), r"op 4 \(re\) reads s.0. of gpu ., unordered"),
     "no nop after the wait": (plan(drop(4)), r"op 4 \(re\) reads s.0. of gpu ., unordered"),
@@ -189,15 +189,15 @@ WRONG = {
         "expected a semaphore of the plan, got number 3",
     ),
     "a buffer that is not there": (
-        only(op("put", [local("i")], [far(buffer=9)])),
+        only(op("put", [local("i")], [remote(buffer=9)])),
         "below 3, got 9",
     ),
-    "outside": (only(op("put", [local("i", 5)], [far()])), r"needs i\[5:6\] of gpu 0"),
+    "outside": (only(op("put", [local("i", 5)], [remote()])), r"needs i\[5:6\] of gpu 0"),
     "different lengths": (
-        only(op("put", [local("i")], [far(0, 2)])),
+        only(op("put", [local("i")], [remote(0, 2)])),
         r"needs ranges of one length, got \[1, 2\] chunks",
     ),
-    "no source": (only(op("put", [], [far()])), "needs at least one source and one target"),
+    "no source": (only(op("put", [], [remote()])), "needs at least one source and one target"),
     "not a multiple": (
         plan(put_and_reduce, coll="allgather"),
         "expected a multiple of 2 chunks, got 1",
@@ -206,20 +206,20 @@ WRONG = {
     "not a plan": ("[]", "plan: expected an object, got list"),
     "nobody": ('{"gpus": []}', "plan.gpus: expected at least one gpu"),
     "no name": (plan(put_and_reduce).replace('"name": "test"', '"nam": 1'), "plan: missing name"),
-    "a strange buffer": (only(op("put", [local("x")], [far()])), "expected i, o or s"),
-    "a negative number": (only(op("put", [local("i", -1)], [far()])), "expected a number"),
+    "a strange buffer": (only(op("put", [local("x")], [remote()])), "expected i, o or s"),
+    "a negative number": (only(op("put", [local("i", -1)], [remote()])), "expected a number"),
 }
 
 
 @pytest.mark.parametrize("what", WRONG)
-def test_wrong_plans_are_refused_with_the_place(what: str) -> None:
+def test_errors_of_wrong_plans_name_the_place(what: str) -> None:
     text, pattern = WRONG[what]
     with pytest.raises(ScheduleError) as caught:
         from_mscclpp_json(text)
     assert re.search(pattern, str(caught.value)), str(caught.value)
 
 
-def test_what_is_not_carried_is_told() -> None:
+def test_errors_name_unsupported_operations() -> None:
     with pytest.raises(UnsupportedError, match=r"threadblock 0, op 0 \(gstorepkt\)"):
         from_mscclpp_json(only({"name": "gstorepkt"}))
     with pytest.raises(UnsupportedError, match="older plan format"):
@@ -231,7 +231,7 @@ def test_what_is_not_carried_is_told() -> None:
 
 
 @pytest.mark.parametrize(("op_", "name"), [(o, name) for o in _OPS for name in names(o)])
-def test_what_is_written_is_read_back(op_: Op, name: str) -> None:
+def test_written_files_are_read_back(op_: Op, name: str) -> None:
     for ranks in (1, 2, 3, 4):
         with turn(ranks=ranks):
             comes_back(build(op_, name, ranks=ranks))
@@ -248,7 +248,7 @@ def comes_back(before: Schedule) -> None:
 
 @settings(max_examples=40, deadline=None)
 @given(st.data())
-def test_a_damaged_plan_is_refused_or_still_right(data: st.DataObject) -> None:
+def test_a_damaged_plan_is_rejected_or_still_correct(data: st.DataObject) -> None:
     document = json.loads(to_mscclpp_json(build("all_reduce", "ring", ranks=3)))
     ops = data.draw(st.sampled_from(document["gpus"]))["threadblocks"][0]["ops"]
     at = data.draw(st.integers(0, len(ops) - 1))

@@ -99,8 +99,8 @@ class Buffers:
                 self._outputs[Cell(rank, Buffer.OUTPUT, ref[0] * parts + ref[1])] = chunk
         if in_place:
             self._alias()
-        self._homes = {self.memory(cell): chunk for cell, chunk in self._inputs.items()}
-        self._homes |= {self.memory(cell): chunk for cell, chunk in self._outputs.items()}
+        self._locations = {self.memory(cell): chunk for cell, chunk in self._inputs.items()}
+        self._locations |= {self.memory(cell): chunk for cell, chunk in self._outputs.items()}
 
     def _alias(self) -> None:
         parts = self.collective.parts
@@ -135,6 +135,6 @@ class Buffers:
         )
         return count * self.collective.parts
 
-    def home(self, memory: Cell) -> int | None:
+    def location(self, memory: Cell) -> int | None:
         """Returns the location that holds this memory in a schedule, or None for scratch."""
-        return self._homes.get(memory)
+        return self._locations.get(memory)

@@ -283,15 +283,15 @@ def _check_blocks(gpu: Gpu, ranks: int) -> None:
     for number, block in enumerate(gpu.blocks):
         if block.number != number:
             raise ScheduleError(f"expected threadblock {number}, got {block.where}")
-        for way, peer in (("send to", block.send), ("receive from", block.receive)):
+        for action, peer in (("send to", block.send), ("receive from", block.receive)):
             if peer is None:
                 continue
             if peer >= ranks or peer == gpu.number:
-                raise ScheduleError(f"{block.where} cannot {way} gpu {peer} of {ranks}")
-            other = connections.setdefault((way, peer, block.channel), block.where)
+                raise ScheduleError(f"{block.where} cannot {action} gpu {peer} of {ranks}")
+            other = connections.setdefault((action, peer, block.channel), block.where)
             if other != block.where:
                 raise ScheduleError(
-                    f"{block.where} and {other} both {way} gpu {peer} on channel {block.channel}"
+                    f"{block.where} and {other} both {action} gpu {peer} on channel {block.channel}"
                 )
         for step in block.steps:
             _check_dependence(step, gpu)

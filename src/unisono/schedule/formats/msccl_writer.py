@@ -185,7 +185,7 @@ class _Run(NamedTuple):
     src: int
     dst: int
     reduce: bool
-    lane: tuple[int, int]
+    stream: tuple[int, int]
     src_place: Place
     dst_place: Place
     chunks: int
@@ -203,10 +203,10 @@ class _Writer:
             self._runs(list(moves))
             for _, moves in groupby(sorted(moves_of(schedule)), key=itemgetter(0))
         ]
-        lanes = sorted({run.lane for runs in rounds for run in runs if run.src != run.dst})
-        self.channels = {lane: channel for channel, lane in enumerate(lanes)}
+        streams = sorted({run.stream for runs in rounds for run in runs if run.src != run.dst})
+        self.channels = {stream: channel for channel, stream in enumerate(streams)}
         self.pairs = {
-            (run.src, run.dst, run.lane) for runs in rounds for run in runs if run.src != run.dst
+            (run.src, run.dst, run.stream) for runs in rounds for run in runs if run.src != run.dst
         }
         if collective.op is Op.ALL_TO_ALL:
             self._keep_own(collective)
@@ -231,8 +231,8 @@ class _Writer:
             if last is not None and _follows(last, m, src, dst):
                 runs[-1] = last._replace(chunks=last.chunks + 1)
                 continue
-            way = (m.src, m.dst, m.channel)
-            number = messages[way] = messages.get(way, -1) + 1
+            route = (m.src, m.dst, m.channel)
+            number = messages[route] = messages.get(route, -1) + 1
             runs.append(_Run(m.src, m.dst, m.reduce, (m.channel, number), src, dst, 1))
         return runs
 
@@ -259,16 +259,16 @@ class _Writer:
         """Returns the threadblock for a message. Both directions between two GPUs share a
         threadblock if both are used.
         """
-        there, back = (run.src, run.dst, run.lane), (run.dst, run.src, run.lane)
+        there, back = (run.src, run.dst, run.stream), (run.dst, run.src, run.stream)
         both = there in self.pairs and back in self.pairs
         send = peer if sends or both else -1
         receive = peer if both or not sends else -1
-        return self.gpus[rank].block(send, receive, self.channels[run.lane])
+        return self.gpus[rank].block(send, receive, self.channels[run.stream])
 
 
 def _follows(last: _Run, m: Move, src: Place, dst: Place) -> bool:
     return (
-        (last.src, last.dst, last.reduce, last.lane[0]) == (m.src, m.dst, m.reduce, m.channel)
+        (last.src, last.dst, last.reduce, last.stream[0]) == (m.src, m.dst, m.reduce, m.channel)
         and src == (last.src_place.buffer, last.src_place.chunk + last.chunks)
         and dst == (last.dst_place.buffer, last.dst_place.chunk + last.chunks)
     )

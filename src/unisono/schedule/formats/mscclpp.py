@@ -73,9 +73,9 @@ def from_mscclpp_json(text: str) -> Schedule:
 class _Block:
     """The clocks that synchronise the threads of a threadblock."""
 
-    told: Clock = field(default_factory=dict)
+    published: Clock = field(default_factory=dict)
     """The clock at the last nop: all events that a signal may announce while data moves."""
-    heard: Clock = field(default_factory=dict)
+    received: Clock = field(default_factory=dict)
     """The clock of later waits. All threads see these events only after the next nop."""
     moving: bool = False
     at_barrier: bool = False
@@ -110,7 +110,7 @@ class _Interpreter:
     def _step(self, thread: Thread[MscclppStep], step: MscclppStep) -> str | None:
         block = self.blocks[thread.number]
         if step.name == "nop":
-            self._meet(thread, block)
+            self._synchronise(thread, block)
         elif step.name in ("signal", "rlxsignal"):
             self._signal(thread, block, step)
         elif step.name in ("wait", "rlxwait"):
@@ -123,23 +123,27 @@ class _Interpreter:
             return self._data(thread, block, step)
         return None
 
-    def _meet(self, thread: Thread[MscclppStep], block: _Block) -> None:
-        thread.learn(block.heard)
-        block.told, block.heard, block.moving = dict(thread.clock), {}, False
+    def _synchronise(self, thread: Thread[MscclppStep], block: _Block) -> None:
+        thread.learn(block.received)
+        block.published, block.received, block.moving = dict(thread.clock), {}, False
 
     def _announced(self, thread: Thread[MscclppStep], block: _Block) -> Clock:
-        return dict(block.told if block.moving else thread.clock)
+        return dict(block.published if block.moving else thread.clock)
 
     def _signal(self, thread: Thread[MscclppStep], block: _Block, step: MscclppStep) -> None:
-        for wire in step.wires:
-            self.signals.setdefault(wire.far, deque()).append(self._announced(thread, block))
+        for channel in step.channels:
+            self.signals.setdefault(channel.other_end, deque()).append(
+                self._announced(thread, block)
+            )
 
     def _wait(self, block: _Block, step: MscclppStep) -> str | None:
-        for wire in step.wires:
-            if not self.signals.get(wire):
-                return f"a signal from gpu {wire.peer} on {wire.kind} channel {wire.number}"
-        for wire in step.wires:
-            _merge(block.heard, self.signals[wire].popleft())
+        for channel in step.channels:
+            if not self.signals.get(channel):
+                return (
+                    f"a signal from gpu {channel.peer} on {channel.kind} channel {channel.number}"
+                )
+        for channel in step.channels:
+            _merge(block.received, self.signals[channel].popleft())
         return None
 
     def _semaphore(
@@ -155,7 +159,7 @@ class _Interpreter:
                 return f"semaphore {key[1]}"
         for key in keys:
             if step.name == "sem_acquire":
-                _merge(block.heard, self.tokens[key].popleft())
+                _merge(block.received, self.tokens[key].popleft())
             else:
                 self.tokens[key].append(self._announced(thread, block))
         return None
@@ -166,7 +170,7 @@ class _Interpreter:
         if not block.at_barrier:
             if barrier.leaving:
                 return f"all threadblocks to leave barrier {number}"
-            self._meet(thread, block)
+            self._synchronise(thread, block)
             barrier.clocks.append(dict(thread.clock))
             block.at_barrier = True
             if len(barrier.clocks) == count:
@@ -175,7 +179,7 @@ class _Interpreter:
             return f"{count - len(barrier.clocks)} more threadblocks at barrier {number}"
         for clock in barrier.clocks:
             thread.learn(clock)
-        block.told, block.at_barrier = dict(thread.clock), False
+        block.published, block.at_barrier = dict(thread.clock), False
         barrier.leaving -= 1
         if not barrier.leaving:
             barrier.clocks.clear()

@@ -50,7 +50,7 @@ class MscclppChannel(NamedTuple):
     number: int
 
     @property
-    def far(self) -> MscclppChannel:
+    def other_end(self) -> MscclppChannel:
         """The other end of the channel."""
         return MscclppChannel(self.kind, self.peer, self.gpu, self.number)
 
@@ -63,7 +63,7 @@ class MscclppStep:
     name: str
     sources: tuple[Range, ...]
     targets: tuple[Range, ...]
-    wires: tuple[MscclppChannel, ...]
+    channels: tuple[MscclppChannel, ...]
     kind: str
     semaphores: tuple[int, ...]
     barrier: tuple[int, int]
@@ -200,7 +200,7 @@ class _Gpu:
         names = {Buffer.INPUT: "input", Buffer.OUTPUT: "output", Buffer.SCRATCH: "scratch"}
         self.sizes = {b: fields.number(f"{name}_chunks") * factor for b, name in names.items()}
         self.semaphores = tuple(s.number("init_value") for s in fields.objects("semaphores"))
-        self.wires: dict[str, list[MscclppChannel]] = {"memory": [], "port": []}
+        self.channels: dict[str, list[MscclppChannel]] = {"memory": [], "port": []}
         self.switches: list[tuple[Buffer, tuple[int, ...]]] = []
         for channel in fields.objects("channels"):
             self._channel(channel)
@@ -225,14 +225,14 @@ class _Gpu:
                 ranks = tuple(self._peer(group, r) for r in group.numbers("ranks"))
                 self.switches.append((_buffer(channel, "buffer_type", "buff"), ranks))
             return
-        if kind not in self.wires:
+        if kind not in self.channels:
             raise ScheduleError(
                 f"{channel.where}: expected channel type memory, port or switch, got {kind!r}"
             )
         for peer in channel.numbers("connected_to"):
             self._peer(channel, peer)
-            number = sum(wire.peer == peer for wire in self.wires[kind])
-            self.wires[kind].append(MscclppChannel(kind, self.rank, peer, number))
+            number = sum(channel.peer == peer for channel in self.channels[kind])
+            self.channels[kind].append(MscclppChannel(kind, self.rank, peer, number))
 
     def _peer(self, fields: Fields, rank: int) -> int:
         if rank >= self.ranks:
@@ -251,15 +251,15 @@ class _Gpu:
             id for c in block.objects("channels") if c.text("channel_type") == kind
             for id in c.numbers("channel_ids")
         ]  # fmt: skip
-        wires = self.wires.get(kind, [])
+        channels = self.channels.get(kind, [])
         return MscclppStep(
             where=where,
             name=name,
             sources=tuple(self._range(b, op, block, kind) for b in op.objects("src_buff")),
             targets=tuple(self._range(b, op, block, kind) for b in op.objects("dst_buff")),
-            wires=tuple(
-                _at(wires, _at(own, i, where, "channel"), where, "channel")
-                for i in (op.numbers("channel_ids") if kind in self.wires else ())
+            channels=tuple(
+                _at(channels, _at(own, i, where, "channel"), where, "channel")
+                for i in (op.numbers("channel_ids") if kind in self.channels else ())
             ),
             kind=kind,
             semaphores=tuple(op.numbers("semaphore_ids")),

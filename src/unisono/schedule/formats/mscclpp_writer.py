@@ -109,7 +109,7 @@ class _Writer:
     def _round(self, rank: int, moves: Sequence[Move], peers: list[int]) -> list[Json]:
         fetched = {m: self._new_stage(rank) for m in moves if m.src != rank}
         gets = [
-            _op("get", [self._far(m, peers)], [_local(stage)], channel_type="memory",
+            _op("get", [self._remote(m, peers)], [_local(stage)], channel_type="memory",
                 channel_ids=[peers.index(m.src)])
             for m, stage in fetched.items()
         ]  # fmt: skip
@@ -122,9 +122,9 @@ class _Writer:
                                   reduce_op="sum"))  # fmt: skip
             else:
                 writes.append(_op("copy", [_local(source)], [_local(target)]))
-        return [*self._meet(peers), *gets, *self._meet(peers), *writes]
+        return [*self._synchronise(peers), *gets, *self._synchronise(peers), *writes]
 
-    def _meet(self, peers: list[int]) -> list[Json]:
+    def _synchronise(self, peers: list[int]) -> list[Json]:
         channels = {"channel_ids": list(range(len(peers))), "channel_type": "memory"}
         return [{"name": "nop"}, {"name": "signal", **channels}, {"name": "wait", **channels},
                 {"name": "nop"}]  # fmt: skip
@@ -133,7 +133,7 @@ class _Writer:
         self.staged[rank] += 1
         return Place(Buffer.SCRATCH, self.places.size(rank, Buffer.SCRATCH) + self.staged[rank] - 1)
 
-    def _far(self, m: Move, peers: list[int]) -> Json:
+    def _remote(self, m: Move, peers: list[int]) -> Json:
         place = self.places.of(m.src, m.src_chunk)
         number = peers.index(m.src) * len(Buffer) + list(Buffer).index(place.buffer)
         return {"buffer_id": number, "index": place.chunk, "size": 1}

@@ -89,8 +89,8 @@ def _flatten(values: list[Value]) -> None:
             )
             operands += part.operands if joins else (part,)
             for operand in part.operands if joins else ():
-                if operand.dies == part.born and operand.memory == part.memory:
-                    operand.dies = value.born
+                if operand.overwritten_at == part.written_at and operand.memory == part.memory:
+                    operand.overwritten_at = value.written_at
         value.operands = tuple(operands)
 
 
@@ -98,9 +98,13 @@ def _lasts(operand: Value, user: Value, later: Value) -> bool:
     """Returns true if `later` can read an operand of `user`. Another GPU's value is staged if
     needed.
     """
-    if operand.gpu != later.gpu or operand.dies is None or operand.dies >= later.born:
+    if (
+        operand.gpu != later.gpu
+        or operand.overwritten_at is None
+        or operand.overwritten_at >= later.written_at
+    ):
         return True
-    return operand.memory == user.memory and operand.dies == user.born
+    return operand.memory == user.memory and operand.overwritten_at == user.written_at
 
 
 class _Clash(Exception):
@@ -109,12 +113,12 @@ class _Clash(Exception):
 
 @dataclass(slots=True, eq=False)
 class _Content:
-    """A value at a location, readable from round `ready` on, overwritten in round `gone`."""
+    """A value at a location, readable from `ready` on, overwritten in `overwritten_in` (rounds)."""
 
     rank: int
     location: int
     ready: int
-    gone: int = _NEVER
+    overwritten_in: int = _NEVER
 
 
 @dataclass(slots=True)
@@ -135,7 +139,7 @@ class _Plan:
         self.shared = shared or buffers.in_place
         self.moves: list[Move] = []
         self.scratch = [0] * buffers.collective.ranks
-        self.homes: dict[Cell, int] = {}
+        self.scratch_of: dict[Cell, int] = {}
         self.contents: dict[Value, _Content] = {}
         self.locations: dict[tuple[int, int], _Location] = {}
 
@@ -154,10 +158,10 @@ class _Plan:
     def _write(self, value: Value) -> None:
         first, *others = self._base_first(value)
         content = self.contents[first]
-        home = self._home(value)
-        if (content.rank, content.location) != (value.gpu, home):
-            content = self._move(content, value.gpu, home, value.channel)
-        elif content.gone != _NEVER:
+        location = self._location(value)
+        if (content.rank, content.location) != (value.gpu, location):
+            content = self._move(content, value.gpu, location, value.channel)
+        elif content.overwritten_in != _NEVER:
             raise _Clash
         if others:
             content = self._reduce([self.contents[o] for o in others], content, value.channel)
@@ -165,25 +169,27 @@ class _Plan:
 
     def _base_first(self, value: Value) -> list[Value]:
         """Returns the operands, starting with the operand that the others are reduced into."""
-        home = self._home(value)
+        location = self._location(value)
 
         def order(operand: Value) -> tuple[bool, bool]:
             content = self.contents[operand]
-            here = (content.rank, content.location) == (value.gpu, home)
-            return not (here and content.gone == _NEVER), content.rank != value.gpu
+            here = (content.rank, content.location) == (value.gpu, location)
+            return not (here and content.overwritten_in == _NEVER), content.rank != value.gpu
 
         return sorted(value.operands, key=order)
 
     def _move(self, source: _Content, rank: int, location: int, channel: int) -> _Content:
         target = self.locations.get((rank, location))
-        return self._land([source], rank, location, target.free if target else 0, False, channel)
+        return self._write_location(
+            [source], rank, location, target.free if target else 0, False, channel
+        )
 
     def _reduce(self, sources: list[_Content], target: _Content, channel: int) -> _Content:
         rank, location = target.rank, target.location
         free = self.locations[rank, location].free
-        return self._land(sources, rank, location, free, True, channel)
+        return self._write_location(sources, rank, location, free, True, channel)
 
-    def _land(
+    def _write_location(
         self,
         sources: list[_Content],
         rank: int,
@@ -194,10 +200,14 @@ class _Plan:
     ) -> _Content:
         """Writes a location in the first round, at or after `free`, in which all sources exist."""
         number = max(free, *(source.ready for source in sources))
-        late = [s for s in sources if number > s.gone or (number == s.gone and s.rank == rank)]
+        late = [
+            s
+            for s in sources
+            if number > s.overwritten_in or (number == s.overwritten_in and s.rank == rank)
+        ]
         if late:
-            kept = [self._keep(s, rank, channel) if s in late else s for s in sources]
-            return self._land(kept, rank, location, free, reduce, channel)
+            kept = [self._copy_to_scratch(s, rank, channel) if s in late else s for s in sources]
+            return self._write_location(kept, rank, location, free, reduce, channel)
         for source in sources:
             self._read(source, rank, number)
             self.moves.append(
@@ -205,14 +215,14 @@ class _Plan:
             )
         return self._replace(rank, location, number)
 
-    def _keep(self, source: _Content, rank: int, channel: int) -> _Content:
+    def _copy_to_scratch(self, source: _Content, rank: int, channel: int) -> _Content:
         """Copies a source to scratch of the receiver, because its sender overwrites it before the
         use.
         """
         if source.rank == rank:
             raise _Clash
         waiting = self._new_scratch(rank)
-        return self._land([source], rank, waiting, 0, False, channel)
+        return self._write_location([source], rank, waiting, 0, False, channel)
 
     def _read(self, source: _Content, rank: int, number: int) -> None:
         location = self.locations[source.rank, source.location]
@@ -226,7 +236,7 @@ class _Plan:
     def _replace(self, rank: int, location: int, number: int) -> _Content:
         old = self.locations.get((rank, location))
         if old is not None:
-            old.content.gone = number
+            old.content.overwritten_in = number
         content = _Content(rank, location, number + 1)
         self.locations[rank, location] = _Location(content)
         return content
@@ -238,17 +248,17 @@ class _Plan:
     def _content(self, value: Value, location: int, ready: int) -> _Content:
         return _Content(value.gpu, location, ready)
 
-    def _home(self, value: Value) -> int:
+    def _location(self, value: Value) -> int:
         """Returns the location of a value. Assigns one for each cell, or for each value without a
         cell.
         """
-        cell = value.memory or Cell(value.gpu, Buffer.SCRATCH, -1 - value.born)
-        home = self.buffers.home(cell)
-        if home is not None and (self.shared or cell.buffer is not Buffer.OUTPUT):
-            return home
-        if cell not in self.homes:
-            self.homes[cell] = self._new_scratch(value.gpu)
-        return self.homes[cell]
+        cell = value.memory or Cell(value.gpu, Buffer.SCRATCH, -1 - value.written_at)
+        location = self.buffers.location(cell)
+        if location is not None and (self.shared or cell.buffer is not Buffer.OUTPUT):
+            return location
+        if cell not in self.scratch_of:
+            self.scratch_of[cell] = self._new_scratch(value.gpu)
+        return self.scratch_of[cell]
 
     def _new_scratch(self, rank: int) -> int:
         self.scratch[rank] += 1

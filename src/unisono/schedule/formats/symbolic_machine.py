@@ -38,8 +38,8 @@ class Value:
     mask: int
     operands: tuple[Value, ...] = ()
     channel: int = 0
-    born: int = -1
-    dies: int | None = None
+    written_at: int = -1
+    overwritten_at: int | None = None
 
 
 @dataclass(slots=True, kw_only=True)
@@ -113,9 +113,9 @@ class SymbolicMachine:
         number = len(self.written)
         if state is not None:
             self._check_write(thread, state, cell, where)
-            state.value.dies = number
+            state.value.overwritten_at = number
         # A value that is not yet in memory is stored here. A value of another cell is copied.
-        fresh = value.memory is None and value.born < 0 and len(value.operands) > 1
+        fresh = value.memory is None and value.written_at < 0 and len(value.operands) > 1
         held = Value(
             gpu=cell.gpu,
             memory=memory,
@@ -123,7 +123,7 @@ class SymbolicMachine:
             mask=value.mask,
             operands=value.operands if fresh else (value,),
             channel=thread.channel,
-            born=number,
+            written_at=number,
         )
         self.written.append(held)
         self._cells[memory] = _State(
@@ -136,7 +136,7 @@ class SymbolicMachine:
 
     def keep(self, thread: Thread[S], value: Value) -> Value:
         """Stores a reduction without a cell on its thread's GPU, for use in later messages."""
-        value.born = len(self.written)
+        value.written_at = len(self.written)
         value.channel = thread.channel
         self.written.append(value)
         return value

@@ -135,7 +135,7 @@ class Machine:
         if any.
         """
         rank_of = {gpu.address: rank for rank, gpu in enumerate(self.gpus)}
-        hub = None
+        nvswitch_node = None
         for address, targets in links.items():
             rank, uplinks = rank_of.get(address), 0
             if rank is None:
@@ -146,9 +146,13 @@ class Machine:
                 if peer is not None and rank < peer:
                     wiring.join(ints([rank]), ints([peer]), _nvlink(count))
             if uplinks:
-                hub = wiring.add(1, NodeKind.NVSWITCH, reduces=True) if hub is None else hub
-                wiring.join(ints([rank]), hub, _nvlink(uplinks))
-        return [] if hub is None else ["nvswitch"]
+                nvswitch_node = (
+                    wiring.add(1, NodeKind.NVSWITCH, reduces=True)
+                    if nvswitch_node is None
+                    else nvswitch_node
+                )
+                wiring.join(ints([rank]), nvswitch_node, _nvlink(uplinks))
+        return [] if nvswitch_node is None else ["nvswitch"]
 
 
 def discover(root: Path = Path("/sys")) -> Topology:
