@@ -210,7 +210,7 @@ def test_two_levels_match_the_hosts(each: int, count: int, data: st.DataObject) 
 
 
 def test_uneven_hosts_are_rejected_with_alternatives() -> None:
-    with pytest.raises(UnsupportedError, match=r"2, 1 ranks.*by_host and leaders"):
+    with pytest.raises(UnsupportedError, match=r"2, 1 ranks.*by_host or leaders"):
         build("all_gather", "level0:mesh;level1:ring", ranks=3, hosts=((0, 1), (2,)))
     with pytest.raises(UnsupportedError, match="ring"):
         build("all_gather", "by_host:tree", ranks=3)
