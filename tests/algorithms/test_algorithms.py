@@ -1,4 +1,4 @@
-"""Every algorithm is proved for many rank counts, and costs what its closed form says."""
+"""Every algorithm is proved for many numbers of ranks, and its cost equals its closed form."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from unisono.types import Op
 EVERY = [(op, name) for op in Op for name in names(op)]
 RANKS = (*range(1, 10), 13, 16)
 
-# Written with parameters: (operation, algorithm, ranks).
+# Algorithms with parameters: (operation, algorithm, ranks).
 WITH_PARAMETERS = [
     ("all_reduce", "ring:channels=3", 5),
     ("all_reduce", "bucket:3x2x2", 12),
@@ -61,7 +61,7 @@ WITH_PARAMETERS = [
 
 
 def agrees(schedule: Schedule, stated: Cost, *, exact: bool) -> bool:
-    """Whether the schedule does what was stated, or less where that is an upper bound."""
+    """Returns true if the schedule has the stated cost, or less if the cost is an upper bound."""
     real = measure(schedule)
     if exact:
         return real == stated
@@ -86,7 +86,7 @@ def test_every_algorithm_is_correct_and_costs_what_it_states(op: Op, name: str) 
 
 @given(data=st.data())
 @settings(max_examples=40, deadline=None)
-def test_any_root_and_rank_count(data: st.DataObject) -> None:
+def test_any_root_and_number_of_ranks_is_correct(data: st.DataObject) -> None:
     op, name = data.draw(st.sampled_from([(op, name) for op, name in EVERY if op.rooted]))
     ranks = data.draw(st.integers(1, 20))
     schedule = build(op, name, ranks=ranks, root=data.draw(st.integers(0, ranks - 1)))
@@ -95,7 +95,7 @@ def test_any_root_and_rank_count(data: st.DataObject) -> None:
 
 
 @pytest.mark.parametrize(("op", "name", "ranks"), WITH_PARAMETERS)
-def test_parameters(op: str, name: str, ranks: int) -> None:
+def test_algorithms_with_parameters_are_correct(op: str, name: str, ranks: int) -> None:
     schedule = build(op, name, ranks=ranks, root=1)
     assert schedule.algorithm == name
     check(schedule)
@@ -105,8 +105,8 @@ def test_parameters(op: str, name: str, ranks: int) -> None:
 
 @given(data=st.data())
 @settings(max_examples=40, deadline=None)
-def test_any_hierarchy(data: st.DataObject) -> None:
-    """Any algorithm on any level, as far as it serves what the level needs."""
+def test_any_hierarchy_is_correct(data: st.DataObject) -> None:
+    """Draws any algorithm for each level that supports the operations of the level."""
     op = data.draw(st.sampled_from([op for op in Op if "hierarchical" in names(op)]))
     sizes = data.draw(st.lists(st.integers(1, 4), min_size=1, max_size=3))
     served = names(op)
@@ -134,7 +134,7 @@ LOGARITHMIC = [
 
 @pytest.mark.parametrize(("op", "name"), LOGARITHMIC)
 @pytest.mark.parametrize("ranks", [32, 37, 64])
-def test_costs_of_many_ranks(op: str, name: str, ranks: int) -> None:
+def test_costs_of_many_ranks_match_the_closed_form(op: str, name: str, ranks: int) -> None:
     schedule = build(op, name, ranks=ranks)
     exact = find(op, name).exact or ranks != 37
     assert agrees(schedule, cost(op, name, ranks=ranks), exact=exact)
@@ -146,8 +146,8 @@ def test_a_large_schedule_is_proved() -> None:
 
 
 @pytest.mark.parametrize("n", [2, 3, 5, 8])
-def test_costs_that_textbooks_give(n: int) -> None:
-    """Closed forms written down once more, independently of the registry."""
+def test_costs_match_textbooks(n: int) -> None:
+    """Compares with closed forms that are independent of the registry."""
     share = Fraction(n - 1, n)
     steps = (n - 1).bit_length()
     textbook = {

@@ -19,9 +19,9 @@ FORWARDS = [(op, n) for op in ("all_gather", "broadcast", "scatter") for n in na
 
 @pytest.mark.parametrize(("op", "name"), FORWARDS)
 @pytest.mark.parametrize("ranks", [1, 2, 5, 8])
-def test_every_forward_operation_is_right_backwards(op: str, name: str, ranks: int) -> None:
+def test_every_operation_is_correct_when_reversed(op: str, name: str, ranks: int) -> None:
     if name in ("gather_broadcast", "scatter_all_gather"):
-        return  # some ranks get a chunk twice
+        return  # some ranks receive a chunk twice
     forward = build(op, name, ranks=ranks, root=ranks // 2)
     back = backwards(forward)
     check(back)
@@ -93,7 +93,7 @@ def test_near_square_sizes_make_up_the_ranks(ranks: int, axes: int) -> None:
 
 
 @pytest.mark.parametrize("columns", range(3, 15))
-def test_hamiltonian_cycles_of_a_torus(columns: int) -> None:
+def test_two_hamiltonian_cycles_cover_a_torus(columns: int) -> None:
     for rows in range(3, 15):
         cycles = hamiltonian_cycles((columns, rows))
         assert len(cycles) == 2
@@ -131,7 +131,7 @@ def test_costs_add_up() -> None:
 
 @given(data=st.data())
 @settings(deadline=None, max_examples=60)
-def test_a_part_is_put_in_as_if_move_by_move(data: st.DataObject) -> None:
+def test_an_added_part_equals_its_single_moves(data: st.DataObject) -> None:
     name = data.draw(st.sampled_from(["ring", "bruck", "recursive_doubling", "direct"]))
     part = build("all_gather", name, ranks=data.draw(st.integers(1, 4)))
     ranks, shares, unit = part.collective.ranks, data.draw(st.integers(1, 3)), 2

@@ -1,4 +1,6 @@
-"""Every algorithm, with and without parameters, computes what NumPy does; the C++ core too."""
+"""Every algorithm, with and without parameters, computes the same results as NumPy, also in the C++
+core.
+"""
 
 from __future__ import annotations
 
@@ -27,7 +29,7 @@ LENGTH = 21
 
 
 def inputs_of(schedule: Schedule) -> list[list[Array]]:
-    """Different numbers in every piece of every rank."""
+    """Returns different numbers in every piece of every rank."""
     rng = np.random.default_rng(7)
     collective = schedule.collective
     return [
@@ -37,7 +39,7 @@ def inputs_of(schedule: Schedule) -> list[list[Array]]:
 
 
 def expected(schedule: Schedule, inputs: list[list[Array]], rank: int) -> list[Array]:
-    """The output pieces of a rank by plain NumPy; none where the operation promises none."""
+    """Returns the output pieces of a rank by NumPy, or none if the rank has no output."""
     collective = schedule.collective
     op, root, ranks = collective.op, collective.root, range(collective.ranks)
     if op in (Op.ALL_REDUCE, Op.REDUCE):
@@ -80,14 +82,16 @@ EVERY = [(op, name) for op in Op if op is not Op.BARRIER for name in names(op)]
 
 
 @pytest.mark.parametrize(("op", "name"), EVERY)
-def test_every_algorithm_computes_what_numpy_does(op: Op, name: str) -> None:
-    for ranks in (5, 6, 8, 9, 16):  # tests/runtime has the others
+def test_every_algorithm_computes_the_same_as_numpy(op: Op, name: str) -> None:
+    for ranks in (5, 6, 8, 9, 16):  # tests/execution has the other numbers
         with turn(ranks=ranks):
             run_and_compare(op, name, ranks)
 
 
 @pytest.mark.parametrize(("op", "name", "ranks"), WITH_PARAMETERS)
-def test_so_do_those_with_parameters(op: str, name: str, ranks: int) -> None:
+def test_algorithms_with_parameters_compute_the_same_as_numpy(
+    op: str, name: str, ranks: int
+) -> None:
     run_and_compare(op, name, ranks)
 
 

@@ -1,4 +1,4 @@
-"""What makes each family what it is: who talks to whom, when, and how much."""
+"""The properties of each family: links, order and sizes of its messages."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def links(schedule: Schedule) -> set[tuple[int, int]]:
 
 
 def busiest(schedule: Schedule, *, sending: bool) -> int:
-    """Most messages that a rank sends (receives) in a round."""
+    """Returns the largest number of messages that a rank sends (or receives) in a round."""
     return max(
         max(Counter(t.src if sending else t.dst for t in transfers).values())
         for _, transfers in schedule.rounds()
@@ -30,14 +30,14 @@ def neighbours(ranks: int) -> set[tuple[int, int]]:
     return up | {(b, a) for a, b in up}
 
 
-def test_ring_talks_to_neighbours_only() -> None:
+def test_a_ring_sends_only_to_neighbours() -> None:
     for op in ("all_reduce", "reduce_scatter", "all_gather"):
         for t in build(op, "ring", ranks=6).transfers:
             assert t.dst == (t.src + 1) % 6
 
 
 @pytest.mark.parametrize("op", ["all_reduce", "reduce_scatter", "all_gather"])
-def test_a_bidirectional_ring_uses_both_ways(op: str) -> None:
+def test_a_bidirectional_ring_uses_both_directions(op: str) -> None:
     schedule = build(op, "bidirectional_ring", ranks=7)
     assert links(schedule) == neighbours(7)
     for _, transfers in schedule.rounds():
@@ -79,7 +79,7 @@ def test_a_torus_algorithm_uses_the_links_of_the_torus(name: str, op: str) -> No
         assert sorted(min((a - b) % size, (b - a) % size) for a, b, size in pairs) == [0, 1]
 
 
-def test_rings_of_a_torus_use_every_link_both_ways() -> None:
+def test_torus_rings_use_every_link_in_both_directions() -> None:
     schedule = build("all_reduce", "torus_rings:4x3", ranks=12)
     for _, transfers in schedule.rounds():
         assert len({(t.src, t.dst) for t in transfers}) == 4 * 12
@@ -102,7 +102,7 @@ def test_pairwise_sends_and_receives_one_piece_a_round() -> None:
 
 
 @pytest.mark.parametrize("ranks", [2, 6, 8])
-def test_neighbour_exchange_is_between_pairs_of_neighbours(ranks: int) -> None:
+def test_neighbour_exchange_uses_pairs_of_neighbours(ranks: int) -> None:
     schedule = build("all_gather", "neighbour_exchange", ranks=ranks)
     for _, transfers in schedule.rounds():
         pairs = {(t.src, t.dst) for t in transfers}
@@ -111,13 +111,13 @@ def test_neighbour_exchange_is_between_pairs_of_neighbours(ranks: int) -> None:
         assert len(pairs) == ranks
 
 
-def test_halving_doubling_halves_and_doubles() -> None:
+def test_halving_doubling_halves_then_doubles_its_messages() -> None:
     schedule = build("all_reduce", "halving_doubling", ranks=8)
     seen = [(abs(ts[0].src - ts[0].dst), ts[0].count) for _, ts in schedule.rounds()]
     assert seen == [(4, 4), (2, 2), (1, 1), (1, 1), (2, 2), (4, 4)]
 
 
-def test_swing_stays_nearer_than_doubling() -> None:
+def test_swing_distances_are_shorter_than_doubling() -> None:
     distances = []
     for _, transfers in build("reduce_scatter", "swing", ranks=16).rounds():
         apart = {min((t.dst - t.src) % 16, (t.src - t.dst) % 16) for t in transfers}
@@ -128,7 +128,7 @@ def test_swing_stays_nearer_than_doubling() -> None:
     assert sum(distances) < 1 + 2 + 4 + 8
 
 
-def test_swing_on_a_torus_takes_turns_between_the_axes() -> None:
+def test_swing_on_a_torus_alternates_between_the_axes() -> None:
     grid = Grid(dims=(4, 4))
     axes = []
     for _, transfers in build("reduce_scatter", "swing:4x4", ranks=16).rounds():
@@ -144,7 +144,7 @@ def test_swing_on_a_torus_takes_turns_between_the_axes() -> None:
 
 
 def sizes(schedule: Schedule) -> Iterator[tuple[int, int]]:
-    """For each round: how far messages go, and the chunks of one."""
+    """Yields, for each round, the distance of its messages and the largest number of chunks."""
     ranks = schedule.collective.ranks
     for _, transfers in schedule.rounds():
         largest: Counter[int] = Counter()
@@ -153,19 +153,19 @@ def sizes(schedule: Schedule) -> Iterator[tuple[int, int]]:
         yield (transfers[0].dst - transfers[0].src) % ranks, max(largest.values())
 
 
-def test_nhr_sends_little_far_and_much_near() -> None:
+def test_nhr_sends_few_chunks_far_and_many_near() -> None:
     assert list(sizes(build("all_gather", "nhr", ranks=16))) == [(8, 1), (4, 2), (2, 4), (1, 8)]
     assert list(sizes(build("all_gather", "nhr", ranks=6))) == [(4, 1), (2, 1), (1, 3)]
 
 
 @pytest.mark.parametrize("aggregation", [1, 2, 4, 8])
 @pytest.mark.parametrize("ranks", [8, 11, 16])
-def test_pat_bounds_its_messages(ranks: int, aggregation: int) -> None:
+def test_pat_limits_its_messages(ranks: int, aggregation: int) -> None:
     schedule = build("all_gather", f"pat:{aggregation}", ranks=ranks)
     assert max(count for _, count in sizes(schedule)) <= aggregation
 
 
-def test_pat_is_logarithmic_with_room_and_linear_without() -> None:
+def test_pat_is_logarithmic_with_a_large_limit_and_linear_with_a_small_one() -> None:
     assert build("all_gather", "pat:8", ranks=16).num_rounds == 4
     assert build("all_gather", "pat:2", ranks=16).num_rounds == 1 + 7
     assert build("all_gather", "pat:1", ranks=16).num_rounds == 15
@@ -197,7 +197,7 @@ def test_a_k_nomial_tree_with_as_many_children_as_ranks_is_flat() -> None:
 
 
 def between_hosts(schedule: Schedule, ranks_of_a_host: int) -> int:
-    """Chunks that leave a host, in the unit of the schedule."""
+    """Returns the number of chunks that leave a host, in the unit of the schedule."""
     return sum(
         t.count for t in schedule.transfers if t.src // ranks_of_a_host != t.dst // ranks_of_a_host
     )
@@ -212,16 +212,16 @@ def test_a_hierarchy_sends_less_between_hosts() -> None:
         assert between_hosts(build(op, "hierarchical:4x2", ranks=8, root=5), 4) == 1
 
 
-def test_a_level_of_trees_works_through_leaders() -> None:
+def test_a_level_of_trees_uses_leaders() -> None:
     schedule = build("all_reduce", "level0:binomial_tree@4;level1:ring@2", ranks=8)
     crossing = {link for link in links(schedule) if link[0] // 4 != link[1] // 4}
     assert crossing == {(0, 4), (4, 0)}
 
 
-def test_levels_may_be_told_apart_from_the_name() -> None:
-    told = build("all_reduce", "level0:mesh;level1:ring", ranks=8, levels=(2, 4))
+def test_level_sizes_may_be_given_outside_the_name() -> None:
+    separate = build("all_reduce", "level0:mesh;level1:ring", ranks=8, levels=(2, 4))
     written = build("all_reduce", "level0:mesh@2;level1:ring@4", ranks=8)
-    assert told.transfers == written.transfers
+    assert separate.transfers == written.transfers
     default = build("all_reduce", "level0:mesh;level1:ring", ranks=8)
     assert links(default) == links(build("all_reduce", "level0:mesh@4;level1:ring", ranks=8))
 
@@ -231,5 +231,5 @@ def test_blueconnect_is_a_hierarchy_of_rings() -> None:
     assert build("all_gather", "blueconnect:4x3", ranks=12).transfers == rings.transfers
 
 
-def test_a_barrier_moves_nothing() -> None:
+def test_a_barrier_has_no_transfers() -> None:
     assert len(build("barrier", "direct", ranks=5).transfers) == 0

@@ -1,4 +1,4 @@
-"""Groups on several hosts, any partition of the ranks: right, and no more traffic than must be."""
+"""Algorithms for any partition of the ranks into hosts are correct, with minimal traffic."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def total(hosts: Hosts) -> int:
 
 @given(st.data())
 @settings(max_examples=120, deadline=None)
-def test_right_on_any_hosts_and_no_dearer_than_stated(data: st.DataObject) -> None:
+def test_algorithms_on_any_hosts_are_correct_and_within_their_cost(data: st.DataObject) -> None:
     hosts = data.draw(layouts())
     op, name = data.draw(st.sampled_from(WRITTEN))
     ranks = total(hosts)
@@ -65,7 +65,7 @@ def test_right_on_any_hosts_and_no_dearer_than_stated(data: st.DataObject) -> No
 
 @given(st.data())
 @settings(max_examples=30, deadline=None)
-def test_computes_what_numpy_does(data: st.DataObject) -> None:
+def test_algorithms_on_hosts_compute_the_same_as_numpy(data: st.DataObject) -> None:
     hosts = data.draw(layouts())
     op, name = data.draw(st.sampled_from(WRITTEN))
     ranks = total(hosts)
@@ -88,12 +88,12 @@ def test_computes_what_numpy_does(data: st.DataObject) -> None:
             assert outputs[rank][piece].tolist() == want.tolist(), f"rank {rank}, piece {piece}"
 
 
-# ---- what must cross
+# ---- traffic between hosts
 
 
 @given(layouts(), st.data())
 @settings(max_examples=50, deadline=None)
-def test_long_messages_cross_no_more_than_the_bound(hosts: Hosts, data: st.DataObject) -> None:
+def test_long_messages_send_the_minimum_between_hosts(hosts: Hosts, data: st.DataObject) -> None:
     ranks, root = total(hosts), data.draw(st.integers(0, total(hosts) - 1))
     layout = HostLayout.of(ranks, hosts)
     count, sizes = len(layout.hosts), layout.sizes
@@ -114,23 +114,23 @@ def test_long_messages_cross_no_more_than_the_bound(hosts: Hosts, data: st.DataO
     direct = found(Op.ALL_GATHER, "by_host:direct")
     assert (direct.sent, direct.received) == (copies, foreign)
     spread = found(Op.BROADCAST)
-    home = layout.home(root)
-    assert spread.received == tuple(Fraction(count > 1 and h != home) for h in range(count))
+    root_host = layout.root_host(root)
+    assert spread.received == tuple(Fraction(count > 1 and h != root_host) for h in range(count))
     assert max(spread.sent) <= 1
     back = found(Op.REDUCE)
     assert (back.sent, back.received) == (spread.received, spread.sent)
     pairs = tuple(Fraction(size * (ranks - size), ranks) for size in sizes)
     for name in ("direct", "by_host", "leaders"):
         assert found(Op.ALL_TO_ALL, name).sent == found(Op.ALL_TO_ALL, name).received == pairs
-    into_root = Fraction(ranks - sizes[home], ranks)
+    into_root = Fraction(ranks - sizes[root_host], ranks)
     for name in ("direct", "leaders"):
-        assert found(Op.GATHER, name).received[home] == into_root
-        assert found(Op.SCATTER, name).sent[home] == into_root
+        assert found(Op.GATHER, name).received[root_host] == into_root
+        assert found(Op.SCATTER, name).sent[root_host] == into_root
 
 
 @given(layouts(), st.data())
 @settings(max_examples=50, deadline=None)
-def test_short_messages_cross_in_one_round(hosts: Hosts, data: st.DataObject) -> None:
+def test_short_messages_need_one_round_between_hosts(hosts: Hosts, data: st.DataObject) -> None:
     ranks, root = total(hosts), data.draw(st.integers(0, total(hosts) - 1))
     once = int(len(hosts) > 1)
     for op, name in FAMILIES:
@@ -142,8 +142,8 @@ def test_short_messages_cross_in_one_round(hosts: Hosts, data: st.DataObject) ->
 
 @given(layouts())
 @settings(max_examples=30, deadline=None)
-def test_a_scan_along_the_ranks_crosses_once_for_each_change_of_host(hosts: Hosts) -> None:
-    """No other scan can do with less: what a host must learn between two of its ranks is new."""
+def test_a_chain_scan_sends_between_hosts_once_for_each_change_of_host(hosts: Hosts) -> None:
+    """No other scan needs less: a host needs new data between any two of its ranks."""
     ranks = total(hosts)
     host_of = HostLayout.of(ranks, hosts).host_of
     found = traffic(build("scan", "chain", ranks=ranks), hosts)
@@ -156,8 +156,8 @@ def test_a_scan_along_the_ranks_crosses_once_for_each_change_of_host(hosts: Host
 
 @given(layouts())
 @settings(max_examples=30, deadline=None)
-def test_all_hosts_ranks_share_the_work(hosts: Hosts) -> None:
-    """No rank carries more between hosts than twice the mean of its host."""
+def test_all_ranks_of_a_host_share_its_work(hosts: Hosts) -> None:
+    """No rank sends or receives more than twice the mean of its host."""
     ranks = total(hosts)
     layout = HostLayout.of(ranks, hosts)
     columns = layout.columns
@@ -173,7 +173,7 @@ def test_all_hosts_ranks_share_the_work(hosts: Hosts) -> None:
 
 
 @pytest.mark.parametrize("op", [op for op, name in FAMILIES if name == "leaders"])
-def test_many_hosts_take_a_logarithm_of_rounds(op: Op) -> None:
+def test_many_hosts_need_a_logarithmic_number_of_rounds(op: Op) -> None:
     count = FEW_HOSTS + 8
     hosts = regular(count, 2)
     schedule = build(op, "leaders", ranks=2 * count, hosts=hosts)
@@ -182,16 +182,16 @@ def test_many_hosts_take_a_logarithm_of_rounds(op: Op) -> None:
 
 
 @pytest.mark.parametrize(("op", "name"), FAMILIES)
-def test_64_ranks_on_8_hosts(op: Op, name: str) -> None:
+def test_schedules_of_64_ranks_on_8_hosts_are_correct(op: Op, name: str) -> None:
     check(build(op, name, ranks=64, hosts=regular(8, 8)))
 
 
-# ---- the levels of hosts
+# ---- levels that match the hosts
 
 
 @given(st.integers(1, 4), st.integers(2, 3), st.data())
 @settings(max_examples=40, deadline=None)
-def test_levels_are_those_of_the_hosts(each: int, count: int, data: st.DataObject) -> None:
+def test_two_levels_match_the_hosts(each: int, count: int, data: st.DataObject) -> None:
     order = data.draw(st.permutations(range(each * count)))
     hosts = tuple(tuple(order[h * each : (h + 1) * each]) for h in range(count))
     op = data.draw(st.sampled_from([op for op in Op if "hierarchical" in names(op)]))
@@ -209,15 +209,15 @@ def test_levels_are_those_of_the_hosts(each: int, count: int, data: st.DataObjec
         assert traffic(schedule, hosts).busiest == Fraction(2 * (count - 1), count)
 
 
-def test_uneven_hosts_make_no_grid_and_have_other_algorithms() -> None:
-    with pytest.raises(UnsupportedError, match=r"2, 1 ranks.*by_host and leaders"):
+def test_uneven_hosts_are_rejected_with_alternatives() -> None:
+    with pytest.raises(UnsupportedError, match=r"2, 1 ranks.*by_host or leaders"):
         build("all_gather", "level0:mesh;level1:ring", ranks=3, hosts=((0, 1), (2,)))
     with pytest.raises(UnsupportedError, match="ring"):
         build("all_gather", "by_host:tree", ranks=3)
 
 
 @pytest.mark.parametrize("hosts", [((0, 1),), ((0, 1), (1, 2)), ((0, 1, 2), ()), ((0, 1, 3),)])
-def test_hosts_are_a_partition(hosts: Hosts) -> None:
+def test_hosts_that_are_not_a_partition_are_rejected(hosts: Hosts) -> None:
     with pytest.raises(UnsupportedError, match="each of the ranks 0 to 2 on one host"):
         build("all_reduce", "by_host", ranks=3, hosts=hosts)
 
@@ -228,7 +228,7 @@ def test_hosts_are_a_partition(hosts: Hosts) -> None:
 def wild(
     rng: np.random.Generator, ranks: int
 ) -> list[np.ndarray[tuple[int], np.dtype[np.float32]]]:
-    """Contributions whose sum depends on the order."""
+    """Returns contributions whose sum depends on the order."""
     scales = 10.0 ** rng.integers(-9, 9, (ranks, 1))
     return list((rng.standard_normal((ranks, 40)) * scales).astype(np.float32))
 

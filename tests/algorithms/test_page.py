@@ -1,4 +1,4 @@
-"""The page of algorithms in the documentation is what the registry says."""
+"""The page of algorithms in the documentation matches the registry."""
 
 from __future__ import annotations
 

@@ -8,7 +8,7 @@ from unisono.errors import UnsupportedError
 from unisono.types import Op
 
 
-def test_names_values_and_pairs() -> None:
+def test_names_values_and_pairs_are_parsed() -> None:
     assert parse(Op.ALL_REDUCE, " ring ") == Spec(name="ring")
     assert parse(Op.BROADCAST, "k_nomial:4") == Spec(name="k_nomial", positional=("4",))
     assert parse(Op.ALL_REDUCE, "bucket:4x4,channels=2") == Spec(
@@ -25,7 +25,7 @@ def test_an_algorithm_may_be_a_value() -> None:
     )
 
 
-def test_levels() -> None:
+def test_levels_are_parsed() -> None:
     spec = parse(Op.ALL_REDUCE, "level0:mesh@4; level1:k_nomial:3@2")
     assert spec == Spec(
         name="hierarchical",
@@ -48,64 +48,64 @@ def test_levels() -> None:
         ("all_gather", "neighbor_exchange", "neighbour_exchange"),
     ],
 )
-def test_other_names(op: str, alias: str, name: str) -> None:
+def test_aliases_name_the_same_algorithm(op: str, alias: str, name: str) -> None:
     assert find(op, alias) is find(op, name)
     assert build(op, alias, ranks=4).transfers == build(op, name, ranks=4).transfers
 
 
 WRONG = [
-    ("all_reduce", "ring:", "after ':' come values"),
-    ("all_reduce", "bucket:dims=2x2,4", "after ':' come values"),
-    ("all_reduce", "bucket:dims=2x2,dims=4x1", "dims is given twice"),
-    ("all_reduce", "bucket:2x2,dims=4x1", "dims is given twice"),
+    ("all_reduce", "ring:", "expected values after ':'"),
+    ("all_reduce", "bucket:dims=2x2,4", "expected values after ':'"),
+    ("all_reduce", "bucket:dims=2x2,dims=4x1", "expected dims once"),
+    ("all_reduce", "bucket:2x2,dims=4x1", "expected dims once"),
     ("all_reduce", "ring:4", "the parameters of ring are channels=1"),
     ("all_reduce", "bucket:speed=4", "the parameters of bucket are dims=None, ways=2, channels=1"),
     ("broadcast", "k_nomial:many", "k_nomial: k: expected a whole number like 4, got 'many'"),
     ("broadcast", "k_nomial:0", "expected a whole number"),
-    ("broadcast", "k_nomial:1", "k must be at least 2, not 1"),
-    ("all_gather", "bruck:1", "the radix must be at least 2, not 1"),
-    ("all_gather", "pat:3", "aggregation must be a power of two, not 3"),
+    ("broadcast", "k_nomial:1", "expected k of at least 2, got 1"),
+    ("all_gather", "bruck:1", "expected a radix of at least 2, got 1"),
+    ("all_gather", "pat:3", "expected a power of two as aggregation, got 3"),
     ("all_reduce", "ring:channels=0", "channels: expected a whole number"),
     ("all_reduce", "bucket:2x", "bucket: dims: expected sizes like 4x4, got '2x'"),
-    ("all_reduce", "bucket:3x3", "a grid of 3x3 serves 9 ranks, not 4"),
-    ("all_reduce", "blueconnect:5", "a grid of 5 serves 5 ranks, not 4"),
-    ("all_reduce", "hypercube:2x3", "a grid of 2x3 serves 6 ranks, not 4"),
-    ("all_reduce", "swing:2x3", "a grid of 2x3 serves 6 ranks, not 4"),
-    ("all_reduce", "torus_rings:8x2", "a grid of 8x2 serves 16 ranks, not 4"),
+    ("all_reduce", "bucket:3x3", "a grid of 3x3 has 9 ranks, expected 4"),
+    ("all_reduce", "blueconnect:5", "a grid of 5 has 5 ranks, expected 4"),
+    ("all_reduce", "hypercube:2x3", "a grid of 2x3 has 6 ranks, expected 4"),
+    ("all_reduce", "swing:2x3", "a grid of 2x3 has 6 ranks, expected 4"),
+    ("all_reduce", "torus_rings:8x2", "a grid of 8x2 has 16 ranks, expected 4"),
     ("all_reduce", "level1:ring", "expected 'level0:ALGORITHM'"),
     ("all_reduce", "level0:ring;level2:ring", "expected 'level1:ALGORITHM'"),
     ("all_reduce", "level0:ring;mesh", "expected 'level1:ALGORITHM'"),
     ("all_reduce", "level0:ring@two;level1:ring", "level0 after '@': expected a whole number"),
-    ("all_reduce", "level0:ring@3;level1:ring@2", "a grid of 3x2 serves 6 ranks, not 4"),
-    ("all_reduce", "level0:ring@3;level1:ring", "a grid of 3x1 serves 3 ranks, not 4"),
+    ("all_reduce", "level0:ring@3;level1:ring@2", "a grid of 3x2 has 6 ranks, expected 4"),
+    ("all_reduce", "level0:ring@3;level1:ring", "a grid of 3x1 has 3 ranks, expected 4"),
     ("all_reduce", "level0:ring@8;level1:ring", "need a size each, or all but one"),
     ("all_reduce", "level0:ring@2;level1:ring;level2:ring", "need a size each, or all but one"),
-    ("all_reduce", "level0:one_shot@2;level1:ring", "level 0 must reduce_scatter and all_gather"),
-    ("all_reduce", "level0:none@2;level1:ring", "'none' does neither"),
+    ("all_reduce", "level0:one_shot@2;level1:ring", "level 0 must support reduce_scatter"),
+    ("all_reduce", "level0:none@2;level1:ring", "'none' supports neither"),
     ("all_gather", "level0:tree@2;level1:ring", "no algorithm 'tree'"),
     ("all_reduce", "reduce_broadcast:ring", "reduce has no algorithm 'ring'"),
-    ("barrier", "direct:channels=2", "barrier moves nothing"),
+    ("barrier", "direct:channels=2", "barrier moves no data"),
 ]
 
 
 @pytest.mark.parametrize(("op", "name", "message"), WRONG)
-def test_what_is_wrong_is_said(op: str, name: str, message: str) -> None:
+def test_errors_explain_invalid_algorithms(op: str, name: str, message: str) -> None:
     with pytest.raises(UnsupportedError) as error:
         build(op, name, ranks=4)
     assert message in str(error.value)
 
 
-def test_swing_wants_powers_of_two_on_each_axis() -> None:
-    with pytest.raises(UnsupportedError, match="must be powers of two"):
+def test_swing_requires_powers_of_two_on_each_axis() -> None:
+    with pytest.raises(UnsupportedError, match="expected powers of two"):
         build("all_reduce", "swing:3x4", ranks=12)
 
 
-def test_rings_of_a_torus_want_two_axes() -> None:
+def test_torus_rings_require_at_most_two_axes() -> None:
     with pytest.raises(UnsupportedError, match="one or two axes"):
         build("all_reduce", "torus_rings:3x3x3", ranks=27)
 
 
-def test_a_wrong_cost_is_refused_like_a_wrong_schedule() -> None:
+def test_invalid_algorithms_raise_the_same_errors_in_cost_and_build() -> None:
     for op, name, message in WRONG:
         if name != "direct:channels=2" and "reduce_broadcast" not in name:
             with pytest.raises(UnsupportedError) as error:

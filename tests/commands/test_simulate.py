@@ -66,7 +66,7 @@ def test_some_algorithms_and_conditions() -> None:
 @pytest.mark.parametrize(
     ("arguments", "told"),
     [
-        (["all_reduce", "-t", "tours:4x4"], "is no topology"),
+        (["all_reduce", "-t", "tours:4x4"], "unknown topology"),
         (["reduce_all", "-t", "ring:4"], "is none of the operations"),
         (["all_reduce", "rign", "-t", "ring:4"], "has no algorithm"),
         (["all_reduce", "-t", "ring:4", "--compare", "ring,rign"], "has no algorithm"),

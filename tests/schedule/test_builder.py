@@ -1,4 +1,4 @@
-"""The builder takes numbers and arrays, and keeps the order in which they were added."""
+"""The builder accepts numbers and arrays, and keeps the order of additions."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def builder() -> Builder:
 
 
 @given(st.lists(st.tuples(st.integers(0, 4), st.booleans(), st.booleans(), st.integers(0, 2))))
-def test_arrays_are_the_same_as_their_elements_one_by_one(
+def test_arrays_equal_their_elements_added_one_by_one(
     calls: list[tuple[int, bool, bool, int]],
 ) -> None:
     one_by_one, at_once = builder(), builder()
@@ -48,7 +48,7 @@ def test_arrays_are_broadcast_and_copied() -> None:
     assert found == [(s, 1, d, 1) for s in (0, 1) for d in (4, 5, 6)]
 
 
-def test_a_builder_can_go_on_after_it_has_built() -> None:
+def test_a_builder_accepts_transfers_after_build() -> None:
     b = builder()
     b.copy(0, 0, 1)
     first = b.build()
@@ -64,11 +64,11 @@ def test_a_builder_can_go_on_after_it_has_built() -> None:
         ((np.ones(2), 0, 1), "round 0, src: expected integers, got "),
         ((0, 0.5, 1), "round 0, src_chunk: expected integers, got 0.5"),
         ((0, 1 << 40, 1), "src_chunk: expected integers of 32 bits"),
-        ((0, 1 << 80, 1), "numbers beyond 32 bits"),
+        ((0, 1 << 80, 1), "numbers of at most 32 bits"),
         ((0, np.array([1 << 40]), 1), "src_chunk: expected integers of 32 bits"),
     ],
 )
-def test_what_is_no_transfer_is_refused(args: tuple[Any, Any, Any], text: str) -> None:
+def test_invalid_transfers_are_rejected(args: tuple[Any, Any, Any], text: str) -> None:
     b = builder()
     with pytest.raises(ScheduleError, match=text):
         b.copy(*args)

@@ -1,4 +1,4 @@
-"""Each rule of the checker refuses a schedule that breaks just that rule."""
+"""The checker rejects schedules that break a single rule."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from unisono.types import Op
 
 
 def refuse(schedule: Schedule, *, rank: int, chunk: int, round: int, text: str) -> None:
-    """The schedule is refused, for this reason, at this place."""
+    """Checks that the schedule is rejected for this reason, at this place."""
     with pytest.raises(ScheduleError) as caught:
         check(schedule)
     assert f"rank {rank}, chunk {chunk}, round {round}" in str(caught.value)
@@ -34,7 +34,7 @@ def changed(schedule: Schedule, index: int, **changes: int) -> Schedule:
 
 
 def index_of(schedule: Schedule, **fields: int) -> int:
-    """The only transfer with these fields."""
+    """Returns the index of the only transfer with these fields."""
     (index,) = (
         i
         for i, t in enumerate(schedule.transfers)
@@ -49,30 +49,30 @@ def without(schedule: Schedule, **fields: int) -> Schedule:
     return with_transfers(schedule, *kept)
 
 
-def test_a_lost_copy() -> None:
+def test_a_missing_copy_is_rejected() -> None:
     schedule = without(build("all_gather", "direct", ranks=3), src=2, dst=1)
-    refuse(schedule, rank=1, chunk=2, round=0, text="holds nothing in the end")
+    refuse(schedule, rank=1, chunk=2, round=0, text="is empty at the end")
 
 
-def test_a_lost_reduction() -> None:
+def test_a_missing_reduction_is_rejected() -> None:
     schedule = without(build("reduce", "direct", ranks=4, root=1), src=3)
-    refuse(schedule, rank=1, chunk=0, round=0, text="lacks the contribution of rank 3 in")
+    refuse(schedule, rank=1, chunk=0, round=0, text="lacks the contribution of rank 3 at")
 
 
-def test_nothing_at_all() -> None:
+def test_an_empty_schedule_is_rejected() -> None:
     schedule = with_transfers(build("all_reduce", "ring", ranks=3))
     refuse(
-        schedule, rank=0, chunk=0, round=0, text="lacks the contribution of rank 1, 2 in the end"
+        schedule, rank=0, chunk=0, round=0, text="lacks the contribution of rank 1, 2 at the end"
     )
 
 
-def test_a_reduction_twice_in_one_round() -> None:
+def test_a_repeated_reduction_in_one_round_is_rejected() -> None:
     schedule = build("all_reduce", "one_shot", ranks=3)
     twice = with_transfers(schedule, *schedule.transfers, schedule.transfers[-1])
     refuse(twice, rank=2, chunk=0, round=0, text="contribution of rank 1 twice")
 
 
-def test_a_reduction_twice_in_two_rounds() -> None:
+def test_a_repeated_reduction_in_another_round_is_rejected() -> None:
     schedule = build("reduce_scatter", "pairwise", ranks=3)
     again = replace(schedule.transfers[0], round=2)
     refuse(
@@ -84,36 +84,36 @@ def test_a_reduction_twice_in_two_rounds() -> None:
     )
 
 
-def test_swapped_rounds() -> None:
+def test_swapped_rounds_are_rejected() -> None:
     schedule = build("broadcast", "chain", ranks=3)
     swap = {0: 1, 1: 0}
     transfers = [replace(t, round=swap.get(t.round, t.round)) for t in schedule.transfers]
     swapped = with_transfers(schedule, *sorted(transfers, key=lambda t: t.round))
-    refuse(swapped, rank=1, chunk=0, round=0, text="read before it holds anything")
+    refuse(swapped, rank=1, chunk=0, round=0, text="is read while empty")
 
 
-def test_unordered_rounds() -> None:
+def test_unordered_rounds_are_rejected() -> None:
     schedule = build("all_gather", "ring", ranks=3)
     mixed = with_transfers(schedule, *schedule.transfers[3:], *schedule.transfers[:3])
     refuse(mixed, rank=0, chunk=0, round=0, text="comes after round 1")
 
 
-def test_a_negative_round() -> None:
+def test_a_negative_round_is_rejected() -> None:
     schedule = changed(build("all_gather", "direct", ranks=2), 0, round=-1)
     refuse(schedule, rank=0, chunk=0, round=-1, text="is negative")
 
 
-def test_a_copy_where_a_reduction_belongs() -> None:
+def test_a_copy_instead_of_a_reduction_is_rejected() -> None:
     schedule = changed(build("reduce", "binomial_tree", ranks=2), 0, reduce=False)
     refuse(schedule, rank=0, chunk=0, round=0, text="lacks the contribution of rank 0")
 
 
-def test_a_reduction_where_a_copy_belongs() -> None:
+def test_a_reduction_instead_of_a_copy_is_rejected() -> None:
     schedule = changed(build("all_gather", "direct", ranks=3), 0, reduce=True)
-    refuse(schedule, rank=1, chunk=0, round=0, text="reduced into before it holds anything")
+    refuse(schedule, rank=1, chunk=0, round=0, text="a reduction's destination while empty")
 
 
-def test_a_reduction_into_the_result() -> None:
+def test_a_reduction_into_the_result_is_rejected() -> None:
     schedule = build("all_reduce", "direct", ranks=2)
     index = index_of(schedule, round=1, src=1)
     refuse(
@@ -128,28 +128,30 @@ def test_a_reduction_into_the_result() -> None:
 @pytest.mark.parametrize(
     ("changes", "rank", "chunk", "text"),
     [
-        ({"src": 4}, 4, 0, "ranks 0..3"),
-        ({"src": -1}, -1, 0, "ranks 0..3"),
-        ({"dst": 4}, 4, 0, "ranks 0..3"),
-        ({"src_chunk": 4}, 0, 4, "chunks 0..3"),
-        ({"src_chunk": -1}, 0, -1, "chunks 0..3"),
-        ({"dst_chunk": 4}, 1, 4, "chunks 0..3"),
-        ({"count": 5}, 0, 4, "chunks 0..3"),
-        ({"count": 0}, 0, 0, "0 chunks"),
-        ({"count": -1}, 0, 0, "-1 chunks"),
+        ({"src": 4}, 4, 0, "rank in 0..3"),
+        ({"src": -1}, -1, 0, "rank in 0..3"),
+        ({"dst": 4}, 4, 0, "rank in 0..3"),
+        ({"src_chunk": 4}, 0, 4, "chunk in 0..3"),
+        ({"src_chunk": -1}, 0, -1, "chunk in 0..3"),
+        ({"dst_chunk": 4}, 1, 4, "chunk in 0..3"),
+        ({"count": 5}, 0, 4, "chunk in 0..3"),
+        ({"count": 0}, 0, 0, "got 0"),
+        ({"count": -1}, 0, 0, "got -1"),
     ],
 )
-def test_out_of_range(changes: dict[str, int], rank: int, chunk: int, text: str) -> None:
+def test_indices_out_of_range_are_rejected(
+    changes: dict[str, int], rank: int, chunk: int, text: str
+) -> None:
     schedule = changed(build("all_gather", "direct", ranks=4), 0, **changes)
     refuse(schedule, rank=rank, chunk=chunk, round=0, text=text)
 
 
-def test_negative_scratch() -> None:
-    with pytest.raises(ScheduleError, match="-1 scratch"):
+def test_negative_scratch_is_rejected() -> None:
+    with pytest.raises(ScheduleError, match="scratch locations, got -1"):
         check(replace(build("barrier", "direct", ranks=2), scratch=-1))
 
 
-def test_two_copies_meet() -> None:
+def test_two_copies_into_one_place_are_rejected() -> None:
     schedule = build("broadcast", "binomial_tree", ranks=4)
     again = replace(schedule.transfers[-1], src=0)
     refuse(
@@ -157,31 +159,31 @@ def test_two_copies_meet() -> None:
         rank=3,
         chunk=0,
         round=1,
-        text="written by ranks 2, 0 at once",
+        text="written by ranks 2, 0 in one round",
     )
 
 
-def test_a_copy_and_a_reduction_meet() -> None:
+def test_a_copy_and_a_reduction_into_one_place_are_rejected() -> None:
     schedule = changed(build("all_reduce", "one_shot", ranks=3), 0, reduce=False)
-    refuse(schedule, rank=0, chunk=0, round=0, text="written by ranks 1, 2 at once, not all red")
+    refuse(
+        schedule, rank=0, chunk=0, round=0, text="written by ranks 1, 2 in one round, but not all"
+    )
 
 
-def test_a_premature_read() -> None:
+def test_a_premature_read_is_rejected() -> None:
     schedule = build("broadcast", "binomial_tree", ranks=4)
     early = replace(schedule.transfers[-1], round=0)
     transfers = sorted((*schedule.transfers[:-1], early), key=lambda t: t.round)
-    refuse(with_transfers(schedule, *transfers), rank=2, chunk=0, round=0, text="before it holds")
+    refuse(with_transfers(schedule, *transfers), rank=2, chunk=0, round=0, text="while empty")
 
 
-def test_the_wrong_root() -> None:
+def test_the_wrong_root_is_rejected() -> None:
     schedule = build("broadcast", "direct", ranks=3, root=0)
     collective = replace(schedule.collective, root=1)
-    refuse(
-        replace(schedule, collective=collective), rank=0, chunk=0, round=0, text="before it holds"
-    )
+    refuse(replace(schedule, collective=collective), rank=0, chunk=0, round=0, text="while empty")
 
 
-def test_the_wrong_root_of_a_reduction() -> None:
+def test_the_wrong_root_of_a_reduction_is_rejected() -> None:
     schedule = build("reduce", "direct", ranks=3, root=0)
     collective = replace(schedule.collective, root=2)
     refuse(
@@ -193,13 +195,13 @@ def test_the_wrong_root_of_a_reduction() -> None:
     )
 
 
-def test_a_chunk_in_the_wrong_place() -> None:
+def test_a_chunk_at_the_wrong_location_is_rejected() -> None:
     schedule = build("scatter", "direct", ranks=3)
     index = index_of(schedule, dst=2)
     refuse(changed(schedule, index, src_chunk=1), rank=2, chunk=2, round=0, text="holds chunk 1")
 
 
-def test_different_chunks_in_one_sum() -> None:
+def test_different_chunks_in_one_sum_are_rejected() -> None:
     schedule = build("reduce_scatter", "direct", ranks=3)
     index = index_of(schedule, src=0, dst=2)
     refuse(
@@ -211,14 +213,14 @@ def test_different_chunks_in_one_sum() -> None:
     )
 
 
-def test_a_local_read_of_what_is_written_in_the_same_round() -> None:
+def test_a_local_read_of_a_place_written_in_the_same_round_is_rejected() -> None:
     b = Builder(Collective(op=Op.ALL_REDUCE, ranks=2), "test", scratch=1)
     b.copy(0, 0, 0, 1)
     b.reduce(1, 0, 0)
     refuse(b.build(), rank=0, chunk=0, round=0, text="read by its own rank and written")
 
 
-def test_overwriting_a_needed_value_is_found_in_the_end() -> None:
+def test_overwriting_a_needed_value_is_rejected_at_the_end() -> None:
     schedule = build("all_reduce", "one_shot", ranks=2)
     b = Builder(schedule.collective, "test", scratch=1)
     b.copy(0, 0, 0, 1)
@@ -231,7 +233,7 @@ def test_overwriting_a_needed_value_is_found_in_the_end() -> None:
     refuse(b.build(), rank=0, chunk=0, round=2, text="lacks the contribution of rank 1")
 
 
-def test_overwriting_with_the_same_is_allowed() -> None:
+def test_overwriting_with_an_equal_value_is_allowed() -> None:
     schedule = build("all_gather", "ring", ranks=3)
     again = replace(schedule.transfers[-1], round=9)
     check(with_transfers(schedule, *schedule.transfers, again))
@@ -255,7 +257,7 @@ MINIMAL = (
 
 @given(data=st.data())
 @settings(deadline=None)
-def test_no_transfer_can_be_spared(data: st.DataObject) -> None:
+def test_no_transfer_can_be_omitted(data: st.DataObject) -> None:
     op, name = data.draw(st.sampled_from(MINIMAL))
     ranks = data.draw(st.integers(2, 7))
     schedule = build(op, name, ranks=ranks, root=data.draw(st.integers(0, ranks - 1)))

@@ -1,4 +1,4 @@
-"""Schedules taken apart and put together: nothing is lost, and parts that move alike join."""
+"""Schedules are split into moves and assembled again without loss, and equal parts join."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from unisono.types import Op
 
 
 @pytest.mark.parametrize(("op", "name"), [(op, name) for op in Op for name in names(op)])
-def test_a_schedule_is_its_moves(op: Op, name: str) -> None:
+def test_a_schedule_equals_its_moves(op: Op, name: str) -> None:
     try:
         schedule = build(op, name, ranks=4)
     except UnsupportedError:
@@ -27,7 +27,7 @@ def test_a_schedule_is_its_moves(op: Op, name: str) -> None:
 
 
 def finer(schedule: Schedule, factor: int) -> Schedule:
-    """Every part cut in so many; they need not travel together in the list."""
+    """Returns the schedule with each part cut into `factor` parts, in any order of the moves."""
     c = schedule.collective
     collective = Collective(op=c.op, ranks=c.ranks, parts=c.parts * factor, root=c.root)
     moves = [
@@ -45,7 +45,7 @@ def finer(schedule: Schedule, factor: int) -> Schedule:
     st.integers(2, 4),
     st.integers(2, 5),
 )
-def test_parts_that_were_cut_come_together(op: Op, ranks: int, factor: int) -> None:
+def test_parts_with_equal_moves_are_joined(op: Op, ranks: int, factor: int) -> None:
     schedule = build(op, "direct", ranks=ranks)
     fine = finer(schedule, factor)
     check(fine)
@@ -54,7 +54,7 @@ def test_parts_that_were_cut_come_together(op: Op, ranks: int, factor: int) -> N
     assert sorted(moves_of(coarse)) == sorted(m._replace(channel=0) for m in moves_of(schedule))
 
 
-def test_parts_that_differ_stay_apart() -> None:
+def test_parts_with_different_moves_are_not_joined() -> None:
     b = Builder(Collective(op=Op.BROADCAST, ranks=2, parts=6, root=0), "thirds")
     for start in (0, 2, 4):
         b.copy(0, start, 1, count=2)
@@ -62,7 +62,7 @@ def test_parts_that_differ_stay_apart() -> None:
     assert coarsen(b.build()).collective.parts == 3
 
 
-def test_what_cannot_be_coarsened_stays() -> None:
+def test_schedules_that_cannot_be_coarsened_do_not_change() -> None:
     collective = Collective(op=Op.BROADCAST, ranks=2, parts=2, root=0)
     crossing = assemble(collective, "crossing", [Move(0, 0, 1, False, 0, 0, 1)])
     outside = assemble(collective, "outside", [Move(0, 0, 1, False, 0, 0, 8)])

@@ -45,15 +45,15 @@ def test_refs_cover_every_part_of_every_piece_once(op: Op, parts: int) -> None:
             assert sorted(filter(None, outputs)) == all_parts
 
 
-def test_refs_are_none_where_there_is_nothing() -> None:
+def test_refs_are_none_without_a_chunk() -> None:
     c = collective(Op.ALL_TO_ALL, 3)
-    assert c.input_ref(0, 3) is None  # chunk 3 is what rank 1 sends to rank 0
+    assert c.input_ref(0, 3) is None  # rank 1 sends chunk 3 to rank 0
     assert c.input_ref(1, 3) == (0, 0)
     assert c.output_ref(0, 3) == (1, 0)
     assert c.output_ref(1, 3) is None
 
 
-def test_in_place_output_is_the_piece_of_the_same_place() -> None:
+def test_in_place_output_is_the_piece_at_the_same_address() -> None:
     assert collective(Op.ALL_GATHER, 4).in_place_output(2, 0) == 2
     assert collective(Op.REDUCE_SCATTER, 4).in_place_output(2, 2) == 0
     assert collective(Op.REDUCE_SCATTER, 4).in_place_output(2, 1) is None
@@ -65,15 +65,17 @@ def test_in_place_output_is_the_piece_of_the_same_place() -> None:
 @pytest.mark.parametrize(
     ("op", "ranks", "parts", "root", "text"),
     [
-        (Op.ALL_REDUCE, 0, 1, None, "0 ranks"),
+        (Op.ALL_REDUCE, 0, 1, None, "ranks, got 0"),
         (Op.ALL_REDUCE, 1 << 20, 1, None, "ranks"),
-        (Op.ALL_REDUCE, 2, 0, None, "0 parts"),
-        (Op.ALL_REDUCE, 2, 1, 0, "has no root"),
-        (Op.BROADCAST, 2, 1, None, "root None"),
-        (Op.BROADCAST, 2, 1, 2, "root 2"),
-        (Op.BROADCAST, 2, 1, -1, "root -1"),
+        (Op.ALL_REDUCE, 2, 0, None, "parts, got 0"),
+        (Op.ALL_REDUCE, 2, 1, 0, "expected no root"),
+        (Op.BROADCAST, 2, 1, None, "got None"),
+        (Op.BROADCAST, 2, 1, 2, "got 2"),
+        (Op.BROADCAST, 2, 1, -1, "got -1"),
     ],
 )
-def test_nonsense_is_refused(op: Op, ranks: int, parts: int, root: int | None, text: str) -> None:
+def test_invalid_collectives_are_rejected(
+    op: Op, ranks: int, parts: int, root: int | None, text: str
+) -> None:
     with pytest.raises(ScheduleError, match=text):
         Collective(op=op, ranks=ranks, parts=parts, root=root)

@@ -1,4 +1,4 @@
-"""Which schedules fold in rank order, against what they compute, written out in brackets."""
+"""Folds in rank order, compared with a symbolic computation."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ REDUCING = [op for op in Op if op.reduces]
 
 
 def brackets(*values: Any) -> Any:
-    """((a, b), c): what a fold from left to right gives."""
+    """Returns ((a, b), c) for a left-to-right fold of a, b and c."""
     return functools.reduce(lambda a, b: (a, b), values)
 
 
 def results(schedule: Schedule) -> dict[tuple[int, int], Any]:
-    """Of each result the term that is computed: a contribution is the number of its rank."""
+    """Returns the term that each result computes, where a rank's number is its contribution."""
     collective = schedule.collective
     state: dict[tuple[int, int], Any] = {
         (rank, chunk): rank
@@ -47,7 +47,7 @@ def results(schedule: Schedule) -> dict[tuple[int, int], Any]:
 
 
 @pytest.mark.parametrize("op", REDUCING)
-def test_what_folds_in_rank_order_computes_just_that(op: Op) -> None:
+def test_folds_in_rank_order_match_the_computed_terms(op: Op) -> None:
     seen = set()
     for name in names(op):
         for ranks in range(1, 9):
@@ -62,15 +62,15 @@ def test_what_folds_in_rank_order_computes_just_that(op: Op) -> None:
                 )
                 assert folds_in_rank_order(schedule) is expected, (name, ranks, root)
                 seen.add(expected)
-    assert seen == {True, False}, "this test has seen both"
+    assert seen == {True, False}, "both cases occur"
 
 
-def test_what_moves_only_is_in_order() -> None:
+def test_operations_without_reductions_are_in_rank_order() -> None:
     for op in (Op.ALL_GATHER, Op.BROADCAST, Op.ALL_TO_ALL, Op.BARRIER):
         assert all(folds_in_rank_order(build(op, name, ranks=4)) for name in names(op))
 
 
-def test_a_wrong_schedule_has_no_order() -> None:
+def test_a_wrong_schedule_has_no_fold_order() -> None:
     nothing = Builder(Collective(op=Op.ALL_REDUCE, ranks=2), "nothing").build()
     with pytest.raises(ScheduleError):
         folds_in_rank_order(nothing)

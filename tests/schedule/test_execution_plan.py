@@ -1,4 +1,4 @@
-"""The layout that `csrc/execution/plan.h` reads."""
+"""The plan has the layout that `csrc/execution/plan.h` reads."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ from unisono.algorithms import build
 from unisono.schedule import RECORD_BYTES, REF_BYTES, Code, Flag, Record, Ref, Space, lower
 
 
-def test_ref_layout() -> None:
+def test_a_reference_has_the_layout_of_the_executor() -> None:
     packed = Ref(space=Space.SLOT, rank=0x0102, index=0x0304, part=0x0506).pack()
     assert packed == bytes([2, 0, 2, 1, 4, 3, 6, 5])
     assert REF_BYTES == 8
 
 
-def test_record_layout() -> None:
+def test_a_record_has_the_layout_of_the_executor() -> None:
     record = Record(
         code=Code.REDUCE,
         nsrc=3,
@@ -33,12 +33,12 @@ def test_record_layout() -> None:
     assert refs == [(1, 0, 1, 0), (2, 0, 2, 0), (3, 0, 3, 0), (0, 0, 4, 5)]
 
 
-def test_codes_are_those_of_the_executor() -> None:
+def test_codes_match_the_executor() -> None:
     assert [c.name for c in sorted(Code)] == ["COPY", "REDUCE", "ARG", "WAIT", "POST", "SHARE"]
     assert [s.name for s in sorted(Space)] == ["IN", "OUT", "SLOT", "TMP", "SHARED"]
 
 
-def test_a_plan_packs_to_its_records_back_to_back() -> None:
+def test_a_packed_plan_is_its_contiguous_records() -> None:
     plan = lower(build("all_reduce", "direct", ranks=3))[1]
     packed = plan.pack()
     assert len(packed) == 48 * len(plan.records)

@@ -52,7 +52,7 @@ def test_one_shot_stages_once_and_folds_in_rank_order() -> None:
     assert (plan.num_slots, plan.num_tmp, plan.stages, plan.reduce_depth) == (1, 0, 2, 1)
 
 
-def test_direct_writes_the_sum_home_and_to_the_slot_at_once() -> None:
+def test_direct_writes_the_sum_to_output_and_slot_in_one_record() -> None:
     plan = lower(build("all_reduce", "direct", ranks=2))[0]
     assert codes(plan) == "COPY POST WAIT REDUCE ARG ARG POST WAIT COPY POST"
     reduce = plan.records[3]
@@ -68,7 +68,7 @@ def test_receivers_share_one_slot() -> None:
         assert plan.records[1].src == Ref(space=Space.SLOT, rank=0, index=0)
 
 
-def test_a_relay_has_no_home_for_what_it_passes_on() -> None:
+def test_a_relay_stores_forwarded_values_only_in_its_slot() -> None:
     plan = lower(reduce_chain())[1]
     reduce = next(r for r in plan.records if r.code is Code.REDUCE)
     assert reduce.dst.space is Space.SLOT
@@ -84,7 +84,7 @@ def reduce_chain() -> Schedule:
     return b.build()
 
 
-def test_a_partial_sum_used_again_lives_in_private_memory_where_it_is_not_wanted() -> None:
+def test_an_unwanted_partial_sum_that_is_read_again_is_in_private_memory() -> None:
     schedule = build("reduce", "binomial_tree", ranks=8)
     plan = lower(schedule)[4]  # reduces twice, then sends
     first, second = (r for r in plan.records if r.code is Code.REDUCE)
@@ -110,7 +110,7 @@ def test_waits_are_not_repeated() -> None:
 
 def test_dead_writes_are_dropped() -> None:
     b = Builder(Collective(op=Op.BROADCAST, ranks=3, root=0), "test", scratch=1)
-    b.copy(0, 0, 1, 1)  # to scratch, where nobody looks
+    b.copy(0, 0, 1, 1)  # to scratch that no rank reads
     b.copy(0, 0, 2, 0)
     b.next_round()
     b.copy(2, 0, 1, 0)
@@ -119,7 +119,7 @@ def test_dead_writes_are_dropped() -> None:
     assert codes(lower(schedule)[1]) == "WAIT COPY POST"
 
 
-def test_scratch_and_local_moves() -> None:
+def test_scratch_and_local_moves_are_lowered() -> None:
     b = Builder(Collective(op=Op.ALL_REDUCE, ranks=2), "test", scratch=1)
     for rank in range(2):
         b.copy(1 - rank, 0, rank, 1)
@@ -131,7 +131,7 @@ def test_scratch_and_local_moves() -> None:
     plan = lower(schedule)[1]
     assert codes(plan) == "COPY POST WAIT COPY REDUCE ARG ARG POST"
     assert plan.num_tmp == 1
-    # The fold is in the order of the ranks that did the sending: here, both times, rank 1.
+    # The fold follows the order of the sending ranks. Both operands come from rank 1.
     assert [r.src.space for r in plan.records if r.code is Code.ARG] == [Space.IN, Space.TMP]
 
 
@@ -145,7 +145,7 @@ def test_every_plan_ends_in_the_same_post(ranks: int) -> None:
         assert plan.records[-1] == last
 
 
-def test_lengths_are_of_pieces_this_rank_has() -> None:
+def test_lengths_refer_to_pieces_of_the_own_rank() -> None:
     for name in ("direct", "binomial_tree"):
         schedule = build("gather", name, ranks=5, root=1)
         for plan in lower(schedule):
@@ -164,7 +164,7 @@ def test_only_relays_of_unknown_pieces_need_equal_lengths() -> None:
         assert not any(plan.uniform for plan in lower(build(op, name, ranks=4)))
 
 
-def test_in_place_is_refused_only_where_an_output_lands_on_an_unsent_input() -> None:
+def test_only_an_output_over_an_unsent_input_forbids_in_place() -> None:
     assert all(plan.in_place for plan in lower(build("all_to_all", "direct", ranks=4)))
     for ranks in (3, 4, 7):
         assert not any(
@@ -173,7 +173,7 @@ def test_in_place_is_refused_only_where_an_output_lands_on_an_unsent_input() -> 
     assert all(plan.in_place for plan in lower(build("all_reduce", "ring", ranks=4)))
 
 
-def test_reduce_depth_counts_nested_sums() -> None:
+def test_reduce_depth_counts_nested_reductions() -> None:
     depths = {
         name: lower(build("all_reduce", name, ranks=8))[3].reduce_depth
         for name in ("one_shot", "direct", "recursive_doubling", "ring")
@@ -183,9 +183,9 @@ def test_reduce_depth_counts_nested_sums() -> None:
 
 
 def detoured(data: st.DataObject, schedule: Schedule) -> Schedule:
-    """The same with some transfers by way of scratch, on any rank, and some copies for nothing.
+    """Returns the schedule with some transfers through scratch on any rank, and some unused copies.
 
-    Each round becomes two: in the first only scratch is written.
+    Each round becomes two rounds. The first round writes only scratch.
     """
     ranks, scratch = schedule.collective.ranks, schedule.num_locations
     transfers: list[Transfer] = []
@@ -194,8 +194,8 @@ def detoured(data: st.DataObject, schedule: Schedule) -> Schedule:
         what = data.draw(st.sampled_from(["keep", "keep", "detour", "waste"]))
         if what != "keep":
             mid = data.draw(st.integers(0, ranks - 1))
-            way = replace(later, round=2 * t.round, dst=mid, dst_chunk=scratch, reduce=False)
-            transfers.append(way)
+            first_hop = replace(later, round=2 * t.round, dst=mid, dst_chunk=scratch, reduce=False)
+            transfers.append(first_hop)
             if what == "detour":
                 later = replace(later, src=mid, src_chunk=scratch)
             scratch += t.count
@@ -206,7 +206,7 @@ def detoured(data: st.DataObject, schedule: Schedule) -> Schedule:
 
 @given(data=st.data())
 @settings(deadline=None, max_examples=150)
-def test_the_plans_are_those_of_a_plain_lowering(data: st.DataObject) -> None:
+def test_plans_equal_a_plain_lowering(data: st.DataObject) -> None:
     op = data.draw(st.sampled_from(list(Op)))
     ranks = data.draw(st.integers(1, 12))
     name, root = data.draw(st.sampled_from(names(op))), data.draw(st.integers(0, ranks - 1))
@@ -216,14 +216,14 @@ def test_the_plans_are_those_of_a_plain_lowering(data: st.DataObject) -> None:
     assert lower(schedule) == plain_lower(schedule)
 
 
-def test_sparse_places_are_lowered_alike(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_sparse_places_give_the_same_plans(monkeypatch: pytest.MonkeyPatch) -> None:
     schedules = [build(op, name, ranks=5, root=1) for op in Op for name in names(op)]
     plans = [lower(schedule) for schedule in schedules]
     monkeypatch.setattr(chunk_moves, "_MOST_DENSE", 0)
     assert [lower(schedule) for schedule in schedules] == plans
 
 
-def test_more_slots_than_records_can_name_are_refused() -> None:
+def test_too_many_slots_are_rejected() -> None:
     b = Builder(Collective(op=Op.ALL_GATHER, ranks=2, parts=1 << 16), "test")
     rank = np.arange(2)
     b.copy(rank, rank << 16, 1 - rank, count=1 << 16)
@@ -235,7 +235,7 @@ def test_more_slots_than_records_can_name_are_refused() -> None:
     b = Builder(Collective(op=Op.SCATTER, ranks=3, parts=(1 << 15) + 1, root=0), "test")
     rank = np.arange(1, 3)
     b.copy(0, rank * ((1 << 15) + 1), rank, count=(1 << 15) + 1)
-    with pytest.raises(UnsupportedError, match="a rank would need 65538 slots"):
+    with pytest.raises(UnsupportedError, match="a rank needs 65538 slots"):
         lower_rank(b.build(), 0)
 
 
@@ -247,7 +247,7 @@ def test_256_ranks_are_lowered() -> None:
 
 
 @pytest.mark.parametrize("op", list(Op))
-def test_one_rank_alone_is_lowered_as_among_all(op: Op) -> None:
+def test_lower_rank_equals_lower(op: Op) -> None:
     for name in names(op):
         for ranks in (1, 2, 5, 6):
             schedule = build(op, name, ranks=ranks, root=ranks // 2)
@@ -267,7 +267,7 @@ def test_a_wrong_schedule_is_not_lowered() -> None:
 
 
 def readings(plan: ExecutionPlan) -> dict[int, dict[int, int]]:
-    """For each other rank the slots of it that the plan reads, with the post waited for."""
+    """Returns, for each other rank, its slots that the plan reads, with the post waited for."""
     seen: dict[int, int] = {}
     found: dict[int, dict[int, int]] = {}
     for record in plan.records:
@@ -282,7 +282,7 @@ def readings(plan: ExecutionPlan) -> dict[int, dict[int, int]]:
 
 @given(data=st.data())
 @settings(deadline=None, max_examples=150)
-def test_readers_are_those_whose_plans_read_and_no_others(data: st.DataObject) -> None:
+def test_readers_match_the_reads_of_the_plans(data: st.DataObject) -> None:
     op = data.draw(st.sampled_from(list(Op)))
     ranks = data.draw(st.integers(1, 12))
     name, root = data.draw(st.sampled_from(names(op))), data.draw(st.integers(0, ranks - 1))
@@ -303,13 +303,13 @@ def test_readers_are_those_whose_plans_read_and_no_others(data: st.DataObject) -
 
 
 def first_post_of(plan: ExecutionPlan, slot: int) -> int:
-    """The post that follows the writing of the slot."""
+    """Returns the post after the write of the slot."""
     own = Ref(space=Space.SLOT, rank=plan.rank, index=slot)
     written = next(i for i, r in enumerate(plan.records) if own in (r.dst, r.dst2))
     return next(r.value for r in plan.records[written:] if r.code is Code.POST)
 
 
-def test_readers_as_the_executor_gets_them() -> None:
+def test_readers_are_packed_for_the_executor() -> None:
     root, reader, *_ = lower(build("broadcast", "direct", ranks=3))
     assert root.readers == (Reader(post=1, slot=0, rank=1), Reader(post=1, slot=0, rank=2))
     assert root.pack_readers() == bytes([1, 0, 0, 0, 0, 0, 1, 0, 1, 0, 0, 0, 0, 0, 2, 0])

@@ -1,4 +1,4 @@
-"""The fast proof agrees with a plain one, and what it lets pass is right when it is run."""
+"""The fast proof agrees with a simple proof, and accepted schedules compute correct results."""
 
 from __future__ import annotations
 
@@ -33,13 +33,13 @@ from unisono.schedule.check import REPLAYED_CHUNKS
 from unisono.types import DType, Op, ReduceOp
 
 EVERY = [(op, name) for op in Op for name in names(op)]
-PART = 8  # elements of 8 bytes: what a part is rounded up to
+PART = 8  # elements of 8 bytes: a part is rounded up to this number
 NUMBERS = ("round", "src", "src_chunk", "dst", "dst_chunk", "count")
 PLACE = r"rank -?\d+, chunk -?\d+, round -?\d+"
 
 
 def mutated(data: st.DataObject, schedule: Schedule) -> Schedule:
-    """The schedule with one thing changed."""
+    """Returns the schedule with one random change."""
     transfers = list(schedule.transfers)
     index = data.draw(st.integers(0, len(transfers) - 1))
     old = transfers[index]
@@ -64,7 +64,7 @@ def mutated(data: st.DataObject, schedule: Schedule) -> Schedule:
 
 
 def passes(schedule: Schedule) -> bool:
-    """Whether the proof lets it pass; a refusal names the place."""
+    """Returns true if the proof accepts the schedule. A rejection names the place."""
     try:
         proof.prove(schedule)
     except ScheduleError as error:
@@ -74,7 +74,7 @@ def passes(schedule: Schedule) -> bool:
 
 
 def run_and_compare(schedule: Schedule) -> None:
-    """Runs the plans on random numbers; every output is what the collective says it is."""
+    """Runs the plans on random numbers and compares the outputs with the definition."""
     collective, parts = schedule.collective, schedule.collective.parts
     rng = np.random.default_rng(1)
 
@@ -109,7 +109,7 @@ def run_and_compare(schedule: Schedule) -> None:
 
 @given(data=st.data())
 @settings(max_examples=150, deadline=None)
-def test_mutations_are_refused_or_do_no_harm(data: st.DataObject) -> None:
+def test_mutations_are_rejected_or_harmless(data: st.DataObject) -> None:
     op, name = data.draw(st.sampled_from([pair for pair in EVERY if pair[0] is not Op.BARRIER]))
     ranks = data.draw(st.integers(2, 6))
     schedule = build(op, name, ranks=ranks, root=data.draw(st.integers(0, ranks - 1)))
@@ -125,7 +125,7 @@ def test_mutations_are_refused_or_do_no_harm(data: st.DataObject) -> None:
 
 
 def random_schedule(data: st.DataObject) -> Schedule:
-    """Few ranks and places, so that much of it meets."""
+    """Draws a schedule with few ranks and places, so that many transfers conflict."""
     op = data.draw(st.sampled_from([op for op in Op if op is not Op.BARRIER]))
     ranks = data.draw(st.integers(1, 3))
     collective = Collective(op=op, ranks=ranks, root=0 if op.rooted else None)
@@ -141,20 +141,20 @@ def random_schedule(data: st.DataObject) -> Schedule:
 
 @given(data=st.data())
 @settings(max_examples=150, deadline=None)
-def test_random_schedules_are_judged_alike(data: st.DataObject) -> None:
+def test_random_schedules_get_the_same_verdict_from_both_proofs(data: st.DataObject) -> None:
     schedule = random_schedule(data)
     assert passes(schedule) is is_right(schedule)
 
 
 @pytest.mark.parametrize("op_name", EVERY)
-def test_what_passes_is_right_when_it_is_run(op_name: tuple[Op, str]) -> None:
+def test_accepted_schedules_compute_correct_results(op_name: tuple[Op, str]) -> None:
     for ranks in (1, 2, 5):
         run_and_compare(build(*op_name, ranks=ranks, root=ranks // 2))
 
 
 @pytest.mark.parametrize("most_bytes", [1, 1 << 30])
 @pytest.mark.parametrize("most_dense", [0, 1 << 24])
-def test_places_and_ranks_may_be_taken_in_parts(
+def test_the_proof_may_process_places_and_ranks_in_batches(
     most_bytes: int, most_dense: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(proof, "_MOST_BYTES", most_bytes)
@@ -165,33 +165,35 @@ def test_places_and_ranks_may_be_taken_in_parts(
     for op in ("all_reduce", "scan", "exscan"):
         good = build(op, "recursive_doubling", ranks=130)
         proof.prove(good)
-        with pytest.raises(ScheduleError, match=r"lacks the contribution of rank \d+.* in the end"):
+        with pytest.raises(ScheduleError, match=r"lacks the contribution of rank \d+.* at the end"):
             proof.prove(replace(good, transfers=good.transfers[:-1]))
         again = Transfer(round=99, src=129, src_chunk=0, dst=128, dst_chunk=0, reduce=True)
         with pytest.raises(ScheduleError, match=r"rank 128, .* contribution of rank .* twice"):
             proof.prove(replace(good, transfers=[*good.transfers, again]))
 
 
-def test_a_prefix_has_no_more_than_belongs_to_it() -> None:
+def test_a_prefix_with_an_extra_contribution_is_rejected() -> None:
     everything = build("all_reduce", "one_shot", ranks=3)
     scan = replace(everything, collective=Collective(op=Op.SCAN, ranks=3))
-    with pytest.raises(ScheduleError, match=r"rank 0, chunk 0, round 0 has the .* 1, 2 too in"):
+    with pytest.raises(
+        ScheduleError, match=r"rank 0, chunk 0, round 0 has the unexpected .* 1, 2 at"
+    ):
         proof.prove(scan)
 
 
 def test_a_long_list_of_ranks_is_cut() -> None:
     collective = Collective(op=Op.ALL_REDUCE, ranks=99)
-    with pytest.raises(ScheduleError, match=r"rank 1, 2, 3, 4, 5, 6, 7, 8 and 90 more in the end"):
+    with pytest.raises(ScheduleError, match=r"rank 1, 2, 3, 4, 5, 6, 7, 8 and 90 more at the end"):
         proof.prove(Schedule(collective=collective, algorithm="none", transfers=()))
 
 
-def test_what_is_too_much_to_look_at_is_refused() -> None:
+def test_too_many_chunks_are_rejected() -> None:
     collective = Collective(op=Op.ALL_GATHER, ranks=1 << 16)
-    with pytest.raises(UnsupportedError, match="demands 4294967296 chunks; at most"):
+    with pytest.raises(UnsupportedError, match="demands 4294967296 chunks, but"):
         check(Schedule(collective=collective, algorithm="none", transfers=()))
 
 
-def test_channels_change_nothing() -> None:
+def test_channels_do_not_affect_the_proof() -> None:
     good = build("all_reduce", "ring", ranks=4)
     columns = replace(good.columns, channel=np.arange(len(good.transfers)))
     check(replace(good, transfers=Transfers(columns)))
@@ -201,8 +203,8 @@ def test_channels_change_nothing() -> None:
 
 
 @pytest.mark.parametrize(("name", "ranks"), [("ring", 48), ("direct", 52)])
-def test_plans_too_large_for_check_run_too(name: str, ranks: int) -> None:
-    """What `check` says of plans that it does not replay."""
+def test_plans_too_large_for_check_are_correct(name: str, ranks: int) -> None:
+    """Replays plans that `check` does not replay because of their size."""
     schedule = build("all_reduce", name, ranks=ranks)
     assert schedule.columns.count.sum() > REPLAYED_CHUNKS
     check_plans(schedule.collective, lower(schedule), depth=1, blocks=2)

@@ -1,4 +1,4 @@
-"""Plans that would get stuck, race or compute something else are refused."""
+"""The replay rejects plans that deadlock, race or compute a wrong result."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def edited(
 
 
 def drop(code: Code) -> Callable[[list[Record]], list[Record]]:
-    """Leave out the first record of this code."""
+    """Returns an edit that removes the first record of this code."""
 
     def edit(records: list[Record]) -> list[Record]:
         at = next(i for i, r in enumerate(records) if r.code is code)
@@ -45,7 +45,7 @@ def drop(code: Code) -> Callable[[list[Record]], list[Record]]:
 
 
 def change(code: Code, **fields: object) -> Callable[[list[Record]], list[Record]]:
-    """Change fields of the first record of this code."""
+    """Returns an edit that changes fields of the first record of this code."""
 
     def edit(records: list[Record]) -> list[Record]:
         at = next(i for i, r in enumerate(records) if r.code is code)
@@ -66,46 +66,48 @@ RING = build("all_gather", "ring", ranks=3)
     [
         (drop(Code.WAIT), "rank 1, record 3 .REDUCE., block 0: SLOT 0.0 of rank 0 may be read"),
         (drop(Code.COPY), "SLOT 0.0 of rank 1 may be read before it is written"),
-        (drop(Code.ARG), "lacks its 3 operands"),
+        (drop(Code.ARG), "expected 3 ARG records"),
         (drop(Code.REDUCE), "the output is wrong"),
-        (lambda records: records[:-1], "does not end in POST 2"),
-        (change(Code.REDUCE, flags=Flag.NONE), "the FINAL flag is wrong"),
-        (change(Code.REDUCE, nsrc=2), "the FINAL flag is wrong"),
+        (lambda records: records[:-1], "expected POST 2 as the last record"),
+        (change(Code.REDUCE, flags=Flag.NONE), "FINAL does not match"),
+        (change(Code.REDUCE, nsrc=2), "FINAL does not match"),
         (change(Code.WAIT, value=3), "deadlock: .*rank 1, record 2 .WAIT 0:3., block 0"),
-        (change(Code.ARG, src=Ref(space=Space.IN, rank=1)), "operands do not add up"),
-        (change(Code.ARG, src=Ref(space=Space.TMP, rank=1)), "TMP 0.0 of rank 1 holds nothing"),
-        (change(Code.COPY, dst=Ref(space=Space.SLOT, rank=0)), "is not its to write"),
-        (change(Code.COPY, dst=Ref(space=Space.IN, rank=1)), "is not its to write"),
-        (change(Code.COPY, dst=Ref(space=Space.SLOT, rank=1, index=1)), "has 1 slots"),
+        (change(Code.ARG, src=Ref(space=Space.IN, rank=1)), "operands of several chunks"),
+        (change(Code.ARG, src=Ref(space=Space.TMP, rank=1)), "TMP 0.0 of rank 1 is empty"),
+        (change(Code.COPY, dst=Ref(space=Space.SLOT, rank=0)), "is not writable"),
+        (change(Code.COPY, dst=Ref(space=Space.IN, rank=1)), "is not writable"),
+        (change(Code.COPY, dst=Ref(space=Space.SLOT, rank=1, index=1)), "expected a slot below 1"),
         (lambda records: records[:1] + records, "written twice"),
     ],
 )
-def test_a_broken_plan(edit: Callable[[list[Record]], list[Record]], text: str) -> None:
+def test_a_broken_plan_is_rejected(edit: Callable[[list[Record]], list[Record]], text: str) -> None:
     with pytest.raises(ScheduleError, match=text):
         check_plans(ONE_SHOT.collective, edited(ONE_SHOT, 1, edit))
 
 
-def test_plans_that_do_not_agree_on_the_stages() -> None:
+def test_plans_with_different_stages_are_rejected() -> None:
     plans = list(lower(RING))
     plans[0] = replace(plans[0], stages=9)
     with pytest.raises(ScheduleError, match="different numbers of stages"):
         check_plans(RING.collective, plans)
 
 
-def test_progress_that_does_not_grow() -> None:
-    with pytest.raises(ScheduleError, match=r"rank 0, record 3 \(POST 2\), block 0: progress does"):
+def test_progress_that_does_not_grow_is_rejected() -> None:
+    with pytest.raises(
+        ScheduleError, match=r"rank 0, record 3 \(POST 2\), block 0: expected a value"
+    ):
         check_plans(
             BROADCAST.collective, edited(BROADCAST, 0, change(Code.POST, value=BROADCAST_STAGES))
         )
 
 
-def test_a_wait_for_a_later_post_than_will_ever_be() -> None:
+def test_a_wait_for_a_post_that_never_happens_is_a_deadlock() -> None:
     with pytest.raises(ScheduleError, match=r"deadlock: .*rank 0, .*block 0"):
         check_plans(RING.collective, edited(RING, 0, change(Code.WAIT, value=4)))
 
 
 @pytest.mark.parametrize("depth", [1, 2, 4])
-def test_slots_may_not_be_reused_before_all_are_done_with_them(
+def test_reusing_a_slot_before_its_readers_finish_is_rejected(
     depth: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     plans = lower(BROADCAST)

@@ -37,7 +37,7 @@ def test_local_moves_are_not_counted_as_sent() -> None:
     assert (schedule.chunks_sent(1), schedule.chunks_received(1)) == (0, 2)
 
 
-def test_schedules_are_values() -> None:
+def test_schedules_are_equal_by_value() -> None:
     def make() -> Builder:
         b = Builder(Collective(op=Op.ALL_REDUCE, ranks=2), "test")
         b.reduce(0, 0, 1)
@@ -47,7 +47,7 @@ def test_schedules_are_values() -> None:
     assert hash(make().build()) == hash(make().build())
 
 
-def test_schedules_can_be_copied_changed_and_sent() -> None:
+def test_schedules_can_be_copied_changed_and_pickled() -> None:
     schedule = build("all_reduce", "ring", ranks=5)
     assert pickle.loads(pickle.dumps(schedule)) == schedule == copy.deepcopy(schedule)
     fewer = replace(schedule, transfers=tuple(schedule.transfers)[1:])
@@ -55,7 +55,7 @@ def test_schedules_can_be_copied_changed_and_sent() -> None:
     assert fewer != schedule
 
 
-def test_chunks_by_rank_are_those_of_each_rank() -> None:
+def test_chunk_counts_by_rank_equal_the_count_of_each_rank() -> None:
     for op, name in (("gather", "binomial_tree"), ("all_reduce", "recursive_doubling")):
         schedule = build(op, name, ranks=7, root=2)
         for rank in range(7):
@@ -63,7 +63,7 @@ def test_chunks_by_rank_are_those_of_each_rank() -> None:
             assert schedule.chunks_received_by_rank()[rank] == schedule.chunks_received(rank)
 
 
-def test_columns_say_where_rounds_are() -> None:
+def test_columns_return_the_slice_of_each_round() -> None:
     schedule = build("broadcast", "binomial_tree", ranks=5)
     assert list(schedule.columns.rounds()) == [
         (0, slice(0, 1)), (1, slice(1, 2)), (2, slice(2, 4)),

@@ -1,4 +1,4 @@
-"""Plans by which ranks read each other's memory where it is."""
+"""Plans in which ranks read each other's memory in place (single copy)."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def drop(records: list[Record], code: Code, nth: int = 0) -> list[Record]:
 
 @given(data=st.data())
 @settings(deadline=None, max_examples=100)
-def test_the_plans_are_those_of_a_plain_lowering_and_proved(data: st.DataObject) -> None:
+def test_single_copy_plans_equal_a_plain_lowering_and_are_proved(data: st.DataObject) -> None:
     op = data.draw(st.sampled_from(list(Op)))
     ranks = data.draw(st.integers(1, 9))
     name, root = data.draw(st.sampled_from(names(op))), data.draw(st.integers(0, ranks - 1))
@@ -65,7 +65,7 @@ def test_the_plans_are_those_of_a_plain_lowering_and_proved(data: st.DataObject)
     check_plans(schedule.collective, plans, depth=depth, blocks=3, lead=lead, in_place=in_place)
 
 
-def test_what_is_given_and_results_are_lent_and_partial_sums_are_not() -> None:
+def test_inputs_and_results_are_shared_and_partial_sums_are_staged() -> None:
     assert all(plan.addresses_only for plan in shared(DIRECT))
     plans = shared(build("all_reduce", "halving_doubling", ranks=4))
     assert not any(plan.addresses_only for plan in plans)
@@ -74,13 +74,13 @@ def test_what_is_given_and_results_are_lent_and_partial_sums_are_not() -> None:
 
 
 @pytest.mark.parametrize("name", ["one_shot", "recursive_doubling"])
-def test_in_place_needs_readers_that_are_done(name: str) -> None:
+def test_in_place_requires_finished_readers(name: str) -> None:
     schedule = build("all_reduce", name, ranks=4)
     plans = shared(schedule)
     assert not any(plan.in_place for plan in plans)
     assert all(plan.in_place for plan in lower(schedule))
     check_plans(schedule.collective, plans)
-    with pytest.raises(ScheduleError, match="may be overwritten while it is shared"):
+    with pytest.raises(ScheduleError, match="may be overwritten while others read it"):
         check_plans(schedule.collective, plans, in_place=True)
 
 
@@ -103,33 +103,33 @@ def test_in_place_needs_readers_that_are_done(name: str) -> None:
                 else r
                 for r in records
             ],
-            "is not what the slot is for",
+            "disagree about single copy",
         ),
         (
             lambda records: [
                 replace(r, src=Ref(space=Space.TMP, rank=1)) if r.code is Code.SHARE else r
                 for r in records
             ],
-            "cannot share TMP 0.0 of rank 1",
+            "expected a slot and an input or output, got TMP 0.0",
         ),
         (
             lambda records: [
                 replace(r, dst=Ref(space=Space.OUT, rank=1)) if r.code is Code.SHARE else r
                 for r in records
             ],
-            "cannot share",
+            "expected a slot and",
         ),
     ],
 )
-def test_a_broken_plan(edit: Callable[[list[Record]], list[Record]], text: str) -> None:
+def test_a_broken_plan_is_rejected(edit: Callable[[list[Record]], list[Record]], text: str) -> None:
     with pytest.raises(ScheduleError, match=text):
         check_plans(DIRECT.collective, edited(DIRECT, 1, edit))
 
 
-def test_a_result_that_is_lent_is_not_written_over() -> None:
+def test_overwriting_a_shared_result_is_rejected() -> None:
     def again(records: list[Record]) -> list[Record]:
         at = next(i for i, record in enumerate(records) if record.flags & Flag.SHARES)
         return [*records[:-1], replace(records[at], flags=Flag.NONE), records[-1]]
 
-    with pytest.raises(ScheduleError, match="may be overwritten while it is shared"):
+    with pytest.raises(ScheduleError, match="may be overwritten while others read it"):
         check_plans(GATHER.collective, edited(GATHER, 0, again))

@@ -1,4 +1,4 @@
-"""Transfers as columns: the same as their objects, read-only, and never silently cut."""
+"""Columns hold the same values as transfer objects, are read-only, and never truncate a number."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ rows = st.lists(
 
 
 @given(rows)
-def test_columns_read_as_the_objects_they_were_made_of(expected: list[Transfer]) -> None:
+def test_columns_equal_their_source_objects(expected: list[Transfer]) -> None:
     transfers = Transfers.of(expected)
     assert list(transfers) == expected == [transfers[i] for i in range(len(expected))]
     assert list(transfers[1:]) == expected[1:] and list(transfers[::-1]) == expected[::-1]
@@ -47,7 +47,7 @@ def test_columns_read_as_the_objects_they_were_made_of(expected: list[Transfer])
         assert all(type(getattr(transfers[0], name)) is not np.int32 for name in FIELDS)
 
 
-def test_columns_cannot_be_written_to_nor_through() -> None:
+def test_columns_are_read_only_and_independent_of_their_source() -> None:
     source = np.arange(3)
     columns = Columns.of(source, source, source, source, source, source, source > 0, source)
     source[:] = 7
@@ -69,12 +69,12 @@ def test_columns_cannot_be_written_to_nor_through() -> None:
         ([[1]], r"dst: expected 1 numbers in a row, got \(1, 1\)"),
     ],
 )
-def test_numbers_that_do_not_fit_are_refused(bad: list[int], text: str) -> None:
+def test_numbers_beyond_32_bits_are_rejected(bad: list[int], text: str) -> None:
     with pytest.raises(ScheduleError, match=text):
         Columns.of([0], [0], [0], bad, [0], [1], [False], [0])
 
 
-def test_a_long_list_is_shown_by_its_head() -> None:
+def test_the_repr_of_a_long_list_is_cut() -> None:
     one = Transfer(round=0, src=0, src_chunk=0, dst=1, dst_chunk=0)
     assert repr(Transfers.of([one])) == f"Transfers([{one!r}])"
     assert repr(Transfers.of([one] * 99)).endswith("... 91 more])")

@@ -1,4 +1,4 @@
-"""The cost model: straight lines, their lower envelope, and what it says of one host."""
+"""The cost model of one host: straight lines, their lower envelope, and the choices."""
 
 from __future__ import annotations
 
@@ -47,10 +47,10 @@ def test_the_fastest_is_the_least_of_all_predictions(
     times = {
         other: predict(op, other, ranks, nbytes, cores=cores, constants=chosen)
         for other in served(op, ranks)
-        if not algorithms.find(op, other).for_hosts  # never chosen where all are on one
+        if not algorithms.find(op, other).for_hosts  # never chosen for one host
     }
     assert name in times
-    # One byte of rounding at the borders.
+    # One byte of rounding at the boundaries.
     assert times[name] <= min(times.values()) + chosen.byte_s * 100 * ranks
 
 
@@ -61,37 +61,37 @@ def test_the_fastest_is_the_least_of_all_predictions(
     st.integers(8, 64 << 20),
     constants,
 )
-def test_on_one_host_the_outcome_of_the_sweep_is_direct_or_one_shot(
+def test_the_model_of_one_host_selects_direct_or_one_shot(
     op: Op, ranks: int, cores: int, nbytes: int, chosen: Constants
 ) -> None:
-    """They measured best, and no constants make anything else better in this model."""
+    """Both measured best, and no constants make another algorithm better in this model."""
     envelope = fastest(op, ranks=ranks, cores=cores, constants=chosen)
     assert [part.algorithm for part in envelope if part.least <= nbytes][-1] in SIMPLE
 
 
 @given(st.sampled_from(SWEEP), st.integers(2, 64), st.integers(1, 64))
-def test_with_more_ranks_it_stays_so(op: Op, ranks: int, cores: int) -> None:
+def test_the_model_of_more_ranks_selects_simple_algorithms(op: Op, ranks: int, cores: int) -> None:
     found = {part.algorithm for part in fastest(op, ranks=ranks, cores=cores)}
     assert found <= {*SIMPLE, "recursive_doubling", "hypercube"}
     if op is not Op.ALL_REDUCE:
         assert found == {"direct"}
 
 
-def test_cores_that_are_shared_cost_switches_and_bytes() -> None:
+def test_shared_cores_cost_switches_and_bytes() -> None:
     alone = work(Op.ALL_REDUCE, "direct", ranks=4, cores=4)
     shared = work(Op.ALL_REDUCE, "direct", ranks=4, cores=2)
     assert (alone.rounds, alone.switches, alone.written, alone.reduced) == (2, 0, 1.5, 0.75)
     assert (shared.rounds, shared.switches, shared.written, shared.reduced) == (2, 4, 3, 1.5)
 
 
-def test_a_rank_alone_and_a_barrier_take_a_call() -> None:
+def test_a_single_rank_and_a_barrier_cost_one_call() -> None:
     given_constants = Constants(call_s=1.0, round_s=10.0, switch_s=100.0)
     alone = predict("all_reduce", "ring", 1, 1 << 20, cores=1, constants=given_constants)
     barrier = predict("barrier", "direct", 3, 0, cores=2, constants=given_constants)
     assert (alone, barrier) == (1.0, 111.0)
 
 
-def test_what_cannot_be_served_is_not_predicted() -> None:
+def test_invalid_algorithms_are_not_predicted() -> None:
     with pytest.raises(UnsupportedError, match="no algorithm"):
         predict("all_reduce", "rings", 4, 8, cores=2)
     with pytest.raises(UnsupportedError):

@@ -1,4 +1,4 @@
-"""The cost model of several hosts: what it says of the links that it is told."""
+"""The cost model of several hosts: predictions for given links."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def chosen(op: Op, hosts: Hosts, nbytes: int, network: NetworkConstants = GIGABI
 
 
 @pytest.mark.parametrize("hosts", [regular(4, 1), regular(2, 2), regular(4, 2)])
-def test_a_long_all_reduce_is_bound_by_the_link_and_nothing_else(hosts: Hosts) -> None:
+def test_a_long_all_reduce_is_limited_only_by_the_link(hosts: Hosts) -> None:
     count, nbytes = len(hosts), 16 << 20
     name = chosen(Op.ALL_REDUCE, hosts, nbytes)
     limit_s = 2 * (count - 1) / count * nbytes * GIGABIT.byte_s
@@ -39,14 +39,14 @@ def test_a_long_all_reduce_is_bound_by_the_link_and_nothing_else(hosts: Hosts) -
 
 
 @pytest.mark.parametrize("hosts", [regular(4, 1), regular(4, 2), ((0, 3), (1,), (2,))])
-def test_a_short_all_reduce_crosses_once(hosts: Hosts) -> None:
+def test_a_short_all_reduce_has_one_round_between_hosts(hosts: Hosts) -> None:
     name = chosen(Op.ALL_REDUCE, hosts, 8)
     assert name == "leaders"
     once_s = GIGABIT.latency_s + 2 * len(hosts) * (GIGABIT.message_s + GIGABIT.host_message_s)
     assert predict_on(Op.ALL_REDUCE, name, 8, hosts=hosts, cores=4) < once_s + 20e-6
 
 
-def test_the_slower_the_link_the_sooner_bytes_count() -> None:
+def test_a_slower_link_lowers_the_size_at_which_bytes_decide() -> None:
     hosts = regular(4, 2)
 
     def border(network: NetworkConstants) -> int:
@@ -74,7 +74,7 @@ def test_the_fastest_is_the_least_of_all_predictions(
     assert times[name] <= min(times.values()) * (1 + 1e-9) + 1e-6
 
 
-def test_one_host_is_predicted_as_ever() -> None:
+def test_both_models_agree_on_one_host() -> None:
     alone = predict_on("all_reduce", "direct", 4096, hosts=((0, 1, 2),), cores=2)
     assert alone == predict("all_reduce", "direct", 3, 4096, cores=2)
 
@@ -83,10 +83,12 @@ def test_one_host_is_predicted_as_ever() -> None:
     ("op", "name"),
     [(Op.ALL_REDUCE, "rank_order"), (Op.ALL_REDUCE, "by_host"), (Op.BROADCAST, "by_host")],
 )
-def test_256_hosts_are_written_in_few_steps(
+def test_a_schedule_for_256_hosts_is_built_in_few_steps(
     op: Op, name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The first call weighs them all. Written pair by pair of hosts, that took ten seconds."""
+    """The first call computes the cost of all candidates. One step per pair of hosts took ten
+    seconds.
+    """
     steps = 0
     add = Builder._add
 

@@ -1,4 +1,4 @@
-"""Rules as data: what they serve, how they are written, who decides, and that ranks agree."""
+"""Rules as data: matching, file format, precedence, and agreement between ranks."""
 
 from __future__ import annotations
 
@@ -76,7 +76,7 @@ def test_a_selection_survives_its_file(selection: Selection) -> None:
 
 
 @given(selections, st.sampled_from(Op), st.integers(0, 1 << 31), st.integers(1, 64))
-def test_the_first_rule_that_serves_decides(
+def test_the_first_matching_rule_decides(
     selection: Selection, op: Op, nbytes: int, ranks: int
 ) -> None:
     found = selection.choose(op, nbytes, ranks=ranks, dtype_bytes=4)
@@ -102,7 +102,7 @@ def test_the_first_rule_that_serves_decides(
         ({"op": "all_reduce"}, "rule 2: algorithm is missing"),
         ({"op": "allreduce", "algorithm": "ring"}, "rule 2: op: expected one of all_reduce"),
         ({"op": "all_reduce", "algorithm": "rings"}, "rule 2: .*no algorithm 'rings'.*ring"),
-        ({"op": "all_reduce", "algorithm": "ring", "bytes": 3}, "rule 2: .*no field 'bytes'"),
+        ({"op": "all_reduce", "algorithm": "ring", "bytes": 3}, "rule 2: .*unknown field 'bytes'"),
         (
             {"op": "all_reduce", "algorithm": "ring", "nbytes": [4, 3]},
             r"rule 2: nbytes: .*\[4, 3\]",
@@ -112,11 +112,11 @@ def test_the_first_rule_that_serves_decides(
         ({"op": "all_reduce", "algorithm": "ring", "dtype_bytes": 3}, "rule 2: dtype_bytes"),
         ({"op": "all_reduce", "algorithm": "ring", "block_bytes": 100}, "rule 2: block_bytes"),
         ({"op": "all_reduce", "algorithm": "ring", "block_bytes": "64K"}, "rule 2: block_bytes"),
-        ({"op": "all_reduce", "algorithm": 3}, "rule 2: algorithm: expected a text, got 3"),
+        ({"op": "all_reduce", "algorithm": 3}, "rule 2: algorithm: expected a string, got 3"),
         ("ring", "rule 2: expected an object"),
     ],
 )
-def test_a_mistake_is_told_by_file_rule_and_field(rule: Any, text: str, tmp_path: Path) -> None:
+def test_errors_name_the_file_rule_and_field(rule: Any, text: str, tmp_path: Path) -> None:
     good = {"op": "broadcast", "algorithm": "chain"}
     file = tmp_path / "mine.json"
     file.write_text(
@@ -132,8 +132,8 @@ def test_a_mistake_is_told_by_file_rule_and_field(rule: Any, text: str, tmp_path
     [
         ("{", "not JSON: .*line 1"),
         ("[]", "expected"),
-        ('{"format": "unisono selection", "version": 2}', "version 2; this unisono reads 1"),
-        ('{"format": "unisono selection", "version": 1, "rule": []}', "no field 'rule'"),
+        ('{"format": "unisono selection", "version": 2}', "expected version 1, got 2"),
+        ('{"format": "unisono selection", "version": 1, "rule": []}', "unknown field 'rule'"),
         ('{"format": "unisono selection", "version": 1, "rules": {}}', "expected a list"),
         (
             '{"format": "unisono selection", "version": 1, "measured": '
@@ -142,12 +142,12 @@ def test_a_mistake_is_told_by_file_rule_and_field(rule: Any, text: str, tmp_path
         ),
     ],
 )
-def test_a_text_that_is_no_selection_is_refused(text: str, why: str) -> None:
+def test_an_invalid_selection_text_is_rejected(text: str, why: str) -> None:
     with pytest.raises(UnsupportedError, match=why):
         from_json(text)
 
 
-def test_a_file_is_written_for_editing_and_whole(tmp_path: Path) -> None:
+def test_a_file_is_written_atomically_with_a_rule_per_line(tmp_path: Path) -> None:
     rule = Rule(op=Op.SCAN, algorithm="chain", nbytes=IntRange(0, 8))
     path = tmp_path / "new" / "selection.json"
     save(Selection(rules=(rule, rule)), path)
@@ -169,7 +169,7 @@ def test_times_are_interpolated_between_measured_sizes_only() -> None:
     assert selection.times_s(Op.SCAN, 99, 2) == selection.times_s(Op.SCAN, 1000, 3) == {}
 
 
-# ---- who decides
+# ---- precedence
 
 
 def file_with(path: Path, algorithm: str, op: Op = Op.ALL_REDUCE) -> str:
@@ -177,7 +177,7 @@ def file_with(path: Path, algorithm: str, op: Op = Op.ALL_REDUCE) -> str:
     return str(path)
 
 
-def test_arguments_come_before_the_environment_before_files(tmp_path: Path) -> None:
+def test_arguments_precede_the_environment_which_precedes_files(tmp_path: Path) -> None:
     environ = {"XDG_CACHE_HOME": str(tmp_path)}
 
     def chosen(argument: Selection | None = None) -> tuple[str, str]:
@@ -199,13 +199,13 @@ def test_arguments_come_before_the_environment_before_files(tmp_path: Path) -> N
 
 
 @given(st.sampled_from(Op), st.integers(1, 64), st.integers(0, 1 << 40), st.integers(1, 64))
-def test_every_call_is_served(op: Op, ranks: int, nbytes: int, cores: int) -> None:
+def test_every_call_has_a_matching_rule(op: Op, ranks: int, nbytes: int, cores: int) -> None:
     verdict = SelectionTable(cores=cores).choose(op, nbytes, ranks=ranks)
     assert verdict.rule.serves(op, nbytes, ranks=ranks)
     assert verdict.source == ("built-in" if ranks <= 8 else "cost model")
 
 
-def test_a_broken_file_that_nobody_asked_for_is_only_warned_of(
+def test_an_invalid_tuned_file_only_gives_a_warning(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     environ = {"XDG_CACHE_HOME": str(tmp_path)}
@@ -222,12 +222,12 @@ def test_a_broken_file_that_nobody_asked_for_is_only_warned_of(
 @pytest.mark.parametrize(
     "text", ["ring", "allreduce=ring", "all_reduce=rings", "=", "all_reduce=ring;ring"]
 )
-def test_wrong_algorithms_in_the_environment_are_refused(text: str) -> None:
+def test_invalid_algorithms_in_the_environment_are_rejected(text: str) -> None:
     with pytest.raises(UnsupportedError, match="UNISONO_ALGORITHM"):
         own_table(config.settings({"UNISONO_ALGORITHM": text}), None, 2)
 
 
-def test_without_a_home_nothing_is_tuned() -> None:
+def test_no_home_directory_gives_no_tuned_file() -> None:
     assert config.tuned_path({}) == ""
     assert parse_algorithms("scan=chain;")[0].algorithm == "chain"
 
@@ -243,7 +243,7 @@ def algorithm_of(comm: Communicator, nbytes: int = 64) -> str:
     return comm.explain("all_reduce", nbytes).algorithm
 
 
-def test_what_rank_0_selects_is_what_all_use() -> None:
+def test_all_ranks_use_the_selection_of_rank_0() -> None:
     name = unique_name()
     with Threads(3) as world:
 
@@ -253,11 +253,11 @@ def test_what_rank_0_selects_is_what_all_use() -> None:
                 found = [algorithm_of(inner)]
                 assert inner.all_reduce(np.ones(100)).tolist() == [3] * 100
                 child = inner.group([2, 0])
-                if child is not None:  # what was agreed there is inherited
+                if child is not None:  # the child inherits the agreed table
                     found.append(algorithm_of(child))
                     child.close()
                 child = inner.split(0, -inner.rank, selection=own)
-                assert child is not None  # its rank 0 is rank 2 of the others
+                assert child is not None  # its rank 0 is rank 2 of the parent
                 found.append(algorithm_of(child))
                 assert child.all_reduce(np.ones(3)).tolist() == [3] * 3
                 child.close()
@@ -271,8 +271,8 @@ def test_what_rank_0_selects_is_what_all_use() -> None:
         ]
 
 
-def test_groups_of_a_world_of_several_hosts_take_their_selection() -> None:
-    """Of one host or of both, and also where a rule that they inherit does not suit them."""
+def test_groups_on_several_hosts_use_their_selection() -> None:
+    """Covers groups on one host and on both hosts, and an inherited rule that does not fit."""
 
     def check(world: Communicator) -> list[str]:
         found = []
@@ -299,7 +299,7 @@ def test_groups_of_a_world_of_several_hosts_take_their_selection() -> None:
     ]
 
 
-def test_type_and_block_of_a_rule_are_used(threads: World, tmp_path: Path) -> None:
+def test_the_element_size_and_block_size_of_a_rule_are_used(threads: World, tmp_path: Path) -> None:
     path = tmp_path / "mine.json"
     save(selecting("ring", block_bytes=8192, dtype_bytes=2), path)
 
@@ -319,7 +319,7 @@ def test_type_and_block_of_a_rule_are_used(threads: World, tmp_path: Path) -> No
     threads(2).run(check)
 
 
-def test_a_block_that_does_not_fit_is_refused_saying_who_wanted_it(threads: World) -> None:
+def test_an_oversized_block_is_rejected_with_its_source(threads: World) -> None:
     def check(comm: Communicator) -> None:
         child = comm.split(0, selection=selecting("ring", block_bytes=1 << 30))
         assert child is not None
@@ -336,7 +336,7 @@ def test_a_block_that_does_not_fit_is_refused_saying_who_wanted_it(threads: Worl
         unisono.init(0, 1, unique_name(), selection=3)  # type: ignore[arg-type]
 
 
-def test_a_child_that_is_forked_while_a_thread_chooses_can_choose(
+def test_a_child_forked_during_a_selection_can_select(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     begun, fastest_between = threading.Event(), precedence.fastest_between

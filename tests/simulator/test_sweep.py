@@ -59,11 +59,16 @@ def test_what_can_be_changed(spec: str, name: str, value: str, ranks: int) -> No
 @pytest.mark.parametrize(
     ("spec", "name", "value", "told"),
     [
-        ("ring:8", "oversubscription", "2", "no oversubscription to vary, only bandwidth"),
+        (
+            "ring:8",
+            "oversubscription",
+            "2",
+            "unknown option oversubscription; expected one of bandwidth",
+        ),
         ("fat_tree:4", "hosts", "17", "has 16 hosts"),
         ("fat_tree:4", "hosts", "two", "has 16 hosts"),
         ("net.json", "bandwidth", "1GB", "of a file only ranks or hosts"),
-        ("star:8", "bandwidth", "fast", "not a rate"),
+        ("star:8", "bandwidth", "fast", "expected a rate"),
     ],
 )
 def test_what_cannot(spec: str, name: str, value: str, told: str) -> None:

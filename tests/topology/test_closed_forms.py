@@ -1,5 +1,6 @@
-"""Links, diameters, distances and bisections against the tables in `tables/`, which name their
-sources in their first lines."""
+"""Links, diameters, distances and bisections match the tables in `tables/`, whose first lines name
+the sources.
+"""
 
 from __future__ import annotations
 
@@ -42,20 +43,22 @@ def build(row: dict[str, str]) -> Topology:
 
 
 @pytest.mark.parametrize("row", verified(), ids=lambda row: f"{row['topology']} {row['params']}")
-def test_verified_table(row: dict[str, str]) -> None:
+def test_networks_match_the_verified_table(row: dict[str, str]) -> None:
     network = build(row)
     assert network.num_ranks == int(row["hosts"])
     assert network.num_links == int(row["links_formula"]) == int(row["links_bfs"])
     assert network.diameter() == int(row["diam_formula"]) == int(row["diam_host_hops_bfs"])
     assert network.mean_distance() == pytest.approx(float(row["avg_hops_bfs"]), rel=1e-5)
-    # The formulas are of the paths that are taken, which may be longer than the shortest.
+    # The formulas describe the actual paths, which may be longer than the shortest paths.
     n = network.num_ranks
     links, _ = network.routes(*np.divmod(np.arange(n * n), n))
     assert len(links) / (n * (n - 1)) == pytest.approx(float(row["avg_hops_formula"]), rel=1e-5)
 
 
 def bisections() -> list[tuple[Topology, float]]:
-    """Networks and the links between their halves, as the column bisection_links gives them."""
+    """Returns networks with the number of links between their halves, as in the column
+    bisection_links.
+    """
     return [
         *((topology.ring(n), 2) for n in (4, 8, 9)),
         *((topology.torus([k] * n), 2 * k ** (n - 1)) for k, n in ((4, 2), (4, 3), (6, 2))),
@@ -65,7 +68,7 @@ def bisections() -> list[tuple[Topology, float]]:
         *((topology.fat_tree(k), k**3 / 8) for k in (4, 8)),
         (topology.dragonfly(3, 2, 1), 4**2 / 4),
         (topology.dragonfly_plus(6), 10**2 / 4),
-        (topology.dragonfly(4, 2, 2), 4 * 5),  # of an odd number of groups none is cut
+        (topology.dragonfly(4, 2, 2), 4 * 5),  # with an odd number of groups, no group is cut
         (topology.dragonfly_plus(4), 2 * 3),
         (topology.torus([2, 3]), 3),
         (topology.star(8), 4),
@@ -74,11 +77,11 @@ def bisections() -> list[tuple[Topology, float]]:
 
 
 @pytest.mark.parametrize(("network", "links"), bisections(), ids=repr)
-def test_bisection(network: Topology, links: float) -> None:
+def test_bisections_match_their_closed_forms(network: Topology, links: float) -> None:
     assert network.bisection_Bps() == pytest.approx(links * LINK_BPS)
 
 
-def test_full_meshes_and_nvswitches() -> None:
+def test_full_meshes_and_nvswitches_match_their_closed_forms() -> None:
     mesh = topology.mesh(8)
     assert (mesh.num_links, mesh.diameter(), mesh.mean_distance()) == (28, 1, 1.0)
     assert mesh.bisection_Bps() == 8**2 / 4 * 450e9
@@ -90,7 +93,7 @@ def test_full_meshes_and_nvswitches() -> None:
 
 
 @pytest.mark.parametrize("k", [4, 6])
-def test_two_levels(k: int) -> None:
+def test_a_fat_tree_of_two_levels_matches_its_closed_form(k: int) -> None:
     tree, n = topology.fat_tree(k, levels=2), k * k // 2
     assert (tree.num_ranks, tree.num_nodes - n, tree.num_links) == (n, k + k // 2, n + n)
     expected = (2 * (k / 2 - 1) + 4 * (n - k / 2)) / (n - 1)

@@ -1,4 +1,4 @@
-"""Machines recorded as trees of files, as sysfs shows them."""
+"""Machines recorded as trees of files in the layout of sysfs."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from unisono.topology.discovery.gpus import address
 
 
 class Tree:
-    """Writes a sysfs under a folder."""
+    """Writes a sysfs tree into a folder."""
 
     def __init__(self, root: Path) -> None:
         self.root = root
@@ -49,7 +49,7 @@ class Tree:
 
 @pytest.fixture
 def gpu_server(tmp_path: Path) -> Path:
-    """Two NUMA nodes; on each a PCIe switch with two GPUs and a card; a card of its own."""
+    """Writes two NUMA nodes, each with a PCIe switch, two GPUs and a card, plus another card."""
     tree = Tree(tmp_path)
     tree.cores({0: "0-1,4-5", 1: "2-3,6-7"}, {cpu: f"{cpu % 4},{cpu % 4 + 4}" for cpu in range(8)})
     for node in (0, 1):
@@ -71,12 +71,12 @@ def gpu_server(tmp_path: Path) -> Path:
     tree.link("class/net/eth0", f"{own}/net/eth0")
     tree.write("devices/virtual/net/lo/mtu", "65536")
     tree.link("class/net/lo", "devices/virtual/net/lo")
-    # A console's graphics chip is no GPU to compute on.
+    # A console's graphics chip is not a GPU for computation.
     tree.device("0000:00:07.0", "0x030000", vendor="0x1a03")
     return tmp_path
 
 
-def test_a_gpu_server(gpu_server: Path) -> None:
+def test_a_gpu_server_is_discovered(gpu_server: Path) -> None:
     machine = survey(gpu_server)
     assert machine.cores == {0: 0, 1: 0, 2: 1, 3: 1}
     assert [gpu.address for gpu in machine.gpus] == [
@@ -88,7 +88,7 @@ def test_a_gpu_server(gpu_server: Path) -> None:
     node = machine.topology()
     kinds = [int((node.nodes.kind == kind).sum()) for kind in NodeKind]
     assert kinds == [4, 0, 0, 2, 2, 3]
-    # Up to the switch and down; up, over both sockets, and down.
+    # Up to the switch and down, or up, across both sockets, and down.
     assert [len(node.route(0, dst)) for dst in range(4)] == [0, 2, 5, 5]
     lanes = 16e9 / 8 * 128 / 130
     assert node.links.bandwidth_Bps[node.route(0, 1)] == pytest.approx([16 * lanes] * 2)
@@ -118,20 +118,20 @@ def test_without_gpus_the_cores_are_ranks(tmp_path: Path) -> None:
     assert len(node.route(0, 3)) == 2 and len(node.route(0, 4)) == 3
 
 
-def test_a_container_that_shows_little(tmp_path: Path) -> None:
+def test_a_container_without_numa_nodes_is_discovered(tmp_path: Path) -> None:
     Tree(tmp_path).write("devices/system/cpu/cpu0/uevent", "")
     node = discover(tmp_path)
     assert node.num_ranks == 1 and node.diameter() == 0
-    with pytest.raises(ValueError, match="neither cores nor GPUs"):
+    with pytest.raises(ValueError, match="expected cores or GPUs"):
         discover(tmp_path / "nothing")
 
 
-def test_this_machine() -> None:
+def test_this_machine_is_discovered() -> None:
     node = discover()
     assert node.num_ranks >= 1
     assert node.diameter() >= (node.num_ranks > 1)
 
 
-def test_addresses_of_nvml() -> None:
+def test_nvml_addresses_are_converted() -> None:
     assert address(b"00000000:3B:00.0") == "0000:3b:00.0"
     assert isinstance(nvlinks(), dict)

@@ -1,4 +1,4 @@
-"""Networks as JSON, networkx graphs, NCCL's files, specs, and back."""
+"""Topologies are converted to JSON, networkx graphs, NCCL's files and specs, and back."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ H100 = """
 
 
 @pytest.mark.parametrize("spec", EXAMPLES)
-def test_json_and_networkx_give_the_same_network_back(spec: str) -> None:
+def test_json_and_networkx_preserve_the_network(spec: str) -> None:
     network = parse(spec)
     assert topology.from_json(topology.to_json(network)) == network
     again = topology.from_networkx(topology.to_networkx(network))
@@ -75,7 +75,7 @@ def test_json_and_networkx_give_the_same_network_back(spec: str) -> None:
 def test_plain_graphs_are_networks_of_ranks() -> None:
     network = topology.from_networkx(networkx.petersen_graph(), name="petersen")
     assert (network.num_ranks, network.num_links, network.diameter()) == (10, 15, 2)
-    with pytest.raises(ValueError, match="no NodeKind router; there are rank, switch"):
+    with pytest.raises(ValueError, match="unknown NodeKind router; expected one of rank, switch"):
         graph = networkx.Graph()
         graph.add_node(0, kind="router")
         topology.from_networkx(graph)
@@ -85,36 +85,36 @@ def test_plain_graphs_are_networks_of_ranks() -> None:
     ("text", "says"),
     [
         ("{", "not JSON"),
-        ("[]", "no topology"),
-        ('{"format": "unisono-topology", "version": 2}', "version 2"),
+        ("[]", "not a topology"),
+        ('{"format": "unisono-topology", "version": 2}', "got 2"),
         ('{"format": "unisono-topology", "version": 1}', "incomplete"),
     ],
 )
-def test_other_json_is_refused(text: str, says: str) -> None:
+def test_other_json_is_rejected(text: str, says: str) -> None:
     with pytest.raises(ValueError, match=says):
         topology.from_json(text)
 
 
-def test_damaged_networks_are_refused() -> None:
+def test_damaged_topologies_are_rejected() -> None:
     document = json.loads(topology.to_json(topology.ring(4)))
     for table, column, value, says in (
-        ("links", "src", 9, "not there"),
-        ("links", "bandwidth_Bps", 0.0, "positive"),
+        ("links", "src", 9, "unknown node"),
+        ("links", "bandwidth_Bps", 0.0, "bandwidths > 0"),
         ("links", "latency_s", float("inf"), "finite"),
-        ("nodes", "kind", 1, "ranks are the first 4"),
-        ("links", "src", [0, 1], "different lengths"),
+        ("nodes", "kind", 1, "expected ranks as the first 4"),
+        ("links", "src", [0, 1], "columns of one length"),
     ):
         damaged = {**document, table: {**document[table], column: value}}
         with pytest.raises(ValueError, match=says):
             topology.from_json(json.dumps(damaged))
 
 
-def test_columns_cannot_be_written_to() -> None:
+def test_columns_are_read_only() -> None:
     with pytest.raises(ValueError, match="read-only"):
         topology.ring(4).links.bandwidth_Bps[0] = 1.0
 
 
-def test_nccl_direct_nvlinks_between_two_sockets() -> None:
+def test_nccl_files_may_have_direct_nvlinks_between_sockets() -> None:
     node = topology.from_nccl_xml(PERLMUTTER)
     assert node.num_ranks == 2
     assert node.nodes.names == (
@@ -131,13 +131,13 @@ def test_nccl_direct_nvlinks_between_two_sockets() -> None:
     assert sockets.tolist() == [24e9, 24e9]
 
 
-def test_nccl_nvswitches_are_one_and_ranks_are_in_order() -> None:
+def test_nccl_nvswitches_are_merged_and_ranks_ordered() -> None:
     node = topology.from_nccl_xml(H100)
     assert node.nodes.names[:2] == ("0000:a4:00.0", "0000:a5:00.0")
     rates = node.links.bandwidth_Bps[node.route(0, 1)]
     assert rates == pytest.approx([18 * 20.6e9] * 2)
-    hub = node.links.dst[node.route(0, 1)[0]]
-    assert node.nodes.kind[hub] == NodeKind.NVSWITCH and node.nodes.reduces[hub]
+    nvswitch_node = node.links.dst[node.route(0, 1)[0]]
+    assert node.nodes.kind[nvswitch_node] == NodeKind.NVSWITCH and node.nodes.reduces[nvswitch_node]
     assert set(node.links.bandwidth_Bps[node.links.kind == LinkKind.PCIE]) == {48e9}
 
 
@@ -164,15 +164,15 @@ def test_servers_can_be_written_as_nccl_files(spec: str) -> None:
     assert nvlinks[0] == nvlinks[1]
 
 
-def test_what_is_no_server_is_no_nccl_file() -> None:
-    with pytest.raises(ValueError, match="no network switches"):
+def test_networks_that_are_not_servers_are_rejected() -> None:
+    with pytest.raises(ValueError, match="cannot express network switches"):
         topology.to_nccl_xml(topology.fat_tree(4))
-    with pytest.raises(ValueError, match="no place for infiniband links"):
+    with pytest.raises(ValueError, match="cannot express infiniband links"):
         topology.to_nccl_xml(topology.torus([4, 4]))
     for text, says in (
-        ("<a/>", "begins with <system>"),
+        ("<a/>", "expected <system>"),
         ("<", "not XML"),
-        ("<system/>", "no <gpu>"),
+        ("<system/>", "at least one <gpu>"),
     ):
         with pytest.raises(ValueError, match=says):
             topology.from_nccl_xml(text)
@@ -181,27 +181,27 @@ def test_what_is_no_server_is_no_nccl_file() -> None:
 @pytest.mark.parametrize(
     ("spec", "says"),
     [
-        ("toros:4", "no topology; there are dgx, dragonfly"),
+        ("toros:4", "unknown topology 'toros'; expected one of dgx, dragonfly"),
         ("torus", "an example: torus:4x4"),
-        ("torus:0x4", "at least 1"),
-        ("torus:4x", "no size"),
-        ("ring:4x4", "one size, not 4x4"),
-        ("fat_tree:k=3", "k is even"),
-        ("fat_tree:k=4,levels=5", "2 or 3 levels"),
+        ("torus:0x4", "of at least 1"),
+        ("torus:4x", "expected a size"),
+        ("ring:4x4", "expected one size, got 4x4"),
+        ("fat_tree:k=3", "expected an even k"),
+        ("fat_tree:k=4,levels=5", "expected 2 or 3 levels"),
         ("fat_tree:k=4,oversubscription=3", "k/2 = 2"),
-        ("fat_tree:q=4", "no option q"),
-        ("fat_tree:k=four", "no number"),
-        ("dragonfly:a=4,p=2,h=2,groups=10", "reach 9 groups"),
-        ("dragonfly:a=4,p=2,h=2,routing=random", "minimal, valiant"),
-        ("ring:8,bandwidth=fast", "not a rate"),
-        ("ring:8,latency=5", "not a time"),
-        ("ring:8,kind=wire", "no kind of link"),
+        ("fat_tree:q=4", "unknown option q"),
+        ("fat_tree:k=four", "expected a number"),
+        ("dragonfly:a=4,p=2,h=2,groups=10", "at most 9 groups, got 10"),
+        ("dragonfly:a=4,p=2,h=2,routing=random", "expected minimal or valiant"),
+        ("ring:8,bandwidth=fast", "expected a rate"),
+        ("ring:8,latency=5", "expected a time"),
+        ("ring:8,kind=wire", "unknown kind of link"),
         ("ring:8/ring:8", "no network cards"),
-        ("dgx:8/ring:9", "not whole servers"),
-        ("nvswitch:gpus=8,switches=4,links=2", "do not reach"),
+        ("dgx:8/ring:9", "expected a multiple of"),
+        ("nvswitch:gpus=8,switches=4,links=2", "expected at least 4 links"),
     ],
 )
-def test_mistakes_in_specs_are_explained(spec: str, says: str) -> None:
+def test_errors_explain_invalid_specs(spec: str, says: str) -> None:
     with pytest.raises(ValueError, match=says):
         parse(spec)
 
@@ -212,13 +212,13 @@ def test_specs_name_the_network_that_they_build() -> None:
         assert parse(parse(spec).name) == parse(spec)
 
 
-def test_links_of_specs() -> None:
+def test_specs_set_the_properties_of_links() -> None:
     links = parse("ring:4,bandwidth=100Gbit,latency=2us,kind=roce").links
     assert set(links.bandwidth_Bps) == {12.5e9} and set(links.latency_s) == {2e-6}
     assert set(links.kind) == {LinkKind.ROCE}
 
 
-def test_load_reads_files_by_their_ending(tmp_path: Path) -> None:
+def test_load_selects_the_format_by_the_file_suffix(tmp_path: Path) -> None:
     ours, theirs = tmp_path / "mine.json", tmp_path / "theirs.xml"
     ours.write_text(topology.to_json(topology.ring(4)))
     theirs.write_text(H100)
@@ -227,7 +227,7 @@ def test_load_reads_files_by_their_ending(tmp_path: Path) -> None:
     assert topology.load("ring:4") == topology.ring(4)
 
 
-def test_networkx_is_imported_only_when_asked() -> None:
+def test_networkx_is_imported_only_on_use() -> None:
     script = (
         "import sys; from unisono import topology; topology.discover(); topology.ring(4)\n"
         "assert 'networkx' not in sys.modules and 'torch' not in sys.modules"

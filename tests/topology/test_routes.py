@@ -1,5 +1,6 @@
-"""Routes are paths, as short as they should be; distances agree with networkx; cuts with a brute
-force over all of them."""
+"""Routes are correct paths with the expected lengths. Distances agree with networkx, and cuts with
+a search over all cuts.
+"""
 
 from __future__ import annotations
 
@@ -36,7 +37,9 @@ def pairs(network: Topology) -> tuple[Ints, Ints]:
 
 
 def check_paths(network: Topology, seed: int = 0) -> Ints:
-    """All routes are paths between their ranks; returns their lengths, [source, destination]."""
+    """Checks that all routes are paths between their ranks. Returns their lengths, [source,
+    destination].
+    """
     src, dst = pairs(network)
     links, starts = network.routes(src, dst, seed=seed)
     lengths = np.diff(starts)
@@ -52,7 +55,7 @@ def check_paths(network: Topology, seed: int = 0) -> Ints:
 
 
 def true_distances(network: Topology) -> Ints:
-    """By networkx; messages pass through ranks only where these relay."""
+    """Returns the distances by networkx. Messages pass through ranks only if the ranks relay."""
     n = network.num_ranks
     graph = topology.to_networkx(network)
     found = np.zeros((n, n), dtype=np.int64)
@@ -70,7 +73,7 @@ def true_distances(network: Topology) -> Ints:
 
 
 @pytest.mark.parametrize("spec", [*EXAMPLES, *SMALL])
-def test_against_networkx(spec: str) -> None:
+def test_routes_and_distances_agree_with_networkx(spec: str) -> None:
     network = parse(spec)
     lengths, expected = check_paths(network), true_distances(network)
     assert network.diameter() == expected.max()
@@ -94,8 +97,10 @@ def test_valiant_paths_pass_through_another_group(spec: str) -> None:
     assert lengths.max() <= 10
 
 
-def test_valiant_spreads_what_minimal_sends_over_one_link() -> None:
-    """Every group sends to the next: the pattern that minimal routing is worst at (ISCA 2008)."""
+def test_valiant_spreads_traffic_that_minimal_sends_over_one_link() -> None:
+    """Every group sends to the next group, which is the worst pattern for minimal routing (ISCA
+    2008).
+    """
     busiest = {}
     for routing in ("minimal", "valiant"):
         network = topology.dragonfly(4, 2, 2, routing=routing)
@@ -112,7 +117,7 @@ def test_valiant_spreads_what_minimal_sends_over_one_link() -> None:
     seed=st.integers(0, 2**40),
 )
 @settings(max_examples=25, deadline=None)
-def test_any_box(sizes: list[int], wrap: bool, seed: int) -> None:
+def test_any_box_has_shortest_routes(sizes: list[int], wrap: bool, seed: int) -> None:
     network = topology.torus(sizes) if wrap else topology.grid(sizes)
     graph = networkx.grid_graph(sizes[::-1], periodic=wrap)
     lengths = check_paths(network, seed)
@@ -131,7 +136,9 @@ def test_any_box(sizes: list[int], wrap: bool, seed: int) -> None:
 
 @given(nodes=st.integers(2, 8), chance=st.floats(0, 1), seed=st.integers(0, 99))
 @settings(max_examples=25, deadline=None)
-def test_any_graph(nodes: int, chance: float, seed: int) -> None:
+def test_any_graph_has_shortest_routes_and_the_least_cut(
+    nodes: int, chance: float, seed: int
+) -> None:
     tree = networkx.random_labeled_tree(nodes, seed=seed)
     graph = networkx.compose(networkx.gnp_random_graph(nodes, chance, seed=seed), tree)
     network = topology.from_networkx(graph).with_links(bandwidth_Bps=1.0)
@@ -152,7 +159,7 @@ def test_textbook_cuts_are_the_least(spec: str) -> None:
     assert anonymous.bisection_Bps() == pytest.approx(network.bisection_Bps())
 
 
-def test_ecmp_uses_every_way_and_is_deterministic() -> None:
+def test_ecmp_uses_every_path_and_is_deterministic() -> None:
     tree = topology.fat_tree(8)
     src, dst = np.zeros(4096, dtype=np.int64), np.full(4096, 127)
     tops = set()
@@ -167,7 +174,7 @@ def test_ecmp_uses_every_way_and_is_deterministic() -> None:
     assert np.bincount(links).max() <= 8
 
 
-def test_half_way_round_a_ring_both_directions_are_used() -> None:
+def test_opposite_ranks_of_a_ring_use_both_directions() -> None:
     ring = topology.ring(8)
     src = np.arange(8)
     links, _ = ring.routes(src, (src + 4) % 8)
@@ -177,18 +184,18 @@ def test_half_way_round_a_ring_both_directions_are_used() -> None:
 def test_explicit_paths_and_choices_between_them() -> None:
     ring = topology.ring(6)
     up, down = ring.route(0, 2), [ring.route(0, 5)[0], *ring.route(5, 2)[:0]]
-    long_way = [*ring.route(0, 5), *ring.route(5, 4), *ring.route(4, 3), *ring.route(3, 2)]
-    one = ring.with_routes({(0, 2): long_way})
-    assert one.route(0, 2) == long_way and one.route(1, 3) == ring.route(1, 3)
-    both = ring.with_routes({(0, 2): [up, long_way]})
+    detour = [*ring.route(0, 5), *ring.route(5, 4), *ring.route(4, 3), *ring.route(3, 2)]
+    one = ring.with_routes({(0, 2): detour})
+    assert one.route(0, 2) == detour and one.route(1, 3) == ring.route(1, 3)
+    both = ring.with_routes({(0, 2): [up, detour]})
     assert {tuple(both.route(0, 2, seed=seed)) for seed in range(30)} == {
         tuple(up),
-        tuple(long_way),
+        tuple(detour),
     }
     assert topology.from_json(topology.to_json(both)) == both
     with pytest.raises(ValueError, match="ends at node 5"):
         ring.with_routes({(0, 2): down})
-    with pytest.raises(ValueError, match="does not leave node 0"):
+    with pytest.raises(ValueError, match="does not start at node 0"):
         ring.with_routes({(0, 2): ring.route(1, 2)})
 
 
@@ -202,20 +209,20 @@ def test_failed_links_are_avoided() -> None:
         topology.line(3).without(topology.line(3).route(0, 1)).diameter()
 
 
-def test_mistakes_in_ranks_are_named() -> None:
-    with pytest.raises(ValueError, match="no rank 8 among 8"):
+def test_errors_name_invalid_ranks() -> None:
+    with pytest.raises(ValueError, match=r"expected ranks in 0\.\.7, got 8"):
         topology.ring(8).route(0, 8)
     with pytest.raises(ValueError, match="sources"):
         topology.ring(8).routes(np.zeros(2), np.zeros(3))
 
 
-def test_inside_a_server_nvlink_goes_before_pcie() -> None:
+def test_nvlink_is_preferred_to_pcie_inside_a_server() -> None:
     node = topology.dgx(8)
     kinds = node.links.kind[node.route(0, 1)]
     assert set(kinds.tolist()) == {topology.LinkKind.NVLINK}
 
 
-def test_rails_keep_to_their_leaf() -> None:
+def test_rails_route_through_their_leaf() -> None:
     pod = topology.rail_optimised(hosts=16, gpus=8, unit=4)
     lengths = check_paths(pod)
     assert (
@@ -226,7 +233,7 @@ def test_rails_keep_to_their_leaf() -> None:
 @pytest.mark.parametrize(
     "spec", ["fat_tree:k=64", "torus:256x256", "rail_optimised:hosts=8192,gpus=8,unit=64"]
 )
-def test_65536_ranks(spec: str) -> None:
+def test_topologies_of_65536_ranks_have_routes_and_diameters(spec: str) -> None:
     network = parse(spec)
     assert network.num_ranks == 65536
     rng = np.random.default_rng(1)

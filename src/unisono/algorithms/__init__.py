@@ -1,7 +1,7 @@
-"""Algorithms: pure functions from sizes to schedules, one file per family.
+"""Algorithms: pure functions from sizes to schedules, with one file for each family.
 
-Begin with `names`, `build` and `cost`; `parameters` says how an algorithm is written as a text.
-Importing this package imports every file in it, so an algorithm is registered by being there.
+Start with `names`, `build` and `cost`. `parameters` describes the text form of an algorithm. The
+package imports all its files, so a new file registers its algorithms without further changes.
 """
 
 from importlib import import_module

@@ -1,6 +1,7 @@
-"""A tree in which the subtree below a child halves each round: the k-nomial tree with k = 2.
+"""Binomial trees: the subtree below each child halves in each round. A k-nomial tree with k = 2.
 
-n is the number of ranks, N the bytes of the whole vector; bytes are those the busiest rank sends.
+n is the number of ranks, N the bytes of the whole vector. Bytes are the bytes that the busiest rank
+sends.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from unisono.types import Op
 
 @algorithm(Op.BROADCAST, "binomial_tree", cost=partial(k_nomial.broadcast_cost, k=2))
 def broadcast(ranks: int, root: int) -> Schedule:
-    """The root sends to n/2 away, both send to n/4 away, and so on.
+    """The root sends to the rank n/2 away, both send to the ranks n/4 away, and so on.
 
     Rounds: ceil(log2(n)). Bytes: ceil(log2(n)) x N, at the root. Source: Thakur, Rabenseifner,
     Gropp, "Optimization of collective communication operations in MPICH" (2005).
@@ -25,10 +26,10 @@ def broadcast(ranks: int, root: int) -> Schedule:
 
 @algorithm(Op.REDUCE, "binomial_tree", cost=partial(k_nomial.reduce_cost, k=2))
 def reduce(ranks: int, root: int) -> Schedule:
-    """The broadcast tree backwards: children send partial sums to their parents.
+    """Reverses the broadcast tree: children send partial sums to their parents.
 
-    Rounds: ceil(log2(n)). Bytes: N. Reductions: ceil(log2(n)) x N, at the root.
-    Source: Thakur, Rabenseifner, Gropp (2005).
+    Rounds: ceil(log2(n)). Bytes: N. Reductions: ceil(log2(n)) x N, at the root. Source: Thakur,
+    Rabenseifner, Gropp (2005).
     """
     return k_nomial.reduce(ranks, root, k=2)
 
@@ -38,17 +39,17 @@ def gather(ranks: int, root: int) -> Schedule:
     """Each rank sends its parent the pieces of its whole subtree. Pieces must have one length.
 
     Rounds: ceil(log2(n)). Bytes: up to N/2, by a child of the root. Source: Chan, Heimlich,
-    Purkayastha, van de Geijn, "Collective communication: theory, practice, and experience"
-    (2007), the minimum-spanning-tree gather.
+    Purkayastha, van de Geijn, "Collective communication: theory, practice, and experience" (2007),
+    the minimum-spanning-tree gather.
     """
     return k_nomial.gather(ranks, root, k=2)
 
 
 @algorithm(Op.SCATTER, "binomial_tree", cost=partial(k_nomial.scatter_cost, k=2))
 def scatter(ranks: int, root: int) -> Schedule:
-    """Each rank sends its child the pieces of the child's subtree. Pieces must have one length.
+    """Each rank sends each child the pieces of the child's subtree. Pieces must have one length.
 
-    Rounds: ceil(log2(n)). Bytes: (n-1)/n x N at the root. Source: Chan et al. (2007),
-    the minimum-spanning-tree scatter.
+    Rounds: ceil(log2(n)). Bytes: (n-1)/n x N at the root. Source: Chan et al. (2007), the
+    minimum-spanning-tree scatter.
     """
     return k_nomial.scatter(ranks, root, k=2)

@@ -1,8 +1,9 @@
 """Rings along the axes of a grid, one axis after another.
 
-`blueconnect:4x2`: axis 0 of 4, the ranks of a host; axis 1 of 2, the hosts. The sizes are the
-`levels` that `build` is given, or as equal as can be, unless they are written. n is the number of
-ranks, n_i the size of axis i, N the bytes of the whole vector; bytes are those a rank sends.
+In `blueconnect:4x2`, axis 0 of size 4 is the ranks of a host, and axis 1 of size 2 is the hosts.
+Without sizes in the text, the sizes are the `levels` of `build`, or else as equal as possible. n is
+the number of ranks, n_i the size of axis i, N the bytes of the whole vector. Bytes are the bytes
+that a rank sends.
 """
 
 from __future__ import annotations
@@ -18,10 +19,10 @@ from unisono.types import Op
 
 @algorithm(Op.ALL_GATHER, "blueconnect", cost=bucket.gather_cost)
 def all_gather(ranks: int, *, dims: Dims | None = None) -> Schedule:
-    """All-gather around the rings along the last axis, ..., at last along axis 0.
+    """All-gather around the rings of each axis, from the last axis to axis 0.
 
-    Rounds: sum of (n_i - 1). Bytes: (n-1)/n x N, of it (n_i - 1)/(n_0 ... n_i) x N along axis i.
-    Source: Cho et al., "BlueConnect: decomposing all-reduce for deep learning on heterogeneous
+    Rounds: sum of (n_i - 1). Bytes: (n-1)/n x N, including (n_i - 1)/(n_0 ... n_i) x N along axis
+    i. Source: Cho et al., "BlueConnect: decomposing all-reduce for deep learning on heterogeneous
     network hierarchy" (2019).
     """
     grid = Grid(dims=bucket.axes_of(ranks, dims))
@@ -34,7 +35,7 @@ def all_gather(ranks: int, *, dims: Dims | None = None) -> Schedule:
 
 @algorithm(Op.REDUCE_SCATTER, "blueconnect", cost=bucket.scatter_cost)
 def reduce_scatter(ranks: int, *, dims: Dims | None = None) -> Schedule:
-    """Reduce-scatter around the rings along axis 0, then axis 1, ...
+    """Reduce-scatter around the rings of each axis, from axis 0 to the last axis.
 
     Rounds: sum of (n_i - 1). Bytes: (n-1)/n x N. Reductions: (n-1)/n x N. Source: Cho et al.
     (2019).
@@ -44,7 +45,7 @@ def reduce_scatter(ranks: int, *, dims: Dims | None = None) -> Schedule:
 
 @algorithm(Op.ALL_REDUCE, "blueconnect", cost=bucket.all_reduce_cost)
 def all_reduce(ranks: int, *, dims: Dims | None = None) -> Schedule:
-    """Reduce-scatter along each axis, then all-gather along each, in the opposite order.
+    """Reduce-scatter along each axis, then all-gather along each axis in the opposite order.
 
     Rounds: 2 x sum of (n_i - 1). Bytes: 2(n-1)/n x N. Reductions: (n-1)/n x N. Source: Cho et al.
     (2019).

@@ -1,8 +1,9 @@
-"""Reach all ranks by the digits of their distance: ceil(log_k(n)) rounds for any rank count.
+"""Bruck's algorithms: pieces travel by the digits of their distance, in ceil(log_k(n)) rounds for
+any number of ranks.
 
-n is the number of ranks, k the radix, N the bytes of the whole vector (all pieces of a rank);
-bytes are those a rank sends. In a round a rank sends to k-1 others, so a larger radix takes fewer
-rounds.
+n is the number of ranks, k the radix, N the bytes of the whole vector (all pieces of a rank). Bytes
+are the bytes that a rank sends. In a round, a rank sends to k-1 others, so a larger radix needs
+fewer rounds.
 """
 
 from __future__ import annotations
@@ -29,31 +30,32 @@ def _scatter_cost(ranks: int, *, radix: int = 2) -> Cost:
 
 def _all_to_all_cost(ranks: int, *, radix: int = 2) -> Cost:
     weights = _weights(ranks, radix)
-    moved = sum(1 for weight in weights for way in range(ranks) if way // weight % radix)
+    moved = sum(1 for weight in weights for distance in range(ranks) if distance // weight % radix)
     return Cost(rounds=len(weights), bytes_sent=Fraction(moved, ranks))
 
 
 @algorithm(Op.ALL_GATHER, "bruck", cost=_gather_cost)
 def all_gather(ranks: int, *, radix: int = 2) -> Schedule:
-    """With w pieces in hand, send them to the ranks w, 2w, ... below: then everyone has k w.
+    """Ranks with w pieces send them to the ranks w, 2w, ... below, so that each rank has k w
+    pieces.
 
     Rounds: ceil(log_k(n)). Bytes: (n-1)/n x N. Source: Bruck et al., "Efficient algorithms for
     all-to-all communications in multiport message-passing systems" (1997), the concatenation.
     """
     b = Builder(Collective(op=Op.ALL_GATHER, ranks=ranks), "bruck")
     for weight in _weights(ranks, radix):
-        for way in range(weight, min(weight * radix, ranks), weight):
+        for distance in range(weight, min(weight * radix, ranks), weight):
             for rank in range(ranks):
-                own = [(rank + i) % ranks for i in range(min(weight, ranks - way))]
+                own = [(rank + i) % ranks for i in range(min(weight, ranks - distance))]
                 for first, count in runs(own):
-                    b.copy(rank, first, (rank - way) % ranks, count=count)
+                    b.copy(rank, first, (rank - distance) % ranks, count=count)
         b.next_round()
     return b.build()
 
 
 @algorithm(Op.REDUCE_SCATTER, "bruck", cost=_scatter_cost)
 def reduce_scatter(ranks: int, *, radix: int = 2) -> Schedule:
-    """The all-gather backwards.
+    """Reverses the all-gather.
 
     Rounds: ceil(log_k(n)). Bytes: (n-1)/n x N. Reductions: (n-1)/n x N. Source: Träff, "Optimal,
     non-pipelined reduce-scatter and allreduce algorithms" (2024), a circulant graph by doubling.
@@ -63,24 +65,26 @@ def reduce_scatter(ranks: int, *, radix: int = 2) -> Schedule:
 
 @algorithm(Op.ALL_TO_ALL, "bruck", cost=_all_to_all_cost)
 def all_to_all(ranks: int, *, radix: int = 2) -> Schedule:
-    """Each piece goes the digits of its way one by one, with all that share the digit.
+    """Each piece moves by one digit of its distance per round, with all pieces of the same digit.
 
-    Rounds: ceil(log_k(n)). Bytes: the nonzero digits of 0..n-1 in base k, together, /n x N; for
-    powers of two log2(n)/2 x N. Source: Bruck et al. (1997), the index operation.
+    Rounds: ceil(log_k(n)). Bytes: the number of nonzero digits of 0..n-1 in base k, divided by n, x
+    N; for powers of two log2(n)/2 x N. Source: Bruck et al. (1997), the index operation.
     """
     b = Builder(Collective(op=Op.ALL_TO_ALL, ranks=ranks), "bruck")
     for weight in _weights(ranks, radix):
-        for way in range(1, ranks):
-            digit = way // weight % radix
-            gone = way % weight
+        for distance in range(1, ranks):
+            digit = distance // weight % radix
+            travelled = distance % weight
             for src in range(ranks if digit else 0):
-                here = (src + gone) % ranks
-                b.copy(here, src * ranks + (src + way) % ranks, (here + digit * weight) % ranks)
+                here = (src + travelled) % ranks
+                b.copy(
+                    here, src * ranks + (src + distance) % ranks, (here + digit * weight) % ranks
+                )
         b.next_round()
     return b.build()
 
 
 def _weights(ranks: int, radix: int) -> list[int]:
     if radix < 2:
-        raise UnsupportedError(f"bruck: the radix must be at least 2, not {radix}")
+        raise UnsupportedError(f"bruck: expected a radix of at least 2, got {radix}")
     return powers(radix, ranks)

@@ -1,19 +1,19 @@
-"""The bucket algorithm on a torus: rings along each axis, all axes busy at the same time.
+"""The bucket algorithm on a torus: rings along each axis, with all axes busy at the same time.
 
-`bucket:4x4` is a torus of two axes (also written `torus:4x4`). The vector is cut in a shard for
-each axis and each way round it; shard i goes round axis i first, then the next, and so on, so that
-no two shards use the same links, and all links of a torus whose sides are equal are busy all the
-time. With `ways=1` there are half as many shards, which all go the same way round. The sizes are
-the `levels` that `build` is given, or two that are as equal as can be, unless they are written. n
-is the number of ranks, n_i the size of axis i, N the bytes of the whole vector; bytes are those a
-rank sends.
+`bucket:4x4` is a torus of two axes (also written `torus:4x4`). The vector is cut into a shard for
+each axis and each direction. Shard i goes around axis i first, then around the next axis, and so
+on. So two shards never use the same link. On a torus with equal sides, all links are always busy.
+With `ways=1`, half as many shards all go in the same direction. Without sizes in the text, the
+sizes are the `levels` of `build`, or else two sizes that are as equal as possible. n is the number
+of ranks, n_i the size of axis i, N the bytes of the whole vector. Bytes are the bytes that a rank
+sends.
 """
 
 from __future__ import annotations
 
 from unisono.algorithms import ring
 from unisono.algorithms.compose import Composer, backwards, in_sequence, on_ranks
-from unisono.algorithms.cost import Cost, of_all_gather, there_and_back
+from unisono.algorithms.cost import Cost, of_all_gather, scatter_then_gather
 from unisono.algorithms.cost import backwards as backwards_cost
 from unisono.algorithms.grid import Grid, Lines, near_square
 from unisono.algorithms.parameters import Dims, check_dims
@@ -24,29 +24,29 @@ from unisono.types import Op
 
 
 def gather_cost(ranks: int, *, dims: Dims | None = None, ways: int = 2) -> Cost:
-    """Of an all-gather around rings along each axis; it does not depend on the `ways`."""
+    """Cost of an all-gather around rings along each axis, which is independent of `ways`."""
     _check_ways(ways)
     rounds = sum(size - 1 for size in axes_of(ranks, dims))
     return of_all_gather(rounds, ranks - 1, ranks)
 
 
 def scatter_cost(ranks: int, *, dims: Dims | None = None, ways: int = 2) -> Cost:
-    """Of the reduce-scatter."""
+    """Cost of the reduce-scatter."""
     return backwards_cost(gather_cost(ranks, dims=dims, ways=ways), ranks)
 
 
 def all_reduce_cost(ranks: int, *, dims: Dims | None = None, ways: int = 2) -> Cost:
-    """Of the all-reduce."""
-    return there_and_back(gather_cost(ranks, dims=dims, ways=ways), ranks)
+    """Cost of the all-reduce."""
+    return scatter_then_gather(gather_cost(ranks, dims=dims, ways=ways), ranks)
 
 
 @algorithm(Op.ALL_GATHER, "bucket", cost=gather_cost)
 def all_gather(ranks: int, *, dims: Dims | None = None, ways: int = 2) -> Schedule:
-    """Each shard of a piece goes round one axis after another, no two on the same links.
+    """Each shard of a piece goes around one axis after another, and two shards never share a link.
 
     Rounds: sum of (n_i - 1). Bytes: (n-1)/n x N. Source: Jain and Sabharwal, "Optimal bucket
-    algorithms for large MPI collectives on torus interconnects" (2010); shards at the same time:
-    Sack and Gropp, "Collective algorithms for multiported torus networks" (2015).
+    algorithms for large MPI collectives on torus interconnects" (2010); simultaneous shards: Sack
+    and Gropp, "Collective algorithms for multiported torus networks" (2015).
     """
     _check_ways(ways)
     grid = Grid(dims=axes_of(ranks, dims))
@@ -56,7 +56,7 @@ def all_gather(ranks: int, *, dims: Dims | None = None, ways: int = 2) -> Schedu
     there = {axis: ring.all_gather(grid.dims[axis]) for axis in axes}
     back = {axis: on_ranks(part, _turned(grid.dims[axis])) for axis, part in there.items()}
     for shard in range(shards):
-        way, axis = divmod(shard, len(axes))
+        direction, axis = divmod(shard, len(axes))
         lines = Lines(
             composer=composer,
             grid=grid,
@@ -65,13 +65,13 @@ def all_gather(ranks: int, *, dims: Dims | None = None, ways: int = 2) -> Schedu
             offset=shard,
             channel=shard,
         )
-        lines.gather([*axes[axis:], *axes[:axis]], back if way else there)
+        lines.gather([*axes[axis:], *axes[:axis]], back if direction else there)
     return composer.build()
 
 
 @algorithm(Op.REDUCE_SCATTER, "bucket", cost=scatter_cost)
 def reduce_scatter(ranks: int, *, dims: Dims | None = None, ways: int = 2) -> Schedule:
-    """The all-gather backwards.
+    """Reverses the all-gather.
 
     Rounds: sum of (n_i - 1). Bytes: (n-1)/n x N. Reductions: (n-1)/n x N. Source: Jain and
     Sabharwal (2010); Sack and Gropp (2015).
@@ -81,7 +81,8 @@ def reduce_scatter(ranks: int, *, dims: Dims | None = None, ways: int = 2) -> Sc
 
 @algorithm(Op.ALL_REDUCE, "bucket", cost=all_reduce_cost)
 def all_reduce(ranks: int, *, dims: Dims | None = None, ways: int = 2) -> Schedule:
-    """Reduce-scatter along each axis, then all-gather along each, every shard in its own order.
+    """Reduce-scatter along each axis, then all-gather along each axis, with an own order of axes
+    for each shard.
 
     Rounds: 2 x sum of (n_i - 1). Bytes: 2(n-1)/n x N. Reductions: (n-1)/n x N. Source: Jain and
     Sabharwal (2010); Sack and Gropp (2015).
@@ -91,15 +92,15 @@ def all_reduce(ranks: int, *, dims: Dims | None = None, ways: int = 2) -> Schedu
 
 
 def axes_of(ranks: int, dims: Dims | None) -> Dims:
-    """The sizes of the axes: as given, or two that are as equal as can be."""
+    """Returns the given sizes of the axes, or two sizes that are as equal as possible."""
     return check_dims(dims or near_square(ranks, 2), ranks)
 
 
 def _turned(size: int) -> list[int]:
-    """The ranks of a ring the other way round."""
+    """Returns the ranks of a ring in the opposite direction."""
     return [-rank % size for rank in range(size)]
 
 
 def _check_ways(ways: int) -> None:
     if ways not in (1, 2):
-        raise UnsupportedError(f"bucket: ways is 1 or 2, not {ways}")
+        raise UnsupportedError(f"bucket: expected ways to be 1 or 2, got {ways}")

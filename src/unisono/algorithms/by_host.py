@@ -1,9 +1,10 @@
-"""For ranks on several hosts, any number on each: every host sends as little as can be.
+"""Algorithms for several hosts of any size that minimise the traffic of every host.
 
-What leaves a host was reduced there before, what comes to it is spread there by shared memory, and
-all ranks of a host take an equal part in what goes between hosts. n is the number of ranks, H that
-of hosts, L_h and L the ranks of host h and of the largest, N the bytes of the whole vector; bytes
-are those the busiest rank sends, "per host" those that a host sends and those that it receives.
+Data are reduced inside a host before they leave the host. Data that arrive are distributed through
+shared memory. All ranks of a host take an equal part in the traffic between hosts. n is the number
+of ranks, H the number of hosts. L_h is the number of ranks of host h, L the largest L_h. N is the
+bytes of the whole vector. Bytes are the bytes that the busiest rank sends. "Per host" are the bytes
+that a host sends or receives.
 """
 
 from __future__ import annotations
@@ -42,12 +43,12 @@ def _all_reduce_cost(
 
 def _all_gather_cost(ranks: int, *, between: str | None = None, hosts: Hosts | None = None) -> Cost:
     layout = HostLayout.of(ranks, hosts)
-    others, ring = len(layout.hosts) - 1, _way(layout, between) == _RING
+    others, ring = len(layout.hosts) - 1, _pattern(layout, between) == _RING
     parts, most = _parts(layout), Fraction(0)
     for size in layout.sizes:
-        brought = Fraction(-(-(ranks - size) * parts // size), parts)  # pieces, to the busiest
-        away = 1 + brought if ring else Fraction(others)
-        most = max(most, away + (size - 1) * (1 + brought))
+        received = Fraction(-(-(ranks - size) * parts // size), parts)  # pieces to the busiest rank
+        away = 1 + received if ring else Fraction(others)
+        most = max(most, away + (size - 1) * (1 + received))
     rounds = (others if ring else min(others, 1)) + layout.shared
     return Cost(rounds=rounds, bytes_sent=most / ranks)
 
@@ -75,14 +76,15 @@ def _reduce_cost(ranks: int, *, hosts: Hosts | None = None) -> Cost:
 def all_reduce(
     ranks: int, *, between: str = _DIRECT, inside: str = _DIRECT, hosts: Hosts | None = None
 ) -> Schedule:
-    """Reduce-scatter inside each host, all-reduce each share between hosts, all-gather inside.
+    """Reduce-scatter inside each host, all-reduce of each share between hosts, all-gather inside
+    each host.
 
-    `between` is any all-reduce, `inside` any algorithm of reduce-scatter and of all-gather.
+    `between` is any all-reduce. `inside` is any algorithm of both reduce-scatter and all-gather.
 
-    Rounds: 4 (2 with a rank a host). Bytes: about 2(L-1)/L x N + 2(H-1)/H x N/L; per host
-    2(H-1)/H x N, the least that there is. Reductions: about half of it. Source: Cho et al.,
+    Rounds: 4 (2 with one rank per host). Bytes: about 2(L-1)/L x N + 2(H-1)/H x N/L; per host
+    2(H-1)/H x N, the minimum. Reductions: about half of the bytes. Source: Cho et al.,
     "BlueConnect: decomposing all-reduce for deep learning on heterogeneous network hierarchy"
-    (2019), here for hosts that differ; Hidayetoglu et al., "HiCCL: a hierarchical collective
+    (2019), here for hosts of different sizes; Hidayetoglu et al., "HiCCL: a hierarchical collective
     communication library" (2024).
     """
     layout = HostLayout.of(ranks, hosts)
@@ -104,20 +106,21 @@ def all_reduce(
 
 @algorithm(Op.ALL_GATHER, "by_host", cost=_all_gather_cost, exact=False)
 def all_gather(ranks: int, *, between: str | None = None, hosts: Hosts | None = None) -> Schedule:
-    """A piece goes to one rank of each other host, a different one for each piece, and from there
-    to all ranks of the host.
+    """Each piece goes to one rank of each other host, a different rank for each piece. From there
+    the piece goes to all ranks of the host.
 
-    `between` is direct, or ring: from host to host. By default direct, unless some host has so many
-    more ranks than others that sending their pieces H-1 times would be its bound.
+    `between` is direct, or ring for transfers from host to host. The default is direct. The default
+    is ring if some host is so much larger than others that sending its pieces H-1 times limits the
+    time.
 
-    Rounds: 2 (1 with a rank a host), H along the ring. Bytes: about N, (L-1)/n x N of it for what
-    comes from other hosts; per host in (n - L_h)/n x N, the least that there is, out (H-1)L_h/n x N
-    direct, at most N on the ring. Source: Träff, "Efficient allgather for regular
-    SMP-clusters" (2006), here for hosts that differ.
+    Rounds: 2 (1 with one rank per host), H along the ring. Bytes: about N, plus (L-1)/n x N for the
+    pieces of other hosts; per host (n - L_h)/n x N received, the minimum; (H-1)L_h/n x N sent
+    directly, at most N sent on the ring. Source: Träff, "Efficient allgather for regular
+    SMP-clusters" (2006), here for hosts of different sizes.
     """
     layout = HostLayout.of(ranks, hosts)
-    ring, parts = _way(layout, between) == _RING, _parts(layout)
-    stations = _stations(layout, parts)
+    ring, parts = _pattern(layout, between) == _RING, _parts(layout)
+    first_receivers = _first_receivers(layout, parts)
     b = Builder(Collective(op=Op.ALL_GATHER, ranks=ranks, parts=parts), "by_host")
     count = len(layout.hosts)
     chunk = np.arange(ranks * parts)
@@ -127,16 +130,16 @@ def all_gather(ranks: int, *, between: str | None = None, hosts: Hosts | None = 
         at = before = own // parts
         others = [(number + distance) % count for distance in range(1, count)]
         b.round = 0
-        _spread(b, np.array(host), own, at)
+        _copy_inside(b, np.array(host), own, at)
         if others and not ring:
-            b.copy(at, own, np.array([stations[there][held] for there in others]))
+            b.copy(at, own, np.array([first_receivers[there][held] for there in others]))
         for there in others:
             if ring:
-                b.copy(before, own, stations[there][held])
-            before = stations[there][held]
+                b.copy(before, own, first_receivers[there][held])
+            before = first_receivers[there][held]
             b.next_round()
-            _spread(b, np.array(layout.hosts[there]), own, before)
-            b.round -= not ring  # direct: all at once
+            _copy_inside(b, np.array(layout.hosts[there]), own, before)
+            b.round -= not ring  # direct: all hosts in the same rounds
     return b.build()
 
 
@@ -144,34 +147,37 @@ def all_gather(ranks: int, *, between: str | None = None, hosts: Hosts | None = 
 def reduce_scatter(
     ranks: int, *, between: str | None = None, hosts: Hosts | None = None
 ) -> Schedule:
-    """A piece is reduced inside each host, by a different rank for each piece, and then at the rank
-    that it is for. `between` as for all-gather, which is this backwards.
+    """Each piece is reduced inside each host, by a different rank for each piece, and then at its
+    destination.
 
-    Rounds: 2 (1 with a rank a host), H along the ring. Bytes: (n-1)/n x N; per host out
-    (n - L_h)/n x N, the least that there is, in (H-1)L_h/n x N direct, at most N on the ring.
-    Reductions: about N. Source: Cho et al. (2019), here for hosts that differ.
+    This algorithm reverses the all-gather and has the same `between`.
+
+    Rounds: 2 (1 with one rank per host), H along the ring. Bytes: (n-1)/n x N; per host (n - L_h)/n
+    x N sent, the minimum; (H-1)L_h/n x N received directly, at most N received on the ring.
+    Reductions: about N. Source: Cho et al. (2019), here for hosts of different sizes.
     """
     return backwards(all_gather(ranks, between=between, hosts=hosts))
 
 
 @algorithm(Op.BROADCAST, "by_host", cost=_broadcast_cost, exact=False)
 def broadcast(ranks: int, root: int, *, hosts: Hosts | None = None) -> Schedule:
-    """The root's host sends each other host a different share, and these send it on to each other.
+    """The root's host sends each other host a different share. These hosts send their shares to
+    each other.
 
-    Rounds: 4 (2 with a rank a host; less for two hosts). Bytes: (L-1) x N + N/L at the root; per
-    host in N, out at most N, the least that there is. Source: van de Geijn's broadcast by scatter
+    Rounds: 4 (2 with one rank per host; fewer for two hosts). Bytes: (L-1) x N + N/L at the root;
+    per host N received and at most N sent, the minimum. Source: van de Geijn's broadcast by scatter
     and all-gather, Barnett et al., "Interprocessor collective communication library (InterCom)"
     (1994), between hosts.
     """
     layout = HostLayout.of(ranks, hosts)
-    home, columns = layout.home(root), layout.columns
-    others = [host for host in range(len(layout.hosts)) if host != home]
+    root_host, columns = layout.root_host(root), layout.columns
+    others = [host for host in range(len(layout.hosts)) if host != root_host]
     shares = max(1, len(others))
     b = Builder(Collective(op=Op.BROADCAST, ranks=ranks, root=root, parts=shares * columns), "")
-    for rank in layout.hosts[home]:
+    for rank in layout.hosts[root_host]:
         if rank != root:
             b.copy(root, 0, rank, count=shares * columns)
-    b.round += layout.sizes[home] > 1
+    b.round += layout.sizes[root_host] > 1
     column = np.arange(columns)
     at = np.array(
         [
@@ -180,25 +186,25 @@ def broadcast(ranks: int, root: int, *, hosts: Hosts | None = None) -> Schedule:
         ]
     )
     for share, host in enumerate(others):
-        b.copy(at[home], share * columns + column, at[host])
+        b.copy(at[root_host], share * columns + column, at[host])
     b.next_round()
     for share, host in enumerate(others):
         b.copy(at[host], share * columns + column, at[[h for h in others if h != host]])
     b.round += len(others) > 1
     for host in others:
         chunk = np.arange(shares * columns)
-        _spread(b, np.array(layout.hosts[host]), chunk, at[host][chunk % columns])
+        _copy_inside(b, np.array(layout.hosts[host]), chunk, at[host][chunk % columns])
     return b.build()
 
 
 @algorithm(Op.REDUCE, "by_host", cost=_reduce_cost, exact=False)
 def reduce(ranks: int, root: int, *, hosts: Hosts | None = None) -> Schedule:
-    """Inside each host, then shares between the other hosts, then all at the root's: a broadcast
-    backwards.
+    """Reduces inside each host, then shares between the other hosts, then everything at the root's
+    host. This algorithm reverses the broadcast.
 
-    Rounds: 4 (2 with a rank a host; less for two hosts). Bytes: N; per host out N, in at most N,
-    the least that there is. Reductions: (L-1) x N + N/L at the root. Source: Barnett et al. (1994),
-    backwards.
+    Rounds: 4 (2 with one rank per host; fewer for two hosts). Bytes: N; per host N sent and at most
+    N received, the minimum. Reductions: (L-1) x N + N/L at the root. Source: Barnett et al. (1994),
+    reversed.
     """
     return backwards(broadcast(ranks, root, hosts=hosts))
 
@@ -206,7 +212,7 @@ def reduce(ranks: int, root: int, *, hosts: Hosts | None = None) -> Schedule:
 def _inside(
     composer: Composer, layout: HostLayout, parts: Mapping[int, Schedule], start: int
 ) -> int:
-    """Puts in the part for its size on each host; returns the round after the longest."""
+    """Adds to each host the part for the host's size. Returns the round after the longest part."""
     columns = layout.columns
     for number, host in enumerate(layout.hosts):
         if len(host) > 1:
@@ -215,19 +221,21 @@ def _inside(
 
 
 def _share(columns: int, size: int) -> Fraction:
-    """The largest share of the columns that a rank of a host of this size works on."""
+    """Returns the largest share of the columns that a rank of a host of this size works on."""
     return Fraction(-(-columns // size), columns)
 
 
 def _parts(layout: HostLayout) -> int:
-    """In how many a piece is cut, so that there is one from elsewhere for each rank of a host."""
+    """Returns the parts per piece, so that each rank of a host receives a foreign part."""
     foreign = [(size, layout.ranks - size) for size in layout.sizes if size < layout.ranks]
     return max((-(-size // others) for size, others in foreign), default=1)
 
 
-def _stations(layout: HostLayout, parts: int) -> list[np.ndarray]:
-    """For each host and chunk the rank to which it comes first; of foreign chunks each rank of the
-    host gets as many as the others, neighbours together."""
+def _first_receivers(layout: HostLayout, parts: int) -> list[np.ndarray]:
+    """Returns, for each host and chunk, the rank to which the chunk comes first.
+
+    The ranks of a host receive equal numbers of foreign chunks. Each rank receives adjacent chunks.
+    """
     owner = np.repeat(np.arange(layout.ranks), parts)
     found = []
     for host in layout.hosts:
@@ -239,21 +247,21 @@ def _stations(layout: HostLayout, parts: int) -> list[np.ndarray]:
     return found
 
 
-def _spread(
+def _copy_inside(
     b: Builder,
     host: np.ndarray,
     chunk: np.ndarray,
     at: np.ndarray,
 ) -> None:
-    """Copies each chunk from where it is to all other ranks of the host."""
+    """Copies each chunk from its rank to all other ranks of the host."""
     if len(host) == 1:
-        return  # it is there already
+        return  # the only rank already has the chunk
     rank, which = np.nonzero(host[:, None] != at[None, :])
     b.copy(at[which], chunk[which], host[rank])
 
 
-def _way(layout: HostLayout, between: str | None) -> str:
-    """How pieces go between hosts. Raises `UnsupportedError`."""
+def _pattern(layout: HostLayout, between: str | None) -> str:
+    """Returns the pattern of transfers between hosts. Raises `UnsupportedError`."""
     if between is None:
         direct = (len(layout.hosts) - 1) * max(layout.sizes)
         return _DIRECT if direct <= layout.ranks - min(layout.sizes) else _RING

@@ -1,7 +1,7 @@
-"""For ranks on several hosts, any number on each: for each pair of hosts, two ranks that speak.
+"""All-to-all for several hosts of any size, with two ranks that exchange for each pair of hosts.
 
-n is the number of ranks, H that of hosts, L_h and L the ranks of host h and of the largest, N the
-bytes of the whole vector; bytes are those the busiest rank sends at most.
+n is the number of ranks, H the number of hosts. L_h is the number of ranks of host h, L the largest
+L_h. N is the bytes of the whole vector. Bytes are an upper bound for the busiest rank.
 """
 
 from __future__ import annotations
@@ -20,25 +20,25 @@ from unisono.types import Op
 def _all_to_all_cost(ranks: int, *, hosts: Hosts | None = None) -> Cost:
     layout = HostLayout.of(ranks, hosts)
     others, most = len(layout.hosts) - 1, max(layout.sizes)
-    # A rank sends its own pieces, and of those of its host what it speaks for, both ways.
-    spoken = max(-(-others // size) * size for size in layout.sizes) * most
+    # A rank sends its own pieces, and both forwards and delivers the pieces that it represents.
+    represented = max(-(-others // size) * size for size in layout.sizes) * most
     inside = layout.shared * (2 if others else 1)
-    return Cost(rounds=min(others, 1) + inside, bytes_sent=1 + Fraction(2 * spoken, ranks))
+    return Cost(rounds=min(others, 1) + inside, bytes_sent=1 + Fraction(2 * represented, ranks))
 
 
 @algorithm(Op.ALL_TO_ALL, "by_host", cost=_all_to_all_cost, exact=False)
 def all_to_all(ranks: int, *, hosts: Hosts | None = None) -> Schedule:
-    """All for a host goes there in one message, from the rank that speaks with it; the ranks of a
-    host share the hosts they speak with. Pieces must have one length.
+    """All pieces for a host travel in one message, from the rank that represents the sender's host.
+    The ranks of a host divide the other hosts among them. Pieces must have one length.
 
-    Rounds: 1 between hosts, and 2 inside. Bytes: about N, twice what a rank speaks for, and its
-    own pieces; per host L_h(n - L_h)/n x N, which must cross. Source: Jackson and Booth, "Planned
-    AlltoAllv: a clustered approach" (2004), with more than one speaker.
+    Rounds: 1 between hosts, and 2 inside. Bytes: about N, twice the pieces that a rank represents,
+    plus its own pieces; per host L_h(n - L_h)/n x N, the minimum. Source: Jackson and Booth,
+    "Planned AlltoAllv: a clustered approach" (2004), with several representatives.
     """
     layout = HostLayout.of(ranks, hosts)
     b = Builder(Collective(op=Op.ALL_TO_ALL, ranks=ranks), "by_host")
     count = len(layout.hosts)
-    bundles = []  # (speaker here, speaker there, sources, destinations) of each piece
+    bundles = []  # (sending representative, receiving one, sources, destinations) of each bundle
     for here, there in ((h, g) for h in range(count) for g in range(count)):
         src = np.repeat(layout.hosts[here], len(layout.hosts[there]))
         dst = np.tile(layout.hosts[there], len(layout.hosts[here]))
@@ -46,7 +46,14 @@ def all_to_all(ranks: int, *, hosts: Hosts | None = None) -> Schedule:
             src, dst = src[src != dst], dst[src != dst]
             b.copy(src, src * ranks + dst, dst)
         else:
-            bundles.append((_speaker(layout, here, there), _speaker(layout, there, here), src, dst))
+            bundles.append(
+                (
+                    _representative(layout, here, there),
+                    _representative(layout, there, here),
+                    src,
+                    dst,
+                )
+            )
     for mine, _, src, dst in bundles:
         away = src != mine
         b.copy(src[away], (src * ranks + dst)[away], mine)
@@ -60,7 +67,7 @@ def all_to_all(ranks: int, *, hosts: Hosts | None = None) -> Schedule:
     return b.build()
 
 
-def _speaker(layout: HostLayout, here: int, there: int) -> int:
-    """The rank of one host that speaks with another."""
+def _representative(layout: HostLayout, here: int, there: int) -> int:
+    """Returns the rank of host `here` that represents it towards host `there`."""
     ranks = layout.hosts[here]
     return ranks[(there - (there > here)) % len(ranks)]

@@ -1,7 +1,7 @@
-"""Everything flows down a chain of ranks, parts or pieces following each other.
+"""Chains: data flow from rank to rank, with parts or pieces in a pipeline.
 
-The chain is root, root+1, ...; the broadcast down it is in `ring`. n is the number of ranks, N the
-bytes of the whole vector, p = 2(n-1) the parts; bytes are those the busiest rank sends.
+The chain is root, root+1, ... Its broadcast is in `ring`. n is the number of ranks, N the bytes of
+the whole vector, p = 2(n-1) the number of parts. Bytes are the bytes that the busiest rank sends.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ def _scatter_cost(ranks: int) -> Cost:
 
 @algorithm(Op.REDUCE, "chain", cost=_reduce_cost)
 def reduce(ranks: int, root: int) -> Schedule:
-    """The broadcast backwards: sums flow up the chain to the root.
+    """Reverses the broadcast: sums flow up the chain to the root.
 
     Rounds: p+n-2. Bytes: N. Reductions: N. Source: the pipeline of Pjesivac-Grbovic et al.,
     "Performance analysis of MPI collective operations" (2007).
@@ -43,10 +43,10 @@ def reduce(ranks: int, root: int) -> Schedule:
 
 @algorithm(Op.ALL_REDUCE, "chain", cost=_all_reduce_cost)
 def all_reduce(ranks: int) -> Schedule:
-    """Sums flow up the chain to rank 0, and each part at once down again.
+    """Sums flow up the chain to rank 0. Each part immediately flows down again.
 
     Rounds: p+2n-3. Bytes: 2N, for 2 ranks N. Reductions: N. Source: the pipelines of
-    Pjesivac-Grbovic et al. (2007), one meeting the other.
+    Pjesivac-Grbovic et al. (2007), one directly after the other.
     """
     parts = max(1, 2 * (ranks - 1))
     b = Builder(Collective(op=Op.ALL_REDUCE, ranks=ranks, parts=parts), "chain")
@@ -63,16 +63,16 @@ def all_reduce(ranks: int) -> Schedule:
 
 @algorithm(Op.SCATTER, "chain", cost=_scatter_cost)
 def scatter(ranks: int, root: int) -> Schedule:
-    """Pieces flow down the chain, that of the last rank first. Pieces must have one length.
+    """Pieces flow down the chain, starting with the last rank's piece. Pieces must have one length.
 
     Rounds: n-1. Bytes: (n-1)/n x N at the root. Source: Pjesivac-Grbovic et al. (2007), the
-    pipeline, pieces for parts.
+    pipeline, with pieces instead of parts.
     """
     b = Builder(Collective(op=Op.SCATTER, ranks=ranks, root=root), "chain")
-    for way in range(1, ranks):
-        b.round = ranks - 1 - way
-        for hop in range(way):
-            b.copy((root + hop) % ranks, (root + way) % ranks, (root + hop + 1) % ranks)
+    for distance in range(1, ranks):
+        b.round = ranks - 1 - distance
+        for hop in range(distance):
+            b.copy((root + hop) % ranks, (root + distance) % ranks, (root + hop + 1) % ranks)
             b.next_round()
     return b.build()
 
@@ -81,7 +81,7 @@ def scatter(ranks: int, root: int) -> Schedule:
 def gather(ranks: int, root: int) -> Schedule:
     """Pieces flow up the chain to the root. Pieces must have one length.
 
-    Rounds: n-1. Bytes: (n-1)/n x N, by the root's neighbour. Source: Pjesivac-Grbovic
-    et al. (2007), the pipeline, pieces for parts.
+    Rounds: n-1. Bytes: (n-1)/n x N, by the root's neighbour. Source: Pjesivac-Grbovic et al.
+    (2007), the pipeline, with pieces instead of parts.
     """
     return backwards(scatter(ranks, root))

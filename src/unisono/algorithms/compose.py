@@ -1,8 +1,8 @@
-"""Schedules made of schedules: backwards, one after another, side by side, on some of the ranks.
+"""Compositions of schedules: reversed, in sequence, in parallel, or on some of the ranks.
 
-The unit of composition is a *share*: `unit` chunks that lie together. A schedule that is put into
-a larger one keeps its transfers; its ranks become some ranks of the larger one, and each of its
-pieces stands for a list of shares.
+The unit of composition is a *share*: `unit` adjacent chunks. A schedule inside a larger schedule
+keeps its transfers. Its ranks become ranks of the larger schedule. Each of its pieces becomes a
+list of shares.
 """
 
 from __future__ import annotations
@@ -27,9 +27,9 @@ _BACKWARDS = {
 
 
 class Composer:
-    """A builder whose building blocks are schedules.
+    """A builder that combines schedules.
 
-    `unit` chunks are a share: it must be a multiple of the parts of every schedule put in.
+    A share has `unit` chunks. `unit` must be a multiple of the parts of every added schedule.
     """
 
     def __init__(self, collective: Collective, unit: int) -> None:
@@ -46,12 +46,12 @@ class Composer:
         channel: int = 0,
         run: int = 1,
     ) -> int:
-        """Put in `part` from round `start` on; returns the round after it.
+        """Adds the transfers of `part` from round `start` on. Returns the round after them.
 
-        Its rank r is `ranks[r]`; its piece p (its whole vector, if it has no pieces) is the shares
-        `shares[p]`, on all ranks. To put it in several times, on different ranks at once, give both
-        one more axis in front; then each piece has as many shares. With `run`, a share is so many
-        that lie together.
+        Rank r of `part` becomes `ranks[r]`. Piece p of `part` (its whole vector, if it has no
+        pieces) becomes the shares `shares[p]`, on all ranks. To add `part` several times, on
+        different ranks, give `ranks` and `shares` one more axis in front. Each piece then has the
+        same number of shares. With `run`, a share is `run` adjacent shares.
         """
         parts = part.collective.parts
         unit = self.unit * run
@@ -76,7 +76,7 @@ class Composer:
         return start + part.num_rounds
 
     def _scratch(self, locations: int, places: Numbers, width: int) -> Numbers:
-        """Places for the locations of a part's scratch: each as large as a piece."""
+        """Returns places for the locations of a part's scratch, each as large as a piece."""
         lines, _, shares = places.shape
         base = self.builder.collective.num_chunks + self.builder.scratch
         self.builder.scratch += locations * shares * width
@@ -84,12 +84,12 @@ class Composer:
         return taken.repeat(lines, axis=0)
 
     def build(self) -> Schedule:
-        """The composition."""
+        """Returns the composition."""
         return self.builder.build()
 
 
 def runs(chunks: Iterable[int]) -> Iterator[tuple[int, int]]:
-    """Chunks as (first, count) of those that lie together.
+    """Yields (first, count) for each run of adjacent chunks.
 
     >>> list(runs([4, 0, 1, 5, 7]))
     [(0, 2), (4, 2), (7, 1)]
@@ -107,12 +107,12 @@ def runs(chunks: Iterable[int]) -> Iterator[tuple[int, int]]:
 
 
 def backwards(schedule: Schedule) -> Schedule:
-    """The opposite operation: an all-gather becomes a reduce-scatter, a broadcast a reduce, a
-    scatter a gather.
+    """Returns the reversed schedule, which performs the opposite operation.
 
-    Time and every transfer are turned round. It is right if each rank receives each chunk at most
-    once, which holds for everything here. Source: Chan, Heimlich, Purkayastha, van de Geijn,
-    "Collective communication: theory, practice, and experience" (2007), duals.
+    An all-gather becomes a reduce-scatter, a broadcast a reduce, a scatter a gather. The order of
+    rounds and the direction of every transfer are reversed. The result is correct if each rank
+    receives each chunk at most once, as in all callers. Source: Chan, Heimlich, Purkayastha, van de
+    Geijn, "Collective communication: theory, practice, and experience" (2007), duals.
     """
     collective = schedule.collective
     op = _BACKWARDS[collective.op]
@@ -134,8 +134,11 @@ def backwards(schedule: Schedule) -> Schedule:
 
 
 def in_sequence(op: Op, parts: Sequence[Schedule]) -> Schedule:
-    """One operation as several, one after another, on all ranks: an all-reduce as a reduce-scatter
-    and an all-gather, for example. The root is that of the parts."""
+    """Returns one operation that runs several parts in sequence, on all ranks.
+
+    For example, an all-reduce is a reduce-scatter and an all-gather. The root is the root of the
+    parts.
+    """
     ranks = parts[0].collective.ranks
     shares = 1 if all(part.collective.op in BY_PART for part in parts) else ranks
     unit = lcm(*(part.collective.parts for part in parts))
@@ -158,14 +161,16 @@ def in_sequence(op: Op, parts: Sequence[Schedule]) -> Schedule:
 def in_channels(
     parts: Sequence[Schedule], orders: Sequence[Sequence[int]] | None = None
 ) -> Schedule:
-    """The vector in equal shares, one for each of the schedules, all at the same time.
+    """Returns a schedule that cuts the vector into equal shares, one for each part, and runs all
+    parts at the same time.
 
-    All are of one operation. The ranks of schedule i are `orders[i]`; by default the same in all.
+    All parts perform the same operation. The ranks of part i are `orders[i]`. By default, the order
+    is the same in all parts.
     """
     first = parts[0].collective
     op, ranks, count = first.op, first.ranks, len(parts)
     if op is Op.BARRIER:
-        raise UnsupportedError("barrier moves nothing and has no channels")
+        raise UnsupportedError("barrier moves no data; remove the channels")
     unit = lcm(*(part.collective.parts for part in parts))
     composer = Composer(replace(first, parts=count * unit), unit)
     channel = 0
@@ -178,7 +183,7 @@ def in_channels(
 
 
 def on_ranks(schedule: Schedule, order: Sequence[int]) -> Schedule:
-    """The same among other ranks: what rank r did, `order[r]` does, with its own pieces."""
+    """Returns the schedule on other ranks: `order[r]` replaces rank r, with its own pieces."""
     if list(order) == list(range(len(order))):
         return schedule
     collective = schedule.collective
@@ -189,7 +194,7 @@ def on_ranks(schedule: Schedule, order: Sequence[int]) -> Schedule:
 
 
 def _pieces(op: Op, order: Sequence[int]) -> list[int]:
-    """The piece that each piece becomes when rank r becomes `order[r]`."""
+    """Returns the new piece of each piece when `order[r]` replaces rank r."""
     if op in BY_PART:
         return [0]
     if op is Op.ALL_TO_ALL:
@@ -198,7 +203,7 @@ def _pieces(op: Op, order: Sequence[int]) -> list[int]:
 
 
 def _rectangle(shares: ArrayLike | Sequence[Sequence[int]]) -> Numbers:
-    """The shares of each piece as an array: -1 where a piece has fewer than another."""
+    """Returns the shares of each piece as an array, filled with -1 for pieces with fewer shares."""
     lengths = {len(piece) for piece in shares} if isinstance(shares, list) else set()
     if len(lengths) < 2 and 0 not in lengths:
         return np.asarray(shares, np.int64)
@@ -208,10 +213,12 @@ def _rectangle(shares: ArrayLike | Sequence[Sequence[int]]) -> Numbers:
 
 
 def _placed(t: Columns, places: Numbers, width: int) -> tuple[Numbers, Numbers, Numbers, Numbers]:
-    """The moves of transfers between places of `width` chunks: of which transfer they are, counted
-    on from line to line, from where, to where, and how many chunks; those that join up as one.
+    """Returns the moves of transfers between places of `width` chunks.
 
-    A chunk stands for `places[line, chunk]`, an array of places; those below 0 are none.
+    The result has, for each move: the number of its transfer, its source, its destination and its
+    count of chunks. Adjacent moves are merged. The number of the transfer continues from line to
+    line. A chunk corresponds to `places[line, chunk]`, an array of places. Negative places are
+    empty.
     """
     lines, _, shares = places.shape
     of, offset, each = _cut(t, places, width)
@@ -234,8 +241,11 @@ def _placed(t: Columns, places: Numbers, width: int) -> tuple[Numbers, Numbers, 
 
 
 def _cut(t: Columns, places: Numbers, width: int) -> tuple[Numbers, Numbers, Numbers]:
-    """Transfers cut where their chunks do not lie together: of which each is, from which of its
-    chunks on, and how many chunks that makes in `places`. Cut into chunks, unless none is cut."""
+    """Cuts transfers whose chunks are not adjacent in `places`.
+
+    Returns, for each result, the number of its transfer, the offset of its first chunk, and its
+    count of chunks in `places`. If any transfer is cut, all transfers are cut into single chunks.
+    """
     count = t.count.astype(np.int64)
     broken = (places[:, 1:] != places[:, :-1] + width).any(axis=(0, 2))
     run = np.concatenate(([0], broken.cumsum()))

@@ -1,9 +1,9 @@
-"""Operations as others, one after another; which algorithm does each is a parameter.
+"""Operations as sequences of other operations. Parameters name the algorithm of each.
 
-`reduce_broadcast:chain` uses `chain` for both, `reduce_broadcast:reduce=chain,broadcast=direct`
-one for each. n is the number of ranks, N the bytes of the whole vector; bytes are those the
-busiest rank sends. Costs are the sums of the parts' costs: upper bounds where different ranks are
-the busiest.
+`reduce_broadcast:chain` uses `chain` for both operations.
+`reduce_broadcast:reduce=chain,broadcast=direct` names one for each. n is the number of ranks, N the
+bytes of the whole vector. Bytes are the bytes that the busiest rank sends. Costs are the sums of
+the parts' costs. Such a sum is an upper bound if different ranks are the busiest.
 """
 
 from __future__ import annotations
@@ -49,11 +49,11 @@ def _reduce_and_scatter_cost(
 def reduce_broadcast(
     ranks: int, *, reduce: str = "binomial_tree", broadcast: str | None = None
 ) -> Schedule:
-    """Reduce to rank 0, then broadcast from it.
+    """Reduce to rank 0, then broadcast from rank 0.
 
-    Rounds: those of both. Bytes: at most those of both. Reductions: those of the reduce.
-    Source: Chan, Heimlich, Purkayastha, van de Geijn, "Collective communication: theory,
-    practice, and experience" (2007), all-reduce by minimum spanning trees.
+    Rounds: sum of both. Bytes: at most the sum of both. Reductions: as in the reduce. Source: Chan,
+    Heimlich, Purkayastha, van de Geijn, "Collective communication: theory, practice, and
+    experience" (2007), all-reduce by minimum spanning trees.
     """
     parts = [
         build(Op.REDUCE, reduce, ranks=ranks),
@@ -66,10 +66,10 @@ def reduce_broadcast(
 def reduce_scatter_all_gather(
     ranks: int, *, reduce_scatter: str = "bruck", all_gather: str | None = None
 ) -> Schedule:
-    """Reduce-scatter, then all-gather: any algorithm of these becomes one of all-reduce.
+    """Reduce-scatter, then all-gather, with any algorithms of these operations.
 
-    Rounds: those of both. Bytes: those of both. Reductions: those of the reduce-scatter.
-    Source: Rabenseifner, "Optimization of collective reduction operations" (2004).
+    Rounds: sum of both. Bytes: sum of both. Reductions: as in the reduce-scatter. Source:
+    Rabenseifner, "Optimization of collective reduction operations" (2004).
     """
     parts = [
         build(Op.REDUCE_SCATTER, reduce_scatter, ranks=ranks),
@@ -82,10 +82,10 @@ def reduce_scatter_all_gather(
 def gather_broadcast(
     ranks: int, *, gather: str = "binomial_tree", broadcast: str | None = None
 ) -> Schedule:
-    """Gather at rank 0, then broadcast from it. Pieces must have one length.
+    """Gather at rank 0, then broadcast from rank 0. Pieces must have one length.
 
-    Rounds: those of both. Bytes: at most those of both. Source: Chan et al. (2007),
-    all-gather by minimum spanning trees.
+    Rounds: sum of both. Bytes: at most the sum of both. Source: Chan et al. (2007), all-gather by
+    minimum spanning trees.
     """
     parts = [
         build(Op.GATHER, gather, ranks=ranks),
@@ -98,10 +98,10 @@ def gather_broadcast(
 def reduce_and_scatter(
     ranks: int, *, reduce: str = "binomial_tree", scatter: str | None = None
 ) -> Schedule:
-    """Reduce to rank 0, then scatter from it.
+    """Reduce to rank 0, then scatter from rank 0.
 
-    Rounds: those of both. Bytes: at most those of both. Reductions: those of the reduce.
-    Source: Chan et al. (2007), reduce-scatter by minimum spanning trees.
+    Rounds: sum of both. Bytes: at most the sum of both. Reductions: as in the reduce. Source: Chan
+    et al. (2007), reduce-scatter by minimum spanning trees.
     """
     parts = [
         build(Op.REDUCE, reduce, ranks=ranks),

@@ -1,4 +1,4 @@
-"""What a schedule costs, free of message size: rounds, bytes sent, bytes reduced."""
+"""Cost of a schedule, independent of the message size: rounds, bytes sent, bytes reduced."""
 
 from __future__ import annotations
 
@@ -12,16 +12,17 @@ from unisono.schedule import Collective, Schedule
 from unisono.types import Op
 
 BY_PART = (Op.ALL_REDUCE, Op.BROADCAST, Op.REDUCE, Op.SCAN, Op.EXSCAN)
-"""Operations on one vector a rank; the others have a piece for each rank."""
+"""Operations on one vector per rank. The other operations have a piece for each rank."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Cost:
-    """What an algorithm takes, as multiples of N: the bytes of the whole vector.
+    """Cost of an algorithm, in multiples of N, the bytes of the whole vector.
 
-    N is a rank's vector, or all its pieces together. `rounds` are those in which something moves.
-    `bytes_sent` is what the busiest rank sends, counted once per receiver; `reductions` is what the
-    busiest rank reads of other ranks to reduce it. These may be two different ranks.
+    N is the size of a rank's vector, or of all its pieces together. `rounds` is the number of
+    rounds with transfers. `bytes_sent` is the amount that the busiest rank sends, counted once per
+    receiver. `reductions` is the amount that the busiest rank reads from other ranks and reduces.
+    These may be two different ranks.
 
     >>> half = Cost(rounds=1, bytes_sent=Fraction(1, 2))
     >>> (half + half).bytes_sent, half.on(Fraction(1, 2)).bytes_sent
@@ -33,7 +34,7 @@ class Cost:
     reductions: Fraction = Fraction(0)
 
     def __add__(self, after: Cost) -> Cost:
-        """One after the other, by ranks that are the busiest in both: at most this."""
+        """Returns the cost of both in sequence, an upper bound if the busiest ranks differ."""
         return Cost(
             rounds=self.rounds + after.rounds,
             bytes_sent=self.bytes_sent + after.bytes_sent,
@@ -41,7 +42,7 @@ class Cost:
         )
 
     def on(self, share: Fraction) -> Cost:
-        """The cost of doing the same to a share of the vector."""
+        """Returns the cost of the same algorithm for a share of the vector."""
         return Cost(
             rounds=self.rounds,
             bytes_sent=self.bytes_sent * share,
@@ -50,11 +51,11 @@ class Cost:
 
 
 FREE = Cost(rounds=0, bytes_sent=Fraction(0))
-"""What any operation costs a single rank."""
+"""Cost of any operation for a single rank."""
 
 
 def largest(costs: Iterable[Cost]) -> Cost:
-    """Side by side: the most of each."""
+    """Returns the cost of parallel schedules: the maximum of each component."""
     each = list(costs)
     return Cost(
         rounds=max(one.rounds for one in each),
@@ -64,27 +65,27 @@ def largest(costs: Iterable[Cost]) -> Cost:
 
 
 def of_all_gather(rounds: int, chunks: int, ranks: int) -> Cost:
-    """An all-gather whose busiest rank sends `chunks` pieces."""
+    """Returns the cost of an all-gather whose busiest rank sends `chunks` pieces."""
     return Cost(rounds=rounds, bytes_sent=Fraction(chunks, ranks))
 
 
 def backwards(gather: Cost, ranks: int) -> Cost:
-    """The reduce-scatter that is this all-gather backwards.
+    """Returns the cost of the reduce-scatter that reverses this all-gather.
 
-    What a rank sent is what it now reduces, and each rank sends what it once received: all the
-    pieces but its own.
+    A rank reduces as much as it sent in the all-gather. A rank sends all pieces but its own, which
+    it received in the all-gather.
     """
     sent = Fraction(ranks - 1, ranks)
     return Cost(rounds=gather.rounds, bytes_sent=sent, reductions=gather.bytes_sent)
 
 
-def there_and_back(gather: Cost, ranks: int) -> Cost:
-    """The all-reduce that is this all-gather backwards, then forwards."""
+def scatter_then_gather(gather: Cost, ranks: int) -> Cost:
+    """Returns the cost of the all-reduce that runs this all-gather reversed, then forwards."""
     return backwards(gather, ranks) + gather
 
 
 def whole_chunks(collective: Collective) -> int:
-    """The chunks that make up N.
+    """Returns the number of chunks in N.
 
     >>> whole_chunks(Collective(op=Op.ALL_GATHER, ranks=4))
     4
@@ -93,7 +94,7 @@ def whole_chunks(collective: Collective) -> int:
 
 
 def measure(schedule: Schedule) -> Cost:
-    """What the schedule really does, counted transfer by transfer.
+    """Counts the cost of a schedule, transfer by transfer.
 
     >>> from unisono.algorithms import build
     >>> cost = measure(build("all_reduce", "ring", ranks=4))

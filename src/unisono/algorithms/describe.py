@@ -1,4 +1,4 @@
-"""What the docstring of an algorithm says: for the table of the documentation, and for `show`."""
+"""Parser of algorithm docstrings, for the table in the documentation and for `show`."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _LABEL = re.compile(rf"\b({'|'.join(_LABELS)}): ")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Description:
-    """Formulas in words of the docstring; `reductions` and `source` are empty where there are none.
+    """Formulas from a docstring, as text. `reductions` and `source` may be empty.
 
     >>> from unisono.algorithms import find
     >>> describe(find("all_gather", "ring")).rounds
@@ -28,7 +28,7 @@ class Description:
 
 
 def describe(algorithm: Algorithm) -> Description:
-    """Take the docstring of an algorithm apart.
+    """Splits the docstring of an algorithm into its fields.
 
     >>> from unisono.algorithms import find
     >>> describe(find("all_reduce", "ring")).rounds

@@ -1,8 +1,8 @@
-"""Every rank exchanges with every other at once: the fewest rounds and the fewest bytes.
+"""Direct exchange between all ranks: the fewest rounds and the fewest bytes.
 
-On one host, where all links are the same memory, nothing beats this for long messages. Below,
-n is the number of ranks and N the bytes of the whole vector (the concatenation, where there are
-pieces); bytes are those a rank sends, counted once per receiver.
+On one host, where all links are the same memory, this is the fastest choice for long messages. n is
+the number of ranks. N is the bytes of the whole vector (of all pieces together, if the operation
+has pieces). Bytes are the bytes that a rank sends, counted once per receiver.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from unisono.algorithms.cost import FREE, Cost, backwards, of_all_gather, there_and_back
+from unisono.algorithms.cost import FREE, Cost, backwards, of_all_gather, scatter_then_gather
 from unisono.algorithms.registry import algorithm
 from unisono.schedule import Builder, Collective, Schedule
 from unisono.types import Op
@@ -35,15 +35,16 @@ def _to_root_cost(ranks: int) -> Cost:
     return Cost(rounds=1, bytes_sent=Fraction(1, ranks))
 
 
-@algorithm(Op.ALL_REDUCE, "direct", cost=lambda ranks: there_and_back(_gather_cost(ranks), ranks))
+@algorithm(
+    Op.ALL_REDUCE, "direct", cost=lambda ranks: scatter_then_gather(_gather_cost(ranks), ranks)
+)
 def all_reduce(ranks: int) -> Schedule:
-    """Reduce part i at rank i, then gather the parts everywhere.
+    """Each rank i reduces part i, then sends the result to all ranks.
 
     Every sum is one n-ary fold in rank order.
 
-    Rounds: 2. Bytes: 2(n-1)/n x N. Reductions: (n-1)/n x N.
-    Source: Rabenseifner, "Optimization of collective reduction operations" (2004),
-    with each half done in one step over a full mesh.
+    Rounds: 2. Bytes: 2(n-1)/n x N. Reductions: (n-1)/n x N. Source: Rabenseifner, "Optimization of
+    collective reduction operations" (2004), with each half done in one step over a full mesh.
     """
     b = Builder(Collective(op=Op.ALL_REDUCE, ranks=ranks, parts=ranks), "direct")
     owner, rank = _pairs(ranks)
@@ -55,11 +56,10 @@ def all_reduce(ranks: int) -> Schedule:
 
 @algorithm(Op.REDUCE_SCATTER, "direct", cost=lambda ranks: backwards(_gather_cost(ranks), ranks))
 def reduce_scatter(ranks: int) -> Schedule:
-    """Every rank sends piece i straight to rank i, which folds them in rank order.
+    """Every rank sends piece i directly to rank i, which folds the pieces in rank order.
 
     Rounds: 1. Bytes: (n-1)/n x N. Reductions: (n-1)/n x N. Source: Thakur, Rabenseifner, Gropp,
-    "Optimization of collective communication operations in MPICH" (2005), in one
-    step.
+    "Optimization of collective communication operations in MPICH" (2005), in one step.
     """
     b = Builder(Collective(op=Op.REDUCE_SCATTER, ranks=ranks), "direct")
     dest, rank = _pairs(ranks)
@@ -71,8 +71,7 @@ def reduce_scatter(ranks: int) -> Schedule:
 def all_gather(ranks: int) -> Schedule:
     """Every rank sends its piece to all others.
 
-    Rounds: 1. Bytes: (n-1)/n x N. Source: Thakur, Rabenseifner, Gropp (2005),
-    in one step.
+    Rounds: 1. Bytes: (n-1)/n x N. Source: Thakur, Rabenseifner, Gropp (2005), in one step.
     """
     b = Builder(Collective(op=Op.ALL_GATHER, ranks=ranks), "direct")
     owner, rank = _pairs(ranks)
@@ -84,8 +83,8 @@ def all_gather(ranks: int) -> Schedule:
 def all_to_all(ranks: int) -> Schedule:
     """Every rank sends its piece for rank i to rank i, all in one round.
 
-    Rounds: 1. Bytes: (n-1)/n x N. Source: Thakur, Rabenseifner, Gropp (2005),
-    the isend-irecv algorithm.
+    Rounds: 1. Bytes: (n-1)/n x N. Source: Thakur, Rabenseifner, Gropp (2005), the isend-irecv
+    algorithm.
     """
     b = Builder(Collective(op=Op.ALL_TO_ALL, ranks=ranks), "direct")
     src, dst = _pairs(ranks)
@@ -95,7 +94,7 @@ def all_to_all(ranks: int) -> Schedule:
 
 @algorithm(Op.BROADCAST, "direct", cost=_broadcast_cost)
 def broadcast(ranks: int, root: int) -> Schedule:
-    """The root sends everything to everyone.
+    """The root sends the whole vector to every other rank.
 
     Rounds: 1. Bytes: (n-1) x N at the root. Source: the flat tree of Pjesivac-Grbovic et al.,
     "Performance analysis of MPI collective operations" (2007).
@@ -108,7 +107,7 @@ def broadcast(ranks: int, root: int) -> Schedule:
 
 @algorithm(Op.REDUCE, "direct", cost=_reduce_cost)
 def reduce(ranks: int, root: int) -> Schedule:
-    """Everyone sends everything to the root, which folds in rank order.
+    """Every rank sends its whole vector to the root, which folds in rank order.
 
     Rounds: 1. Bytes: N. Reductions: (n-1) x N at the root. Source: Pjesivac-Grbovic et al. (2007).
     """
@@ -120,7 +119,7 @@ def reduce(ranks: int, root: int) -> Schedule:
 
 @algorithm(Op.GATHER, "direct", cost=_to_root_cost)
 def gather(ranks: int, root: int) -> Schedule:
-    """Everyone sends its piece to the root.
+    """Every rank sends its piece to the root.
 
     Rounds: 1. Bytes: N/n, received (n-1)/n x N at the root. Source: Pjesivac-Grbovic et al. (2007).
     """
@@ -144,7 +143,7 @@ def scatter(ranks: int, root: int) -> Schedule:
 
 @algorithm(Op.BARRIER, "direct", cost=lambda ranks: FREE)
 def barrier(ranks: int) -> Schedule:
-    """Move nothing: the executor itself makes sure that all ranks have arrived.
+    """Moves no data. The executor itself waits until all ranks have arrived.
 
     Rounds: 0. Bytes: 0.
     """
@@ -152,5 +151,5 @@ def barrier(ranks: int) -> Schedule:
 
 
 def _pairs(ranks: int) -> tuple[NDArray[Any], ...]:
-    """Two columns: every rank beside every other, ordered by the first."""
+    """Returns all pairs of different ranks as two arrays, ordered by the first rank."""
     return np.nonzero(~np.eye(ranks, dtype=bool))

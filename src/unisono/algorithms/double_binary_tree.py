@@ -1,13 +1,13 @@
-"""Two binary trees over the same ranks, each carrying half of the vector.
+"""Two binary trees over the same ranks, each for half of the vector.
 
-A rank with children in one tree is a leaf in the other, so that all send and receive at the full
-rate, in about log2(n) rounds plus one for each part. The root stands above both trees. Edges are
-coloured with 0 and 1 so that a rank has no two edges in, and no two edges out, of one colour; in
-even rounds the edges of colour 0 are busy, in odd rounds those of colour 1.
+A rank with children in one tree is a leaf in the other tree. So all ranks send and receive at the
+full rate, in about log2(n) rounds plus one for each part. The root is above both trees. Edges have
+colour 0 or 1. A rank's incoming edges have different colours, and so do its outgoing edges. The
+edges of colour 0 are busy in even rounds, the edges of colour 1 in odd rounds.
 
-n is the number of ranks, N the bytes of the whole vector, D = floor(log2(n-1)) + 1 the ranks on
-the longest way down a tree, K the `parts` that go down each tree (2 D unless given); bytes are
-those the busiest rank sends.
+n is the number of ranks, N the bytes of the whole vector. D = floor(log2(n-1)) + 1 is the number of
+ranks on the longest path down a tree. K is the `parts` that go down each tree (default 2 D). Bytes
+are the bytes that the busiest rank sends.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ def broadcast(ranks: int, root: int, *, parts: int | None = None) -> Schedule:
 
 @algorithm(Op.REDUCE, "double_binary_tree", cost=_reduce_cost)
 def reduce(ranks: int, root: int, *, parts: int | None = None) -> Schedule:
-    """The broadcast backwards: partial sums go up both trees.
+    """Reverses the broadcast: partial sums go up both trees.
 
     Rounds: 2(D + K - 1). Bytes: N. Reductions: N. Source: Sanders, Speck, Träff (2009).
     """
@@ -70,11 +70,11 @@ def reduce(ranks: int, root: int, *, parts: int | None = None) -> Schedule:
 
 @algorithm(Op.ALL_REDUCE, "double_binary_tree", cost=_all_reduce_cost)
 def all_reduce(ranks: int, *, parts: int | None = None) -> Schedule:
-    """Parts go up both trees to rank 0, and each of them at once down again.
+    """Parts go up both trees to rank 0. Each part immediately goes down again.
 
     Rounds: 2(2D + K - 1). Bytes: 2N, for 3 ranks 3/2 x N, for 2 ranks N. Reductions: N. Source:
-    Sanders, Speck, Träff (2009); Jeaugey, "Massively scale your deep learning training with
-    NCCL 2.4" (2019).
+    Sanders, Speck, Träff (2009); Jeaugey, "Massively scale your deep learning training with NCCL
+    2.4" (2019).
     """
     pipeline = _parts(ranks, parts)
     b = Builder(Collective(op=Op.ALL_REDUCE, ranks=ranks, parts=2 * pipeline), "double_binary_tree")
@@ -91,7 +91,9 @@ def all_reduce(ranks: int, *, parts: int | None = None) -> Schedule:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Edge:
-    """Rank 0 is the root. The tree's first part comes down in `round`, the others each 2 later."""
+    """An edge of a tree below root 0. The first part comes down in `round`, each next part 2 rounds
+    later.
+    """
 
     tree: int
     parent: int
@@ -108,7 +110,7 @@ def _parts(ranks: int, parts: int | None) -> int:
 
 
 def _edges(ranks: int) -> list[_Edge]:
-    """All edges of both trees; parents of a tree come before their children."""
+    """Returns all edges of both trees. In each tree, parents come before their children."""
     found = [
         (tree, parent, child, depth)
         for tree in (0, 1)
@@ -122,9 +124,11 @@ def _edges(ranks: int) -> list[_Edge]:
 
 
 def _tree(size: int, tree: int) -> Iterator[tuple[int, int, int]]:
-    """(parent, child, depth) over ranks 1..size below rank 0; the inner ranks of tree 0 are even.
+    """Yields (parent, child, depth) over ranks 1..size below rank 0. The inner ranks of tree 0 are
+    even.
 
-    Tree 1 is tree 0 in the mirror, or shifted by one where mirrored inner ranks would be even too.
+    Tree 1 is the mirror image of tree 0. If mirrored inner ranks would also be even, tree 1 is tree
+    0 shifted by one.
     """
 
     def place(position: int) -> int:
@@ -144,10 +148,10 @@ def _tree(size: int, tree: int) -> Iterator[tuple[int, int, int]]:
 
 
 def _colours(edges: list[tuple[int, int]]) -> list[int]:
-    """0 or 1 for each edge: edges that share their parent, or their child, get different ones.
+    """Returns 0 or 1 for each edge. Edges that share their parent, or their child, differ.
 
-    A rank has at most two edges out and two in, so edges with a common end form paths and even
-    circles, which are coloured by going along them.
+    A rank has at most two outgoing and two incoming edges. So edges with a common end form paths
+    and even cycles, along which the colours alternate.
     """
     sharing: dict[tuple[str, int], list[int]] = defaultdict(list)
     for i, (parent, child) in enumerate(edges):

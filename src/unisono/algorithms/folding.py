@@ -1,7 +1,8 @@
-"""Exchanges between pairs of a power of two of ranks, and what becomes of the other ranks.
+"""Pairwise exchanges of a power of two of ranks, and their extension to any number of ranks.
 
-When n is no power of two, the first 2e ranks (e = n minus the largest power of two in n) pair up:
-the even rank of a pair hands its data to the odd one before, and gets the result after.
+If n is not a power of two, the first 2e ranks form pairs, where e is n minus the largest power of
+two in n. The even rank of a pair sends its data to the odd rank before the exchange, and receives
+the result after.
 """
 
 from __future__ import annotations
@@ -17,14 +18,14 @@ from unisono.schedule import Builder, Collective, Schedule
 from unisono.types import Op
 
 Partners: TypeAlias = Sequence[Sequence[int]]
-"""For each step, the partner of each member; partners of partners are the members themselves."""
+"""For each step, the partner of each member. The relation is symmetric."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Fold:
-    """Which ranks take part in the exchange, and how many stand aside.
+    """The ranks that take part in the exchange (members), and the number of extra ranks.
 
-    Members are numbered 0..members-1; members below `extra` speak for two ranks.
+    Members are numbered 0..members-1. Members below `extra` represent two ranks.
 
     >>> fold = Fold.of(5)
     >>> fold.members, [fold.rank(member) for member in range(4)], fold.ranks_of(0)
@@ -36,32 +37,32 @@ class Fold:
 
     @classmethod
     def of(cls, ranks: int) -> Fold:
-        """The fold of a rank count."""
+        """Returns the fold of a number of ranks."""
         members = 1 << (ranks.bit_length() - 1)
         return cls(members=members, extra=ranks - members)
 
     @property
     def steps(self) -> int:
-        """Steps of an exchange in which each reaches all: log2(members)."""
+        """Number of steps of an exchange that reaches all members: log2(members)."""
         return self.members.bit_length() - 1
 
     @property
     def extra_rounds(self) -> int:
-        """Rounds before and after the exchange."""
+        """Number of rounds before and after the exchange."""
         return 2 if self.extra else 0
 
     def rank(self, member: int) -> int:
-        """The rank that is this member."""
+        """Returns the rank of this member."""
         return 2 * member + 1 if member < self.extra else member + self.extra
 
     def ranks_of(self, member: int) -> tuple[int, ...]:
-        """The ranks that the member speaks for."""
+        """Returns the ranks that the member represents."""
         rank = self.rank(member)
         return (rank - 1, rank) if member < self.extra else (rank,)
 
 
 def hypercube_partners(members: int) -> list[list[int]]:
-    """In step k, the partner at distance 2^k."""
+    """Returns, for step k, the partner at distance 2^k of each member."""
     return [
         [member ^ (1 << step) for member in range(members)]
         for step in range(members.bit_length() - 1)
@@ -69,7 +70,7 @@ def hypercube_partners(members: int) -> list[list[int]]:
 
 
 def all_gather(ranks: int, partners_of: Callable[[int], Partners]) -> Schedule:
-    """Partners send each other all they have, step by step."""
+    """Returns an all-gather in which partners send each other all their pieces, step by step."""
     fold = Fold.of(ranks)
     b = Builder(Collective(op=Op.ALL_GATHER, ranks=ranks), "all_gather")
     for pair in range(fold.extra):
@@ -92,7 +93,7 @@ def all_gather(ranks: int, partners_of: Callable[[int], Partners]) -> Schedule:
 
 
 def all_reduce(ranks: int, of_members: Callable[[int], Schedule]) -> Schedule:
-    """An all-reduce of a power of two of ranks, made to serve any number of them."""
+    """Extends an all-reduce for a power of two of ranks to any number of ranks."""
     fold = Fold.of(ranks)
     inner = of_members(fold.members)
     if not fold.extra:
@@ -110,7 +111,9 @@ def all_reduce(ranks: int, of_members: Callable[[int], Schedule]) -> Schedule:
 
 
 def all_gather_cost(ranks: int) -> Cost:
-    """Of `all_gather`; at most, where members that speak for two are not next to each other."""
+    """Returns the cost of `all_gather`, an upper bound if members that represent two ranks are not
+    adjacent.
+    """
     fold = Fold.of(ranks)
     pieces = sum((1 << step) + min(1 << step, fold.extra) for step in range(fold.steps))
     if fold.extra:
@@ -119,7 +122,7 @@ def all_gather_cost(ranks: int) -> Cost:
 
 
 def all_reduce_cost(ranks: int, of_members: Callable[[int], Cost]) -> Cost:
-    """Of `all_reduce`: an odd rank takes N more, and sends N more."""
+    """Returns the cost of `all_reduce`. With extra ranks, an odd rank reduces and sends N more."""
     fold = Fold.of(ranks)
     more = Fraction(1 if fold.extra else 0)
     return of_members(fold.members) + Cost(

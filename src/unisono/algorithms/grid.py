@@ -1,6 +1,6 @@
-"""Ranks as the points of a grid, and operations along its axes: what the multi-level families use.
+"""Ranks as the points of a grid, and operations along its axes, for the multi-level families.
 
-Ranks next to each other differ along axis 0: within a host first, then between hosts.
+Adjacent ranks differ along axis 0: first ranks of a host, then hosts.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from unisono.types import Op
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Grid:
-    """All points of a box, numbered with axis 0 the fastest.
+    """All points of a box, numbered along axis 0 first.
 
     >>> grid = Grid(dims=(4, 2))
     >>> grid.coords(5), grid.number((1, 1)), list(grid.lines(1))[0]
@@ -34,7 +34,7 @@ class Grid:
         return prod(self.dims)
 
     def coords(self, number: int) -> tuple[int, ...]:
-        """The coordinates of a point."""
+        """Returns the coordinates of a point."""
         found = []
         for size in self.dims:
             number, coord = divmod(number, size)
@@ -42,14 +42,14 @@ class Grid:
         return tuple(found)
 
     def number(self, coords: Sequence[int]) -> int:
-        """The point with these coordinates."""
+        """Returns the point with these coordinates."""
         number = 0
         for coord, size in zip(reversed(coords), reversed(self.dims), strict=True):
             number = number * size + coord
         return number
 
     def lines(self, axis: int, fixed: Mapping[int, int] | None = None) -> Iterator[list[int]]:
-        """The lines along an axis; `fixed` gives coordinates that their points must have."""
+        """Yields the lines along an axis. `fixed` gives required coordinates of their points."""
         fixed = fixed or {}
         ranges = [
             [0] if a == axis else [fixed[a]] if a in fixed else range(size)
@@ -61,7 +61,7 @@ class Grid:
             yield [first + i * step for i in range(self.dims[axis])]
 
     def points(self, pattern: Sequence[int | None]) -> list[int]:
-        """The points with these coordinates; None stands for any."""
+        """Returns the points with these coordinates, where None matches any coordinate."""
         ranges = [
             range(size) if coord is None else [coord]
             for coord, size in zip(pattern, self.dims, strict=True)
@@ -70,9 +70,10 @@ class Grid:
 
 
 def near_square(ranks: int, axes: int) -> Dims:
-    """The most equal sizes whose product is the rank count, the largest first.
+    """Returns the most equal sizes whose product is the number of ranks, the largest first.
 
-    From the last axis on, each gets the largest divisor that leaves the axes before it no less.
+    Starting with the last axis, each axis gets the largest divisor that leaves the axes before at
+    least as large.
 
     >>> near_square(16, 2), near_square(8, 2), near_square(7, 2), near_square(24, 3)
     ((4, 4), (4, 2), (7, 1), (4, 3, 2))
@@ -87,7 +88,7 @@ def near_square(ranks: int, axes: int) -> Dims:
 
 
 def powers(base: int, below: int) -> list[int]:
-    """1, base, base^2, ... below a number: the weights of its digits.
+    """Returns 1, base, base^2, ... below a number: the weights of its digits.
 
     >>> powers(3, 10)
     [1, 3, 9]
@@ -104,10 +105,10 @@ def powers(base: int, below: int) -> list[int]:
 class Lines:
     """Operations along the lines of a grid, as parts of one larger operation.
 
-    `shares` is the grid of what the vector is cut in; along an axis where it is not cut, `shares`
+    `shares` is the grid of the vector's shares. Along an axis where the vector is not cut, `shares`
     has size 1. Share s of the grid is share `stride * s + offset` of the composer. With
-    `outer_first`, `shares` has the last axis first: then what the axes outside a line's have in
-    common lies together, and travels as one.
+    `outer_first`, the last axis of `shares` comes first. The common shares of the axes outside a
+    line are then adjacent and travel in one transfer.
     """
 
     composer: Composer
@@ -127,9 +128,10 @@ class Lines:
         free: Collection[int],
         fixed: Mapping[int, int] | None = None,
     ) -> int:
-        """Do `part` on every line along an axis at once; returns the round after it.
+        """Runs `part` on every line along an axis at the same time. Returns the round after.
 
-        A rank deals with the shares that have its own coordinates, but any along the `free` axes.
+        A rank processes the shares with its own coordinates, but with any coordinate along the
+        `free` axes.
         """
         lines = list(self.grid.lines(axis, fixed))
         places = range(len(self.shares.dims))
@@ -156,7 +158,7 @@ class Lines:
         return self.composer.add(part, lines, shares, start=start, channel=self.channel, run=run)
 
     def gather(self, order: Sequence[int], parts: Mapping[int, Schedule], *, start: int = 0) -> int:
-        """All-gather along the axes in this order: each adds to what the ones before have got."""
+        """Adds an all-gather along the axes in this order. Each axis extends the result before."""
         for i, axis in enumerate(order):
             start = self.add(axis, parts[axis], start=start, free=order[:i])
         return start
@@ -164,14 +166,17 @@ class Lines:
     def scatter(
         self, order: Sequence[int], parts: Mapping[int, Schedule], *, start: int = 0
     ) -> int:
-        """Reduce-scatter along the axes in this order: each cuts what the ones before have left."""
+        """Adds a reduce-scatter along the axes in this order. Each axis cuts the result before."""
         for i, axis in enumerate(order):
             start = self.add(axis, parts[axis], start=start, free=order[i + 1 :])
         return start
 
 
 def exchange(composer: Composer, grid: Grid, parts: Mapping[int, Schedule]) -> None:
-    """All-to-all along axis 0, then axis 1, ...: pieces get one coordinate of their goal each."""
+    """Adds an all-to-all along axis 0, then axis 1, and so on.
+
+    After each axis, the pieces have the right coordinate along this axis.
+    """
     start = 0
     for axis in range(len(grid.dims)):
         part = parts[axis]

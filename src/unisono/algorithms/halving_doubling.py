@@ -1,15 +1,15 @@
-"""Halve what is exchanged while the distance to the partner halves; then double both again.
+"""Recursive halving and doubling: data and distance halve in each round, then double again.
 
-As few bytes as a ring in about 2 log2(n) rounds. n is the number of ranks, m the largest power of
-two in it, e = n - m the ranks that stand aside (see `folding`), N the bytes of the whole vector;
-bytes are those the busiest rank sends.
+The bytes are as few as in a ring, with about 2 log2(n) rounds. n is the number of ranks, m the
+largest power of two in n. e = n - m is the number of extra ranks (see `folding`). N is the bytes of
+the whole vector. Bytes are the bytes that the busiest rank sends.
 """
 
 from __future__ import annotations
 
 from unisono.algorithms import folding
 from unisono.algorithms.compose import backwards, in_sequence
-from unisono.algorithms.cost import Cost, there_and_back
+from unisono.algorithms.cost import Cost, scatter_then_gather
 from unisono.algorithms.cost import backwards as backwards_cost
 from unisono.algorithms.registry import algorithm
 from unisono.schedule import Schedule
@@ -22,18 +22,18 @@ def _reduce_scatter_cost(ranks: int) -> Cost:
 
 def _all_reduce_cost(ranks: int) -> Cost:
     def of_members(members: int) -> Cost:
-        return there_and_back(folding.all_gather_cost(members), members)
+        return scatter_then_gather(folding.all_gather_cost(members), members)
 
     return folding.all_reduce_cost(ranks, of_members)
 
 
 @algorithm(Op.REDUCE_SCATTER, "recursive_halving", cost=_reduce_scatter_cost)
 def reduce_scatter(ranks: int) -> Schedule:
-    """Partners exchange half of what they have: first across n/2, last with a neighbour.
+    """Partners exchange half of their data: first at distance n/2, last between neighbours.
 
-    Rounds: log2(m), and 2 more if e > 0. Bytes: (n-1)/n x N. Reductions: (n-1)/n x N for powers
-    of two, else (m-1 + sum of min(2^k, e) over k < log2(m) + n-1)/n x N. Source: Thakur,
-    Rabenseifner, Gropp, "Optimization of collective communication operations in MPICH" (2005).
+    Rounds: log2(m), and 2 more if e > 0. Bytes: (n-1)/n x N. Reductions: (n-1)/n x N for powers of
+    two, else (m-1 + sum of min(2^k, e) over k < log2(m) + n-1)/n x N. Source: Thakur, Rabenseifner,
+    Gropp, "Optimization of collective communication operations in MPICH" (2005).
     """
     return backwards(folding.all_gather(ranks, folding.hypercube_partners))
 
@@ -42,9 +42,9 @@ def reduce_scatter(ranks: int) -> Schedule:
 def all_reduce(ranks: int) -> Schedule:
     """Reduce-scatter by recursive halving, then all-gather by recursive doubling.
 
-    Rounds: 2 log2(m), and 2 more if e > 0. Bytes: 2(m-1)/m x N, and N more if e > 0.
-    Reductions: (m-1)/m x N, and N more if e > 0. Source: Rabenseifner, "Optimization of collective
-    reduction operations" (2004); the fold as in Thakur et al. (2005).
+    Rounds: 2 log2(m), and 2 more if e > 0. Bytes: 2(m-1)/m x N, and N more if e > 0. Reductions:
+    (m-1)/m x N, and N more if e > 0. Source: Rabenseifner, "Optimization of collective reduction
+    operations" (2004); the fold as in Thakur et al. (2005).
     """
 
     def of_members(members: int) -> Schedule:

@@ -1,4 +1,4 @@
-"""Hamiltonian cycles of a torus that share no link."""
+"""Hamiltonian cycles of a torus that do not share links."""
 
 from __future__ import annotations
 
@@ -10,10 +10,11 @@ from unisono.errors import UnsupportedError
 
 
 def hamiltonian_cycles(dims: Dims) -> list[list[int]]:
-    """Cycles through all points of a torus of one or two axes, along its links, none used twice.
+    """Returns cycles through all points of a torus of one or two axes, which use each link at most
+    once.
 
-    With two axes both are of at least 2 points; with more than 2 on both, there are two cycles.
-    Raises `UnsupportedError` if they are not found.
+    With two axes, both need at least 2 points. With more than 2 points on both axes, the function
+    returns two cycles. Raises `UnsupportedError` if the search fails.
 
     >>> hamiltonian_cycles((3, 2))
     [[0, 1, 2, 5, 4, 3]]
@@ -29,7 +30,7 @@ def hamiltonian_cycles(dims: Dims) -> list[list[int]]:
 
 
 def _around_two(grid: Grid) -> list[int]:
-    """There and back along the longer axis of a torus that is two wide."""
+    """Returns the path along the longer axis and back, on a torus of width two."""
     long = 0 if grid.dims[1] == 2 else 1
     there = [grid.number((i, 0) if long == 0 else (0, i)) for i in range(grid.dims[long])]
     step = grid.number((0, 1) if long == 0 else (1, 0))
@@ -37,12 +38,12 @@ def _around_two(grid: Grid) -> list[int]:
 
 
 class _Weave:
-    """The links of a torus in two colours, each a set of cycles through all points.
+    """The links of a torus in two colours, where each colour is a set of cycles through all points.
 
-    At first one colour has the rows, the other the columns. Where the links round a square have
-    alternating colours they may change places, which joins or parts cycles of each colour. Squares
-    are changed until each colour is one cycle. That two such cycles exist is Kotzig's theorem
-    (1973); that this finds them is tested for all sizes up to 14 by 14.
+    At first, one colour has the rows and the other colour the columns. If the links of a square
+    have alternating colours, swapping the colours joins or splits cycles of each colour. The search
+    swaps squares until each colour is one cycle. Kotzig's theorem (1973) says that two such cycles
+    exist. Tests for all sizes up to 14 by 14 show that this search finds them.
     """
 
     def __init__(self, *, columns: int, rows: int) -> None:
@@ -54,7 +55,7 @@ class _Weave:
         self.down = [1] * self.size
 
     def cycles(self) -> list[list[int]]:
-        """Both cycles, each from point 0."""
+        """Returns both cycles, each from point 0."""
         found = [list(self._cycles(colour)) for colour in (0, 1)]
         corner = 0
         for _ in range(8 * self.size):
@@ -64,11 +65,11 @@ class _Weave:
             self._swap(corner)
             found = [list(self._cycles(colour)) for colour in (0, 1)]
         raise UnsupportedError(
-            f"no two Hamiltonian cycles were found on a torus of {self.columns}x{self.rows}"
+            f"found no two Hamiltonian cycles on a torus of {self.columns}x{self.rows}"
         )
 
     def _choose(self, found: list[list[list[int]]], last: int) -> int:
-        """The next square that leaves fewer cycles, else one that leaves as many."""
+        """Returns the next square whose swap reduces the cycles, or else keeps their number."""
         places = [
             {point: (n, i) for n, cycle in enumerate(cycles) for i, point in enumerate(cycle)}
             for cycles in found
@@ -96,12 +97,12 @@ class _Weave:
         first: tuple[int, int],
         second: tuple[int, int],
     ) -> int:
-        """Cycles more if links a-b and c-d become a-c and b-d."""
+        """Returns the change of the number of cycles if links a-b and c-d become a-c and b-d."""
         if place[first[0]][0] != place[second[0]][0]:
             return -1
         length = len(cycles[place[first[0]][0]])
-        ways = [(place[b][1] - place[a][1]) % length == 1 for a, b in (first, second)]
-        return 0 if ways[0] == ways[1] else 1
+        aligned = [(place[b][1] - place[a][1]) % length == 1 for a, b in (first, second)]
+        return 0 if aligned[0] == aligned[1] else 1
 
     def _cycles(self, colour: int) -> Iterator[list[int]]:
         seen: set[int] = set()

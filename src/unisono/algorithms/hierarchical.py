@@ -1,14 +1,15 @@
-"""An algorithm for each level: within a host, between hosts, between racks.
+"""Hierarchical algorithms: an algorithm for each level, such as host, network and racks.
 
-Written `level0:mesh@4;level1:ring@2`, innermost first (HCCL's syntax, with sizes), or
-`hierarchical:4x2` for `direct` on each level. One level may leave out its size. If none has one,
-they are the `levels` that `build` is given, else the `hosts`, else two that are as equal as can be.
-The ranks of an innermost group are those of a host, where the sizes are those of the hosts, else
-next to each other. Hosts with different numbers of ranks have an all-reduce: see `by_host`.
+The text is `level0:mesh@4;level1:ring@2`, innermost level first (HCCL's syntax, with sizes), or
+`hierarchical:4x2` for `direct` on each level. One level may omit its size. If all levels omit their
+sizes, the sizes are the `levels` of `build`, else the `hosts`, else two sizes that are as equal as
+possible. If the sizes match the hosts, the ranks of an innermost group are the ranks of a host.
+Otherwise the ranks of a group are consecutive. Of the operations, only all-reduce supports hosts
+with different numbers of ranks (see `by_host`).
 
-n is the number of ranks, N the bytes of the whole vector; bytes are those the busiest rank sends.
-Costs are the sums of the levels' costs, each on its share of the vector: upper bounds if the
-busiest rank of one level is not that of another.
+n is the number of ranks, N the bytes of the whole vector. Bytes are the bytes that the busiest rank
+sends. Costs are the sums of the levels' costs, each on its share of the vector. Such a sum is an
+upper bound if the busiest ranks of the levels differ.
 """
 
 from __future__ import annotations
@@ -49,7 +50,11 @@ def _all_reduce_cost(
 
 
 def _pieces_cost(op: Op) -> Callable[..., Cost]:
-    """Each level deals with what the levels inside it (outside it, with a root) have left."""
+    """Returns a cost function where each level processes its share of the pieces.
+
+    The share is the result of the levels inside, or of the levels outside for operations with a
+    root.
+    """
 
     def stated(
         ranks: int, *, dims: Dims | None = None, levels: Levels = (), hosts: Hosts | None = None
@@ -65,7 +70,7 @@ def _pieces_cost(op: Op) -> Callable[..., Cost]:
 
 
 def _whole_cost(op: Op) -> Callable[..., Cost]:
-    """Each level deals with the whole vector."""
+    """Returns a cost function where each level processes the whole vector."""
 
     def stated(
         ranks: int, *, dims: Dims | None = None, levels: Levels = (), hosts: Hosts | None = None
@@ -80,15 +85,17 @@ def _whole_cost(op: Op) -> Callable[..., Cost]:
 def all_reduce(
     ranks: int, *, dims: Dims | None = None, levels: Levels = (), hosts: Hosts | None = None
 ) -> Schedule:
-    """Reduce-scatter inwards out, all-reduce on the outermost level, all-gather outwards in.
+    """Reduce-scatter from the innermost level outwards, all-reduce on the outermost level,
+    all-gather from there inwards.
 
-    A level whose algorithm knows no reduce-scatter (a tree, a chain) reduces to its first rank and
-    broadcasts from it instead; the other ranks take no part in the levels outside it.
+    Some algorithms have no reduce-scatter (a tree, a chain). A level with such an algorithm reduces
+    to its first rank, then broadcasts. The other ranks of the level take no part in the outer
+    levels.
 
-    Rounds: the sum over the levels. Bytes: the sum over the levels, each on its share of N.
-    Reductions: the same. Source: Jia et al., "Highly scalable deep learning training system with
-    mixed-precision" (2018), and HCCL; with leaders: Karonis et al., "Exploiting hierarchy in
-    parallel computer networks to optimize collective operation performance" (2000).
+    Rounds: sum over the levels. Bytes: sum over the levels, each on its share of N. Reductions: the
+    same. Source: Jia et al., "Highly scalable deep learning training system with mixed-precision"
+    (2018), and HCCL; with leaders: Karonis et al., "Exploiting hierarchy in parallel computer
+    networks to optimize collective operation performance" (2000).
     """
     if follows_hosts(levels, dims, hosts) and not HostLayout.of(ranks, hosts).regular:
         family, arguments = _for_uneven(levels)
@@ -120,11 +127,12 @@ def all_reduce(
 def reduce_scatter(
     ranks: int, *, dims: Dims | None = None, levels: Levels = (), hosts: Hosts | None = None
 ) -> Schedule:
-    """Reduce-scatter on each level, innermost first: what goes between hosts is reduced already.
+    """Reduce-scatter on each level, innermost first, so that data are reduced before they leave a
+    host.
 
-    Rounds: the sum over the levels. Bytes: the sum over the levels, each on N / (ranks of the
-    levels inside it). Reductions: the same. Source: Cho et al., "BlueConnect: decomposing
-    all-reduce for deep learning on heterogeneous network hierarchy" (2019).
+    Rounds: sum over the levels. Bytes: sum over the levels, each on N / (ranks of the inner
+    levels). Reductions: the same. Source: Cho et al., "BlueConnect: decomposing all-reduce for deep
+    learning on heterogeneous network hierarchy" (2019).
     """
     tree = Hierarchy.of(ranks, dims, levels, hosts)
     lines, parts = _on_pieces(tree, Op.REDUCE_SCATTER)
@@ -136,10 +144,11 @@ def reduce_scatter(
 def all_gather(
     ranks: int, *, dims: Dims | None = None, levels: Levels = (), hosts: Hosts | None = None
 ) -> Schedule:
-    """All-gather on each level, outermost first: a piece goes between two hosts but once.
+    """All-gather on each level, outermost first, so that each piece crosses between two hosts only
+    once.
 
-    Rounds: the sum over the levels. Bytes: the sum over the levels, each on N / (ranks of the
-    levels inside it). Source: Cho et al. (2019).
+    Rounds: sum over the levels. Bytes: sum over the levels, each on N / (ranks of the inner
+    levels). Source: Cho et al. (2019).
     """
     tree = Hierarchy.of(ranks, dims, levels, hosts)
     lines, parts = _on_pieces(tree, Op.ALL_GATHER)
@@ -151,11 +160,12 @@ def all_gather(
 def all_to_all(
     ranks: int, *, dims: Dims | None = None, levels: Levels = (), hosts: Hosts | None = None
 ) -> Schedule:
-    """Within the host, give each rank what its counterparts on other hosts want; then between.
+    """Inside a host, each rank receives the pieces for its counterparts on other hosts. Then
+    counterparts exchange between hosts.
 
-    Rounds: the sum over the levels. Bytes: the sum over the levels, each on N: more than `direct`,
-    but between hosts in fewer, larger messages. Source: Rajbhandari et al., "DeepSpeed-MoE"
-    (2022), hierarchical all-to-all.
+    Rounds: sum over the levels. Bytes: sum over the levels, each on N, more than `direct`, but in
+    fewer, larger messages between hosts. Source: Rajbhandari et al., "DeepSpeed-MoE" (2022),
+    hierarchical all-to-all.
     """
     tree = Hierarchy.of(ranks, dims, levels, hosts)
     parts = {level: tree.part(Op.ALL_TO_ALL, level) for level in range(tree.top + 1)}
@@ -174,10 +184,10 @@ def broadcast(
     levels: Levels = (),
     hosts: Hosts | None = None,
 ) -> Schedule:
-    """From the root to one rank of each outermost group, and so on inwards.
+    """The root sends to one rank of each outermost group, and so on inwards.
 
-    Rounds: the sum over the levels. Bytes: at most the sum over the levels. Source: Karonis et
-    al., "Exploiting hierarchy in parallel computer networks to optimize collective operation
+    Rounds: sum over the levels. Bytes: at most the sum over the levels. Source: Karonis et al.,
+    "Exploiting hierarchy in parallel computer networks to optimize collective operation
     performance" (2000).
     """
     return _rooted(Op.BROADCAST, root, Hierarchy.of(ranks, dims, levels, hosts))
@@ -192,10 +202,10 @@ def reduce(
     levels: Levels = (),
     hosts: Hosts | None = None,
 ) -> Schedule:
-    """Within each innermost group, then on the level outside it, to the root.
+    """Reduces within each innermost group, then on each outer level, to the root.
 
-    Rounds: the sum over the levels. Bytes: at most the sum over the levels. Reductions: at most
-    the sum over the levels. Source: Karonis et al. (2000).
+    Rounds: sum over the levels. Bytes: at most the sum over the levels. Reductions: at most the sum
+    over the levels. Source: Karonis et al. (2000).
     """
     return _rooted(Op.REDUCE, root, Hierarchy.of(ranks, dims, levels, hosts))
 
@@ -209,10 +219,11 @@ def scatter(
     levels: Levels = (),
     hosts: Hosts | None = None,
 ) -> Schedule:
-    """Each group gets all its pieces at once, outermost first. Pieces must have one length.
+    """Each group receives all its pieces together, outermost group first. Pieces must have one
+    length.
 
-    Rounds: the sum over the levels. Bytes: at most the sum over the levels, each on N / (ranks of
-    the levels outside it). Source: Karonis et al. (2000).
+    Rounds: sum over the levels. Bytes: at most the sum over the levels, each on N / (ranks of the
+    outer levels). Source: Karonis et al. (2000).
     """
     return _rooted(Op.SCATTER, root, Hierarchy.of(ranks, dims, levels, hosts))
 
@@ -226,16 +237,18 @@ def gather(
     levels: Levels = (),
     hosts: Hosts | None = None,
 ) -> Schedule:
-    """Each group gathers its pieces before they go on together. Pieces must have one length.
+    """Each group gathers its pieces and sends them on together. Pieces must have one length.
 
-    Rounds: the sum over the levels. Bytes: at most the sum over the levels, each on N / (ranks of
-    the levels outside it). Source: Karonis et al. (2000).
+    Rounds: sum over the levels. Bytes: at most the sum over the levels, each on N / (ranks of the
+    outer levels). Source: Karonis et al. (2000).
     """
     return _rooted(Op.GATHER, root, Hierarchy.of(ranks, dims, levels, hosts))
 
 
 def _for_uneven(levels: Levels) -> tuple[Algorithm, dict[str, str]]:
-    """What does an all-reduce by these two levels on hosts with different numbers of ranks."""
+    """Returns the algorithm for an all-reduce by these two levels on hosts with different numbers
+    of ranks.
+    """
     inside, between = (level.algorithm for level in levels) if levels else ("direct", "direct")
     name = parse(Op.ALL_REDUCE, inside).name
     scatters = name in names(Op.REDUCE_SCATTER) and name in names(Op.ALL_GATHER)
@@ -251,24 +264,24 @@ def _on_pieces(tree: Hierarchy, op: Op) -> tuple[Lines, dict[int, Schedule]]:
 
 
 def _rooted(op: Op, root: int, tree: Hierarchy) -> Schedule:
-    """Along each axis, on the lines whose ranks lead the groups inside: where the root is there."""
+    """Runs the operation on each level, on the lines whose inner coordinates are the root's."""
     root = tree.place(root)
-    home = tree.grid.coords(root)
-    parts = {level: tree.part(op, level, home[level]) for level in range(tree.top + 1)}
+    root_coords = tree.grid.coords(root)
+    parts = {level: tree.part(op, level, root_coords[level]) for level in range(tree.top + 1)}
     unit = lcm(*(part.collective.parts for part in parts.values()))
     collective = Collective(op=op, ranks=tree.grid.size, parts=unit, root=root)
-    shares = Grid(dims=(1,) * len(home)) if op in BY_PART else tree.grid
+    shares = Grid(dims=(1,) * len(root_coords)) if op in BY_PART else tree.grid
     lines = Lines(composer=Composer(collective, unit), grid=tree.grid, shares=shares)
     inwards = op in (Op.BROADCAST, Op.SCATTER)
     start = 0
     for level in reversed(parts) if inwards else parts:
-        leaders = {inside: home[inside] for inside in range(level)}
+        leaders = {inside: root_coords[inside] for inside in range(level)}
         start = lines.add(level, parts[level], start=start, free=range(level), fixed=leaders)
     return tree.placed(lines.composer.build())
 
 
 def _top_all_reduce(tree: Hierarchy) -> Schedule:
-    """The outermost level reduces everything: by an all-reduce, or as its algorithm can."""
+    """Returns the all-reduce of the outermost level, composed if its algorithm has none."""
     text, ranks = tree.algorithms[tree.top], tree.sizes[tree.top]
     if not tree.serves(tree.top, Op.ALL_REDUCE):
         if tree.scatters(tree.top):

@@ -1,4 +1,4 @@
-"""Which ranks share a host, and how the ranks of a host share its work."""
+"""The distribution of ranks over hosts, and of a host's work over its ranks."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ Hosts: TypeAlias = tuple[tuple[int, ...], ...]
 """The ranks of each host: any partition of a group's ranks."""
 
 FEW_HOSTS = 8
-"""Up to so many hosts all exchange with all at once; more take a logarithm of rounds."""
+"""Largest number of hosts that all exchange in one round. More hosts use a logarithm of rounds."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HostLayout:
-    """A partition of ranks 0..n-1 into hosts: ranks ascend, and hosts by their first rank.
+    """A partition of ranks 0..n-1 into hosts. Ranks ascend, and hosts ascend by their first rank.
 
     >>> layout = HostLayout.of(5, ((4, 1), (0, 2, 3)))
     >>> layout.hosts, layout.sizes, layout.host_of[4]
@@ -30,9 +30,10 @@ class HostLayout:
 
     @classmethod
     def of(cls, ranks: int, hosts: Hosts | None) -> HostLayout:
-        """The layout of a group; if none is told, neighbours on hosts as equal as can be.
+        """Returns the layout of a group. The default is consecutive ranks on hosts as equal as
+        possible.
 
-        Raises `UnsupportedError` if some rank is on no host, or on two.
+        Raises `UnsupportedError` if some rank is on no host, or on two hosts.
         """
         if hosts is None:
             each, count = near_square(ranks, 2)
@@ -55,17 +56,17 @@ class HostLayout:
 
     @property
     def regular(self) -> bool:
-        """Whether all hosts have the same number of ranks."""
+        """True if all hosts have the same number of ranks."""
         return len(set(self.sizes)) == 1
 
     @property
     def shared(self) -> bool:
-        """Whether some host has more than one rank."""
+        """True if some host has more than one rank."""
         return max(self.sizes) > 1
 
     @property
     def few(self) -> bool:
-        """Whether all hosts may exchange with all at once."""
+        """True if all hosts may exchange in one round."""
         return len(self.hosts) <= FEW_HOSTS
 
     @property
@@ -74,25 +75,27 @@ class HostLayout:
         return self.on_hosts(range(len(self.hosts)))
 
     def on_hosts(self, values: Sequence[int]) -> tuple[int, ...]:
-        """For each rank the value of its host."""
+        """Returns, for each rank, the value of its host."""
         found = [0] * self.ranks
         for value, host in zip(values, self.hosts, strict=True):
             for rank in host:
                 found[rank] = value
         return tuple(found)
 
-    def home(self, root: int) -> int:
-        """The number of the host of one rank."""
+    def root_host(self, root: int) -> int:
+        """Returns the number of a rank's host."""
         return next(h for h, host in enumerate(self.hosts) if root in host)
 
     def leaders(self, root: int | None = None) -> list[int]:
-        """One rank of each host: its first, but the root where it is."""
+        """Returns one rank of each host: the root on its host, else the first rank."""
         return [root if root is not None and root in host else host[0] for host in self.hosts]
 
     @property
     def columns(self) -> int:
-        """Equal shares of a vector such that `worker` gives each rank of a host as many as can be:
-        at least one, and between the largest host and twice that.
+        """Number of equal shares of a vector that balances the work of each host's ranks best.
+
+        With this number, `worker` gives each rank at least one share. The number is between the
+        size of the largest host and twice that size.
 
         >>> HostLayout.of(8, ((0, 1, 2, 3), (4, 5, 6, 7))).columns, HostLayout.of(5, None).columns
         (4, 5)
@@ -103,17 +106,17 @@ class HostLayout:
         return min(range(most, 2 * most + 1), key=lambda columns: (self._busiest(columns), columns))
 
     def worker(self, host: int, column: int, columns: int) -> int:
-        """The rank of a host that works on a column; each works on neighbours."""
+        """Returns the rank of a host that works on a column. A rank works on adjacent columns."""
         ranks = self.hosts[host]
         return ranks[column * len(ranks) // columns]
 
     def worked(self, host: int, columns: int) -> list[list[int]]:
-        """The columns of each rank of a host."""
+        """Returns the columns of each rank of a host."""
         found: dict[int, list[int]] = {rank: [] for rank in self.hosts[host]}
         for column in range(columns):
             found[self.worker(host, column, columns)].append(column)
         return list(found.values())
 
     def _busiest(self, columns: int) -> float:
-        """By how much the busiest rank has more than the mean of its host, at worst."""
+        """Returns the largest ratio of a host's busiest rank to the host's mean."""
         return max(-(-columns // size) * size / columns for size in self.sizes)

@@ -1,8 +1,9 @@
-"""Dimension exchange: with the neighbours along one dimension of a hypercube after another.
+"""Dimension exchange: exchanges along the dimensions of a hypercube, one dimension after another.
 
-Where n is no power of two, the dimensions are its prime factors (a generalised hypercube), or what
-`dims` says; ranks on a line exchange directly. n is the number of ranks, n_i the size of dimension
-i, N the bytes of the whole vector (all pieces of a rank); bytes are those a rank sends.
+If n is not a power of two, the dimensions are the prime factors of n (a generalised hypercube).
+`dims` overrides the dimensions. Ranks on a line exchange directly. n is the number of ranks, n_i
+the size of dimension i, N the bytes of the whole vector (all pieces of a rank). Bytes are the bytes
+that a rank sends.
 """
 
 from __future__ import annotations
@@ -42,12 +43,12 @@ def _all_to_all_cost(ranks: int, *, dims: Dims | None = None) -> Cost:
 
 @algorithm(Op.ALL_REDUCE, "hypercube", cost=_all_reduce_cost)
 def all_reduce(ranks: int, *, dims: Dims | None = None) -> Schedule:
-    """Along each dimension, all exchange their whole partial sums.
+    """Along each dimension, the ranks exchange their whole partial sums.
 
-    Rounds: the number of dimensions, log2(n) for a hypercube. Bytes: sum of (n_i - 1), x N;
-    log2(n) x N for a hypercube. Reductions: the same. Source: Fox et al., "Solving problems on
-    concurrent processors" (1988); Bhuyan and Agrawal, "Generalized hypercube and hyperbus
-    structures for a computer network" (1984).
+    Rounds: the number of dimensions, log2(n) for a hypercube. Bytes: sum of (n_i - 1), x N; log2(n)
+    x N for a hypercube. Reductions: the same. Source: Fox et al., "Solving problems on concurrent
+    processors" (1988); Bhuyan and Agrawal, "Generalized hypercube and hyperbus structures for a
+    computer network" (1984).
     """
     grid = Grid(dims=_sizes(ranks, dims))
     composer = Composer(Collective(op=Op.ALL_REDUCE, ranks=ranks), 1)
@@ -60,7 +61,7 @@ def all_reduce(ranks: int, *, dims: Dims | None = None) -> Schedule:
 
 @algorithm(Op.ALL_GATHER, "hypercube", cost=_gather_cost)
 def all_gather(ranks: int, *, dims: Dims | None = None) -> Schedule:
-    """Along each dimension, all exchange what they have.
+    """Along each dimension, the ranks exchange all their pieces.
 
     Rounds: the number of dimensions. Bytes: (n-1)/n x N. Source: Johnsson and Ho, "Optimum
     broadcasting and personalized communication in hypercubes" (1989), all-to-all broadcasting.
@@ -74,17 +75,17 @@ def all_gather(ranks: int, *, dims: Dims | None = None) -> Schedule:
 
 @algorithm(Op.REDUCE_SCATTER, "hypercube", cost=_scatter_cost)
 def reduce_scatter(ranks: int, *, dims: Dims | None = None) -> Schedule:
-    """The all-gather backwards.
+    """Reverses the all-gather.
 
-    Rounds: the number of dimensions. Bytes: (n-1)/n x N. Reductions: (n-1)/n x N. Source:
-    Johnsson and Ho (1989), turned round.
+    Rounds: the number of dimensions. Bytes: (n-1)/n x N. Reductions: (n-1)/n x N. Source: Johnsson
+    and Ho (1989), reversed.
     """
     return backwards(all_gather(ranks, dims=dims))
 
 
 @algorithm(Op.ALL_TO_ALL, "hypercube", cost=_all_to_all_cost)
 def all_to_all(ranks: int, *, dims: Dims | None = None) -> Schedule:
-    """Along each dimension, pieces get that coordinate of their goal.
+    """Along each dimension, pieces move to that coordinate of their destination.
 
     Rounds: the number of dimensions. Bytes: sum of (n_i - 1)/n_i, x N; log2(n)/2 x N for a
     hypercube. Source: Johnsson and Ho (1989), all-to-all personalized communication.

@@ -1,9 +1,9 @@
-"""A tree in which the subtree below a child is k times smaller each round: log_k(n) rounds.
+"""K-nomial trees: the subtree below a child is k times smaller in each round, for log_k(n) rounds.
 
-Ranks are renumbered from the root. In the round of weight w = k^i, every rank that is a multiple
-of k w deals with the ranks w, 2w, ..., (k-1)w above it, each of which stands for the w ranks from
-itself on. n is the number of ranks, N the bytes of the whole vector; bytes are those the busiest
-rank sends.
+Ranks are renumbered from the root. In the round of weight w = k^i, every multiple of k w is a
+parent. Its children are the ranks w, 2w, ..., (k-1)w above. Each child represents w ranks, starting
+with itself. n is the number of ranks, N the bytes of the whole vector. Bytes are the bytes that the
+busiest rank sends.
 """
 
 from __future__ import annotations
@@ -21,12 +21,12 @@ from unisono.types import Op
 
 
 def broadcast_cost(ranks: int, *, k: int = 4) -> Cost:
-    """Of `broadcast`."""
+    """Returns the cost of `broadcast`."""
     return Cost(rounds=len(_weights(ranks, k)), bytes_sent=Fraction(_children(ranks, k)))
 
 
 def reduce_cost(ranks: int, *, k: int = 4) -> Cost:
-    """Of `reduce`."""
+    """Returns the cost of `reduce`."""
     return Cost(
         rounds=len(_weights(ranks, k)),
         bytes_sent=Fraction(1),
@@ -35,12 +35,12 @@ def reduce_cost(ranks: int, *, k: int = 4) -> Cost:
 
 
 def scatter_cost(ranks: int, *, k: int = 4) -> Cost:
-    """Of `scatter`."""
+    """Returns the cost of `scatter`."""
     return Cost(rounds=len(_weights(ranks, k)), bytes_sent=Fraction(ranks - 1, ranks))
 
 
 def gather_cost(ranks: int, *, k: int = 4) -> Cost:
-    """Of `gather`."""
+    """Returns the cost of `gather`."""
     weights = _weights(ranks, k)
     largest = max(min(weights[-1], ranks - weights[-1]), *weights[-2:-1], 1)
     return Cost(rounds=len(weights), bytes_sent=Fraction(largest, ranks))
@@ -48,7 +48,8 @@ def gather_cost(ranks: int, *, k: int = 4) -> Cost:
 
 @algorithm(Op.BROADCAST, "k_nomial", cost=broadcast_cost)
 def broadcast(ranks: int, root: int, *, k: int = 4) -> Schedule:
-    """The root sends to the k-1 ranks that are n/k apart, all send to those n/k^2 apart, and so on.
+    """The root sends to k-1 ranks at distances n/k. All these ranks send to ranks at distances
+    n/k^2, and so on.
 
     Rounds: ceil(log_k(n)). Bytes: up to (k-1) log_k(n) x N, at the root. Source: Wilkins et al.,
     "Generalized collective algorithms for the exascale era" (2023).
@@ -63,10 +64,10 @@ def broadcast(ranks: int, root: int, *, k: int = 4) -> Schedule:
 
 @algorithm(Op.REDUCE, "k_nomial", cost=reduce_cost)
 def reduce(ranks: int, root: int, *, k: int = 4) -> Schedule:
-    """The broadcast tree backwards: children send partial sums to their parents.
+    """Reverses the broadcast tree: children send partial sums to their parents.
 
-    Rounds: ceil(log_k(n)). Bytes: N. Reductions: up to (k-1) log_k(n) x N, at the root.
-    Source: Wilkins et al. (2023).
+    Rounds: ceil(log_k(n)). Bytes: N. Reductions: up to (k-1) log_k(n) x N, at the root. Source:
+    Wilkins et al. (2023).
     """
     return backwards(broadcast(ranks, root, k=k))
 
@@ -97,24 +98,24 @@ def gather(ranks: int, root: int, *, k: int = 4) -> Schedule:
 
 def _weights(ranks: int, k: int) -> list[int]:
     if k < 2:
-        raise UnsupportedError(f"k_nomial: k must be at least 2, not {k}")
+        raise UnsupportedError(f"k_nomial: expected k of at least 2, got {k}")
     return powers(k, ranks)
 
 
 def _children(ranks: int, k: int) -> int:
-    """Children of the root, which has the most."""
+    """Returns the number of children of the root, which has the most."""
     return sum(min(k - 1, (ranks - 1) // weight) for weight in _weights(ranks, k))
 
 
 def _edges(ranks: int, k: int, weight: int) -> Iterator[tuple[int, int]]:
-    """(parent, child), counted from the root, at one weight."""
+    """Yields (parent, child), counted from the root, at one weight."""
     for parent in range(0, ranks, k * weight):
         for child in range(parent + weight, min(parent + k * weight, ranks), weight):
             yield parent, child
 
 
 def _subtree(ranks: int, root: int, child: int, weight: int) -> Iterator[tuple[int, int]]:
-    """The pieces of a child's subtree as (first chunk, count); two ranges if they wrap."""
+    """Yields the pieces of a child's subtree as (first chunk, count), twice if they wrap."""
     count = min(weight, ranks - child)
     first = (child + root) % ranks
     head = min(count, ranks - first)

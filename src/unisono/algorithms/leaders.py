@@ -1,10 +1,11 @@
-"""For ranks on several hosts, any number on each: one rank of each host speaks for it.
+"""Leader algorithms for several hosts of any size: one rank of each host communicates for the host.
 
-The fewest messages between hosts: a leader collects what its host has to say, the leaders exchange
-it, each hands out what came. For short messages. `between` is what the leaders do: by default all
-at once on up to 8 hosts, in a logarithm of rounds on more. n is the number of ranks, H that of
-hosts, L that of the ranks of the largest, N the bytes of the whole vector; bytes are those a
-leader sends, upper bounds if the hosts differ.
+These algorithms send the fewest messages between hosts. A leader collects the data of its host,
+exchanges them with the other leaders, and distributes the results. They suit short messages.
+`between` is the algorithm of the leaders. By default, up to 8 hosts exchange in one round, and more
+hosts in a logarithm of rounds. n is the number of ranks, H the number of hosts, L the number of
+ranks of the largest host. N is the bytes of the whole vector. Bytes are the bytes that a leader
+sends, an upper bound if the hosts differ.
 """
 
 from __future__ import annotations
@@ -39,7 +40,9 @@ def _between(op: Op, layout: HostLayout, between: str | None) -> str:
 
 
 def _stated(op: Op) -> Callable[..., Cost]:
-    """What the leaders do, on the bundles of their hosts, and what is done inside hosts."""
+    """Returns a cost function: the leaders' algorithm on whole hosts, plus the transfers inside
+    hosts.
+    """
 
     def stated(ranks: int, *, between: str | None = None, hosts: Hosts | None = None) -> Cost:
         layout = HostLayout.of(ranks, hosts)
@@ -60,7 +63,7 @@ def _stated(op: Op) -> Callable[..., Cost]:
 
 
 _COLLECTED = (Op.REDUCE_SCATTER, Op.ALL_TO_ALL, Op.GATHER)
-"""What a rank hands to its leader may be more than what the leader hands to it."""
+"""Operations whose transfers to a leader may be larger than the transfers from the leader."""
 
 
 def _all_reduce_cost(
@@ -79,7 +82,7 @@ def all_reduce(
 ) -> Schedule:
     """Reduce to the leader, all-reduce between leaders, broadcast from the leader.
 
-    `between` is any all-reduce, `inside` any algorithm of reduce and of broadcast.
+    `between` is any all-reduce. `inside` is any algorithm of both reduce and broadcast.
 
     Rounds: 1 between hosts (log2(H) for more than 8), and 2 inside. Bytes: (H-1) x N + (L-1) x N.
     Reductions: the same. Source: Zhu, Goodell, Gropp, Thakur, "Hierarchical collectives in MPICH2"
@@ -104,17 +107,18 @@ def all_reduce(
 
 @algorithm(Op.ALL_GATHER, "leaders", cost=_stated(Op.ALL_GATHER), exact=False)
 def all_gather(ranks: int, *, between: str | None = None, hosts: Hosts | None = None) -> Schedule:
-    """Gather at the leader, all-gather between leaders, all to all ranks of the host.
+    """Gather at the leader, all-gather between leaders, then distribution of all pieces inside the
+    host.
 
-    Rounds: 1 between hosts (log2(H) for more than 8), and 2 inside. Bytes: about
-    (H-1)L/n x N + (L-1) x N. Source: Zhu et al. (2009).
+    Rounds: 1 between hosts (log2(H) for more than 8), and 2 inside. Bytes: about (H-1)L/n x N +
+    (L-1) x N. Source: Zhu et al. (2009).
     """
     layout = HostLayout.of(ranks, hosts)
     top = _top(Op.ALL_GATHER, layout, between)
     made = _Leaders(Op.ALL_GATHER, layout, top)
     made.collect(lambda rank: [rank])
     made.exchange(top, layout.hosts)
-    made.hand_out(lambda rank: [piece for piece in range(ranks) if piece != rank])
+    made.distribute(lambda rank: [piece for piece in range(ranks) if piece != rank])
     return made.composer.build()
 
 
@@ -122,28 +126,28 @@ def all_gather(ranks: int, *, between: str | None = None, hosts: Hosts | None = 
 def reduce_scatter(
     ranks: int, *, between: str | None = None, hosts: Hosts | None = None
 ) -> Schedule:
-    """Reduce all at the leader, reduce-scatter between leaders, to each rank its piece.
+    """Reduce to the leader, reduce-scatter between leaders, then distribution of each rank's piece.
 
-    Rounds: 1 between hosts (log2(H) for more than 8), and 2 inside. Bytes: at most N for what goes
-    to the leader, about (H-1)L/n x N for what leaves it. Reductions: (L-1) x N, and about
-    (H-1)L/n x N. Source: Zhu et al. (2009).
+    Rounds: 1 between hosts (log2(H) for more than 8), and 2 inside. Bytes: at most N to the leader,
+    about (H-1)L/n x N from the leader. Reductions: (L-1) x N, and about (H-1)L/n x N. Source: Zhu
+    et al. (2009).
     """
     layout = HostLayout.of(ranks, hosts)
     top = _top(Op.REDUCE_SCATTER, layout, between)
     made = _Leaders(Op.REDUCE_SCATTER, layout, top)
     made.collect(lambda rank: range(ranks))
     made.exchange(top, layout.hosts)
-    made.hand_out(lambda rank: [rank])
+    made.distribute(lambda rank: [rank])
     return made.composer.build()
 
 
 @algorithm(Op.ALL_TO_ALL, "leaders", cost=_stated(Op.ALL_TO_ALL), exact=False)
 def all_to_all(ranks: int, *, between: str | None = None, hosts: Hosts | None = None) -> Schedule:
-    """All for other hosts to the leader, all-to-all between leaders, to each rank its pieces.
+    """Ranks send the pieces for other hosts to the leader. Leaders exchange all-to-all and send
+    each rank its pieces.
 
-    Rounds: 1 between hosts (log2(H) for more than 8), and 2 inside. Bytes: about
-    (H-1)L^2/n x N + L x N. Source: Jackson and Booth, "Planned AlltoAllv: a clustered approach"
-    (2004).
+    Rounds: 1 between hosts (log2(H) for more than 8), and 2 inside. Bytes: about (H-1)L^2/n x N + L
+    x N. Source: Jackson and Booth, "Planned AlltoAllv: a clustered approach" (2004).
     """
     layout = HostLayout.of(ranks, hosts)
     top = _top(Op.ALL_TO_ALL, layout, between)
@@ -163,7 +167,7 @@ def all_to_all(ranks: int, *, between: str | None = None, hosts: Hosts | None = 
         for there in layout.hosts
     ]
     made.exchange(top, bundles)
-    made.hand_out(lambda rank: [src * ranks + rank for src in foreign[rank]])
+    made.distribute(lambda rank: [src * ranks + rank for src in foreign[rank]])
     return made.composer.build()
 
 
@@ -171,7 +175,7 @@ def all_to_all(ranks: int, *, between: str | None = None, hosts: Hosts | None = 
 def broadcast(
     ranks: int, root: int, *, between: str | None = None, hosts: Hosts | None = None
 ) -> Schedule:
-    """From the root to the leaders, and from each leader to its host.
+    """The root sends to the leaders. Each leader sends to its host.
 
     Rounds: 1 between hosts (log2(H) for more than 8), and 1 inside. Bytes: (H-1) x N + (L-1) x N.
     Source: Karonis et al. (2000).
@@ -180,7 +184,7 @@ def broadcast(
     top = _top(Op.BROADCAST, layout, between, root)
     made = _Leaders(Op.BROADCAST, layout, top, root)
     made.exchange(top, [[0]])
-    made.hand_out(lambda rank: [0])
+    made.distribute(lambda rank: [0])
     return made.composer.build()
 
 
@@ -188,10 +192,10 @@ def broadcast(
 def reduce(
     ranks: int, root: int, *, between: str | None = None, hosts: Hosts | None = None
 ) -> Schedule:
-    """Inside each host to its leader, and from the leaders to the root.
+    """Each host reduces to its leader. The leaders reduce to the root.
 
-    Rounds: 1 between hosts (log2(H) for more than 8), and 1 inside. Bytes: about N.
-    Reductions: (L-1) x N + (H-1) x N at the root. Source: Karonis et al. (2000).
+    Rounds: 1 between hosts (log2(H) for more than 8), and 1 inside. Bytes: about N. Reductions:
+    (L-1) x N + (H-1) x N at the root. Source: Karonis et al. (2000).
     """
     layout = HostLayout.of(ranks, hosts)
     top = _top(Op.REDUCE, layout, between, root)
@@ -205,8 +209,8 @@ def reduce(
 def scatter(
     ranks: int, root: int, *, between: str | None = None, hosts: Hosts | None = None
 ) -> Schedule:
-    """To each leader the pieces of its host, and from there to the ranks. Pieces must have one
-    length.
+    """The root sends each leader the pieces of its host. The leader sends each rank its piece.
+    Pieces must have one length.
 
     Rounds: 1 between hosts (log2(H) for more than 8), and 1 inside. Bytes: about N at the root.
     Source: Karonis et al. (2000).
@@ -215,7 +219,7 @@ def scatter(
     top = _top(Op.SCATTER, layout, between, root)
     made = _Leaders(Op.SCATTER, layout, top, root)
     made.exchange(top, layout.hosts)
-    made.hand_out(lambda rank: [rank])
+    made.distribute(lambda rank: [rank])
     return made.composer.build()
 
 
@@ -223,11 +227,11 @@ def scatter(
 def gather(
     ranks: int, root: int, *, between: str | None = None, hosts: Hosts | None = None
 ) -> Schedule:
-    """The pieces of each host at its leader, and from the leaders to the root. Pieces must have one
-    length.
+    """Each leader gathers the pieces of its host. The root gathers from the leaders. Pieces must
+    have one length.
 
-    Rounds: 1 between hosts (log2(H) for more than 8), and 1 inside. Bytes: about L/n x N.
-    Source: Karonis et al. (2000).
+    Rounds: 1 between hosts (log2(H) for more than 8), and 1 inside. Bytes: about L/n x N. Source:
+    Karonis et al. (2000).
     """
     layout = HostLayout.of(ranks, hosts)
     top = _top(Op.GATHER, layout, between, root)
@@ -238,12 +242,12 @@ def gather(
 
 
 def _top(op: Op, layout: HostLayout, between: str | None, root: int | None = None) -> Schedule:
-    home = 0 if root is None else layout.home(root)
-    return build(op, _between(op, layout, between), ranks=len(layout.hosts), root=home)
+    root_host = 0 if root is None else layout.root_host(root)
+    return build(op, _between(op, layout, between), ranks=len(layout.hosts), root=root_host)
 
 
 class _Leaders:
-    """A schedule made in three steps: to the leaders, between them, from them."""
+    """Builder of schedules in three steps: to the leaders, between leaders, from the leaders."""
 
     def __init__(self, op: Op, layout: HostLayout, top: Schedule, root: int | None = None) -> None:
         unit = top.collective.parts
@@ -254,26 +258,26 @@ class _Leaders:
         self.start = 0
 
     def collect(self, shares: Callable[[int], Iterable[int]]) -> None:
-        """Each rank hands shares to its leader."""
+        """Adds transfers of shares from each rank to its leader."""
         for leader, host in zip(self.leaders, self.layout.hosts, strict=True):
             for rank in host:
                 self.move(rank, leader, shares(rank))
         self.start = int(self.layout.shared)
 
     def exchange(self, top: Schedule, bundles: Iterable[Iterable[int]]) -> None:
-        """The leaders do `top`, whose pieces are these shares."""
+        """Adds `top` between the leaders, with these shares as its pieces."""
         pieces = [list(bundle) for bundle in bundles]
         self.start = self.composer.add(top, self.leaders, pieces, start=self.start)
 
-    def hand_out(self, shares: Callable[[int], Iterable[int]]) -> None:
-        """Each leader hands shares to the ranks of its host."""
+    def distribute(self, shares: Callable[[int], Iterable[int]]) -> None:
+        """Adds transfers of shares from each leader to the ranks of its host."""
         self.composer.builder.round = self.start
         for leader, host in zip(self.leaders, self.layout.hosts, strict=True):
             for rank in host:
                 self.move(leader, rank, shares(rank), reduce=False)
 
     def move(self, src: int, dst: int, shares: Iterable[int], *, reduce: bool = True) -> None:
-        """In this round from one rank to another, if it is another."""
+        """Adds transfers between two ranks to the current round, unless the ranks are the same."""
         if src == dst:
             return
         b, unit = self.composer.builder, self.composer.unit

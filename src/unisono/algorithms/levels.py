@@ -1,4 +1,4 @@
-"""The levels of a hierarchy: how many ranks each has, and which algorithm serves it."""
+"""The levels of a hierarchy: the number of ranks and the algorithm of each level."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class Hierarchy:
     sizes: Dims
     algorithms: tuple[str, ...]
     order: tuple[int, ...]
-    """The ranks as they stand in the grid: host by host, where the levels are those of hosts."""
+    """The ranks in the order of the grid: host by host, if the levels match the hosts."""
 
     @classmethod
     def of(
@@ -40,9 +40,10 @@ class Hierarchy:
         levels: tuple[Level, ...],
         hosts: Hosts | None = None,
     ) -> Hierarchy:
-        """Fill in what is not given: two levels are those of the hosts, if there are several.
+        """Completes the sizes. Two levels without sizes match the hosts, if there are several
+        hosts.
 
-        Raises `UnsupportedError` if it does not make up the ranks.
+        Raises `UnsupportedError` if the product of the sizes is not the number of ranks.
         """
         levels = levels or (_ANY,) * (len(dims) if dims else 2)
         known = [level.size for level in levels if level.size]
@@ -54,8 +55,8 @@ class Hierarchy:
             if not layout.regular:
                 sizes = ", ".join(map(str, layout.sizes))
                 raise UnsupportedError(
-                    f"hierarchical: the hosts have {sizes} ranks, which makes no grid; by_host and "
-                    "leaders serve any hosts"
+                    f"hierarchical: expected hosts of equal size, got {sizes} ranks; use by_host "
+                    "or leaders"
                 )
             dims = (layout.sizes[0], len(layout.hosts))
         found = dims or near_square(ranks, len(levels))
@@ -73,16 +74,16 @@ class Hierarchy:
         )
 
     def place(self, rank: int) -> int:
-        """Where a rank stands in the grid."""
+        """Returns the position of a rank in the grid."""
         return self.order.index(rank)
 
     def placed(self, schedule: Schedule) -> Schedule:
-        """A schedule of places in the grid as one of ranks."""
+        """Converts a schedule of grid positions to a schedule of ranks."""
         return on_ranks(schedule, self.order)
 
     @property
     def grid(self) -> Grid:
-        """The ranks as points; axis i is level i."""
+        """The ranks as points, where axis i is level i."""
         return Grid(dims=self.sizes)
 
     @property
@@ -91,35 +92,35 @@ class Hierarchy:
         return len(self.sizes) - 1
 
     def part(self, op: Op, level: int, root: int = 0) -> Schedule:
-        """What a group of this level does."""
+        """Returns the schedule of a group of this level."""
         return build(op, self.algorithms[level], ranks=self.sizes[level], root=root)
 
     def cost(self, op: Op, level: int) -> Cost:
-        """What that costs."""
+        """Returns the cost of a group of this level."""
         return cost(op, self.algorithms[level], ranks=self.sizes[level])
 
     def serves(self, level: int, *ops: Op) -> bool:
-        """Whether the level's algorithm is one of all these operations."""
+        """Returns true if the level's algorithm supports all these operations."""
         text = self.algorithms[level]
         return all(parse(op, text).name in names(op) for op in ops)
 
     def scatters(self, level: int) -> bool:
-        """Whether a level below the top reduces and gathers pieces, rather than the whole vector to
-        and from its first rank.
+        """Returns true if a level below the top uses reduce-scatter and all-gather.
 
-        Raises `UnsupportedError` for an algorithm that can do neither.
+        Otherwise the level reduces the whole vector to its first rank and broadcasts. Raises
+        `UnsupportedError` for an algorithm that supports neither.
         """
         if self.serves(level, Op.REDUCE_SCATTER, Op.ALL_GATHER):
             return True
         if self.serves(level, Op.REDUCE, Op.BROADCAST):
             return False
         raise UnsupportedError(
-            f"hierarchical: level {level} must reduce_scatter and all_gather, or reduce and "
-            f"broadcast, and {self.algorithms[level]!r} does neither"
+            f"hierarchical: level {level} must support reduce_scatter and all_gather, or reduce "
+            f"and broadcast; {self.algorithms[level]!r} supports neither"
         )
 
 
 def follows_hosts(levels: tuple[Level, ...], dims: Dims | None, hosts: Hosts | None) -> bool:
-    """Whether the levels are the hosts and what is between them: no sizes are said."""
-    told = dims is not None or any(level.size for level in levels)
-    return hosts is not None and len(hosts) > 1 and len(levels or (_ANY, _ANY)) == 2 and not told
+    """Returns true if the two levels match the hosts, because the sizes are not given."""
+    sized = dims is not None or any(level.size for level in levels)
+    return hosts is not None and len(hosts) > 1 and len(levels or (_ANY, _ANY)) == 2 and not sized

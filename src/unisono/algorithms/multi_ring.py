@@ -1,7 +1,7 @@
-"""More than one ring at a time: both ways round, or two rings without a common link.
+"""Several rings at a time: both directions, or two rings without a common link.
 
 Any number of equal rings is `ring:channels=k`. n is the number of ranks, N the bytes of the whole
-vector; bytes are those a rank sends.
+vector. Bytes are the bytes that a rank sends.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from math import gcd
 
 from unisono.algorithms import ring
 from unisono.algorithms.compose import backwards, in_channels, in_sequence
-from unisono.algorithms.cost import Cost, of_all_gather, there_and_back
+from unisono.algorithms.cost import Cost, of_all_gather, scatter_then_gather
 from unisono.algorithms.cost import backwards as backwards_cost
 from unisono.algorithms.registry import algorithm
 from unisono.schedule import Builder, Collective, Schedule
@@ -26,12 +26,12 @@ def _both_ways_scatter_cost(ranks: int) -> Cost:
 
 
 def _both_ways_reduce_cost(ranks: int) -> Cost:
-    return there_and_back(_both_ways_cost(ranks), ranks)
+    return scatter_then_gather(_both_ways_cost(ranks), ranks)
 
 
 @algorithm(Op.ALL_GATHER, "bidirectional_ring", cost=_both_ways_cost)
 def all_gather(ranks: int) -> Schedule:
-    """Each chunk travels both ways at once, half round the ring, and every rank keeps a copy.
+    """Each chunk travels in both directions at once, half around the ring. Every rank keeps a copy.
 
     Rounds: floor(n/2). Bytes: (n-1)/n x N. Source: Wang et al., "Overlap communication with
     dependent computation via decomposition in large deep learning models" (2023), bidirectional
@@ -49,27 +49,26 @@ def all_gather(ranks: int) -> Schedule:
 
 @algorithm(Op.REDUCE_SCATTER, "bidirectional_ring", cost=_both_ways_scatter_cost)
 def reduce_scatter(ranks: int) -> Schedule:
-    """Sums come to the owner of a chunk from both sides, each from half of the ring.
+    """Sums reach the owner of a chunk from both directions, each from half of the ring.
 
     Rounds: floor(n/2). Bytes: (n-1)/n x N. Reductions: (n-1)/n x N. Source: Wang et al. (2023),
-    turned round.
+    reversed.
     """
     return backwards(all_gather(ranks))
 
 
 @algorithm(Op.ALL_REDUCE, "bidirectional_ring", cost=_both_ways_reduce_cost)
 def all_reduce(ranks: int) -> Schedule:
-    """Reduce-scatter from both sides, then all-gather to both sides.
+    """Reduce-scatter from both directions, then all-gather in both directions.
 
-    Rounds: 2 floor(n/2). Bytes: 2(n-1)/n x N. Reductions: (n-1)/n x N. Source: Wang et al.
-    (2023).
+    Rounds: 2 floor(n/2). Bytes: 2(n-1)/n x N. Reductions: (n-1)/n x N. Source: Wang et al. (2023).
     """
     return in_sequence(Op.ALL_REDUCE, [reduce_scatter(ranks), all_gather(ranks)])
 
 
 @algorithm(Op.ALL_REDUCE, "double_ring", cost=ring.all_reduce_cost)
 def double_ring_all_reduce(ranks: int) -> Schedule:
-    """Half of the vector goes round each of two rings that have no link in common.
+    """All-reduce on two rings without a common link, each for half of the vector.
 
     Rounds: 2(n-1). Bytes: 2(n-1)/n x N. Reductions: (n-1)/n x N. Source: the rings of NCCL on
     DGX-1, one for each set of links: Jeaugey, "NCCL 2.0" (GTC 2017).
@@ -79,7 +78,7 @@ def double_ring_all_reduce(ranks: int) -> Schedule:
 
 @algorithm(Op.REDUCE_SCATTER, "double_ring", cost=ring.reduce_scatter_cost)
 def double_ring_reduce_scatter(ranks: int) -> Schedule:
-    """Half of each piece goes round each of two rings that have no link in common.
+    """Reduce-scatter on two rings without a common link, each for half of each piece.
 
     Rounds: n-1. Bytes: (n-1)/n x N. Reductions: (n-1)/n x N. Source: Jeaugey (2017).
     """
@@ -88,7 +87,7 @@ def double_ring_reduce_scatter(ranks: int) -> Schedule:
 
 @algorithm(Op.ALL_GATHER, "double_ring", cost=ring.all_gather_cost)
 def double_ring_all_gather(ranks: int) -> Schedule:
-    """Half of each piece goes round each of two rings that have no link in common.
+    """All-gather on two rings without a common link, each for half of each piece.
 
     Rounds: n-1. Bytes: (n-1)/n x N. Source: Jeaugey (2017).
     """
@@ -96,10 +95,11 @@ def double_ring_all_gather(ranks: int) -> Schedule:
 
 
 def disjoint_rings(ranks: int) -> tuple[list[int], list[int]]:
-    """Two orders of the ranks in which no two are neighbours twice: 0, 1, 2, ... and 0, s, 2s, ...
+    """Returns two orders of the ranks without a common pair of neighbours: 0, 1, 2, ... and 0, s,
+    2s, ...
 
-    With fewer than 5 ranks there are no such rings; then the second is the first backwards, which
-    shares no direction of a link.
+    Such orders need at least 5 ranks. With fewer ranks, the second order is the reverse of the
+    first. Then the two rings use each link in opposite directions.
 
     >>> disjoint_rings(8)
     ([0, 1, 2, 3, 4, 5, 6, 7], [0, 3, 6, 1, 4, 7, 2, 5])
@@ -107,7 +107,7 @@ def disjoint_rings(ranks: int) -> tuple[list[int], list[int]]:
     first = list(range(ranks))
     if ranks < 5:
         return first, first[::-1]
-    if ranks == 6:  # the one larger count without a stride
+    if ranks == 6:  # the only larger count without a stride
         return first, [0, 2, 4, 1, 5, 3]
     stride = next(s for s in range(2, ranks) if gcd(s, ranks) == 1)
     return first, [i * stride % ranks for i in range(ranks)]

@@ -1,8 +1,8 @@
-"""Pairs of neighbours swap what they learned last, with the neighbour on the other side each time.
+"""Neighbour exchange: pairs of neighbours exchange their latest pieces, with alternating sides.
 
-Half the rounds of a ring, and neighbours only. n is the number of ranks, N the bytes of the whole
-vector; bytes are those the busiest rank sends. With an odd rank count the last rank hands its piece
-to the one before it first, and gets all others from it in the end.
+The algorithm needs half the rounds of a ring and uses only neighbours. n is the number of ranks, N
+the bytes of the whole vector. Bytes are the bytes that the busiest rank sends. For odd n, the last
+rank first sends its piece to the rank before, and finally receives all other pieces from that rank.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from unisono.types import Op
 def _gather_cost(ranks: int) -> Cost:
     if ranks % 2 == 0:
         return of_all_gather(ranks // 2, ranks - 1, ranks)
-    own = 1 if ranks == 3 else 2  # times that the two pieces of rank n-2 leave it as one
+    own = 1 if ranks == 3 else 2  # messages of rank n-2 that contain both of its first pieces
     return of_all_gather(ranks // 2 + 2, 2 * ranks - 3 + own, ranks)
 
 
@@ -28,10 +28,11 @@ def _scatter_cost(ranks: int) -> Cost:
 
 @algorithm(Op.ALL_GATHER, "neighbour_exchange", cost=_gather_cost)
 def all_gather(ranks: int) -> Schedule:
-    """Swap own pieces with one neighbour, then the pair of pieces got last with the other, ...
+    """Each rank exchanges its own piece with one neighbour, then the last two received pieces with
+    the other neighbour, and so on.
 
-    Rounds: n/2; for odd n (n-1)/2 + 2. Bytes: (n-1)/n x N; for odd n (2n-1)/n x N (4/3 x N for
-    3 ranks). Source: Chen, Zhang, Zhang, Yuan, "Performance evaluation of allgather algorithms on
+    Rounds: n/2; for odd n (n-1)/2 + 2. Bytes: (n-1)/n x N; for odd n (2n-1)/n x N (4/3 x N for 3
+    ranks). Source: Chen, Zhang, Zhang, Yuan, "Performance evaluation of allgather algorithms on
     terascale Linux cluster with fast Ethernet" (2005).
     """
     b = Builder(Collective(op=Op.ALL_GATHER, ranks=ranks), "neighbour_exchange")
@@ -43,8 +44,8 @@ def all_gather(ranks: int) -> Schedule:
         b.next_round()
         latest[-1].append(ranks - 1)
     for step in range(members // 2):
-        way = 1 if step % 2 == 0 else -1
-        partners = [(m + (-way if m % 2 else way)) % members for m in range(members)]
+        direction = 1 if step % 2 == 0 else -1
+        partners = [(m + (-direction if m % 2 else direction)) % members for m in range(members)]
         for member, partner in enumerate(partners):
             for first, count in runs(latest[member]):
                 b.copy(member, first, partner, count=count)
@@ -58,9 +59,9 @@ def all_gather(ranks: int) -> Schedule:
 
 @algorithm(Op.REDUCE_SCATTER, "neighbour_exchange", cost=_scatter_cost)
 def reduce_scatter(ranks: int) -> Schedule:
-    """The all-gather backwards.
+    """Reverses the all-gather.
 
     Rounds: n/2; for odd n (n-1)/2 + 2. Bytes: (n-1)/n x N. Reductions: (n-1)/n x N; for odd n
-    (2n-1)/n x N (4/3 x N for 3 ranks). Source: Chen, Zhang, Zhang, Yuan (2005), turned round.
+    (2n-1)/n x N (4/3 x N for 3 ranks). Source: Chen, Zhang, Zhang, Yuan (2005), reversed.
     """
     return backwards(all_gather(ranks))

@@ -1,14 +1,14 @@
-"""Binomial trees from all ranks at once, far first: HCCL's nonuniform hierarchical ring.
+"""HCCL's nonuniform hierarchical ring: binomial trees from all ranks at once, far distances first.
 
-The first message, across half the ring, is a single piece; the last and largest goes to the
-neighbour. Any rank count takes ceil(log2(n)) rounds. n is the number of ranks, N the bytes of the
-whole vector; bytes are those a rank sends.
+The first message, across half the ring, is a single piece. The last and largest message goes to the
+neighbour. Any number of ranks needs ceil(log2(n)) rounds. n is the number of ranks, N the bytes of
+the whole vector. Bytes are the bytes that a rank sends.
 """
 
 from __future__ import annotations
 
 from unisono.algorithms.compose import backwards, in_sequence, runs
-from unisono.algorithms.cost import Cost, of_all_gather, there_and_back
+from unisono.algorithms.cost import Cost, of_all_gather, scatter_then_gather
 from unisono.algorithms.cost import backwards as backwards_cost
 from unisono.algorithms.registry import algorithm
 from unisono.schedule import Builder, Collective, Schedule
@@ -24,12 +24,13 @@ def _scatter_cost(ranks: int) -> Cost:
 
 
 def _all_reduce_cost(ranks: int) -> Cost:
-    return there_and_back(_gather_cost(ranks), ranks)
+    return scatter_then_gather(_gather_cost(ranks), ranks)
 
 
 @algorithm(Op.ALL_GATHER, "nhr", cost=_gather_cost)
 def all_gather(ranks: int) -> Schedule:
-    """At distance d = ..., 4, 2, 1, send up the pieces from 0, 2d, 4d, ... ranks below.
+    """At distances d = ..., 4, 2, 1, each rank sends the pieces from 0, 2d, 4d, ... ranks below to
+    the rank d above.
 
     Rounds: ceil(log2(n)). Bytes: (n-1)/n x N. Source: NHR in Huawei's HCCL (the cann-hccl
     repository, `all_gather_nhr`).
@@ -38,8 +39,8 @@ def all_gather(ranks: int) -> Schedule:
     for bit in reversed(range((ranks - 1).bit_length())):
         distance = 1 << bit
         for rank in range(ranks):
-            ways = range(0, ranks - distance, 2 * distance)
-            for first, count in runs((rank - way) % ranks for way in ways):
+            offsets = range(0, ranks - distance, 2 * distance)
+            for first, count in runs((rank - offset) % ranks for offset in offsets):
                 b.copy(rank, first, (rank + distance) % ranks, count=count)
         b.next_round()
     return b.build()
@@ -47,17 +48,17 @@ def all_gather(ranks: int) -> Schedule:
 
 @algorithm(Op.REDUCE_SCATTER, "nhr", cost=_scatter_cost)
 def reduce_scatter(ranks: int) -> Schedule:
-    """The all-gather backwards: near first.
+    """Reverses the all-gather, with near distances first.
 
-    Rounds: ceil(log2(n)). Bytes: (n-1)/n x N. Reductions: (n-1)/n x N. Source: NHR in Huawei's
-    HCCL (`reduce_scatter_nhr`).
+    Rounds: ceil(log2(n)). Bytes: (n-1)/n x N. Reductions: (n-1)/n x N. Source: NHR in Huawei's HCCL
+    (`reduce_scatter_nhr`).
     """
     return backwards(all_gather(ranks))
 
 
 @algorithm(Op.ALL_REDUCE, "nhr", cost=_all_reduce_cost)
 def all_reduce(ranks: int) -> Schedule:
-    """Reduce-scatter near first, all-gather far first.
+    """Reduce-scatter with near distances first, then all-gather with far distances first.
 
     Rounds: 2 ceil(log2(n)). Bytes: 2(n-1)/n x N. Reductions: (n-1)/n x N. Source: NHR in Huawei's
     HCCL (`all_reduce_nhr`).

@@ -1,4 +1,4 @@
-"""Everyone sends its whole vector to everyone: one round, for short messages."""
+"""One-shot all-reduce: all ranks exchange their whole vectors in one round, for short messages."""
 
 from __future__ import annotations
 
@@ -20,9 +20,8 @@ def _cost(ranks: int) -> Cost:
 def all_reduce(ranks: int) -> Schedule:
     """Every rank reads all vectors and folds them in rank order.
 
-    Rounds: 1. Bytes: (n-1) x N (each rank writes N once where the readers share memory).
-    Reductions: (n-1) x N. Source: the one-shot all-reduce of NVIDIA TensorRT-LLM and of MSCCL++
-    ("all pairs, LL").
+    Rounds: 1. Bytes: (n-1) x N (in shared memory, each rank writes N only once). Reductions: (n-1)
+    x N. Source: the one-shot all-reduce of NVIDIA TensorRT-LLM and of MSCCL++ ("all pairs, LL").
     """
     b = Builder(Collective(op=Op.ALL_REDUCE, ranks=ranks), "one_shot")
     dst, src = np.nonzero(~np.eye(ranks, dtype=bool))

@@ -1,6 +1,7 @@
-"""In round k every rank sends to the rank k above it: one message in and one out at a time.
+"""Pairwise exchange: in round k every rank sends one message to the rank k above.
 
-n is the number of ranks, N the bytes of all pieces of a rank; bytes are those a rank sends.
+n is the number of ranks, N the bytes of all pieces of a rank. Bytes are the bytes that a rank
+sends.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ def _all_to_all_cost(ranks: int) -> Cost:
 
 @algorithm(Op.REDUCE_SCATTER, "pairwise", cost=_scatter_cost)
 def reduce_scatter(ranks: int) -> Schedule:
-    """Each rank adds one contribution per round to the piece it owns.
+    """Each rank adds one contribution per round to its own piece.
 
     Rounds: n-1. Bytes: (n-1)/n x N. Reductions: (n-1)/n x N. Source: Thakur, Rabenseifner, Gropp,
     "Optimization of collective communication operations in MPICH" (2005).
@@ -49,7 +50,7 @@ def all_gather(ranks: int) -> Schedule:
     """Each rank sends its own piece to one rank per round.
 
     Rounds: n-1. Bytes: (n-1)/n x N. Source: the reduce-scatter of Thakur, Rabenseifner, Gropp
-    (2005), turned round.
+    (2005), reversed.
     """
     b = Builder(Collective(op=Op.ALL_GATHER, ranks=ranks), "pairwise")
     rank = np.arange(ranks)
@@ -61,7 +62,7 @@ def all_gather(ranks: int) -> Schedule:
 
 @algorithm(Op.ALL_TO_ALL, "pairwise", cost=_all_to_all_cost)
 def all_to_all(ranks: int) -> Schedule:
-    """Each rank sends one piece and receives one per round.
+    """Each rank sends one piece and receives one piece per round.
 
     Rounds: n-1. Bytes: (n-1)/n x N. Source: Thakur, Rabenseifner, Gropp (2005).
     """

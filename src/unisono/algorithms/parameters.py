@@ -1,4 +1,4 @@
-"""How an algorithm and its parameters are written in one string: the parser.
+"""Parser for algorithms and their parameters in one string.
 
     ring                             a name
     k_nomial:4                       its first parameter
@@ -7,8 +7,8 @@
     level0:mesh;level1:ring          an algorithm for each level, the innermost first
     level0:mesh@4;level1:ring@2      with the sizes of the levels
 
-The last two are HCCL's syntax (`HCCL_ALGO`), with sizes added. HCCL's names of algorithms are
-understood too, in any case.
+The last two forms are HCCL's syntax (`HCCL_ALGO`), with sizes added. The parser also accepts HCCL's
+names of algorithms, in upper or lower case.
 """
 
 from __future__ import annotations
@@ -23,12 +23,12 @@ from unisono.errors import UnsupportedError
 from unisono.types import Op
 
 Dims: TypeAlias = tuple[int, ...]
-"""Sizes of the axes of a grid of ranks; ranks next to each other differ along axis 0."""
+"""Sizes of the axes of a grid of ranks. Adjacent ranks differ along axis 0."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Level:
-    """One level of a hierarchy: the algorithm's string and, if it was given, the ranks in it."""
+    """One level of a hierarchy: the algorithm's string and, if given, the number of ranks."""
 
     algorithm: str
     size: int | None = None
@@ -36,7 +36,7 @@ class Level:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Spec:
-    """A string taken apart: parameters are still text, but for the levels."""
+    """A parsed string. Except for the levels, parameters are still text."""
 
     name: str
     positional: tuple[str, ...] = ()
@@ -63,7 +63,7 @@ _LEVEL = re.compile(r"level(\d+):(.*)", re.DOTALL | re.IGNORECASE)
 
 
 def parse(op: Op, text: str) -> Spec:
-    """Take an algorithm's string apart. Raises `UnsupportedError` when it is ill-formed.
+    """Parses an algorithm's string. Raises `UnsupportedError` for an invalid string.
 
     >>> parse(Op.ALL_REDUCE, "k_nomial:4")
     Spec(name='k_nomial', positional=('4',), named=(), levels=())
@@ -80,12 +80,12 @@ def parse(op: Op, text: str) -> Spec:
         match = _NAMED.fullmatch(part.strip())
         if match is None and (named or not part.strip()):
             raise UnsupportedError(
-                f"{text!r}: after ':' come values, then key=value, separated by commas"
+                f"{text!r}: expected values after ':', then key=value, separated by commas"
             )
         if match is None:
             positional.append(part.strip())
         elif match[1] in named:
-            raise UnsupportedError(f"{text!r}: {match[1]} is given twice")
+            raise UnsupportedError(f"{text!r}: expected {match[1]} once, got it twice")
         else:
             named[match[1]] = match[2].strip()
     name = _canonical(op, head.strip())
@@ -93,14 +93,14 @@ def parse(op: Op, text: str) -> Spec:
 
 
 def number(what: str, text: str) -> int:
-    """A whole number of at least one. Raises `UnsupportedError`."""
+    """Parses a whole number of at least one. Raises `UnsupportedError`."""
     if not re.fullmatch(r"[1-9][0-9]{0,8}", text):
         raise UnsupportedError(f"{what}: expected a whole number like 4, got {text!r}")
     return int(text)
 
 
 def dims(what: str, text: str) -> Dims:
-    """Sizes like 4x4. Raises `UnsupportedError`.
+    """Parses sizes such as 4x4. Raises `UnsupportedError`.
 
     >>> dims("bucket", "4x2")
     (4, 2)
@@ -111,10 +111,10 @@ def dims(what: str, text: str) -> Dims:
 
 
 def check_dims(sizes: Dims, ranks: int) -> Dims:
-    """The sizes, if they make up this many ranks. Raises `UnsupportedError`."""
+    """Returns the sizes if their product is this number of ranks. Raises `UnsupportedError`."""
     if prod(sizes) != ranks:
         shape = "x".join(map(str, sizes))
-        raise UnsupportedError(f"a grid of {shape} serves {prod(sizes)} ranks, not {ranks}")
+        raise UnsupportedError(f"a grid of {shape} has {prod(sizes)} ranks, expected {ranks}")
     return sizes
 
 

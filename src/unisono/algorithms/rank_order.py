@@ -1,4 +1,4 @@
-"""Folds in the order of ranks whatever the hosts, for results whose bits do not depend on them."""
+"""All-reduce with folds in rank order on any hosts, so that the bits do not depend on the hosts."""
 
 from __future__ import annotations
 
@@ -18,16 +18,17 @@ def _cost(ranks: int, *, hosts: Hosts | None = None) -> Cost:
 
 @algorithm(Op.ALL_REDUCE, "rank_order", cost=_cost, exact=False)
 def all_reduce(ranks: int, *, hosts: Hosts | None = None) -> Schedule:
-    """Fold part i at rank i, of the contributions of all ranks themselves; then gather the parts,
-    each but once on its way to a host.
+    """Rank i folds part i from the contributions of all ranks. Then the parts are gathered, and
+    each part goes to each host once.
 
-    The bits are those of `direct`, with about half its bytes between hosts, and more than if each
-    host reduced first: a sum that was begun elsewhere would be another one.
+    The bits are the same as with `direct`, with about half its bytes between hosts. The bytes are
+    more than in an algorithm where each host reduces first. Such an algorithm would fold in another
+    order, with other bits.
 
-    Rounds: 3 (2 with a rank a host). Bytes: (n-1)/n x N and those of the all-gather; of a host of
-    L_h ranks in L_h(n - L_h)/n x N + (n - L_h)/n x N. Reductions: (n-1)/n x N. Source:
-    Rabenseifner, "Optimization of collective reduction operations" (2004); Träff, "Efficient
-    allgather for regular SMP-clusters" (2006).
+    Rounds: 3 (2 with one rank per host). Bytes: (n-1)/n x N, plus the bytes of the all-gather; a
+    host of L_h ranks receives L_h(n - L_h)/n x N + (n - L_h)/n x N. Reductions: (n-1)/n x N.
+    Source: Rabenseifner, "Optimization of collective reduction operations" (2004); Träff,
+    "Efficient allgather for regular SMP-clusters" (2006).
     """
     gather = by_host.all_gather(ranks, between="direct", hosts=hosts)
     return in_sequence(Op.ALL_REDUCE, [direct.reduce_scatter(ranks), gather])

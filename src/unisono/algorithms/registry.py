@@ -1,12 +1,12 @@
-"""Which algorithm serves which operation, with what parameters, at what cost.
+"""Registry of algorithms by operation, with their parameters and costs.
 
-Adding an algorithm is one decorated function in a file of this package:
+A new algorithm is one decorated function in a file of this package:
 
     @algorithm(Op.ALL_GATHER, "name", cost=_cost)
     def all_gather(ranks: int, *, k: int = 2) -> Schedule: ...
 
-`cost` is a function of the same arguments, less the root. Keyword-only arguments are the
-parameters that can be written in the algorithm's string; see `spec`.
+`cost` is a function of the same arguments, without the root. Keyword-only arguments are the
+parameters in the algorithm's string (see `parameters`).
 """
 
 from __future__ import annotations
@@ -52,9 +52,10 @@ class Parameter:
 class Algorithm:
     """One algorithm of one operation.
 
-    `exact` says that `cost`, for the default parameters, is what the schedule really takes; else
-    its bytes and reductions are upper bounds. `knows_hosts` says that `function` and `cost` take
-    the hosts of the ranks. The docstring tells rounds, bytes and source.
+    `exact` is true if `cost`, for the default parameters, equals the cost of the schedule.
+    Otherwise its bytes and reductions are upper bounds. `knows_hosts` is true if `function` and
+    `cost` accept the hosts of the ranks. The docstring of `function` states rounds, bytes and
+    source.
     """
 
     op: Op
@@ -67,12 +68,12 @@ class Algorithm:
 
     @property
     def for_hosts(self) -> bool:
-        """Whether it is made for ranks on several hosts and for nothing else."""
+        """True if the algorithm is only for ranks on several hosts."""
         return self.knows_hosts and "levels" not in {p.name for p in self.parameters}
 
     @property
     def doc(self) -> str:
-        """What it does, its cost in words, and its source."""
+        """The docstring: a summary, the cost in words, and the source."""
         return inspect.getdoc(self.function) or ""
 
 
@@ -82,7 +83,7 @@ _ALGORITHMS: dict[tuple[Op, str], Algorithm] = {}
 def algorithm(
     op: Op, name: str, *, cost: Callable[..., Cost], exact: bool = True
 ) -> Callable[[F], F]:
-    """Register a function of the rank count (and the root, if the operation has one)."""
+    """Registers a function of the number of ranks (and the root, if the operation has one)."""
 
     def register(function: F) -> F:
         signature = inspect.signature(function, eval_str=True).parameters
@@ -108,7 +109,7 @@ def algorithm(
 
 
 def names(op: Op | str) -> tuple[str, ...]:
-    """The algorithms that serve an operation, in alphabetical order, without parameters.
+    """Returns the algorithms of an operation, in alphabetical order, without parameters.
 
     >>> import unisono.algorithms
     >>> "one_shot" in unisono.algorithms.names("all_reduce")
@@ -119,7 +120,7 @@ def names(op: Op | str) -> tuple[str, ...]:
 
 
 def find(op: Op | str, name: str) -> Algorithm:
-    """The algorithm that a string names; its parameters may be there and are not read.
+    """Returns the algorithm that a string names. Parameters in the string are ignored.
 
     >>> import unisono.algorithms
     >>> [p.name for p in unisono.algorithms.find("broadcast", "k_nomial:4").parameters]
@@ -138,18 +139,22 @@ def build(
     levels: parameters.Dims | None = None,
     hosts: Hosts | None = None,
 ) -> Schedule:
-    """The schedule of an algorithm, named as `spec` says. Operations without a root ignore `root`.
+    """Builds the schedule of an algorithm, from a string as in `parameters`.
 
-    `levels` are the sizes of the levels or the dims of a grid, innermost first (ranks of a host,
-    then hosts), for names that need them and do not say them; by default they are as equal as the
-    rank count allows. `hosts` are the ranks of each host, any partition of them, for algorithms
-    that send as little as they can between hosts; by default, neighbours are together on hosts
-    that are as equal as the rank count allows. Any algorithm takes `channels=k`: the vector is
-    cut in k shares that travel at the same time, each in a channel of its own. Any takes
-    `block_bytes=b`, too, which is for whoever runs the schedule and changes nothing here.
+    - `root` has no effect on operations without a root.
+    - `levels` are the sizes of the levels or the dims of a grid, innermost first (ranks of a host,
+      then hosts). They apply to names that need sizes but omit them. By default, the sizes are as
+      equal as the number of ranks allows.
+    - `hosts` are the ranks of each host, any partition, for algorithms that minimise the traffic
+      between hosts. By default, hosts have consecutive ranks, and sizes as equal as the number of
+      ranks allows.
 
-    Raises `UnsupportedError` when there is no such operation or algorithm, when the parameters
-    make no sense, or when it cannot serve this many ranks.
+    Every algorithm accepts `channels=k`: the vector is cut into k shares that travel at the same
+    time, each in its own channel. Every algorithm also accepts `block_bytes=b`, which the executor
+    reads and which does not change the schedule.
+
+    Raises `UnsupportedError` for an unknown operation or algorithm, invalid parameters, or an
+    unsupported number of ranks.
 
     >>> import unisono.algorithms
     >>> unisono.algorithms.build("all_reduce", "one_shot", ranks=4).num_rounds
@@ -165,7 +170,7 @@ def build(
     arguments.pop(_BLOCK_BYTES, None)
     if op.rooted:
         if not 0 <= root < ranks:
-            raise UnsupportedError(f"{op}: root {root} is not one of {ranks} ranks")
+            raise UnsupportedError(f"{op}: expected a root in 0..{ranks - 1}, got {root}")
         arguments["root"] = root
     schedule = found.function(ranks=ranks, **arguments)
     if channels > 1:
@@ -181,7 +186,7 @@ def cost(
     levels: parameters.Dims | None = None,
     hosts: Hosts | None = None,
 ) -> Cost:
-    """What an algorithm costs, by its closed form: nothing is built. Arguments as for `build`.
+    """Returns the cost of an algorithm by its closed form, without a schedule. See `build`.
 
     >>> import unisono.algorithms
     >>> unisono.algorithms.cost("all_reduce", "ring", ranks=4).bytes_sent
@@ -195,7 +200,7 @@ def cost(
 
 
 def block_bytes(op: Op | str, name: str) -> int | None:
-    """How much of a message is to be staged at a time, if the algorithm's string says it.
+    """Returns the `block_bytes` in the algorithm's string, or None.
 
     >>> block_bytes("all_reduce", "direct:block_bytes=65536")
     65536
@@ -207,9 +212,9 @@ def block_bytes(op: Op | str, name: str) -> int | None:
 def _resolve(
     op: Op, name: str, ranks: int, levels: parameters.Dims | None, hosts: Hosts | None
 ) -> tuple[Algorithm, dict[str, Any]]:
-    """The algorithm and its arguments, all but the ranks and the root."""
+    """Returns the algorithm and its arguments, except the ranks and the root."""
     if not 1 <= ranks <= MAX_RANKS:
-        raise UnsupportedError(f"{op}: {ranks} ranks; must be 1..{MAX_RANKS}")
+        raise UnsupportedError(f"{op}: expected 1..{MAX_RANKS} ranks, got {ranks}")
     parsed = parameters.parse(op, name)
     found = _find(op, parsed.name)
     known = {parameter.name: parameter.type for parameter in found.parameters}
@@ -218,7 +223,7 @@ def _resolve(
         raise UnsupportedError(f"{name!r}: {_usage(found)}")
     for parameter, text in zip(found.parameters, parsed.positional, strict=False):
         if parameter.name in texts:
-            raise UnsupportedError(f"{name!r}: {parameter.name} is given twice")
+            raise UnsupportedError(f"{name!r}: expected {parameter.name} once, got it twice")
         texts[parameter.name] = text
     arguments: dict[str, Any] = {}
     for key, text in texts.items():
@@ -238,7 +243,7 @@ def _resolve(
 def _find(op: Op, name: str) -> Algorithm:
     if (op, name) not in _ALGORITHMS:
         raise UnsupportedError(
-            f"{op} has no algorithm {name!r}; the algorithms are {', '.join(names(op))}"
+            f"{op} has no algorithm {name!r}; expected one of {', '.join(names(op))}"
         )
     return _ALGORITHMS[op, name]
 
@@ -253,5 +258,5 @@ def _operation(op: Op | str) -> Op:
         return Op(op)
     except ValueError:
         raise UnsupportedError(
-            f"there is no operation {op!r}; the operations are {', '.join(Op)}"
+            f"unknown operation {op!r}; expected one of {', '.join(Op)}"
         ) from None

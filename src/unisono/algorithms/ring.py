@@ -1,6 +1,6 @@
-"""Neighbours only: n-1 rounds around a ring, the fewest bytes on links that form one.
+"""Ring algorithms: n-1 rounds between neighbours, with the fewest bytes on links that form a ring.
 
-n is the number of ranks, N the bytes of the whole vector; bytes are those a rank sends.
+n is the number of ranks, N the bytes of the whole vector. Bytes are the bytes that a rank sends.
 """
 
 from __future__ import annotations
@@ -9,25 +9,25 @@ from fractions import Fraction
 
 import numpy as np
 
-from unisono.algorithms.cost import Cost, backwards, of_all_gather, there_and_back
+from unisono.algorithms.cost import Cost, backwards, of_all_gather, scatter_then_gather
 from unisono.algorithms.registry import algorithm
 from unisono.schedule import Builder, Collective, Schedule
 from unisono.types import Op
 
 
 def all_gather_cost(ranks: int) -> Cost:
-    """Of `all_gather`."""
+    """Returns the cost of `all_gather`."""
     return of_all_gather(ranks - 1, ranks - 1, ranks)
 
 
 def reduce_scatter_cost(ranks: int) -> Cost:
-    """Of `reduce_scatter`."""
+    """Returns the cost of `reduce_scatter`."""
     return backwards(all_gather_cost(ranks), ranks)
 
 
 def all_reduce_cost(ranks: int) -> Cost:
-    """Of `all_reduce`."""
-    return there_and_back(all_gather_cost(ranks), ranks)
+    """Returns the cost of `all_reduce`."""
+    return scatter_then_gather(all_gather_cost(ranks), ranks)
 
 
 def _chain_cost(ranks: int) -> Cost:
@@ -36,7 +36,7 @@ def _chain_cost(ranks: int) -> Cost:
 
 @algorithm(Op.ALL_REDUCE, "ring", cost=all_reduce_cost)
 def all_reduce(ranks: int) -> Schedule:
-    """Reduce-scatter around the ring, then all-gather around it.
+    """Reduce-scatter around the ring, then all-gather around the ring.
 
     Rounds: 2(n-1). Bytes: 2(n-1)/n x N. Reductions: (n-1)/n x N. Source: Patarasuk and Yuan,
     "Bandwidth optimal all-reduce algorithms for clusters of workstations" (2009).
@@ -49,10 +49,9 @@ def all_reduce(ranks: int) -> Schedule:
 
 @algorithm(Op.REDUCE_SCATTER, "ring", cost=reduce_scatter_cost)
 def reduce_scatter(ranks: int) -> Schedule:
-    """Each chunk travels once around the ring, picks up every contribution, and ends at its owner.
+    """Each chunk travels once around the ring, collects every contribution, and ends at its owner.
 
-    Rounds: n-1. Bytes: (n-1)/n x N. Reductions: (n-1)/n x N.
-    Source: Patarasuk and Yuan (2009).
+    Rounds: n-1. Bytes: (n-1)/n x N. Reductions: (n-1)/n x N. Source: Patarasuk and Yuan (2009).
     """
     b = Builder(Collective(op=Op.REDUCE_SCATTER, ranks=ranks), "ring")
     _reduce_around(b)
@@ -73,16 +72,16 @@ def all_gather(ranks: int) -> Schedule:
 
 @algorithm(Op.BROADCAST, "chain", cost=_chain_cost)
 def broadcast(ranks: int, root: int) -> Schedule:
-    """The vector flows down the chain root, root+1, ...; its parts follow each other.
+    """The vector flows down the chain root, root+1, ..., with its parts in a pipeline.
 
-    Parts: p = 2(n-1). Rounds: p+n-2. Bytes: N, none at the last rank. Source: the pipeline
-    of Pjesivac-Grbovic et al., "Performance analysis of MPI collective operations" (2007).
+    Parts: p = 2(n-1). Rounds: p+n-2. Bytes: N, none at the last rank. Source: the pipeline of
+    Pjesivac-Grbovic et al., "Performance analysis of MPI collective operations" (2007).
     """
     parts = max(1, 2 * (ranks - 1))
     b = Builder(Collective(op=Op.BROADCAST, ranks=ranks, parts=parts, root=root), "chain")
     hop = np.arange(ranks - 1)
     for number in range(parts + ranks - 2):
-        part = number - hop  # that passes the hop now
+        part = number - hop  # the part that passes each hop in this round
         busy = hop[(part >= 0) & (part < parts)]
         b.copy((root + busy) % ranks, number - busy, (root + busy + 1) % ranks)
         b.next_round()
@@ -90,7 +89,7 @@ def broadcast(ranks: int, root: int) -> Schedule:
 
 
 def _reduce_around(b: Builder) -> None:
-    """Chunk i starts at rank i+1 and is complete at rank i after n-1 rounds."""
+    """Moves chunk i from rank i+1 around the ring, complete at rank i after n-1 rounds."""
     ranks = b.collective.ranks
     rank = np.arange(ranks)
     for step in range(1, ranks):
@@ -99,7 +98,7 @@ def _reduce_around(b: Builder) -> None:
 
 
 def _gather_around(b: Builder) -> None:
-    """Chunk i starts at rank i and has reached rank i-1 after n-1 rounds."""
+    """Moves chunk i from rank i around the ring, to rank i-1 after n-1 rounds."""
     ranks = b.collective.ranks
     rank = np.arange(ranks)
     for step in range(ranks - 1):

@@ -1,6 +1,6 @@
-"""Rooted operations on long messages: spread the work of the root over all ranks.
+"""Rooted operations for long messages, which distribute the root's work over all ranks.
 
-n is the number of ranks, N the bytes of the whole vector; bytes are those a rank sends.
+n is the number of ranks, N the bytes of the whole vector. Bytes are the bytes that a rank sends.
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ def broadcast(ranks: int, root: int) -> Schedule:
     """The root scatters the parts, then every rank sends its part to all others.
 
     Rounds: 2. Bytes: (n-1)/n x N to the root's peers and as much for its own part at the root,
-    (n-2)/n x N elsewhere. Source: Barnett et al., "Interprocessor collective communication
-    library" (1994), the scatter-collect broadcast, over a full mesh.
+    (n-2)/n x N elsewhere. Source: Barnett et al., "Interprocessor collective communication library"
+    (1994), the scatter-collect broadcast, over a full mesh.
     """
     collective = Collective(op=Op.BROADCAST, ranks=ranks, parts=ranks, root=root)
     b = Builder(collective, "scatter_all_gather")
@@ -45,11 +45,11 @@ def broadcast(ranks: int, root: int) -> Schedule:
 
 @algorithm(Op.REDUCE, "reduce_scatter_gather", cost=_reduce_cost)
 def reduce(ranks: int, root: int) -> Schedule:
-    """Every rank folds one part, in rank order, and sends it to the root.
+    """Every rank folds one part, in rank order, and sends the result to the root.
 
-    Rounds: 2. Bytes: N, and (n-1)/n x N at the root. Reductions: (n-1)/n x N.
-    Source: Rabenseifner, "Optimization of collective reduction operations" (2004),
-    each half in one step over a full mesh.
+    Rounds: 2. Bytes: N, and (n-1)/n x N at the root. Reductions: (n-1)/n x N. Source: Rabenseifner,
+    "Optimization of collective reduction operations" (2004), each half in one step over a full
+    mesh.
     """
     collective = Collective(op=Op.REDUCE, ranks=ranks, parts=ranks, root=root)
     b = Builder(collective, "reduce_scatter_gather")

@@ -1,9 +1,10 @@
-"""Halving and doubling between ranks that are near each other: shorter ways on a ring or torus.
+"""Swing: halving and doubling between near ranks, with shorter paths on a ring or torus.
 
-In step s the partner is at distance (1 - (-2)^(s+1)) / 3: 1, -1, 3, -5, 11, ...; even ranks go one
-way, odd ranks the other. n is the number of ranks, m the largest power of two in it, e = n - m the
-ranks that stand aside (see `folding`), N the bytes of the whole vector; bytes are those the
-busiest rank sends. On a torus (`dims`, powers of two) the steps take turns along its axes.
+In step s the partner is at distance (1 - (-2)^(s+1)) / 3: 1, -1, 3, -5, 11, ... Even ranks go in
+one direction, odd ranks in the other. On a torus (`dims`, powers of two), the steps alternate
+between its axes. n is the number of ranks, m the largest power of two in n. e = n - m is the number
+of extra ranks (see `folding`). N is the bytes of the whole vector. Bytes are the bytes that the
+busiest rank sends.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ import numpy as np
 
 from unisono.algorithms import folding
 from unisono.algorithms.compose import backwards, in_channels
-from unisono.algorithms.cost import Cost, there_and_back
+from unisono.algorithms.cost import Cost, scatter_then_gather
 from unisono.algorithms.cost import backwards as backwards_cost
 from unisono.algorithms.grid import Grid
 from unisono.algorithms.parameters import Dims, check_dims
@@ -37,18 +38,18 @@ def _all_reduce_cost(ranks: int, *, dims: Dims | None = None, ports: int = 1) ->
     _torus(ranks, dims)
 
     def of_members(members: int) -> Cost:
-        return there_and_back(folding.all_gather_cost(members), members)
+        return scatter_then_gather(folding.all_gather_cost(members), members)
 
     return folding.all_reduce_cost(ranks, of_members)
 
 
 @algorithm(Op.ALL_GATHER, "swing", cost=_gather_cost, exact=False)
 def all_gather(ranks: int, *, dims: Dims | None = None) -> Schedule:
-    """From far to near, each rank exchanges all it has with its partner.
+    """From far to near, each rank exchanges all its pieces with its partner.
 
-    Rounds: log2(m), and 2 more if e > 0. Bytes: (n-1)/n x N for powers of two, else at most
-    (m-1 + sum of min(2^k, e) over k < log2(m) + n-1)/n x N. Source: De Sensi et al., "Swing:
-    short-cutting rings for higher bandwidth allreduce" (NSDI 2024), its second half.
+    Rounds: log2(m), and 2 more if e > 0. Bytes: (n-1)/n x N for powers of two, else at most (m-1 +
+    sum of min(2^k, e) over k < log2(m) + n-1)/n x N. Source: De Sensi et al., "Swing: short-cutting
+    rings for higher bandwidth allreduce" (NSDI 2024), its second half.
     """
     shape = _torus(ranks, dims)
     return folding.all_gather(ranks, lambda members: _partners(shape or (members,)))
@@ -56,23 +57,23 @@ def all_gather(ranks: int, *, dims: Dims | None = None) -> Schedule:
 
 @algorithm(Op.REDUCE_SCATTER, "swing", cost=_scatter_cost, exact=False)
 def reduce_scatter(ranks: int, *, dims: Dims | None = None) -> Schedule:
-    """From near to far, each rank sends its partner what the partner's side will own.
+    """From near to far, each rank sends its partner the pieces of the partner's half.
 
-    Rounds: log2(m), and 2 more if e > 0. Bytes: (n-1)/n x N. Reductions: (n-1)/n x N for powers
-    of two, else at most (m-1 + sum of min(2^k, e) over k < log2(m) + n-1)/n x N.
-    Source: De Sensi et al. (2024), its first half.
+    Rounds: log2(m), and 2 more if e > 0. Bytes: (n-1)/n x N. Reductions: (n-1)/n x N for powers of
+    two, else at most (m-1 + sum of min(2^k, e) over k < log2(m) + n-1)/n x N. Source: De Sensi et
+    al. (2024), its first half.
     """
     return backwards(all_gather(ranks, dims=dims))
 
 
 @algorithm(Op.ALL_REDUCE, "swing", cost=_all_reduce_cost)
 def all_reduce(ranks: int, *, dims: Dims | None = None, ports: int = 1) -> Schedule:
-    """Reduce-scatter from near to far, all-gather from far to near; with as many `ports` as a
-    torus has, a share of the vector goes each way along each axis first.
+    """Reduce-scatter from near to far, then all-gather from far to near. If `ports` is the number
+    of a torus's ports, each port has a share of the vector.
 
-    Rounds: 2 log2(m), and 2 more if e > 0. Bytes: 2(m-1)/m x N, and N more if e > 0.
-    Reductions: (m-1)/m x N, and N more if e > 0. Source: De Sensi et al. (2024), the bandwidth
-    optimal form; the fold as in Thakur et al. (2005).
+    Rounds: 2 log2(m), and 2 more if e > 0. Bytes: 2(m-1)/m x N, and N more if e > 0. Reductions:
+    (m-1)/m x N, and N more if e > 0. Source: De Sensi et al. (2024), the bandwidth optimal form;
+    the fold as in Thakur et al. (2005).
     """
     shape = _torus(ranks, dims)
 
@@ -86,8 +87,11 @@ def all_reduce(ranks: int, *, dims: Dims | None = None, ports: int = 1) -> Sched
 
 
 def _in_halves(dims: Dims) -> Schedule:
-    """The all-reduce of a power of two of ranks. Parts are numbered such that what is sent at a
-    time lies together: those of ranks that have exchanged in the last steps are neighbours."""
+    """Returns the all-reduce of a power of two of ranks.
+
+    Parts are numbered so that the parts of each transfer are adjacent. The parts of ranks that
+    exchange in the last steps are neighbours.
+    """
     partners = [np.array(partner) for partner in _partners(dims)]
     rank = np.arange(prod(dims))
     first, lead = np.zeros_like(rank), rank
@@ -105,35 +109,41 @@ def _in_halves(dims: Dims) -> Schedule:
 
 
 def _on_all_ports(dims: Dims, ports: int) -> Schedule:
-    """A share of the vector for each port, which begins along another axis or the other way."""
+    """Returns an all-reduce with a share of the vector for each port. Each share starts along its
+    own axis and direction.
+    """
     if ports != 2 * len(dims):
-        raise UnsupportedError(f"swing: a torus of {len(dims)} axes has {2 * len(dims)} ports")
+        raise UnsupportedError(
+            f"swing: expected {2 * len(dims)} ports for {len(dims)} axes, got {ports}"
+        )
     grid = Grid(dims=dims)
     parts, orders = [], []
     for turn in range(len(dims)):
         turned = Grid(dims=dims[turn:] + dims[:turn])
-        for way in (1, -1):
+        for direction in (1, -1):
             parts.append(_in_halves(turned.dims))
-            orders.append([_turned(grid, turned.coords(r), turn, way) for r in range(grid.size)])
+            orders.append(
+                [_turned(grid, turned.coords(r), turn, direction) for r in range(grid.size)]
+            )
     return in_channels(parts, orders)
 
 
-def _turned(grid: Grid, coords: tuple[int, ...], turn: int, way: int) -> int:
-    """The rank whose coordinates these are when axis `turn` comes first, counted this way."""
+def _turned(grid: Grid, coords: tuple[int, ...], turn: int, direction: int) -> int:
+    """Returns the rank of these coordinates when axis `turn` comes first, in this direction."""
     back = coords[-turn:] + coords[:-turn] if turn else coords
-    return grid.number([way * at % size for at, size in zip(back, grid.dims, strict=True)])
+    return grid.number([direction * at % size for at, size in zip(back, grid.dims, strict=True)])
 
 
 def _torus(ranks: int, dims: Dims | None) -> Dims | None:
     if dims is None:
         return None
     if any(size & (size - 1) for size in check_dims(dims, ranks)):
-        raise UnsupportedError("swing: the dims of a torus must be powers of two")
+        raise UnsupportedError("swing: expected powers of two as dims")
     return dims
 
 
 def _partners(dims: Dims) -> list[list[int]]:
-    """The last step of the reduce-scatter first."""
+    """Returns the partners in each step, starting with the last step of the reduce-scatter."""
     grid = Grid(dims=dims)
     depth = max(size.bit_length() for size in dims)
     turns = [
@@ -148,8 +158,8 @@ def _partners(dims: Dims) -> list[list[int]]:
         partners = []
         for member in range(grid.size):
             coords = list(grid.coords(member))
-            way = -1 if coords[axis] % 2 else 1
-            coords[axis] = (coords[axis] + way * distance) % dims[axis]
+            direction = -1 if coords[axis] % 2 else 1
+            coords[axis] = (coords[axis] + direction * distance) % dims[axis]
             partners.append(grid.number(coords))
         found.append(partners)
     return found

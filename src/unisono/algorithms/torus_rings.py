@@ -1,10 +1,10 @@
 """Rings that visit all ranks of a torus along its links, without a common link.
 
-`torus_rings:4x4`: a torus of two axes, both of at least 3 ranks, falls into two Hamiltonian cycles
-that share no link; each is used both ways round, so four quarters of the vector keep all four
-links of a rank busy. Any other shape has one cycle, used both ways. The sizes are the `levels` that
-`build` is given, or as equal as can be, unless they are written. n is the number of ranks, N the
-bytes of the whole vector; bytes are those a rank sends.
+In `torus_rings:4x4`, a torus of two axes with at least 3 ranks each has two Hamiltonian cycles that
+share no link. Each cycle is used in both directions. So four quarters of the vector keep all four
+links of a rank busy. Any other shape has one cycle, also used in both directions. Without sizes in
+the text, the sizes are the `levels` of `build`, or else as equal as possible. n is the number of
+ranks, N the bytes of the whole vector. Bytes are the bytes that a rank sends.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ def _gather_cost(ranks: int, *, dims: Dims | None = None) -> Cost:
 
 @algorithm(Op.ALL_REDUCE, "torus_rings", cost=_all_reduce_cost)
 def all_reduce(ranks: int, *, dims: Dims | None = None) -> Schedule:
-    """A share of the vector goes each way round each cycle.
+    """All-reduce around each cycle in each direction, with equal shares of the vector.
 
     Rounds: 2(n-1). Bytes: 2(n-1)/n x N. Reductions: (n-1)/n x N. Source: Hoefler et al.,
     "HammingMesh: a network topology for large-scale deep learning" (2022); the cycles: Bae,
@@ -50,7 +50,7 @@ def all_reduce(ranks: int, *, dims: Dims | None = None) -> Schedule:
 
 @algorithm(Op.REDUCE_SCATTER, "torus_rings", cost=_scatter_cost)
 def reduce_scatter(ranks: int, *, dims: Dims | None = None) -> Schedule:
-    """A share of each piece goes each way round each cycle.
+    """Reduce-scatter around each cycle in each direction, with equal shares of each piece.
 
     Rounds: n-1. Bytes: (n-1)/n x N. Reductions: (n-1)/n x N. Source: Hoefler et al. (2022).
     """
@@ -60,7 +60,7 @@ def reduce_scatter(ranks: int, *, dims: Dims | None = None) -> Schedule:
 
 @algorithm(Op.ALL_GATHER, "torus_rings", cost=_gather_cost)
 def all_gather(ranks: int, *, dims: Dims | None = None) -> Schedule:
-    """A share of each piece goes each way round each cycle.
+    """All-gather around each cycle in each direction, with equal shares of each piece.
 
     Rounds: n-1. Bytes: (n-1)/n x N. Source: Hoefler et al. (2022).
     """
@@ -71,7 +71,7 @@ def all_gather(ranks: int, *, dims: Dims | None = None) -> Schedule:
 def _torus(ranks: int, dims: Dims | None) -> Dims:
     used = tuple(size for size in dims or near_square(ranks, 2) if size > 1) or (1,)
     if len(used) > 2:
-        raise UnsupportedError("torus_rings serves tori of one or two axes")
+        raise UnsupportedError("torus_rings: expected one or two axes with more than one rank")
     check_dims(dims or used, ranks)
     return used
 

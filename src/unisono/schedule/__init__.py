@@ -1,6 +1,7 @@
-"""Schedules: what a collective means, which transfers do it, and the proof that they do.
+"""Schedules: the meaning of a collective, the transfers that perform it, and the proof.
 
-A `Builder` writes a `Schedule`, `check` proves it, `lower` makes an `ExecutionPlan` for each rank.
+A `Builder` makes a `Schedule`. `check` proves the schedule. `lower` makes an `ExecutionPlan` for
+each rank.
 `formats` reads and writes algorithm files of MSCCL and MSCCL++.
 """
 

@@ -1,8 +1,13 @@
-"""Where values lie in the memory of their own ranks.
+"""Allocation of memory for the values of each rank.
 
-What a rank is given lies in its input. A value that is made has a place in the output if it is
-final or used locally later and the output contains its location, else in private memory if used
-locally later, else none.
+The contributions of a rank are in its input. Each written value gets at most one address on its own
+rank:
+
+- in the output, if the value is final or its rank reads the value later, and the output contains
+  the value's location;
+- in private memory, if its rank reads the value later, and the output does not contain the
+  location;
+- none otherwise.
 """
 
 from __future__ import annotations
@@ -15,23 +20,25 @@ from numpy.typing import NDArray
 from unisono.schedule.collective import Numbers
 from unisono.schedule.dataflow import Dataflow
 from unisono.schedule.record import Space, words
-from unisono.schedule.single_copy_hazards import first_written, places_of, returned_in_time
+from unisono.schedule.single_copy_hazards import first_written, in_place_outputs, read_in_time
 from unisono.schedule.staging import Staging
 from unisono.types import Op
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class BufferAllocation:
-    """References (see `record.words`) to where values are, and what follows for each rank.
+class Allocation:
+    """References (see `record.words`) to the memory of all values, and properties of each rank.
 
-    `ref` is that of each value, 0 where it has none; `length` is for each step a part of the
-    rank's input or output that is as long as the chunk. `num_tmp` are the private places of each
-    rank; `uniform` says whether it has no such part for some chunk, so that all pieces must have
-    one length, and `in_place` whether its input may be the memory of its output. `shared` are the
-    values that other ranks read where they are.
+    - `address`: the reference of each value, 0 for a value without memory.
+    - `shared`: the values that other ranks read in place (single copy).
+    - `length`: for each step, a part of the rank's input or output that is as long as the chunk.
+    - `num_tmp`: the number of private places of each rank.
+    - `uniform`: true for a rank that has no part as long as some chunk. All pieces must then have
+      one length.
+    - `in_place`: true for a rank whose input and output may be the same memory.
     """
 
-    ref: Numbers
+    address: Numbers
     shared: NDArray[np.bool_]
     length: Numbers
     num_tmp: Numbers
@@ -39,39 +46,40 @@ class BufferAllocation:
     in_place: NDArray[np.bool_]
 
 
-def allocate_buffers(
-    flow: Dataflow, staging: Staging, *, shares_memory: bool = False
-) -> BufferAllocation:
-    """Find a place for every value. With `shares_memory`, values that stay where they are until the
-    end of the call are shared: what ranks are given, and results."""
+def allocate(flow: Dataflow, staging: Staging, *, shares_memory: bool = False) -> Allocation:
+    """Allocates memory for every value.
+
+    With `shares_memory`, other ranks read a value in place if the value does not change before the
+    end of the call. Such values are inputs and results.
+    """
     collective = flow.moves.places.schedule.collective
     needed = np.zeros(len(flow.rank), np.bool_)
-    needed[flow.operands[~staging.far]] = needed[flow.outputs] = True
-    ref = np.zeros(len(flow.rank), np.int64)
+    needed[flow.operands[~staging.remote]] = needed[flow.outputs] = True
+    address = np.zeros(len(flow.rank), np.int64)
     chunk = flow.chunk[: flow.inputs]
     piece, part = collective.input_piece(chunk), chunk % collective.parts
-    ref[: flow.inputs] = words(Space.IN, flow.rank[: flow.inputs], piece, part)
+    address[: flow.inputs] = words(Space.IN, flow.rank[: flow.inputs], piece, part)
 
     made = staging.steps[(staging.steps >= flow.inputs) & needed[staging.steps]]
     final = _wanted(flow)[flow.place[made]]
     out, tmp = made[final], made[~final]
     at = flow.location[out]
     piece, part = collective.output_piece(at), at % collective.parts
-    ref[out] = words(Space.OUT, flow.rank[out], piece, part)
+    address[out] = words(Space.OUT, flow.rank[out], piece, part)
     num_tmp = np.zeros(collective.ranks, np.int64)
     if len(tmp):
-        index, num_tmp = _first_come(flow.place[tmp], flow.rank[tmp], collective.ranks)
-        ref[tmp] = words(Space.TMP, flow.rank[tmp], index)
-    written = needed & (ref & 0xFF == Space.OUT)
+        index, num_tmp = _number_places(flow.place[tmp], flow.rank[tmp], collective.ranks)
+        address[tmp] = words(Space.TMP, flow.rank[tmp], index)
+    written = needed & (address & 0xFF == Space.OUT)
     length, uniform = _lengths(flow, staging)
     in_place = _in_place(flow, staging, written)
     shared = np.zeros(len(flow.rank), np.bool_)
     if shares_memory:
         shared[: flow.inputs] = shared[flow.outputs] = True
         shared &= staging.slot >= 0
-        in_place &= returned_in_time(flow, staging, shared, written)
-    return BufferAllocation(
-        ref=ref,
+        in_place &= read_in_time(flow, staging, shared, written)
+    return Allocation(
+        address=address,
         shared=shared,
         length=length,
         num_tmp=num_tmp,
@@ -81,7 +89,7 @@ def allocate_buffers(
 
 
 def _lengths(flow: Dataflow, staging: Staging) -> tuple[Numbers, NDArray[np.bool_]]:
-    """`length` and `uniform`."""
+    """Returns `length` and `uniform`."""
     collective = flow.moves.places.schedule.collective
     rank, chunk = flow.rank[staging.steps], flow.chunk[staging.steps]
     part = chunk % collective.parts
@@ -94,7 +102,7 @@ def _lengths(flow: Dataflow, staging: Staging) -> tuple[Numbers, NDArray[np.bool
     uniform = np.zeros(collective.ranks, np.bool_)
     foreign = np.flatnonzero(~(given | wanted))
     if len(foreign):
-        # A relay of gather, scatter or all_to_all knows but its own pieces' lengths.
+        # A relay of gather, scatter or all_to_all knows only the lengths of its own pieces.
         space = Space.OUT if collective.op is Op.SCATTER else Space.IN
         length[foreign] = words(space, rank[foreign], 0, part[foreign])
         uniform[rank[foreign]] = True
@@ -102,16 +110,18 @@ def _lengths(flow: Dataflow, staging: Staging) -> tuple[Numbers, NDArray[np.bool
 
 
 def _wanted(flow: Dataflow) -> NDArray[np.bool_]:
-    """Which places are of the output."""
+    """Returns a mask of the places that belong to the output."""
     places = flow.moves.places
     wanted = np.zeros(len(places), np.bool_)
     wanted[places.number(places.wanted)] = True
     return wanted
 
 
-def _first_come(place: Numbers, rank: Numbers, ranks: int) -> tuple[Numbers, Numbers]:
-    """Places numbered within their ranks, in the order in which they come, rank after rank; and
-    how many each rank has."""
+def _number_places(place: Numbers, rank: Numbers, ranks: int) -> tuple[Numbers, Numbers]:
+    """Numbers the places of each rank in the order of their first occurrence.
+
+    Returns a number for each entry, and the count of each rank. The entries are ordered by rank.
+    """
     _, first, which = np.unique(place, return_index=True, return_inverse=True)
     counts = np.bincount(rank[first], minlength=ranks)
     number = np.empty_like(first)
@@ -120,17 +130,18 @@ def _first_come(place: Numbers, rank: Numbers, ranks: int) -> tuple[Numbers, Num
 
 
 def _in_place(flow: Dataflow, staging: Staging, written: NDArray[np.bool_]) -> NDArray[np.bool_]:
-    """For each rank whether it reads no input after it wrote the output that may lie there.
+    """Returns true for each rank whose input and output may be the same memory.
 
-    `written` are the values made whose place is the output.
+    Such a rank reads no input after it wrote the output at the same address. `written` marks the
+    values that the rank writes to the output.
     """
     steps = staging.steps
     moved = steps < flow.inputs
     first = first_written(flow, staging, written[steps] | (moved & ~staging.fills))
-    local = np.flatnonzero(~staging.far & (flow.operands < flow.inputs))
+    local = np.flatnonzero(~staging.remote & (flow.operands < flow.inputs))
     read = np.concatenate((steps[moved], flow.operands[local]))
-    at = np.concatenate((np.flatnonzero(moved), staging.when()[staging.target[local]]))
-    there = places_of(flow, read)
+    at = np.concatenate((np.flatnonzero(moved), staging.step_of()[staging.target[local]]))
+    there = in_place_outputs(flow, read)
     in_place = np.ones(flow.moves.places.schedule.collective.ranks, np.bool_)
     in_place[flow.rank[read[first[there] < at]]] = False
     return in_place

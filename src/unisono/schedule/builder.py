@@ -1,4 +1,4 @@
-"""The builder: what algorithms write schedules with, transfer by transfer or a round at once."""
+"""The builder with which algorithms make schedules, one transfer or one round at a time."""
 
 from __future__ import annotations
 
@@ -14,17 +14,17 @@ from unisono.schedule.schedule import Schedule
 from unisono.schedule.transfer import FIELDS, Columns, Transfers
 
 Index: TypeAlias = int | NDArray[np.integer[Any]]
-"""One number, or an array of them: one for each of several transfers."""
+"""A number, or an array with a number for each of several transfers."""
 
-_PLAIN = (int, bool)
-"""Looked at as they are, which NumPy takes microseconds to do."""
+_SCALAR_TYPES = (int, bool)
+"""Types that `_add` recognises without NumPy, which takes microseconds for the same check."""
 
 
 class Builder:
-    """Collects transfers and keeps the round counter.
+    """Collects transfers and counts rounds.
 
-    Each argument of `copy` and `reduce` is a number or an integer array; arrays are broadcast
-    together and give one transfer for each element, in C order.
+    Each argument of `copy` and `reduce` is a number or an integer array. Arrays are broadcast
+    together. Each element of the result gives one transfer, in C order.
 
     >>> from unisono.types import Op
     >>> b = Builder(Collective(op=Op.BROADCAST, ranks=4, root=0), "tree")
@@ -54,9 +54,10 @@ class Builder:
         count: Index = 1,
         channel: Index = 0,
     ) -> None:
-        """Add copies in the current round; `dst_chunk` defaults to `src_chunk`.
+        """Adds copies to the current round. `dst_chunk` defaults to `src_chunk`.
 
-        Raises `ScheduleError` for arrays that are not of integers or do not fit together.
+        Raises `ScheduleError` for arrays that do not contain integers or whose shapes do not fit
+        together.
         """
         to = src_chunk if dst_chunk is None else dst_chunk
         self._add(self.round, src, src_chunk, dst, to, count, False, channel)
@@ -71,21 +72,22 @@ class Builder:
         count: Index = 1,
         channel: Index = 0,
     ) -> None:
-        """Add reductions into the destinations in the current round; see `copy`."""
+        """Adds reductions into the destinations, in the current round. See `copy`."""
         to = src_chunk if dst_chunk is None else dst_chunk
         self._add(self.round, src, src_chunk, dst, to, count, True, channel)
 
     def extend(self, columns: Columns) -> None:
-        """Add transfers of any rounds; the current round stays what it is."""
+        """Adds transfers of any rounds. The current round does not change."""
         self._end_single()
         self._blocks.append((len(columns), columns.arrays()))
 
     def next_round(self) -> None:
-        """Everything added from here on sees what was written so far."""
+        """Begins the next round, whose transfers read the results of all rounds before."""
         self.round += 1
 
     def build(self) -> Schedule:
-        """The schedule; transfers are ordered by round, otherwise as they were added.
+        """Returns the schedule. Transfers are ordered by round, and within a round in the order of
+        their addition.
 
         Raises `ScheduleError` for numbers beyond 32 bits.
         """
@@ -106,7 +108,7 @@ class Builder:
         )
 
     def _add(self, *row: Any) -> None:
-        if all(type(value) in _PLAIN for value in row):
+        if all(type(value) in _SCALAR_TYPES for value in row):
             self._single.append(row)
             return
         try:
@@ -114,7 +116,7 @@ class Builder:
         except ValueError as e:
             raise ScheduleError(f"round {self.round}: {e}") from None
         for name, value in zip(FIELDS, row, strict=True):
-            if type(value) not in _PLAIN and np.asarray(value).dtype.kind not in "iub":
+            if type(value) not in _SCALAR_TYPES and np.asarray(value).dtype.kind not in "iub":
                 raise ScheduleError(f"round {self.round}, {name}: expected integers, got {value!r}")
         block = tuple(_flat(value, shape) for value in row)
         self._end_single()
@@ -126,13 +128,15 @@ class Builder:
         try:
             table = np.array(self._single, np.int64)
         except OverflowError:
-            raise ScheduleError(f"round {self.round}: numbers beyond 32 bits") from None
+            raise ScheduleError(
+                f"round {self.round}: expected numbers of at most 32 bits"
+            ) from None
         self._blocks.append((len(self._single), tuple(table.T)))
         self._single = []
 
 
 def _flat(value: Any, shape: tuple[int, ...]) -> Any:
-    """A copy of its own, for the caller may go on changing the array."""
-    if type(value) in _PLAIN or np.ndim(value) == 0:
+    """Returns a flat copy, because the caller may change the array later."""
+    if type(value) in _SCALAR_TYPES or np.ndim(value) == 0:
         return int(value)
     return np.array(value if len(shape) == 1 else np.broadcast_to(value, shape).ravel())

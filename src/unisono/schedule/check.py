@@ -1,4 +1,4 @@
-"""The proof that a schedule is right."""
+"""The proof that a schedule performs its collective."""
 
 from __future__ import annotations
 
@@ -10,36 +10,47 @@ from unisono.schedule.replay import check_plans
 from unisono.schedule.schedule import Schedule
 
 REPLAYED_CHUNKS = 4096
-"""Up to so many moved chunks (a ring of 45 ranks) `check` replays the plans too."""
+"""Largest number of moved chunks for which `check` also replays the plans (a ring of 45 ranks)."""
 
 
 def check(schedule: Schedule) -> None:
-    """Prove that a schedule performs its collective, and that its plans can run.
+    """Proves that a schedule performs its collective, and that its plans can run.
 
-    The schedule is replayed symbolically: all indices exist; nothing is read before it holds
-    something; no contribution is reduced twice; no two writes of a round meet unless all reduce;
-    in the end every rank holds exactly what the collective demands. Channels change none of this:
-    a schedule is right for any assignment of its transfers to lanes.
+    `check` replays the schedule symbolically. The schedule must meet these conditions:
 
-    That the plans made by `lower` run without getting stuck and without races, with slots for any
-    number d >= 1 of blocks, follows from how they are made. Order all posts by (block, round,
-    half), where a rank first posts what it sends of its inputs and then what it has received.
-    (1) A value that is read in a round was in the input, and is posted in the first half of some
-    round up to this one, or was written in an earlier round, and is posted in its second half; the
-    reader waits for it in the second half. So each wait is for a post that comes before it in the
-    order. (2) A rank enters a block when all others have posted the end of the block d before.
-    By induction over the order every post is made: no rank gets stuck. (3) A slot is written once
-    a block, before the post that covers it, and read between the wait for that post and the end of
-    the block; the next writing is d blocks later, after all have posted that end: no race.
-    Where ranks share memory instead, the same order of posts says when it may be read; that it is
-    not written before all have read it is `single_copy_hazards.returned_in_time`, and at the end
-    of the call each rank waits for its readers' last post.
-    The premises of (1) are what was proved of the schedule. That `lower` keeps to the rest is not
-    taken on trust where it can be tried: plans of up to `REPLAYED_CHUNKS` moved chunks, in both
-    forms, are replayed through slots for a single block, three blocks long (`check_plans`); above,
-    it is.
+    - All indices exist.
+    - No transfer reads a location before a value is there.
+    - No contribution is reduced twice.
+    - Two transfers of one round write the same location only if all of them reduce.
+    - At the end, every rank holds exactly the chunks that the collective demands.
 
-    Raises `ScheduleError`, naming rank, chunk and round.
+    Channels do not matter. A correct schedule stays correct for any assignment of transfers to
+    channels.
+
+    The plans of `lower` never deadlock and never race, for any number d >= 1 of blocks in the
+    slots. The proof orders all posts by (block, round, half). In the first half of a round, a rank
+    posts the inputs that it sends. In the second half, the rank posts the values that it has
+    received.
+
+    1. A value that a round reads is an input or the result of an earlier round. The owner posts an
+       input in the first half of this or an earlier round. The owner posts a result in the second
+       half of an earlier round. The reader waits in the second half. So each wait is for a post
+       that precedes the wait in the order.
+    2. A rank enters a block after all other ranks have posted the end of the block d blocks before.
+       By induction over the order, every post happens. No rank deadlocks.
+    3. A rank writes a slot once in a block, before the post that publishes the slot. Readers read
+       the slot between their wait for that post and the end of the block. The rank writes the slot
+       again d blocks later, after all ranks have posted the end of the block. No race exists.
+
+    With single copy, the same order of posts says when a rank may read another rank's memory.
+    `single_copy_hazards.read_in_time` ensures that the owner writes this memory only after all
+    reads. At the end of the call, each rank waits for the last post of its readers.
+
+    The premises of (1) are the conditions above. `check` also tests whether `lower` keeps the other
+    premises. For up to `REPLAYED_CHUNKS` moved chunks, `check_plans` replays the plans of both
+    forms, with slots for one block, over three blocks. Above this limit, `check` trusts `lower`.
+
+    Raises `ScheduleError` with the rank, chunk and round.
 
     >>> from unisono.schedule import Collective, Schedule, check
     >>> from unisono.types import Op
@@ -47,8 +58,7 @@ def check(schedule: Schedule) -> None:
     >>> check(Schedule(collective=collective, algorithm="none", transfers=()))
     Traceback (most recent call last):
     ...
-    unisono.errors.ScheduleError: broadcast by none: rank 1, chunk 0, round 0 holds nothing \
-in the end
+    unisono.errors.ScheduleError: broadcast by none: rank 1, chunk 0, round 0 is empty at the end
     """
     if schedule.columns.count.sum(dtype=np.int64) > REPLAYED_CHUNKS:
         prove(schedule)

@@ -1,4 +1,4 @@
-"""A schedule cut into moves of one chunk, between numbered places: what the proof works on."""
+"""Moves of single chunks between numbered places: the form of a schedule that the proof reads."""
 
 from __future__ import annotations
 
@@ -19,10 +19,11 @@ _MOST_DENSE = 1 << 24
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Places:
-    """Numbers for the pairs (rank, location): all of them, or those that a schedule touches.
+    """Numbers for pairs (rank, location): all pairs, or only the pairs that a schedule uses.
 
-    `keys` are rank * locations + location, ascending; None when a place's number is its key.
-    `initial` and `wanted` are the keys of what the collective gives and demands.
+    `keys` are rank * locations + location, in ascending order, or None if the number of a place is
+    its key. `initial` and `wanted` are the keys of the places that the collective fills and
+    demands.
     """
 
     schedule: Schedule
@@ -32,7 +33,7 @@ class Places:
 
     @classmethod
     def of(cls, schedule: Schedule, *used: Numbers) -> Places:
-        """The places of a schedule whose moves use these keys."""
+        """Returns the places of a schedule whose moves use these keys."""
         collective, locations = schedule.collective, schedule.num_locations
         ranks = range(collective.ranks)
         initial = _keys((rank * locations, collective.initial(rank)) for rank in ranks)
@@ -47,16 +48,16 @@ class Places:
         return len(self.keys)
 
     def number(self, keys: Numbers) -> Numbers:
-        """The numbers of places given by their keys."""
+        """Returns the numbers of places from their keys."""
         return keys if self.keys is None else self.keys.searchsorted(keys)
 
     def ranks(self, places: Numbers) -> Numbers:
-        """The ranks of places given by their numbers."""
+        """Returns the ranks of places from their numbers."""
         keys = places if self.keys is None else self.keys[places]
         return keys // self.schedule.num_locations
 
     def at(self, place: int, number: int) -> str:
-        """Where an error is: the place by its number, and the round."""
+        """Describes a place and a round for an error text."""
         key = place if self.keys is None else int(self.keys[place])
         rank, location = divmod(key, self.schedule.num_locations)
         return at(self.schedule, rank, location, number)
@@ -64,9 +65,10 @@ class Places:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Moves:
-    """One chunk each, ordered by round: from place `src` to place `dst`; `local` within a rank.
+    """Moves of one chunk each, ordered by round, from place `src` to place `dst`.
 
-    `rounds` are the rounds' numbers and where their moves are.
+    `local` marks moves within a rank. `rounds` are the numbers of the rounds, each with the slice
+    of its moves.
     """
 
     places: Places
@@ -78,12 +80,16 @@ class Moves:
 
     @classmethod
     def of(cls, schedule: Schedule) -> Moves:
-        """The moves. Raises `ScheduleError` for a wrong order, or what does not exist;
-        `UnsupportedError` when they are too many to be looked at.
+        """Returns the moves of a schedule.
+
+        Raises `ScheduleError` for a wrong order of rounds or for ranks, chunks or channels that do
+        not exist. Raises `UnsupportedError` for more than `MOST_PLACES` moves.
         """
         columns = schedule.columns
         if schedule.scratch < 0:
-            raise ScheduleError(f"{name(schedule)}: {schedule.scratch} scratch locations")
+            raise ScheduleError(
+                f"{name(schedule)}: expected at least 0 scratch locations, got {schedule.scratch}"
+            )
         _check_order(schedule, columns)
         _check_ranges(schedule, columns)
         _check_size(schedule, columns)
@@ -110,10 +116,10 @@ class Moves:
         )
 
 
-def heads(numbers: Numbers) -> Numbers:
-    """Where runs of equal numbers begin.
+def run_starts(numbers: Numbers) -> Numbers:
+    """Returns the indices at which runs of equal numbers begin.
 
-    >>> heads(np.array([4, 4, 7, 7, 7, 4]))
+    >>> run_starts(np.array([4, 4, 7, 7, 7, 4]))
     array([0, 2, 5])
     """
     new = np.ones(len(numbers), np.bool_)
@@ -122,12 +128,12 @@ def heads(numbers: Numbers) -> Numbers:
 
 
 def name(schedule: Schedule) -> str:
-    """What an error is about."""
+    """Names the schedule in an error text."""
     return f"{schedule.collective.op} by {schedule.algorithm}"
 
 
 def at(schedule: Schedule, rank: int, chunk: int, number: int) -> str:
-    """Where an error is."""
+    """Names the place of an error."""
     return f"{name(schedule)}: rank {rank}, chunk {chunk}, round {number}"
 
 
@@ -163,16 +169,16 @@ def _check_ranges(schedule: Schedule, columns: Columns) -> None:
     t = schedule.transfers[int(np.argmax(wrong))]
     where = at(schedule, t.src, t.src_chunk, t.round)
     if t.count < 1:
-        raise ScheduleError(f"{where}: {t.count} chunks are moved")
+        raise ScheduleError(f"{where}: expected a count of at least 1, got {t.count}")
     if t.channel < 0:
         raise ScheduleError(f"{where}: channel {t.channel} is negative")
     for rank, chunk in ((t.src, t.src_chunk), (t.dst, t.dst_chunk)):
         if not 0 <= rank < ranks:
             where = at(schedule, rank, chunk, t.round)
-            raise ScheduleError(f"{where}: there are ranks 0..{ranks - 1}")
+            raise ScheduleError(f"{where}: expected a rank in 0..{ranks - 1}")
         if chunk < 0 or chunk + t.count > locations:
             where = at(schedule, rank, chunk if chunk < 0 else chunk + t.count - 1, t.round)
-            raise ScheduleError(f"{where}: there are chunks 0..{locations - 1}")
+            raise ScheduleError(f"{where}: expected a chunk in 0..{locations - 1}")
 
 
 def _check_size(schedule: Schedule, columns: Columns) -> None:
@@ -181,6 +187,6 @@ def _check_size(schedule: Schedule, columns: Columns) -> None:
     most = max(wanted, int(columns.count.sum(dtype=np.int64)))
     if most > MOST_PLACES:
         raise UnsupportedError(
-            f"{name(schedule)} on {collective.ranks} ranks moves or demands {most} chunks; "
-            f"at most {MOST_PLACES} can be checked"
+            f"{name(schedule)} on {collective.ranks} ranks moves or demands {most} chunks,  "
+            f"but `check` accepts at most {MOST_PLACES}"
         )

@@ -1,6 +1,7 @@
-"""Moves of single chunks: schedules taken apart, and put together again.
+"""Conversion of schedules to moves of single chunks and back.
 
-The passes that rewrite schedules work on these; neighbours that travel alike become one transfer.
+Passes that rewrite schedules work on moves. Adjacent moves with the same round, ranks, channel and
+kind become one transfer.
 """
 
 from __future__ import annotations
@@ -15,7 +16,9 @@ from unisono.schedule.schedule import Schedule
 
 
 class Move(NamedTuple):
-    """One chunk from one rank's location to another's; ordered by round, then by the way."""
+    """A move of one chunk between two ranks. Moves sort by round, ranks, kind, channel, then
+    chunks.
+    """
 
     round: int
     src: int
@@ -27,7 +30,7 @@ class Move(NamedTuple):
 
 
 def moves_of(schedule: Schedule) -> list[Move]:
-    """All moves of a schedule, in its order."""
+    """Returns all moves of a schedule, in the order of its transfers."""
     return [
         Move(t.round, t.src, t.dst, t.reduce, t.channel, t.src_chunk + i, t.dst_chunk + i)
         for _, transfers in schedule.rounds()
@@ -39,7 +42,7 @@ def moves_of(schedule: Schedule) -> list[Move]:
 def assemble(
     collective: Collective, algorithm: str, moves: Iterable[Move], *, scratch: int = 0
 ) -> Schedule:
-    """The schedule of these moves.
+    """Returns the schedule that consists of these moves.
 
     >>> from unisono.types import Op
     >>> collective = Collective(op=Op.BROADCAST, ranks=2, parts=2, root=0)
@@ -72,11 +75,12 @@ def assemble(
 
 
 def coarsen(schedule: Schedule) -> Schedule:
-    """The same schedule with the fewest parts: neighbours that always travel alike become one.
+    """Returns the same schedule with the fewest parts: adjacent parts with equal moves become one.
 
-    Programs made for thousands of threads cut a message finer than their algorithm needs. Channels
-    count for nothing here; of parts that become one, the first gives its channels. A schedule with
-    scratch, or one that moves a part to the place of another, stays as it is.
+    Programs for thousands of threads cut a message into more parts than their algorithm needs. The
+    comparison ignores channels; a joined part gets the channels of its first part. A schedule with
+    scratch does not change. A schedule that moves a part to the location of another part does not
+    change either.
 
     >>> from unisono.types import Op
     >>> b = Builder(Collective(op=Op.BROADCAST, ranks=2, parts=6, root=0), "halves")
@@ -99,20 +103,20 @@ def coarsen(schedule: Schedule) -> Schedule:
     by_part: list[list[Move]] = [[] for _ in range(parts)]
     for m in moves:
         by_part[m.src_chunk % parts].append(m)
-    ways = [
+    routes = [
         sorted(
             (m.round, m.src, m.dst, m.reduce, m.src_chunk // parts, m.dst_chunk // parts)
             for m in part
         )
         for part in by_part
     ]
-    factor = gcd(parts, *(at for at in range(1, parts) if ways[at] != ways[at - 1]))
+    factor = gcd(parts, *(at for at in range(1, parts) if routes[at] != routes[at - 1]))
     if factor == 1:
         return schedule
     smaller = Collective(
         op=collective.op, ranks=collective.ranks, parts=parts // factor, root=collective.root
     )
-    # A chunk is piece * parts + part, and both the parts and the part shrink by the factor.
+    # A chunk is piece * parts + part. The factor divides both the number of parts and the part.
     kept = (
         m._replace(src_chunk=m.src_chunk // factor, dst_chunk=m.dst_chunk // factor)
         for part in by_part[::factor]

@@ -1,4 +1,4 @@
-"""From steps to records: what a rank waits for, reads, writes and posts, as numbers."""
+"""Generation of records from steps: the waits, reads, writes and posts of each rank, as numbers."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from unisono.schedule.buffer_allocation import BufferAllocation
-from unisono.schedule.chunk_moves import heads
+from unisono.schedule.buffer_allocation import Allocation
+from unisono.schedule.chunk_moves import run_starts
 from unisono.schedule.collective import Numbers
 from unisono.schedule.dataflow import Dataflow
 from unisono.schedule.record import ROW, Code, Flag, Space, Table, words
@@ -16,12 +16,13 @@ from unisono.schedule.staging import Staging
 
 
 def emit(
-    flow: Dataflow, staging: Staging, allocation: BufferAllocation, ranks: range, stages: int
+    flow: Dataflow, staging: Staging, allocation: Allocation, ranks: range, stages: int
 ) -> tuple[Table, list[int]]:
-    """The records of these ranks one after another, and where those of each begin, and end.
+    """Generates the records of these ranks, one rank after another.
 
-    The records of a step are its waits, then a copy, or a reduction with its operands, then its
-    post; those of a rank end in the post `stages`.
+    Returns the records, and the index at which each rank's records begin, followed by the end. The
+    records of a step are its waits, then a copy, or a reduction with its operands, then its post.
+    The records of a rank end with the post `stages`.
     """
     first = staging.starts[ranks.start]
     steps = slice(first, staging.starts[ranks.stop])
@@ -36,7 +37,7 @@ def emit(
     borders = staging.starts[ranks.start : ranks.stop + 1] - first
     edges = np.concatenate(([0], ends))[borders] + np.arange(
         len(borders)
-    )  # after so many last posts
+    )  # plus the final post of each earlier rank
     head = ends - (closing > 0) - args - 1 + rank - ranks.start
 
     table = np.zeros(edges[-1], ROW)
@@ -52,7 +53,7 @@ def emit(
 
     src = _sources(flow, staging, allocation, reads)
     length = allocation.length[steps]
-    dst, second = _goals(flow, staging, allocation, steps)
+    dst, second = _destinations(flow, staging, allocation, steps)
     final = (args > 0) & flow.complete[value]
     shared = allocation.shared[value]
     flags = np.where(second == 0, 0, np.where(shared, int(Flag.SHARES), int(Flag.HAS_DST2)))
@@ -71,18 +72,22 @@ def emit(
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class _Reads:
-    """What steps read: step i the values `operand[first[i] : first[i] + count[i]]`, each of them
-    of step `step`, and `far` if it is another rank's. An input that is moved is read itself."""
+    """The values that steps read.
+
+    Step i reads the values `operand[first[i] : first[i] + count[i]]`. `step` is the step of each
+    read. `remote` marks the reads of another rank's values. A step that moves an input reads the
+    input itself.
+    """
 
     step: Numbers
     operand: Numbers
-    far: NDArray[np.bool_]
+    remote: NDArray[np.bool_]
     first: Numbers
     count: Numbers
 
     @classmethod
     def of(cls, flow: Dataflow, value: Numbers) -> _Reads:
-        """The reads of steps that deal with these values."""
+        """Returns the reads of the steps that write or move these values."""
         made = np.flatnonzero(value >= flow.inputs)
         index = flow.made.searchsorted(value[made])
         begin, count = np.zeros_like(value), np.ones_like(value)
@@ -93,47 +98,49 @@ class _Reads:
         operand = value[step]
         inside = np.flatnonzero(operand >= flow.inputs)
         operand[inside] = flow.operands[(begin - first)[step[inside]] + inside]
-        far = flow.rank[operand] != flow.rank[value[step]]
-        return cls(step=step, operand=operand, far=far, first=first, count=count)
+        remote = flow.rank[operand] != flow.rank[value[step]]
+        return cls(step=step, operand=operand, remote=remote, first=first, count=count)
 
 
 def _waits(flow: Dataflow, staging: Staging, reads: _Reads, value: Numbers, stages: int) -> Numbers:
-    """The reads that must be waited for: they need a later post than any before of that peer."""
-    far = np.flatnonzero(reads.far)
-    peer, need = flow.rank[reads.operand[far]], staging.post[reads.operand[far]]
+    """Returns the reads that need a wait: their post is later than all posts of that peer that the
+    rank has already waited for.
+    """
+    remote = np.flatnonzero(reads.remote)
+    peer, need = flow.rank[reads.operand[remote]], staging.post[reads.operand[remote]]
     ranks = flow.moves.places.schedule.collective.ranks
-    pair = flow.rank[value[reads.step[far]]] * ranks + peer
+    pair = flow.rank[value[reads.step[remote]]] * ranks + peer
     order = pair.argsort(kind="stable")
     reached = np.maximum.accumulate((pair * stages + need)[order])
-    found: Numbers = np.sort(far[order[heads(reached)]])
+    found: Numbers = np.sort(remote[order[run_starts(reached)]])
     return found
 
 
-def _sources(
-    flow: Dataflow, staging: Staging, allocation: BufferAllocation, reads: _Reads
-) -> Numbers:
-    """Where each read finds its value."""
+def _sources(flow: Dataflow, staging: Staging, allocation: Allocation, reads: _Reads) -> Numbers:
+    """Returns the reference from which each read gets its value."""
     owner, slot = flow.rank[reads.operand], staging.slot[reads.operand]
     shared = words(Space.SHARED, owner, slot)
-    remote = np.where(allocation.shared[reads.operand], shared, words(Space.SLOT, owner, slot))
-    found: Numbers = np.where(reads.far, remote, allocation.ref[reads.operand])
+    remote_ref = np.where(allocation.shared[reads.operand], shared, words(Space.SLOT, owner, slot))
+    found: Numbers = np.where(reads.remote, remote_ref, allocation.address[reads.operand])
     return found
 
 
-def _goals(
-    flow: Dataflow, staging: Staging, allocation: BufferAllocation, steps: slice
+def _destinations(
+    flow: Dataflow, staging: Staging, allocation: Allocation, steps: slice
 ) -> tuple[Numbers, Numbers]:
-    """Where each step writes: to the value's home and its slot, or to one of them."""
+    """Returns the references that each step writes: the value's memory and its slot, or one of
+    them.
+    """
     value, fills = staging.steps[steps], staging.fills[steps]
     rank, location = flow.rank[value], flow.location[value]
-    ref = np.where(value < flow.inputs, 0, allocation.ref[value])
-    brought = np.flatnonzero((value < flow.inputs) & ~fills)
-    at = location[brought]
+    address = np.where(value < flow.inputs, 0, allocation.address[value])
+    copied_out = np.flatnonzero((value < flow.inputs) & ~fills)
+    at = location[copied_out]
     collective = flow.moves.places.schedule.collective
     piece, part = collective.output_piece(at), at % collective.parts
-    ref[brought] = words(Space.OUT, rank[brought], piece, part)
+    address[copied_out] = words(Space.OUT, rank[copied_out], piece, part)
     slot = np.where(fills, words(Space.SLOT, rank, staging.slot[value]), 0)
-    return np.where(ref, ref, slot), np.where(ref, slot, 0)
+    return np.where(address, address, slot), np.where(address, slot, 0)
 
 
 def _fill(table: Table, rows: Numbers, **columns: ArrayLike) -> None:

@@ -1,4 +1,4 @@
-"""Schedules as JSON, both ways. Reading is strict: a file is right or refused with the place."""
+"""Schedules as JSON, written and read. Errors of the reader name the invalid place."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ FORMAT = "unisono-schedule"
 VERSION = 1
 
 Json: TypeAlias = Any
-"""Whatever a JSON reader returns."""
+"""Any value that a JSON reader returns."""
 
 _MAX_INT = (1 << 31) - 1
 
 
 def to_json(schedule: Schedule) -> str:
-    """The schedule as JSON text; a transfer leaves out what has its default value.
+    """Returns the schedule as JSON text. Fields of a transfer with default values are omitted.
 
     >>> from unisono.schedule import Builder
     >>> b = Builder(Collective(op=Op.BROADCAST, ranks=2, root=0), "direct")
@@ -49,9 +49,9 @@ def to_json(schedule: Schedule) -> str:
 
 
 def from_json(text: str) -> Schedule:
-    """Read a schedule. Says nothing about whether it is correct; that is for `check`.
+    """Reads a schedule from JSON text. Use `check` to prove the schedule correct.
 
-    Raises `ScheduleError`, naming the place, when the text is not a schedule.
+    Raises `ScheduleError` with the place when the text is not a schedule.
 
     >>> from unisono.schedule import Builder
     >>> b = Builder(Collective(op=Op.BROADCAST, ranks=2, root=0), "direct")
@@ -119,7 +119,7 @@ def _decode_collective(data: Json) -> Collective:
     fields = _object(data, where, required={"op", "ranks"}, optional={"parts", "root"})
     name = _string(fields["op"], f"{where}.op")
     if name not in list(Op):
-        raise ScheduleError(f"{where}.op: {name!r} is none of {', '.join(Op)}")
+        raise ScheduleError(f"{where}.op: expected one of {', '.join(Op)}, got {name!r}")
     root = fields.get("root")
     return Collective(
         op=Op(name),
@@ -134,10 +134,10 @@ def _object(data: Json, where: str, *, required: set[str], optional: set[str]) -
         raise ScheduleError(f"{where}: expected an object, got {_kind(data)}")
     missing = sorted(required - data.keys())
     if missing:
-        raise ScheduleError(f"{where}: lacks {', '.join(missing)}")
+        raise ScheduleError(f"{where}: missing {', '.join(missing)}")
     unknown = sorted(data.keys() - required - optional)
     if unknown:
-        raise ScheduleError(f"{where}: does not know {', '.join(unknown)}")
+        raise ScheduleError(f"{where}: unknown {', '.join(unknown)}")
     return dict(data)
 
 
@@ -145,7 +145,7 @@ def _integer(value: Json, where: str) -> int:
     if not isinstance(value, int) or isinstance(value, bool):
         raise ScheduleError(f"{where}: expected an integer, got {_kind(value)}")
     if not 0 <= value <= _MAX_INT:
-        raise ScheduleError(f"{where}: {value} is not in 0..{_MAX_INT}")
+        raise ScheduleError(f"{where}: expected a number in 0..{_MAX_INT}, got {value}")
     return value
 
 
@@ -164,5 +164,5 @@ def _unique(pairs: list[tuple[str, Json]]) -> dict[str, Json]:
     if len(fields) < len(pairs):
         names = [name for name, _ in pairs]
         twice = next(name for name in names if names.count(name) > 1)
-        raise ScheduleError(f"{twice}: is there twice")
+        raise ScheduleError(f"{twice}: expected one value, got several")
     return fields

@@ -1,8 +1,8 @@
-"""What a collective means: who holds which chunks before, and who must hold what after.
+"""The meaning of a collective: the chunks that each rank holds before and must hold after the call.
 
-A collective names *logical chunks*. A rank has one location per chunk, so a schedule can say
-"chunk 3 of rank 2". Where a chunk lives in the caller's buffers is told by `input_ref` and
-`output_ref`: the buffers of a rank are lists of *pieces*, and each piece is cut in `parts` parts.
+A collective consists of *logical chunks*. A rank has one location for each chunk, so a schedule can
+say "chunk 3 of rank 2". `input_ref` and `output_ref` map a chunk to the caller's buffers. The
+buffers of a rank are lists of *pieces*, and each piece is cut into `parts` parts.
 
 | operation                    | chunk                           | input pieces   | output pieces  |
 |------------------------------|---------------------------------|----------------|----------------|
@@ -13,9 +13,10 @@ A collective names *logical chunks*. A rank has one location per chunk, so a sch
 | all_to_all                   | (src * n + dst) * parts + part  | n (by dest)    | n (by source)  |
 | barrier                      | none                            | 0              | 0              |
 
-In the rooted forms the n pieces exist at the root alone. A finished chunk has the contributions
-of all ranks that hold it before, but for scan (ranks 0..r at rank r) and exscan (ranks 0..r-1 at
-rank r; rank 0 wants nothing and its output stays as it is).
+In operations with a root, only the root has the n pieces. A finished chunk contains the
+contributions of all ranks that hold the chunk before the call. Scan and exscan differ: rank r gets
+the contributions of ranks 0..r (scan) or 0..r-1 (exscan). Exscan does not change the output of rank
+0.
 """
 
 from __future__ import annotations
@@ -38,14 +39,14 @@ Numbers: TypeAlias = NDArray[np.int64]
 Chunk = TypeVar("Chunk", int, Numbers)
 
 MAX_RANKS = 1 << 16
-"""Ranks, pieces and parts travel in 16-bit fields of a plan."""
+"""Largest number of ranks, pieces and parts, because plans store them in 16-bit fields."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Collective:
-    """A pre- and a postcondition over the chunks of `ranks` ranks.
+    """Precondition and postcondition of an operation, over the chunks of `ranks` ranks.
 
-    Raises `ScheduleError` when the numbers make no sense.
+    Raises `ScheduleError` for numbers out of range and for a missing, wrong or superfluous root.
 
     >>> c = Collective(op=Op.ALL_GATHER, ranks=3)
     >>> c.initial(1), c.expected(1)
@@ -59,13 +60,15 @@ class Collective:
 
     def __post_init__(self) -> None:
         if not 1 <= self.ranks <= MAX_RANKS:
-            raise ScheduleError(f"{self.op}: {self.ranks} ranks; must be 1..{MAX_RANKS}")
+            raise ScheduleError(f"{self.op}: expected 1..{MAX_RANKS} ranks, got {self.ranks}")
         if not 1 <= self.parts <= MAX_RANKS:
-            raise ScheduleError(f"{self.op}: {self.parts} parts; must be 1..{MAX_RANKS}")
+            raise ScheduleError(f"{self.op}: expected 1..{MAX_RANKS} parts, got {self.parts}")
         if self.op.rooted and (self.root is None or not 0 <= self.root < self.ranks):
-            raise ScheduleError(f"{self.op}: root {self.root} is not one of {self.ranks} ranks")
+            raise ScheduleError(
+                f"{self.op}: expected a root in 0..{self.ranks - 1}, got {self.root}"
+            )
         if not self.op.rooted and self.root is not None:
-            raise ScheduleError(f"{self.op} has no root, but root {self.root} was given")
+            raise ScheduleError(f"{self.op}: expected no root, got {self.root}")
 
     @property
     def num_chunks(self) -> int:
@@ -83,7 +86,7 @@ class Collective:
     @overload
     def holds(self, rank: Numbers, chunk: Numbers) -> NDArray[np.bool_]: ...
     def holds(self, rank: Any, chunk: Any) -> Any:
-        """Whether the rank contributes to the chunk: its input has it. Takes arrays, too."""
+        """Returns true if the rank's input has a contribution to the chunk. Accepts arrays, too."""
         if self.op.reduces:
             return chunk >= 0
         if self.op in (Op.BROADCAST, Op.SCATTER):
@@ -97,7 +100,7 @@ class Collective:
     @overload
     def wants(self, rank: Numbers, chunk: Numbers) -> NDArray[np.bool_]: ...
     def wants(self, rank: Any, chunk: Any) -> Any:
-        """Whether the rank's output must have the chunk in the end. Takes arrays, too."""
+        """Returns true if the rank's output must hold the chunk at the end. Accepts arrays, too."""
         if self.op in (Op.ALL_REDUCE, Op.BROADCAST, Op.ALL_GATHER, Op.SCAN):
             return chunk >= 0
         if self.op is Op.EXSCAN:
@@ -109,13 +112,15 @@ class Collective:
         return rank == chunk // self.parts
 
     def summands(self, rank: int) -> range:
-        """The ranks whose contributions a reducing operation brings to this rank's output."""
+        """Returns the ranks whose contributions this rank's output combines, for a reducing
+        operation.
+        """
         if self.op is Op.SCAN:
             return range(rank + 1)
         return range(rank if self.op is Op.EXSCAN else self.ranks)
 
     def contributors(self, rank: int, chunk: int) -> frozenset[int]:
-        """The ranks whose contributions make up the chunk as this rank's output must have it."""
+        """Returns the ranks whose contributions this rank's output must combine in the chunk."""
         if self.op.reduces:
             return frozenset(self.summands(rank))
         if self.op in (Op.BROADCAST, Op.SCATTER):
@@ -126,7 +131,9 @@ class Collective:
         return frozenset((chunk // self.parts,))
 
     def initial(self, rank: int) -> Sequence[int]:
-        """Chunks the rank holds before: its own contribution to each. See `holds`."""
+        """Returns the chunks that the rank holds before the call: its own contributions. See
+        `holds`.
+        """
         if self.op.reduces or (rank == self.root and self.op is not Op.GATHER):
             return range(self.num_chunks)
         if self.op in (Op.BROADCAST, Op.SCATTER):
@@ -135,7 +142,7 @@ class Collective:
         return range(rank * each, (rank + 1) * each)
 
     def wanted(self, rank: int) -> Sequence[int]:
-        """Chunks the rank must hold after. See `wants`."""
+        """Returns the chunks that the rank must hold after the call. See `wants`."""
         if self.op in (Op.REDUCE_SCATTER, Op.SCATTER):
             return range(rank * self.parts, (rank + 1) * self.parts)
         if self.op is Op.ALL_TO_ALL:
@@ -148,11 +155,12 @@ class Collective:
         return range(self.num_chunks)
 
     def expected(self, rank: int) -> dict[int, frozenset[int]]:
-        """Chunks the rank must hold after, each with the ranks that have contributed."""
+        """Returns the chunks that the rank must hold after the call, each with its contributors."""
         return {chunk: self.contributors(rank, chunk) for chunk in self.wanted(rank)}
 
     def input_ref(self, rank: int, chunk: int) -> tuple[int, int] | None:
-        """(piece, part) of the rank's input that is its contribution, if it has one.
+        """Returns (piece, part) of the rank's contribution in its input, or None without a
+        contribution.
 
         >>> Collective(op=Op.REDUCE_SCATTER, ranks=4, parts=2).input_ref(0, 5)
         (2, 1)
@@ -162,27 +170,27 @@ class Collective:
         return self.input_piece(chunk), chunk % self.parts
 
     def output_ref(self, rank: int, chunk: int) -> tuple[int, int] | None:
-        """(piece, part) of the rank's output where the finished chunk belongs, if wanted there."""
+        """Returns (piece, part) of the finished chunk in the rank's output, if wanted there."""
         if not self.wants(rank, chunk):
             return None
         return self.output_piece(chunk), chunk % self.parts
 
     def input_piece(self, chunk: Chunk) -> Chunk:
-        """The piece that the chunk, or each of an array of chunks, is in where an input has it."""
+        """Returns the input piece that contains the chunk. Accepts an array of chunks, too."""
         piece = chunk // self.parts
         if self.op in _BY_DEST:
             return piece
         return piece % self.ranks if self.op is Op.ALL_TO_ALL else chunk * 0
 
     def output_piece(self, chunk: Chunk) -> Chunk:
-        """The piece that the chunk, or each of an array of chunks, is in where an output has it."""
+        """Returns the output piece that contains the chunk. Accepts an array of chunks, too."""
         piece = chunk // self.parts
         if self.op in _BY_OWNER:
             return piece
         return piece // self.ranks if self.op is Op.ALL_TO_ALL else chunk * 0
 
     def input_pieces(self, rank: int) -> int:
-        """Number of input pieces of the rank."""
+        """Returns the number of input pieces of the rank."""
         if self.op is Op.BARRIER:
             return 0
         if self.op is Op.SCATTER:
@@ -190,7 +198,7 @@ class Collective:
         return self.ranks if self.op in (Op.REDUCE_SCATTER, Op.ALL_TO_ALL) else 1
 
     def output_pieces(self, rank: int) -> int:
-        """Number of output pieces of the rank."""
+        """Returns the number of output pieces of the rank."""
         if self.op is Op.BARRIER:
             return 0
         if self.op is Op.GATHER:
@@ -198,7 +206,7 @@ class Collective:
         return self.ranks if self.op in (Op.ALL_GATHER, Op.ALL_TO_ALL) else 1
 
     def in_place_output(self, rank: int, piece: int) -> int | None:
-        """The output piece that is the same memory as this input piece in an in-place call."""
+        """Returns the output piece at the address of this input piece in an in-place call."""
         if self.op in _BY_OWNER:
             return rank if self.output_pieces(rank) else None
         if self.op in _BY_DEST:

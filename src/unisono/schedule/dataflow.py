@@ -1,7 +1,7 @@
-"""The values that a right schedule makes: what each is made of, where, and when, as columns.
+"""The values of a correct schedule, as columns: operands, place and round of each value.
 
-This is what `lower` works on. The proof that the schedule is right comes first (`proof.py`), so
-nothing is looked at twice here.
+`lower` reads this form. `proof.py` proves the schedule correct first, so this module repeats no
+check.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from itertools import pairwise
 import numpy as np
 from numpy.typing import NDArray
 
-from unisono.schedule.chunk_moves import Moves, heads
+from unisono.schedule.chunk_moves import Moves, run_starts
 from unisono.schedule.collective import Numbers
 from unisono.schedule.proof import prove_moves
 from unisono.schedule.schedule import Schedule
@@ -22,23 +22,26 @@ _COUNT, _TOP, _DEPTH, _OUT_OF_ORDER = range(4)
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Dataflow:
-    """The values that matter: those some output is made of.
+    """The values that contribute to some output.
 
-    A value is what one place holds between two writes. Values are numbers: first the `inputs`
-    that are there before, in the order of `places.initial`, then each move's, in the order of the
-    schedule; where moves of a round meet in one place, the value has the number of the first.
-    Numbers that are left over so, and of values that do not matter, are not in `made`.
+    A value is the content of one place between two writes. Each value has a number. The `inputs`
+    that exist before the call come first, in the order of `places.initial`. The values of moves
+    follow, in the order of the schedule. If several moves of a round write one place, the value has
+    the number of the first move. `made` omits the other numbers, and the numbers of values that
+    contribute to no output.
 
-    `place`, `rank`, `location`, `chunk` and `round` have one entry for each number; rounds count
-    from 0 without gaps, and are -1 for the inputs. `made` are the values that are written,
-    ascending. Value `made[i]` is made of `operands[first[i] : first[i + 1]]`, in the order of the
-    fold; a copy has one operand. `outputs` are the final values in the order of `places.wanted`.
-
-    `complete` says of each number whether the value has the contributions of all ranks, which is
-    only told where something is reduced. `reduce_depth` is the largest number of nested reductions
-    in any output. `in_rank_order` says that each output is the fold of its contributions from left
-    to right in the order of their ranks, ((x0 + x1) + x2) + ..., or a copy of such a fold: made at
-    once, or in steps of which each goes on where the one before ended.
+    - `place`, `rank`, `location`, `chunk` and `round` have one entry for each number. Rounds count
+      from 0 without gaps; inputs have round -1.
+    - `made` are the written values, in ascending order.
+    - Value `made[i]` is the fold of `operands[first[i] : first[i + 1]]`, in this order. A copy has
+      one operand.
+    - `outputs` are the final values, in the order of `places.wanted`.
+    - `complete` marks values that contain the contributions of all ranks. The mark is valid only
+      for operations that reduce.
+    - `reduce_depth` is the largest number of nested reductions in any output.
+    - `in_rank_order` is true if each output is a left-to-right fold of its contributions in rank
+      order, ((x0 + x1) + x2) + ..., or a copy of such a fold. The fold may take several steps, if
+      each step continues the result of the step before.
     """
 
     moves: Moves
@@ -58,9 +61,10 @@ class Dataflow:
 
 
 def trace(schedule: Schedule) -> Dataflow:
-    """Replay the schedule; raise `ScheduleError`, naming rank, chunk and round, if it is wrong.
+    """Replays the schedule and returns its values.
 
-    Raises `UnsupportedError` for what is too large to be proved.
+    Raises `ScheduleError` with the rank, chunk and round for a wrong schedule. Raises
+    `UnsupportedError` for a schedule that is too large for the proof.
 
     >>> from unisono import algorithms
     >>> flow = trace(algorithms.build("all_reduce", "one_shot", ranks=3))
@@ -86,7 +90,7 @@ def trace(schedule: Schedule) -> Dataflow:
     live = _live(moves, target, operand, outputs)
     if not live[target].all():
         target, operand = target[live[target]], operand[live[target]]
-    edges = heads(target)
+    edges = run_starts(target)
     first = np.concatenate((edges, [len(target)]))
     history = _histories(target, operand, first, round_, rank, inputs)
     return Dataflow(
@@ -108,11 +112,10 @@ def trace(schedule: Schedule) -> Dataflow:
 
 
 def folds_in_rank_order(schedule: Schedule) -> bool:
-    """Whether every result is one fold of the contributions in the order of ranks, from left to
-    right. Of such schedules all give the same bits, element by element, whatever the arithmetic.
+    """Returns true if every result is one left-to-right fold of the contributions in rank order.
 
-    All schedules do for which nothing is reduced. Raises `ScheduleError` when the schedule is
-    wrong.
+    All such schedules give the same bits for each element, whatever the arithmetic. Schedules
+    without reductions always return true. Raises `ScheduleError` for a wrong schedule.
 
     >>> from unisono import algorithms
     >>> folds_in_rank_order(algorithms.build("all_reduce", "direct", ranks=4))
@@ -126,10 +129,11 @@ def folds_in_rank_order(schedule: Schedule) -> bool:
 def _replay(
     moves: Moves, held: Numbers, chunk: Numbers, round_: Numbers, inputs: int
 ) -> tuple[Numbers, Numbers, Numbers]:
-    """For each move the value it makes, the one it reads, and the one it finds at its goal.
+    """Returns, for each move, the value that it makes, the value that it reads, and the value that
+    it overwrites or reduces into.
 
-    `held` tells what each place holds, first before and then after all; `chunk` and `round_` are
-    filled in for the values that are made.
+    `held` is the content of each place: before all moves at first, after all moves on return. The
+    function fills in `chunk` and `round_` for the written values.
     """
     numbers = np.arange(inputs, len(chunk))
     made, read, own = np.empty_like(numbers), np.empty_like(numbers), np.empty_like(numbers)
@@ -137,7 +141,7 @@ def _replay(
         dst, number = moves.dst[where], numbers[where]
         source = held[moves.src[where]]
         own[where] = held[dst]
-        held[dst[::-1]] = number[::-1]  # where several meet, the first of them stays
+        held[dst[::-1]] = number[::-1]  # of several moves into one place, the first stays
         made[where] = held[dst]
         read[where] = source
         chunk[number] = chunk[source]
@@ -148,8 +152,12 @@ def _replay(
 def _fold_order(
     moves: Moves, made: Numbers, read: Numbers, own: Numbers, rank: Numbers, inputs: int
 ) -> tuple[Numbers, Numbers]:
-    """Pairs of a value and an operand of it, by value, and for each in the order of the fold: by
-    the operands' ranks, what a reduction finds at its goal before others of that rank."""
+    """Returns pairs of a value and one of its operands, ordered by value, then by the order of the
+    fold.
+
+    The fold orders operands by rank. The value that a reduction finds at its destination precedes
+    the other operands of that rank.
+    """
     if not moves.reduce.any():
         return made, read
     into = np.flatnonzero(moves.reduce & (made == np.arange(inputs, len(rank))))
@@ -160,12 +168,12 @@ def _fold_order(
 
 
 def _live(moves: Moves, target: Numbers, operand: Numbers, outputs: Numbers) -> NDArray[np.bool_]:
-    """Which values some output is made of."""
+    """Returns a mask of the values that contribute to some output."""
     inputs = len(moves.places.initial)
     live = np.zeros(inputs + len(moves.src), np.bool_)
     live[operand] = live[outputs] = True
     if live[target].all():
-        return live  # each is an output or goes into another, and so on until an output
+        return live  # each value is an output or leads to one
     live[:] = False
     live[outputs] = True
     stops = target.searchsorted([inputs + where.stop for _, where in moves.rounds])
@@ -177,18 +185,20 @@ def _live(moves: Moves, target: Numbers, operand: Numbers, outputs: Numbers) -> 
 def _histories(
     target: Numbers, operand: Numbers, first: Numbers, round_: Numbers, rank: Numbers, inputs: int
 ) -> NDArray[np.int32]:
-    """Of each value in the columns `_COUNT`, ...: how many contributions it has, the highest rank
-    of any, how deep its reductions are nested, whether it is other than a fold in rank order.
+    """Returns a table with a row for each value.
 
-    Such a fold goes on with single contributions, each of a rank above all before it.
+    The columns `_COUNT`, `_TOP`, `_DEPTH` and `_OUT_OF_ORDER` are: the number of contributions, the
+    highest contributing rank, the depth of nested reductions, and a flag for a value that is not a
+    fold in rank order. Such a fold adds single contributions, each of a higher rank than all
+    before.
     """
     table = np.zeros((len(rank), 4), np.int32)
     table[:inputs, _COUNT] = 1
     table[:inputs, _TOP] = rank[:inputs]
     made = target[first[:-1]]
     if len(made) == len(target):
-        return table  # nothing is reduced
-    for start, stop in pairwise([*heads(round_[made]).tolist(), len(made)]):
+        return table  # the schedule reduces nothing
+    for start, stop in pairwise([*run_starts(round_[made]).tolist(), len(made)]):
         some = slice(first[start], first[stop])
         rows = table[operand[some]]
         if len(rows) > stop - start:

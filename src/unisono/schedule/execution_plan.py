@@ -1,6 +1,6 @@
-"""A plan: the flat program of one rank, interpreted once per block by the executors.
+"""An execution plan: the flat program of one rank, which the executors interpret once per block.
 
-The layout of readers is that of `csrc/execution/plan.h`.
+`csrc/execution/plan.h` defines the same layout of readers.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ READER_BYTES = _READER.size
 
 
 class Reader(NamedTuple):
-    """The own slot `slot`, visible from the own post `post` on, is read by another rank `rank`."""
+    """Another rank `rank` reads this rank's slot `slot`, which the own post `post` publishes."""
 
     post: int
     slot: int
@@ -27,17 +27,21 @@ class Reader(NamedTuple):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ExecutionPlan:
-    """What one rank does in each block.
+    """The records that one rank runs in each block, with their properties.
 
-    `records` may be given as any sequence; it is kept as numbers and reads as a sequence.
-    `stages` and the schedule's number of `rounds` are equal on all ranks, and the last record of
-    every plan is POST `stages`.
-    `reduce_depth` is the largest number of nested reductions in any value of any rank: above one,
-    sums of 16-bit floats would be rounded more than once. `uniform` says that the pieces must
-    all have one length, since this rank relays pieces whose length it cannot know. `in_place`
-    says that the input and the output may be the same memory. `readers` says for each post which
-    of the own slots it shows to which other ranks, in ascending order. `addresses_only` says that
-    the slots of all ranks hold addresses of memory, and none holds data.
+    - `records` may be any sequence. The plan stores the records as numbers and presents them as a
+      sequence.
+    - `stages` and the schedule's number of `rounds` are equal on all ranks. The last record of
+      every plan is POST `stages`.
+    - `reduce_depth` is the largest number of nested reductions in any value of any rank. Above one,
+      sums of 16-bit floats would be rounded more than once.
+    - `uniform` is true if all pieces must have one length, because this rank relays pieces of
+      unknown length.
+    - `in_place` is true if the input and the output may be the same memory.
+    - `readers` lists, in ascending order, the own slots that each post publishes and the ranks that
+      read them.
+    - `addresses_only` is true if every slot of every rank holds the address of shared memory, and no
+      slot holds data.
     """
 
     rank: int
@@ -59,12 +63,12 @@ class ExecutionPlan:
 
     @property
     def table(self) -> Table:
-        """All records as rows of `record.ROW`."""
+        """The records as rows of `record.ROW`."""
         assert isinstance(self.records, Records)
         return self.records.table
 
     def pack(self) -> bytes:
-        """All records, back to back.
+        """Returns all records as contiguous bytes.
 
         >>> from unisono.schedule import Code, ExecutionPlan, Record
         >>> post = Record(code=Code.POST, value=1)
@@ -76,9 +80,10 @@ class ExecutionPlan:
         return self.table.tobytes()
 
     def pack_readers(self) -> bytes:
-        """All readers, back to back, as `csrc/execution/plan.h` reads them.
+        """Returns all readers as contiguous bytes, in the layout of `csrc/execution/plan.h`.
 
-        Each is little-endian, without gaps: the post in 32 bits, the slot in 16, the rank in 16.
+        Each reader is little-endian, without gaps: the post in 32 bits, the slot in 16, the rank in
+        16.
 
         >>> plan = ExecutionPlan(
         ...     rank=0, ranks=3, records=(), num_slots=1, num_tmp=0, parts=1, stages=2,

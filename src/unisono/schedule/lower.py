@@ -1,9 +1,9 @@
-"""Lower a schedule to one plan per rank.
+"""Conversion of a schedule to one execution plan for each rank.
 
-A plan names slots and posts of other ranks, so all ranks are laid out (`staging.py`,
-`buffer_allocation.py`), but records are only made for the plans that are asked for. For each step a
-rank waits for the posts that show what it reads, unless it has seen them, writes, and posts where
-the step says so.
+A plan refers to slots and posts of other ranks. So the conversion lays out all ranks (`staging.py`,
+`buffer_allocation.py`), but generates records only for the requested plans. In each step, a rank
+first waits for the posts that publish its operands, unless it already waited for them. Then the
+rank writes, and posts if the step ends with a post.
 """
 
 from __future__ import annotations
@@ -14,8 +14,8 @@ from itertools import pairwise
 import numpy as np
 
 from unisono.errors import UnsupportedError
-from unisono.schedule.buffer_allocation import allocate_buffers
-from unisono.schedule.chunk_moves import heads, name
+from unisono.schedule.buffer_allocation import allocate
+from unisono.schedule.chunk_moves import name, run_starts
 from unisono.schedule.code_generation import emit
 from unisono.schedule.dataflow import trace
 from unisono.schedule.execution_plan import ExecutionPlan, Reader
@@ -24,16 +24,17 @@ from unisono.schedule.schedule import Schedule
 from unisono.schedule.staging import stage
 
 _MOST = 1 << 16
-"""Slots, private places and operands are named by 16 bits."""
+"""Limit for slots, private places and operands, because records store them in 16 bits."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RankPlan:
-    """The plan of one rank, with what it has to know of the others.
+    """The plan of one rank, with the necessary facts about the other ranks.
 
-    `slots` are the staging slots of each rank; `uniform` and `in_place` hold for the group: some
-    rank needs pieces of one length, and no rank minds when input and output are the same memory.
-    `in_rank_order` is that of `Dataflow`.
+    - `slots`: the number of staging slots of each rank.
+    - `uniform`: true if some rank needs pieces of one length.
+    - `in_place`: true if the input and output of every rank may be the same memory.
+    - `in_rank_order`: the same as `Dataflow.in_rank_order`.
     """
 
     plan: ExecutionPlan
@@ -44,11 +45,13 @@ class RankPlan:
 
 
 def lower(schedule: Schedule, *, shares_memory: bool = False) -> tuple[ExecutionPlan, ...]:
-    """One plan per rank. With `shares_memory`, ranks read what others were given, and results,
-    where those have them (`buffer_allocation.py`), instead of through staging slots.
+    """Returns one plan for each rank.
 
-    Raises `ScheduleError` when the schedule is wrong, `UnsupportedError` where a rank would need
-    more slots than records can name.
+    With `shares_memory`, ranks read inputs and results of other ranks in place
+    (`buffer_allocation.py`), instead of through staging slots.
+
+    Raises `ScheduleError` for a wrong schedule, and `UnsupportedError` if a rank needs more slots
+    than records can name.
 
     >>> from unisono.schedule import Builder, Collective
     >>> from unisono.types import Op
@@ -61,9 +64,9 @@ def lower(schedule: Schedule, *, shares_memory: bool = False) -> tuple[Execution
 
 
 def lower_rank(schedule: Schedule, rank: int, *, shares_memory: bool = False) -> RankPlan:
-    """The plan of one rank: that of `lower` with equal arguments, in a fraction of the time.
+    """Returns the same plan as `lower(schedule, shares_memory=shares_memory)[rank]`, but faster.
 
-    Raises as `lower` does.
+    Raises the same errors as `lower`.
 
     >>> from unisono.schedule import Builder, Collective
     >>> from unisono.types import Op
@@ -85,23 +88,23 @@ def lower_rank(schedule: Schedule, rank: int, *, shares_memory: bool = False) ->
 
 
 class _Lowering:
-    """The layout of all ranks, and records for some of them."""
+    """The layout of all ranks, from which `plans` generates the records of some ranks."""
 
     def __init__(self, schedule: Schedule, shares_memory: bool) -> None:
         self.collective = schedule.collective
         self.flow = trace(schedule)
         self.staging = stage(self.flow)
-        self.allocation = allocate_buffers(self.flow, self.staging, shares_memory=shares_memory)
+        self.allocation = allocate(self.flow, self.staging, shares_memory=shares_memory)
         self.stages = 1 + int(self.staging.posts.max())
         most = int(max(self.staging.num_slots.max(), self.allocation.num_tmp.max()))
         if most > _MOST or (np.diff(self.flow.first) >= _MOST).any():
             raise UnsupportedError(
-                f"{name(schedule)} on {self.collective.ranks} ranks: a rank would need {most} "
-                f"slots, or a reduction as many operands; at most {_MOST} can be named"
+                f"{name(schedule)} on {self.collective.ranks} ranks: a rank needs {most} "
+                f"slots, or a reduction needs too many operands; the limit is {_MOST}"
             )
 
     def plans(self, start: int, stop: int) -> tuple[ExecutionPlan, ...]:
-        """The plans of the ranks from `start` up to `stop`."""
+        """Returns the plans of ranks `start` to `stop` - 1."""
         table, edges = emit(
             self.flow, self.staging, self.allocation, range(start, stop), self.stages
         )
@@ -127,18 +130,18 @@ class _Lowering:
         )
 
     def _readers(self, start: int, stop: int) -> list[tuple[Reader, ...]]:
-        """For each of these ranks the readers of its slots."""
+        """Returns the readers of the slots, for each of these ranks."""
         flow, staging = self.flow, self.staging
-        far = np.flatnonzero(staging.far)
-        owner = flow.rank[flow.operands[far]]
-        far = far[(owner >= start) & (owner < stop)]
-        value = flow.operands[far]
+        remote = np.flatnonzero(staging.remote)
+        owner = flow.rank[flow.operands[remote]]
+        remote = remote[(owner >= start) & (owner < stop)]
+        value = flow.operands[remote]
         slots, ranks = int(staging.num_slots.max()), self.collective.ranks
         key = (flow.rank[value] * slots + staging.slot[value]) * ranks
-        key += flow.rank[staging.target[far]]
+        key += flow.rank[staging.target[remote]]
         order = key.argsort(kind="stable")
-        found = order[heads(key[order])]
-        value, reader = value[found], flow.rank[staging.target[far[found]]]
+        found = order[run_starts(key[order])]
+        value, reader = value[found], flow.rank[staging.target[remote[found]]]
         columns = staging.post[value].tolist(), staging.slot[value].tolist(), reader.tolist()
         readers = tuple(map(Reader, *columns))
         edges = np.searchsorted(flow.rank[value], np.arange(start, stop + 1)).tolist()

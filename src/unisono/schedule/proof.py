@@ -1,10 +1,11 @@
-"""The proof of a schedule: all ranks at once, round by round, in numbers and bits.
+"""The proof of a schedule, which replays all ranks at once, round by round, as numbers and bits.
 
-Two replays. The first knows of each place which chunk it holds contributions to, or that it holds
-nothing, and so finds what is read too early, mixed, or written twice. The second, for operations
-that reduce, knows of each place whose contributions it holds, as one bit per rank, and so finds
-what is added twice or missing; it takes as many ranks at a time as fit in `_MOST_BYTES`, since the
-contributions of one rank say nothing about those of another.
+The proof consists of two replays. The first replay stores, for each place, the chunk of its
+contributions, or that the place is empty. This replay finds reads of empty places, mixed chunks,
+and conflicting writes. The second replay is for operations that reduce. For each place, it stores
+one bit for each contributing rank. This replay finds contributions that are reduced twice or
+missing. It handles as many ranks at a time as fit in `_MOST_BYTES`, because the contributions of
+different ranks are independent.
 """
 
 from __future__ import annotations
@@ -27,12 +28,16 @@ _SHOWN = 8
 
 
 def prove(schedule: Schedule) -> None:
-    """Raise `ScheduleError`, naming rank, chunk and round, unless the schedule is right.
+    """Raises `ScheduleError` with the rank, chunk and round, unless the schedule is correct.
 
-    All indices exist, and rounds do not go back; nothing is read before it holds something; no
-    contribution is reduced twice, nor into another chunk; no two writes of a round meet unless all
-    reduce; no rank moves a place to itself that is written in the same round; in the end every
-    rank holds exactly what the collective demands.
+    A correct schedule meets these conditions:
+
+    - All indices exist, and the rounds are in ascending order.
+    - No transfer reads a place before a value is there.
+    - No contribution is reduced twice, or into another chunk.
+    - Two transfers of one round write the same place only if all of them reduce.
+    - No rank moves a value within its own memory from a place that the same round writes.
+    - At the end, every rank holds exactly the chunks that the collective demands.
 
     Raises `UnsupportedError` for more than `MOST_PLACES` moves.
     """
@@ -40,24 +45,24 @@ def prove(schedule: Schedule) -> None:
 
 
 def prove_moves(moves: Moves) -> None:
-    """`prove` for a schedule that has been cut into moves."""
+    """Proves a schedule that is already cut into moves. See `prove`."""
     collective = moves.places.schedule.collective
     chunks = _Chunks(moves)
-    alone = [chunks.replay(number, where) for number, where in moves.rounds]
+    distinct = [chunks.replay(number, where) for number, where in moves.rounds]
     chunks.check_end()
     if not collective.op.reduces:
-        return  # a place holds the only contribution there is to its chunk
+        return  # each chunk has only one contribution
     words = -(-collective.ranks // _WORD_BITS)
     at_once = max(1, _MOST_BYTES // (8 * max(1, len(moves.places))))
     for first in range(0, words, at_once):
         contributions = _Contributions(moves, first, min(at_once, words - first))
-        for (number, where), single in zip(moves.rounds, alone, strict=True):
-            contributions.replay(number, where, alone=single)
+        for (number, where), single in zip(moves.rounds, distinct, strict=True):
+            contributions.replay(number, where, distinct=single)
         contributions.check_end()
 
 
 class _Chunks:
-    """Which chunk each place holds contributions to."""
+    """The chunk whose contributions each place holds."""
 
     def __init__(self, moves: Moves) -> None:
         places = moves.places
@@ -68,24 +73,24 @@ class _Chunks:
         self._writer = np.zeros(len(places), np.int64)
 
     def replay(self, number: int, where: slice) -> bool:
-        """One round. Returns whether no place is written twice in it."""
+        """Replays one round. Returns true if no place is written twice in the round."""
         moves, held, writer = self.moves, self.held, self._writer
         src, dst, reduce = moves.src[where], moves.dst[where], moves.reduce[where]
         moved = held[src]
         if moved.min() < 0:
-            self._refuse(src[np.argmin(moved)], number, "is read before it holds anything")
+            self._refuse(src[np.argmin(moved)], number, "is read while empty")
         index = np.arange(len(dst))
-        writer[dst] = index  # the last one, where there are several
+        writer[dst] = index  # of several writers, the last stays
         self._check_local(number, src[moves.local[where]], dst)
-        met = np.flatnonzero(writer[dst] != index)
-        if len(met):
-            self._check_met(number, where, met)
+        repeated = np.flatnonzero(writer[dst] != index)
+        if len(repeated):
+            self._check_repeated(number, where, repeated)
         if reduce.any():
             into, added = dst[reduce], moved[reduce]
             own = held[into]
             if own.min() < 0:
                 wrong = into[np.argmin(own)]
-                self._refuse(wrong, number, "is reduced into before it holds anything")
+                self._refuse(wrong, number, "is a reduction's destination while empty")
             mixed = np.flatnonzero(own != added)
             if len(mixed):
                 i = mixed[0]
@@ -95,34 +100,39 @@ class _Chunks:
                 self._refuse(into[0], number, f"takes {self._only_one(int(own[0]))} twice")
             dst, moved = dst[~reduce], moved[~reduce]
         held[dst] = moved
-        return len(met) == 0
+        return len(repeated) == 0
 
     def check_end(self) -> None:
-        """The places that matter hold the chunks that belong there."""
+        """Checks that every output place holds its chunk."""
         places = self.moves.places
         wanted = places.number(places.wanted)
         held = self.held[wanted]
         wrong = np.flatnonzero(held != places.wanted % max(1, self.locations))
         if len(wrong):
             i = wrong[0]
-            what = "holds nothing" if held[i] < 0 else f"holds chunk {held[i]}"
-            self._refuse(wanted[i], _last(self.moves), f"{what} in the end")
+            what = "is empty" if held[i] < 0 else f"holds chunk {held[i]}"
+            self._refuse(wanted[i], _last(self.moves), f"{what} at the end")
 
     def _check_local(self, number: int, read: Numbers, dst: Numbers) -> None:
-        last = self._writer[read]  # of this round, if it is there indeed
+        last = self._writer[read]  # a stale entry if this round does not write the place
         written = (last < len(dst)) & (dst[np.minimum(last, len(dst) - 1)] == read)
         if written.any():
             what = "is read by its own rank and written in the same round"
             self._refuse(read[np.argmax(written)], number, what)
 
-    def _check_met(self, number: int, where: slice, met: Numbers) -> None:
+    def _check_repeated(self, number: int, where: slice, repeated: Numbers) -> None:
         moves = self.moves
         dst, reduce = moves.dst[where], moves.reduce[where]
-        copied = np.concatenate((met[~reduce[met]], met[~reduce[self._writer[dst[met]]]]))
+        copied = np.concatenate(
+            (repeated[~reduce[repeated]], repeated[~reduce[self._writer[dst[repeated]]]])
+        )
         if len(copied):
             place = dst[copied.min()]
             sources = moves.places.ranks(moves.src[where][dst == place])
-            what = f"is written by ranks {', '.join(map(str, sources))} at once, not all reducing"
+            what = (
+                f"is written by ranks {', '.join(map(str, sources))} in one round, "
+                "but not all of them reduce"
+            )
             self._refuse(place, number, what)
 
     def _only_one(self, chunk: int) -> str:
@@ -134,7 +144,7 @@ class _Chunks:
 
 
 class _Contributions:
-    """Whose contributions each place holds, of the ranks that `words` words of 64 bits stand for.
+    """The ranks whose contributions each place holds, for the ranks in `words` words of 64 bits.
 
     `bits` has the shape (places, words).
     """
@@ -150,19 +160,19 @@ class _Contributions:
         bit = np.uint64(1) << (rank[mine] % _WORD_BITS).astype(np.uint64)
         self.bits[places.number(places.initial[mine]), word[mine]] = bit
 
-    def replay(self, number: int, where: slice, *, alone: bool) -> None:
-        """One round; `alone` says that no place is written twice in it."""
+    def replay(self, number: int, where: slice, *, distinct: bool) -> None:
+        """Replays one round. `distinct` is true if no place is written twice in the round."""
         moves, bits = self.moves, self.bits
         src, dst, reduce = moves.src[where], moves.dst[where], moves.reduce[where]
         if not reduce.any():
             bits[dst] = bits.take(src, axis=0)
-        elif alone:
+        elif distinct:
             bits[dst] = self._add(number, dst, bits.take(src, axis=0), reduce)
         else:
             self._fold(number, src, dst, reduce)
 
     def check_end(self) -> None:
-        """The places that matter hold the contributions that belong there, and no others."""
+        """Checks that every output place holds exactly the expected contributions."""
         places = self.moves.places
         collective = places.schedule.collective
         stops = np.array([collective.summands(rank).stop for rank in range(collective.ranks)])
@@ -179,7 +189,7 @@ class _Contributions:
     def _add(
         self, number: int, dst: Numbers, moved: NDArray[np.uint64], reduce: NDArray[np.bool_]
     ) -> NDArray[np.uint64]:
-        """What the places hold after these moves, no two of which go to one place."""
+        """Returns the contents of the places after these moves, whose destinations differ."""
         own = self.bits.take(dst, axis=0)
         if not reduce.all():
             own[~reduce] = 0
@@ -187,23 +197,23 @@ class _Contributions:
         return np.bitwise_or(own, moved, out=own)
 
     def _fold(self, number: int, src: Numbers, dst: Numbers, reduce: NDArray[np.bool_]) -> None:
-        """A round in which places are written more than once: operand after operand of each."""
+        """Replays a round with several writes to one place, one operand of each place at a time."""
         order = np.argsort(dst, kind="stable")
         ordered = dst[order]
-        heads = np.flatnonzero(np.diff(ordered, prepend=_NOTHING))
-        group = np.repeat(np.arange(len(heads)), np.diff(heads, append=len(order)))
-        turn = np.arange(len(order)) - heads[group]
-        by_turn = np.argsort(turn, kind="stable")
-        stops = np.cumsum(np.bincount(turn))
-        first = order[heads]
+        run_starts = np.flatnonzero(np.diff(ordered, prepend=_NOTHING))
+        group = np.repeat(np.arange(len(run_starts)), np.diff(run_starts, append=len(order)))
+        position = np.arange(len(order)) - run_starts[group]
+        by_position = np.argsort(position, kind="stable")
+        stops = np.cumsum(np.bincount(position))
+        first = order[run_starts]
         total = self._add(number, dst[first], self.bits.take(src[first], axis=0), reduce[first])
         for start, stop in pairwise(stops):
-            at = by_turn[start:stop]
+            at = by_position[start:stop]
             into = group[at]
             own, moved = total[into], self.bits.take(src[order[at]], axis=0)
             self._check_disjoint(number, ordered[at], own, moved)
             total[into] = own | moved
-        self.bits[ordered[heads]] = total
+        self.bits[ordered[run_starts]] = total
 
     def _check_disjoint(
         self, number: int, dst: Numbers, own: NDArray[np.uint64], moved: NDArray[np.uint64]
@@ -220,13 +230,13 @@ class _Contributions:
         has = self.bits[place]
         if (missing := want & ~has).any():
             raise ScheduleError(
-                f"{where} lacks the contribution of rank {self._ranks(missing)} in the end"
+                f"{where} lacks the contribution of rank {self._ranks(missing)} at the end"
             )
         more = self._ranks(has & ~want)
-        raise ScheduleError(f"{where} has the contribution of rank {more} too in the end")
+        raise ScheduleError(f"{where} has the unexpected contribution of rank {more} at the end")
 
     def _below(self, stops: Numbers) -> NDArray[np.uint64]:
-        """For each number the bits of the ranks below it."""
+        """Returns, for each number, the bits of the ranks below the number."""
         starts = _WORD_BITS * (self.first + np.arange(self.bits.shape[1]))
         count = np.clip(stops[:, None] - starts, 0, _WORD_BITS)
         partial = (np.uint64(1) << (count % _WORD_BITS).astype(np.uint64)) - np.uint64(1)

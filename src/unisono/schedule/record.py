@@ -1,6 +1,6 @@
-"""Records: one instruction of a plan, and thousands of them as columns of numbers.
+"""Records, the instructions of an execution plan, and their storage as columns of numbers.
 
-The layout of records and references is that of `csrc/execution/plan.h`.
+`csrc/execution/plan.h` defines the same layout of records and references.
 """
 
 from __future__ import annotations
@@ -29,11 +29,11 @@ ROW = np.dtype(
     + [(name, "<u2") for name in ("round", "posted")]
     + [(name, "<u8") for name in ("dst", "dst2", "src", "length")]
 )
-"""A record as numbers; references are those of `words`."""
+"""A record as numbers. `words` encodes the references."""
 
 
 class Space(IntEnum):
-    """Where a reference points."""
+    """The memory that a reference points to."""
 
     IN = 0
     OUT = 1
@@ -43,7 +43,7 @@ class Space(IntEnum):
 
 
 class Code(IntEnum):
-    """What a record does."""
+    """The action of a record."""
 
     COPY = 0
     REDUCE = 1
@@ -64,8 +64,9 @@ class Flag(IntFlag):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Ref:
-    """One part of a piece (IN, OUT), a staging slot of any rank, private memory, or the memory of
-    another rank whose address is in the slot `index` (SHARED)."""
+    """A reference: a part of a piece (IN, OUT), a staging slot of any rank (SLOT), private memory
+    (TMP), or another rank's memory whose address is in its slot `index` (SHARED).
+    """
 
     space: Space = Space.IN
     rank: int = 0
@@ -73,18 +74,18 @@ class Ref:
     part: int = 0
 
     def pack(self) -> bytes:
-        """The eight bytes the executor reads."""
+        """Returns the eight bytes that the executor reads."""
         return _REF.pack(self.space, self.rank, self.index, self.part)
 
     @classmethod
     def of(cls, word: int) -> Ref:
-        """The reference that is this number; see `words`."""
+        """Returns the reference that this number encodes. See `words`."""
         rank, index, part = (word >> shift & 0xFFFF for shift in (16, 32, 48))
         return cls(space=Space(word & 0xFF), rank=rank, index=index, part=part)
 
 
 def words(space: Space, rank: Any, index: Any, part: Any = 0) -> Any:
-    """References as the numbers that their eight bytes are: arrays of 64-bit integers.
+    """Encodes references as 64-bit integers, equal to their eight bytes.
 
     >>> Ref.of(words(Space.TMP, np.array([1, 2]), 5)[1].item())
     Ref(space=<Space.TMP: 3>, rank=2, index=5, part=0)
@@ -99,13 +100,17 @@ NO_REF = Ref()
 class Record:
     """One instruction.
 
-    COPY: `dst` (and `dst2` with HAS_DST2) <- `src`. REDUCE: `dst` (and `dst2`) <- the fold, left
-    to right, of the `src` of the `nsrc` ARG records that follow; FINAL says that the result holds
-    all contributions. SHARE: the slot `dst` gets the address of `src`, for others to read it there;
-    SHARES says that `dst2` is such a slot, for `dst`. WAIT: until the peer's progress reaches block
-    base + `value`. POST: own progress becomes block base + `value`. The bytes moved are those of
-    the part `length`. `round` is that of the schedule, counted without gaps; of a WAIT, `posted` is
-    the round in which the peer posts what is waited for.
+    - COPY: copies `src` to `dst`, and to `dst2` with HAS_DST2.
+    - REDUCE: folds the `src` of the `nsrc` following ARG records, from left to right, into `dst`
+      (and `dst2`). FINAL says that the result contains all contributions.
+    - SHARE: writes the address of `src` to the slot `dst`, so that other ranks can read `src` in
+      place.
+    - WAIT: waits until the peer's progress reaches block base + `value`.
+    - POST: sets the own progress to block base + `value`.
+
+    The flag SHARES says that `dst2` is a slot for the address of `dst`. The length of `length`, a
+    part of a piece, is the number of bytes to move. `round` is the schedule's round, counted
+    without gaps. For a WAIT, `posted` is the round of the peer's post.
     """
 
     code: Code
@@ -121,7 +126,7 @@ class Record:
     posted: int = 0
 
     def pack(self) -> bytes:
-        """The 48 bytes the executor reads."""
+        """Returns the 48 bytes that the executor reads."""
         head = _HEAD.pack(
             self.code, self.nsrc, self.peer, self.flags, self.value, self.round, self.posted
         )
@@ -130,7 +135,7 @@ class Record:
 
 
 class Records(Sequence[Record]):
-    """Rows of numbers seen as a sequence of `Record`, each made when it is asked for.
+    """Rows of numbers as a sequence of `Record`. Access creates each `Record`.
 
     >>> records = Records.of([Record(code=Code.WAIT, peer=1, value=2), Record(code=Code.POST)])
     >>> records[0].peer, len(records), records.table["value"]
@@ -145,7 +150,7 @@ class Records(Sequence[Record]):
 
     @classmethod
     def of(cls, records: Iterable[Record]) -> Records:
-        """Records as rows."""
+        """Returns the records as rows."""
         if isinstance(records, Records):
             return records
         return cls(np.frombuffer(b"".join(record.pack() for record in records), ROW))

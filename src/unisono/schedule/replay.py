@@ -1,11 +1,12 @@
-"""Replay plans symbolically, several blocks through bounded slots: the proof of `lower`.
+"""Symbolic replay of plans, over several blocks with a limited number of slots: the proof of
+`lower`.
 
-Waiting for a number that only grows gives the same outcome in whatever order the ranks run, so
-one order shows whether they can get stuck. What may be read when must not depend on the order,
-though: each rank carries a vector clock that only POST and WAIT pass on, and a slot may be read
-only if its writing is in the reader's clock, and overwritten only if all readings of it are in
-the writer's. The same holds for memory that a rank shares with others, which nothing but the output
-of a call in place may be written over. References stay the numbers that they are in records
+Waits are for numbers that only grow, so the outcome does not depend on the order in which the ranks
+run. One order therefore suffices to find deadlocks. The order must also not decide whether a read
+is allowed. So each rank carries a vector clock, which only POST and WAIT pass on. A rank may read a
+slot only if the slot's write is in the reader's clock. A rank may overwrite a slot only if all its
+reads are in the writer's clock. The same rules hold for memory that other ranks read in place. Only
+the output of an in-place call may overwrite such memory. References keep their encoding as numbers
 (`record.words`).
 """
 
@@ -23,9 +24,9 @@ from unisono.schedule.record import Code, Flag, Ref, Space, words
 Content = tuple[int, int]
 """(chunk, mask of contributing ranks)"""
 Row = tuple[int, ...]
-"""A record: code, nsrc, peer, flags, value, padding, dst, dst2, src, length."""
+"""A record: code, nsrc, peer, flags, value, round, posted, dst, dst2, src, length."""
 
-# As plain integers, which compare faster.
+# Plain integers compare faster than enumeration members.
 _COPY, _ARG, _WAIT, _POST = (int(c) for c in (Code.COPY, Code.ARG, Code.WAIT, Code.POST))
 _SHARE = int(Code.SHARE)
 _IN, _OUT, _SLOT, _SHARED = (int(s) for s in (Space.IN, Space.OUT, Space.SLOT, Space.SHARED))
@@ -39,8 +40,8 @@ class _Slot:
     block: int
     written: int
     index: int
-    shares_memory: bool = False
-    """Whether the slot shows where the content is, and does not hold it."""
+    holds_address: bool = False
+    """True if the slot holds the address of the content instead of the content."""
     reads: dict[int, int] = field(default_factory=dict)
 
 
@@ -52,16 +53,16 @@ class _Rank:
     step: int = 0
     pc: int = 0
     block: int = 0
-    """That of the current record."""
+    """The block of the current record."""
     entered: bool = False
     inputs: dict[int, Content] = field(default_factory=dict)
-    goals: dict[int, Content] = field(default_factory=dict)
-    given: dict[int, int] = field(default_factory=dict)
-    """The input that is the same memory, by output."""
+    results: dict[int, Content] = field(default_factory=dict)
+    aliased_inputs: dict[int, int] = field(default_factory=dict)
+    """For each output, the input at the same address in an in-place call."""
     memory: dict[int, dict[int, Content]] = field(default_factory=dict)
-    """By block."""
-    shared_memory: dict[int, dict[int, _Slot]] = field(default_factory=dict)
-    """By block: what shows where memory of this rank is, by that memory."""
+    """The content of each reference, by block."""
+    shared_slots: dict[int, dict[int, _Slot]] = field(default_factory=dict)
+    """For each block, the slots that hold an address, by the reference of that memory."""
     posted: list[int] = field(default_factory=list)
     post_clocks: list[tuple[int, ...]] = field(default_factory=list)
 
@@ -75,12 +76,12 @@ def check_plans(
     lead: int = 0,
     in_place: bool = False,
 ) -> None:
-    """Prove that the plans never get stuck, never race, and perform the collective.
+    """Proves that the plans never deadlock, never race, and perform the collective.
 
-    Each rank owns `depth` blocks' worth of slots. The first round of the schedule runs `lead`
-    blocks ahead of the last, as in the native executor: in step s a record of round r deals with
-    block s - lead + `lead_of(r, ...)`. With `in_place`, inputs that are shared lie in the memory of
-    the output. Raises `ScheduleError`, naming the rank, the record and the block.
+    Each rank owns slots for `depth` blocks. The first round of the schedule runs `lead` blocks
+    ahead of the last, as in the native executor. In step s, a record of round r processes block s -
+    lead + `lead_of(r, ...)`. With `in_place`, inputs that other ranks read in place are in the
+    memory of the output. Raises `ScheduleError` with the rank, the record and the block.
 
     >>> from unisono.schedule import Builder, lower
     >>> from unisono.types import Op
@@ -93,7 +94,7 @@ def check_plans(
 
 
 def lead_of(round_: int, rounds: int, lead: int) -> int:
-    """By how many blocks a round runs ahead of the last one.
+    """Returns the number of blocks by which a round runs ahead of the last round.
 
     >>> [lead_of(r, 6, 2) for r in range(6)]
     [2, 2, 1, 1, 0, 0]
@@ -131,11 +132,11 @@ class _Replay:
         for rank in self.ranks:
             self._check_last(rank.plan)
             rank.inputs = self._inputs(rank.plan.rank)
-            rank.goals = self._goals(rank.plan.rank)
-            rank.given = self._given(rank.plan.rank) if in_place else {}
+            rank.results = self._results(rank.plan.rank)
+            rank.aliased_inputs = self._aliased_inputs(rank.plan.rank) if in_place else {}
 
     def run(self) -> None:
-        """Run every rank as far as it gets, until all are done or none can go on."""
+        """Runs every rank as far as possible, until all ranks finish or none can continue."""
         moved = True
         while moved:
             moved = False
@@ -152,7 +153,7 @@ class _Replay:
             if rank.step < self.blocks and not self._enter(rank):
                 return False
             rank.memory[rank.block] = dict(rank.inputs)
-            rank.shared_memory[rank.block] = {}
+            rank.shared_slots[rank.block] = {}
             rank.entered = True
         row = rank.rows[rank.pc]
         rank.block = rank.step - self.lead + self.leads[row[5]]
@@ -166,7 +167,7 @@ class _Replay:
     def _run(self, rank: _Rank, row: Row) -> bool:
         code, value = row[0], rank.step * self.stages + row[4]
         rank.clock[rank.plan.rank] += 1
-        if code == _WAIT:  # the peer did it so many steps earlier
+        if code == _WAIT:  # the peer posted so many steps earlier
             earlier = self.leads[row[6]] - self.leads[row[5]]
             return self._join(rank, row[2], value - earlier * self.stages)
         if code == _POST:
@@ -176,7 +177,9 @@ class _Replay:
         return True
 
     def _enter(self, rank: _Rank) -> bool:
-        """A block reuses the slots of `depth` blocks ago, which everyone must have finished."""
+        """Enters a block, which reuses the slots of `depth` blocks ago, after all ranks finished
+        that block.
+        """
         if rank.plan.num_slots == 0 or rank.block < self.depth:
             return True
         need = (rank.block - self.depth + self.lead + 1) * self.stages
@@ -184,19 +187,21 @@ class _Replay:
         return all(self._join(rank, peer, need) for peer in others)
 
     def _join(self, rank: _Rank, peer: int, need: int) -> bool:
-        """Learn what the peer knew at its first post of at least `need`."""
+        """Merges the peer's clock at its first post of at least `need`. Returns false before that
+        post.
+        """
         other = self.ranks[peer]
         at = bisect_left(other.posted, need)
         if at == len(other.posted):
             return False
         theirs = other.post_clocks[at]
-        if rank.clock[peer] < theirs[peer]:  # else it learned all this through others already
+        if rank.clock[peer] < theirs[peer]:  # otherwise the rank knows all this through other ranks
             rank.clock = list(map(max, rank.clock, theirs))
         return True
 
     def _post(self, rank: _Rank, value: int) -> None:
         if rank.posted and value <= rank.posted[-1]:
-            raise ScheduleError(f"{self._where(rank)}: progress does not grow")
+            raise ScheduleError(f"{self._where(rank)}: expected a value above the last post")
         rank.posted.append(value)
         rank.post_clocks.append(tuple(rank.clock))
 
@@ -209,11 +214,11 @@ class _Replay:
         else:
             args = rank.rows[rank.pc + 1 : rank.pc + 1 + nsrc]
             if len(args) < nsrc or any(arg[0] != _ARG for arg in args):
-                raise ScheduleError(f"{self._where(rank)}: lacks its {nsrc} operands")
+                raise ScheduleError(f"{self._where(rank)}: expected {nsrc} ARG records to follow")
             content = self._fold(rank, [self._read(rank, arg[9]) for arg in args])
             final = content[1] == (1 << self.collective.ranks) - 1
             if final != bool(flags & _FINAL):
-                raise ScheduleError(f"{self._where(rank)}: the FINAL flag is wrong")
+                raise ScheduleError(f"{self._where(rank)}: FINAL does not match the contributions")
         self._store(rank, dst, content)
         if flags & _HAS_DST2:
             self._store(rank, dst2, content)
@@ -222,15 +227,19 @@ class _Replay:
 
     def _share(self, rank: _Rank, slot: int, what: int) -> None:
         if slot & _SPACE != _SLOT or what & _SPACE not in (_IN, _OUT):
-            raise ScheduleError(f"{self._where(rank)}: cannot share {_text(what)}")
-        self._store(rank, slot, self._read(rank, what), shares_memory=True)
-        rank.shared_memory[rank.block][what] = self.slots[slot, rank.block % self.depth]
+            raise ScheduleError(
+                f"{self._where(rank)}: expected a slot and an input or output, got {_text(what)}"
+            )
+        self._store(rank, slot, self._read(rank, what), holds_address=True)
+        rank.shared_slots[rank.block][what] = self.slots[slot, rank.block % self.depth]
 
     def _fold(self, rank: _Rank, contents: list[Content]) -> Content:
         chunk, mask = contents[0]
         for other, more in contents[1:]:
             if other != chunk or mask & more:
-                raise ScheduleError(f"{self._where(rank)}: operands do not add up")
+                raise ScheduleError(
+                    f"{self._where(rank)}: operands of several chunks, or a contribution twice"
+                )
             mask |= more
         return chunk, mask
 
@@ -238,30 +247,35 @@ class _Replay:
         space = ref & _SPACE
         if space not in (_SLOT, _SHARED):
             if ref not in rank.memory[rank.block]:
-                raise ScheduleError(f"{self._where(rank)}: {_text(ref)} holds nothing")
+                raise ScheduleError(f"{self._where(rank)}: {_text(ref)} is empty")
             return rank.memory[rank.block][ref]
         slot = self.slots.get((ref ^ space ^ _SLOT, rank.block % self.depth))
         if slot is None or slot.block != rank.block or slot.written > rank.clock[_owner(ref)]:
             raise ScheduleError(
                 f"{self._where(rank)}: {_text(ref)} may be read before it is written"
             )
-        if slot.shares_memory != (space == _SHARED):
-            raise ScheduleError(f"{self._where(rank)}: {_text(ref)} is not what the slot is for")
+        if slot.holds_address != (space == _SHARED):
+            raise ScheduleError(
+                f"{self._where(rank)}: {_text(ref)} and its slot disagree about single copy"
+            )
         slot.reads[rank.plan.rank] = rank.clock[rank.plan.rank]
         return slot.content
 
     def _store(
-        self, rank: _Rank, ref: int, content: Content, *, shares_memory: bool = False
+        self, rank: _Rank, ref: int, content: Content, *, holds_address: bool = False
     ) -> None:
         me = rank.plan.rank
         if _owner(ref) != me or ref & _SPACE in (_IN, _SHARED):
-            raise ScheduleError(f"{self._where(rank)}: {_text(ref)} is not its to write")
+            raise ScheduleError(f"{self._where(rank)}: {_text(ref)} is not writable by this rank")
         if ref & _SPACE != _SLOT:
-            self._require_returned(rank, ref, content)
+            self._require_unread(rank, ref, content)
             rank.memory[rank.block][ref] = content
             return
         if _index(ref) >= rank.plan.num_slots:
-            raise ScheduleError(f"{self._where(rank)}: has {rank.plan.num_slots} slots")
+            raise ScheduleError(
+                f"{self._where(rank)}: expected a slot below {rank.plan.num_slots}, "
+                f"got {_index(ref)}"
+            )
         key = ref, rank.block % self.depth
         old = self.slots.get(key)
         if old is not None:
@@ -278,30 +292,32 @@ class _Replay:
             block=rank.block,
             written=rank.clock[me],
             index=_index(ref),
-            shares_memory=shares_memory,
+            holds_address=holds_address,
         )
 
-    def _require_returned(self, rank: _Rank, ref: int, content: Content) -> None:
-        """That nobody reads, or will read, what is written over."""
-        shared_memory = rank.shared_memory[rank.block]
-        shared_slot = shared_memory.get(ref)
-        if shared_slot is None and ref in rank.given:
-            shared_slot = shared_memory.get(rank.given[ref])
-            if shared_slot is None or shared_slot.content == content:  # the same stays there
+    def _require_unread(self, rank: _Rank, ref: int, content: Content) -> None:
+        """Raises `ScheduleError` if another rank reads, or will read, the overwritten memory in
+        place.
+        """
+        shared_slots = rank.shared_slots[rank.block]
+        shared_slot = shared_slots.get(ref)
+        if shared_slot is None and ref in rank.aliased_inputs:
+            shared_slot = shared_slots.get(rank.aliased_inputs[ref])
+            if shared_slot is None or shared_slot.content == content:  # the content does not change
                 return
             readers = (r.rank for r in rank.plan.readers if r.slot == shared_slot.index)
             if all(shared_slot.reads.get(r, rank.clock[r] + 1) <= rank.clock[r] for r in readers):
                 return
         if shared_slot is not None:
             raise ScheduleError(
-                f"{self._where(rank)}: {_text(ref)} may be overwritten while it is shared"
+                f"{self._where(rank)}: {_text(ref)} may be overwritten while others read it"
             )
 
     def _end_step(self, rank: _Rank) -> None:
         ended = rank.step - self.lead
         memory = rank.memory.pop(ended, {})
-        rank.shared_memory.pop(ended, None)
-        for out, want in rank.goals.items():
+        rank.shared_slots.pop(ended, None)
+        for out, want in rank.results.items():
             if ended >= 0 and memory.get(out) != want:
                 raise ScheduleError(
                     f"rank {rank.plan.rank}, chunk {want[0]}, block {ended}: the output is wrong"
@@ -316,27 +332,27 @@ class _Replay:
             inputs[words(Space.IN, rank, *ref)] = chunk, 1 << rank
         return inputs
 
-    def _goals(self, rank: int) -> dict[int, Content]:
-        goals: dict[int, Content] = {}
+    def _results(self, rank: int) -> dict[int, Content]:
+        results: dict[int, Content] = {}
         for chunk, contributors in self.collective.expected(rank).items():
             ref = self.collective.output_ref(rank, chunk)
             assert ref is not None
-            goals[words(Space.OUT, rank, *ref)] = chunk, sum(1 << r for r in contributors)
-        return goals
+            results[words(Space.OUT, rank, *ref)] = chunk, sum(1 << r for r in contributors)
+        return results
 
-    def _given(self, rank: int) -> dict[int, int]:
-        given: dict[int, int] = {}
+    def _aliased_inputs(self, rank: int) -> dict[int, int]:
+        aliased_inputs: dict[int, int] = {}
         for piece in range(self.collective.input_pieces(rank)):
             out = self.collective.in_place_output(rank, piece)
             for part in range(self.collective.parts if out is not None else 0):
                 where = words(Space.OUT, rank, out, part)
-                given[where] = words(Space.IN, rank, piece, part)
-        return given
+                aliased_inputs[where] = words(Space.IN, rank, piece, part)
+        return aliased_inputs
 
     def _check_last(self, plan: ExecutionPlan) -> None:
         last = plan.records[-1] if plan.records else None
         if last is None or last.code is not Code.POST or last.value != plan.stages:
-            raise ScheduleError(f"rank {plan.rank}: the plan does not end in POST {plan.stages}")
+            raise ScheduleError(f"rank {plan.rank}: expected POST {plan.stages} as the last record")
 
     def _where(self, rank: _Rank) -> str:
         row = rank.rows[rank.pc]

@@ -1,4 +1,4 @@
-"""A schedule: an ordered, immutable list of transfers, free of message size."""
+"""A schedule: an ordered, immutable list of transfers, independent of the message size."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from unisono.schedule.transfer import Column, Columns, Transfer, Transfers
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Schedule:
-    """How to perform a collective: transfers ordered by round.
+    """Transfers, ordered by round, that perform a collective.
 
-    `transfers` may be given as any sequence; it is kept as columns (see `columns`) and reads as a
-    sequence of `Transfer`. Locations `num_chunks .. num_chunks + scratch - 1` of each rank are
-    private and start empty.
+    `transfers` may be any sequence. The schedule stores the transfers as columns (see `columns`)
+    and presents them as a sequence of `Transfer`. Locations `num_chunks .. num_chunks + scratch -
+    1` of each rank are private and empty at the start.
 
-    Raises `ScheduleError` when a number does not fit in 32 bits.
+    Raises `ScheduleError` for a number that does not fit in 32 bits.
     """
 
     collective: Collective
@@ -39,33 +39,37 @@ class Schedule:
 
     @property
     def num_rounds(self) -> int:
-        """Number of rounds, empty ones included."""
+        """Number of rounds, including empty rounds."""
         return int(self.columns.round.max(initial=-1)) + 1
 
     @property
     def num_locations(self) -> int:
-        """Locations of each rank: logical chunks, then scratch."""
+        """Number of locations of each rank: logical chunks, then scratch."""
         return self.collective.num_chunks + self.scratch
 
     def rounds(self) -> Iterator[tuple[int, Sequence[Transfer]]]:
-        """Each round that has transfers, with them; the transfers must be ordered by round."""
+        """Yields each non-empty round with its transfers. Transfers must be ordered by round."""
         for number, where in self.columns.rounds():
             yield number, self.transfers[where]
 
     def chunks_sent(self, rank: int) -> int:
-        """Chunks the rank sends to other ranks; the chunk's size is piece bytes / parts."""
+        """Returns the number of chunks that the rank sends to other ranks. A chunk has piece bytes
+        / parts bytes.
+        """
         return _moved(self.columns, self.columns.src == rank)
 
     def chunks_received(self, rank: int) -> int:
-        """Chunks the rank receives from other ranks."""
+        """Returns the number of chunks that the rank receives from other ranks."""
         return _moved(self.columns, self.columns.dst == rank)
 
     def chunks_sent_by_rank(self) -> NDArray[np.int64]:
-        """Chunks that each rank sends to other ranks; shape (ranks,)."""
+        """Returns the number of chunks that each rank sends to other ranks, with shape (ranks,)."""
         return self._by_rank(self.columns.src)
 
     def chunks_received_by_rank(self) -> NDArray[np.int64]:
-        """Chunks that each rank receives from other ranks; shape (ranks,)."""
+        """Returns the number of chunks that each rank receives from other ranks, with shape
+        (ranks,).
+        """
         return self._by_rank(self.columns.dst)
 
     def _by_rank(self, side: Column) -> NDArray[np.int64]:

@@ -1,9 +1,9 @@
-"""What the ranks do in which order, and which values go through which staging slots.
+"""The order of each rank's actions, and the assignment of values to staging slots.
 
-A value gets a slot iff another rank reads it; all its readers share the slot. In each round a rank
-first fills the slots that others need of its input and posts, then writes the values of the round,
-and posts again if that filled slots. In the end it brings to the output what of its input is a
-result as it is.
+A value gets a slot if and only if another rank reads the value. All its readers share the slot. In
+each round a rank first fills slots with the inputs that others need, and posts. Then the rank
+writes the values of the round, and posts again if these values fill slots. At the end, the rank
+copies the inputs that are results to the output.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from unisono.schedule.chunk_moves import heads
+from unisono.schedule.chunk_moves import run_starts
 from unisono.schedule.collective import Numbers
 from unisono.schedule.dataflow import Dataflow
 
@@ -22,20 +22,21 @@ from unisono.schedule.dataflow import Dataflow
 class Staging:
     """The steps of all ranks, their slots and their posts.
 
-    Each operand of the flow goes into value `target[i]`, and is `far` if another rank reads it.
+    Each operand of the flow goes into value `target[i]`. The operand is `remote` if another rank
+    reads it.
 
-    `steps` are the values that are dealt with, one after another: the steps of rank r are
-    `starts[r] : starts[r + 1]`. A value that is made is written; of an input, `fills` says that it
-    is copied to its slot, else it is brought to the output. After a step comes the post `closing`,
-    if that is not 0.
+    `steps` are the values that the ranks process, in order. The steps of rank r are `starts[r] :
+    starts[r + 1]`. A step writes its value, unless the value is an input. For an input, `fills` is
+    true if the step copies the input to its slot, and false if the step copies the input to the
+    output. The post `closing` follows the step, if not 0. `round` is the round of each step.
 
-    Of each step its `round`. Of each value that is far: its `slot`, the `post` that shows it, and
-    the round in which it is `posted`. Of each rank: `num_slots`
-    and the number of its `posts`.
+    For each value that another rank reads, `slot` is its slot, `post` is the post that publishes
+    it, and `posted` is the round of that post. For each rank, `num_slots` is the number of its
+    slots, and `posts` is the number of its posts.
     """
 
     target: Numbers
-    far: NDArray[np.bool_]
+    remote: NDArray[np.bool_]
     steps: Numbers
     starts: Numbers
     fills: NDArray[np.bool_]
@@ -47,35 +48,35 @@ class Staging:
     num_slots: Numbers
     posts: Numbers
 
-    def when(self) -> Numbers:
-        """Of each value that is made, its step."""
+    def step_of(self) -> Numbers:
+        """Returns the step of each written value."""
         found = np.empty_like(self.slot)
         found[self.steps] = np.arange(len(self.steps))
         return found
 
 
 def stage(flow: Dataflow) -> Staging:
-    """Bring all that is done into an order, and number slots and posts."""
+    """Orders all steps, and numbers the slots and posts."""
     ranks, numbers = flow.moves.places.schedule.collective.ranks, len(flow.rank)
     target = flow.made.repeat(flow.first[1:] - flow.first[:-1])
-    far = flow.rank[flow.operands] != flow.rank[target]
-    steps, turn, brought = _steps(flow, target, far)
+    remote = flow.rank[flow.operands] != flow.rank[target]
+    steps, position, copied_out = _steps(flow, target, remote)
     rank = flow.rank[steps]
     starts = rank.searchsorted(np.arange(ranks + 1))
 
     staged = np.zeros(numbers, np.bool_)
-    staged[flow.operands[far]] = True
-    fills = staged[steps] & ~brought
+    staged[flow.operands[remote]] = True
+    fills = staged[steps] & ~copied_out
     filling = np.flatnonzero(fills)
-    before = filling.searchsorted(starts)  # slots of all ranks before
+    before = filling.searchsorted(starts)  # slots of all earlier ranks
     slot, post, posted = (np.full(numbers, -1), *np.zeros((2, numbers), np.int64))
     rounds = len(flow.moves.rounds)
-    round_ = np.minimum(turn // 2 % (rounds + 1), max(rounds - 1, 0))
+    round_ = np.minimum(position // 2 % (rounds + 1), max(rounds - 1, 0))
     slot[steps[filling]] = np.arange(len(filling)) - before[rank[filling]]
 
-    ends = np.concatenate((heads(turn)[1:], [len(turn)]))
-    full = ends.searchsorted(filling, "right")  # the turns that fill slots
-    closes = ends[full[heads(full)]] - 1
+    ends = np.concatenate((run_starts(position)[1:], [len(position)]))
+    full = ends.searchsorted(filling, "right")  # the positions that fill slots
+    closes = ends[full[run_starts(full)]] - 1
     posts = np.bincount(rank[closes], minlength=ranks)
     number = np.arange(1, len(closes) + 1) - (posts.cumsum() - posts)[rank[closes]]
     closing = np.zeros(len(steps), np.int64)
@@ -84,7 +85,7 @@ def stage(flow: Dataflow) -> Staging:
     posted[steps[filling]] = round_[filling]
     return Staging(
         target=target,
-        far=far,
+        remote=remote,
         steps=steps,
         starts=starts,
         fills=fills,
@@ -99,42 +100,50 @@ def stage(flow: Dataflow) -> Staging:
 
 
 def _steps(
-    flow: Dataflow, target: Numbers, far: NDArray[np.bool_]
+    flow: Dataflow, target: Numbers, remote: NDArray[np.bool_]
 ) -> tuple[Numbers, Numbers, NDArray[np.bool_]]:
-    """The values of all steps; their turns, which ascend: what a rank does between two chances to
-    post; and which of them are inputs that are brought to the output."""
+    """Returns the values of all steps, the position of each step, and a mask of the inputs that are
+    copied to the output.
+
+    Steps with equal position run between two opportunities to post. Positions are in ascending
+    order.
+    """
     ranks, rounds = flow.moves.places.schedule.collective.ranks, len(flow.moves.rounds) + 1
-    turn = flow.rank[flow.made] * rounds + flow.round[flow.made]
-    # Starting with the next rank spreads the readers over the sources.
+    position = flow.rank[flow.made] * rounds + flow.round[flow.made]
+    # Each rank starts with the operands of the next rank, so that the readers spread over the
+    # sources.
     source = flow.rank[flow.operands[flow.first[:-1]]]
-    order = np.argsort(turn * ranks + (source - flow.rank[flow.made] - 1) % ranks, kind="stable")
-    made, turn = flow.made[order], turn[order]
-    sent, into = _sent(flow, target, far, made, turn)
-    brought = flow.outputs[flow.outputs < flow.inputs]
-    value = np.concatenate((sent, made, brought))
-    turns = np.concatenate(
+    order = np.argsort(
+        position * ranks + (source - flow.rank[flow.made] - 1) % ranks, kind="stable"
+    )
+    made, position = flow.made[order], position[order]
+    sent, into = _sent(flow, target, remote, made, position)
+    copied_out = flow.outputs[flow.outputs < flow.inputs]
+    value = np.concatenate((sent, made, copied_out))
+    positions = np.concatenate(
         (
             2 * (flow.rank[sent] * rounds + flow.round[into]),
-            2 * turn + 1,
-            2 * (flow.rank[brought] * rounds + rounds - 1),
+            2 * position + 1,
+            2 * (flow.rank[copied_out] * rounds + rounds - 1),
         )
     )
-    order = turns.argsort(kind="stable")
-    return value[order], turns[order], order >= len(value) - len(brought)
+    order = positions.argsort(kind="stable")
+    return value[order], positions[order], order >= len(value) - len(copied_out)
 
 
 def _sent(
-    flow: Dataflow, target: Numbers, far: NDArray[np.bool_], made: Numbers, turn: Numbers
+    flow: Dataflow, target: Numbers, remote: NDArray[np.bool_], made: Numbers, position: Numbers
 ) -> tuple[Numbers, Numbers]:
-    """The inputs that other ranks read, each with the first value that it goes into there.
+    """Returns the inputs that other ranks read, each with the first value into which it goes.
 
-    Of readers in one round that rank is the first whose last value has the highest number.
+    If several ranks read an input in the same round, the first reader is the rank whose last value
+    has the highest number.
     """
-    runs = heads(turn)
+    runs = run_starts(position)
     latest = np.zeros(len(flow.rank), np.int64)
     sizes = np.concatenate((runs[1:], [len(made)])) - runs
     latest[made] = np.repeat(np.maximum.reduceat(made, runs), sizes)
-    early = np.flatnonzero(far & (flow.operands < flow.inputs))
+    early = np.flatnonzero(remote & (flow.operands < flow.inputs))
     into = target[early]
     order = np.argsort(flow.round[into] * len(flow.rank) - latest[into], kind="stable")
     operand, into = flow.operands[early[order]], into[order]

@@ -1,4 +1,4 @@
-"""Transfers: what one is, and millions of them as columns of numbers."""
+"""Transfers, and their storage as columns of numbers."""
 
 from __future__ import annotations
 
@@ -19,15 +19,16 @@ _READ_AT_ONCE = 1 << 14
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Transfer:
-    """Move `count` chunks from one rank's locations to another's, in one round.
+    """Moves `count` chunks from one rank's locations to another's, in one round.
 
-    All transfers of a round read the state before it; their writes land after it. With
-    `src == dst` the move is local. A reducing transfer combines with what the destination holds:
-    all reducing transfers of one round into one location are one n-ary reduction, its operands
-    in the order of their source ranks, the destination's own value at its own rank's place.
+    All transfers of a round read the state before the round. Their writes take effect after the
+    round. With `src == dst` the move is local. A reducing transfer combines its chunk with the
+    content of the destination. All reducing transfers of one round into one location form one n-ary
+    reduction. Its operands are in the order of their source ranks. The destination's own value has
+    the position of its own rank.
 
-    A `channel` says which of several parallel lanes carries the transfer. It changes neither what
-    is moved nor when: transfers of one round are unordered, whatever their channels.
+    `channel` is the index of one of several parallel channels. The channel changes neither the data
+    nor the order: transfers of one round are unordered, whatever their channels.
     """
 
     round: int
@@ -42,9 +43,9 @@ class Transfer:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Columns:
-    """The fields of many transfers, each one read-only array of 32-bit integers (or bools).
+    """The fields of many transfers, each a read-only array of 32-bit integers (or bools).
 
-    Arrays that can be written to are copied. Raises `ScheduleError` for numbers that do not fit.
+    Writable arrays are copied. Raises `ScheduleError` for numbers that do not fit in 32 bits.
 
     >>> no, one = [0, 0], [1, 1]
     >>> c = Columns.of([0, 1], [0, 1], no, [1, 2], no, one, no, no)
@@ -73,7 +74,7 @@ class Columns:
 
     @classmethod
     def of(cls, *arrays: ArrayLike) -> Columns:
-        """The columns in the order of the fields of `Transfer`, as anything like an array."""
+        """Makes columns of arrays or similar values, in the order of the fields of `Transfer`."""
         return cls(**dict(zip(FIELDS, arrays, strict=True)))  # type: ignore[arg-type]
 
     def __len__(self) -> int:
@@ -89,18 +90,18 @@ class Columns:
         return hash(tuple(array.tobytes() for array in self.arrays()))
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return Columns.of, self.arrays()  # else the copy could be written to
+        return Columns.of, self.arrays()  # a plain copy would be writable
 
     def arrays(self) -> tuple[NDArray[Any], ...]:
-        """The columns in the order of the fields of `Transfer`."""
+        """Returns the columns in the order of the fields of `Transfer`."""
         return tuple(getattr(self, name) for name in FIELDS)
 
     def select(self, which: slice | NDArray[Any]) -> Columns:
-        """Some of the transfers: a slice, indices, or a mask."""
+        """Returns the transfers that a slice, indices or a mask selects."""
         return Columns.of(*(_frozen(array[which]) for array in self.arrays()))
 
     def rounds(self) -> Iterator[tuple[int, slice]]:
-        """Each round that has transfers, with where they are."""
+        """Yields the number and the slice of each non-empty round."""
         if len(self) == 0:
             return
         edges = np.flatnonzero(np.diff(self.round)) + 1
@@ -114,7 +115,7 @@ FIELDS = tuple(field.name for field in fields(Transfer))
 
 
 class Transfers(Sequence[Transfer]):
-    """Columns seen as a sequence of `Transfer`, each made when it is asked for.
+    """Columns as a sequence of `Transfer`. Access creates each `Transfer`.
 
     >>> transfers = Transfers.of([Transfer(round=0, src=0, src_chunk=0, dst=1, dst_chunk=0)])
     >>> transfers[0].dst, len(transfers + transfers), transfers.columns.src
@@ -128,7 +129,7 @@ class Transfers(Sequence[Transfer]):
 
     @classmethod
     def of(cls, transfers: Iterable[Transfer]) -> Transfers:
-        """Transfers as columns."""
+        """Stores transfers as columns."""
         if isinstance(transfers, Transfers):
             return transfers
         rows = [astuple(transfer) for transfer in transfers]

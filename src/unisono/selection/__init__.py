@@ -1,8 +1,8 @@
-"""Selection: which algorithm serves a call, decided by rules, files and cost models. Pure.
+"""Selection of the algorithm for a call, by rules, files and cost models. Without communication.
 
-A `Selection` is a tuple of rules. A `SelectionTable` stacks several by precedence: argument,
-environment, file, built in. Where no rule serves a call, a cost model decides: `predict` for one
-host, `predict_on` for several.
+A `Selection` is a tuple of rules. A `SelectionTable` combines several selections, in order of
+precedence: argument, environment, file, built-in. If no rule matches a call, a cost model decides:
+`predict` for one host, `predict_on` for several hosts.
 """
 
 from unisono.selection.host_cost_model import predict

@@ -1,9 +1,9 @@
-"""How long an algorithm takes on one host: rounds, bytes and reductions, each times a constant.
+"""Cost of an algorithm on one host: the sum of rounds, bytes and reductions, each times a constant.
 
-The model is that of Hockney, "The communication challenge for MPP" (1994), with a term for
-reductions as in Thakur, Rabenseifner, Gropp (2005), for ranks that share one memory and perhaps
-their cores. Time is a straight line over the bytes, so which algorithm is the fastest from where on
-is known exactly. For several hosts see `network`.
+The model is that of Hockney, "The communication challenge for MPP" (1994). Its term for reductions
+follows Thakur, Rabenseifner, Gropp (2005). It applies to ranks that share one memory and perhaps
+their cores. The time is a linear function of the bytes, so the sizes at which the fastest algorithm
+changes are exact. `network_cost_model` handles several hosts.
 """
 
 from __future__ import annotations
@@ -19,16 +19,22 @@ from unisono.errors import UnsupportedError
 from unisono.types import Op
 
 _SIMPLE = ("direct", "one_shot")
-"""Preferred among equals: fewer records to run than the cost tells."""
+"""Preferred among algorithms of equal cost, because they run fewer records, which the cost ignores.
+"""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Constants:
-    """What a call takes, in seconds: once, and for each round; for each round and each rank that
-    has no core of its own; for each byte that the busiest rank hands on, and that it reduces.
+    """Times of the parts of a call, in seconds.
 
-    The defaults are read off the medians in `benchmarks/results/native-n*.json`, of a virtual
-    machine with 2 cores of AMD EPYC; `benchmarks/regret.py --fit` fits others to its results.
+    - `call_s`: each call.
+    - `round_s`: each round.
+    - `switch_s`: each round and each rank without a core of its own.
+    - `byte_s`: each byte that the busiest rank sends.
+    - `reduced_s`: each byte that the busiest rank reduces.
+
+    The defaults come from the medians in `benchmarks/results/native-n*.json`, on a virtual machine
+    with 2 cores of AMD EPYC. `benchmarks/regret.py --fit` fits other constants to its results.
     """
 
     call_s: float = 0.3e-6
@@ -48,12 +54,12 @@ class CostLine(NamedTuple):
     byte_s: float
 
     def at(self, nbytes: float) -> float:
-        """Seconds for so many bytes."""
+        """Returns the seconds for a message of `nbytes`."""
         return self.fixed_s + nbytes * self.byte_s
 
 
 class RoundWork(NamedTuple):
-    """What the constants are multiplied by; the last two are multiples of the message's bytes."""
+    """Factors of the constants. `written` and `reduced` are multiples of the message's bytes."""
 
     calls: float
     rounds: float
@@ -62,7 +68,7 @@ class RoundWork(NamedTuple):
     reduced: float
 
     def line(self, constants: Constants) -> CostLine:
-        """Time over bytes."""
+        """Returns the time as a function of the bytes."""
         return CostLine(
             constants.call_s + self.rounds * constants.round_s + self.switches * constants.switch_s,
             self.written * constants.byte_s + self.reduced * constants.reduced_s,
@@ -70,10 +76,10 @@ class RoundWork(NamedTuple):
 
 
 def work(op: Op, algorithm: str, *, ranks: int, cores: int) -> RoundWork:
-    """What a rank has to do. Raises `UnsupportedError` as `cost` does.
+    """Returns the work of a rank. Raises `UnsupportedError` as `cost` does.
 
-    Where all share one memory a value is written once for all its readers, so a round hands on at
-    most the whole vector. Ranks that share cores wait for each other's bytes.
+    In shared memory, a rank writes a value once for all readers, so a round sends at most the whole
+    vector. Ranks that share cores also wait for each other's bytes.
 
     >>> work(Op.ALL_REDUCE, "one_shot", ranks=4, cores=4)
     RoundWork(calls=1.0, rounds=1.0, switches=0.0, written=1.0, reduced=3.0)
@@ -92,21 +98,21 @@ def work(op: Op, algorithm: str, *, ranks: int, cores: int) -> RoundWork:
 def weigh(
     *, rounds: int, written: Fraction, reduced: Fraction, ranks: int, cores: int
 ) -> RoundWork:
-    """What so many ranks on so many cores make of rounds and bytes."""
-    crowd = max(1.0, ranks / cores)
+    """Returns the work for these rounds and bytes, on so many ranks and cores."""
+    ranks_per_core = max(1.0, ranks / cores)
     return RoundWork(
         calls=1.0,
         rounds=float(rounds),
         switches=float(rounds * max(0, ranks - cores)),
-        written=crowd * float(written),
-        reduced=crowd * float(reduced),
+        written=ranks_per_core * float(written),
+        reduced=ranks_per_core * float(reduced),
     )
 
 
 def line(
     op: Op, algorithm: str, *, ranks: int, cores: int, constants: Constants = REFERENCE
 ) -> CostLine:
-    """Time over bytes. Raises `UnsupportedError` as `cost` does."""
+    """Returns the time as a function of the bytes. Raises `UnsupportedError` as `cost` does."""
     return work(op, algorithm, ranks=ranks, cores=cores).line(constants)
 
 
@@ -119,7 +125,7 @@ def predict(
     cores: int,
     constants: Constants = REFERENCE,
 ) -> float:
-    """Seconds that a call takes; `nbytes` are those of the larger buffer of a rank.
+    """Returns the seconds for a call. `nbytes` is the size of a rank's larger buffer.
 
     Raises `UnsupportedError` as `cost` does.
 
@@ -131,7 +137,7 @@ def predict(
 
 
 class Fastest(NamedTuple):
-    """`algorithm` is the fastest from `least` bytes on."""
+    """An algorithm that is the fastest from `least` bytes on."""
 
     least: int
     algorithm: str
@@ -141,7 +147,8 @@ class Fastest(NamedTuple):
 def fastest(
     op: Op, *, ranks: int, cores: int, constants: Constants = REFERENCE
 ) -> tuple[Fastest, ...]:
-    """Which algorithm is predicted to be the fastest, by size: the lower envelope of the lines.
+    """Returns the fastest predicted algorithm for each range of sizes: the lower envelope of the
+    lines.
 
     >>> [name for _, name in fastest(Op.ALL_REDUCE, ranks=4, cores=2)]
     ['one_shot', 'direct']
@@ -149,7 +156,7 @@ def fastest(
     lines: dict[str, CostLine] = {}
     for name in sorted(names(op), key=lambda name: (name not in _SIMPLE, name)):
         if find(op, name).for_hosts:
-            continue  # on one host there is nothing to save
+            continue  # they save nothing on one host
         try:
             lines[name] = line(op, name, ranks=ranks, cores=cores, constants=constants)
         except UnsupportedError:
@@ -158,7 +165,7 @@ def fastest(
 
 
 def envelope(lines: Mapping[str, CostLine]) -> tuple[Fastest, ...]:
-    """Which line is the lowest, by size; among equals the first.
+    """Returns the lowest line for each range of sizes, and among equal lines the first.
 
     >>> envelope({"a": CostLine(1.0, 2.0), "b": CostLine(3.0, 1.0)})
     (Fastest(least=0, algorithm='a'), Fastest(least=3, algorithm='b'))

@@ -1,4 +1,4 @@
-"""What a schedule sends between hosts: bytes out of and into each, rounds and messages."""
+"""Traffic of a schedule between hosts: bytes from and to each host, rounds and messages."""
 
 from __future__ import annotations
 
@@ -17,12 +17,13 @@ Numbers: TypeAlias = NDArray[np.int64]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HostTraffic:
-    """What crosses between hosts, in multiples of N: the bytes of a rank's whole vector.
+    """Traffic between hosts. Bytes are multiples of N, the bytes of a rank's whole vector.
 
-    `sent` and `received` are those of each host, in the order of their first ranks. `rounds` are
-    those in which something crosses. `messages` is the sum over these rounds of what the busiest
-    rank sends and receives then, all that goes to one rank being one message; `host_messages` the
-    same for the busiest host.
+    - `sent` and `received`: the bytes of each host, in the order of the hosts' first ranks.
+    - `rounds`: the number of rounds with traffic between hosts.
+    - `messages`: the sum, over these rounds, of the messages that the busiest rank sends and
+      receives. All chunks from one rank to another in a round are one message.
+    - `host_messages`: the same sum for the busiest host.
     """
 
     sent: tuple[Fraction, ...]
@@ -33,14 +34,14 @@ class HostTraffic:
 
     @property
     def busiest(self) -> Fraction:
-        """The most that a host sends or receives: what bounds the time where links go both ways."""
+        """The most that a host sends or receives, which limits the time on full-duplex links."""
         return max(*self.sent, *self.received)
 
 
 def traffic(schedule: Schedule, hosts: Hosts) -> HostTraffic:
-    """Counts what the schedule sends between these hosts.
+    """Counts the traffic of the schedule between these hosts.
 
-    Raises `UnsupportedError` if they are not those of its ranks.
+    Raises `UnsupportedError` if the hosts do not match the schedule's ranks.
 
     >>> from unisono.algorithms import build
     >>> found = traffic(build("all_reduce", "direct", ranks=4), ((0, 1), (2, 3)))
@@ -73,7 +74,7 @@ def traffic(schedule: Schedule, hosts: Hosts) -> HostTraffic:
 
 
 def _busiest(rounds: Numbers, src: Numbers, dst: Numbers) -> int:
-    """The messages of the busiest end in each round, summed over the rounds."""
+    """Returns the messages of the busiest end in each round, summed over the rounds."""
     total = 0
     for number in np.unique(rounds):
         at = rounds == number

@@ -1,10 +1,11 @@
-"""How long an algorithm takes on several hosts: the cost model with two levels.
+"""Cost of an algorithm on several hosts: the cost model with two levels.
 
-Time is that of `timing`, less the rounds that cross between hosts, plus for each of these a
-latency, for each message of the busiest rank and of the busiest host the work that it is, and the
-bytes of the busiest host over the rate of its link. What crosses is counted in the schedule
-(`traffic`), so it is right for any layout. Source: the model of Karonis et al., "Exploiting
-hierarchy in parallel computer networks to optimize collective operation performance" (2000).
+The time starts with the cost inside a host (`host_cost_model`), without the rounds between hosts.
+Each round between hosts adds a latency. Each message of the busiest rank, and each message of the
+busiest host, adds its cost. The bytes of the busiest host add their time on its link. `traffic`
+counts the bytes and messages in the schedule, so the counts are correct for any layout. Source: the
+model of Karonis et al., "Exploiting hierarchy in parallel computer networks to optimize collective
+operation performance" (2000).
 """
 
 from __future__ import annotations
@@ -30,11 +31,15 @@ from unisono.types import Op
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NetworkConstants:
-    """What lies between hosts, in seconds: for each round that crosses; for each message of a rank
-    in it, sent or received, and for each of its host; for each byte that a host sends or receives,
-    which go both ways at the same time. Connections that share a link get shares that are not
-    quite equal, so each beyond the first leaves `uneven` of the link idle in the end. The defaults
-    are TCP on 1 Gbit/s."""
+    """Times of communication between hosts, in seconds. The defaults are for TCP on 1 Gbit/s.
+
+    - `latency_s`: each round between hosts.
+    - `message_s`: each message that a rank sends or receives in such a round.
+    - `host_message_s`: each message that a host sends or receives in such a round.
+    - `byte_s`: each byte that a host sends or receives. Both directions run at the same time.
+    - `uneven`: the fraction of the link that each additional connection leaves idle at the end,
+      because connections do not share a link equally.
+    """
 
     latency_s: float = 30e-6
     message_s: float = 5e-6
@@ -58,7 +63,7 @@ _CANDIDATES: dict[Op, tuple[str, ...]] = {
     Op.SCAN: ("by_host", "direct", "chain"),
     Op.EXSCAN: ("by_host", "direct", "chain"),
 }
-"""What may be chosen for groups on several hosts, the preferred among equals first."""
+"""Candidates for groups on several hosts, the preferred among equals first."""
 
 _IN_RANK_ORDER: dict[Op, tuple[str, ...]] = {
     Op.ALL_REDUCE: ("one_shot", "rank_order"),
@@ -67,14 +72,17 @@ _IN_RANK_ORDER: dict[Op, tuple[str, ...]] = {
     Op.SCAN: ("direct", "chain"),
     Op.EXSCAN: ("direct", "chain"),
 }
-"""Those that fold in the order of ranks, where the others do not."""
+"""Candidates that fold in rank order, for operations whose other candidates do not."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Demands:
-    """What a call asks of an algorithm: `in_rank_order`, that it folds in the order of ranks;
-    `widening`, by how much its elements grow if it nests reductions (narrow floats then go as
-    float32)."""
+    """Requirements of a call on its algorithm.
+
+    - `in_rank_order`: the algorithm must fold in rank order.
+    - `widening`: the growth factor of elements if the algorithm nests reductions. Narrow floats are
+      then sent as float32.
+    """
 
     in_rank_order: bool = False
     widening: int = 1
@@ -84,7 +92,7 @@ ANYTHING = Demands()
 
 
 def candidates(op: Op, demands: Demands = ANYTHING) -> tuple[str, ...]:
-    """The algorithms that may be chosen for groups on several hosts.
+    """Returns the candidate algorithms for groups on several hosts.
 
     >>> candidates(Op.BROADCAST)
     ('leaders', 'by_host')
@@ -103,9 +111,9 @@ def line_between(
     network: NetworkConstants = GIGABIT,
     demands: Demands = ANYTHING,
 ) -> CostLine:
-    """Time over bytes on these hosts. Raises `UnsupportedError` as `build` does.
+    """Returns the time as a function of the bytes on these hosts.
 
-    `cores` are those of one host.
+    `cores` is the number of cores of each host. Raises `UnsupportedError` as `build` does.
     """
     layout = HostLayout.of(sum(map(len, hosts)), hosts)
     schedule = build(op, algorithm, ranks=layout.ranks, hosts=hosts)
@@ -142,7 +150,7 @@ def fastest_between(
     network: NetworkConstants = GIGABIT,
     demands: Demands = ANYTHING,
 ) -> tuple[Fastest, ...]:
-    """Which algorithm is predicted to be the fastest on these hosts, by size.
+    """Returns the fastest predicted algorithm on these hosts for each range of sizes.
 
     >>> four = ((0,), (1,), (2,), (3,))
     >>> [part.algorithm for part in fastest_between(Op.ALL_REDUCE, hosts=four, cores=2)]
@@ -166,7 +174,7 @@ def fastest_between(
 
 
 def predict_on(op: Op | str, algorithm: str, nbytes: int, *, hosts: Hosts, cores: int) -> float:
-    """Seconds that a call takes on these hosts, be it one or several.
+    """Returns the seconds for a call on one or several hosts.
 
     Raises `UnsupportedError` as `build` does.
 

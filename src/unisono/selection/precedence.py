@@ -1,7 +1,7 @@
-"""The table that a group agrees on: selections by precedence, with where each comes from.
+"""The selection table of a group: selections in order of precedence, each with its source.
 
-Rank 0's table is what the whole group uses: it is handed to the others when they meet. So ranks
-choose alike, whatever their own arguments, environments, files and cores say.
+The whole group uses rank 0's table, which the other ranks receive at bootstrap. So all ranks choose
+the same algorithm, whatever their own arguments, environments, files and cores.
 """
 
 from __future__ import annotations
@@ -24,21 +24,23 @@ from unisono.selection.rules import ANY, BUILT_IN, IntRange, Rule, Selection
 from unisono.types import Op
 
 Selectable: TypeAlias = Selection | str | os.PathLike[str]
-"""A selection, or the file it is in."""
+"""A selection, or the path of its file."""
 
 BUILT_IN_SOURCE = "built-in"
 MODEL_SOURCE = "cost model"
-_AT_WORK = threading.RLock()
-"""Ranks that are threads of one process ask at once; one of them works it out for all."""
-os.register_at_fork(  # a child would wait for ever for a thread that it does not have
-    before=_AT_WORK.acquire, after_in_parent=_AT_WORK.release, after_in_child=_AT_WORK.release
+_PREDICTION_LOCK = threading.RLock()
+"""Serialises predictions, so that ranks that are threads of one process compute them only once."""
+os.register_at_fork(  # a forked child could never release another thread's lock
+    before=_PREDICTION_LOCK.acquire,
+    after_in_parent=_PREDICTION_LOCK.release,
+    after_in_child=_PREDICTION_LOCK.release,
 )
 _PAIR = re.compile(rf";\s*(?=(?:{'|'.join(Op)})\s*=)")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Layer:
-    """A selection and where it comes from."""
+    """A selection and its source."""
 
     source: str
     selection: Selection
@@ -46,7 +48,7 @@ class Layer:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SelectedRule:
-    """The rule that serves a call, and where it comes from."""
+    """The rule that a call uses, and the rule's source."""
 
     rule: Rule
     source: str
@@ -54,8 +56,9 @@ class SelectedRule:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SelectionTable:
-    """Layers by precedence, and the cores that the group's ranks share. Below them is what is
-    built in, and below that the cost model.
+    """Layers in order of precedence, and the number of cores that the group's ranks share.
+
+    The built-in rules apply after the layers, and the cost model after the built-in rules.
 
     >>> SelectionTable(cores=2).choose(Op.ALL_REDUCE, 1024, ranks=4).rule.algorithm
     'one_shot'
@@ -74,8 +77,11 @@ class SelectionTable:
         dtype_bytes: int | None = None,
         demands: Demands = ANYTHING,
     ) -> SelectedRule:
-        """What serves a call of `nbytes` in the caller's larger buffer; `hosts` are the ranks of
-        each host (None: of the only one). `demands` are for what the cost model chooses."""
+        """Returns the rule for a call with `nbytes` in the caller's larger buffer.
+
+        `hosts` are the ranks of each host, or None for a single host. The cost model also respects
+        `demands`.
+        """
         count = 1 if hosts is None else len(hosts)
         built_in = Layer(source=BUILT_IN_SOURCE, selection=BUILT_IN)
         for layer in (*self.layers, built_in):
@@ -87,31 +93,31 @@ class SelectionTable:
         if hosts is None or count == 1:
             selection = modelled(op, ranks, self.cores)
         else:
-            with _AT_WORK:
+            with _PREDICTION_LOCK:
                 selection = modelled_between(op, hosts, self.cores, demands)
         rule = selection.choose(op, nbytes, ranks=ranks, hosts=count)
         assert rule is not None, "the cost model has a rule for every size"
         return SelectedRule(rule=rule, source=MODEL_SOURCE)
 
     def times_s(self, op: Op, nbytes: int, ranks: int) -> dict[str, float]:
-        """Measured seconds of each algorithm, from the first layer that has any."""
+        """Returns the seconds of each algorithm, from the first layer with measurements."""
         found = (layer.selection.times_s(op, nbytes, ranks) for layer in self.layers)
         return next((times_s for times_s in found if times_s), {})
 
     def under(self, selection: Selectable | None) -> SelectionTable:
-        """The same table below one given as an argument. Raises `UnsupportedError`."""
+        """Returns the table with `selection` as the highest layer. Raises `UnsupportedError`."""
         if selection is None:
             return self
         return SelectionTable(layers=(_argument(selection), *self.layers), cores=self.cores)
 
     def pack(self) -> bytes:
-        """The table for the way to another rank."""
+        """Serialises the table for other ranks."""
         layers = [[layer.source, rules_file.to_json(layer.selection)] for layer in self.layers]
         return json.dumps({"cores": self.cores, "layers": layers}).encode()
 
     @classmethod
     def unpack(cls, packed: bytes) -> SelectionTable:
-        """The table that `pack` packed.
+        """Deserialises a table from the result of `pack`.
 
         >>> SelectionTable.unpack(SelectionTable(cores=2).pack()) == SelectionTable(cores=2)
         True
@@ -128,24 +134,24 @@ class SelectionTable:
 
 @cache
 def modelled(op: Op, ranks: int, cores: int) -> Selection:
-    """What the cost model would choose, by size.
+    """Returns the choices of the cost model, by size.
 
     >>> print(modelled(Op.BROADCAST, 16, 2).rules[0])
     broadcast, 16 ranks: direct
     """
-    reason = "the least by rounds, bytes and reductions, each times what it measured"
+    reason = "lowest predicted time, from rounds, bytes and reductions"
     return _by_size(op, fastest(op, ranks=ranks, cores=cores), reason, ranks=ranks)
 
 
 @cache
 def modelled_between(op: Op, hosts: Hosts, cores: int, demands: Demands = ANYTHING) -> Selection:
-    """What the cost model would choose for ranks on several hosts, by size.
+    """Returns the choices of the cost model for ranks on several hosts, by size.
 
     >>> hosts = ((0,), (1,), (2,), (3,))
     >>> [rule.algorithm for rule in modelled_between(Op.ALL_REDUCE, hosts, 2).rules]
     ['leaders', 'by_host', 'by_host:ring']
     """
-    reason = "the least by what crosses between hosts, and what is done inside them"
+    reason = "lowest predicted time, from traffic between hosts and work inside them"
     parts = fastest_between(op, hosts=hosts, cores=cores, demands=demands)
     return _by_size(op, parts, reason, ranks=sum(map(len, hosts)), hosts=len(hosts))
 
@@ -170,9 +176,11 @@ def _by_size(
 
 
 def parse_algorithms(text: str) -> tuple[Rule, ...]:
-    """Rules from "all_reduce=ring;broadcast=chain". Raises `UnsupportedError`.
+    """Parses rules from a text such as "all_reduce=ring;broadcast=chain". Raises
+    `UnsupportedError`.
 
-    A semicolon begins another operation only where one follows, so levels can be said as usual.
+    A semicolon begins another rule only if an operation follows. So an algorithm may contain
+    semicolons between its levels.
 
     >>> [r.algorithm for r in parse_algorithms("all_reduce=level0:mesh;level1:ring;scan=chain")]
     ['level0:mesh;level1:ring', 'chain']
@@ -196,6 +204,6 @@ def _argument(selection: Selectable) -> Layer:
     if isinstance(selection, Selection):
         return Layer(source="argument", selection=selection)
     if not isinstance(selection, (str, os.PathLike)):
-        raise TypeError(f"selection: expected a Selection or a file's name, got {selection!r}")
+        raise TypeError(f"selection: expected a Selection or a file name, got {selection!r}")
     source = f"argument, {os.fspath(selection)}"
     return Layer(source=source, selection=rules_file.load(selection))

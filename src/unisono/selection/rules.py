@@ -1,4 +1,4 @@
-"""Which algorithm serves a call: rules as data, first match wins."""
+"""Rules that select the algorithm of a call. The first matching rule decides."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _MOST_RANKS = 8
 
 @dataclass(frozen=True, slots=True)
 class IntRange:
-    """Whole numbers from `least` to `most`; None: without end.
+    """Whole numbers from `least` to `most`, without an upper limit if `most` is None.
 
     >>> short = IntRange(0, 4096)
     >>> 4096 in short, 4097 in short, str(short), str(IntRange(2, 2))
@@ -32,7 +32,7 @@ class IntRange:
 
     def __post_init__(self) -> None:
         if self.least < 0 or (self.most is not None and self.most < self.least):
-            raise UnsupportedError(f"from {self.least} to {self.most} there is nothing")
+            raise UnsupportedError(f"empty or negative range: {self.least} to {self.most}")
 
     def __contains__(self, number: int) -> bool:
         return self.least <= number and (self.most is None or number <= self.most)
@@ -51,11 +51,12 @@ _ONE_HOST = IntRange(1, 1)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rule:
-    """Calls of `op` within all these limits use `algorithm`.
+    """A rule: calls of `op` within all these limits use `algorithm`.
 
-    `nbytes` are those of the caller's larger buffer, `dtype_bytes` those of one element (None: any
-    type). The algorithm may say `channels=k`. `block_bytes` is how much of the message is staged at
-    a time (None: the executor decides). Raises `UnsupportedError` for what does not exist.
+    `nbytes` limits the size of the caller's larger buffer. `dtype_bytes` is the size of one
+    element, or None for any type. The algorithm may include `channels=k`. `block_bytes` is the part
+    of the message that is staged at a time; with None, the executor decides. Raises
+    `UnsupportedError` for unknown algorithms and invalid sizes.
 
     >>> sizes, ranks = IntRange(0, 4096), IntRange(2, 2)
     >>> rule = Rule(op=Op.ALL_REDUCE, algorithm="one_shot", nbytes=sizes, ranks=ranks)
@@ -89,7 +90,9 @@ class Rule:
     def serves(
         self, op: Op, nbytes: int, *, ranks: int, hosts: int = 1, dtype_bytes: int | None = None
     ) -> bool:
-        """Whether the rule applies; a rule for one type does not apply where none is told."""
+        """Returns true if the rule matches. A rule for one element size needs `dtype_bytes` to
+        match.
+        """
         return (
             op is self.op
             and nbytes in self.nbytes
@@ -112,7 +115,7 @@ class Rule:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Measured:
-    """What one call took on the machine that a table was made for: a median, in seconds."""
+    """Median time of one call, in seconds, on the machine where the table was measured."""
 
     op: Op
     ranks: int
@@ -123,7 +126,7 @@ class Measured:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Selection:
-    """Rules in order, and the measurements that they come from, if any.
+    """Rules in order, and the measurements from which they come, if any.
 
     >>> ring = Selection(rules=(Rule(op=Op.ALL_REDUCE, algorithm="ring"),))
     >>> ring.choose(Op.ALL_REDUCE, 1024, ranks=4).algorithm
@@ -138,15 +141,18 @@ class Selection:
     def choose(
         self, op: Op, nbytes: int, *, ranks: int, hosts: int = 1, dtype_bytes: int | None = None
     ) -> Rule | None:
-        """The first rule that serves the call, if one does."""
+        """Returns the first rule that matches the call, or None."""
         for rule in self.rules:
             if rule.serves(op, nbytes, ranks=ranks, hosts=hosts, dtype_bytes=dtype_bytes):
                 return rule
         return None
 
     def times_s(self, op: Op, nbytes: int, ranks: int) -> dict[str, float]:
-        """Measured seconds of each algorithm; between two measured sizes, on the straight line
-        through both (of logarithms). Nothing outside of them."""
+        """Returns the measured seconds of each algorithm.
+
+        Between two measured sizes, the result is interpolated linearly in logarithms. Sizes outside
+        the measured range give no result.
+        """
         curves: dict[str, dict[int, float]] = {}
         for one in self.measured:
             if one.op is op and one.ranks == ranks:
@@ -167,26 +173,26 @@ def _interpolate(curve: dict[int, float], nbytes: int) -> float | None:
 
 
 def _built_in() -> Iterator[Rule]:
-    few = "each rank reads all: one exchange, fewest switches between ranks"
-    many = "each rank reduces its share: least bytes per rank"
-    prefixes = "each rank reads all below it: one exchange"
-    pipeline = "the prefix runs up the ranks in parts: least bytes per rank"
-    straight = "one exchange: every byte is written once and read where it is needed"
-    pair, crowd, all_ranks = IntRange(0, 2), IntRange(3, _MOST_RANKS), IntRange(0, _MOST_RANKS)
-    for ranks, most in ((pair, _FEW_BYTES), (crowd, _FEW_BYTES_CROWDED)):
+    few = "each rank reads all contributions: one exchange, fewest switches between ranks"
+    many = "each rank reduces its share: fewest bytes per rank"
+    prefixes = "each rank reads the contributions of all lower ranks: one exchange"
+    pipeline = "the prefix passes from rank to rank in parts: fewest bytes per rank"
+    straight = "one exchange: each byte is written once and read by each receiver"
+    pair, several, all_ranks = IntRange(0, 2), IntRange(3, _MOST_RANKS), IntRange(0, _MOST_RANKS)
+    for ranks, most in ((pair, _FEW_BYTES), (several, _FEW_BYTES_CROWDED)):
         short = IntRange(0, most)
         yield Rule(op=Op.ALL_REDUCE, algorithm="one_shot", nbytes=short, ranks=ranks, reason=few)
         yield Rule(op=Op.REDUCE, algorithm="direct", nbytes=short, ranks=ranks, reason=few)
     yield Rule(op=Op.ALL_REDUCE, algorithm="direct", ranks=all_ranks, reason=many)
     yield Rule(op=Op.REDUCE, algorithm="reduce_scatter_gather", ranks=all_ranks, reason=many)
-    for nbytes, ranks in ((IntRange(256 << 10, 6 << 20), pair), (IntRange(128 << 10), crowd)):
-        algorithm, reason = "direct:channels=4", "readers begin when a quarter of a block is there"
+    for nbytes, ranks in ((IntRange(256 << 10, 6 << 20), pair), (IntRange(128 << 10), several)):
+        algorithm, reason = "direct:channels=4", "readers start after a quarter of a block"
         yield Rule(op=Op.BROADCAST, algorithm=algorithm, nbytes=nbytes, ranks=ranks, reason=reason)
     for op in (Op.SCAN, Op.EXSCAN):
         short = IntRange(0, _DIRECT_SCAN_BYTES)
         yield Rule(op=op, algorithm="direct", nbytes=short, ranks=all_ranks, reason=prefixes)
         for narrow in (1, 2):  # bytes of an element
-            unwidened = "sums of narrow floats along a chain would go through float32 copies"
+            unwidened = "a chain would convert sums of narrow floats to float32"
             yield Rule(
                 op=op, algorithm="direct", ranks=all_ranks, dtype_bytes=narrow, reason=unwidened
             )
@@ -197,6 +203,9 @@ def _built_in() -> Iterator[Rule]:
 
 
 BUILT_IN = Selection(rules=tuple(replace(rule, hosts=_ONE_HOST) for rule in _built_in()))
-"""What measurement of up to 8 ranks on one host says: exchange everything with everybody, in one
-step while the switches between ranks cost more than the bytes, else reduce in shares. For several
-hosts nothing is built in: the cost model knows which ranks are where."""
+"""Rules from measurements of up to 8 ranks on one host.
+
+While switches between ranks cost more than bytes, all ranks exchange everything in one step. For
+larger messages, each rank reduces a share. Several hosts have no built-in rules, because only the
+cost model knows the hosts of the ranks.
+"""

@@ -1,4 +1,4 @@
-"""A `Selection` as JSON text: versioned, one rule a line, for editing by hand.
+"""A `Selection` as JSON text: versioned, with one rule a line, for manual edits.
 
     {
       "format": "unisono selection",
@@ -12,9 +12,9 @@
       ]
     }
 
-Keys are the fields of `Rule` and `Measured`; what may be left out there may be left out here. A
-range is [least, most], both included; null as `most` means no end. The first rule that serves a
-call decides; calls that none serves are decided as if there were no file.
+Keys are the fields of `Rule` and `Measured`. Fields with defaults are optional. A range is [least,
+most], inclusive; null as `most` means no upper limit. The first matching rule decides. A call
+without a matching rule is decided as if the file did not exist.
 """
 
 from __future__ import annotations
@@ -37,7 +37,8 @@ VERSION = 1
 
 
 def to_json(selection: Selection, facts: Mapping[str, object] | None = None) -> str:
-    """The text of a selection; `facts` (of the machine that was measured) are only for people.
+    """Returns a selection as JSON text. `facts` describe the measured machine, for human readers
+    only.
 
     >>> from_json(to_json(Selection())) == Selection()
     True
@@ -51,9 +52,9 @@ def to_json(selection: Selection, facts: Mapping[str, object] | None = None) -> 
 
 
 def from_json(text: str, name: str = "selection") -> Selection:
-    """The selection that a text says; `name` is what errors call the text.
+    """Reads a selection from JSON text. Errors refer to the text by `name`.
 
-    Raises `UnsupportedError` saying file, rule and field.
+    Raises `UnsupportedError` with the file, rule and field.
 
     >>> from_json('{"format": "unisono selection", "version": 1, "rules": [{"op": "all_reduce"}]}')
     Traceback (most recent call last):
@@ -67,11 +68,11 @@ def from_json(text: str, name: str = "selection") -> Selection:
         raise UnsupportedError(f'{name}: expected {{"format": "{FORMAT}", ...}}')
     if document.get("version") != VERSION:
         raise UnsupportedError(
-            f"{name}: version {document.get('version')!r}; this unisono reads {VERSION}"
+            f"{name}: expected version {VERSION}, got {document.get('version')!r}"
         )
     known = {"format", "version", "machine", "rules", "measured"}
     if unknown := sorted(set(document) - known):
-        raise UnsupportedError(f"{name}: there is no field {unknown[0]!r}; {sorted(known)} exist")
+        raise UnsupportedError(f"{name}: unknown field {unknown[0]!r}; expected {sorted(known)}")
     return Selection(
         rules=_entries(Rule, document.get("rules", []), f"{name}: rule"),
         measured=_entries(Measured, document.get("measured", []), f"{name}: measured"),
@@ -79,7 +80,7 @@ def from_json(text: str, name: str = "selection") -> Selection:
 
 
 def load(path: str | os.PathLike[str]) -> Selection:
-    """The selection in a file. Raises `UnsupportedError` saying file, rule and field.
+    """Reads a selection from a file. Raises `UnsupportedError` with the file, rule and field.
 
     >>> from tempfile import TemporaryDirectory
     >>> from pathlib import Path
@@ -100,7 +101,7 @@ def save(
     path: str | os.PathLike[str],
     facts: Mapping[str, object] | None = None,
 ) -> None:
-    """Writes the file, whole or not at all; folders are made. Raises `OSError`.
+    """Writes a selection to a file, completely or not at all. Creates folders. Raises `OSError`.
 
     >>> from tempfile import TemporaryDirectory
     >>> from pathlib import Path
@@ -125,7 +126,7 @@ def _to_dict(entry: Rule | Measured) -> dict[str, Any]:
 
 def _entries(kind: type[T], found: object, name: str) -> tuple[T, ...]:
     if not isinstance(found, list):
-        raise UnsupportedError(f"{name}: expected a list of them, got {found!r}")
+        raise UnsupportedError(f"{name}: expected a list, got {found!r}")
     return tuple(_entry(kind, one, f"{name} {number}") for number, one in enumerate(found, 1))
 
 
@@ -134,7 +135,7 @@ def _entry(kind: type[T], found: object, name: str) -> T:
         raise UnsupportedError(f"{name}: expected an object, got {found!r}")
     known = {field.name: field for field in fields(kind)}
     if unknown := sorted(set(found) - set(known)):
-        raise UnsupportedError(f"{name}: there is no field {unknown[0]!r}; {list(known)} exist")
+        raise UnsupportedError(f"{name}: unknown field {unknown[0]!r}; expected {list(known)}")
     for key, field in known.items():
         if key not in found and field.default is MISSING:
             raise UnsupportedError(f"{name}: {key} is missing")
@@ -145,7 +146,7 @@ def _entry(kind: type[T], found: object, name: str) -> T:
 
 
 def _read(key: str, kind: str, value: object) -> Any:
-    """The value of a field from what JSON said."""
+    """Converts a JSON value to the value of a field."""
     reader, expected = _READERS[kind]
     read = reader(value)
     if read is None and not (value is None and "None" in kind):
@@ -178,10 +179,10 @@ def _span(value: object) -> IntRange | None:
 
 _READERS: Mapping[str, tuple[Callable[[object], Any], str]] = {
     "Op": (lambda v: next((op for op in Op if op == v), None), f"one of {', '.join(Op)}"),
-    "str": (lambda v: v if isinstance(v, str) else None, "a text"),
-    "IntRange": (_span, "[least, most], with null for no end"),
+    "str": (lambda v: v if isinstance(v, str) else None, "a string"),
+    "IntRange": (_span, "[least, most], with null for no upper limit"),
     "int": (_count, "a whole number"),
     "int | None": (_count, "a whole number or null"),
     "float": (_seconds, "a number of seconds above 0"),
 }
-"""How to read each type of field, by its annotation."""
+"""Reader and description for each type of field, by its annotation."""

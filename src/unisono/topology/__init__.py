@@ -1,7 +1,8 @@
-"""Networks of ranks, switches and links: what they are, what they cost, which way messages take.
+"""Networks of ranks, switches and links: construction, properties and routes.
 
-A builder for each kind, `parse` for all of them in one word, files in `to_json`, `to_networkx`,
-`to_nccl_xml` and back, `discover` for this machine.
+A builder makes each kind of topology. `parse` makes any kind from a short text. `to_json`,
+`to_networkx`, `to_nccl_xml` and their counterparts convert files. `discover` describes this
+machine.
 
 >>> from unisono import topology
 >>> torus = topology.torus([4, 4])

@@ -1,4 +1,4 @@
-"""Networks of switches in levels: star, leaf-spine, fat-trees, rails.
+"""Networks with levels of switches: star, leaf-spine, fat-trees, rails.
 
 Sources: Al-Fares, Loukissas, Vahdat, "A scalable, commodity data center network architecture"
 (SIGCOMM 2008), section 3 (k-ary fat-tree); Wang et al., "Rail-only: A low-cost high-performance
@@ -19,12 +19,13 @@ from unisono.topology.wiring import NETWORK, Cable, Wiring, check_counts
 
 @dataclass(frozen=True, slots=True)
 class Clos(Routing):
-    """Up to the lowest level that both ends share, and down; the hash picks the switches above.
+    """Up/down routing: up to the lowest common level, then down. A hash picks the switches above.
 
-    `pods`, each of `leaves` switches with `hosts` ranks each, joined by `spines`; spine s of every
-    pod has a link to each of the `cores` switches of its plane. Switches are numbered leaves,
-    spines, cores, each pod by pod or plane by plane. With `rails` the ranks of a host go to
-    so many leaves in turn, else the ranks of a leaf follow each other.
+    The network has `pods`. Each pod has `leaves` leaf switches with `hosts` ranks each, and
+    `spines` spine switches. Spine s of every pod has a link to each of the `cores` core switches of
+    plane s. Switches are numbered leaves, spines, cores, in the order of pods or planes. With
+    `rails`, consecutive ranks of a host go to that many different leaves. Otherwise the ranks of a
+    leaf are consecutive.
     """
 
     pods: int
@@ -36,16 +37,16 @@ class Clos(Routing):
 
     @property
     def num_ranks(self) -> int:
-        """All ranks."""
+        """Number of ranks."""
         return self.pods * self.leaves * self.hosts
 
     def leaf_of(self, rank: Ints) -> Ints:
-        """Which leaf each rank is at, counted from 0."""
+        """Returns the leaf of each rank, counted from 0."""
         unit = rank // (self.hosts * self.rails)
         return ints(unit * self.rails + rank % self.rails)
 
     def routes(self, topology: Topology, src: Ints, dst: Ints, seed: int) -> Ragged:
-        """As `Topology.routes`."""
+        """Implements `Topology.routes`."""
         first_leaf = self.num_ranks
         first_spine = first_leaf + self.pods * self.leaves
         first_core = first_spine + self.pods * self.spines
@@ -53,28 +54,29 @@ class Clos(Routing):
         pod_up, pod_down = up // self.leaves, down // self.leaves
         spine = pick(max(self.spines, 1), src, dst, seed)
         core = spine * self.cores + pick(max(self.cores, 1), src, dst, seed, 1)
-        stay, low, mid = src == dst, up == down, pod_up == pod_down
-        leaf_up = np.where(stay, src, first_leaf + up)
-        leaf_down = np.where(stay, src, first_leaf + down)
+        same, low, mid = src == dst, up == down, pod_up == pod_down
+        leaf_up = np.where(same, src, first_leaf + up)
+        leaf_down = np.where(same, src, first_leaf + down)
         spine_up = np.where(low, leaf_up, first_spine + pod_up * self.spines + spine)
         spine_down = np.where(low, leaf_down, first_spine + pod_down * self.spines + spine)
         top = np.where(mid, spine_up, first_core + core)
         stops = [src, leaf_up, spine_up, top, spine_down, leaf_down, dst]
         return along(topology, np.stack(stops, axis=1), src, dst, seed)
 
-    def alike(self, topology: Topology) -> tuple[Ints, Floats]:
-        """Every rank sees the same."""
+    def representatives(self, topology: Topology) -> tuple[Ints, Floats]:
+        """Returns one representative rank for all ranks."""
         return np.zeros(1, dtype=np.int64), np.full(1, float(topology.num_ranks))
 
-    def halves(self, topology: Topology) -> Ints:
-        """Half of the pods, of the leaves of one pod, or of the ranks of each leaf."""
+    def bisection_sides(self, topology: Topology) -> Ints:
+        """Cuts the network into half of the pods, of one pod's leaves, or of each leaf's ranks."""
         leaves = self.pods * self.leaves
         side = np.full(topology.num_nodes, -1, dtype=np.int64)
         rank = np.arange(self.num_ranks)
         if leaves == self.rails:
-            # Each leaf has ranks on both sides, and the way over another is no shorter.
+            # Each leaf has ranks on both sides, and a path through another leaf is not shorter.
             side[:] = 0
-            side[rank] = rank // self.rails >= (self.hosts + 1) // 2  # as a leaf, with the larger
+            # The leaf itself is with the larger half.
+            side[rank] = rank // self.rails >= (self.hosts + 1) // 2
             return side
         whole = self.leaves if self.pods > 1 else self.rails
         cut = leaves // whole // 2 * whole
@@ -89,7 +91,7 @@ class Clos(Routing):
 
 
 def star(ranks: int, *, cable: Cable = NETWORK, reduces: bool = False) -> Topology:
-    """All ranks at one switch.
+    """Builds a star: all ranks at one switch.
 
     >>> star(8).num_links, star(8).diameter()
     (8, 2)
@@ -107,10 +109,11 @@ def leaf_spine(
     cable: Cable = NETWORK,
     reduces: bool = False,
 ) -> Topology:
-    """`leaves` switches with `hosts` ranks each, every leaf joined to every spine.
+    """Builds `leaves` switches with `hosts` ranks each, where every leaf is connected to every
+    spine.
 
-    Links to spines are as fast as others, unless `oversubscription` says by how much the ranks of
-    a leaf together are faster than its way up.
+    Links to spines are as fast as the other links by default. `oversubscription` is the ratio of
+    the bandwidth of a leaf's ranks to the bandwidth of its links up.
 
     >>> leaf_spine(leaves=4, spines=2, hosts=2).diameter()
     4
@@ -134,10 +137,10 @@ def fat_tree(
     cable: Cable = NETWORK,
     reduces: bool = False,
 ) -> Topology:
-    """A fat-tree of switches with k ports: k^3/4 ranks on 3 levels, k^2/2 on 2.
+    """Builds a fat-tree of switches with k ports: k^3/4 ranks on 3 levels, k^2/2 on 2.
 
-    `oversubscription` r leaves out switches above the leaves: a leaf has k/2 ranks and k/(2 r)
-    links up. Raises `ValueError` if k is odd or r does not divide k/2.
+    `oversubscription` r removes switches above the leaves: a leaf has k/2 ranks and k/(2 r) links
+    up. Raises `ValueError` if k is odd or r does not divide k/2.
 
     >>> fat_tree(4).num_ranks, fat_tree(4).diameter(), fat_tree(4, levels=2).num_ranks
     (16, 6, 8)
@@ -147,11 +150,13 @@ def fat_tree(
     half = k // 2
     up = round(half / oversubscription)
     if k % 2:
-        raise ValueError(f"fat_tree: k is even, not {k}")
+        raise ValueError(f"fat_tree: expected an even k, got {k}")
     if levels not in (2, 3):
-        raise ValueError(f"fat_tree: 2 or 3 levels, not {levels}")
+        raise ValueError(f"fat_tree: expected 2 or 3 levels, got {levels}")
     if up < 1 or abs(up * oversubscription - half) > 1e-9:
-        raise ValueError(f"fat_tree: k/2 = {half} links are not {oversubscription:g} times so many")
+        raise ValueError(
+            f"fat_tree: oversubscription must divide k/2 = {half}, got {oversubscription:g}"
+        )
     name = f"fat_tree:k={k}" + (f",levels={levels}" if levels != 3 else "")
     name += f",oversubscription={oversubscription:g}" if oversubscription != 1 else ""
     shape = Clos(1, k, half, up, 0) if levels == 2 else Clos(k, half, half, up, half)
@@ -161,11 +166,12 @@ def fat_tree(
 def rails(
     *, hosts: int, rails: int, spines: int = 0, unit: int = 0, cable: Cable = NETWORK
 ) -> Topology:
-    """A network for hosts with several cards: card i of each host goes to the leaf of rail i.
+    """Builds a network for hosts with several cards, where card i of each host goes to the leaf of
+    rail i.
 
-    Endpoint h * rails + i is card i of host h. `unit` hosts share their leaves (0: all); spines
-    join all leaves (0: as many as give full bisection). Raises `ValueError` where `hosts` are not
-    whole units.
+    Endpoint h * rails + i is card i of host h. `unit` hosts share their leaves (0: all hosts).
+    Spines connect all leaves (0: as many spines as full bisection needs). Raises `ValueError`
+    unless `hosts` is a multiple of `unit`.
 
     >>> small = rails(hosts=4, rails=2)
     >>> small.num_ranks, small.diameter()
@@ -174,7 +180,7 @@ def rails(
     unit = unit or hosts
     check_counts("rails", hosts=hosts, rails=rails, unit=unit)
     if hosts % unit:
-        raise ValueError(f"rails: {hosts} hosts are not whole units of {unit}")
+        raise ValueError(f"rails: expected a multiple of {unit} hosts, got {hosts}")
     name = f"rails:hosts={hosts},rails={rails}" + (f",unit={unit}" if unit != hosts else "")
     shape = Clos(1, hosts // unit * rails, unit, spines or unit, 0, rails)
     return _build(name, shape, cable, cable, False)
@@ -197,4 +203,4 @@ def _build(name: str, shape: Clos, below: Cable, above: Cable, reduces: bool) ->
 
 def _check_ratio(name: str, ratio: float) -> None:
     if not ratio > 0:
-        raise ValueError(f"{name}: oversubscription is positive, not {ratio:g}")
+        raise ValueError(f"{name}: expected a positive oversubscription, got {ratio:g}")

@@ -1,4 +1,4 @@
-"""Servers joined by a network: one topology out of a server's and that of the network between."""
+"""Clusters: one topology made of a server's topology and the network between the servers."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ from unisono.topology.wiring import NETWORK, Cable
 class JoinedServers(Routing):
     """Copies of `server`, whose network cards `ports` are the endpoints of `fabric`.
 
-    Rank r is rank r % g of server r // g, of g ranks each; endpoint e of the fabric is port
-    e % len(ports) of server e // len(ports). Rank l of a server goes out by port `exits[l]`.
-    Nodes are numbered ranks, the rest of each server, the switches of the fabric; links those of
-    each server, then those of the fabric.
+    Rank r is rank r % g of server r // g, with g ranks in each server. Endpoint e of the fabric is
+    port e % len(ports) of server e // len(ports). Rank l of a server sends through port `exits[l]`.
+    Nodes are numbered: ranks, other nodes of each server, switches of the fabric. Links are
+    numbered: links of each server, then links of the fabric.
     """
 
     server: Topology
@@ -32,16 +32,18 @@ class JoinedServers(Routing):
 
     @property
     def hosts(self) -> int:
-        """How many servers there are."""
+        """Number of servers."""
         return self.fabric.num_ranks // len(self.ports)
 
     def routes(self, topology: Topology, src: Ints, dst: Ints, seed: int) -> Ragged:
-        """As `Topology.routes`."""
+        """Implements `Topology.routes`."""
         size, inner = self.server.num_ranks, len(self.server.links)
         (host, local), (to_host, to_local) = np.divmod(src, size), np.divmod(dst, size)
         inside, across = np.flatnonzero(host == to_host), np.flatnonzero(host != to_host)
-        stay = self.server.routing.routes(self.server, local[inside], to_local[inside], seed)
-        parts = [_moved(spread(stay, inside, len(src)), host * inner)]
+        local_routes = self.server.routing.routes(
+            self.server, local[inside], to_local[inside], seed
+        )
+        parts = [_moved(spread(local_routes, inside, len(src)), host * inner)]
         ranks, exits, ports = np.arange(size), ints(self.exits), ints(self.ports)
         out = shortest(self.server, ranks, ports[exits], seed)
         into = shortest(self.server, ports[exits], ranks, seed)
@@ -57,10 +59,10 @@ class JoinedServers(Routing):
         )
         return join(parts)
 
-    def alike(self, topology: Topology) -> tuple[Ints, Floats] | None:
-        """The ranks of the servers that stand for the others in the fabric."""
+    def representatives(self, topology: Topology) -> tuple[Ints, Floats] | None:
+        """Returns the ranks of the servers that represent the others in the fabric."""
         count, shape = len(self.ports), self.fabric.routing
-        found = shape.alike(self.fabric)
+        found = shape.representatives(self.fabric)
         even = isinstance(shape, Clos) and (shape.hosts % count == 0 or shape.rails == count)
         if found is None or (count > 1 and not even):
             return None
@@ -69,9 +71,9 @@ class JoinedServers(Routing):
         ranks = (first[:, None] + np.arange(size)).ravel()
         return ranks, np.repeat(found[1] / count, size)
 
-    def halves(self, topology: Topology) -> Ints | None:
-        """Where the fabric is cut, if that cuts no server."""
-        side = self.fabric.routing.halves(self.fabric)
+    def bisection_sides(self, topology: Topology) -> Ints | None:
+        """Returns the cut of the fabric, or None if that cut divides a server."""
+        side = self.fabric.routing.bisection_sides(self.fabric)
         if side is None:
             return None
         ends = side[: self.fabric.num_ranks].reshape(self.hosts, len(self.ports))
@@ -89,10 +91,11 @@ class JoinedServers(Routing):
 
 
 def cluster(server: Topology, fabric: Topology) -> Topology:
-    """As many copies of a server as the fabric has endpoints for its network cards.
+    """Builds as many copies of a server as the fabric has endpoints for its network cards.
 
-    The cards are the server's nodes of kind NIC; card i of server h is endpoint h * cards + i of
-    the fabric. Raises `ValueError` if there are none, or the endpoints are no whole servers.
+    The cards are the server's nodes of kind NIC. Card i of server h is endpoint h * cards + i of
+    the fabric. Raises `ValueError` for a server without cards, or if the number of endpoints is not
+    a multiple of the cards.
 
     >>> from unisono import topology
     >>> pod = cluster(topology.dgx(8), topology.fat_tree(8))
@@ -104,8 +107,8 @@ def cluster(server: Topology, fabric: Topology) -> Topology:
         raise ValueError(f"cluster: {server.name} has no network cards")
     if fabric.num_ranks % len(ports):
         raise ValueError(
-            f"cluster: {fabric.num_ranks} endpoints of {fabric.name} are not whole servers with "
-            f"{len(ports)} cards"
+            f"cluster: expected a multiple of "
+            f"{len(ports)} endpoints, got {fabric.num_ranks} in {fabric.name}"
         )
     shape = JoinedServers(server, fabric, tuple(ports.tolist()), _exits(server, ports))
     return Topology(
@@ -127,9 +130,10 @@ def rail_optimised(
     server: Topology | None = None,
     cable: Cable = NETWORK,
 ) -> Topology:
-    """DGX-like servers; card i of each server goes to the leaf of rail i, spines join the leaves.
+    """Builds DGX-like servers, where card i of each server goes to the leaf of rail i.
 
-    `unit` servers share their leaves (0: all), `spines` 0 gives full bisection.
+    Spines connect the leaves; `spines` 0 gives full bisection. `unit` servers share their leaves
+    (0: all servers).
 
     >>> pod = rail_optimised(hosts=4, gpus=4)
     >>> len(pod.route(0, 4)), len(pod.route(0, 5))
@@ -142,13 +146,13 @@ def rail_optimised(
 
 
 def _exits(server: Topology, ports: Ints) -> tuple[int, ...]:
-    """For each rank the nearest port; ranks as near to several share them."""
+    """Returns the nearest port of each rank. Ranks spread over equally near ports."""
     hops = hops_from(server, np.arange(server.num_ranks))[:, ports]
     used = np.zeros(len(ports), dtype=np.int64)
     exits = []
     for rank, row in enumerate(hops):
         if (row < 0).all():
-            raise ValueError(f"cluster: {server.name}: rank {rank} reaches no network card")
+            raise ValueError(f"cluster: {server.name}: rank {rank} cannot reach a network card")
         near = np.flatnonzero(row == row[row >= 0].min())
         port = int(near[np.argmin(used[near])])
         used[port] += 1
@@ -157,7 +161,7 @@ def _exits(server: Topology, ports: Ints) -> tuple[int, ...]:
 
 
 def _moved(lists: Ragged, offset: Ints) -> Ragged:
-    """Link ids of each list plus its offset."""
+    """Adds each list's offset to its link ids."""
     values, starts = lists
     return values + np.repeat(offset, np.diff(starts)), starts
 
@@ -179,7 +183,7 @@ def _links(shape: JoinedServers) -> Links:
     g, rest = server.num_ranks, server.num_nodes - server.num_ranks
     host = np.arange(hosts)[:, None]
     node = np.arange(server.num_nodes)[None, :]
-    # [host, node of the server] -> node of the whole
+    # [host, node of the server] -> node of the cluster
     place = np.where(node < g, host * g + node, hosts * g + host * rest + node - g)
     ends = place[:, ints(shape.ports)].ravel()
     above = hosts * (g + rest) + np.arange(fabric.num_nodes - fabric.num_ranks)

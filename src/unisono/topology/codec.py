@@ -1,4 +1,4 @@
-"""Networks as JSON: all columns, with a number where a column is the same in every row."""
+"""Topologies as JSON: all columns, where a single number replaces a column of equal rows."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ _ROUTINGS: dict[str, type[Routing]] = {
 
 
 def to_json(topology: Topology) -> str:
-    """The network as JSON text.
+    """Returns the topology as JSON text.
 
     >>> from unisono import topology
     >>> topology.from_json(topology.to_json(topology.ring(4))) == topology.ring(4)
@@ -46,7 +46,7 @@ def to_json(topology: Topology) -> str:
 
 
 def from_json(text: str) -> Topology:
-    """The network of JSON text. Raises `ValueError` for what `to_json` did not write.
+    """Reads a topology from the JSON text of `to_json`. Raises `ValueError` for other text.
 
     >>> from unisono import topology
     >>> from_json(to_json(topology.ring(4))).num_links == topology.ring(4).num_links
@@ -94,9 +94,9 @@ def _written(value: Any) -> Any:
 
 def _topology(found: Any) -> Topology:
     if not isinstance(found, dict) or found.get("format") != FORMAT:
-        raise ValueError(f"this JSON is no topology: its format is not {FORMAT}")
+        raise ValueError(f"not a topology: expected format {FORMAT}")
     if found.get("version") != VERSION:
-        raise ValueError(f"topology of version {found.get('version')}; this reads {VERSION}")
+        raise ValueError(f"expected topology version {VERSION}, got {found.get('version')}")
     try:
         return Topology(
             name=str(found["name"]),
@@ -107,7 +107,7 @@ def _topology(found: Any) -> Topology:
             relays=bool(found["relays"]),
         )
     except (KeyError, TypeError) as error:
-        raise ValueError(f"this topology's JSON is incomplete: {error!r}") from error
+        raise ValueError(f"incomplete topology: {error!r}") from error
 
 
 def _read(table: dict[str, Any], kind: type[Nodes | Links]) -> dict[str, Any]:
@@ -127,7 +127,7 @@ def _read(table: dict[str, Any], kind: type[Nodes | Links]) -> dict[str, Any]:
 def _routing(found: dict[str, Any]) -> Routing:
     kind = _ROUTINGS.get(found["routing"])
     if kind is None:
-        raise ValueError(f"there is no routing {found['routing']}")
+        raise ValueError(f"unknown routing {found['routing']}")
     return kind(**{key: _value(value) for key, value in found.items() if key != "routing"})
 
 

@@ -1,8 +1,8 @@
-"""Groups of switches, each group joined to each other: dragonfly and dragonfly+.
+"""Groups of switches with links between all groups: dragonfly and dragonfly+.
 
 Sources: Kim, Dally, Scott, Abts, "Technology-driven, highly-scalable dragonfly topology" (ISCA
 2008), sections 3 and 4; Shpiner et al., "Dragonfly+: Low cost topology for scaling datacenters"
-(HiPINEB 2017). Links between groups turn round the circle of groups, so all groups look alike
+(HiPINEB 2017). Links between groups rotate around the ring of groups, so all groups are equivalent
 (the palmtree arrangement of Camarero, Vallejo, Beivide, 2014).
 """
 
@@ -22,11 +22,12 @@ MINIMAL, VALIANT = "minimal", "valiant"
 
 @dataclass(frozen=True, slots=True)
 class DragonflyGroups(Routing):
-    """`groups` of `switches` with `hosts` ranks each and `ports` out of the group each.
+    """`groups` of `switches`. Each switch has `hosts` ranks and `ports` links out of its group.
 
-    Plain: the switches of a group are joined to each other. `plus`: each to all of as many spines,
-    and the ports are those of the spines. Minimal paths take one link between groups. Valiant ones
-    go by way of a group that the hash picks, and spread any pattern of messages.
+    Dragonfly: the switches of a group are connected to each other. Dragonfly+ (`plus`): each switch
+    of a group is connected to as many spines, and the spines have the ports. Minimal paths use one
+    link between groups. Valiant paths go through an intermediate group that a hash picks, which
+    spreads any traffic pattern.
     """
 
     groups: int
@@ -38,11 +39,12 @@ class DragonflyGroups(Routing):
 
     @property
     def num_ranks(self) -> int:
-        """All ranks."""
+        """Number of ranks."""
         return self.groups * self.switches * self.hosts
 
-    def doors(self) -> Ints:
-        """[offset, copy]: which port of a group leads so many groups on; -1 where there is none.
+    def group_ports(self) -> Ints:
+        """Returns a table [offset, copy] of the ports of a group that lead `offset` groups ahead,
+        or -1.
 
         Port p belongs to switch (or spine) p // ports.
         """
@@ -52,7 +54,7 @@ class DragonflyGroups(Routing):
         if others:
             counts[1:] = ports // others
             left = ports % others
-            # A link back is one of the other end, so offsets get their ports in pairs.
+            # A link is also the reverse link of its other end, so offsets get their ports in pairs.
             for offset in range(1, (self.groups + 1) // 2):
                 if left >= 2:
                     counts[[offset, self.groups - offset]] += 1
@@ -69,23 +71,23 @@ class DragonflyGroups(Routing):
         return table
 
     def routes(self, topology: Topology, src: Ints, dst: Ints, seed: int) -> Ragged:
-        """As `Topology.routes`."""
+        """Implements `Topology.routes`."""
         up, down = src // self.hosts, dst // self.hosts
-        here, goal = up // self.switches, down // self.switches
+        here, target = up // self.switches, down // self.switches
         stops = [src, np.where(src == dst, src, self.num_ranks + up)]
-        via = goal
+        via = target
         if self.valiant and self.groups > 2:
-            two = np.sort(np.stack([here, goal]), axis=0)
+            two = np.sort(np.stack([here, target]), axis=0)
             via = pick(self.groups - 2, src, dst, seed)
             via = via + (via >= two[0])
-            via = np.where(here == goal, goal, via + (via >= two[1]))
+            via = np.where(here == target, target, via + (via >= two[1]))
         stops += self._hop(here, via, src, dst, seed, stops[-1], 1)
-        stops += self._hop(via, goal, src, dst, seed, stops[-1], 2)
+        stops += self._hop(via, target, src, dst, seed, stops[-1], 2)
         last = np.where(src == dst, src, self.num_ranks + down)
         if self.plus:
             # Between two leaves of a group, and from spine to leaf.
             low = (stops[-1] < self._first_spine) & (stops[-1] != last)
-            spine = self._spine(goal, pick(self.switches, src, dst, seed, 3))
+            spine = self._spine(target, pick(self.switches, src, dst, seed, 3))
             stops.append(np.where(low, spine, stops[-1]))
         stops += [last, dst]
         return along(topology, np.stack(stops, axis=1), src, dst, seed)
@@ -98,33 +100,35 @@ class DragonflyGroups(Routing):
         return self._first_spine + group * self.switches + number
 
     def _hop(
-        self, here: Ints, there: Ints, src: Ints, dst: Ints, seed: int, at: Ints, turn: int
+        self, here: Ints, there: Ints, src: Ints, dst: Ints, seed: int, at: Ints, leg: int
     ) -> list[Ints]:
-        """Stops on the way from a node in group `here` over to group `there`."""
-        table = self.doors()
+        """Returns the stops on the path from a node in group `here` to group `there`."""
+        table = self.group_ports()
         go = here != there
         offset = np.where(go, (there - here) % self.groups, 1 % self.groups)
         copies = np.maximum((table[offset] >= 0).sum(axis=1), 1)
-        copy = pick(copies, src, dst, seed, turn)
+        copy = pick(copies, src, dst, seed, leg)
         out = table[offset, copy] // self.ports
         into = table[-offset % self.groups, copy] // self.ports
         first = self._first_spine if self.plus else self.num_ranks
         leave, enter = (first + g * self.switches + d for g, d in ((here, out), (there, into)))
         stops = []
         if self.plus:
-            # From one spine to another of its group, by way of a leaf.
+            # From one spine to another of its group, through a leaf.
             turned = go & (at >= self._first_spine) & (at != leave)
-            leaf = here * self.switches + pick(self.switches, src, dst, seed, turn + 8)
+            leaf = here * self.switches + pick(self.switches, src, dst, seed, leg + 8)
             stops.append(np.where(turned, self.num_ranks + leaf, at))
         return [*stops, np.where(go, leave, at), np.where(go, enter, at)]
 
-    def alike(self, topology: Topology) -> tuple[Ints, Floats]:
-        """The first rank of each switch of group 0 sees what the others see."""
+    def representatives(self, topology: Topology) -> tuple[Ints, Floats]:
+        """Returns the first rank of each switch of group 0, which represents the others."""
         first = np.arange(self.switches) * self.hosts
         return first, np.full(len(first), float(self.groups * self.hosts))
 
-    def halves(self, topology: Topology) -> Ints:
-        """Half of the groups; of an odd number, one side has one more, for none is cut."""
+    def bisection_sides(self, topology: Topology) -> Ints:
+        """Cuts the network into halves of the groups. With an odd number, one side has one group
+        more.
+        """
         first = self.num_ranks
         side = np.full(topology.num_nodes, -1, dtype=np.int64)
         switches = self.groups * self.switches
@@ -147,10 +151,10 @@ def dragonfly(
     cable: Cable = NETWORK,
     far: Cable | None = None,
 ) -> Topology:
-    """Groups of `a` switches with `p` ranks and `h` links to other groups each.
+    """Builds groups of `a` switches, each with `p` ranks and `h` links to other groups.
 
-    There are a h + 1 groups unless told; `far` are the links between groups; `routing` is minimal
-    or valiant. Raises `ValueError` for more groups than links reach.
+    The default is a h + 1 groups. `far` are the links between groups. `routing` is minimal or
+    valiant. Raises `ValueError` for more groups than links reach.
 
     >>> small = dragonfly(4, 2, 2)
     >>> small.num_ranks, small.num_links, small.diameter()
@@ -172,9 +176,11 @@ def dragonfly_plus(
     cable: Cable = NETWORK,
     far: Cable | None = None,
 ) -> Topology:
-    """Groups of k/2 leaves and k/2 spines of k ports: half of a leaf's are ranks, half of a spine's
-    go to other groups. There are k^2/4 + 1 groups unless told. Raises `ValueError` for an odd k,
-    more groups than that, or another routing than "minimal" and "valiant".
+    """Builds groups of k/2 leaves and k/2 spines with k ports each.
+
+    Half of a leaf's ports go to ranks. Half of a spine's ports go to other groups. The default is
+    k^2/4 + 1 groups. Raises `ValueError` for an odd k, for more groups, or for a routing other than
+    "minimal" and "valiant".
 
     >>> small = dragonfly_plus(4)
     >>> small.num_ranks, small.num_links, small.diameter()
@@ -182,7 +188,7 @@ def dragonfly_plus(
     """
     half = k // 2
     if k % 2:
-        raise ValueError(f"dragonfly_plus: k is even, not {k}")
+        raise ValueError(f"dragonfly_plus: expected an even k, got {k}")
     groups = half * half + 1 if groups is None else groups
     check_counts("dragonfly_plus", k=k, groups=groups)
     _check_groups("dragonfly_plus", groups, most=half * half + 1)
@@ -195,7 +201,7 @@ def dragonfly_plus(
 
 def _suffix(routing: str) -> str:
     if routing not in (MINIMAL, VALIANT):
-        raise ValueError(f"routing {routing} is none of {MINIMAL}, {VALIANT}")
+        raise ValueError(f"routing: expected {MINIMAL} or {VALIANT}, got {routing}")
     return "" if routing == MINIMAL else f",routing={routing}"
 
 
@@ -203,27 +209,30 @@ def _build(name: str, shape: DragonflyGroups, near: Cable, far: Cable | None) ->
     wiring = Wiring(num_ranks=shape.num_ranks)
     ranks = np.arange(shape.num_ranks)
     leaves = wiring.add(shape.groups * shape.switches).reshape(shape.groups, shape.switches)
-    doors = leaves
+    outer_switches = leaves
     wiring.join(ranks, leaves.ravel()[ranks // shape.hosts], near)
     if shape.plus:
-        doors = wiring.add(leaves.size).reshape(leaves.shape)
-        wiring.join(leaves[:, :, None], doors[:, None, :], near)
+        outer_switches = wiring.add(leaves.size).reshape(leaves.shape)
+        wiring.join(leaves[:, :, None], outer_switches[:, None, :], near)
     else:
         one, other = np.triu_indices(shape.switches, 1)
         wiring.join(leaves[:, one], leaves[:, other], near)
-    table = shape.doors()
+    table = shape.group_ports()
     group = np.arange(shape.groups)
     for offset in range(1, shape.groups // 2 + 1):
-        # Half way round the circle a link is that of both ends.
+        # An offset of half the groups reaches each link from both ends, so add each link once.
         start = group[: shape.groups // 2] if 2 * offset == shape.groups else group
         there = (start + offset) % shape.groups
         for out, into in zip(table[offset], table[-offset], strict=True):
             if out >= 0:
-                one, other = doors[start, out // shape.ports], doors[there, into // shape.ports]
+                one, other = (
+                    outer_switches[start, out // shape.ports],
+                    outer_switches[there, into // shape.ports],
+                )
                 wiring.join(one, other, far or near)
     return wiring.build(name, shape)
 
 
 def _check_groups(name: str, groups: int, *, most: int) -> None:
     if groups > most:
-        raise ValueError(f"{name}: links reach {most} groups, not {groups}")
+        raise ValueError(f"{name}: expected at most {most} groups, got {groups}")

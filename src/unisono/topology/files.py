@@ -1,4 +1,4 @@
-"""A network from a file or a spec. Beside discovery, only this part of the layer reads files."""
+"""Topologies from files or specs. Besides discovery, only this module here reads files."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from unisono.topology.spec import parse
 
 
 def load(text: str) -> Topology:
-    """The network of a file that ends in .json (ours) or .xml (NCCL's), or of a spec.
+    """Reads a topology from a .json file (ours), an .xml file (NCCL's), or a spec.
 
-    Raises `ValueError` for what is neither, and for a file that cannot be read.
+    Raises `ValueError` for an invalid spec, and for a file that cannot be read.
 
     >>> load("ring:4").num_ranks
     4

@@ -1,7 +1,7 @@
 """A network: ranks, switches, and directed links between them, as columns.
 
-Nodes are numbered, the ranks first: node r < num_ranks is rank r. Everything else passes messages
-on: switches of any kind, network cards, the sockets of a server.
+Nodes are numbered, ranks first: node r < num_ranks is rank r. All other nodes forward messages:
+switches of any kind, network cards, the sockets of a server.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 
 class LinkKind(IntEnum):
-    """What a link is made of."""
+    """Technology of a link."""
 
     OTHER = 0
     SHARED_MEMORY = 1
@@ -30,14 +30,14 @@ class LinkKind(IntEnum):
     PCIE = 3
     CXL = 4
     INTER_SOCKET = 5
-    """UPI, Infinity Fabric, ...: between the sockets of a server."""
+    """UPI, Infinity Fabric and similar links between the sockets of a server."""
     ETHERNET = 6
     ROCE = 7
     INFINIBAND = 8
 
 
 class NodeKind(IntEnum):
-    """What a node is."""
+    """Kind of a node."""
 
     RANK = 0
     SWITCH = 1
@@ -49,8 +49,12 @@ class NodeKind(IntEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Nodes:
-    """A row a node: `kind` (values of `NodeKind`); `reduces`: whether it can combine what passes
-    (SHARP, NVLS); `names`: empty, or what each is called."""
+    """A row for each node.
+
+    - `kind`: values of `NodeKind`.
+    - `reduces`: true if the node can reduce the messages that pass (SHARP, NVLS).
+    - `names`: the name of each node, or empty.
+    """
 
     kind: NDArray[np.int8]
     reduces: NDArray[np.bool_]
@@ -68,8 +72,11 @@ class Nodes:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Links:
-    """A row a directed link: from node `src` to node `dst`, `bandwidth_Bps` bytes a second,
-    `latency_s` seconds, `kind` (values of `LinkKind`). A cable is two links, one each way."""
+    """A row for each directed link, from node `src` to node `dst`.
+
+    `bandwidth_Bps` is in bytes a second, `latency_s` in seconds. `kind` has values of `LinkKind`. A
+    cable is two links, one for each direction.
+    """
 
     src: Ints
     dst: Ints
@@ -89,10 +96,10 @@ class Links:
 
 @dataclass(frozen=True, kw_only=True)
 class Topology:
-    """An immutable network with its way of routing. Arrays inside cannot be written to.
+    """An immutable network with its routing. Its arrays are read-only.
 
-    `relays`: whether messages of others may pass through ranks, as in a ring or a torus.
-    Raises `ValueError` if links do not join nodes, or rates are not positive.
+    `relays` is true if other ranks' messages may pass through ranks, as in a ring or a torus.
+    Raises `ValueError` if links do not connect nodes, or if rates are not positive.
 
     >>> from unisono import topology
     >>> torus = topology.torus([4, 4])
@@ -120,29 +127,30 @@ class Topology:
 
     @property
     def num_nodes(self) -> int:
-        """Ranks and switches."""
+        """Number of ranks and switches."""
         return len(self.nodes)
 
     @cached_property
     def num_links(self) -> int:
-        """Cables: a link and the one that goes back count once. `len(topology.links)` counts
-        directed links."""
+        """Number of cables: a link and its reverse count once. `len(topology.links)` counts
+        directed links.
+        """
         n = self.num_nodes
         keys, counts = np.unique(self.links.src * n + self.links.dst, return_counts=True)
         back = keys % n * n + keys // n
         place = np.minimum(np.searchsorted(keys, back), max(len(keys) - 1, 0))
         counts_back = np.where(keys[place] == back, counts[place], 0) if len(keys) else counts
-        # A pair is seen from both sides, or from one if nothing goes back.
+        # A cable appears in both directions, or in one if it has no reverse link.
         share = np.where(counts_back > 0, 0.5, 1.0)
         return round(float((np.maximum(counts, counts_back) * share).sum()))
 
     def routes(self, src: Ints, dst: Ints, *, seed: int = 0) -> Ragged:
-        """The paths from ranks `src` to ranks `dst` (both of shape [pairs]).
+        """Returns the paths from ranks `src` to ranks `dst` (both of shape [pairs]).
 
-        Returns (links, starts): path i is links[starts[i]:starts[i + 1]], ids of links in the
-        order they are taken, none where a rank sends to itself. Where there are several good
-        paths, a hash of source, destination and seed picks one. Raises `ValueError` for ranks
-        that do not exist or cannot be reached.
+        The result is (links, starts): path i is links[starts[i]:starts[i + 1]], link ids in their
+        order on the path. A rank's path to itself is empty. Among several good paths, a hash of
+        source, destination and seed picks one. Raises `ValueError` for unknown or unreachable
+        ranks.
 
         >>> from unisono import topology
         >>> ring = topology.ring(6)
@@ -152,21 +160,25 @@ class Topology:
         """
         src, dst = np.atleast_1d(ints(src)), np.atleast_1d(ints(dst))
         if src.shape != dst.shape or src.ndim != 1:
-            raise ValueError(f"routes: {src.shape} sources and {dst.shape} destinations")
+            raise ValueError(
+                f"routes: expected equal counts, got {src.shape} sources, {dst.shape} destinations"
+            )
         for ranks in (src, dst):
             if len(ranks) and not 0 <= ranks.min() <= ranks.max() < self.num_ranks:
                 wrong = ranks[(ranks < 0) | (ranks >= self.num_ranks)][0]
-                raise ValueError(f"routes: there is no rank {wrong} among {self.num_ranks}")
+                raise ValueError(f"routes: expected ranks in 0..{self.num_ranks - 1}, got {wrong}")
         return self.routing.routes(self, src, dst, seed)
 
     def route(self, src: int, dst: int, *, seed: int = 0) -> list[int]:
-        """The links of one path, as `routes` gives them."""
+        """Returns the links of one path of `routes`."""
         links, _ = self.routes(ints([src]), ints([dst]), seed=seed)
         return [int(link) for link in links]
 
     def link_ids(self, src: Ints, dst: Ints, *words: Ints | int) -> Ints:
-        """The ids of the links from nodes `src` to nodes `dst`; among parallel ones the hash of
-        the words picks. Raises `ValueError` if there is none."""
+        """Returns the ids of the links from nodes `src` to nodes `dst`.
+
+        Among parallel links, the hash of the words picks one. Raises `ValueError` without a link.
+        """
         keys, order, starts = self._pairs
         wanted = src * self.num_nodes + dst
         place = np.searchsorted(keys, wanted)
@@ -182,7 +194,7 @@ class Topology:
 
     @cached_property
     def _pairs(self) -> tuple[Ints, Ints, Ints]:
-        """Pairs of nodes that have links, ascending; ids of links in that order; their starts."""
+        """Connected pairs of nodes in ascending order, link ids in that order, and their starts."""
         keys = self.links.src * self.num_nodes + self.links.dst
         order = np.argsort(keys, kind="stable")
         found, counts = np.unique(keys, return_counts=True)
@@ -195,14 +207,14 @@ class Topology:
         return order, starts_of(np.bincount(self.links.src, minlength=self.num_nodes))
 
     def diameter(self) -> int:
-        """The most links on a shortest path between two ranks."""
+        """Returns the largest number of links on a shortest path between two ranks."""
         from unisono.topology.measure import distance_counts
 
         counts = distance_counts(self)
         return len(counts) - 1
 
     def mean_distance(self) -> float:
-        """Links on a shortest path between two different ranks, in the mean over all pairs."""
+        """Returns the mean number of links on the shortest path between two different ranks."""
         from unisono.topology.measure import distance_counts
 
         counts = distance_counts(self)
@@ -210,11 +222,12 @@ class Topology:
         return float(counts @ np.arange(len(counts))) / pairs if pairs else 0.0
 
     def bisection_Bps(self) -> float:
-        """Bytes a second that can go from one half of the ranks to the other, one way.
+        """Returns the bytes a second that can go from one half of the ranks to the other, one way.
 
-        Of a named network, the cut through its middle that its textbook gives (where an odd number
-        of rows, leaves or groups is cut, one side has one more); of another with up
-        to 12 ranks, the least of all cuts; above, the least of some (see `measure`).
+        For a known kind of network, the cut is the textbook's cut through the middle. If an odd
+        number of rows, leaves or groups is cut, one side has one more. For another network with up
+        to 12 ranks, the result is the least of all cuts. With more ranks, the result is the least
+        of some cuts (see `measure`).
         """
         from unisono.topology.measure import bisection
 
@@ -226,14 +239,14 @@ class Topology:
         bandwidth_Bps: Floats | float | None = None,
         latency_s: Floats | float | None = None,
     ) -> Topology:
-        """The same network with other rates or latencies: one for all links, or one for each."""
+        """Returns the network with other rates or latencies: one for all links, or one for each."""
         links = self.links
         rate = links.bandwidth_Bps if bandwidth_Bps is None else _column(bandwidth_Bps, len(links))
         wait = links.latency_s if latency_s is None else _column(latency_s, len(links))
         return replace(self, links=replace(links, bandwidth_Bps=rate, latency_s=wait))
 
     def without(self, failed: Sequence[int]) -> Topology:
-        """The network without these links, which then have new ids; paths are found anew."""
+        """Returns the network without these links, with new link ids and new paths."""
         from unisono.topology.routing import Shortest
 
         keep = np.ones(len(self.links), dtype=bool)
@@ -244,8 +257,11 @@ class Topology:
     def with_routes(
         self, routes: Mapping[tuple[int, int], Sequence[int] | Sequence[Sequence[int]]]
     ) -> Topology:
-        """The network with explicit paths between some ranks: link ids, or several such lists, of
-        which the hash picks one. Raises `ValueError` for what is no path between the two."""
+        """Returns the network with explicit paths between some ranks.
+
+        A value is a list of link ids, or several such lists, of which the hash picks one. Raises
+        `ValueError` for a list that is not a path between the two ranks.
+        """
         from unisono.topology.routing import explicit
 
         return replace(self, routing=explicit(self, routes))
@@ -264,22 +280,24 @@ def _check(topology: Topology) -> None:
     links, nodes = topology.links, topology.nodes
     lengths = {len(getattr(links, field.name)) for field in fields(links)}
     if len(lengths) > 1 or len(nodes.reduces) != len(nodes):
-        raise ValueError(f"{topology.name}: columns of different lengths")
+        raise ValueError(f"{topology.name}: expected columns of one length")
     if topology.num_ranks < 1:
-        raise ValueError(f"{topology.name}: a network has at least 1 rank")
+        raise ValueError(f"{topology.name}: expected at least 1 rank")
     is_rank = nodes.kind == NodeKind.RANK
     if is_rank.sum() != topology.num_ranks or not is_rank[: topology.num_ranks].all():
-        raise ValueError(f"{topology.name}: ranks are the first {topology.num_ranks} nodes")
+        raise ValueError(
+            f"{topology.name}: expected ranks as the first {topology.num_ranks} nodes only"
+        )
     if nodes.names and len(nodes.names) != len(nodes):
-        raise ValueError(f"{topology.name}: {len(nodes.names)} names for {len(nodes)} nodes")
+        raise ValueError(f"{topology.name}: expected {len(nodes)} names, got {len(nodes.names)}")
     if not len(links):
         return
     ends = np.concatenate([links.src, links.dst])
     if ends.min() < 0 or ends.max() >= len(nodes):
-        raise ValueError(f"{topology.name}: a link ends at a node that is not there")
+        raise ValueError(f"{topology.name}: a link ends at an unknown node")
     if (links.src == links.dst).any():
-        raise ValueError(f"{topology.name}: a link from a node to itself")
+        raise ValueError(f"{topology.name}: a link connects a node to itself")
     if not (links.bandwidth_Bps > 0).all() or not (links.latency_s >= 0).all():
-        raise ValueError(f"{topology.name}: bandwidths are positive, latencies not negative")
+        raise ValueError(f"{topology.name}: expected bandwidths > 0 and latencies >= 0")
     if not np.isfinite(links.bandwidth_Bps).all() or not np.isfinite(links.latency_s).all():
-        raise ValueError(f"{topology.name}: bandwidths and latencies are finite")
+        raise ValueError(f"{topology.name}: expected finite bandwidths and latencies")

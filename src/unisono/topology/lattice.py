@@ -1,8 +1,8 @@
-"""Networks whose ranks are the points of a box: rings, lines, grids, tori, hypercubes; and those in
-which everyone has a link to everyone. Ranks next to each other differ along axis 0.
+"""Networks whose ranks are the points of a box: rings, lines, grids, tori, hypercubes; and complete
+networks. Adjacent ranks differ along axis 0.
 
-Source: Dally and Towles, "Principles and Practices of Interconnection Networks" (2004), chapters
-3, 5 and 8 (dimension-order routing).
+Source: Dally and Towles, "Principles and Practices of Interconnection Networks" (2004), chapters 3,
+5 and 8 (dimension-order routing).
 """
 
 from __future__ import annotations
@@ -25,53 +25,59 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Lattice(Routing):
-    """A box of `sizes`, along axis a closed to rings if `wraps[a]`. Messages go along axis 0
-    first, the shorter way round; half way round, up from even and down from odd coordinates."""
+    """A box of `sizes`, where axis a consists of rings if `wraps[a]`.
+
+    Messages go along axis 0 first, and in the shorter direction around a ring. If both directions
+    are equal, messages go up from even coordinates and down from odd ones.
+    """
 
     sizes: tuple[int, ...]
     wraps: tuple[bool, ...]
 
     def routes(self, topology: Topology, src: Ints, dst: Ints, seed: int) -> Ragged:
-        """As `Topology.routes`."""
+        """Implements `Topology.routes`."""
         parts = []
         here = src
         for stride, size, wrap in self._axes():
-            at, goal = here // stride % size, dst // stride % size
-            offset = goal - at
+            at, target = here // stride % size, dst // stride % size
+            offset = target - at
             if wrap:
                 up = offset % size
-                way = np.where(2 * up == size, 1 - 2 * (at % 2), np.where(2 * up < size, 1, -1))
-                count = np.where(way > 0, up, (size - up) % size)
+                direction = np.where(
+                    2 * up == size, 1 - 2 * (at % 2), np.where(2 * up < size, 1, -1)
+                )
+                count = np.where(direction > 0, up, (size - up) % size)
             else:
-                way, count = np.sign(offset), np.abs(offset)
+                direction, count = np.sign(offset), np.abs(offset)
             row = np.repeat(np.arange(len(src)), count)
-            place = at[row] + counting(count) * way[row]
+            place = at[row] + counting(count) * direction[row]
             base = (here - at * stride)[row]
             one = base + place % size * stride
-            two = base + (place + way[row]) % size * stride
+            two = base + (place + direction[row]) % size * stride
             parts.append((topology.link_ids(one, two), starts_of(count)))
             here = here + offset * stride
         return join(parts)
 
     def distance_counts(self, topology: Topology) -> Floats:
-        """Distances along the axes add up, so their counts are convolved."""
+        """Convolves the counts of the axes, because distances along the axes add up."""
         counts = np.ones(1)
         for _, size, wrap in self._axes():
             one, two = np.meshgrid(np.arange(size), np.arange(size))
-            far = np.abs(one - two)
+            distance = np.abs(one - two)
             counts = np.convolve(
-                counts, np.bincount((np.minimum(far, size - far) if wrap else far).ravel())
+                counts,
+                np.bincount((np.minimum(distance, size - distance) if wrap else distance).ravel()),
             )
         return counts.astype(np.float64)
 
-    def alike(self, topology: Topology) -> tuple[Ints, Floats] | None:
-        """Every rank of a torus sees the same."""
+    def representatives(self, topology: Topology) -> tuple[Ints, Floats] | None:
+        """Returns one representative rank for all ranks of a torus."""
         if not all(closed or size <= 2 for _, size, closed in self._axes()):
             return None
         return np.zeros(1, dtype=np.int64), np.full(1, float(topology.num_ranks))
 
-    def halves(self, topology: Topology) -> Ints:
-        """Across the axis that has fewest links to cut; among equals one of even length."""
+    def bisection_sides(self, topology: Topology) -> Ints:
+        """Cuts the axis with the fewest links to cut, and among equals an axis of even length."""
 
         def links(axis: tuple[int, int, bool]) -> tuple[float, bool]:
             _, size, closed = axis
@@ -81,7 +87,7 @@ class Lattice(Routing):
         return (np.arange(topology.num_ranks) // stride % size >= size // 2).astype(np.int64)
 
     def _axes(self) -> Iterator[tuple[int, int, bool]]:
-        """(stride, size, whether closed) of each axis."""
+        """Yields (stride, size, true if closed) of each axis."""
         stride = 1
         for size, wrap in zip(self.sizes, self.wraps, strict=True):
             yield stride, size, wrap and size > 2
@@ -90,29 +96,29 @@ class Lattice(Routing):
 
 @dataclass(frozen=True, slots=True)
 class Complete(Routing):
-    """Everyone has a link to everyone."""
+    """A network with a link between every two ranks."""
 
     def routes(self, topology: Topology, src: Ints, dst: Ints, seed: int) -> Ragged:
-        """As `Topology.routes`."""
+        """Implements `Topology.routes`."""
         go = src != dst
         return topology.link_ids(src[go], dst[go]), starts_of(go.astype(np.int64))
 
     def distance_counts(self, topology: Topology) -> Floats:
-        """All are one link apart."""
+        """Counts a distance of one link for all pairs of different ranks."""
         n = topology.num_ranks
         return np.array([n, n * (n - 1)] if n > 1 else [n], dtype=np.float64)
 
-    def alike(self, topology: Topology) -> tuple[Ints, Floats]:
-        """Every rank sees the same."""
+    def representatives(self, topology: Topology) -> tuple[Ints, Floats]:
+        """Returns one representative rank for all ranks."""
         return np.zeros(1, dtype=np.int64), np.full(1, float(topology.num_ranks))
 
-    def halves(self, topology: Topology) -> Ints:
-        """Lower and upper ranks."""
+    def bisection_sides(self, topology: Topology) -> Ints:
+        """Separates the lower from the upper ranks."""
         return (np.arange(topology.num_ranks) >= topology.num_ranks // 2).astype(np.int64)
 
 
 def torus(sizes: Sequence[int], *, cable: Cable = NETWORK) -> Topology:
-    """A torus of any number of dimensions; along an axis of 2 there is one link, not two.
+    """Builds a torus of any number of dimensions. An axis of size 2 has one link, not two.
 
     >>> torus([4, 4, 4]).diameter()
     6
@@ -121,7 +127,7 @@ def torus(sizes: Sequence[int], *, cable: Cable = NETWORK) -> Topology:
 
 
 def grid(sizes: Sequence[int], *, cable: Cable = NETWORK) -> Topology:
-    """A torus without the links that close its rings.
+    """Builds a torus without the links that close its rings.
 
     >>> grid([4, 4]).diameter()
     6
@@ -130,7 +136,7 @@ def grid(sizes: Sequence[int], *, cable: Cable = NETWORK) -> Topology:
 
 
 def ring(ranks: int, *, cable: Cable = NETWORK) -> Topology:
-    """A cycle.
+    """Builds a cycle.
 
     >>> ring(8).num_links, ring(8).diameter()
     (8, 4)
@@ -139,7 +145,7 @@ def ring(ranks: int, *, cable: Cable = NETWORK) -> Topology:
 
 
 def line(ranks: int, *, cable: Cable = NETWORK) -> Topology:
-    """A ring that is open.
+    """Builds an open ring.
 
     >>> line(8).diameter()
     7
@@ -148,19 +154,20 @@ def line(ranks: int, *, cable: Cable = NETWORK) -> Topology:
 
 
 def hypercube(dims: int, *, cable: Cable = NETWORK) -> Topology:
-    """2 ** dims ranks; those whose numbers differ in one bit have a link. Raises `ValueError` for
-    more than 24 dimensions.
+    """Builds 2 ** dims ranks, with a link between ranks whose numbers differ in one bit.
+
+    Raises `ValueError` for more than 24 dimensions.
 
     >>> hypercube(3).num_ranks, hypercube(3).num_links
     (8, 12)
     """
     if not 0 <= dims <= 24:
-        raise ValueError(f"hypercube: {dims} dimensions; 0 to 24 are possible")
+        raise ValueError(f"hypercube: expected 0 to 24 dimensions, got {dims}")
     return _lattice("hypercube", [2] * dims, False, cable, label=str(dims))
 
 
 def mesh(ranks: int, *, cable: Cable = NVLINK) -> Topology:
-    """Everyone has a link to everyone.
+    """Builds a network with a link between every two ranks.
 
     >>> mesh(8).num_links, mesh(8).diameter()
     (28, 1)
@@ -181,7 +188,7 @@ def _lattice(
     stride = 1
     for size in sizes:
         at = rank // stride % size
-        # On a ring of two, the way round is the way back.
+        # A ring of two has only one link.
         start = rank[at < (size if wrap and size > 2 else size - 1)]
         at = start // stride % size
         wiring.join(start, start + ((at + 1) % size - at) * stride, cable)
@@ -192,4 +199,4 @@ def _lattice(
 
 def _check_sizes(name: str, sizes: Sequence[int]) -> None:
     if any(size < 1 for size in sizes):
-        raise ValueError(f"{name}: sizes are at least 1, not {'x'.join(map(str, sizes))}")
+        raise ValueError(f"{name}: expected sizes of at least 1, got {'x'.join(map(str, sizes))}")

@@ -1,4 +1,4 @@
-"""Distances and bisections, from the structure of a network where it tells, else by search."""
+"""Distances and bisections, from the structure of a network if known, else by search."""
 
 from __future__ import annotations
 
@@ -16,20 +16,20 @@ if TYPE_CHECKING:
 
 _CELLS = 1 << 24
 _EVERY_CUT = 12
-"""Of so many ranks all cuts are tried."""
+"""Largest number of ranks for which all cuts are tried."""
 _SOME_CUTS = 512
-"""Of a graph of so many nodes the eigenvector's cut is tried."""
+"""Largest number of nodes for which the eigenvector's cut is tried."""
 
 
 def distance_counts(topology: Topology) -> Floats:
-    """How many ordered pairs of ranks are d links apart, for d from 0.
+    """Returns the number of ordered pairs of ranks that are d links apart, for d from 0.
 
-    Raises `ValueError` if some cannot reach others.
+    Raises `ValueError` if some ranks cannot reach others.
     """
     known = topology.routing.distance_counts(topology)
     if known is not None:
         return known
-    ranks, weights = topology.routing.alike(topology) or _by_switch(topology)
+    ranks, weights = topology.routing.representatives(topology) or _by_switch(topology)
     counts = np.zeros(1)
     step = max(1, _CELLS // topology.num_nodes)
     for first in range(0, len(ranks), step):
@@ -45,7 +45,7 @@ def distance_counts(topology: Topology) -> Floats:
 
 
 def _by_switch(topology: Topology) -> tuple[Ints, Floats]:
-    """Ranks whose only link goes to the same switch see the same."""
+    """Returns one representative for ranks whose only link goes to the same switch."""
     links, n = topology.links, topology.num_ranks
     out = np.bincount(links.src, minlength=topology.num_nodes)[:n]
     into = np.bincount(links.dst, minlength=topology.num_nodes)[:n]
@@ -60,17 +60,20 @@ def _by_switch(topology: Topology) -> tuple[Ints, Floats]:
 
 
 def bisection(topology: Topology) -> float:
-    """As `Topology.bisection_Bps`."""
+    """Implements `Topology.bisection_Bps`."""
     return middle(topology)[0]
 
 
 def middle(topology: Topology) -> tuple[float, int]:
-    """The bisection, and how many ranks are on the side from which it is measured: a half of them,
-    or, where the textbook cuts an odd number of rows, leaves or groups, somewhat less or more.
+    """Returns the bisection, and the number of ranks on the side from which it is measured.
 
-    Of a network without a textbook's cut, up to 12 ranks: every way to halve the ranks, with the
-    switches where they serve best (maximum flow). Above: lower against upper ranks, and along the
-    second eigenvector of the Laplacian (Fiedler, 1973), which is near the least, never below it.
+    The side has half of the ranks. If the textbook cuts an odd number of rows, leaves or groups,
+    the side has somewhat more or less.
+
+    Without a textbook's cut, up to 12 ranks: the function tries every half of the ranks, with the
+    switches on the best side (maximum flow). With more ranks: the function tries lower against
+    upper ranks, and a cut along the second eigenvector of the Laplacian (Fiedler, 1973). The result
+    is close to the least, never below.
 
     >>> from unisono.topology import hypercube
     >>> width_Bps, ranks = middle(hypercube(3))
@@ -80,15 +83,18 @@ def middle(topology: Topology) -> tuple[float, int]:
     n = topology.num_ranks
     if n < 2:
         return 0.0, n
-    side = topology.routing.halves(topology)
+    side = topology.routing.bisection_sides(topology)
     if side is not None:
         return _across(topology, side), int((side[:n] == 0).sum())
     return min(_flow(topology, low) for low in _cuts(topology)), n // 2
 
 
 def _across(topology: Topology, side: Ints) -> float:
-    """Bytes a second from side 0 to side 1; switches of side -1, which have links to others only,
-    go where it is less."""
+    """Returns the bytes a second from side 0 to side 1.
+
+    Switches of side -1 have links only to nodes of the sides. Each goes to the side with less
+    traffic across the cut.
+    """
     links, rate = topology.links, topology.links.bandwidth_Bps
     one, two = side[links.src], side[links.dst]
     total = float(rate[(one == 0) & (two == 1)].sum())
@@ -102,7 +108,7 @@ def _across(topology: Topology, side: Ints) -> float:
 
 
 def _cuts(topology: Topology) -> list[Ints]:
-    """Halves of the ranks to try."""
+    """Returns the halves of the ranks to try."""
     n = topology.num_ranks
     if n <= _EVERY_CUT:
         return [ints(half) for half in combinations(range(n), n // 2) if n % 2 or 0 in half]
@@ -117,43 +123,43 @@ def _cuts(topology: Topology) -> list[Ints]:
 
 
 def _flow(topology: Topology, low: Ints) -> float:
-    """The most that can go from these ranks to the others: Dinic's algorithm (1970)."""
+    """Returns the maximum flow from these ranks to the others: Dinic's algorithm (1970)."""
     n = topology.num_nodes
     side = np.zeros(topology.num_ranks, dtype=bool)
     side[low] = True
-    # The ranks of a side are one node each: 0 and 1; the others follow.
+    # The ranks of each side are merged into nodes 0 and 1. The other nodes follow.
     name = np.concatenate([np.where(side, 0, 1), np.arange(n - topology.num_ranks) + 2])
-    room: dict[int, dict[int, float]] = {int(node): {} for node in name}
+    residual: dict[int, dict[int, float]] = {int(node): {} for node in name}
     links = topology.links
     ends = zip(name[links.src].tolist(), name[links.dst].tolist(), links.bandwidth_Bps, strict=True)
     for one, two, rate in ends:
         if one != two:
-            room[one][two] = room[one].get(two, 0.0) + float(rate)
-            room[two].setdefault(one, 0.0)
+            residual[one][two] = residual[one].get(two, 0.0) + float(rate)
+            residual[two].setdefault(one, 0.0)
     total, least = 0.0, 1e-9 * float(links.bandwidth_Bps.max(initial=0))
-    while (level := _levels(room, least)).get(1) is not None:
-        while (amount := _augment(room, level, least)) > least:
+    while (level := _levels(residual, least)).get(1) is not None:
+        while (amount := _augment(residual, level, least)) > least:
             total += amount
     return total
 
 
-def _levels(room: dict[int, dict[int, float]], least: float) -> dict[int, int]:
+def _levels(residual: dict[int, dict[int, float]], least: float) -> dict[int, int]:
     level, queue = {0: 0}, deque([0])
     while queue:
         node = queue.popleft()
-        for after, left in room[node].items():
+        for after, left in residual[node].items():
             if left > least and after not in level:
                 level[after] = level[node] + 1
                 queue.append(after)
     return level
 
 
-def _augment(room: dict[int, dict[int, float]], level: dict[int, int], least: float) -> float:
-    """Send along one path from 0 to 1 that gets further with each step."""
+def _augment(residual: dict[int, dict[int, float]], level: dict[int, int], least: float) -> float:
+    """Sends flow along one path from 0 to 1 whose level rises with each step."""
     path, dead = [0], set[int]()
     while path and path[-1] != 1:
         node = path[-1]
-        for after, left in room[node].items():
+        for after, left in residual[node].items():
             if left > least and after not in dead and level.get(after) == level[node] + 1:
                 path.append(after)
                 break
@@ -162,8 +168,8 @@ def _augment(room: dict[int, dict[int, float]], level: dict[int, int], least: fl
     steps = list(pairwise(path))
     if not steps:
         return 0.0
-    amount = min(room[one][two] for one, two in steps)
+    amount = min(residual[one][two] for one, two in steps)
     for one, two in steps:
-        room[one][two] -= amount
-        room[two][one] += amount
+        residual[one][two] -= amount
+        residual[two][one] += amount
     return amount

@@ -1,6 +1,6 @@
 """NCCL's topology files: `<system><cpu><pci><gpu><nvlink/>...`, as NCCL_TOPO_DUMP_FILE writes them.
 
-Rates are those that NCCL reckons with, which are below those of the data sheets. Source: NCCL 2.28,
+Rates are the rates of NCCL's own model, which are below the data sheets. Source: NCCL 2.28,
 `src/graph/topo.h` and `topo.cc` (rates), `xml.cc` (names of attributes).
 """
 
@@ -20,7 +20,9 @@ from unisono.topology.routing import Shortest
 NVSWITCH_CLASS = "0x068000"
 _LANE = {"2.5": 15, "5": 30, "5.0": 30, "8": 60, "8.0": 60, "16": 120, "16.0": 120}
 _LANE |= {"32": 240, "32.0": 240, "64": 480, "64.0": 480}
-"""100 Mbit/s of a lane, by GT/s; times lanes, over 80, they are GB/s."""
+"""Rate of a lane in units of 100 Mbit/s, by GT/s. Times the lanes, divided by 80, the rate is in
+GB/s.
+"""
 _SPEEDS = ("2.5", "5.0", "8.0", "16.0", "32.0", "64.0")
 _NVLINK_GBPS = ((100, 40.1), (90, 20.6), (87, 20.0), (86, 12.0), (70, 20.0), (60, 18.0))
 _LATENCY_S = {LinkKind.NVLINK: 200e-9, LinkKind.PCIE: 150e-9, LinkKind.INTER_SOCKET: 100e-9}
@@ -31,7 +33,7 @@ class _Node:
     kind: NodeKind
     name: str
     order: tuple[int, int] = (0, 0)
-    """For ranks: rank or device, and place in the file."""
+    """For ranks: the rank or device, and the position in the file."""
 
 
 @dataclass(slots=True)
@@ -49,8 +51,10 @@ class _Found:
 
 
 def from_nccl_xml(text: str, *, name: str = "nccl") -> Topology:
-    """The server of a file: GPUs are ranks, by `rank` or `dev`; cards are nodes of kind NIC, called
-    by their name and rate. Raises `ValueError` for what is not such a file.
+    """Reads the server of a file. GPUs are ranks, ordered by `rank` or `dev`.
+
+    Cards are nodes of kind NIC, named by their name and rate. Raises `ValueError` for an invalid
+    file.
 
     >>> gpu = '<gpu dev="0" sm="80"/>'
     >>> pci = f'<pci busid="0000:01:00.0" link_speed="16.0 GT/s PCIe" link_width="16">{gpu}</pci>'
@@ -63,7 +67,7 @@ def from_nccl_xml(text: str, *, name: str = "nccl") -> Topology:
     except Xml.ParseError as error:
         raise ValueError(f"not XML: {error}") from error
     if root.tag != "system":
-        raise ValueError(f"NCCL's topology begins with <system>, not <{root.tag}>")
+        raise ValueError(f"expected <system> as the root element, got <{root.tag}>")
     found = _Found()
     sockets: list[int] = []
     for cpu in root.iter("cpu"):
@@ -73,7 +77,7 @@ def from_nccl_xml(text: str, *, name: str = "nccl") -> Topology:
         sockets.append(socket)
         _read_below(found, cpu, socket)
     if not found.gpus:
-        raise ValueError("this topology has no <gpu>, so it has no ranks")
+        raise ValueError("expected at least one <gpu> as a rank, found none")
     _read_nvlinks(found, root)
     return _topology(found, name)
 
@@ -107,7 +111,7 @@ def _read_below(found: _Found, element: Xml.Element, above: int) -> None:
 
 
 def _read_nvlinks(found: _Found, root: Xml.Element) -> None:
-    hub = -1
+    nvswitch_node = -1
     for pci in root.iter("pci"):
         gpu = pci.find("gpu")
         if gpu is None:
@@ -117,16 +121,20 @@ def _read_nvlinks(found: _Found, root: Xml.Element) -> None:
             rate = int(link.get("count", "1")) * _nvlink(int(gpu.get("sm", "80"))) * 1e9
             peer = found.gpus.get(link.get("target", "").lower())
             if peer is None:
-                hub = found.add(NodeKind.NVSWITCH, "nvswitch") if hub < 0 else hub
-                # All NVSwitches are one, with the links to all of them.
-                rate += found.links.get((rank, hub, LinkKind.NVLINK), 0.0)
-                found.join(rank, hub, LinkKind.NVLINK, rate)
+                nvswitch_node = (
+                    found.add(NodeKind.NVSWITCH, "nvswitch") if nvswitch_node < 0 else nvswitch_node
+                )
+                # All NVSwitches are merged into one, with the links to all of them.
+                rate += found.links.get((rank, nvswitch_node, LinkKind.NVLINK), 0.0)
+                found.join(rank, nvswitch_node, LinkKind.NVLINK, rate)
             else:
                 found.join(rank, peer, LinkKind.NVLINK, rate)
 
 
 def _pcie(pci: Xml.Element) -> float:
-    """Bytes a second of a device's PCIe link; generation 3 and 16 lanes where it does not say."""
+    """Returns the bytes a second of a device's PCIe link. The default is generation 3 with 16
+    lanes.
+    """
     speed = pci.get("link_speed", "").split(" ")[0]
     width = int(pci.get("link_width") or 0) or 16
     return width * _LANE.get(speed, 60) / 80 * 1e9
@@ -137,7 +145,7 @@ def _nvlink(capability: int) -> float:
 
 
 def _between(cpu: Xml.Element) -> float:
-    """GB/s between the sockets of such processors."""
+    """Returns the GB/s between the sockets of such processors."""
     arch, vendor = cpu.get("arch", ""), cpu.get("vendor", "")
     family, model = int(cpu.get("familyid") or 0), int(cpu.get("modelid") or 0)
     if arch == "ppc64":
@@ -181,9 +189,10 @@ _WRITTEN = {LinkKind.NVLINK, LinkKind.PCIE, LinkKind.INTER_SOCKET}
 
 
 def to_nccl_xml(topology: Topology, *, capability: int = 90) -> str:
-    """A server as NCCL's file; its GPUs have this compute capability, which tells what an NVLink
-    carries. Raises `ValueError` for a network that is not a server: with switches or links of
-    other kinds.
+    """Returns a server as NCCL's file.
+
+    Its GPUs have this compute `capability`, which determines the rate of an NVLink. Raises
+    `ValueError` for a network with other switches or links, because it is not a server.
 
     >>> from unisono import topology
     >>> again = from_nccl_xml(to_nccl_xml(topology.dgx(8)))
@@ -196,17 +205,17 @@ def to_nccl_xml(topology: Topology, *, capability: int = 90) -> str:
 class _Writer:
     def __init__(self, topology: Topology, capability: int) -> None:
         if (topology.nodes.kind == NodeKind.SWITCH).any():
-            raise ValueError(f"{topology.name} is no server: NCCL's file has no network switches")
+            raise ValueError(f"{topology.name}: NCCL's file cannot express network switches")
         others = set(topology.links.kind.tolist()) - _WRITTEN
         if others:
             kind = LinkKind(min(others)).name.lower()
-            raise ValueError(f"{topology.name}: NCCL's file has no place for {kind} links")
+            raise ValueError(f"{topology.name}: NCCL's file cannot express {kind} links")
         self.topology = topology
         self.capability = capability
         self.written: set[int] = set()
 
     def write(self) -> str:
-        """The text of the file."""
+        """Returns the text of the file."""
         root = Xml.Element("system", version="1")
         kinds = self.topology.nodes.kind
         sockets = np.flatnonzero(kinds == NodeKind.SOCKET).tolist()
@@ -257,9 +266,9 @@ class _Writer:
             pci, "gpu", dev=str(rank), sm=str(self.capability), rank=str(rank), gdr="1"
         )
         for peer, rate in self._links(rank, LinkKind.NVLINK):
-            hub = peer >= self.topology.num_ranks
+            nvswitch_node = peer >= self.topology.num_ranks
             count = max(1, round(rate / 1e9 / _nvlink(self.capability)))
-            code = NVSWITCH_CLASS if hub else "0x030200"
+            code = NVSWITCH_CLASS if nvswitch_node else "0x030200"
             Xml.SubElement(gpu, "nvlink", target=_bus(peer), count=str(count), tclass=code)
 
     def _card(self, node: int) -> tuple[str, str]:
@@ -270,12 +279,12 @@ class _Writer:
 
 
 def _bus(node: int) -> str:
-    """A made-up address: each node is alone on its bus."""
+    """Returns an artificial address, where each node is alone on its bus."""
     domain, bus = divmod(node + 1, 256)
     return f"{domain:04x}:{bus:02x}:00.0"
 
 
 def _lanes(rate: float) -> tuple[str, int]:
-    """GT/s and lanes that come nearest to a rate; of equals the most lanes."""
+    """Returns the GT/s and lanes nearest to a rate, and among equals the most lanes."""
     choices = [(speed, width) for width in (16, 8, 4, 2, 1) for speed in _SPEEDS]
     return min(choices, key=lambda c: abs(c[1] * _LANE[c[0]] / 80 * 1e9 - rate))

@@ -1,4 +1,4 @@
-"""Networks to and from networkx, which is imported only here and only when asked."""
+"""Topologies to and from networkx. Only the calls import networkx."""
 
 from __future__ import annotations
 
@@ -13,10 +13,12 @@ from unisono.topology.wiring import NETWORK
 
 
 def to_networkx(topology: Topology) -> Any:
-    """A `networkx.MultiDiGraph`: nodes with kind, reduces, name; edges, keyed by the ids of links,
-    with bandwidth_Bps, latency_s, kind. Kinds are names in lower case. A graph says nothing about
-    routing: `from_networkx` sends messages the shortest ways, whatever the network did; JSON keeps
-    it. Raises `ImportError` where there is no networkx (the extra `graph`).
+    """Returns a `networkx.MultiDiGraph`.
+
+    Nodes have kind, reduces and name. Edges, keyed by link ids, have bandwidth_Bps, latency_s and
+    kind. Kinds are names in lower case. A graph does not contain the routing: `from_networkx` uses
+    shortest paths, whatever the original routing. JSON keeps the routing. Raises `ImportError`
+    without networkx (the extra `graph`).
 
     >>> from unisono import topology
     >>> graph = to_networkx(topology.star(3))
@@ -46,12 +48,12 @@ def to_networkx(topology: Topology) -> Any:
 
 
 def from_networkx(graph: Any, *, name: str = "", relays: bool | None = None) -> Topology:
-    """The network of any networkx graph: nodes without a `kind` are ranks, edges of an undirected
-    graph are links both ways, missing rates are those of 400 Gbit/s InfiniBand; messages take the
-    shortest ways (`Topology.with_routes` gives others).
+    """Reads any networkx graph as a topology.
 
-    Ranks and then the others are numbered in the order of the graph's nodes. Raises `ValueError`
-    for kinds that do not exist.
+    Nodes without a `kind` are ranks. Edges of an undirected graph are links in both directions.
+    Missing rates are those of 400 Gbit/s InfiniBand. Messages take shortest paths;
+    `Topology.with_routes` sets others. Nodes are numbered in the order of the graph, ranks first.
+    Raises `ValueError` for unknown kinds.
 
     >>> import networkx
     >>> from_networkx(networkx.petersen_graph(), name="petersen").diameter()
@@ -95,7 +97,7 @@ def _edges(graph: Any) -> Any:
 
 
 def _edge(edge: list[Any], number: dict[Any, int]) -> tuple[int, int, int]:
-    """(source, destination, key)"""
+    """Returns (source, destination, key)."""
     key = edge[2] if len(edge) > 2 and isinstance(edge[2], int) else 0
     return number[edge[0]], number[edge[1]], key
 
@@ -109,4 +111,4 @@ def _kind(kinds: type[NodeKind] | type[LinkKind], name: Any) -> int:
         return int(kinds[str(name).upper()])
     except KeyError:
         known = ", ".join(kind.name.lower() for kind in kinds)
-        raise ValueError(f"no {kinds.__name__} {name}; there are {known}") from None
+        raise ValueError(f"unknown {kinds.__name__} {name}; expected one of {known}") from None

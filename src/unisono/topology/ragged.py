@@ -1,4 +1,4 @@
-"""Lists of different lengths as two arrays: `values`, and `starts`, one entry longer than lists."""
+"""Lists of different lengths as two arrays: `values`, and `starts` with an extra last entry."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ Ragged: TypeAlias = tuple[Ints, Ints]
 
 
 def ints(values: Any) -> Ints:
-    """Values as an array of int64.
+    """Converts values to an array of int64.
 
     >>> ints([1, 2]).dtype.name
     'int64'
@@ -24,7 +24,7 @@ def ints(values: Any) -> Ints:
 
 
 def starts_of(counts: Ints) -> Ints:
-    """Where each list starts, and where the last one ends.
+    """Returns the start of each list, and the end of the last list.
 
     >>> starts_of(ints([2, 0, 1])).tolist()
     [0, 2, 2, 3]
@@ -35,7 +35,7 @@ def starts_of(counts: Ints) -> Ints:
 
 
 def counting(counts: Ints) -> Ints:
-    """0, 1, ... for each list in turn.
+    """Returns 0, 1, ... for each list.
 
     >>> counting(ints([2, 0, 3])).tolist()
     [0, 1, 0, 1, 2]
@@ -45,7 +45,7 @@ def counting(counts: Ints) -> Ints:
 
 
 def take(lists: Ragged, which: Ints) -> Ragged:
-    """Some of the lists, in the order asked for.
+    """Returns some of the lists, in the requested order.
 
     >>> values, starts = take((ints([5, 6, 7]), ints([0, 2, 3])), ints([1, 0, 1]))
     >>> values.tolist(), starts.tolist()
@@ -57,7 +57,7 @@ def take(lists: Ragged, which: Ints) -> Ragged:
 
 
 def join(parts: Sequence[Ragged]) -> Ragged:
-    """The lists of all parts one after the other, list by list.
+    """Concatenates the lists of all parts, list by list.
 
     >>> one, two = (ints([1, 2]), ints([0, 1, 2])), (ints([8, 9]), ints([0, 2, 2]))
     >>> [array.tolist() for array in join([one, two])]
@@ -74,14 +74,14 @@ def join(parts: Sequence[Ragged]) -> Ragged:
 
 
 def spread(lists: Ragged, which: Ints, total: int) -> Ragged:
-    """`total` lists, empty but for those in `which`, which are these lists in turn."""
+    """Returns `total` lists: the given lists at the indices `which`, and empty lists elsewhere."""
     counts = np.zeros(total, dtype=np.int64)
     counts[which] = np.diff(lists[1])
     return lists[0], starts_of(counts)
 
 
 def mix(*words: Ints | int) -> NDArray[np.uint64]:
-    """A hash of each row of words, the same on every machine.
+    """Returns a hash of each row of words, the same on every machine.
 
     Source: the finaliser of splitmix64 (Steele, Lea, Flood, "Fast splittable pseudorandom number
     generators", OOPSLA 2014).
@@ -96,13 +96,14 @@ def mix(*words: Ints | int) -> NDArray[np.uint64]:
 
 
 def pick(count: Ints | int, *words: Ints | int) -> Ints:
-    """One of `count` numbers from 0, by the hash of the words."""
+    """Picks one of the numbers 0 to `count` - 1 by the hash of the words."""
     return (mix(*words) % np.asarray(count).astype(np.uint64)).astype(np.int64)
 
 
 def distinct(keys: Ints) -> tuple[Ints, Ints]:
-    """The different keys, none negative, in order, and which of them each is, as `np.unique` says;
-    without sorting where they are dense.
+    """Returns the different keys in order, and the index of each key among them, like `np.unique`.
+
+    Keys must not be negative. Dense keys are not sorted, which is faster.
 
     >>> [found.tolist() for found in distinct(ints([5, 3, 5, 5]))]
     [[3, 5], [1, 0, 1, 1]]

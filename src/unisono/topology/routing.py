@@ -1,4 +1,4 @@
-"""Which links a message takes: what a routing is, the general one, and explicit paths."""
+"""Routing, the choice of links for a message: the interface, shortest paths, and explicit paths."""
 
 from __future__ import annotations
 
@@ -17,59 +17,66 @@ if TYPE_CHECKING:
     from unisono.topology.graph import Topology
 
 _CELLS = 1 << 24
-"""Distances held at a time."""
+"""Number of distances held at a time."""
 
 
 class Routing(ABC):
-    """How a network finds paths, and what else its structure tells. Without state.
+    """The path selection of a network, and other properties of its structure. Without state.
 
-    Subclasses are frozen dataclasses of numbers and tuples, so that files can hold them.
+    Subclasses are frozen dataclasses of numbers and tuples, so that files can store them.
     """
 
     @abstractmethod
     def routes(self, topology: Topology, src: Ints, dst: Ints, seed: int) -> Ragged:
-        """The links of the path of each pair of ranks, as `Topology.routes` returns them."""
+        """Returns the links of the path of each pair of ranks, like `Topology.routes`."""
 
     def distance_counts(self, topology: Topology) -> Floats | None:
-        """How many ordered pairs of ranks are d links apart, if the structure tells."""
+        """Returns the number of ordered pairs of ranks at each distance, or None if unknown."""
         return None
 
-    def alike(self, topology: Topology) -> tuple[Ints, Floats] | None:
-        """Ranks that stand for all, and for how many each, if the structure tells: the others see
-        the network as they do."""
+    def representatives(self, topology: Topology) -> tuple[Ints, Floats] | None:
+        """Returns ranks that represent all ranks, and the number of ranks that each represents.
+
+        A represented rank has the same distances to the network. The result is None if unknown.
+        """
         return None
 
-    def halves(self, topology: Topology) -> Ints | None:
-        """The side of each node, 0 or 1, in the cut through the middle, if the structure tells;
-        -1 where it goes to the cheaper side."""
+    def bisection_sides(self, topology: Topology) -> Ints | None:
+        """Returns the side of each node, 0 or 1, in the cut through the middle, or None if unknown.
+
+        A node of side -1 goes to the cheaper side.
+        """
         return None
 
 
 @dataclass(frozen=True, slots=True)
 class Shortest(Routing):
-    """Shortest paths by breadth-first search. Hop by hop, of the links that are on one the fastest
-    are taken (NVLink before PCIe); of equals the hash picks."""
+    """Shortest paths by breadth-first search.
+
+    Each hop takes the fastest of the links on a shortest path (NVLink before PCIe). Among equals,
+    the hash picks one.
+    """
 
     def routes(self, topology: Topology, src: Ints, dst: Ints, seed: int) -> Ragged:
-        """As `Topology.routes`."""
+        """Implements `Topology.routes`."""
         return shortest(topology, src, dst, seed)
 
 
 def shortest(topology: Topology, src: Ints, dst: Ints, seed: int) -> Ragged:
-    """Shortest paths between any nodes, ranks or not."""
-    goals, goal_of = np.unique(dst, return_inverse=True)
+    """Returns shortest paths between any nodes, not only ranks."""
+    targets, target_of = np.unique(dst, return_inverse=True)
     step = max(1, _CELLS // topology.num_nodes)
     counts = np.zeros(len(src), dtype=np.int64)
     found: list[tuple[Ints, Ints, Ints]] = []
-    for first in range(0, len(goals), step):
-        hops = hops_to(topology, goals[first : first + step])
-        mine = np.flatnonzero((goal_of >= first) & (goal_of < first + step))
-        left = hops[goal_of[mine] - first, src[mine]].astype(np.int64)
+    for first in range(0, len(targets), step):
+        hops = hops_to(topology, targets[first : first + step])
+        mine = np.flatnonzero((target_of >= first) & (target_of < first + step))
+        left = hops[target_of[mine] - first, src[mine]].astype(np.int64)
         if (left < 0).any():
             bad = mine[np.argmin(left)]
             raise ValueError(f"{topology.name}: no path from node {src[bad]} to node {dst[bad]}")
         counts[mine] = left
-        found += _walk(topology, hops, src[mine], dst[mine], mine, goal_of[mine] - first, seed)
+        found += _walk(topology, hops, src[mine], dst[mine], mine, target_of[mine] - first, seed)
     starts = starts_of(counts)
     links = np.empty(starts[-1], dtype=np.int64)
     for pair, hop, link in found:
@@ -83,10 +90,10 @@ def _walk(
     src: Ints,
     dst: Ints,
     pairs: Ints,
-    goals: Ints,
+    targets: Ints,
     seed: int,
 ) -> list[tuple[Ints, Ints, Ints]]:
-    """(pairs, numbers of their hops, links), all pairs a hop at a time."""
+    """Returns (pairs, hop numbers, links), found for all pairs one hop at a time."""
     here, hop = src.copy(), 0
     found: list[tuple[Ints, Ints, Ints]] = []
     while True:
@@ -95,8 +102,8 @@ def _walk(
             return found
         links, starts = take(topology.out, here[go])
         owner = np.repeat(np.arange(len(go)), np.diff(starts))
-        after = hops[goals[go][owner], topology.links.dst[links]]
-        closer = after == hops[goals[go], here[go]][owner] - 1
+        after = hops[targets[go][owner], topology.links.dst[links]]
+        closer = after == hops[targets[go], here[go]][owner] - 1
         if not topology.relays:
             ends = topology.links.dst[links]
             closer &= (ends >= topology.num_ranks) | (ends == dst[go][owner])
@@ -115,15 +122,18 @@ def _walk(
 
 @dataclass(frozen=True, slots=True)
 class Explicit(Routing):
-    """Given paths between some pairs of ranks, by number src * num_ranks + dst, ascending; several
-    with the same number are choices. Between the others the routing `base` finds them."""
+    """Explicit paths between some pairs of ranks. The routing `base` finds the other paths.
+
+    `pairs` are the numbers src * num_ranks + dst, in ascending order. Several paths with the same
+    number are alternatives.
+    """
 
     base: Routing
     pairs: tuple[int, ...]
     paths: tuple[tuple[int, ...], ...]
 
     def routes(self, topology: Topology, src: Ints, dst: Ints, seed: int) -> Ragged:
-        """As `Topology.routes`."""
+        """Implements `Topology.routes`."""
         wanted = src * topology.num_ranks + dst
         pairs = ints(self.pairs)
         first = np.searchsorted(pairs, wanted, side="left")
@@ -144,11 +154,11 @@ def explicit(
     topology: Topology,
     routes: Mapping[tuple[int, int], Sequence[int] | Sequence[Sequence[int]]],
 ) -> Explicit:
-    """The routing of `Topology.with_routes`."""
+    """Returns the routing of `Topology.with_routes`."""
     found: list[tuple[int, tuple[int, ...]]] = []
     for (src, dst), given in routes.items():
         if not (0 <= src < topology.num_ranks and 0 <= dst < topology.num_ranks):
-            raise ValueError(f"explicit path: no ranks {src}, {dst} among {topology.num_ranks}")
+            raise ValueError(f"explicit path: unknown ranks {src}, {dst} of {topology.num_ranks}")
         for path in _paths(given):
             _check_path(topology, src, dst, path)
             found.append((src * topology.num_ranks + dst, path))
@@ -169,7 +179,7 @@ def _check_path(topology: Topology, src: int, dst: int, path: tuple[int, ...]) -
     for link in path:
         if not 0 <= link < len(topology.links) or topology.links.src[link] != here:
             raise ValueError(
-                f"explicit path {src} to {dst}: link {link} does not leave node {here}"
+                f"explicit path {src} to {dst}: link {link} does not start at node {here}"
             )
         here = int(topology.links.dst[link])
     if here != dst:
@@ -177,7 +187,7 @@ def _check_path(topology: Topology, src: int, dst: int, path: tuple[int, ...]) -
 
 
 def along(topology: Topology, stops: Ints, src: Ints, dst: Ints, seed: int) -> Ragged:
-    """Links along the nodes of each row of `stops`; a node that is repeated is one stop."""
+    """Returns the links along the nodes of each row of `stops`. A repeated node is one stop."""
     moves = stops[:, 1:] != stops[:, :-1]
     row = np.nonzero(moves)[0]
     counts = moves.sum(axis=1)

@@ -1,7 +1,7 @@
-"""What is inside a server: GPUs round an NVSwitch, on PCIe trees, or both, with network cards.
+"""The inside of a server: GPUs on an NVSwitch, on PCIe trees, or both, with network cards.
 
 Sources: NVIDIA, "DGX A100 System Architecture" (2020) and "NVIDIA Hopper Architecture In-Depth"
-(2022), for what hangs on what and the rates of the links.
+(2022), for the connections and the rates of the links.
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ def nvswitch(
     cable: Cable = NVLINK,
     reduces: bool = True,
 ) -> Topology:
-    """GPUs with `links` links each, dealt to the NVSwitches in turn.
+    """Builds GPUs with `links` links each, distributed round robin over the NVSwitches.
 
-    `cable` is all that a GPU has, so each of its links has a share of that. A message takes one.
-    With `reduces`, switches can add up what passes (NVLS). Raises `ValueError` where a GPU has
-    fewer links than there are switches.
+    `cable` is the total of a GPU, so each of its links has an equal share. A message uses one link.
+    With `reduces`, switches can reduce the messages that pass (NVLS). Raises `ValueError` if a GPU
+    has fewer links than the number of switches.
 
     >>> nvswitch(8).diameter(), nvswitch(8).bisection_Bps() / 1e9
     (2, 1800.0)
@@ -35,10 +35,10 @@ def nvswitch(
     """
     check_counts("nvswitch", gpus=gpus, switches=switches, links=links)
     if links < switches:
-        raise ValueError(f"nvswitch: {links} links of a GPU do not reach {switches} switches")
+        raise ValueError(f"nvswitch: expected at least {switches} links of a GPU, got {links}")
     wiring = Wiring(num_ranks=gpus)
-    hubs = wiring.add(switches, NodeKind.NVSWITCH, reduces=reduces)
-    _join_hubs(wiring, np.arange(gpus), hubs, links, cable)
+    nvswitch_nodes = wiring.add(switches, NodeKind.NVSWITCH, reduces=reduces)
+    _join_nvswitches(wiring, np.arange(gpus), nvswitch_nodes, links, cable)
     name = f"nvswitch:{gpus}"
     if links > 1 or switches > 1:
         name = f"nvswitch:gpus={gpus},switches={switches},links={links}"
@@ -53,9 +53,9 @@ def pcie_server(
     nics: int = 1,
     cable: Cable = PCIE,
 ) -> Topology:
-    """Sockets joined to each other, each with PCIe switches, each with GPUs and network cards.
+    """Builds connected sockets, each with PCIe switches, each with GPUs and network cards.
 
-    `switches` of a socket, `gpus` and `nics` of a switch.
+    `switches` is the number for each socket. `gpus` and `nics` are the numbers for each switch.
 
     >>> server = pcie_server()
     >>> server.num_ranks, server.diameter()
@@ -77,33 +77,35 @@ def dgx(
     pcie: Cable = PCIE,
     reduces: bool = True,
 ) -> Topology:
-    """GPUs round an NVSwitch, each also with a network card below the same PCIe switch.
+    """Builds GPUs on an NVSwitch. Each GPU also shares a PCIe switch with a network card.
 
-    `per_switch` GPUs share a PCIe switch; these are shared out to the sockets. Raises `ValueError`
-    where that leaves some over.
+    `per_switch` GPUs share a PCIe switch. The PCIe switches are divided equally among the sockets.
+    Raises `ValueError` if the division has a remainder.
 
     >>> dgx(8).num_ranks, dgx(8).diameter()
     (8, 2)
     """
     check_counts("dgx", gpus=gpus, sockets=sockets, per_switch=per_switch)
     if gpus % (sockets * per_switch):
-        raise ValueError(f"dgx: {gpus} GPUs are not {sockets} sockets of {per_switch} a switch")
+        raise ValueError(f"dgx: expected a multiple of {sockets * per_switch} GPUs, got {gpus}")
     wiring = Wiring(num_ranks=gpus)
-    hub = wiring.add(1, NodeKind.NVSWITCH, reduces=reduces)
-    _join_hubs(wiring, np.arange(gpus), hub, 1, cable)
+    nvswitch_node = wiring.add(1, NodeKind.NVSWITCH, reduces=reduces)
+    _join_nvswitches(wiring, np.arange(gpus), nvswitch_node, 1, cable)
     _tree(wiring, sockets, gpus // (sockets * per_switch), per_switch, per_switch, pcie)
     shape = "" if (sockets, per_switch) == (2, 2) else f",sockets={sockets},per_switch={per_switch}"
     return wiring.build(f"dgx:gpus={gpus}{shape}", Shortest())
 
 
-def _join_hubs(wiring: Wiring, gpus: Ints, hubs: Ints, links: int, cable: Cable) -> None:
+def _join_nvswitches(
+    wiring: Wiring, gpus: Ints, nvswitch_nodes: Ints, links: int, cable: Cable
+) -> None:
     share = cable.times(1 / links)
     for link in range(links):
-        wiring.join(gpus, np.full(len(gpus), hubs[link % len(hubs)]), share)
+        wiring.join(gpus, np.full(len(gpus), nvswitch_nodes[link % len(nvswitch_nodes)]), share)
 
 
 def _tree(wiring: Wiring, sockets: int, switches: int, gpus: int, nics: int, cable: Cable) -> None:
-    """The PCIe side of a server: sockets, switches below them, ranks and cards below these."""
+    """Adds the PCIe part of a server: sockets, switches below them, ranks and cards below these."""
     roots = wiring.add(sockets, NodeKind.SOCKET)
     bridges = wiring.add(sockets * switches, NodeKind.PCIE_SWITCH)
     cards = wiring.add(len(bridges) * nics, NodeKind.NIC)

@@ -1,4 +1,4 @@
-"""Networks in one word: `torus:8x8`, `fat_tree:k=4,oversubscription=2`, `dgx/fat_tree:k=8`."""
+"""Topologies as short texts: `torus:8x8`, `fat_tree:k=4,oversubscription=2`, `dgx/fat_tree:k=8`."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ EXAMPLES = (
 """A spec of each kind of network."""
 
 _FIXED = ("far", "pcie", "server")
-"""Parameters that a spec cannot give."""
+"""Parameters that a spec cannot set."""
 
 _RATE = re.compile(r"(\d+(?:\.\d+)?)(K|M|G|T)?(bit|B)", re.IGNORECASE)
 _TIME = re.compile(r"(\d+(?:\.\d+)?)(ns|us|ms|s)")
@@ -48,11 +48,12 @@ _SECONDS = {"ns": 1e-9, "us": 1e-6, "ms": 1e-3, "s": 1.0}
 
 
 def parse(text: str) -> Topology:
-    """The network of a spec: a name, `:`, and sizes `4x4`, a number, or `option=value,...`.
+    """Builds the topology of a spec: a name, `:`, and sizes `4x4`, a number, or `option=value,...`.
 
-    Options are those of the function of that name in `unisono.topology`, and for the links
-    `bandwidth=400Gbit` or `bandwidth=50GB` (a second, one way), `latency=500ns`, `kind=ethernet`.
-    `server/network` puts a server at each endpoint. Raises `ValueError`, saying what can be.
+    Options are the parameters of the function with that name in `unisono.topology`. Options of the
+    links are `bandwidth=400Gbit` or `bandwidth=50GB` (a second, one way), `latency=500ns`,
+    `kind=ethernet`. `server/network` puts a server at each endpoint. Raises `ValueError` with the
+    valid names.
 
     >>> parse("torus:4x4"), parse("dgx:8/fat_tree:k=8").num_ranks
     (<Topology torus:4x4: 16 ranks, 32 links>, 128)
@@ -66,7 +67,7 @@ def parse(text: str) -> Topology:
 
 
 def names() -> tuple[str, ...]:
-    """The names that a spec may begin with.
+    """Returns the names with which a spec may begin.
 
     >>> names()[:3]
     ('dgx', 'dragonfly', 'dragonfly_plus')
@@ -75,11 +76,11 @@ def names() -> tuple[str, ...]:
 
 
 def vary(text: str, name: str, value: str) -> str:
-    """The spec with an option of another value: of the network, else of the server at its ends.
+    """Returns the spec with a new value of an option, of the network or else of the server.
 
-    `name` is one of the function's parameters, also the one that is written without a name, or
-    `bandwidth`, `latency`, `kind`. `radix` is the `k` of networks of switches with k ports.
-    Raises `ValueError`, saying what can be varied.
+    `name` is one of the function's parameters (including the parameter without a name in the spec),
+    or `bandwidth`, `latency`, `kind`. `radix` is the `k` of networks of switches with k ports.
+    Raises `ValueError` with the options that can vary.
 
     >>> vary("fat_tree:8", "k", "4"), vary("dgx:8/fat_tree:k=8", "gpus", "4")
     ('fat_tree:k=4', 'dgx:gpus=4/fat_tree:k=8')
@@ -95,18 +96,19 @@ def vary(text: str, name: str, value: str) -> str:
             parts[number] = _with(parts[number], key, value, there[0])
             return "/".join(parts)
     every = sorted({option for part in parts for option in variable(part)})
-    raise ValueError(f"{text} has no {name} to vary, only {', '.join(every)}")
+    raise ValueError(f"{text}: unknown option {name}; expected one of {', '.join(every)}")
 
 
 def variable(text: str) -> tuple[str, ...]:
-    """The options of a network without a server. Raises `ValueError` for an unknown one.
+    """Returns the options of a network without a server. Raises `ValueError` for an unknown
+    network.
 
     >>> variable("star:8")
     ('ranks', 'bandwidth', 'latency', 'kind', 'reduces')
     """
     name = text.strip().partition(":")[0]
     if name not in _BUILDERS:
-        raise ValueError(f"{name!r} is no topology; there are {', '.join(names())}")
+        raise ValueError(f"unknown topology {name!r}; expected one of {', '.join(names())}")
     found: list[str] = []
     for key in inspect.signature(_BUILDERS[name]).parameters:
         found += ("bandwidth", "latency", "kind") if key == "cable" else (key,)
@@ -114,11 +116,11 @@ def variable(text: str) -> tuple[str, ...]:
 
 
 def _with(part: str, key: str, value: str, first: str) -> str:
-    """A part of a spec with an option; `first` is what is written without a name."""
+    """Sets an option in a part of a spec. `first` is the parameter without a name."""
     head, _, rest = part.partition(":")
     words = [word for word in rest.split(",") if word]
     kept = [word for word in words if (word.split("=")[0] if "=" in word else first) != key]
-    bare = key == "sizes"  # lists have no other way
+    bare = key == "sizes"  # a list cannot have a name
     return f"{head}:{','.join([value, *kept] if bare else [*kept, f'{key}={value}'])}"
 
 
@@ -126,14 +128,16 @@ def _one(text: str) -> Topology:
     name, _, rest = text.strip().partition(":")
     builder = _BUILDERS.get(name)
     if builder is None:
-        raise ValueError(f"{name!r} is no topology; there are {', '.join(names())}")
+        raise ValueError(f"unknown topology {name!r}; expected one of {', '.join(names())}")
     words = [word for word in rest.split(",") if word]
     options = dict(word.split("=", 1) for word in words if "=" in word)
     plain = [word for word in words if "=" not in word]
     known = inspect.signature(builder).parameters
     arguments: list[Any] = [_size(name, word) for word in plain]
     if len(arguments) > 1:
-        raise ValueError(f"{text}: at most one size without a name, such as {_example(name)}")
+        raise ValueError(
+            f"{text}: expected at most one size without a name, such as {_example(name)}"
+        )
     values = _options(name, options, known)
     try:
         inspect.signature(builder).bind(*arguments, **values)
@@ -142,17 +146,17 @@ def _one(text: str) -> Topology:
     try:
         return builder(*arguments, **values)
     except MemoryError as error:
-        raise ValueError(f"{text}: so large a network does not fit into memory") from error
+        raise ValueError(f"{text}: the network does not fit into memory") from error
 
 
 def _size(name: str, word: str) -> int | list[int]:
     if not re.fullmatch(r"\d+(x\d+)*", word):
-        raise ValueError(f"{name}: {word!r} is no size; an example: {_example(name)}")
+        raise ValueError(f"{name}: expected a size, got {word!r}; an example: {_example(name)}")
     sizes = [int(size) for size in word.split("x")]
     if name in _BOXES:
         return sizes
     if len(sizes) > 1:
-        raise ValueError(f"{name}: one size, not {word}; an example: {_example(name)}")
+        raise ValueError(f"{name}: expected one size, got {word}; an example: {_example(name)}")
     return sizes[0]
 
 
@@ -169,7 +173,7 @@ def _options(name: str, options: dict[str, str], known: Any) -> dict[str, Any]:
         elif key in known and key not in (*_FIXED, "cable", "sizes"):
             values[key] = _value(name, key, text)
         else:
-            raise ValueError(f"{name} has no option {key}; an example: {_example(name)}")
+            raise ValueError(f"{name}: unknown option {key}; an example: {_example(name)}")
     if cable:
         default = known["cable"].default
         assert isinstance(default, Cable), "every builder has a default cable"
@@ -185,31 +189,31 @@ def _value(name: str, key: str, text: str) -> int | float | bool | str:
     try:
         return float(text) if key == "oversubscription" else int(text)
     except ValueError:
-        raise ValueError(f"{name}: {key}={text} is no number") from None
+        raise ValueError(f"{name}: expected a number, got {key}={text}") from None
 
 
 def rate(text: str) -> float:
-    """Bytes a second of `400Gbit`, `50GB` and the like (powers of ten). Raises `ValueError`.
+    """Parses bytes a second from `400Gbit`, `50GB` and so on (powers of ten). Raises `ValueError`.
 
     >>> rate("400Gbit"), rate("50GB")
     (50000000000.0, 50000000000.0)
     """
     match = _RATE.fullmatch(text.removesuffix("/s"))
     if match is None:
-        raise ValueError(f"not a rate: {text!r} (examples: 400Gbit, 50GB)")
+        raise ValueError(f"expected a rate such as 400Gbit or 50GB, got {text!r}")
     number, unit, what = match.groups()
     return float(number) * _UNITS[(unit or "").upper()] / (1 if what == "B" else 8)
 
 
 def seconds(text: str) -> float:
-    """A time of `500ns`, `1.5us`, `10ms`. Raises `ValueError`.
+    """Parses a time such as `500ns`, `1.5us`, `10ms`. Raises `ValueError`.
 
     >>> round(seconds("1.5us") * 1e9)
     1500
     """
     match = _TIME.fullmatch(text)
     if match is None:
-        raise ValueError(f"not a time: {text!r} (examples: 500ns, 1.5us)")
+        raise ValueError(f"expected a time such as 500ns or 1.5us, got {text!r}")
     return float(match[1]) * _SECONDS[match[2]]
 
 
@@ -218,7 +222,7 @@ def _kind(text: str) -> LinkKind:
         return LinkKind[text.upper()]
     except KeyError:
         kinds = ", ".join(kind.name.lower() for kind in LinkKind)
-        raise ValueError(f"no kind of link: {text}; there are {kinds}") from None
+        raise ValueError(f"unknown kind of link {text}; expected one of {kinds}") from None
 
 
 def _example(name: str) -> str:

@@ -1,4 +1,4 @@
-"""How networks are put together: nodes and cables in bulk."""
+"""Construction of topologies: nodes and cables in bulk."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ GBPS = 1e9 / 8
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Cable:
-    """A link's properties, the same both ways."""
+    """A link's properties, equal in both directions."""
 
     bandwidth_Bps: float
     latency_s: float
@@ -24,28 +24,31 @@ class Cable:
 
     def __post_init__(self) -> None:
         if not (self.bandwidth_Bps > 0 and self.latency_s >= 0):
-            raise ValueError(f"a link of {self.bandwidth_Bps:g} B/s, {self.latency_s:g} s")
+            raise ValueError(
+                f"expected a bandwidth > 0 and a latency >= 0, got {self.bandwidth_Bps:g}, "
+                f"{self.latency_s:g}"
+            )
 
     def times(self, factor: float) -> Cable:
-        """With so many times the bandwidth."""
+        """Returns a cable with `factor` times the bandwidth."""
         return Cable(
             bandwidth_Bps=self.bandwidth_Bps * factor, latency_s=self.latency_s, kind=self.kind
         )
 
 
 NETWORK = Cable(bandwidth_Bps=400 * GBPS, latency_s=500e-9, kind=LinkKind.INFINIBAND)
-"""400 Gbit/s, as NDR InfiniBand has; half a microsecond a hop."""
+"""400 Gbit/s, like NDR InfiniBand, with half a microsecond a hop."""
 NVLINK = Cable(bandwidth_Bps=450e9, latency_s=200e-9, kind=LinkKind.NVLINK)
-"""All 18 links of an H100 together, one way."""
+"""All 18 links of an H100 together, in one direction."""
 PCIE = Cable(bandwidth_Bps=63e9, latency_s=150e-9, kind=LinkKind.PCIE)
-"""Generation 5, 16 lanes, one way."""
+"""Generation 5, 16 lanes, in one direction."""
 SOCKETS = Cable(bandwidth_Bps=60e9, latency_s=100e-9, kind=LinkKind.INTER_SOCKET)
-"""Three UPI links at 16 GT/s, one way."""
+"""Three UPI links at 16 GT/s, in one direction."""
 
 
 @dataclass(slots=True, kw_only=True)
 class Wiring:
-    """A network while it is put together."""
+    """A network under construction."""
 
     num_ranks: int
     kinds: list[Ints] = field(default_factory=list)
@@ -55,7 +58,7 @@ class Wiring:
     _count: int = 0
 
     def add(self, count: int, kind: NodeKind = NodeKind.SWITCH, *, reduces: bool = False) -> Ints:
-        """So many more nodes; returns their numbers."""
+        """Adds `count` nodes. Returns their numbers."""
         first = self.num_ranks + self._count
         self._count += count
         self.kinds.append(np.full(count, kind))
@@ -63,12 +66,12 @@ class Wiring:
         return np.arange(first, first + count)
 
     def join(self, one: Ints, other: Ints, cable: Cable) -> None:
-        """A cable between each pair of nodes; the arrays are broadcast against each other."""
+        """Adds a cable between each pair of nodes. The arrays are broadcast against each other."""
         ends = np.broadcast_arrays(ints(one), ints(other))
         self.ends.append((ends[0].ravel(), ends[1].ravel(), cable))
 
     def build(self, name: str, routing: Routing, *, relays: bool = False) -> Topology:
-        """The network. Link 2i + 1 is the way back of link 2i."""
+        """Builds the topology. Link 2i + 1 is the reverse of link 2i."""
         zero = np.zeros(0, dtype=np.int64)
         one = np.concatenate([zero, *(a for a, _, _ in self.ends)])
         other = np.concatenate([zero, *(b for _, b, _ in self.ends)])
@@ -100,7 +103,7 @@ class Wiring:
 
 
 def check_counts(name: str, **counts: int) -> None:
-    """Raises `ValueError` for a number of parts below 1."""
+    """Raises `ValueError` for a count below 1."""
     for what, count in counts.items():
         if count < 1:
-            raise ValueError(f"{name}: {what} is at least 1, not {count}")
+            raise ValueError(f"{name}: expected {what} of at least 1, got {count}")

@@ -1,4 +1,6 @@
-"""MSCCL XML: what is read is right or refused with the place; what is written is read back."""
+"""MSCCL XML: the reader accepts only correct files and names the place of errors. Written files can
+be read again.
+"""
 
 from __future__ import annotations
 
@@ -29,7 +31,7 @@ from unisono.schedule.formats.msccl_file import parse
 from unisono.types import Op
 
 FILES = os.environ.get("UNISONO_TEST_MSCCL", "")
-"""A directory of real MSCCL files: none is part of this project."""
+"""A folder with real MSCCL files, which are not part of this project."""
 
 
 def step(
@@ -59,7 +61,7 @@ def program(
     sizes: tuple[int, int, int] | None = None,
     outofplace: int | None = None,
 ) -> str:
-    """A file: for each GPU its threadblocks (send peer, receive peer, steps)."""
+    """Returns a file with the threadblocks (send peer, receive peer, steps) of each GPU."""
     out = 1 - in_place if outofplace is None else outofplace
     lines = [
         f'{head}<algo name="test" proto="Simple" nchannels="1" nchunksperloop="{chunks}" '
@@ -78,7 +80,7 @@ def program(
 
 
 def exchange(*, sizes: tuple[int, int, int] = (1, 1, 1)) -> str:
-    """Both send, receive into scratch in one threadblock, and reduce in another."""
+    """Both GPUs send, receive into scratch in one threadblock, and reduce in another."""
     gpus = [
         [
             (peer, peer, [step(0, "s"), step(1, "r", dst="s0", flag=1)]),
@@ -104,9 +106,9 @@ def test_staged_exchange_becomes_one_round() -> None:
 
 
 @pytest.mark.parametrize("kind", ["rrc", "rrcs", "rrs", "rcs"])
-def test_fused_steps_do_what_their_parts_do(kind: str) -> None:
-    """Gpu 0 sends round a ring of three; the last brings the sum, or the copy, to all."""
-    if kind == "rcs":  # broadcast down a chain, from gpu 0
+def test_fused_steps_equal_their_parts(kind: str) -> None:
+    """Gpu 0 sends around a ring of three. The last GPU sends the sum, or the copy, to all."""
+    if kind == "rcs":  # broadcast along a chain, from gpu 0
         gpus = [
             [(1, -1, [step(0, "s")])],
             [(2, 0, [step(0, "rcs")])],
@@ -114,7 +116,7 @@ def test_fused_steps_do_what_their_parts_do(kind: str) -> None:
         ]
         schedule = from_msccl_xml(program(gpus, coll="broadcast", sizes=(1, 1, 0)))
         assert schedule.num_rounds == 2
-    elif kind == "rrs":  # gpu 1 passes the sum on without keeping it: a reduce to gpu 2
+    elif kind == "rrs":  # gpu 1 forwards the sum without storing it: a reduce to gpu 2
         gpus = [
             [(1, -1, [step(0, "s")])],
             [(2, 0, [step(0, "rrs")])],
@@ -141,8 +143,8 @@ def test_fused_steps_do_what_their_parts_do(kind: str) -> None:
     check(schedule)
 
 
-def test_out_of_place_keeps_what_is_still_needed() -> None:
-    """Gpu 0 writes its output before it reads the input at the same place once more."""
+def test_out_of_place_keeps_inputs_that_are_read_later() -> None:
+    """Gpu 0 writes its output before it reads the input at the same location again."""
     gpus = [
         [
             (1, -1, [step(0, "s"), step(1, "s", "i1")]),
@@ -150,7 +152,7 @@ def test_out_of_place_keeps_what_is_still_needed() -> None:
                 -1,
                 1,
                 [
-                    step(0, "rrc", "i1", "o0"),  # o0 = i1 + their i1: not its place in the end
+                    step(0, "rrc", "i1", "o0"),  # o0 = i1 + received i1: not its final location
                     step(1, "cpy", "o0", "s0"),
                     step(2, "rrc", "i0", "o0"),
                     step(3, "cpy", "s0", "o1"),
@@ -167,15 +169,15 @@ def test_out_of_place_keeps_what_is_still_needed() -> None:
     assert schedule.scratch > 0
 
 
-def test_both_ways_must_be_right_where_both_are_claimed() -> None:
+def test_a_file_that_claims_in_place_and_out_of_place_must_be_correct_in_both() -> None:
     assert from_msccl_xml(exchange())
     message = refusal(exchange().replace('outofplace="0"', 'outofplace="1"'))
-    assert "o[0] of gpu 0 holds nothing in the end" in message
+    assert "o[0] of gpu 0 is empty at the end" in message
     neither = exchange().replace('inplace="1"', 'inplace="0"')
-    assert "neither" in refusal(neither.replace('outofplace="1"', 'outofplace="0"'))
+    assert "got 0 for both" in refusal(neither.replace('outofplace="1"', 'outofplace="0"'))
 
 
-def test_unknown_operations_are_told() -> None:
+def test_errors_name_unknown_operations() -> None:
     for name in ("alltonext", "custom", "alltoallv", "sendrecv"):
         with pytest.raises(UnsupportedError, match=name):
             from_msccl_xml(exchange().replace("allreduce", name))
@@ -189,7 +191,7 @@ WRONG = {
     "a read unordered with a write": (
         without_order(exchange()),
         "gpu 0, threadblock 1, step 0 .line 8. reads s.0. of gpu 0, "
-        "(unordered with the write|which holds nothing)",
+        "(unordered with the write|which is empty)",
     ),
     "a write unordered with a read": (
         program(
@@ -221,7 +223,7 @@ WRONG = {
     ),
     "a contribution lost": (
         program([[(1, -1, [step(0, "s")])], [(-1, 0, [step(0, "rrc")])]]),
-        "o.0. of gpu 0 lacks the contribution of gpu 1 in the end; last written by the input",
+        "o.0. of gpu 0 lacks the contribution of gpu 1 at the end; last written by the input",
     ),
     "chunks mixed": (
         program(
@@ -241,7 +243,7 @@ WRONG = {
             chunks=2,
             sizes=(1, 2, 0),
         ),
-        "o.0. of gpu 0 holds chunk 1 in the end instead of chunk 0; last written by gpu 0, thr",
+        "o.0. of gpu 0 holds chunk 1 at the end, expected chunk 0; last written by gpu 0, thr",
     ),
     "different counts": (
         program(
@@ -252,18 +254,18 @@ WRONG = {
             chunks=2,
             sizes=(2, 2, 0),
         ),
-        "gpu 1, threadblock 0, step 0 .* receives 1 chunks where gpu 0, .* sends 2",
+        "gpu 1, threadblock 0, step 0 .* receives 1 chunks, but gpu 0, .* sends 2",
     ),
     "an empty read": (
         program([[(1, -1, [step(0, "s", "s0")])], [(-1, 0, [step(0, "rrc")])]]),
-        "gpu 0, threadblock 0, step 0 .line 4. reads s.0. of gpu 0, which holds nothing",
+        "gpu 0, threadblock 0, step 0 .line 4. reads s.0. of gpu 0, which is empty",
     ),
     "no flag": (exchange().replace('hasdep="1"', 'hasdep="0"'), "nor a later one is marked hasdep"),
     "no such threadblock": (
         exchange().replace('depid="0"', 'depid="7"'),
         "waits for threadblock 7, which does not exist",
     ),
-    "no peer": (program([[(-1, -1, [step(0, "s")])], []]), "no peer to send to"),
+    "no peer": (program([[(-1, -1, [step(0, "s")])], []]), "no send peer"),
     "itself": (program([[(0, -1, [step(0, "s")])], []]), "cannot send to gpu 0 of 2"),
     "outside": (exchange(sizes=(1, 1, 0)), "needs s.0:1., but the buffer has 0 chunks"),
     "too many chunks": (exchange(sizes=(2, 1, 1)), "has 2 i chunks, but all_reduce gives it 1"),
@@ -273,20 +275,32 @@ WRONG = {
     ),
     "not a multiple": (
         exchange().replace("allreduce", "allgather"),
-        "nchunksperloop=1 is no multiple of 2",
+        "expected nchunksperloop to be a multiple of 2, got 1",
     ),
     "not XML": ("<algo", "line 1: not XML: unclosed token"),
     "nothing": ("", "not XML: no element found"),
-    "another document": ("<html/>", "line 1: <html> does not belong below the top"),
-    "a missing attribute": (exchange().replace(' cnt="1"', "", 1), "line 4: <step> lacks cnt"),
-    "no number": (exchange().replace('cnt="1"', 'cnt="x"', 1), "line 4: <step>: cnt='x' is not"),
+    "another document": ("<html/>", "line 1: <html> is not allowed inside the top"),
+    "a missing attribute": (
+        exchange().replace(' cnt="1"', "", 1),
+        "line 4: <step>: missing attribute cnt",
+    ),
+    "no number": (
+        exchange().replace('cnt="1"', 'cnt="x"', 1),
+        "line 4: <step>: expected a number, got cnt='x'",
+    ),
     "a huge number": (
         exchange().replace('cnt="1"', f'cnt="{"9" * 5000}"', 1),
-        "cnt=9{40} is not in 1..2147483647",
+        "expected cnt in 1..2147483647, got 9{40}",
     ),
-    "a strange type": (exchange().replace('"re"', '"xx"', 1), "line 8.: type 'xx' is none of"),
-    "a strange buffer": (exchange().replace('srcbuf="i"', 'srcbuf="j"', 1), "none of i, o, s"),
-    "a gap": (exchange().replace('tb id="1"', 'tb id="2"'), "stands where threadblock 1"),
+    "a strange type": (
+        exchange().replace('"re"', '"xx"', 1),
+        "line 8.: expected a type in .*, got 'xx'",
+    ),
+    "a strange buffer": (
+        exchange().replace('srcbuf="i"', 'srcbuf="j"', 1),
+        "expected srcbuf to be i, o or s",
+    ),
+    "a gap": (exchange().replace('tb id="1"', 'tb id="2"'), "expected threadblock 1"),
     "a document type": (
         "<!DOCTYPE algo [<!ENTITY a 'b'>]>" + exchange(),
         "line 1: a document type",
@@ -295,7 +309,7 @@ WRONG = {
 
 
 @pytest.mark.parametrize("what", WRONG)
-def test_wrong_files_are_refused_with_the_place(what: str) -> None:
+def test_errors_of_wrong_files_name_the_place(what: str) -> None:
     text, pattern = WRONG[what]
     message = refusal(text)
     assert re.search(pattern, message), message
@@ -312,7 +326,7 @@ ALL = [(op, name) for op in Op if op not in LACKING for name in names(op)]
 
 
 @pytest.mark.parametrize(("op", "name"), ALL)
-def test_what_is_written_is_read_back(op: Op, name: str) -> None:
+def test_written_files_are_read_back(op: Op, name: str) -> None:
     for ranks in (1, 2, 3, 4, 5):
         with turn(ranks=ranks):
             comes_back(build(op, name, ranks=ranks, root=ranks - 1))
@@ -322,7 +336,7 @@ def comes_back(schedule: Schedule) -> None:
     op, ranks = schedule.collective.op, schedule.collective.ranks
     text = to_msccl_xml(schedule)
     same_effect(schedule, from_msccl_xml(text))
-    # Nor does it get stuck where each connection holds but one message.
+    # The program also runs with room for only one message in each connection.
     program = parse(text)
     parts = program.chunks // pieces(op, ranks)
     root = ranks - 1 if op.rooted else None
@@ -331,7 +345,7 @@ def comes_back(schedule: Schedule) -> None:
 
 
 def same_effect(before: Schedule, after: Schedule) -> None:
-    """Same collective, proved, same chunks on each rank's wire, and no more rounds."""
+    """Checks the collective, the proof, the chunks that each rank sends, and the rounds."""
     check(after)
     assert after.collective == before.collective
     assert after.num_rounds <= before.num_rounds
@@ -340,12 +354,12 @@ def same_effect(before: Schedule, after: Schedule) -> None:
 
 
 @pytest.mark.parametrize("op", LACKING)
-def test_what_the_format_lacks_is_refused(op: Op) -> None:
-    with pytest.raises(UnsupportedError, match=f"no word for {op}"):
+def test_operations_missing_in_the_format_are_rejected(op: Op) -> None:
+    with pytest.raises(UnsupportedError, match=f"cannot express {op}"):
         to_msccl_xml(build(op, names(op)[0], ranks=2))
 
 
-def test_names_are_quoted() -> None:
+def test_names_are_escaped_in_xml() -> None:
     b = Builder(Collective(op=Op.BROADCAST, ranks=2, root=0), 'a<b "c" & d')
     b.copy(0, 0, 1)
     assert from_msccl_xml(to_msccl_xml(b.build())).algorithm == 'a<b "c" & d'
@@ -353,7 +367,7 @@ def test_names_are_quoted() -> None:
 
 @st.composite
 def right_schedules(draw: st.DrawFn) -> Schedule:
-    """All-reduces grown at random: copies of finished or unfinished values, and reductions."""
+    """Draws random all-reduces with copies of finished or unfinished values, and reductions."""
     ranks, parts, scratch = draw(st.integers(2, 4)), draw(st.integers(1, 3)), 2
     b = Builder(Collective(op=Op.ALL_REDUCE, ranks=ranks, parts=parts), "random", scratch=scratch)
     locations = st.integers(0, parts + scratch - 1)
@@ -370,33 +384,33 @@ def right_schedules(draw: st.DrawFn) -> Schedule:
             b.next_round()
     b.next_round()
     for part in range(parts):
-        home = draw(rank)
+        collector = draw(rank)
         for other in range(ranks):
-            if other != home:
-                b.reduce(other, part, home, part)
+            if other != collector:
+                b.reduce(other, part, collector, part)
     b.next_round()
     for part in range(parts):
-        home = next(
+        collector = next(
             t.dst for t in reversed(b.build().transfers) if t.dst_chunk == part and t.reduce
         )
         for other in range(ranks):
-            if other != home:
-                b.copy(home, part, other, part)
+            if other != collector:
+                b.copy(collector, part, other, part)
     return b.build()
 
 
 def acceptable(schedule: Schedule) -> bool:
-    """Whether nothing is wrong yet but that it is unfinished."""
+    """Returns true if the schedule is correct or only unfinished."""
     try:
         trace(schedule)
     except ScheduleError as error:
-        return "in the end" in str(error)
+        return "at the end" in str(error)
     return True
 
 
 @settings(max_examples=60, deadline=None)
 @given(right_schedules())
-def test_any_right_schedule_survives(schedule: Schedule) -> None:
+def test_any_correct_schedule_survives_a_round_trip(schedule: Schedule) -> None:
     check(schedule)
     after = from_msccl_xml(to_msccl_xml(schedule))
     check(after)
@@ -405,7 +419,7 @@ def test_any_right_schedule_survives(schedule: Schedule) -> None:
 
 @settings(max_examples=150, deadline=None)
 @given(st.sampled_from(["ring", "direct", "one_shot"]), st.data())
-def test_a_damaged_file_is_refused_or_still_right(name: str, data: st.DataObject) -> None:
+def test_a_damaged_file_is_rejected_or_still_correct(name: str, data: st.DataObject) -> None:
     text = to_msccl_xml(build("all_reduce", name, ranks=3))
     lines = text.splitlines()
     steps = [i for i, line in enumerate(lines) if "<step" in line]
@@ -426,15 +440,15 @@ def test_a_damaged_file_is_refused_or_still_right(name: str, data: st.DataObject
 
 @settings(max_examples=100, deadline=None)
 @given(st.text(alphabet='<>/="algo gpu tb step0123', max_size=60))
-def test_noise_is_refused(text: str) -> None:
+def test_random_text_is_rejected(text: str) -> None:
     refusal(text)
 
 
 @pytest.mark.slow
 @pytest.mark.skipif(not FILES, reason="UNISONO_TEST_MSCCL names no directory")
-def test_real_files_are_proved_or_refused() -> None:
+def test_real_files_are_proved_or_rejected() -> None:
     for path in sorted(Path(FILES).glob("*.xml")):
         try:
             check(from_msccl_xml(path.read_text()))
         except UnsupportedError as error:
-            assert "there is no operation" in str(error)
+            assert "unsupported operation" in str(error)

@@ -1,4 +1,6 @@
-"""Plans of MSCCL++: read right or refused with the place; what is written is read back."""
+"""MSCCL++ plans: the reader accepts only correct plans and names the place of errors. Written plans
+can be read again.
+"""
 
 from __future__ import annotations
 
@@ -29,7 +31,7 @@ def local(buffer: str, index: int = 0, size: int = 1) -> Json:
     return {"type": buffer, "index": index, "size": size}
 
 
-def far(index: int = 0, size: int = 1, buffer: int = 0) -> Json:
+def remote(index: int = 0, size: int = 1, buffer: int = 0) -> Json:
     return {"buffer_id": buffer, "index": index, "size": size}
 
 
@@ -46,7 +48,9 @@ def plan(
     ranks: int = 2,
     **gpu_more: Any,
 ) -> str:
-    """A plan of ranks that can reach the first peer's scratch (0), input (1) and output (2)."""
+    """Returns a plan where each rank can reach its next rank's scratch (0), input (1) and output
+    (2).
+    """
     gpus = []
     for rank in range(ranks):
         peer = (rank + 1) % ranks
@@ -89,8 +93,8 @@ def plan(
 
 
 def put_and_reduce(rank: int) -> list[list[Json]]:
-    """Each puts its input into the other's scratch, says so, and reduces what it got."""
-    put = op("put", [local("i")], [far()])
+    """Each rank puts its input into the other's scratch, signals, and reduces."""
+    put = op("put", [local("i")], [remote()])
     reduce = op("re", [local("i"), local("s")], [local("i")])
     return [[put, NOP, SIGNAL, WAIT, NOP, reduce]]
 
@@ -103,20 +107,20 @@ def test_put_and_reduce_is_one_round() -> None:
 
 def test_packets_need_no_signal() -> None:
     def blocks(rank: int) -> list[list[Json]]:
-        put = op("ppkt", [local("i")], [far()])
+        put = op("ppkt", [local("i")], [remote()])
         return [[put], [op("repkt", [local("i"), local("s")], [local("i")])]]
 
-    # The packet is read by another threadblock, which must also know that the put has been read.
+    # Another threadblock reads the packet. It must also know that the put's read has finished.
     with pytest.raises(ScheduleError, match=r"writes i.0. of gpu ., unordered with the read by"):
         from_mscclpp_json(plan(blocks))
     check(from_mscclpp_json(plan(lambda rank: [[o for b in blocks(rank) for o in b]])))
 
 
-def test_a_switch_reduces_for_all() -> None:
+def test_a_switch_channel_reduces_for_all_gpus() -> None:
     def blocks(rank: int) -> list[list[Json]]:
-        meet = [NOP, SIGNAL, WAIT, NOP]
+        synchronise = [NOP, SIGNAL, WAIT, NOP]
         switch = [{"switch_channel_id": 0, "index": rank, "size": 1}]
-        return [[*meet, op("glres", switch, switch), *meet]]
+        return [[*synchronise, op("glres", switch, switch), *synchronise]]
 
     schedule = from_mscclpp_json(plan(blocks, chunks=(2, 2, 0)))
     check(schedule)
@@ -128,7 +132,7 @@ def test_groups_of_threadblocks_share_chunks() -> None:
         def block(number: int) -> list[Json]:
             group = {"tbg_info": {"tb_id": number, "tbg_size": 2}}
             return [
-                op("ppkt", [local("i")], [far()], **group),
+                op("ppkt", [local("i")], [remote()], **group),
                 op("repkt", [local("i"), local("s")], [local("i")], **group),
             ]
 
@@ -150,8 +154,8 @@ def test_barriers_semaphores_and_pipelines_order() -> None:
 
     semaphores = [{"init_value": 0}]
     check(from_mscclpp_json(plan(blocks, semaphores=semaphores)))
-    # A token that is there from the start orders nothing.
-    with pytest.raises(ScheduleError, match=r"a race|holds nothing"):
+    # A token of the initial value orders nothing.
+    with pytest.raises(ScheduleError, match=r"a race|which is empty"):
         from_mscclpp_json(plan(lambda r: blocks(r)[::-1], semaphores=[{"init_value": 1}]))
 
 
@@ -163,7 +167,7 @@ def only(*ops: Json, **more: Any) -> str:
     return plan(lambda rank: [list(ops)], **more)
 
 
-PUT = op("put", [local("i")], [far()])
+PUT = op("put", [local("i")], [remote()])
 WRONG = {
     "no nop before the signal": (plan(drop(1)), r"op 4 \(re\) reads s.0. of gpu ., unordered"),
     "no nop after the wait": (plan(drop(4)), r"op 4 \(re\) reads s.0. of gpu ., unordered"),
@@ -175,53 +179,59 @@ WRONG = {
         only(op("repkt", [local("i"), local("s")], [local("i")])),
         "deadlock: .* waits for a packet in s.0. of gpu 0",
     ),
-    "lost": (only(PUT), "o.0. of gpu 0 lacks the contribution of gpu 1 in the end"),
+    "lost": (only(PUT), "o.0. of gpu 0 lacks the contribution of gpu 1 at the end"),
     "a lone barrier": (
         only({"name": "barrier", "barrier_id": 0, "num_threadblocks": 2}),
         "waits for 1 more threadblocks at barrier 0",
     ),
     "a semaphore that is not there": (
         only({"name": "sem_acquire", "semaphore_ids": [3]}),
-        "there is no semaphore 3",
+        "expected a semaphore of the plan, got number 3",
     ),
-    "a buffer that is not there": (only(op("put", [local("i")], [far(buffer=9)])), "only 3"),
-    "outside": (only(op("put", [local("i", 5)], [far()])), r"needs i\[5:6\] of gpu 0"),
+    "a buffer that is not there": (
+        only(op("put", [local("i")], [remote(buffer=9)])),
+        "below 3, got 9",
+    ),
+    "outside": (only(op("put", [local("i", 5)], [remote()])), r"needs i\[5:6\] of gpu 0"),
     "different lengths": (
-        only(op("put", [local("i")], [far(0, 2)])),
-        r"moves ranges of \[1, 2\] chunks at once",
+        only(op("put", [local("i")], [remote(0, 2)])),
+        r"needs ranges of one length, got \[1, 2\] chunks",
     ),
-    "no source": (only(op("put", [], [far()])), "needs a source and a target"),
-    "not a multiple": (plan(put_and_reduce, coll="allgather"), "1 chunks are no multiple of 2"),
+    "no source": (only(op("put", [], [remote()])), "needs at least one source and one target"),
+    "not a multiple": (
+        plan(put_and_reduce, coll="allgather"),
+        "expected a multiple of 2 chunks, got 1",
+    ),
     "not JSON": ("{", "not JSON"),
     "not a plan": ("[]", "plan: expected an object, got list"),
-    "nobody": ('{"gpus": []}', "plan.gpus is empty"),
-    "no name": (plan(put_and_reduce).replace('"name": "test"', '"nam": 1'), "plan lacks name"),
-    "a strange buffer": (only(op("put", [local("x")], [far()])), "none of i, o, s"),
-    "a negative number": (only(op("put", [local("i", -1)], [far()])), "expected a number"),
+    "nobody": ('{"gpus": []}', "plan.gpus: expected at least one gpu"),
+    "no name": (plan(put_and_reduce).replace('"name": "test"', '"nam": 1'), "plan: missing name"),
+    "a strange buffer": (only(op("put", [local("x")], [remote()])), "expected i, o or s"),
+    "a negative number": (only(op("put", [local("i", -1)], [remote()])), "expected a number"),
 }
 
 
 @pytest.mark.parametrize("what", WRONG)
-def test_wrong_plans_are_refused_with_the_place(what: str) -> None:
+def test_errors_of_wrong_plans_name_the_place(what: str) -> None:
     text, pattern = WRONG[what]
     with pytest.raises(ScheduleError) as caught:
         from_mscclpp_json(text)
     assert re.search(pattern, str(caught.value)), str(caught.value)
 
 
-def test_what_is_not_carried_is_told() -> None:
+def test_errors_name_unsupported_operations() -> None:
     with pytest.raises(UnsupportedError, match=r"threadblock 0, op 0 \(gstorepkt\)"):
         from_mscclpp_json(only({"name": "gstorepkt"}))
-    with pytest.raises(UnsupportedError, match="older format"):
+    with pytest.raises(UnsupportedError, match="older plan format"):
         from_mscclpp_json('{"gpus": [{"inputChunks": 1}]}')
-    with pytest.raises(UnsupportedError, match="no operation 'sendrecv'"):
+    with pytest.raises(UnsupportedError, match="unsupported operation 'sendrecv'"):
         from_mscclpp_json(plan(put_and_reduce, coll="sendrecv"))
-    with pytest.raises(UnsupportedError, match="know no broadcast"):
+    with pytest.raises(UnsupportedError, match="cannot express broadcast"):
         to_mscclpp_json(build("broadcast", "direct", ranks=2))
 
 
 @pytest.mark.parametrize(("op_", "name"), [(o, name) for o in _OPS for name in names(o)])
-def test_what_is_written_is_read_back(op_: Op, name: str) -> None:
+def test_written_files_are_read_back(op_: Op, name: str) -> None:
     for ranks in (1, 2, 3, 4):
         with turn(ranks=ranks):
             comes_back(build(op_, name, ranks=ranks))
@@ -238,7 +248,7 @@ def comes_back(before: Schedule) -> None:
 
 @settings(max_examples=40, deadline=None)
 @given(st.data())
-def test_a_damaged_plan_is_refused_or_still_right(data: st.DataObject) -> None:
+def test_a_damaged_plan_is_rejected_or_still_correct(data: st.DataObject) -> None:
     document = json.loads(to_mscclpp_json(build("all_reduce", "ring", ranks=3)))
     ops = data.draw(st.sampled_from(document["gpus"]))["threadblocks"][0]["ops"]
     at = data.draw(st.integers(0, len(ops) - 1))

@@ -1,4 +1,4 @@
-"""Algorithm files of MSCCL and MSCCL++, read and written."""
+"""Readers and writers for algorithm files of MSCCL and MSCCL++."""
 
 from unisono.schedule.formats.msccl import from_msccl_xml
 from unisono.schedule.formats.msccl_writer import to_msccl_xml

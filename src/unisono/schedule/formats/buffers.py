@@ -1,8 +1,9 @@
-"""Where the buffers of an exchanged program lie: input, output and scratch of each GPU.
+"""The buffers of an exchanged program: input, output and scratch of each GPU.
 
-Both formats number the chunks of three buffers on each GPU. `Buffers` says which chunk an input
-cell holds before, which chunk an output cell must hold after, which cells are the same memory
-when the call is in place, and where our schedules keep them.
+Both formats number the chunks of three buffers on each GPU. `Buffers` maps each input cell to the
+chunk that the cell holds before the program, and each output cell to the chunk that it must hold
+after. `Buffers` also says which cells are the same memory in an in-place call, and which location
+of our schedules a cell corresponds to.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from unisono.types import Op
 
 
 class Buffer(StrEnum):
-    """The buffers of a GPU, named as in the files."""
+    """The buffers of a GPU, with the names that the files use."""
 
     INPUT = "i"
     OUTPUT = "o"
@@ -47,7 +48,8 @@ _OPERATIONS = {
 
 
 def operation(name: str) -> Op:
-    """The operation that a file calls `name`. Raises `UnsupportedError`.
+    """Returns the operation that a file calls `name`. Raises `UnsupportedError` for an unknown
+    name.
 
     >>> operation("reduce_scatter").value
     'reduce_scatter'
@@ -55,27 +57,29 @@ def operation(name: str) -> Op:
     op = _OPERATIONS.get(name.lower().replace("_", "").replace("-", ""))
     if op is None:
         raise UnsupportedError(
-            f"there is no operation {name!r} here; those that can be read are "
-            f"{', '.join(_OPERATIONS)}"
+            f"unsupported operation {name!r}; expected one of {', '.join(_OPERATIONS)}"
         )
     return op
 
 
 def operation_name(op: Op) -> str:
-    """What both formats call an operation. Raises `UnsupportedError` for those they lack."""
+    """Returns the name of an operation in both formats, or raises `UnsupportedError`."""
     for name, known in _OPERATIONS.items():
         if known is op:
             return name
-    raise UnsupportedError(f"these formats have no word for {op}")
+    raise UnsupportedError(f"MSCCL and MSCCL++ files cannot express {op}")
 
 
 def pieces(op: Op, ranks: int) -> int:
-    """Pieces of the larger buffer: the chunks of a loop are this times the parts of a piece."""
+    """Returns the number of pieces in the larger buffer.
+
+    The number of chunks in a file's loop is this number times the parts of a piece.
+    """
     return 1 if op in (Op.ALL_REDUCE, Op.BROADCAST, Op.REDUCE) else ranks
 
 
 class Buffers:
-    """The cells of a collective. `in_place`: input and output are the same memory."""
+    """The cells of a collective. With `in_place`, input and output are the same memory."""
 
     def __init__(self, collective: Collective, *, in_place: bool) -> None:
         self.collective = collective
@@ -95,8 +99,8 @@ class Buffers:
                 self._outputs[Cell(rank, Buffer.OUTPUT, ref[0] * parts + ref[1])] = chunk
         if in_place:
             self._alias()
-        self._chunks = {self.memory(cell): chunk for cell, chunk in self._inputs.items()}
-        self._chunks |= {self.memory(cell): chunk for cell, chunk in self._outputs.items()}
+        self._locations = {self.memory(cell): chunk for cell, chunk in self._inputs.items()}
+        self._locations |= {self.memory(cell): chunk for cell, chunk in self._outputs.items()}
 
     def _alias(self) -> None:
         parts = self.collective.parts
@@ -109,19 +113,19 @@ class Buffers:
                         self._same[output] = Cell(rank, Buffer.INPUT, piece * parts + part)
 
     def memory(self, cell: Cell) -> Cell:
-        """The cell that stands for all that are the same memory."""
+        """Returns the representative of all cells that are the same memory."""
         return self._same.get(cell, cell)
 
     def initial(self) -> dict[Cell, int]:
-        """Memory that holds a contribution before, and to which chunk."""
+        """Returns the memory that holds contributions before the program, with their chunks."""
         return {self.memory(cell): chunk for cell, chunk in self._inputs.items()}
 
     def expected(self) -> dict[Cell, int]:
-        """Output cells, and the chunk that each must hold after."""
+        """Returns the output cells, each with the chunk that it must hold after the program."""
         return self._outputs
 
     def size(self, rank: int, buffer: Buffer) -> int | None:
-        """Chunks of a buffer of the caller; None for scratch."""
+        """Returns the number of chunks in a buffer of the caller, or None for scratch."""
         if buffer is Buffer.SCRATCH:
             return None
         count = (
@@ -131,6 +135,6 @@ class Buffers:
         )
         return count * self.collective.parts
 
-    def home(self, memory: Cell) -> int | None:
-        """The location where a schedule keeps what is written to this memory; None: scratch."""
-        return self._chunks.get(memory)
+    def location(self, memory: Cell) -> int | None:
+        """Returns the location that holds this memory in a schedule, or None for scratch."""
+        return self._locations.get(memory)

@@ -1,4 +1,4 @@
-"""Read MSCCL XML: its threadblocks run symbolically, the outcome becomes a schedule."""
+"""Reader of MSCCL XML: runs the threadblocks symbolically and makes a schedule of the result."""
 
 from __future__ import annotations
 
@@ -15,19 +15,20 @@ from unisono.schedule.schedule import Schedule
 
 
 def from_msccl_xml(text: str) -> Schedule:
-    """Read an MSCCL program: the XML that `msccl-tools` writes and MSCCL and RCCL run.
+    """Reads an MSCCL program: XML that `msccl-tools` writes and that MSCCL and RCCL run.
 
-    Carried over: allreduce, allgather, reducescatter, alltoall, and broadcast, reduce, gather and
-    scatter (their root is the attribute `root` of `algo`, which we write; else rank 0); all step
-    types; in place and out of place (a file that claims both must be right both ways). Not
-    carried, since it changes no result: the protocol, the range of sizes, how steps are shared
-    out to threadblocks. Connections are taken as having room for everything that is sent.
+    The reader supports allreduce, allgather, reducescatter, alltoall, broadcast, reduce, gather and
+    scatter. The root is the attribute `root` of `algo`, which our writer adds, or else rank 0. The
+    reader supports all step types. A program may be in place or out of place. A file that claims
+    both must be correct both ways. The reader ignores the protocol, the range of sizes, and the
+    distribution of steps over threadblocks, because none of them changes a result. Connections have
+    unlimited room.
 
-    The program is proved as it is read: in every order in which its threadblocks may run, it does
-    not get stuck, has no race, and computes the collective.
+    The reader proves the program: in every possible order of its threadblocks, the program does not
+    deadlock, has no race, and computes the collective.
 
-    Raises `ScheduleError`, naming gpu, threadblock, step and line, for a program that is not XML,
-    not MSCCL or wrong; `UnsupportedError` for a collective that we do not have.
+    Raises `ScheduleError` with the gpu, threadblock, step and line for a wrong program, or for text
+    that is not MSCCL XML. Raises `UnsupportedError` for an unsupported collective.
 
     >>> from unisono.schedule import Builder, Collective, to_msccl_xml
     >>> from unisono.types import Op
@@ -51,7 +52,7 @@ def from_msccl_xml(text: str) -> Schedule:
         if claimed
     ]
     if not schedules:
-        raise ScheduleError("algo is neither inplace nor outofplace: it serves no call")
+        raise ScheduleError("algo: expected inplace or outofplace to be 1, got 0 for both")
     return schedules[-1]
 
 
@@ -60,8 +61,8 @@ def _collective(program: Program) -> Collective:
     each = pieces(op, ranks)
     if program.chunks % each:
         raise ScheduleError(
-            f"{program.collective} on {ranks} gpus: nchunksperloop={program.chunks} is no "
-            f"multiple of {each}"
+            f"{program.collective} on {ranks} gpus: expected nchunksperloop to be "
+            f"a multiple of {each}, got {program.chunks}"
         )
     root = program.root if op.rooted else None
     return Collective(op=op, ranks=ranks, parts=program.chunks // each, root=root)
@@ -71,7 +72,7 @@ def _check_size(collective: Collective, rank: int, buffer: Buffer, chunks: int, 
     count = (
         collective.input_pieces(rank) if buffer is Buffer.INPUT else collective.output_pieces(rank)
     ) * collective.parts
-    # A buffer that does not exist for this rank is a name for memory of its own.
+    # If the collective gives this rank no such buffer, the buffer is separate memory.
     if count and chunks > count:
         raise ScheduleError(
             f"{where} has {chunks} {buffer} chunks, but {collective.op} gives it {count}"
@@ -79,14 +80,14 @@ def _check_size(collective: Collective, rank: int, buffer: Buffer, chunks: int, 
 
 
 class _Connection:
-    """Messages from one GPU to another on one channel: first in, first out."""
+    """Messages from one GPU to another on one channel, first in, first out."""
 
     def __init__(self) -> None:
         self.messages: deque[tuple[str, Sequence[Value], Clock]] = deque()
 
 
 def run_program(program: Program, buffers: Buffers, room: int | None = None) -> SymbolicMachine:
-    """Run a program; each connection has room for this many messages, None for any number."""
+    """Runs a program. Each connection has room for `room` messages, or for any number if None."""
     interpreter = _Interpreter(program, buffers, room)
     interpreter.run()
     return interpreter.machine
@@ -120,7 +121,7 @@ class _Interpreter:
             if connection.messages:
                 raise ScheduleError(
                     f"{connection.messages[0][0]} sends to gpu {dst} on channel {channel}, but no "
-                    f"step there receives it from gpu {src}"
+                    f"step there receives from gpu {src}"
                 )
 
     def _step(self, thread: Thread[MscclStep], step: MscclStep) -> str | None:
@@ -144,8 +145,7 @@ class _Interpreter:
             sender, message, clock = connection.messages.popleft()
             if len(message) != step.chunks:
                 raise ScheduleError(
-                    f"{step.where} receives {step.chunks} chunks where {sender} sends "
-                    f"{len(message)}"
+                    f"{step.where} receives {step.chunks} chunks, but {sender} sends {len(message)}"
                 )
             thread.learn(clock)
         if step.type != "nop":
@@ -185,7 +185,7 @@ class _Interpreter:
             connection.messages.append((where, results, dict(thread.clock)))
 
     def _flag(self, thread: Thread[MscclStep], other: int, after: int) -> Clock | None:
-        """What is known once the threadblock has passed the step, if it has."""
+        """Returns the clock of the first flag at or after the step, or None if not yet reached."""
         flags = self.flags[self.by_place[thread.gpu, other].number]
         return next((clock for at, clock in flags if at >= after), None)
 

@@ -1,4 +1,4 @@
-"""MSCCL XML as data: parsed strictly, with the line of whatever is wrong."""
+"""Parser of MSCCL XML. Errors name the line."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from unisono.errors import ScheduleError
 from unisono.schedule.formats.buffers import Buffer
 
 MOST_CHARACTERS = 1 << 26
-"""A larger file is refused unread."""
+"""Largest accepted file, in characters."""
 
 _MOST_NUMBER = (1 << 31) - 1
 _SENDS = frozenset(("s", "rcs", "rrs", "rrcs"))
@@ -36,28 +36,28 @@ class MscclStep(NamedTuple):
 
     @property
     def sends(self) -> bool:
-        """Whether it puts its chunks into the connection to the threadblock's send peer."""
+        """True if the step sends chunks to the threadblock's send peer."""
         return self.type in _SENDS
 
     @property
     def receives(self) -> bool:
-        """Whether it takes chunks from the connection of the threadblock's receive peer."""
+        """True if the step receives chunks from the threadblock's receive peer."""
         return self.type in _RECEIVES
 
     @property
     def reads(self) -> bool:
-        """Whether it reads its source in local memory."""
+        """True if the step reads its source in local memory."""
         return self.type in _READS
 
     @property
     def writes(self) -> bool:
-        """Whether it writes its destination."""
+        """True if the step writes its destination."""
         return self.type in _WRITES
 
 
 @dataclass(slots=True, kw_only=True)
 class MscclBlock:
-    """A threadblock: one peer to send to, one to receive from, on one channel."""
+    """A threadblock with one send peer and one receive peer, on one channel."""
 
     where: str
     number: int
@@ -69,7 +69,9 @@ class MscclBlock:
 
 @dataclass(slots=True, kw_only=True)
 class Gpu:
-    """One GPU: its buffers' sizes in chunks, and its threadblocks by number."""
+    """One GPU: the sizes of its buffers in chunks, and its threadblocks in the order of their
+    numbers.
+    """
 
     where: str
     number: int
@@ -79,7 +81,9 @@ class Gpu:
 
 @dataclass(slots=True, kw_only=True)
 class Program:
-    """A whole file. `chunks` are those of one loop: of the larger of input and output."""
+    """A whole file. `chunks` is the number of chunks in one loop, in the larger of input and
+    output.
+    """
 
     name: str
     collective: str
@@ -91,12 +95,12 @@ class Program:
 
 
 def parse(text: str) -> Program:
-    """Read a file. Raises `ScheduleError` with the line, when it is not one.
+    """Parses a file. Raises `ScheduleError` with the line for an invalid file.
 
-    A document type is refused, so that no entity is ever expanded.
+    The parser rejects a document type, so that no XML entity is ever expanded.
     """
     if len(text) > MOST_CHARACTERS:
-        raise ScheduleError(f"{len(text)} characters are too many; the most is {MOST_CHARACTERS}")
+        raise ScheduleError(f"expected at most {MOST_CHARACTERS} characters, got {len(text)}")
     reader = _Reader()
     try:
         reader.parser.Parse(text, True)
@@ -107,7 +111,7 @@ def parse(text: str) -> Program:
 
 
 class _Reader:
-    """Takes elements as they come; each knows its line."""
+    """Reads XML elements one by one. Each element has its line."""
 
     def __init__(self) -> None:
         self.parser = expat.ParserCreate()
@@ -120,15 +124,15 @@ class _Reader:
     def finish(self) -> Program:
         program = self.program
         if program is None:
-            raise ScheduleError("there is no <algo> in this file")
+            raise ScheduleError("expected an <algo> element, got none")
         for number, gpu in enumerate(program.gpus):
             if gpu.number != number:
-                raise ScheduleError(f"{gpu.where} stands where gpu {number} is expected")
+                raise ScheduleError(f"expected gpu {number}, got {gpu.where}")
             _check_blocks(gpu, len(program.gpus))
         return program
 
     def _doctype(self, *_: object) -> None:
-        raise ScheduleError(f"{self._line()}: a document type is not allowed here")
+        raise ScheduleError(f"{self._line()}: a document type is not allowed; remove it")
 
     def _line(self) -> str:
         return f"line {self.parser.CurrentLineNumber}"
@@ -149,7 +153,7 @@ class _Reader:
             self._step(fields, program.gpus[-1])
         else:
             above = f"<{path[-2]}>" if len(path) > 1 else "the top"
-            raise ScheduleError(f"{fields.where} does not belong below {above}")
+            raise ScheduleError(f"{fields.where} is not allowed inside {above}")
 
     def _end(self, _: str) -> None:
         self.open.pop()
@@ -193,10 +197,12 @@ class _Reader:
         number = fields.number("s")
         where = f"{block.where}, step {number} ({self._line()})"
         if number != len(block.steps):
-            raise ScheduleError(f"{where} stands where step {len(block.steps)} is expected")
+            raise ScheduleError(f"expected step {len(block.steps)}, got {where}")
         kind = fields.text("type")
         if kind not in _TYPES:
-            raise ScheduleError(f"{where}: type {kind!r} is none of {', '.join(sorted(_TYPES))}")
+            raise ScheduleError(
+                f"{where}: expected a type in {', '.join(sorted(_TYPES))}, got {kind!r}"
+            )
         other = fields.number("depid", least=-1)
         after = fields.number("deps", least=-1)
         step = MscclStep(
@@ -215,7 +221,7 @@ class _Reader:
 
 
 class _Fields:
-    """The attributes of one element; unknown ones are passed over, as MSCCL does."""
+    """The attributes of one element. Like MSCCL, the parser ignores unknown attributes."""
 
     def __init__(self, where: str, attributes: Mapping[str, str]) -> None:
         self.where = where
@@ -225,24 +231,24 @@ class _Fields:
         try:
             return self._attributes[name]
         except KeyError:
-            raise ScheduleError(f"{self.where} lacks {name}") from None
+            raise ScheduleError(f"{self.where}: missing attribute {name}") from None
 
     def number(self, name: str, default: int | None = None, *, least: int = 0) -> int:
         if default is not None and name not in self._attributes:
             return default
         text = self.text(name)
         if not (text.removeprefix("-").isascii() and text.removeprefix("-").isdigit()):
-            raise ScheduleError(f"{self.where}: {name}={text!r:.40} is not a number")
+            raise ScheduleError(f"{self.where}: expected a number, got {name}={text!r:.40}")
         if len(text) > 11 or not least <= int(text) <= _MOST_NUMBER:
             raise ScheduleError(
-                f"{self.where}: {name}={text:.40} is not in {least}..{_MOST_NUMBER}"
+                f"{self.where}: expected {name} in {least}..{_MOST_NUMBER}, got {text:.40}"
             )
         return int(text)
 
     def flag(self, name: str, default: bool) -> bool:
         value = self.number(name, int(default))
         if value > 1:
-            raise ScheduleError(f"{self.where}: {name}={value} is neither 0 nor 1")
+            raise ScheduleError(f"{self.where}: expected {name} to be 0 or 1, got {value}")
         return value == 1
 
     def peer(self, name: str) -> int | None:
@@ -252,15 +258,15 @@ class _Fields:
     def buffer(self, name: str) -> Buffer:
         text = self.text(name)
         if text not in list(Buffer):
-            raise ScheduleError(f"{self.where}: {name}={text!r:.40} is none of i, o, s")
+            raise ScheduleError(f"{self.where}: expected {name} to be i, o or s, got {text!r:.40}")
         return Buffer(text)
 
 
 def _check_step(step: MscclStep, block: MscclBlock, gpu: Gpu) -> None:
     if step.sends and block.send is None:
-        raise ScheduleError(f"{step.where} sends, but its threadblock has no peer to send to")
+        raise ScheduleError(f"{step.where} sends, but its threadblock has no send peer")
     if step.receives and block.receive is None:
-        raise ScheduleError(f"{step.where} receives, but its threadblock has no peer to hear")
+        raise ScheduleError(f"{step.where} receives, but its threadblock has no receive peer")
     for used, buffer, start in (
         (step.reads, step.src_buffer, step.src),
         (step.writes, step.dst_buffer, step.dst),
@@ -276,16 +282,16 @@ def _check_blocks(gpu: Gpu, ranks: int) -> None:
     connections: dict[tuple[str, int, int], str] = {}
     for number, block in enumerate(gpu.blocks):
         if block.number != number:
-            raise ScheduleError(f"{block.where} stands where threadblock {number} is expected")
-        for way, peer in (("send to", block.send), ("receive from", block.receive)):
+            raise ScheduleError(f"expected threadblock {number}, got {block.where}")
+        for action, peer in (("send to", block.send), ("receive from", block.receive)):
             if peer is None:
                 continue
             if peer >= ranks or peer == gpu.number:
-                raise ScheduleError(f"{block.where} cannot {way} gpu {peer} of {ranks}")
-            other = connections.setdefault((way, peer, block.channel), block.where)
+                raise ScheduleError(f"{block.where} cannot {action} gpu {peer} of {ranks}")
+            other = connections.setdefault((action, peer, block.channel), block.where)
             if other != block.where:
                 raise ScheduleError(
-                    f"{block.where} and {other} both {way} gpu {peer} on channel {block.channel}"
+                    f"{block.where} and {other} both {action} gpu {peer} on channel {block.channel}"
                 )
         for step in block.steps:
             _check_dependence(step, gpu)

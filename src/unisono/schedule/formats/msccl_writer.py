@@ -1,10 +1,10 @@
-"""Write MSCCL XML: transfers become steps of threadblocks, ordered by dependences.
+"""Writer of MSCCL XML: turns transfers into steps of threadblocks, ordered by dependences.
 
-Each rank's locations become chunks of its input, output and scratch buffers; the program is in
-place, except for alltoall. A connection carries at most one message a round (a second one takes
-another channel), and in each round a GPU sends before it writes. So every step waits for steps of
-earlier rounds, or for reads of its own round: the program cannot get stuck even where a connection
-holds but one message.
+Each rank's locations become chunks of its input, output and scratch buffers. The program is in
+place, except for alltoall. A connection carries at most one message in a round; a second message
+uses another channel. In each round a GPU sends before it writes. So every step waits only for steps
+of earlier rounds, or for reads of its own round. The program cannot deadlock, even if a connection
+has room for only one message.
 """
 
 from __future__ import annotations
@@ -27,10 +27,10 @@ _OUTPUT_FIRST = (Op.ALL_GATHER, Op.GATHER, Op.ALL_TO_ALL)
 
 
 def to_msccl_xml(schedule: Schedule) -> str:
-    """The schedule as MSCCL XML, which `from_msccl_xml`, MSCCL and RCCL read.
+    """Returns the schedule as MSCCL XML, which `from_msccl_xml`, MSCCL and RCCL read.
 
-    The limits of a GPU runtime on threadblocks, channels and steps are not looked at. Raises
-    `UnsupportedError` for a barrier, `ScheduleError` for a wrong schedule.
+    The writer does not check a GPU runtime's limits on threadblocks, channels and steps. Raises
+    `UnsupportedError` for a barrier, and `ScheduleError` for a wrong schedule.
 
     >>> from unisono.schedule import Builder, Collective
     >>> from unisono.types import Op
@@ -40,7 +40,7 @@ def to_msccl_xml(schedule: Schedule) -> str:
     True
     """
     name = operation_name(schedule.collective.op)
-    trace(schedule)  # a wrong schedule could ask for a program that makes no sense
+    trace(schedule)  # a wrong schedule could produce an invalid program
     return _xml(schedule, name, _Writer(schedule).gpus)
 
 
@@ -52,17 +52,17 @@ class Place(NamedTuple):
 
 
 class Places:
-    """Where each rank's locations lie in the buffers of a program."""
+    """The places of each rank's locations in the buffers of a program."""
 
     def __init__(self, collective: Collective, scratch: int) -> None:
         self._ranks = [self._of(collective, scratch, rank) for rank in range(collective.ranks)]
 
     def of(self, rank: int, location: int) -> Place:
-        """The place of a rank's location."""
+        """Returns the place of a rank's location."""
         return self._ranks[rank][location]
 
     def size(self, rank: int, buffer: Buffer) -> int:
-        """Chunks of a buffer of a rank, up to the last that has a location."""
+        """Returns the number of chunks in a rank's buffer, up to the last chunk with a location."""
         return max((p.chunk + 1 for p in self._ranks[rank] if p.buffer is buffer), default=0)
 
     def _of(self, collective: Collective, scratch: int, rank: int) -> list[Place]:
@@ -104,10 +104,12 @@ class _Block:
     channel: int
     steps: list[_Step] = field(default_factory=list)
     seen: dict[int, int] = field(default_factory=dict)
-    """For each block, by identity, the last of its steps that this one has waited for."""
+    """For each block, by identity, the last of its steps that this block has waited for."""
 
     def add(self, kind: str, src: Place, dst: Place, count: int, needs: Iterable[_Step]) -> _Step:
-        """A step after all that it needs: more than one dependence takes steps of their own."""
+        """Adds a step after the steps that it needs. Each dependence but the last takes a `nop`
+        step.
+        """
         latest: dict[int, _Step] = {}
         for need in needs:
             if need.block is not self and self.seen.get(id(need.block), -1) < need.number:
@@ -146,7 +148,7 @@ class _Gpu:
     readers: dict[Place, list[_Step]] = field(default_factory=dict)
 
     def block(self, send: int, receive: int, channel: int) -> _Block:
-        """The threadblock with these peers, made when first asked for."""
+        """Returns the threadblock with these peers and makes it on first use."""
         key = (send, receive, channel)
         if key not in self.blocks:
             self.blocks[key] = _Block(send=send, receive=receive, channel=channel)
@@ -163,7 +165,7 @@ class _Gpu:
         reads: Place | None = None,
         writes: Place | None = None,
     ) -> None:
-        """A step that waits for whatever touched its memory before."""
+        """Adds a step that waits for all conflicting earlier accesses to its memory."""
         read = [Place(reads.buffer, reads.chunk + i) for i in range(count)] if reads else []
         written = [Place(writes.buffer, writes.chunk + i) for i in range(count)] if writes else []
         needs = [self.writer[p] for p in (*read, *written) if p in self.writer]
@@ -178,12 +180,12 @@ class _Gpu:
 
 
 class _Run(NamedTuple):
-    """Neighbouring chunks that travel together. `lane` tells messages of one round apart."""
+    """Adjacent chunks in one message. `stream` distinguishes the messages of one round."""
 
     src: int
     dst: int
     reduce: bool
-    lane: tuple[int, int]
+    stream: tuple[int, int]
     src_place: Place
     dst_place: Place
     chunks: int
@@ -201,10 +203,10 @@ class _Writer:
             self._runs(list(moves))
             for _, moves in groupby(sorted(moves_of(schedule)), key=itemgetter(0))
         ]
-        lanes = sorted({run.lane for runs in rounds for run in runs if run.src != run.dst})
-        self.channels = {lane: channel for channel, lane in enumerate(lanes)}
+        streams = sorted({run.stream for runs in rounds for run in runs if run.src != run.dst})
+        self.channels = {stream: channel for channel, stream in enumerate(streams)}
         self.pairs = {
-            (run.src, run.dst, run.lane) for runs in rounds for run in runs if run.src != run.dst
+            (run.src, run.dst, run.stream) for runs in rounds for run in runs if run.src != run.dst
         }
         if collective.op is Op.ALL_TO_ALL:
             self._keep_own(collective)
@@ -212,7 +214,7 @@ class _Writer:
             self._emit(runs)
 
     def _keep_own(self, collective: Collective) -> None:
-        """What a rank sends to itself lies in its output from the start."""
+        """Copies the chunk that a rank sends to itself to its output, first of all."""
         parts = collective.parts
         for rank, gpu in enumerate(self.gpus):
             src = Place(Buffer.INPUT, rank * parts)
@@ -229,8 +231,8 @@ class _Writer:
             if last is not None and _follows(last, m, src, dst):
                 runs[-1] = last._replace(chunks=last.chunks + 1)
                 continue
-            way = (m.src, m.dst, m.channel)
-            number = messages[way] = messages.get(way, -1) + 1
+            route = (m.src, m.dst, m.channel)
+            number = messages[route] = messages.get(route, -1) + 1
             runs.append(_Run(m.src, m.dst, m.reduce, (m.channel, number), src, dst, 1))
         return runs
 
@@ -241,7 +243,7 @@ class _Writer:
                 self.gpus[run.src].add(
                     block, "s", run.src_place, run.dst_place, run.chunks, reads=run.src_place
                 )
-        for run in runs:  # operands of one reduction in the order of their ranks
+        for run in runs:  # reduces operands in the order of their ranks
             gpu = self.gpus[run.dst]
             kind, src, reads = "r", run.src_place, None
             block = gpu.block(-1, -1, 0)
@@ -254,17 +256,19 @@ class _Writer:
             gpu.add(block, kind, src, run.dst_place, run.chunks, reads=reads, writes=run.dst_place)
 
     def _block(self, rank: int, peer: int, run: _Run, *, sends: bool) -> _Block:
-        """Both ways between two GPUs share a threadblock, where both are used."""
-        there, back = (run.src, run.dst, run.lane), (run.dst, run.src, run.lane)
+        """Returns the threadblock for a message. Both directions between two GPUs share a
+        threadblock if both are used.
+        """
+        there, back = (run.src, run.dst, run.stream), (run.dst, run.src, run.stream)
         both = there in self.pairs and back in self.pairs
         send = peer if sends or both else -1
         receive = peer if both or not sends else -1
-        return self.gpus[rank].block(send, receive, self.channels[run.lane])
+        return self.gpus[rank].block(send, receive, self.channels[run.stream])
 
 
 def _follows(last: _Run, m: Move, src: Place, dst: Place) -> bool:
     return (
-        (last.src, last.dst, last.reduce, last.lane[0]) == (m.src, m.dst, m.reduce, m.channel)
+        (last.src, last.dst, last.reduce, last.stream[0]) == (m.src, m.dst, m.reduce, m.channel)
         and src == (last.src_place.buffer, last.src_place.chunk + last.chunks)
         and dst == (last.dst_place.buffer, last.dst_place.chunk + last.chunks)
     )

@@ -1,4 +1,4 @@
-"""Read execution plans of MSCCL++: run symbolically, the outcome becomes a schedule."""
+"""Reader of MSCCL++ execution plans: runs them symbolically and makes a schedule of the result."""
 
 from __future__ import annotations
 
@@ -26,20 +26,26 @@ _READS_NO_PACKETS = frozenset(("ppkt", "cpkt"))
 
 
 def from_mscclpp_json(text: str) -> Schedule:
-    """Read an execution plan of MSCCL++: the JSON that its DSL writes and its executor runs.
+    """Reads an MSCCL++ execution plan: JSON that the MSCCL++ DSL writes and its executor runs.
 
-    Carried over: allreduce, allgather, reducescatter and alltoall; put, get, copy and reduce in
-    all their fused forms; packets (whoever reads one waits for it); switch channels (glres,
-    gstore); groups of threadblocks; signals, semaphores and barriers. `nop` is what it is there:
-    only behind it do the threads of a block see what a wait has brought, and only what is before
-    it may be announced by a signal. A pipeline's operations are taken once, over whole chunks,
-    since our executor cuts messages into blocks itself. Relaxed signals are taken as ordinary
-    ones, puts over port channels as done when issued. The reduction is that of the call.
+    The reader supports allreduce, allgather, reducescatter and alltoall with:
 
-    Refused: gstorepkt, the older format of plans, and collectives that we do not have.
+    - put, get, copy and reduce in all their fused forms;
+    - packets, for which each reader waits;
+    - switch channels (glres, gstore);
+    - groups of threadblocks;
+    - signals, semaphores and barriers.
 
-    The plan is proved as it is read, as by `from_msccl_xml`. Raises `ScheduleError` or
-    `UnsupportedError`, naming gpu, threadblock and operation.
+    A `nop` has the meaning of MSCCL++. The threads of a block see the data of a wait only after the
+    next `nop`. A signal may announce only data before the last `nop`. The reader runs a pipeline's
+    operations once, over whole chunks, because our executor cuts messages into blocks itself. The
+    reader treats relaxed signals as ordinary signals, and puts over port channels as complete when
+    issued. The call determines the reduction.
+
+    The reader rejects gstorepkt, the older format of plans, and unsupported collectives.
+
+    The reader proves the plan, as `from_msccl_xml` does. Raises `ScheduleError` or
+    `UnsupportedError` with the gpu, threadblock and operation.
 
     >>> from unisono.schedule import Builder, Collective, to_mscclpp_json
     >>> from unisono.types import Op
@@ -53,7 +59,9 @@ def from_mscclpp_json(text: str) -> Schedule:
     op, ranks = operation(plan.collective), len(plan.sizes)
     each = pieces(op, ranks)
     if plan.chunks < 1 or plan.chunks % each:
-        raise ScheduleError(f"{op} on {ranks} gpus: {plan.chunks} chunks are no multiple of {each}")
+        raise ScheduleError(
+            f"{op} on {ranks} gpus: expected a multiple of {each} chunks, got {plan.chunks}"
+        )
     root = 0 if op.rooted else None
     collective = Collective(op=op, ranks=ranks, parts=plan.chunks // each, root=root)
     interpreter = _Interpreter(plan, Buffers(collective, in_place=plan.in_place))
@@ -63,12 +71,12 @@ def from_mscclpp_json(text: str) -> Schedule:
 
 @dataclass(slots=True)
 class _Block:
-    """What the threads of a threadblock have told each other."""
+    """The clocks that synchronise the threads of a threadblock."""
 
-    told: Clock = field(default_factory=dict)
-    """As of the last nop: all that a signal may announce while data is under way."""
-    heard: Clock = field(default_factory=dict)
-    """What waits have brought since: seen by all threads only after the next nop."""
+    published: Clock = field(default_factory=dict)
+    """The clock at the last nop: all events that a signal may announce while data moves."""
+    received: Clock = field(default_factory=dict)
+    """The clock of later waits. All threads see these events only after the next nop."""
     moving: bool = False
     at_barrier: bool = False
 
@@ -102,7 +110,7 @@ class _Interpreter:
     def _step(self, thread: Thread[MscclppStep], step: MscclppStep) -> str | None:
         block = self.blocks[thread.number]
         if step.name == "nop":
-            self._meet(thread, block)
+            self._synchronise(thread, block)
         elif step.name in ("signal", "rlxsignal"):
             self._signal(thread, block, step)
         elif step.name in ("wait", "rlxwait"):
@@ -115,23 +123,27 @@ class _Interpreter:
             return self._data(thread, block, step)
         return None
 
-    def _meet(self, thread: Thread[MscclppStep], block: _Block) -> None:
-        thread.learn(block.heard)
-        block.told, block.heard, block.moving = dict(thread.clock), {}, False
+    def _synchronise(self, thread: Thread[MscclppStep], block: _Block) -> None:
+        thread.learn(block.received)
+        block.published, block.received, block.moving = dict(thread.clock), {}, False
 
     def _announced(self, thread: Thread[MscclppStep], block: _Block) -> Clock:
-        return dict(block.told if block.moving else thread.clock)
+        return dict(block.published if block.moving else thread.clock)
 
     def _signal(self, thread: Thread[MscclppStep], block: _Block, step: MscclppStep) -> None:
-        for wire in step.wires:
-            self.signals.setdefault(wire.far, deque()).append(self._announced(thread, block))
+        for channel in step.channels:
+            self.signals.setdefault(channel.other_end, deque()).append(
+                self._announced(thread, block)
+            )
 
     def _wait(self, block: _Block, step: MscclppStep) -> str | None:
-        for wire in step.wires:
-            if not self.signals.get(wire):
-                return f"a signal from gpu {wire.peer} on {wire.kind} channel {wire.number}"
-        for wire in step.wires:
-            _merge(block.heard, self.signals[wire].popleft())
+        for channel in step.channels:
+            if not self.signals.get(channel):
+                return (
+                    f"a signal from gpu {channel.peer} on {channel.kind} channel {channel.number}"
+                )
+        for channel in step.channels:
+            _merge(block.received, self.signals[channel].popleft())
         return None
 
     def _semaphore(
@@ -140,12 +152,14 @@ class _Interpreter:
         keys = [(thread.gpu, number) for number in step.semaphores]
         for key in keys:
             if key not in self.tokens:
-                raise ScheduleError(f"{step.where}: there is no semaphore {key[1]}")
+                raise ScheduleError(
+                    f"{step.where}: expected a semaphore of the plan, got number {key[1]}"
+                )
             if step.name == "sem_acquire" and not self.tokens[key]:
                 return f"semaphore {key[1]}"
         for key in keys:
             if step.name == "sem_acquire":
-                _merge(block.heard, self.tokens[key].popleft())
+                _merge(block.received, self.tokens[key].popleft())
             else:
                 self.tokens[key].append(self._announced(thread, block))
         return None
@@ -155,8 +169,8 @@ class _Interpreter:
         barrier = self.barriers.setdefault((thread.gpu, number), _Barrier())
         if not block.at_barrier:
             if barrier.leaving:
-                return f"barrier {number} to be left by all"
-            self._meet(thread, block)
+                return f"all threadblocks to leave barrier {number}"
+            self._synchronise(thread, block)
             barrier.clocks.append(dict(thread.clock))
             block.at_barrier = True
             if len(barrier.clocks) == count:
@@ -165,7 +179,7 @@ class _Interpreter:
             return f"{count - len(barrier.clocks)} more threadblocks at barrier {number}"
         for clock in barrier.clocks:
             thread.learn(clock)
-        block.told, block.at_barrier = dict(thread.clock), False
+        block.published, block.at_barrier = dict(thread.clock), False
         barrier.leaving -= 1
         if not barrier.leaving:
             barrier.clocks.clear()
@@ -199,14 +213,16 @@ class _Interpreter:
 
     def _check(self, step: MscclppStep) -> None:
         if not step.sources or not step.targets:
-            raise ScheduleError(f"{step.where} needs a source and a target")
+            raise ScheduleError(f"{step.where} needs at least one source and one target")
         if step.name not in _REDUCING and len(step.sources) not in (1, len(step.targets)):
             raise ScheduleError(
                 f"{step.where} has {len(step.sources)} sources for {len(step.targets)} targets"
             )
         lengths = {r.length for r in (*step.sources, *step.targets)}
         if len(lengths) > 1:
-            raise ScheduleError(f"{step.where} moves ranges of {sorted(lengths)} chunks at once")
+            raise ScheduleError(
+                f"{step.where} needs ranges of one length, got {sorted(lengths)} chunks"
+            )
         for r in (*step.sources, *step.targets):
             for gpu in r.gpus:
                 if r.start + r.length > self._size(gpu, r):
@@ -216,7 +232,9 @@ class _Interpreter:
                     )
 
     def _size(self, gpu: int, r: Range) -> int:
-        """Chunks of a buffer; in place, input and output go by either name."""
+        """Returns the number of chunks in a buffer. In place, the input and output names are
+        equivalent.
+        """
         size = self.plan.sizes[gpu][r.buffer]
         return size or (self.machine.buffers.size(gpu, r.buffer) or 0)
 

@@ -1,4 +1,4 @@
-"""Execution plans of MSCCL++ as data: parsed strictly, with the place of whatever is wrong."""
+"""Parser of MSCCL++ execution plans. Errors name the place."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from unisono.errors import ScheduleError, UnsupportedError
 from unisono.schedule.formats.buffers import Buffer, Cell
 
 Json: TypeAlias = Any
-"""Whatever a JSON reader returns."""
+"""Any value that a JSON reader returns."""
 
 MOST_CHARACTERS = 1 << 26
-"""A larger file is refused unread."""
+"""Largest accepted file, in characters."""
 
 _MOST_NUMBER = (1 << 31) - 1
 
@@ -29,7 +29,7 @@ SYNCHRONISING = frozenset(
 
 
 class Range(NamedTuple):
-    """Chunks `start .. start + length` of one buffer of one GPU, or of several at once."""
+    """Chunks `start .. start + length` of one buffer, on one or several GPUs."""
 
     gpus: tuple[int, ...]
     buffer: Buffer
@@ -37,7 +37,7 @@ class Range(NamedTuple):
     length: int
 
     def cells(self, at: int) -> list[Cell]:
-        """The cells number `at` of the range on all its GPUs."""
+        """Returns cell `at` of the range, on all its GPUs."""
         return [Cell(gpu, self.buffer, self.start + at) for gpu in self.gpus]
 
 
@@ -50,8 +50,8 @@ class MscclppChannel(NamedTuple):
     number: int
 
     @property
-    def far(self) -> MscclppChannel:
-        """The other end."""
+    def other_end(self) -> MscclppChannel:
+        """The other end of the channel."""
         return MscclppChannel(self.kind, self.peer, self.gpu, self.number)
 
 
@@ -63,7 +63,7 @@ class MscclppStep:
     name: str
     sources: tuple[Range, ...]
     targets: tuple[Range, ...]
-    wires: tuple[MscclppChannel, ...]
+    channels: tuple[MscclppChannel, ...]
     kind: str
     semaphores: tuple[int, ...]
     barrier: tuple[int, int]
@@ -71,7 +71,7 @@ class MscclppStep:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MscclppPlan:
-    """A whole file. `chunks` are those of the larger of input and output of a GPU."""
+    """A whole file. `chunks` is the number of chunks in the larger of a GPU's input and output."""
 
     name: str
     collective: str
@@ -85,18 +85,20 @@ class MscclppPlan:
 
 
 def parse(text: str) -> MscclppPlan:
-    """Read a plan. Raises `ScheduleError` with the place, when it is not one."""
+    """Parses a plan. Raises `ScheduleError` with the place for an invalid plan."""
     if len(text) > MOST_CHARACTERS:
-        raise ScheduleError(f"{len(text)} characters are too many; the most is {MOST_CHARACTERS}")
+        raise ScheduleError(f"expected at most {MOST_CHARACTERS} characters, got {len(text)}")
     try:
         top = Fields(json.loads(text), "plan")
     except (json.JSONDecodeError, RecursionError) as error:
         raise ScheduleError(f"not JSON: {error}") from error
     gpus = top.objects("gpus")
     if not gpus:
-        raise ScheduleError("plan.gpus is empty")
+        raise ScheduleError("plan.gpus: expected at least one gpu, got none")
     if "inputChunks" in gpus[0].data or "i_chunks" in gpus[0].data:
-        raise UnsupportedError("this plan is in the older format of MSCCL++, before its new DSL")
+        raise UnsupportedError(
+            "unsupported older plan format; write the plan with the current MSCCL++ DSL"
+        )
     factor = lcm(1, *_slices(gpus))
     readers = [_Gpu(gpu, rank, len(gpus), factor) for rank, gpu in enumerate(gpus)]
     return MscclppPlan(
@@ -111,7 +113,7 @@ def parse(text: str) -> MscclppPlan:
 
 
 class Fields:
-    """One JSON object, and where it stands."""
+    """One JSON object with its place in the file."""
 
     def __init__(self, data: Json, where: str) -> None:
         if not isinstance(data, dict):
@@ -123,7 +125,7 @@ class Fields:
         if name in self.data:
             return self.data[name]
         if default is None:
-            raise ScheduleError(f"{self.where} lacks {name}")
+            raise ScheduleError(f"{self.where}: missing {name}")
         return default
 
     def text(self, name: str, default: str | None = None) -> str:
@@ -145,7 +147,7 @@ class Fields:
         return value
 
     def objects(self, name: str) -> list[Fields]:
-        """A list of objects; an absent one is empty."""
+        """Returns a list of objects, empty if the field is absent."""
         return [
             Fields(value, f"{self.where}.{name}[{i}]") for i, value in enumerate(self._list(name))
         ]
@@ -165,7 +167,7 @@ class Fields:
 
 
 def _flat(block: Fields) -> Iterator[Fields]:
-    """The operations of a threadblock; those of a pipeline once."""
+    """Yields the operations of a threadblock, with the operations of a pipeline once."""
     for op in block.objects("ops"):
         if op.text("name") == "pipeline":
             yield from op.objects("ops")
@@ -180,21 +182,25 @@ def _slices(gpus: list[Fields]) -> Iterator[int]:
                 if "tbg_info" in op.data:
                     size = Fields(op.data["tbg_info"], f"{op.where}.tbg_info").number("tbg_size")
                     if not 1 <= size <= 1024:
-                        raise ScheduleError(f"{op.where}.tbg_info: groups of {size}")
+                        raise ScheduleError(
+                            f"{op.where}.tbg_info: expected a tbg_size in 1..1024, got {size}"
+                        )
                     yield size
 
 
 class _Gpu:
-    """Reads the part of one GPU. Chunks are cut in `factor` where groups share operations."""
+    """Reads the section of one GPU. Each chunk is cut into `factor` parts for groups that share
+    operations.
+    """
 
     def __init__(self, fields: Fields, rank: int, ranks: int, factor: int) -> None:
         if fields.number("id") != rank:
-            raise ScheduleError(f"{fields.where} is gpu {fields.number('id')}, expected {rank}")
+            raise ScheduleError(f"{fields.where}: expected id {rank}, got {fields.number('id')}")
         self.fields, self.rank, self.ranks, self.factor = fields, rank, ranks, factor
         names = {Buffer.INPUT: "input", Buffer.OUTPUT: "output", Buffer.SCRATCH: "scratch"}
         self.sizes = {b: fields.number(f"{name}_chunks") * factor for b, name in names.items()}
         self.semaphores = tuple(s.number("init_value") for s in fields.objects("semaphores"))
-        self.wires: dict[str, list[MscclppChannel]] = {"memory": [], "port": []}
+        self.channels: dict[str, list[MscclppChannel]] = {"memory": [], "port": []}
         self.switches: list[tuple[Buffer, tuple[int, ...]]] = []
         for channel in fields.objects("channels"):
             self._channel(channel)
@@ -219,37 +225,41 @@ class _Gpu:
                 ranks = tuple(self._peer(group, r) for r in group.numbers("ranks"))
                 self.switches.append((_buffer(channel, "buffer_type", "buff"), ranks))
             return
-        if kind not in self.wires:
-            raise ScheduleError(f"{channel.where}: channel type {kind!r} is unknown")
+        if kind not in self.channels:
+            raise ScheduleError(
+                f"{channel.where}: expected channel type memory, port or switch, got {kind!r}"
+            )
         for peer in channel.numbers("connected_to"):
             self._peer(channel, peer)
-            number = sum(wire.peer == peer for wire in self.wires[kind])
-            self.wires[kind].append(MscclppChannel(kind, self.rank, peer, number))
+            number = sum(channel.peer == peer for channel in self.channels[kind])
+            self.channels[kind].append(MscclppChannel(kind, self.rank, peer, number))
 
     def _peer(self, fields: Fields, rank: int) -> int:
         if rank >= self.ranks:
-            raise ScheduleError(f"{fields.where}: there is no gpu {rank} of {self.ranks}")
+            raise ScheduleError(
+                f"{fields.where}: expected a gpu in 0..{self.ranks - 1}, got {rank}"
+            )
         return rank
 
     def _step(self, op: Fields, block: Fields, where: str) -> MscclppStep:
         name = op.text("name")
         if name not in DATA | PACKETS | SYNCHRONISING:
             known = ", ".join(sorted(DATA | PACKETS | SYNCHRONISING))
-            raise UnsupportedError(f"{where}: this operation is not carried; those are: {known}")
+            raise UnsupportedError(f"{where}: unsupported operation; expected one of {known}")
         kind = op.text("channel_type", "none")
         own = [
             id for c in block.objects("channels") if c.text("channel_type") == kind
             for id in c.numbers("channel_ids")
         ]  # fmt: skip
-        wires = self.wires.get(kind, [])
+        channels = self.channels.get(kind, [])
         return MscclppStep(
             where=where,
             name=name,
             sources=tuple(self._range(b, op, block, kind) for b in op.objects("src_buff")),
             targets=tuple(self._range(b, op, block, kind) for b in op.objects("dst_buff")),
-            wires=tuple(
-                _at(wires, _at(own, i, where, "channel"), where, "channel")
-                for i in (op.numbers("channel_ids") if kind in self.wires else ())
+            channels=tuple(
+                _at(channels, _at(own, i, where, "channel"), where, "channel")
+                for i in (op.numbers("channel_ids") if kind in self.channels else ())
             ),
             kind=kind,
             semaphores=tuple(op.numbers("semaphore_ids")),
@@ -280,14 +290,14 @@ class _Gpu:
             group = Fields(op.data["tbg_info"], f"{op.where}.tbg_info")
             share = length // group.number("tbg_size")
             if group.number("tb_id") >= group.number("tbg_size"):
-                raise ScheduleError(f"{group.where}: tb_id is not one of the group")
+                raise ScheduleError(f"{group.where}: expected a tb_id below tbg_size")
             start, length = start + group.number("tb_id") * share, share
         return Range(gpus, buffer, start, length)
 
 
 def _at(items: list[Any], number: int, where: str, what: str) -> Any:
     if number >= len(items):
-        raise ScheduleError(f"{where}: there is no {what} {number}, only {len(items)}")
+        raise ScheduleError(f"{where}: expected a {what} below {len(items)}, got {number}")
     return items[number]
 
 
@@ -295,5 +305,5 @@ def _buffer(fields: Fields, *names: str) -> Buffer:
     name = next((n for n in names if n in fields.data), names[0])
     text = fields.text(name)
     if text not in list(Buffer):
-        raise ScheduleError(f"{fields.where}.{name}: {text!r:.40} is none of i, o, s")
+        raise ScheduleError(f"{fields.where}.{name}: expected i, o or s, got {text!r:.40}")
     return Buffer(text)

@@ -1,8 +1,9 @@
-"""Write execution plans of MSCCL++: each rank fetches what a round brings, then takes it in.
+"""Writer of MSCCL++ execution plans: in each round a rank first gets all operands, then writes.
 
-One threadblock a rank. In each round it gets its operands from the others' memory into scratch,
-all meet, then it copies or reduces them to where they belong, and all meet again. So every read
-of a round comes before every write, as a schedule says.
+Each rank has one threadblock. In each round the rank gets its operands from other ranks' memory
+into scratch. All ranks synchronise. Then the rank copies or reduces the operands into their
+destinations. All ranks synchronise again. So every read of a round precedes every write, as a
+schedule demands.
 """
 
 from __future__ import annotations
@@ -27,10 +28,10 @@ _CARRIED = (Op.ALL_REDUCE, Op.ALL_GATHER, Op.REDUCE_SCATTER, Op.ALL_TO_ALL)
 
 
 def to_mscclpp_json(schedule: Schedule) -> str:
-    """The schedule as a plan that `from_mscclpp_json` and MSCCL++ read.
+    """Returns the schedule as a plan that `from_mscclpp_json` and MSCCL++ read.
 
     Raises `UnsupportedError` for operations other than all_reduce, all_gather, reduce_scatter and
-    all_to_all, `ScheduleError` for a wrong schedule.
+    all_to_all, and `ScheduleError` for a wrong schedule.
 
     >>> import json
     >>> from unisono.schedule import Builder, Collective
@@ -44,7 +45,7 @@ def to_mscclpp_json(schedule: Schedule) -> str:
     op = schedule.collective.op
     if op not in _CARRIED:
         known = ", ".join(_CARRIED)
-        raise UnsupportedError(f"plans of MSCCL++ know no {op}; they know {known}")
+        raise UnsupportedError(f"MSCCL++ plans cannot express {op}; expected one of {known}")
     trace(schedule)
     writer = _Writer(schedule)
     plan = {
@@ -71,7 +72,7 @@ class _Writer:
         self.staged = [0] * self.collective.ranks
 
     def gpu(self, rank: int) -> Json:
-        """One rank's part of the plan."""
+        """Returns the section of one rank in the plan."""
         collective = self.collective
         peers = [r for r in range(collective.ranks) if r != rank]
         ops: list[Json] = []
@@ -108,7 +109,7 @@ class _Writer:
     def _round(self, rank: int, moves: Sequence[Move], peers: list[int]) -> list[Json]:
         fetched = {m: self._new_stage(rank) for m in moves if m.src != rank}
         gets = [
-            _op("get", [self._far(m, peers)], [_local(stage)], channel_type="memory",
+            _op("get", [self._remote(m, peers)], [_local(stage)], channel_type="memory",
                 channel_ids=[peers.index(m.src)])
             for m, stage in fetched.items()
         ]  # fmt: skip
@@ -121,9 +122,9 @@ class _Writer:
                                   reduce_op="sum"))  # fmt: skip
             else:
                 writes.append(_op("copy", [_local(source)], [_local(target)]))
-        return [*self._meet(peers), *gets, *self._meet(peers), *writes]
+        return [*self._synchronise(peers), *gets, *self._synchronise(peers), *writes]
 
-    def _meet(self, peers: list[int]) -> list[Json]:
+    def _synchronise(self, peers: list[int]) -> list[Json]:
         channels = {"channel_ids": list(range(len(peers))), "channel_type": "memory"}
         return [{"name": "nop"}, {"name": "signal", **channels}, {"name": "wait", **channels},
                 {"name": "nop"}]  # fmt: skip
@@ -132,7 +133,7 @@ class _Writer:
         self.staged[rank] += 1
         return Place(Buffer.SCRATCH, self.places.size(rank, Buffer.SCRATCH) + self.staged[rank] - 1)
 
-    def _far(self, m: Move, peers: list[int]) -> Json:
+    def _remote(self, m: Move, peers: list[int]) -> Json:
         place = self.places.of(m.src, m.src_chunk)
         number = peers.index(m.src) * len(Buffer) + list(Buffer).index(place.buffer)
         return {"buffer_id": number, "index": place.chunk, "size": 1}

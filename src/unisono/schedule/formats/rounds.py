@@ -1,16 +1,16 @@
-"""From the values that a program writes to a schedule: as few rounds as its order allows.
+"""Conversion of a program's values to a schedule, with as few rounds as the program's order allows.
 
-Three passes over the values in the order of their writing:
+Three passes over the values, in the order of their writes:
 
-* A value that was received only to be used once, by its own GPU, is not kept: the use reads the
-  sender's memory. (Our executor stages it anyway.)
-* A chain of reductions into one cell becomes one reduction of many operands.
-* Each value is written in the earliest round in which its operands exist and nobody still needs
-  what its location holds.
+- A received value with a single use, by its own GPU, is not stored. The use reads the sender's
+  memory directly. (Our executor stages the value anyway.)
+- A chain of reductions into one cell becomes one reduction with many operands.
+- Each value is written in the earliest possible round. Its operands must exist, and no later reader
+  may need the previous content of its location.
 
-Input and output of a chunk share one location in our schedules. Where a program that is not in
-place still reads the input after it has written the output, the output is built in scratch and
-copied at the end.
+In our schedules, the input and output of a chunk share one location. A program that is not in place
+may read an input after it has written the output. The output is then built in scratch and copied at
+the end.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _NEVER = 1 << 31
 
 
 def to_schedule(machine: SymbolicMachine, name: str) -> Schedule:
-    """The schedule of a program that has been run. Raises `ScheduleError` for wrong results."""
+    """Returns the schedule of a finished program. Raises `ScheduleError` for wrong results."""
     outputs = machine.outputs()
     values = _live(machine.written, outputs.values())
     _forward(values, outputs.values())
@@ -58,7 +58,7 @@ def _uses(values: list[Value]) -> Counter[Value]:
 
 
 def _forward(values: list[Value], outputs: Iterable[Value]) -> None:
-    """Let the one local use of a received value read where it came from."""
+    """Replaces a received value by its remote source, if the value has only one local use."""
     uses = _uses(values)
     uses.update(outputs)
     for user in values:
@@ -74,7 +74,7 @@ def _forward(values: list[Value], outputs: Iterable[Value]) -> None:
 
 
 def _flatten(values: list[Value]) -> None:
-    """Join a reduction with the one before it in the same cell, if nobody else saw that."""
+    """Merges a reduction into the next one in the same cell, if the result has no other use."""
     uses = _uses(values)
     for value in values:
         operands: list[Value] = []
@@ -89,30 +89,36 @@ def _flatten(values: list[Value]) -> None:
             )
             operands += part.operands if joins else (part,)
             for operand in part.operands if joins else ():
-                if operand.dies == part.born and operand.memory == part.memory:
-                    operand.dies = value.born
+                if operand.overwritten_at == part.written_at and operand.memory == part.memory:
+                    operand.overwritten_at = value.written_at
         value.operands = tuple(operands)
 
 
 def _lasts(operand: Value, user: Value, later: Value) -> bool:
-    """Whether `later` can read an operand of `user`: what another GPU holds is staged at need."""
-    if operand.gpu != later.gpu or operand.dies is None or operand.dies >= later.born:
+    """Returns true if `later` can read an operand of `user`. Another GPU's value is staged if
+    needed.
+    """
+    if (
+        operand.gpu != later.gpu
+        or operand.overwritten_at is None
+        or operand.overwritten_at >= later.written_at
+    ):
         return True
-    return operand.memory == user.memory and operand.dies == user.born
+    return operand.memory == user.memory and operand.overwritten_at == user.written_at
 
 
 class _Clash(Exception):
-    """An input is read after the output that would take its location."""
+    """The program reads an input after it wrote the output that shares the input's location."""
 
 
 @dataclass(slots=True, eq=False)
 class _Content:
-    """A value where it lies: readable from round `ready` on, overwritten in round `gone`."""
+    """A value at a location, readable from `ready` on, overwritten in `overwritten_in` (rounds)."""
 
     rank: int
     location: int
     ready: int
-    gone: int = _NEVER
+    overwritten_in: int = _NEVER
 
 
 @dataclass(slots=True)
@@ -123,7 +129,7 @@ class _Location:
 
     @property
     def free(self) -> int:
-        """The first round in which it may be overwritten."""
+        """The first round that may overwrite the location."""
         return max(self.content.ready, self.read_by_others, self.read_here + 1)
 
 
@@ -133,7 +139,7 @@ class _Plan:
         self.shared = shared or buffers.in_place
         self.moves: list[Move] = []
         self.scratch = [0] * buffers.collective.ranks
-        self.allocated: dict[Cell, int] = {}
+        self.scratch_of: dict[Cell, int] = {}
         self.contents: dict[Value, _Content] = {}
         self.locations: dict[tuple[int, int], _Location] = {}
 
@@ -152,36 +158,38 @@ class _Plan:
     def _write(self, value: Value) -> None:
         first, *others = self._base_first(value)
         content = self.contents[first]
-        home = self._home(value)
-        if (content.rank, content.location) != (value.gpu, home):
-            content = self._move(content, value.gpu, home, value.channel)
-        elif content.gone != _NEVER:
+        location = self._location(value)
+        if (content.rank, content.location) != (value.gpu, location):
+            content = self._move(content, value.gpu, location, value.channel)
+        elif content.overwritten_in != _NEVER:
             raise _Clash
         if others:
             content = self._reduce([self.contents[o] for o in others], content, value.channel)
         self.contents[value] = content
 
     def _base_first(self, value: Value) -> list[Value]:
-        """The operands, first the one that the others are reduced into."""
-        home = self._home(value)
+        """Returns the operands, starting with the operand that the others are reduced into."""
+        location = self._location(value)
 
         def order(operand: Value) -> tuple[bool, bool]:
             content = self.contents[operand]
-            here = (content.rank, content.location) == (value.gpu, home)
-            return not (here and content.gone == _NEVER), content.rank != value.gpu
+            here = (content.rank, content.location) == (value.gpu, location)
+            return not (here and content.overwritten_in == _NEVER), content.rank != value.gpu
 
         return sorted(value.operands, key=order)
 
     def _move(self, source: _Content, rank: int, location: int, channel: int) -> _Content:
         target = self.locations.get((rank, location))
-        return self._land([source], rank, location, target.free if target else 0, False, channel)
+        return self._write_location(
+            [source], rank, location, target.free if target else 0, False, channel
+        )
 
     def _reduce(self, sources: list[_Content], target: _Content, channel: int) -> _Content:
         rank, location = target.rank, target.location
         free = self.locations[rank, location].free
-        return self._land(sources, rank, location, free, True, channel)
+        return self._write_location(sources, rank, location, free, True, channel)
 
-    def _land(
+    def _write_location(
         self,
         sources: list[_Content],
         rank: int,
@@ -190,12 +198,16 @@ class _Plan:
         reduce: bool,
         channel: int,
     ) -> _Content:
-        """Write a location in the first round, from `free` on, in which all sources exist."""
+        """Writes a location in the first round, at or after `free`, in which all sources exist."""
         number = max(free, *(source.ready for source in sources))
-        late = [s for s in sources if number > s.gone or (number == s.gone and s.rank == rank)]
+        late = [
+            s
+            for s in sources
+            if number > s.overwritten_in or (number == s.overwritten_in and s.rank == rank)
+        ]
         if late:
-            kept = [self._keep(s, rank, channel) if s in late else s for s in sources]
-            return self._land(kept, rank, location, free, reduce, channel)
+            kept = [self._copy_to_scratch(s, rank, channel) if s in late else s for s in sources]
+            return self._write_location(kept, rank, location, free, reduce, channel)
         for source in sources:
             self._read(source, rank, number)
             self.moves.append(
@@ -203,17 +215,19 @@ class _Plan:
             )
         return self._replace(rank, location, number)
 
-    def _keep(self, source: _Content, rank: int, channel: int) -> _Content:
-        """What was sent long ago, and is overwritten there, waits in scratch of the receiver."""
+    def _copy_to_scratch(self, source: _Content, rank: int, channel: int) -> _Content:
+        """Copies a source to scratch of the receiver, because its sender overwrites it before the
+        use.
+        """
         if source.rank == rank:
             raise _Clash
         waiting = self._new_scratch(rank)
-        return self._land([source], rank, waiting, 0, False, channel)
+        return self._write_location([source], rank, waiting, 0, False, channel)
 
     def _read(self, source: _Content, rank: int, number: int) -> None:
         location = self.locations[source.rank, source.location]
         if location.content is not source:
-            return  # overwritten in this round or later, which was checked
+            return  # overwritten in this round or later; the caller checked this
         if source.rank == rank:
             location.read_here = max(location.read_here, number)
         else:
@@ -222,7 +236,7 @@ class _Plan:
     def _replace(self, rank: int, location: int, number: int) -> _Content:
         old = self.locations.get((rank, location))
         if old is not None:
-            old.content.gone = number
+            old.content.overwritten_in = number
         content = _Content(rank, location, number + 1)
         self.locations[rank, location] = _Location(content)
         return content
@@ -234,15 +248,17 @@ class _Plan:
     def _content(self, value: Value, location: int, ready: int) -> _Content:
         return _Content(value.gpu, location, ready)
 
-    def _home(self, value: Value) -> int:
-        """The location of a value, found once for each cell, or once for a value without one."""
-        cell = value.memory or Cell(value.gpu, Buffer.SCRATCH, -1 - value.born)
-        home = self.buffers.home(cell)
-        if home is not None and (self.shared or cell.buffer is not Buffer.OUTPUT):
-            return home
-        if cell not in self.allocated:
-            self.allocated[cell] = self._new_scratch(value.gpu)
-        return self.allocated[cell]
+    def _location(self, value: Value) -> int:
+        """Returns the location of a value. Assigns one for each cell, or for each value without a
+        cell.
+        """
+        cell = value.memory or Cell(value.gpu, Buffer.SCRATCH, -1 - value.written_at)
+        location = self.buffers.location(cell)
+        if location is not None and (self.shared or cell.buffer is not Buffer.OUTPUT):
+            return location
+        if cell not in self.scratch_of:
+            self.scratch_of[cell] = self._new_scratch(value.gpu)
+        return self.scratch_of[cell]
 
     def _new_scratch(self, rank: int) -> int:
         self.scratch[rank] += 1

@@ -1,13 +1,13 @@
-"""Run a program of many threads symbolically: what it computes, and that it cannot go wrong.
+"""Symbolic run of a program with many threads, which finds results, deadlocks and races.
 
-A program is a list of threads, each a list of steps; a step can wait, read cells and write cells.
-Threads run until all are done or none can go on, which is a deadlock. Only what synchronises
-carries order: each thread has a vector clock, handed on by messages, flags and signals. A read
-must come after the write that it sees, and a write after all reads and writes before it, in
-whatever order the threads run; else it is a race.
+A program is a list of threads. A thread is a list of steps. A step can wait, read cells and write
+cells. Threads run until all finish, or until none can continue, which is a deadlock. Only
+synchronisation orders events. Each thread has a vector clock, and messages, flags and signals pass
+clocks on. In any order of the threads, a read must follow the write of its value, and a write must
+follow all earlier reads and writes of its cell. Otherwise the program has a race.
 
-What comes out is the list of values that were written, in an order that respects every race-free
-run: the input of `rounds`.
+The result is a list of the written values, in an order that every race-free run respects. `rounds`
+reads this list.
 """
 
 from __future__ import annotations
@@ -20,16 +20,16 @@ from unisono.errors import ScheduleError
 from unisono.schedule.formats.buffers import Buffers, Cell
 
 Clock = dict[int, int]
-"""For each thread of which anything is known, how many of its steps have happened."""
+"""For each known thread, the number of its steps that have happened."""
 
 
 @dataclass(slots=True, eq=False, kw_only=True)
 class Value:
-    """What a cell holds between two writes: contributions (`mask`: ranks as bits) to a chunk.
+    """The content of a cell between two writes: contributions (`mask`: ranks as bits) to a chunk.
 
-    `operands` are what it was made of: none for an input, one for a copy, several for a
-    reduction. `memory` is None for a value that is only passed on. `born` and `dies` number the
-    writes: its own, and the one that overwrote it.
+    `operands` is empty for an input. A copy has one operand, a reduction several. `memory` is None
+    for a value that is only passed on. `written_at` is the number of the value's own write.
+    `overwritten_at` is the number of the next write to the cell.
     """
 
     gpu: int
@@ -38,13 +38,13 @@ class Value:
     mask: int
     operands: tuple[Value, ...] = ()
     channel: int = 0
-    born: int = -1
-    dies: int | None = None
+    written_at: int = -1
+    overwritten_at: int | None = None
 
 
 @dataclass(slots=True, kw_only=True)
 class _State:
-    """Of one cell: its value, who wrote it when, and who has read it since."""
+    """The value of one cell, its last write, and the reads since then."""
 
     value: Value
     writer: int = -1
@@ -58,7 +58,7 @@ S = TypeVar("S")
 
 @dataclass(slots=True, eq=False, kw_only=True)
 class Thread(Generic[S]):
-    """One threadblock of one GPU: its steps, how far it got, and what it knows of the others."""
+    """One threadblock of one GPU: its steps, its progress, and its knowledge of other threads."""
 
     number: int
     gpu: int
@@ -68,7 +68,7 @@ class Thread(Generic[S]):
     clock: Clock = field(default_factory=dict)
 
     def learn(self, clock: Clock) -> None:
-        """What happened before `clock` was taken happened before what this thread does next."""
+        """Orders the events of `clock` before the next step of this thread."""
         mine = self.clock
         for thread, steps in clock.items():
             if mine.get(thread, 0) < steps:
@@ -76,7 +76,9 @@ class Thread(Generic[S]):
 
 
 class SymbolicMachine:
-    """The memory of all GPUs. `where` in its methods is the place in the file, for errors."""
+    """The memory of all GPUs. The argument `where` of the methods is the place in the file, for
+    errors.
+    """
 
     def __init__(self, buffers: Buffers) -> None:
         self.buffers = buffers
@@ -89,14 +91,14 @@ class SymbolicMachine:
         }
 
     def holds(self, cell: Cell) -> bool:
-        """Whether anything has been put into the cell."""
+        """Returns true if the cell holds a value."""
         return self.buffers.memory(cell) in self._cells
 
     def read(self, thread: Thread[S], cell: Cell, where: str) -> Value:
-        """The value of a cell. Raises `ScheduleError` for an empty cell, or a race."""
+        """Returns the value of a cell. Raises `ScheduleError` for an empty cell, or a race."""
         state = self._cells.get(self.buffers.memory(cell))
         if state is None:
-            raise ScheduleError(f"{where} reads {cell}, which holds nothing")
+            raise ScheduleError(f"{where} reads {cell}, which is empty")
         if state.writer >= 0 and thread.clock.get(state.writer, 0) < state.written:
             raise ScheduleError(
                 f"{where} reads {cell}, unordered with the write by {state.where}: a race"
@@ -105,15 +107,15 @@ class SymbolicMachine:
         return state.value
 
     def write(self, thread: Thread[S], cell: Cell, value: Value, where: str) -> Value:
-        """Put a value into a cell; returns it as held there. Raises `ScheduleError` for a race."""
+        """Writes a value to a cell. Returns the stored value. Raises `ScheduleError` for a race."""
         memory = self.buffers.memory(cell)
         state = self._cells.get(memory)
         number = len(self.written)
         if state is not None:
             self._check_write(thread, state, cell, where)
-            state.value.dies = number
-        # A value that no memory held yet is born here; one of another cell is copied.
-        fresh = value.memory is None and value.born < 0 and len(value.operands) > 1
+            state.value.overwritten_at = number
+        # A value that is not yet in memory is stored here. A value of another cell is copied.
+        fresh = value.memory is None and value.written_at < 0 and len(value.operands) > 1
         held = Value(
             gpu=cell.gpu,
             memory=memory,
@@ -121,7 +123,7 @@ class SymbolicMachine:
             mask=value.mask,
             operands=value.operands if fresh else (value,),
             channel=thread.channel,
-            born=number,
+            written_at=number,
         )
         self.written.append(held)
         self._cells[memory] = _State(
@@ -133,14 +135,16 @@ class SymbolicMachine:
         return held
 
     def keep(self, thread: Thread[S], value: Value) -> Value:
-        """Hold a reduction that no cell takes where its thread is, to be passed on."""
-        value.born = len(self.written)
+        """Stores a reduction without a cell on its thread's GPU, for use in later messages."""
+        value.written_at = len(self.written)
         value.channel = thread.channel
         self.written.append(value)
         return value
 
     def reduce(self, gpu: int, values: Sequence[Value], where: str) -> Value:
-        """The reduction of values, not yet in any cell. Raises `ScheduleError`."""
+        """Returns the reduction of values, not yet in any cell. Raises `ScheduleError` for operands
+        of several chunks, or for a contribution that occurs twice.
+        """
         chunk, mask = values[0].chunk, 0
         for value in values:
             if value.chunk != chunk:
@@ -155,22 +159,24 @@ class SymbolicMachine:
         return Value(gpu=gpu, memory=None, chunk=chunk, mask=mask, operands=tuple(values))
 
     def outputs(self) -> dict[Cell, Value]:
-        """The final values. Raises `ScheduleError` where they are not what the collective wants."""
+        """Returns the final values. Raises `ScheduleError` for values that the collective does not
+        expect.
+        """
         found = {}
         for cell, chunk in self.buffers.expected().items():
             state = self._cells.get(self.buffers.memory(cell))
             if state is None:
-                raise ScheduleError(f"{cell} holds nothing in the end")
+                raise ScheduleError(f"{cell} is empty at the end")
             value = state.value
             if value.chunk != chunk:
                 raise ScheduleError(
-                    f"{cell} holds chunk {value.chunk} in the end instead of chunk {chunk}; "
+                    f"{cell} holds chunk {value.chunk} at the end, expected chunk {chunk}; "
                     f"last written by {state.where}"
                 )
             want = sum(1 << r for r in self.buffers.collective.contributors(cell.gpu, chunk))
             if value.mask != want:
                 raise ScheduleError(
-                    f"{cell} lacks the contribution of {_ranks(want & ~value.mask)} in the end; "
+                    f"{cell} lacks the contribution of {_ranks(want & ~value.mask)} at the end; "
                     f"last written by {state.where}"
                 )
             found[cell] = value
@@ -193,9 +199,9 @@ def run(
     step: Callable[[Thread[S], S], str | None],
     name: Callable[[Thread[S]], str],
 ) -> None:
-    """Run all threads. `step` does one step, or returns what it waits for.
+    """Runs all threads. `step` runs one step, or returns the event that the step waits for.
 
-    Raises `ScheduleError` for a deadlock, naming what the threads wait for.
+    Raises `ScheduleError` for a deadlock, with the events that the threads wait for.
     """
     waiting: dict[int, str] = {}
     running = [thread for thread in threads if thread.steps]

@@ -1,4 +1,4 @@
-"""This machine as a network: read from sysfs (`sysfs`) and NVML (`gpus`), built in `machine`."""
+"""This machine as a topology: read from sysfs (`sysfs`) and NVML (`gpus`), built in `machine`."""
 
 from unisono.topology.discovery.gpus import nvlinks
 from unisono.topology.discovery.machine import Device, Machine, discover

@@ -1,4 +1,4 @@
-"""NVLinks, as NVIDIA's management library tells them; none where it is not there."""
+"""NVLinks from NVIDIA's management library, or none without the library."""
 
 from __future__ import annotations
 
@@ -8,12 +8,15 @@ from collections.abc import Mapping
 from typing import Any, TypeAlias
 
 NvLinks: TypeAlias = Mapping[str, Mapping[str, int]]
-"""GPU by PCI address, then the address of what its links go to: how many."""
+"""For each GPU's PCI address: the addresses to which its links go, each with the number of links.
+"""
 
 
 def nvlinks() -> dict[str, dict[str, int]]:
-    """The active NVLinks of this machine's GPUs. Needs the package `nvidia-ml-py` and a driver;
-    without them the answer is empty."""
+    """Returns the active NVLinks of this machine's GPUs.
+
+    The result is empty without the package `nvidia-ml-py` or without a driver.
+    """
     try:
         nvml: Any = importlib.import_module("pynvml")
     except ImportError:
@@ -32,7 +35,7 @@ def nvlinks() -> dict[str, dict[str, int]]:
 
 
 def address(bus: str | bytes) -> str:
-    """A PCI address as sysfs writes it.
+    """Returns a PCI address in the notation of sysfs.
 
     >>> address("00000000:3B:00.0")
     '0000:3b:00.0'
@@ -49,5 +52,5 @@ def _links(nvml: Any, gpu: Any) -> dict[str, int]:
             if nvml.nvmlDeviceGetNvLinkState(gpu, link):
                 found[address(nvml.nvmlDeviceGetNvLinkRemotePciInfo(gpu, link).busId)] += 1
         except nvml.NVMLError:
-            continue  # this GPU has no such link
+            continue  # the GPU has fewer links
     return dict(found)

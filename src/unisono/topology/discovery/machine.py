@@ -1,4 +1,4 @@
-"""A machine's parts, and the network that they make."""
+"""The parts of a machine, and the topology that they form."""
 
 from __future__ import annotations
 
@@ -15,17 +15,21 @@ from unisono.topology.routing import Shortest
 from unisono.topology.wiring import PCIE, SOCKETS, Cable, Wiring
 
 CORE = Cable(bandwidth_Bps=10e9, latency_s=100e-9, kind=LinkKind.SHARED_MEMORY)
-"""What a core copies through memory: a guess that a measurement should replace."""
+"""A core that copies through memory: an estimate, to be replaced by a measurement."""
 NVLINK_LINK_BPS = 25e9
-"""One NVLink of generation 2 to 4, one way."""
+"""One NVLink of generation 2 to 4, in one direction."""
 _UNKNOWN_LANES_BPS = 15.75e9
-"""A PCIe link that does not tell its rate, as in virtual machines: generation 3, 16 lanes."""
+"""Default for a PCIe link of unknown rate, as in virtual machines: generation 3, 16 lanes."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Device:
-    """A GPU or a network card. `path`: (address, rate of the link above it, or None if unknown) of
-    the bridges from the root down to the device itself; `rate_Bps`: of the network, if known."""
+    """A GPU or a network card.
+
+    `path` lists the bridges from the root down to the device, and the device itself. Each entry is
+    (address, rate of the link above, or None if unknown). `rate_Bps` is the rate of the network, if
+    known.
+    """
 
     address: str
     name: str
@@ -36,14 +40,14 @@ class Device:
 
     @property
     def title(self) -> str:
-        """Name, and rate where it is known."""
+        """The name, with the rate if known."""
         rate = "" if self.rate_Bps is None else f" {self.rate_Bps * 8 / 1e6:.0f} Mbit/s"
         return self.name + rate
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Machine:
-    """Cores (first CPU of each, and its NUMA node), and devices on PCIe."""
+    """Cores (the first CPU of each, with its NUMA node), and devices on PCIe."""
 
     cores: Mapping[int, int]
     devices: tuple[Device, ...]
@@ -64,13 +68,13 @@ class Machine:
         return tuple(sorted({*self.cores.values(), *(device.numa for device in self.devices)}))
 
     def topology(self, links: NvLinks | None = None) -> Topology:
-        """The machine as a network: its GPUs are the ranks, or its cores if it has none.
+        """Returns the machine's topology. Its GPUs are the ranks, or its cores without GPUs.
 
-        `links`: NVLinks, as `gpus.nvlinks` tells them. Bridges that do not branch are no
+        `links` are NVLinks, as `gpus.nvlinks` returns them. Bridges with a single child are not
         switches. Raises `ValueError` for a machine without cores and GPUs.
         """
         if not self.cores and not self.gpus:
-            raise ValueError("found neither cores nor GPUs")
+            raise ValueError("expected cores or GPUs, found neither")
         wiring = Wiring(num_ranks=len(self.gpus) or len(self.cores))
         sockets = dict(
             zip(
@@ -96,7 +100,7 @@ class Machine:
         return wiring.build("this machine", Shortest())
 
     def _add_devices(self, wiring: Wiring, sockets: dict[int, int]) -> list[str]:
-        """The PCIe trees; returns the names of the nodes that it added."""
+        """Adds the PCIe trees. Returns the names of the added nodes."""
         below: dict[str, set[str]] = defaultdict(set)
         for device in self.devices:
             for (address, _), (child, _) in pairwise(device.path):
@@ -127,9 +131,11 @@ class Machine:
         return names
 
     def _add_nvlinks(self, wiring: Wiring, links: NvLinks) -> list[str]:
-        """NVLinks between GPUs, and to one NVSwitch for all; returns its name if there is one."""
+        """Adds NVLinks between GPUs and to one common NVSwitch. Returns the name of the NVSwitch,
+        if any.
+        """
         rank_of = {gpu.address: rank for rank, gpu in enumerate(self.gpus)}
-        hub = None
+        nvswitch_node = None
         for address, targets in links.items():
             rank, uplinks = rank_of.get(address), 0
             if rank is None:
@@ -140,13 +146,17 @@ class Machine:
                 if peer is not None and rank < peer:
                     wiring.join(ints([rank]), ints([peer]), _nvlink(count))
             if uplinks:
-                hub = wiring.add(1, NodeKind.NVSWITCH, reduces=True) if hub is None else hub
-                wiring.join(ints([rank]), hub, _nvlink(uplinks))
-        return [] if hub is None else ["nvswitch"]
+                nvswitch_node = (
+                    wiring.add(1, NodeKind.NVSWITCH, reduces=True)
+                    if nvswitch_node is None
+                    else nvswitch_node
+                )
+                wiring.join(ints([rank]), nvswitch_node, _nvlink(uplinks))
+        return [] if nvswitch_node is None else ["nvswitch"]
 
 
 def discover(root: Path = Path("/sys")) -> Topology:
-    """This machine as a network, from sysfs and, for NVLinks, NVML.
+    """Returns this machine's topology, from sysfs and, for NVLinks, from NVML.
 
     >>> discover().num_ranks > 0
     True

@@ -1,6 +1,6 @@
-"""What sysfs tells about a machine: cores, NUMA nodes, network cards, GPUs, the PCIe tree.
+"""Facts about a machine from sysfs: cores, NUMA nodes, network cards, GPUs, the PCIe tree.
 
-Whatever is missing or unreadable is left out: containers and virtual machines show parts only.
+Missing and unreadable files are ignored, because containers and virtual machines expose only some.
 Source: the kernel's Documentation/ABI (sysfs-devices-system-cpu, sysfs-bus-pci, sysfs-class-net).
 """
 
@@ -17,11 +17,11 @@ _GPU_CLASSES = ("0x0302", "0x0380", "0x1200")
 """3D controllers, other display controllers, processing accelerators."""
 _VGA, _GPU_VENDORS = "0x0300", ("0x10de", "0x1002")
 _ENCODING = {2.5: 0.8, 5.0: 0.8, 8.0: 128 / 130, 16.0: 128 / 130, 32.0: 128 / 130}
-"""Share of a lane's bits that are data, by GT/s (PCIe base specification; 64 GT/s: flits)."""
+"""Fraction of a lane's bits that are data, by GT/s (PCIe base specification; 64 GT/s: flits)."""
 
 
 def survey(root: Path = Path("/sys")) -> Machine:
-    """What this machine has, or the one whose sysfs is recorded under `root`.
+    """Returns the parts of this machine, or of the machine whose sysfs is recorded under `root`.
 
     >>> len(survey().cores) > 0
     True
@@ -54,7 +54,7 @@ def survey(root: Path = Path("/sys")) -> Machine:
 
 
 def parse_list(text: str) -> list[int]:
-    """Numbers of a list as the kernel writes it.
+    """Parses a list of numbers in the kernel's notation.
 
     >>> parse_list("0-2,7"), parse_list("")
     ([0, 1, 2, 7], [])
@@ -68,7 +68,7 @@ def parse_list(text: str) -> list[int]:
 
 
 def _numa_nodes(root: Path) -> dict[int, list[int]]:
-    """The CPUs of each NUMA node that has some."""
+    """Returns the CPUs of each NUMA node that has CPUs."""
     found = {}
     for path in (root / "devices/system/node").glob("node[0-9]*"):
         cpus = _list(path / "cpulist")
@@ -78,7 +78,7 @@ def _numa_nodes(root: Path) -> dict[int, list[int]]:
 
 
 def _first_threads(root: Path) -> list[int]:
-    """One CPU of each core that is online."""
+    """Returns one CPU of each core that is online."""
     system = root / "devices/system/cpu"
     online = _list(system / "online")
     if not online:
@@ -95,7 +95,7 @@ def _first_threads(root: Path) -> list[int]:
 
 
 def _network(root: Path) -> dict[str, tuple[str, float | None]]:
-    """Name and rate of each network interface that is a PCI device, by address."""
+    """Returns the name and rate of each network interface that is a PCI device, by address."""
     found: dict[str, tuple[str, float | None]] = {}
     for path in _entries(root / "class/net"):
         where = _address(path / "device")
@@ -106,7 +106,7 @@ def _network(root: Path) -> dict[str, tuple[str, float | None]]:
 
 
 def _infiniband(root: Path) -> dict[str, tuple[str, float | None]]:
-    """Name and rate of each RDMA device, by address."""
+    """Returns the name and rate of each RDMA device, by address."""
     found: dict[str, tuple[str, float | None]] = {}
     for path in _entries(root / "class/infiniband"):
         where = _address(path / "device")
@@ -117,7 +117,7 @@ def _infiniband(root: Path) -> dict[str, tuple[str, float | None]]:
 
 
 def _address(device: Path) -> str | None:
-    """The nearest PCI device at or above what a link points to (virtio lies between)."""
+    """Returns the nearest PCI device at or above the target of a link (virtio is in between)."""
     if not device.exists():
         return None
     real = device.resolve()
@@ -126,14 +126,14 @@ def _address(device: Path) -> str | None:
 
 
 def _bridges(real: Path) -> Iterator[tuple[str, float | None]]:
-    """(address, rate of the link above it) of a device and of the bridges above, root first."""
+    """Yields (address, rate of the link above) for a device and its bridges, root first."""
     for path in (*reversed(real.parents), real):
         if _ADDRESS.fullmatch(path.name):
             yield path.name, _lane_rate(path)
 
 
 def _lane_rate(path: Path) -> float | None:
-    """Bytes a second, one way, of a device's PCIe link as it runs now."""
+    """Returns the current rate of a device's PCIe link, in bytes a second, in one direction."""
     match = re.match(r"(\d+(?:\.\d+)?) GT/s", _text(path / "current_link_speed"))
     width = _number(path / "current_link_width")
     if match is None or not width or width > 32:
@@ -157,7 +157,7 @@ def _text(path: Path) -> str:
     try:
         return path.read_text(encoding="ascii", errors="replace").strip()
     except OSError:
-        return ""  # some files exist and cannot be read, such as the speed of a link that is down
+        return ""  # some files exist but are unreadable, such as the speed of a link that is down
 
 
 def _number(path: Path) -> int | None:
