@@ -37,7 +37,7 @@ and on the command line:
 | `reduce_broadcast:reduce=chain,broadcast=direct` | an algorithm for each phase |
 | `level0:mesh@4;level1:ring@2` | an algorithm per level, innermost first, with its ranks |
 | `level0:mesh;level1:H-D_R` | HCCL's syntax and names; without `@`, the levels follow the hosts |
-| `by_host`, `leaders`, `rank_order` | algorithms for several hosts, given as `hosts=((0, 1), (2,))` |
+| `by_host`, `leaders`, `rank_order` | algorithms for several hosts: `hosts=((0, 1), (2,))` |
 """
 
 

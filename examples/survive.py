@@ -2,8 +2,8 @@
 
 Covers: `PeerLostError`, `Communicator.shrink`, `former_ranks`, all_reduce of torch tensors.
 Scenario: four ranks learn handwritten digits. One rank kills itself during a step. The others
-shrink the communicator, return to the last step that all of them have, and divide the same batches among
-three ranks. Their final loss equals that of a run without failures. The second run uses two hosts:
+shrink the communicator, return to the last step that all of them have, and divide the same batches
+among three ranks. Their final loss equals that of a run without failures. The second run uses two hosts:
 this machine under two names, connected by TCP. There the lost rank is rank 0, the control server.
 
     python examples/survive.py
