@@ -1,10 +1,11 @@
 """A training loop that loses a rank and continues with the same batches and the same loss curve.
 
-Covers: `PeerLostError`, `Communicator.shrink`, `former_ranks`, all_reduce of torch tensors.
+Covers: `PeerLostError`, `Communicator.shrink`, all_reduce of torch tensors.
 Scenario: four ranks learn handwritten digits. One rank kills itself during a step. The others
 shrink the communicator, return to the last step that all of them have, and divide the same batches
-among three ranks. Their final loss equals that of a run without failures. The second run uses two hosts:
-this machine under two names, connected by TCP. There the lost rank is rank 0, the control server.
+among three ranks. Their final loss equals that of a run without failures. The second run uses two
+hosts: this machine under two names, connected by TCP. There the lost rank is rank 0, the control
+server.
 
     python examples/survive.py
 """
