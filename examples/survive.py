@@ -145,9 +145,9 @@ def main():
     table = Table(title=f"Loss with {RANKS} ranks, and with one rank lost in step {LOST_IN_STEP}")
     for name in (
         "step",
-        "without failure",
+        "no failure",
         "",
-        *(word for run in runs for word in (run, "difference")),
+        *(word for run in runs for word in (run, "diff")),
     ):
         table.add_column(name, justify="left" if name == "" else "right", no_wrap=True)
     for step in sorted({*range(0, STEPS, 6), LOST_IN_STEP, STEPS - 1}):
