@@ -1,5 +1,5 @@
-# Two commands matter: `make demo` and `make test`. Each does all its own set-up on a machine with
-# python3 (3.11 or newer), pip, make and g++; a second run starts at once.
+# The main targets are `make demo` and `make test`. They install everything else that they need. The
+# machine needs python3 (3.11 or newer), pip, make and g++. Later runs skip the installation.
 
 PYTHON ?= python3
 VENV := .venv
@@ -7,59 +7,59 @@ BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 JOBS ?= 2
 FUZZ_S ?= 60
-# Made by pip with the extension, so that the C++ tests need not compile the core once more.
+# pip builds the extension in this folder, so that the C++ tests do not compile the core again.
 CPP_BUILD := build/dev
 
-.PHONY: demo test quick check format lint types imports unit cpp sanitize fuzz aarch64 bench soak clean help
+.PHONY: demo test check format fix lint types imports unit cpp sanitize fuzz aarch64 bench soak clean help
 
-help:  ## this list
+help:  ## list all targets
 	@grep -hE '^[a-z0-9]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
 
-demo: $(READY)  ## train a real model through our backend, beside Gloo
+demo: $(READY)  ## train a model with unisono and with gloo, and compare
 	$(BIN)/unisono train digits
 
-test: check cpp unit  ## everything that CI runs
+test: check cpp unit  ## run everything that CI runs
 
 check: format lint types imports
 
-format: $(READY)  ## is everything formatted?
+format: $(READY)  ## check the formatting
 	$(BIN)/ruff format --check .
 	$(BIN)/clang-format --dry-run --Werror $$(git ls-files 'csrc/*.cc' 'csrc/*.h')
 
-fix: $(READY)  ## format everything
+fix: $(READY)  ## format all files
 	$(BIN)/ruff check --fix --quiet . ; $(BIN)/ruff format .
 	$(BIN)/clang-format -i $$(git ls-files 'csrc/*.cc' 'csrc/*.h')
 
-lint: $(READY)  ## ruff
+lint: $(READY)  ## run ruff
 	$(BIN)/ruff check .
 
-types: $(READY)  ## mypy --strict
+types: $(READY)  ## run mypy --strict
 	$(BIN)/mypy
 
-imports: $(READY)  ## does every import go down the layers?
+imports: $(READY)  ## check the import contracts of pyproject.toml
 	$(BIN)/lint-imports
 
-unit: $(READY)  ## unit, property, multi-process and example tests
+unit: $(READY)  ## run all Python tests except the slow tests
 	$(BIN)/pytest -q -m "not slow" --numprocesses $(JOBS) --dist loadfile
 
-soak: $(READY)  ## the slow tests
+soak: $(READY)  ## run the slow Python tests
 	$(BIN)/pytest -q -m slow --timeout 1200
 
-cpp: $(READY)  ## the C++ tests
+cpp: $(READY)  ## build and run the C++ tests
 	test -f $(CPP_BUILD)/CMakeCache.txt || $(BIN)/cmake -S . -B $(CPP_BUILD) -G Ninja -DUNISONO_TESTS=ON \
 	  -DUNISONO_PYTHON=OFF -DCMAKE_MAKE_PROGRAM=$(CURDIR)/$(BIN)/ninja >/dev/null
 	$(BIN)/cmake --build $(CPP_BUILD) --target cpp_tests -j $(JOBS)
 	$(BIN)/ctest --test-dir $(CPP_BUILD) --output-on-failure
 	@grep ^SKIPPED $(CPP_BUILD)/Testing/Temporary/LastTest.log || true
 
-sanitize: $(READY)  ## the C++ tests under ThreadSanitizer, then Address- and UBSan
+sanitize: $(READY)  ## run the C++ tests under ThreadSanitizer, then Address- and UBSan
 	for kind in thread address,undefined; do \
 	  $(BIN)/cmake -S . -B build/sanitize-$$kind -G Ninja -DUNISONO_TESTS=ON -DUNISONO_PYTHON=OFF \
 	    -DUNISONO_SANITIZE=$$kind -DCMAKE_MAKE_PROGRAM=$(CURDIR)/$(BIN)/ninja >/dev/null && \
 	  $(BIN)/cmake --build build/sanitize-$$kind --target cpp_tests -j $(JOBS) && \
 	  $(BIN)/ctest --test-dir build/sanitize-$$kind --output-on-failure || exit 1; done
 
-fuzz: $(READY)  ## let made-up bytes run through what peers and plans bring (clang; FUZZ_S seconds each)
+fuzz: $(READY)  ## fuzz the readers of frames, messages and plans (clang; FUZZ_S seconds each)
 	$(BIN)/cmake -S . -B build/fuzz -G Ninja -DUNISONO_TESTS=ON -DUNISONO_PYTHON=OFF -DUNISONO_FUZZ=ON \
 	  -DCMAKE_CXX_COMPILER=clang++ -DCMAKE_MAKE_PROGRAM=$(CURDIR)/$(BIN)/ninja >/dev/null
 	$(BIN)/cmake --build build/fuzz --target fuzzers -j $(JOBS)
@@ -69,7 +69,7 @@ fuzz: $(READY)  ## let made-up bytes run through what peers and plans bring (cla
 	  build/fuzz/csrc/fuzz/fuzz_$$what -max_total_time=$(FUZZ_S) -malloc_limit_mb=100000 -timeout=10 -max_len=2048 -len_control=0 \
 	    -artifact_prefix=build/fuzz/ build/fuzz/found/$$what csrc/fuzz/corpus/$$what || exit 1; done
 
-aarch64: $(READY)  ## the C++ tests for aarch64 (Debian: g++-aarch64-linux-gnu, qemu-user)
+aarch64: $(READY)  ## run the C++ tests for aarch64 (Debian: g++-aarch64-linux-gnu, qemu-user)
 	$(BIN)/cmake -S . -B build/aarch64 -G Ninja -DUNISONO_TESTS=ON -DUNISONO_PYTHON=OFF \
 	  -DCMAKE_SYSTEM_NAME=Linux -DCMAKE_SYSTEM_PROCESSOR=aarch64 \
 	  -DCMAKE_CROSSCOMPILING_EMULATOR="qemu-aarch64;-L;/usr/aarch64-linux-gnu" \
@@ -78,10 +78,10 @@ aarch64: $(READY)  ## the C++ tests for aarch64 (Debian: g++-aarch64-linux-gnu, 
 	$(BIN)/ctest --test-dir build/aarch64 --output-on-failure
 	@grep ^SKIPPED build/aarch64/Testing/Temporary/LastTest.log || true
 
-bench: $(READY)  ## the whole table of benchmarks/RESULTS.md (about an hour)
+bench: $(READY)  ## measure the tables of benchmarks/RESULTS.md on one host (about an hour)
 	$(BIN)/python benchmarks/sweep.py
 
-# Debian's python3 may lack ensurepip; its pip can install into a bare environment all the same.
+# Debian's python3 may lack ensurepip. Its pip can still install into an environment without pip.
 $(BIN)/python:
 	$(PYTHON) -m venv $(VENV) 2>/dev/null || { rm -rf $(VENV); $(PYTHON) -m venv --without-pip $(VENV) \
 	  && $(PYTHON) -m pip --python $(BIN)/python install --quiet pip; }
@@ -93,5 +93,5 @@ $(READY): pyproject.toml CMakeLists.txt | $(BIN)/python
 	  -C cmake.define.UNISONO_TESTS=ON -e '.[train,plot,peers,dev]'
 	touch $@
 
-clean:  ## remove what was built
+clean:  ## remove all build outputs
 	rm -rf build $(VENV) .pytest_cache .mypy_cache .ruff_cache .hypothesis

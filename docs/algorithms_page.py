@@ -1,4 +1,4 @@
-"""Writes docs/algorithms.md from the registry: `python docs/algorithms_page.py`."""
+"""Writes docs/algorithms.md from the registry of algorithms: `python docs/algorithms_page.py`."""
 
 from __future__ import annotations
 
@@ -14,34 +14,35 @@ PAGE = Path(__file__).with_name("algorithms.md")
 EXAMPLES = (8, 13)
 
 _HEAD = """# Algorithms
-Made by `python docs/algorithms_page.py` from `unisono.algorithms`; the numbers are those of
-`unisono.algorithms.cost`, which the tests compare with what each schedule does.
+`python docs/algorithms_page.py` generates this page from `unisono.algorithms`. The numbers come
+from `unisono.algorithms.cost`. The tests compare them with the schedules.
 
-n is the number of ranks, N the bytes of a rank's whole vector (of all its pieces together). For
-each algorithm: the rounds; the bytes that the busiest rank sends, counted once per receiver; the
-bytes that the busiest rank reduces. The last columns are rounds / bytes / reductions for {examples}
-ranks, in multiples of N; ≤ marks an upper bound. m is the largest power of two in n, and e = n - m;
-other letters are explained in the file of the algorithm, `src/unisono/algorithms/`.
+n is the number of ranks. N is the number of bytes of a rank's whole vector, including all parts.
+The tables list for each algorithm the rounds, the bytes that the busiest rank sends (counted once
+per receiver), and the bytes that the busiest rank reduces. The last columns are rounds / bytes /
+reductions for {examples} ranks, in multiples of N; ≤ marks an upper bound. m is the largest power
+of two that is at most n, and e = n - m. The algorithm's file in `src/unisono/algorithms/`
+explains other letters.
 
-An algorithm is named by a string, the same for `unisono.algorithms.build`, `comm.all_reduce(x,
-algorithm=...)` and the command line:
+A string names an algorithm in `unisono.algorithms.build`, in `comm.all_reduce(x, algorithm=...)`
+and on the command line:
 
-| written | meaning |
+| string | meaning |
 |---|---|
-| `ring` | a name of the tables below |
-| `k_nomial:8`, `bruck:radix=3` | with its parameters, in order or by name |
-| `bucket:4x4`, `swing:4x4` | on a grid of ranks, the fastest axis first |
-| `ring:channels=2` | any algorithm on so many shares of the vector at the same time |
-| `direct:block_bytes=65536` | any algorithm, staged in blocks of so many bytes of the message |
+| `ring` | a name in the tables below |
+| `k_nomial:8`, `bruck:radix=3` | an algorithm with parameters, by position or by name |
+| `bucket:4x4`, `swing:4x4` | an algorithm on a grid of ranks, the fastest axis first |
+| `ring:channels=2` | any algorithm, on several shares of the vector at once |
+| `direct:block_bytes=65536` | any algorithm, with a block size in bytes |
 | `reduce_broadcast:reduce=chain,broadcast=direct` | an algorithm for each phase |
-| `level0:mesh@4;level1:ring@2` | an algorithm for each level, innermost first, with its ranks |
-| `level0:mesh;level1:H-D_R` | HCCL's syntax and names; sizes as told, or of the hosts, or equal |
-| `by_host`, `leaders`, `rank_order` | for ranks on hosts like `hosts=((0, 1), (2,))` |
+| `level0:mesh@4;level1:ring@2` | an algorithm per level, innermost first, with its ranks |
+| `level0:mesh;level1:H-D_R` | HCCL's syntax and names; without `@`, the levels follow the hosts |
+| `by_host`, `leaders`, `rank_order` | algorithms for several hosts: `hosts=((0, 1), (2,))` |
 """
 
 
 def page() -> str:
-    """The whole page."""
+    """Returns the text of the page."""
     examples = " and ".join(map(str, EXAMPLES))
     parts = [_HEAD.format(examples=examples), *(section for op in Op for section in _section(op))]
     return "\n".join(parts) + "\n"

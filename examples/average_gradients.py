@@ -1,9 +1,9 @@
-"""The lecture's data-parallel loop: gradients averaged by hand, on the `unisono` backend.
+"""Data-parallel training without DistributedDataParallel, on the `unisono` backend.
 
 Covers: `init_process_group("unisono")`, an all_reduce per parameter, `mp.spawn`, `torchrun`.
-Scenario: four ranks learn hand-written digits, each from its own quarter of the images.
+Scenario: four ranks learn handwritten digits. Each rank trains on a quarter of the images.
 
-    python examples/average_gradients.py [gloo]     # starts its four ranks itself
+    python examples/average_gradients.py [gloo]     # starts four ranks
     torchrun --standalone --nproc-per-node 4 examples/average_gradients.py
 """
 
@@ -32,14 +32,16 @@ def partition(rank, size):
     digits = load_digits()
     images = torch.from_numpy(digits.images).float().unsqueeze(1) / 16
     labels = torch.from_numpy(digits.target)
-    count = len(labels) // size * size  # as many for every rank, or one would wait for ever
+    count = (
+        len(labels) // size * size
+    )  # equal shares: otherwise a rank would wait for others that have finished
     return images[rank:count:size], labels[rank:count:size]
 
 
 def run():
     rank, size = dist.get_rank(), dist.get_world_size()
     torch.set_num_threads(1)
-    torch.manual_seed(1234)  # the same model everywhere
+    torch.manual_seed(1234)  # the same initial model on all ranks
     images, labels = partition(rank, size)
     model = nn.Sequential(
         nn.Conv2d(1, 16, 3), nn.ReLU(), nn.Flatten(), nn.Linear(16 * 36, 64), nn.ReLU(),

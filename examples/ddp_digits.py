@@ -1,7 +1,7 @@
-"""DistributedDataParallel on the `unisono` backend: one word differs from a program for Gloo.
+"""DistributedDataParallel on the `unisono` backend. Only the backend's name differs from Gloo.
 
 Covers: `init_process_group("unisono")`, DistributedDataParallel, DistributedSampler, `torchrun`.
-Scenario: four ranks learn hand-written digits and are judged on images they have not seen.
+Scenario: four ranks learn handwritten digits. Rank 0 measures the accuracy on unseen images.
 
     torchrun --standalone --nproc-per-node 4 examples/ddp_digits.py
 """

@@ -1,7 +1,7 @@
-"""An algorithm of your own: write it, prove it, watch it.
+"""Defines a new algorithm, proves it correct, and draws it.
 
 Covers: `schedule.Builder`, `schedule.check`, `show.view`, `show.svg`, `show.html`.
-Scenario: an all-reduce down the ranks and back up, to show in a lecture why rings are better.
+Scenario: an all-reduce along a chain of ranks and back. The drawing shows why rings are faster.
 
     python examples/draw_my_schedule.py chain.html
 """
@@ -18,7 +18,7 @@ MESSAGE_BYTES = 64 << 20
 
 
 def chain(ranks):
-    """The sum grows from rank 0 to the last rank, and the result comes back the same way."""
+    """Returns a schedule that sums from rank 0 to the last rank, and sends the result back."""
     b = schedule.Builder(schedule.Collective(op=Op.ALL_REDUCE, ranks=ranks), "chain")
     for rank in range(ranks - 1):
         b.reduce(rank, 0, rank + 1)
@@ -31,12 +31,12 @@ def chain(ranks):
 
 def main():
     mine = chain(RANKS)
-    schedule.check(mine)  # raises ScheduleError naming rank, chunk and round if it is wrong
-    story = show.view(mine, nbytes=MESSAGE_BYTES)
+    schedule.check(mine)  # raises ScheduleError with rank, chunk and round if the schedule is wrong
+    view = show.view(mine, nbytes=MESSAGE_BYTES)
     page = Path(sys.argv[1] if len(sys.argv) > 1 else mkdtemp() + "/chain.html")
-    page.write_text(show.html(story), encoding="utf-8")
-    page.with_suffix(".svg").write_text(show.svg(story), encoding="utf-8")
-    print(f"{story.title}: {dict(story.facts)}")
+    page.write_text(show.html(view), encoding="utf-8")
+    page.with_suffix(".svg").write_text(show.svg(view), encoding="utf-8")
+    print(f"{view.title}: {dict(view.facts)}")
     print(f"open {page} and {page.with_suffix('.svg')}")
 
 

@@ -1,7 +1,7 @@
-"""Pi by adding up slices of a circle: the first program of every MPI course.
+"""Computes pi by numerical integration, like the first program of many MPI courses.
 
-Covers: `unisono.init` under any launcher, `broadcast`, `all_reduce`, no torch.
-Scenario: each rank sums every n-th of a million slices under 4 / (1 + x^2), from 0 to 1.
+Covers: `unisono.init` under any launcher, `broadcast`, `all_reduce`, without torch.
+Scenario: n ranks integrate 4 / (1 + x^2) from 0 to 1. Each rank sums every n-th of the slices.
 
     mpiexec -n 4 python examples/pi.py
     srun -n 4 python examples/pi.py
@@ -27,9 +27,7 @@ def main():
         area = np.array([np.sum(4 / (1 + x * x)) * width])
         comm.all_reduce(area)
         if comm.rank == 0:
-            print(
-                f"pi is {area[0]:.12f}, off by {abs(area[0] - math.pi):.0e}, by {comm.size} ranks"
-            )
+            print(f"pi is {area[0]:.12f}, error {abs(area[0] - math.pi):.0e}, {comm.size} ranks")
 
 
 if __name__ == "__main__":
