@@ -1,8 +1,8 @@
-"""A batch: calls that are recorded first and then begun together.
+"""Batches: calls that are recorded first and then begun together.
 
-Since all are known before the first begins, messages may be given in any order without deadlock,
-and small all_reduces of one kind travel as one. Which ones do follows from what the ranks must
-agree on anyway, so that all ranks decide alike.
+All calls are known before the first begins. So messages may be recorded in any order without
+deadlock, and small all_reduces of one type and reduction are packed into one call. The choice
+depends only on arguments that must be equal on all ranks, so all ranks pack the same calls.
 """
 
 from __future__ import annotations
@@ -21,14 +21,16 @@ from unisono.communicator.work import JoinedWork, MessageWork, Work
 from unisono.errors import AbortedError, UnisonoError, UnsupportedError
 from unisono.types import Op
 
-_MOST_PACKED_BYTES = 32 << 10  # above, a copy costs more than the exchange that it spares
+_MOST_PACKED_BYTES = 32 << 10  # above this size, a copy costs more than the exchange that it saves
 
 
 class BatchedWork(Work):
-    """The handle of one call of a batch; of use once the block has ended."""
+    """The handle of one call of a batch, for use after the block."""
 
     def __init__(self, name: str, finish: Callable[[], Any] | None = None) -> None:
-        """`finish` ends this one, called `name`, of several calls that travel as one."""
+        """`name` is the name of the call. `finish` completes this call of several that were packed
+        into one.
+        """
         super().__init__(self._outcome)
         self._name = name
         self._own_finish = finish
@@ -36,11 +38,11 @@ class BatchedWork(Work):
         self._cancelled: UnisonoError | None = None
 
     def bind(self, work: Work) -> None:
-        """The call has begun."""
+        """Sets the work of the call, which has begun."""
         self._bound = work
 
     def give_up(self, error: UnisonoError) -> None:
-        """The call will not begin, unless it has."""
+        """Cancels the call with this error, unless it has begun."""
         if self._bound is None:
             self._cancelled = error
 
@@ -55,7 +57,7 @@ class BatchedWork(Work):
         if self._cancelled is not None:
             raise self._cancelled
         if self._bound is None:
-            raise UnisonoError("this call belongs to a batch: wait for it after the block")
+            raise UnisonoError("this call is recorded in a batch: wait for it after the block")
         return self._bound
 
     def _outcome(self) -> Any:
@@ -86,22 +88,24 @@ class BatchedWork(Work):
         return self._begun().cancel()
 
     def source_rank(self) -> int:
-        """The rank that a received message came from, once it has come."""
+        """Returns the source rank of a received message."""
         return self._message().source_rank()
 
     def tag(self) -> int:
-        """The tag of a received message, once it has come."""
+        """Returns the tag of a received message."""
         return self._message().tag()
 
     def _message(self) -> native.Request | MessageWork:
         work = self._begun()
         if not isinstance(work, native.Request | MessageWork):
-            raise UnsupportedError("only the receive of one message has a source and a tag")
+            raise UnsupportedError(
+                "expected the work of one receive: other works have no source or tag"
+            )
         return work
 
 
 class _Delivery(NamedTuple):
-    """Messages that one method exchanges."""
+    """The messages of one method call."""
 
     messages: Sequence[MessageCall]
     result: Any
@@ -109,28 +113,28 @@ class _Delivery(NamedTuple):
 
 
 class _Single(NamedTuple):
-    """A collective that travels alone."""
+    """A collective that is not packed with others."""
 
     name: str
     call: Call
     handles: Sequence[BatchedWork]
 
     def ready(self, engine: Engine) -> Call:
-        """The call to begin."""
+        """Returns the call to begin."""
         return self.call
 
     def spans(self) -> Iterator[tuple[int, int, bool]]:
-        """Start, end, whether written, of all memory that is known to be touched."""
+        """Yields the known memory of the call: start, end, and True if the call writes it."""
         if self.call.then is not None:
             return
-        # Where both are the same list, the result may belong elsewhere, or be nowhere.
+        # If both are the same list, the rank may write its result elsewhere, or have no result.
         written = self.call.outputs if self.call.outputs is not self.call.inputs else []
         yield from ((at, at + nbytes, False) for at, nbytes in self.call.inputs)
         yield from ((at, at + nbytes, True) for at, nbytes in written)
 
 
 class _Pack:
-    """Small all_reduces of one kind."""
+    """Small all_reduces of one type and reduction."""
 
     def __init__(self, request: CallRequest) -> None:
         self.name = "all_reduce"
@@ -139,7 +143,7 @@ class _Pack:
         self._request = request
 
     def ready(self, engine: Engine) -> Call:
-        """All as one call."""
+        """Returns one call for all of them."""
         pack, lengths = self.native, self.native.lengths()
         if len(lengths) == 1:
             where = pack.memory()
@@ -148,7 +152,7 @@ class _Pack:
         address = room.ctypes.data
         pack.gather(address)
         request = self._request._replace(lengths=(room.nbytes,), packed=lengths)
-        if engine.book.widens(request):  # what each of them alone needs not
+        if engine.book.widens(request):  # although none of the calls alone needs float32 copies
             small = engine.book.choose(request.op, self._request.lengths[0])
             request = request._replace(algorithm=small.plan.name)
         where = [(address, room.nbytes)]
@@ -157,7 +161,9 @@ class _Pack:
 
 
 class Batch(JoinedWork):
-    """A `with` block whose calls begin together at its end; then the `Work` of all of them."""
+    """A `with` block whose calls begin together at its end; afterwards the `Work` of all of
+    them.
+    """
 
     def __init__(self, engine: Engine, async_op: bool) -> None:
         super().__init__([], lambda: None)
@@ -188,13 +194,13 @@ class Batch(JoinedWork):
         self._engine.stop_recording()
         if error is not None:
             if self._calls and isinstance(error, Exception):
-                self._engine.refuse("batch", error)  # others may begin the collectives in it
+                self._engine.refuse("batch", error)  # other ranks may begin these collectives
             self._cancel(error)
             return
         try:
             with self._engine.telling_refusals("batch"):
                 self._require_apart()
-                # What is wrong is found before anything begins.
+                # All checks run before any call begins.
                 calls = [entry.ready(self._engine) for entry in self._calls]
             self._begin(calls)
         except BaseException as failure:
@@ -224,7 +230,7 @@ class Batch(JoinedWork):
         self.works, self._begun = [*begun, *handles], True
 
     def _require_apart(self) -> None:
-        """Raises `ValueError` where one call writes what another one touches."""
+        """Raises `ValueError` if one call writes memory that another call uses."""
         packs = [entry.native for entry in self._calls if isinstance(entry, _Pack)]
         spans = [
             (*span, number)
@@ -238,8 +244,8 @@ class Batch(JoinedWork):
                 spans.append((at, at + nbytes, not message.sends, number))
         if native.share_memory(packs, spans):
             raise ValueError(
-                "two calls of the batch share memory that one of them writes, but they have no "
-                "order: make two batches of them"
+                "two calls of the batch share memory that one of them writes, but calls of a batch "
+                "run in no order: put them in two batches"
             )
 
     def _cancel(self, why: BaseException) -> None:
@@ -265,7 +271,9 @@ class Batch(JoinedWork):
 
     def _require_begun(self) -> None:
         if not self._begun:
-            raise UnisonoError("the calls of a batch begin at the end of its block: wait after it")
+            raise UnisonoError(
+                "the calls of a batch begin at the end of its block: wait after the block"
+            )
 
     def _wait_native(self, timeout_s: float | None) -> bool:
         self._require_begun()
@@ -281,15 +289,15 @@ class Batch(JoinedWork):
     # ---- recording
 
     def takes(self) -> bool:
-        """Whether calls of this thread belong to the batch."""
+        """Returns True if calls of this thread belong to the batch."""
         return threading.get_ident() == self._thread
 
     def add_call(self, name: str, call: Call, async_op: bool) -> Any:
         """Records a collective."""
         if isinstance(call.result, Later) and not async_op:
             raise UnsupportedError(
-                "inside a batch, a call whose result depends on what other ranks send needs their "
-                "counts, or async_op=True"
+                "inside a batch, a call whose result depends on the counts of other ranks needs "
+                "these counts as an argument, or async_op=True"
             )
         pack = self._pack_for(call.request)
         if pack is None:
@@ -302,7 +310,7 @@ class Batch(JoinedWork):
         return handle if async_op else call.result
 
     def _pack_for(self, request: CallRequest | None) -> _Pack | None:
-        """Where an all_reduce belongs that is small enough to be packed."""
+        """Returns the pack for an all_reduce that is small enough, else None."""
         if (
             request is None
             or request.op is not Op.ALL_REDUCE

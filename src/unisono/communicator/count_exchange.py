@@ -1,8 +1,9 @@
-"""Ranks that cannot know how much comes tell each other first, within the same call.
+"""Exchange of counts: ranks that cannot know the lengths of a call exchange them first.
 
-The numbers go round in a small all_gather; what follows is made from them by whatever thread drives
-the calls, with no other call in between. So an asynchronous call returns at once all the same, and
-all ranks see the same table: they find the same disagreement, or none.
+One call of the program does both: a small all_gather of the counts, then the actual call. The
+thread that drives the calls builds the second from the counts, with no other call in between. So an
+asynchronous call still returns at once. All ranks see the same table of counts, so all find the
+same disagreement, or none.
 """
 
 from __future__ import annotations
@@ -22,10 +23,12 @@ _NAMES = ("x", "x[{}]", "out", "out[{}]", "send_counts[{}]", "recv_counts[{}]")
 
 
 class ExchangedCounts(NamedTuple):
-    """What a rank tells: rows to and from each rank, rows that it has, rows that it has room for.
+    """The counts that one rank sends to all others, in rows.
 
-    Each may be `ANY`, but not the rows to a rank on both sides. What says how much a rank gives and
-    takes has one of `_NAMES`.
+    `gives` are the rows to each rank, `takes` the rows from each rank, `has` the rows of `x`,
+    `room` the rows that fit in `out`. Each may be `ANY` (unknown here), but sender or receiver must
+    know the rows between them. `gives_name` and `takes_name` are the arguments that these come
+    from, for errors; both are in `_NAMES`.
     """
 
     gives: list[int]
@@ -46,10 +49,10 @@ def negotiated(
     proceed: Callable[[Table], Call],
     result: Any = None,
 ) -> Call:
-    """The call that `proceed` makes, once all have told each other.
+    """Returns a call that exchanges counts, then runs the call that `proceed` makes from them.
 
-    `row` is what the numbers count; `result` is that of the call where it is known before, else a
-    `Later`. Raises what `CallBook.check_uneven` does.
+    `row` is the unit of the counts. `result` is the result of the call if known before the
+    exchange, else a `DeferredResult`. Raises the errors of `CallCache.check_uneven`.
     """
     engine.book.check_uneven(op, root, algorithm)
     names = _NAMES.index(told.gives_name), _NAMES.index(told.takes_name)
@@ -67,10 +70,10 @@ def negotiated(
 
 
 def followed(first: Call, proceed: Callable[[], Call], result: Any) -> Call:
-    """`first`, and at once what `proceed` makes of what it brought: one call to the program.
+    """Returns one call that runs `first`, then the call that `proceed` returns.
 
-    What `proceed` raises ends the group on all ranks; whatever only this rank can find wrong should
-    be found before. `result` is as for `negotiated`.
+    An error of `proceed` ends the group on all ranks, so the caller should make its local checks
+    before. `result` as for `with_exchanged_counts`.
     """
     made: list[Call] = []
 
@@ -89,7 +92,9 @@ def followed(first: Call, proceed: Callable[[], Call], result: Any) -> Call:
 
 
 def _agreed(engine: Engine, op: Op, row: Rows, everything: Table) -> Table:
-    """Who sends how much to whom; `MismatchError` on all ranks if two of them disagree."""
+    """Returns the rows from each rank to each rank. Raises `MismatchError` on all ranks if two
+    disagree.
+    """
     n = engine.size
     _require_one_width(engine, op, row, everything[:, -1])
     gives, takes = everything[:, :n], everything[:, n : 2 * n].T
@@ -125,7 +130,7 @@ def _require_one_width(engine: Engine, op: Op, row: Rows, nbytes: NDArray[np.int
         )
         engine.disagree(
             f"{op}_v: rows differ in width: {each} of {row.dtype.name.lower()}. Arrays may differ "
-            "in their first axis only"
+            "in their first dimension only"
         )
 
 

@@ -1,4 +1,4 @@
-"""`Communicator.explain`: what is chosen, and on request what it takes, timed by all ranks."""
+"""`Communicator.explain`: the chosen algorithm and, on request, times measured by all ranks."""
 
 from __future__ import annotations
 
@@ -36,12 +36,12 @@ def explain(
     dtype_bytes: int = 4,
     measure: bool = False,
 ) -> Explanation:
-    """Which algorithm a call of `nbytes` (in the caller's larger buffer) takes, and why: the
-    rule and where it comes from, predicted and measured time, the runner-up.
+    """Explains which algorithm serves a call of `nbytes` (in the caller's larger buffer), and why.
 
-    `dtype_bytes` are those of one element, for rules that ask for it. Measured times are those of
-    `unisono tune`; with `measure=True` all ranks call this, and both algorithms are timed now, in
-    some hundredths of a second.
+    The explanation has the rule and its source, predicted and measured times, and the runner-up.
+    `dtype_bytes` is the size of one element, for rules that depend on it. Measured times come from
+    `unisono tune`. With `measure=True` all ranks must call this; it then times both algorithms now,
+    in some hundredths of a second.
 
     >>> import unisono
     >>> with unisono.init(rank=0, size=1, rendezvous="example of explain") as comm:
@@ -50,10 +50,10 @@ def explain(
     """
     self._require_open()
     if op not in list(Op):
-        raise UnsupportedError(f"there is no operation {op!r}; the operations are {', '.join(Op)}")
+        raise UnsupportedError(f"op: expected one of {', '.join(Op)}, not {op!r}")
     nbytes = whole(nbytes, "nbytes", "a number of bytes")
     if nbytes < 0:
-        raise ValueError(f"nbytes: expected a number of bytes, not {nbytes}")
+        raise ValueError(f"nbytes: expected a number from 0 up, not {nbytes}")
     op = Op(op)
     if op.rooted:
         check_rank(root, self.size, "root")
@@ -67,9 +67,9 @@ def explain(
 
 
 def _timed(comm: Communicator, found: Explanation, root: int, dtype_bytes: int) -> Explanation:
-    """The same with the times of now."""
+    """Returns the explanation with times measured now."""
     if dtype_bytes not in _DTYPES:
-        raise UnsupportedError(f"elements of {dtype_bytes} bytes cannot be measured")
+        raise UnsupportedError(f"dtype_bytes: expected one of {sorted(_DTYPES)}, not {dtype_bytes}")
     calls = {found.algorithm: _call(comm, found, root, dtype_bytes, None)}
     if found.runner_up is not None:
         name = found.runner_up.algorithm
@@ -86,7 +86,7 @@ def _timed(comm: Communicator, found: Explanation, root: int, dtype_bytes: int) 
 def _call(
     comm: Communicator, found: Explanation, root: int, dtype_bytes: int, algorithm: str | None
 ) -> Callable[[], Any]:
-    """A call of this kind by an algorithm (None: the one that is chosen)."""
+    """Returns a function that makes such a call with an algorithm (None: the chosen one)."""
     op = found.op
     if op is Op.BARRIER:
         return comm.barrier
@@ -105,15 +105,18 @@ def _call(
 
 
 def _race(comm: Communicator, calls: dict[str, Callable[[], Any]]) -> dict[str, float]:
-    """Seconds of a call of each: the median over turns of what the slowest rank took."""
+    """Returns seconds per call of each algorithm: the median over repetitions of the slowest rank's
+    time.
+    """
     turns: dict[str, list[float]] = {}
     wanted: dict[str, int] = {}
     for name, call in calls.items():
         try:
             call()
-        except UnsupportedError:  # as a reproducible communicator says of most, on all ranks
+        # raised on all ranks alike, for example by a reproducible communicator
+        except UnsupportedError:
             continue
-        # All ranks see the same times, so they make as many calls.
+        # All ranks see the same times, so all make equally many calls.
         call_s = estimate_call_s(
             partial(time_s, comm, call), least_s=_CALIBRATION_S, most=_MOST_CALLS
         )
@@ -126,7 +129,7 @@ def _race(comm: Communicator, calls: dict[str, Callable[[], Any]]) -> dict[str, 
 
 
 def time_s(comm: Communicator, call: Callable[[], object], often: int) -> float:
-    """Seconds a call, back to back, of the slowest rank. All ranks call this."""
+    """Returns seconds per call, back to back, of the slowest rank. All ranks must call this."""
     comm.barrier()
     start = time.perf_counter()
     for _ in range(often):

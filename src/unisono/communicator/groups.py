@@ -1,4 +1,4 @@
-"""Groups of some ranks of a communicator."""
+"""Communicators for some ranks of a communicator."""
 
 from __future__ import annotations
 
@@ -28,10 +28,11 @@ _TOKEN_BYTES = 16
 def split(
     self: Communicator, color: int | None, key: int = 0, *, selection: Selectable | None = None
 ) -> Communicator | None:
-    """One communicator for each color, ranks ordered by key, then by rank here.
+    """Makes one communicator for each color. Its ranks are ordered by key, then by rank here.
 
-    Collective over all ranks; those with color None get None. `selection` (a `Selection` or a
-    file) comes before what this communicator chooses by; that of the new rank 0 counts.
+    Collective over all ranks; ranks with color None get None. `selection` (a `Selection` or a file)
+    has priority over this communicator's own selection. The new rank 0's `selection` applies to its
+    group.
     """
     table = self._engine.collective("split", False, _telling, color, key)
     if color is None:
@@ -44,8 +45,10 @@ def split(
 
 
 def _telling(engine: Engine, color: int | None, key: int) -> Call:
-    """The call in which all ranks tell each other whether they have a color, which, their key, and
-    what makes the name of a group that they lead."""
+    """Returns the call that gathers color, key and a random token of each rank.
+
+    The token of a group's first rank becomes part of the group's name.
+    """
     engine.refuse_in_batch("split")
     member = [0, 0] if color is None else [1, word(color, "color")]
     token = np.frombuffer(secrets.token_bytes(_TOKEN_BYTES), np.int64)
@@ -59,15 +62,15 @@ def _telling(engine: Engine, color: int | None, key: int) -> Call:
 def group(
     self: Communicator, ranks: Sequence[int], *, selection: Selectable | None = None
 ) -> Communicator | None:
-    """A communicator of these ranks, in this order.
+    """Makes a communicator of these ranks, in this order.
 
-    Collective over those ranks alone; on others it returns None at once. `selection` as for
+    Collective over these ranks only; returns None at once on other ranks. `selection` as for
     `split`.
     """
     self._require_open()
     ordered = [whole(rank, "a rank") for rank in ranks]
     if len(set(ordered)) != len(ordered) or not all(0 <= r < self.size for r in ordered):
-        raise ValueError(f"{ordered} are not distinct ranks of 0..{self.size - 1}")
+        raise ValueError(f"ranks: expected distinct ranks of 0..{self.size - 1}, not {ordered}")
     if self.rank not in ordered:
         return None
     members = tuple(ordered)
@@ -79,7 +82,7 @@ def group(
 
 @contextmanager
 def _naming(call: str, advice: str) -> Iterator[None]:
-    """Ranks that do not meet are told of what they called."""
+    """Adds the call and an advice to a `RendezvousError`."""
     try:
         yield
     except RendezvousError as error:
@@ -112,16 +115,20 @@ def _child(
 
 
 def _require_all(self: Communicator, ranks: Sequence[int]) -> None:
-    """Raises what this communicator failed with, and `RendezvousError` if a rank has left it."""
+    """Raises the failure of this communicator, or `RendezvousError` if one of `ranks` has left
+    it.
+    """
     self._group.require_healthy()
     gone = [rank for rank in ranks if rank != self.rank and not self._group.present(rank)]
     if gone:
-        raise RendezvousError(f"ranks {gone} have left or are lost")
+        raise RendezvousError(f"ranks {gone} have left this communicator or died")
 
 
 @contextmanager
 def _given_up_on_failure(child: Communicator) -> Iterator[None]:
-    """Of a group that came to nothing, nothing is left, whoever keeps the error."""
+    """Closes the new group after an error, even if the program keeps the error and its
+    traceback.
+    """
     try:
         yield
     except BaseException as error:
@@ -132,15 +139,19 @@ def _given_up_on_failure(child: Communicator) -> Iterator[None]:
 
 
 def _adopt_table(self: Communicator, word: bytes, watch: Callable[[], None]) -> None:
-    """Rank 0's table for all: on one host it is handed over when the ranks meet.
+    """Brings rank 0's selection table to all ranks of a group over several hosts.
 
-    `watch`, which may raise, looks for ranks that will never come. Who has come tells this group
-    itself if it gives up, and may leave the other communicator as soon as this returns. So all
-    ranks watch until all have come, and none returns before all have ceased to watch: each of the
-    two calls ends on no rank before all have made it.
+    On one host the table comes with the group's shared memory.
+
+    `watch` raises if a rank of the group can no longer arrive. Ranks that have arrived report a
+    failure to this group, and may leave the parent communicator as soon as this function returns.
+    So every rank watches the parent until all have arrived, and no rank returns before all have
+    stopped watching. Two calls ensure this, since each ends on no rank before all ranks have made
+    it.
     """
     engine, first = self._engine, self.rank == 0
-    # By the cost model until then: tables differ, and a rule in one may suit no group of this size.
+    # Use the cost model until then: tables of ranks differ, and a rule may not fit this group's
+    # size.
     engine.adopt_table(SelectionTable(cores=engine.book.table.cores))
     length = np.array([len(word) if first else 0])
     work = _from_first(engine, length)
@@ -155,8 +166,10 @@ def _adopt_table(self: Communicator, word: bytes, watch: Callable[[], None]) -> 
 
 
 def _from_first(engine: Engine, x: np.ndarray) -> Work:
-    """Begins to bring rank 0's `x` to all; the others' is zero. A reduction, since a broadcast may
-    end on a rank before others have come."""
+    """Begins to copy rank 0's `x` to all ranks, whose own `x` is zero.
+
+    This is a reduction, since a broadcast may end on a rank before others have arrived.
+    """
     request = CallRequest(Op.ALL_REDUCE, (x.nbytes,), DType.UINT8, ReduceOp.MAX)
     where = [(x.ctypes.data, x.nbytes)]
     return engine.begin("split", Call(engine.book.call(request), where, where, x, x))

@@ -1,10 +1,10 @@
-"""The v forms: collectives whose pieces differ in length from rank to rank.
+"""V-collectives: collectives whose pieces differ in length from rank to rank.
 
-Lengths are counted in rows of the leading axis, which for an array of one axis are elements. Counts
-that all ranks know are part of the fingerprint that the ranks compare anyway: nothing is exchanged
-for them. Where a rank cannot know, the ranks tell each other within the same call.
+Lengths are counted in rows of the leading dimension; the rows of a one-dimensional array are its
+elements. Counts that all ranks know are part of the fingerprint that the ranks compare anyway, so
+no extra exchange is needed. Otherwise the ranks exchange the counts within the same call.
 
-The functions with a `self` are methods of `Communicator`.
+Functions with a `self` are methods of `Communicator`.
 """
 
 from __future__ import annotations
@@ -50,12 +50,12 @@ def all_gather_v(
     algorithm: str | Schedule | None = None,
     async_op: bool = False,
 ) -> Any:
-    """Gathers `x` of all ranks, which may differ in their number of rows, on all ranks.
+    """Gathers `x` of all ranks on all ranks; the number of rows may differ from rank to rank.
 
-    `counts`: the rows of each rank, given by all ranks or by none; without it the ranks tell each
-    other first. `out` has room for just these rows, or is a list of one array per rank; None
-    allocates it. Returns `out`: the rows in the order of ranks; with `pieces=True` a list of one
-    array per rank, views of it. A rank with nothing gives an array of no rows.
+    `counts` are the rows of each rank, given by all ranks or by none. Without `counts` the ranks
+    exchange them first. `out` fits exactly these rows, or is a list of one array per rank; None
+    allocates it. Returns `out`, the rows in rank order; with `pieces=True` a list of one view of it
+    per rank. A rank without data gives an array of no rows.
 
     >>> import numpy as np, unisono
     >>> with unisono.init(rank=0, size=1, rendezvous="example of all_gather_v") as comm:
@@ -86,7 +86,7 @@ def gather_v(
     algorithm: str | Schedule | None = None,
     async_op: bool = False,
 ) -> Any:
-    """Like `all_gather_v`, on `root` alone. `out` matters there only; None on the other ranks."""
+    """Gathers like `all_gather_v`, but on `root` only. Other ranks ignore `out` and return None."""
     return self._engine.collective(
         "gather_v",
         async_op,
@@ -110,12 +110,13 @@ def scatter_v(
     algorithm: str | Schedule | None = None,
     async_op: bool = False,
 ) -> Any:
-    """Hands out the rows of `x` of `root`: the first `counts[0]` to rank 0, and so on.
+    """Sends the first `counts[0]` rows of `x` of `root` to rank 0, the next `counts[1]` to rank 1,
+    etc.
 
-    `x` is one array or a list of one array per rank; None on the other ranks, where `out` is
-    required. `counts`: the rows of each rank, given by all ranks or by none; without it each rank
-    takes as many as its `out` has, or as the root's list has for it, which must agree. Returns
-    `out`.
+    `x` is one array or a list of one array per rank. On other ranks `x` is None and `out` is
+    required. `counts` are the rows of each rank, given by all ranks or by none. Without `counts`, a
+    rank's number of rows is that of its `out` and of its array in the root's list; the two must
+    agree. Returns `out`.
     """
     return self._engine.collective("scatter_v", async_op, _scatter, x, counts, root, out, algorithm)
 
@@ -130,9 +131,10 @@ def reduce_scatter_v(
     algorithm: str | Schedule | None = None,
     async_op: bool = False,
 ) -> Any:
-    """Reduces `x` over all ranks, and leaves `counts[r]` rows of the result on rank r, in order.
+    """Reduces `x` over all ranks. Rank r gets the next `counts[r]` rows of the result, in rank
+    order.
 
-    `counts` is the same on all ranks and adds up to the rows of `x`. Returns `out`; None allocates
+    `counts` must be equal on all ranks and add up to the rows of `x`. Returns `out`; None allocates
     it.
     """
     return self._engine.collective(
@@ -151,13 +153,14 @@ def all_to_all_v(
     algorithm: str | Schedule | None = None,
     async_op: bool = False,
 ) -> Any:
-    """Sends the first `send_counts[0]` rows of `x` to rank 0, the next to rank 1, and so on.
+    """Sends the first `send_counts[0]` rows of `x` to rank 0, the next `send_counts[1]` to rank 1,
+    etc.
 
-    The ranks tell each other their counts first; what a rank gives as `recv_counts` must agree,
-    else all ranks raise `MismatchError`. Nothing is told where all ranks know all: where
-    `send_counts` is a table of which row s has the counts of rank s. `out` has room for just the
-    rows that come, or is a list of one array per rank; None allocates it. Returns `out`: the rows
-    in the order of ranks; with `pieces=True` a list of one array per rank, views of it.
+    The ranks first exchange their counts. If a rank gives `recv_counts` that do not agree, all
+    ranks raise `MismatchError`. No exchange is needed if `send_counts` is a table, equal on all
+    ranks, whose row s has the counts of rank s. `out` fits exactly the arriving rows, or is a list
+    of one array per rank; None allocates it. Returns `out`, the rows in rank order; with
+    `pieces=True` a list of one view of it per rank.
     """
     return self._engine.collective(
         "all_to_all_v",
@@ -177,9 +180,11 @@ def all_to_all_of_lists(
     out: Array | Sequence[Array] | None,
     algorithm: str | Schedule | None,
 ) -> Call:
-    """all_to_all where a side is a list of arrays of any lengths."""
+    """Makes an all_to_all in which `x` or `out` is a list of arrays of any lengths."""
     if out is None:
-        raise ValueError("all_to_all needs out where x is a list: its lengths are the peers'")
+        raise ValueError(
+            "all_to_all needs out if x is a list, since its lengths depend on the peers"
+        )
     sources, targets = collectives.both_sides(engine, x, out)
     size_bytes = sources[0].dtype.size_bytes
 
@@ -228,7 +233,7 @@ def _all_to_all(
         source = LengthsFrom.NONE if table is None else LengthsFrom.SEND_COUNTS
         comes = sent[:, engine.rank].tolist()
         if takes not in (None, comes):
-            raise ValueError(f"recv_counts are {takes}, but by send_counts they are {comes}")
+            raise ValueError(f"recv_counts: expected {comes}, as send_counts say, not {takes}")
         targets, result = place.arrays(x, have, comes)
         lengths = tuple((sent * have.nbytes).ravel().tolist())
         call = collectives.all_to_all(engine, split(x, gives), targets, algorithm, lengths, source)
@@ -301,8 +306,8 @@ def _gathering(
         shares = checked(counts, n, "counts")
         if shares[engine.rank] != have.count:
             raise ValueError(
-                f"x has {have.count} rows, but by counts rank {engine.rank} has "
-                f"{shares[engine.rank]}"
+                f"x: expected {shares[engine.rank]} rows, as counts say for rank {engine.rank}, "
+                f"not {have.count}"
             )
         return with_counts(shares)
     told = ExchangedCounts(
@@ -324,7 +329,9 @@ def _gathering(
 
 
 def _source(counts: Counts | None) -> LengthsFrom:
-    """What errors name where the lengths differ; those that were told cannot."""
+    """Returns the argument that errors name if lengths differ; exchanged counts come from no
+    argument.
+    """
     return LengthsFrom.NONE if counts is None else LengthsFrom.COUNTS
 
 
@@ -336,13 +343,13 @@ def _scattering(
     out: Array | None,
     algorithm: str | Schedule | None,
 ) -> Call:
-    """The root's part in a scatter."""
+    """Makes a scatter_v on the root."""
     n = engine.size
     if x is None:
         raise ValueError("scatter_v needs x on the root")
     listed = isinstance(x, (list, tuple))
     if listed and len(x) != n:
-        raise ValueError(f"x must have one array per rank: {n}, not {len(x)}")
+        raise ValueError(f"x: expected one array per rank, {n}, not {len(x)}")
     have = rows(x[0], "x[0]") if listed else rows(x, "x")
 
     def with_counts(shares: list[int]) -> Call:
@@ -358,7 +365,7 @@ def _scattering(
     if counts is not None:
         shares = checked(counts, n, "counts")
         if listed and shares != gives:
-            raise ValueError(f"the arrays of x have {gives} rows, but counts are {shares}")
+            raise ValueError(f"x: expected arrays of {shares} rows, as counts say, not {gives}")
         if not listed:
             require_sum(shares, have, "counts")
         if out is not None:
@@ -389,7 +396,7 @@ def _scattered(
     out: Array | None,
     algorithm: str | Schedule | None,
 ) -> Call:
-    """The part in a scatter of a rank that is not the root."""
+    """Makes a scatter_v on a rank that is not the root."""
     n = engine.size
     if out is None:
         raise ValueError("scatter_v needs out on every rank but the root")

@@ -1,4 +1,4 @@
-"""Makes the process group when torch asks for one."""
+"""Creation of a process group for torch."""
 
 from __future__ import annotations
 
@@ -24,17 +24,18 @@ _TOKEN_BYTES = 16
 
 
 def create(options: Any, pg_options: Any) -> ProcessGroup:
-    """The process group of this rank. All ranks of the group must call it.
+    """Creates the process group of this rank. All ranks of the group must call this.
 
-    `options` is torch's: store, group_rank, group_size, timeout, group_id; `pg_options` is ours.
+    `options` is torch's object: store, group_rank, group_size, timeout, group_id. `pg_options` is
+    an `Options`.
     """
     others = others_of(group_being_made())
     ours = pg_options
     if pg_options is None or (others and not isinstance(pg_options, Options)):
-        ours = Options()  # torch hands all backends of a group the options of any
+        ours = Options()  # torch passes one options object to all backends of a group
     if not isinstance(ours, Options):
         raise UnsupportedError(
-            f"unisono takes unisono.torch_backend.Options as pg_options, but got {pg_options!r}"
+            f"pg_options: expected unisono.torch_backend.Options, not {pg_options!r}"
         )
     ranks = list(options.global_ranks_in_group)
     settings = config.override(
@@ -48,7 +49,9 @@ def create(options: Any, pg_options: Any) -> ProcessGroup:
 
 
 def _within_world(ranks: list[int], settings: config.Settings) -> Communicator | None:
-    """Of some ranks of the default group, if that spans hosts: they share its connections."""
+    """Makes a communicator from the default group if that spans several hosts, to share its
+    connections.
+    """
     world = dist.group.WORLD if dist.is_initialized() else None
     if not isinstance(world, ProcessGroup):
         return None
@@ -59,7 +62,7 @@ def _within_world(ranks: list[int], settings: config.Settings) -> Communicator |
 
 
 def _meet(options: Any, settings: config.Settings) -> Communicator:
-    """Of ranks that know nothing of each other but torch's store."""
+    """Makes a communicator for ranks that share only torch's store."""
     rank, size, store = options.group_rank, options.group_size, options.store
     rendezvous, on_one_host = introduce(store, rank, size, settings)
     world = config.LaunchedRank(rank=rank, size=size, rendezvous=rendezvous)
@@ -70,8 +73,10 @@ def _meet(options: Any, settings: config.Settings) -> Communicator:
 
 
 def introduce(store: Any, rank: int, size: int, settings: config.Settings) -> tuple[str, bool]:
-    """A text that rank 0 drew and every rank of the group now knows, and whether all are on hosts
-    that look the same."""
+    """Exchanges host identities through the store.
+
+    Returns a random text of rank 0, and True if all ranks are on hosts with equal identities.
+    """
     host = this_host(settings.host_id)
     mine = secrets.token_bytes(_TOKEN_BYTES) + hashlib.sha256(repr(host).encode()).digest()
     board = KeyValueBootstrap(lambda _: store, "unisono/ranks")

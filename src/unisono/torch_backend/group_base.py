@@ -1,4 +1,4 @@
-"""What the parts of the process group share: its communicator and how works are made."""
+"""Base of the process group: its communicator and the works of its calls."""
 
 from __future__ import annotations
 
@@ -29,9 +29,9 @@ if TYPE_CHECKING:
 
 
 class GroupBase(ProcessGroupBase):  # type: ignore[misc]
-    """A process group over one communicator.
+    """A process group with one communicator.
 
-    Calls go to `_comm`: the communicator, or what stands in for it while calls are watched or
+    Calls go to `_comm`: the communicator, or the object that replaces it while calls are traced or
     coalesced.
     """
 
@@ -47,18 +47,21 @@ class GroupBase(ProcessGroupBase):  # type: ignore[misc]
         self._is_spanned = False
         self._comm: Any = self._comm_as_watched()
         self._completer = Completer()
-        # Runs at shutdown, or when the interpreter ends without one.
+        # Runs at shutdown, or at the end of the interpreter.
         self._leave = weakref.finalize(self, _leave, comm, self._completer, self.history)
         self._placeholder = attach_placeholder(self, comm.rank, comm.size)
 
     def _begin(self) -> None:
-        """At the start of every call: count it, and see whether the profiler has come or gone."""
+        """Counts a call at its start, and starts or stops tracing when torch's profiler starts or
+        stops.
+        """
         self._sequence += 1
         if is_profiling() is not self._is_spanned:
             self._change_watch()
 
     def _change_watch(self) -> None:
-        if self._comm is self.communicator or isinstance(self._comm, Watched):  # not coalescing
+        # only outside coalescing
+        if self._comm is self.communicator or isinstance(self._comm, Watched):
             self._is_spanned = not self._is_spanned
             self._comm = self._comm_as_watched()
 
@@ -72,7 +75,7 @@ class GroupBase(ProcessGroupBase):  # type: ignore[misc]
 
     @contextmanager
     def _within(self, timeout: timedelta | float | None) -> Iterator[None]:
-        """Give the calls issued inside this time limit; None leaves them the group's."""
+        """Sets the timeout of the calls inside the block; None keeps the group's timeout."""
         limit_s = seconds(timeout)
         if limit_s is None:
             yield
@@ -87,7 +90,7 @@ class GroupBase(ProcessGroupBase):  # type: ignore[misc]
     def _in_order(
         self, calls: Sequence[Callable[..., Any]], tensors: list[torch.Tensor], later: bool
     ) -> WorkBase:
-        """Issue several calls in order as one work; each takes `async_op`."""
+        """Issues several calls in order as one work. Each call takes `async_op`."""
         if later:
             return self._pending(Together([call(async_op=True) for call in calls]), tensors)
         for call in calls:
@@ -98,7 +101,7 @@ class GroupBase(ProcessGroupBase):  # type: ignore[misc]
 def _leave(comm: Any, completer: Completer, history: History | None) -> None:
     if history is not None and history.is_pending:
         flight_recorder.dump_at_end()
-    # A group that has failed is left all the same: the failure was raised where it hit.
+    # Close a failed group without an error: the failed call has already raised it.
     with suppress(CommunicationError):
         comm.close()
     completer.close()

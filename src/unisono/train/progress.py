@@ -1,4 +1,4 @@
-"""One line for each backend while it trains."""
+"""Progress of a training: one line per backend."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from unisono.train.settings import TASKS, Run
 
 @contextlib.contextmanager
 def shown(run: Run, console: Console) -> Iterator[Callable[[events.Event], None]]:
-    """Gives a listener that shows what it hears."""
+    """Yields a function that takes events and displays their progress."""
     columns = (
         TextColumn("{task.description}"),
         BarColumn(),
@@ -47,7 +47,7 @@ def shown(run: Run, console: Console) -> Iterator[Callable[[events.Event], None]
 
 
 class _Line:
-    """Turns the events of one backend into the state of its line."""
+    """The line of one backend, updated by events."""
 
     def __init__(self, progress: Progress, line: TaskID, run: Run) -> None:
         self._progress = progress

@@ -1,4 +1,6 @@
-"""Python's own library source, byte by byte, and a small decoder-only transformer."""
+"""The source code of Python's standard library, byte by byte, and a small decoder-only
+transformer.
+"""
 
 from __future__ import annotations
 
@@ -46,7 +48,7 @@ class Attention(nn.Module):
 
 
 class Neighbours(nn.Module):
-    """Adds to every byte what a convolution makes of it and the three before."""
+    """A causal convolution over each byte and the three before, added to its input."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -59,12 +61,14 @@ class Neighbours(nn.Module):
 
 
 class TransformerBlock(nn.Module):
-    """Attention, then a two-layer network, each normalised before and added to its input."""
+    """Attention, then a two-layer network. Each normalises its input and adds its output to the
+    input.
+    """
 
     def __init__(self) -> None:
         super().__init__()
         attention, last = Attention(), nn.Linear(4 * WIDTH, WIDTH)
-        # A block begins as the identity, which makes the first steps count.
+        # A block begins as the identity, so that the first steps already learn.
         for layer in (attention.output, last):
             nn.init.zeros_(layer.weight)
             nn.init.zeros_(layer.bias)
@@ -80,7 +84,7 @@ class TransformerBlock(nn.Module):
 
 
 class Decoder(nn.Module):
-    """Bytes (batch, time) to the logits of each one's successor (batch, time, 256)."""
+    """Maps bytes (batch, time) to the logits of each byte's successor (batch, time, 256)."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -99,22 +103,24 @@ class Decoder(nn.Module):
 
 @dataclass(frozen=True, slots=True)
 class TextTask:
-    """Windows of 129 bytes; every twentieth is held out."""
+    """Windows of 129 bytes; every twentieth window is held out."""
 
     train_set: TensorDataset
     held_out: torch.Tensor
 
     @staticmethod
     def load() -> TextTask:
-        """Read the standard library of the running Python."""
+        """Reads the standard library of the running Python."""
         return TextTask.of(_library_source(Path(sysconfig.get_path("stdlib"))))
 
     @staticmethod
     def of(source: bytes) -> TextTask:
-        """The task over any text of a few windows or more."""
+        """Makes the task from any text of at least 20 windows."""
         count = (len(source) - 1) // CONTEXT
         if count < _HELD_OUT_EVERY:
-            raise ValueError(f"{len(source)} bytes are too few to train on")
+            raise ValueError(
+                f"expected at least {_HELD_OUT_EVERY * CONTEXT + 1} bytes, not {len(source)}"
+            )
         everything = torch.frombuffer(bytearray(source), dtype=torch.uint8)
         windows = everything[: count * CONTEXT + 1].unfold(0, CONTEXT + 1, CONTEXT).long()
         is_held_out = torch.arange(count) % _HELD_OUT_EVERY == _HELD_OUT_EVERY - 1
@@ -123,7 +129,7 @@ class TextTask:
         return TextTask(TensorDataset(windows[~is_held_out]), judged)
 
     def model(self) -> nn.Module:
-        """545 thousand parameters."""
+        """Returns a transformer of 545 thousand parameters."""
         return Decoder()
 
     def optimizer(self, model: nn.Module, learning_rate: float) -> torch.optim.Optimizer:
@@ -136,7 +142,7 @@ class TextTask:
         return _bits_per_byte(model, windows)
 
     def score(self, model: nn.Module, rank: int, ranks: int) -> tuple[float, float]:
-        """(bits, bytes) on this rank's share of the held-out windows."""
+        """Returns (bits, bytes) for this rank's share of the held-out windows."""
         windows = self.held_out[rank::ranks]
         if len(windows) == 0:
             return 0.0, 0.0
@@ -144,7 +150,7 @@ class TextTask:
         return float(_bits_per_byte(model, windows)) * count, float(count)
 
     def sample(self, model: nn.Module) -> str:
-        """A piece of Python as the model writes it."""
+        """Returns Python code that the model generates."""
         generator = torch.Generator().manual_seed(0)
         text = torch.tensor([list(_PROMPT)])
         for _ in range(_SAMPLE_BYTES):
@@ -161,7 +167,7 @@ def _bits_per_byte(model: nn.Module, windows: torch.Tensor) -> torch.Tensor:
 
 
 def _library_source(folder: Path) -> bytes:
-    """The modules at the top of the library, in alphabetical order, up to the cap."""
+    """Returns the library's top-level modules in alphabetical order, up to the size limit."""
     source = bytearray()
     for path in sorted(folder.glob("*.py")):
         source += path.read_bytes()
