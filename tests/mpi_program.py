@@ -186,7 +186,7 @@ def forked(comm: Communicator) -> None:
         comm.close()
         os._exit(0)
     assert os.waitpid(child, 0)[1] == 0
-    network: Any = comm._span and comm._span.network
+    network: Any = comm._network and comm._network.network
     (entered,) = network._groups.values()
     with selectors.DefaultSelector() as selector:
         selector.register(entered.watch._bell.fd, selectors.EVENT_READ)
@@ -232,9 +232,9 @@ def _until_failed(comm: Communicator) -> None:
 
 
 def _link(comm: Communicator) -> MpiLink:
-    assert comm._span is not None
-    network: Any = comm._span.network
-    found: MpiLink = network._groups[comm._span.name].link
+    assert comm._network is not None
+    network: Any = comm._network.network
+    found: MpiLink = network._groups[comm._network.name].link
     return found
 
 

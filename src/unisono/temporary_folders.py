@@ -14,7 +14,7 @@ from pathlib import Path
 _LOCK = "owner.lock"
 
 
-class Scratch:
+class TemporaryFolder:
     """A new temporary folder whose name begins with `prefix`.
 
     `remove` deletes the folder. If the process is killed first (`kill -9`), the next process that

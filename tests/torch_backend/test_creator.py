@@ -18,7 +18,7 @@ from torch.distributed.device_mesh import init_device_mesh  # noqa: E402
 from bootstrap_stores import free_port  # noqa: E402
 from torch_backend.forked import start  # noqa: E402
 from unisono import config  # noqa: E402
-from unisono.torch_backend.creator import introduce  # noqa: E402
+from unisono.torch_backend.creator import exchange_hosts  # noqa: E402
 
 pytestmark = pytest.mark.torch
 
@@ -28,7 +28,7 @@ def introduced(ranks, store, hosts=1):
         return config.Settings(timeout_s=10.0, host_id=str(rank % hosts))
 
     with ThreadPoolExecutor(ranks) as pool:
-        tries = [pool.submit(introduce, store, r, ranks, settings(r)) for r in range(ranks)]
+        tries = [pool.submit(exchange_hosts, store, r, ranks, settings(r)) for r in range(ranks)]
         return [one.result() for one in tries]
 
 

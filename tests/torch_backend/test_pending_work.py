@@ -11,7 +11,7 @@ torch = pytest.importorskip("torch")
 
 from unisono.errors import PeerLostError, UnisonoError  # noqa: E402
 from unisono.torch_backend.coalesce import CoalescedCalls  # noqa: E402
-from unisono.torch_backend.pending_work import DONE, Completer, Together, pending  # noqa: E402
+from unisono.torch_backend.pending_work import DONE, CombinedHandle, Completer, pending  # noqa: E402
 
 pytestmark = pytest.mark.torch
 
@@ -119,7 +119,7 @@ def test_source_rank_of_a_receive(completer):
 
 def test_together_fails_with_the_first_failure():
     handles = [ManualHandle(), ManualHandle()]
-    together = Together(handles)
+    together = CombinedHandle(handles)
     assert not together.is_completed()
     handles[0].finish(PeerLostError("first"))
     handles[1].finish(PeerLostError("second"))
@@ -144,7 +144,7 @@ def test_recorder_plays_in_order_and_binds_handles():
     assert recorder.rank == 2
     with pytest.raises(UnisonoError, match="coalesc"):
         first.wait()
-    handles = recorder.play()
+    handles = recorder.issue()
     assert comm.calls == [("a", "sum", True), ("b", "max", True)]
     assert len(handles) == 2
     first.wait()

@@ -19,14 +19,14 @@ def check_rank(rank: int, ranks: int, name: str) -> None:
     Traceback (most recent call last):
     TypeError: root: expected the number of a rank, not '3'
     """
-    if not 0 <= whole(rank, name, "the number of a rank") < ranks:
+    if not 0 <= as_integer(rank, name, "the number of a rank") < ranks:
         raise ValueError(f"{name} {rank} is not one of the {ranks} ranks of this group")
 
 
-def whole(number: int, name: str, expected: str = "a whole number") -> int:
+def as_integer(number: int, name: str, expected: str = "a whole number") -> int:
     """Returns the number as an int. Raises `TypeError` for a value such as 1.0.
 
-    >>> whole(True, "size")
+    >>> as_integer(True, "size")
     1
     """
     try:
@@ -35,11 +35,11 @@ def whole(number: int, name: str, expected: str = "a whole number") -> int:
         raise TypeError(f"{name}: expected {expected}, not {number!r:.60}") from None
 
 
-def word(number: int, name: str) -> int:
+def as_int64(number: int, name: str) -> int:
     """Returns the number as an int. Raises `TypeError` like `as_integer`, and `ValueError` for more
     than 64 bits.
     """
-    number = whole(number, name)
+    number = as_integer(number, name)
     if not -(1 << 63) <= number < 1 << 63:
         raise ValueError(f"{name}: expected a number of 64 bits, not {number}")
     return number
@@ -68,7 +68,7 @@ def check_tag(tag: int) -> int:
     >>> check_tag(7)
     7
     """
-    tag = whole(tag, "tag")
+    tag = as_integer(tag, "tag")
     if not 0 <= tag < TAGS:
         raise ValueError(f"tag: expected a number from 0 to 2**63 - 1, not {tag}")
     return tag

@@ -100,7 +100,7 @@ def _stage_numpy(array: Array, *, writable: bool) -> Staged:
             "the array is read-only, but the call writes its result there: give a writable one"
         )
     if writable:
-        _require_apart(array.shape, array.strides, array.itemsize, "array", ".copy()")
+        _require_no_overlap(array.shape, array.strides, array.itemsize, "array", ".copy()")
     plain = array if array.dtype.isnative else array.astype(array.dtype.newbyteorder("="))
     copy = np.ascontiguousarray(plain)
     located = _ARRAYS.locate(copy, False)
@@ -108,7 +108,7 @@ def _stage_numpy(array: Array, *, writable: bool) -> Staged:
     return Staged(located, array, copy)
 
 
-def _require_apart(
+def _require_no_overlap(
     shape: Sequence[int], strides: Sequence[int], unit: int, kind: str, cure: str
 ) -> None:
     """Raises `ValueError` if elements may share memory, since such an array cannot hold a result.
@@ -140,7 +140,7 @@ def _stage_tensor(tensor: Array, *, writable: bool) -> Staged:
             f"expected a strided tensor, but the tensor's layout is {tensor.layout}"
         )
     if writable:
-        _require_apart(tensor.shape, tensor.stride(), 1, "tensor", ".contiguous()")
+        _require_no_overlap(tensor.shape, tensor.stride(), 1, "tensor", ".contiguous()")
     copy = tensor.detach().resolve_conj().resolve_neg().contiguous()
     located = _ARRAYS.locate(copy, True)
     if located is None:

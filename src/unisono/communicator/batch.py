@@ -16,7 +16,7 @@ import numpy as np
 
 from unisono import native
 from unisono.communicator.calls import CallRequest
-from unisono.communicator.engine import Call, Engine, Later, MessageCall
+from unisono.communicator.engine import Call, DeferredResult, Engine, MessageCall
 from unisono.communicator.work import JoinedWork, MessageWork, Work
 from unisono.errors import AbortedError, UnisonoError, UnsupportedError
 from unisono.types import Op
@@ -104,7 +104,7 @@ class BatchedWork(Work):
         return work
 
 
-class _Delivery(NamedTuple):
+class _MessageExchange(NamedTuple):
     """The messages of one method call."""
 
     messages: Sequence[MessageCall]
@@ -147,16 +147,17 @@ class _Pack:
         pack, lengths = self.native, self.native.lengths()
         if len(lengths) == 1:
             where = pack.memory()
-            return Call(engine.book.call(self._request), where, where, None, pack)
+            return Call(engine.call_cache.call(self._request), where, where, None, pack)
         room = np.empty(sum(lengths), np.uint8)
         address = room.ctypes.data
         pack.gather(address)
         request = self._request._replace(lengths=(room.nbytes,), packed=lengths)
-        if engine.book.widens(request):  # although none of the calls alone needs float32 copies
-            small = engine.book.choose(request.op, self._request.lengths[0])
+        # None of the calls alone needs float32 copies, so use a plan that needs none either.
+        if engine.call_cache.widens(request):
+            small = engine.call_cache.choose(request.op, self._request.lengths[0])
             request = request._replace(algorithm=small.plan.name)
         where = [(address, room.nbytes)]
-        call, keep = engine.book.call(request), (room, pack)
+        call, keep = engine.call_cache.call(request), (room, pack)
         return Call(call, where, where, None, keep, complete=lambda: pack.scatter(address))
 
 
@@ -170,7 +171,7 @@ class Batch(JoinedWork):
         self._engine = engine
         self._async_op = async_op
         self._thread = 0
-        self._deliveries: list[_Delivery] = []
+        self._exchanges: list[_MessageExchange] = []
         self._calls: list[_Single | _Pack] = []
         self._packs: dict[tuple[int, ...], _Pack] = {}
         self._begun = False
@@ -198,8 +199,8 @@ class Batch(JoinedWork):
             self._cancel(error)
             return
         try:
-            with self._engine.telling_refusals("batch"):
-                self._require_apart()
+            with self._engine.reporting_refusals("batch"):
+                self._require_no_overlap()
                 # All checks run before any call begins.
                 calls = [entry.ready(self._engine) for entry in self._calls]
             self._begin(calls)
@@ -211,12 +212,12 @@ class Batch(JoinedWork):
 
     def _begin(self, calls: Sequence[Call]) -> None:
         engine = self._engine
-        works = engine.post(
-            [message for delivery in self._deliveries for message in delivery.messages],
-            carried=self._async_op or bool(self._calls),
+        works = engine.begin_messages(
+            [message for exchange in self._exchanges for message in exchange.messages],
+            in_background=self._async_op or bool(self._calls),
         )
         handles, rest = [], iter(works)
-        for messages, result, handle in self._deliveries:
+        for messages, result, handle in self._exchanges:
             own = [next(rest) for _ in messages]
             handle.bind(own[0] if len(own) == 1 else _joined(own, result))
             handles.append(handle)
@@ -229,7 +230,7 @@ class Batch(JoinedWork):
                 handles.append(handle)
         self.works, self._begun = [*begun, *handles], True
 
-    def _require_apart(self) -> None:
+    def _require_no_overlap(self) -> None:
         """Raises `ValueError` if one call writes memory that another call uses."""
         packs = [entry.native for entry in self._calls if isinstance(entry, _Pack)]
         spans = [
@@ -238,8 +239,8 @@ class Batch(JoinedWork):
             if isinstance(entry, _Single)
             for span in entry.spans()
         ]
-        for number, delivery in enumerate(self._deliveries, len(self._calls) + 1):
-            for message in delivery.messages:
+        for number, exchange in enumerate(self._exchanges, len(self._calls) + 1):
+            for message in exchange.messages:
                 at, nbytes, _ = message.staged.located
                 spans.append((at, at + nbytes, not message.sends, number))
         if native.share_memory(packs, spans):
@@ -251,7 +252,7 @@ class Batch(JoinedWork):
     def _cancel(self, why: BaseException) -> None:
         error = AbortedError(f"the batch was cancelled on this rank by {type(why).__name__}: {why}")
         cancelled = BatchedWork("all")
-        handles = [cancelled, *(delivery.handle for delivery in self._deliveries)]
+        handles = [cancelled, *(exchange.handle for exchange in self._exchanges)]
         handles += [handle for entry in self._calls for handle in entry.handles]
         for handle in handles:
             handle.give_up(error)
@@ -264,7 +265,7 @@ class Batch(JoinedWork):
             len(entry.native.memory()) for entry in self._calls if isinstance(entry, _Pack)
         )
         single = sum(isinstance(entry, _Single) for entry in self._calls)
-        return f"batch of {single + packed + len(self._deliveries)} calls"
+        return f"batch of {single + packed + len(self._exchanges)} calls"
 
     def _state(self) -> str:
         return super()._state() if self._begun else "not begun"
@@ -294,7 +295,7 @@ class Batch(JoinedWork):
 
     def add_call(self, name: str, call: Call, async_op: bool) -> Any:
         """Records a collective."""
-        if isinstance(call.result, Later) and not async_op:
+        if isinstance(call.result, DeferredResult) and not async_op:
             raise UnsupportedError(
                 "inside a batch, a call whose result depends on the counts of other ranks needs "
                 "these counts as an argument, or async_op=True"
@@ -332,7 +333,7 @@ class Batch(JoinedWork):
     def add_messages(self, messages: Sequence[MessageCall], result: Any, async_op: bool) -> Any:
         """Records sends and receives."""
         handle = BatchedWork(" and ".join(map(str, messages)))
-        self._deliveries.append(_Delivery(messages, result, handle))
+        self._exchanges.append(_MessageExchange(messages, result, handle))
         return handle if async_op else result
 
 

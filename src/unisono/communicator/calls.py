@@ -59,7 +59,7 @@ class AlgorithmChoice:
     """The plan for a call, and the rule that selected it (None: the caller chose)."""
 
     plan: LoadedPlan
-    verdict: SelectedRule | None
+    selected: SelectedRule | None
 
 
 def parse_reduction(op: str | ReduceOp | PremulSum) -> ReduceOp:
@@ -134,9 +134,9 @@ class CallCache:
             plan = self._executor.plan(op, algorithm, root)
             if self._reproducible and not is_reproducible(plan, narrow=narrow):
                 raise refusal(self._executor, op, algorithm, root, narrow=narrow)
-            return AlgorithmChoice(plan=plan, verdict=None)
+            return AlgorithmChoice(plan=plan, selected=None)
         widening = _FLOAT32_BYTES // (dtype_bytes or _FLOAT32_BYTES) if narrow else 1
-        verdict = self.table.choose(
+        selected = self.table.choose(
             op,
             nbytes,
             ranks=self._ranks,
@@ -144,23 +144,23 @@ class CallCache:
             dtype_bytes=dtype_bytes,
             demands=Demands(in_rank_order=self._reproducible, widening=widening),
         )
-        plan = self._chosen(op, root, verdict)
+        plan = self._chosen(op, root, selected)
         if self._reproducible and not is_reproducible(plan, narrow=narrow):
-            verdict = fallback(op)
-            plan = self._chosen(op, root, verdict)
-        return AlgorithmChoice(plan=plan, verdict=verdict)
+            selected = fallback(op)
+            plan = self._chosen(op, root, selected)
+        return AlgorithmChoice(plan=plan, selected=selected)
 
     def form(self, choice: AlgorithmChoice, op: Op, nbytes: int) -> LoadedPlan:
         """Returns the variant of the chosen plan for a call with pieces of one length."""
         piece_bytes = nbytes // self._ranks if op in _SHARED else nbytes
         return self._executor.serving(choice.plan, op, piece_bytes)
 
-    def _chosen(self, op: Op, root: int, verdict: SelectedRule) -> LoadedPlan:
-        rule = verdict.rule
+    def _chosen(self, op: Op, root: int, selected: SelectedRule) -> LoadedPlan:
+        rule = selected.rule
         try:
             return self._executor.plan(op, rule.algorithm, root, rule.block_bytes)
         except UnsupportedError as error:
-            raise UnsupportedError(f"{error} (chosen by {verdict.source}: {rule})") from error
+            raise UnsupportedError(f"{error} (chosen by {selected.source}: {rule})") from error
 
     def check(self, request: CallRequest) -> None:
         """Raises `UnsupportedError` or `ValueError` if no plan can serve the request."""
@@ -219,7 +219,7 @@ class CallCache:
             self._remember(key, found, 1)
         return found
 
-    def telling(self, op: Op, dtype: DType, root: int, nbytes: int) -> native.Prepared:
+    def exchange(self, op: Op, dtype: DType, root: int, nbytes: int) -> native.Prepared:
         """Returns the call in which each rank sends its `nbytes` of counts for `op` to all
         ranks.
         """
@@ -240,7 +240,7 @@ class CallCache:
             self._remember(key, found, 1)
         return found
 
-    def splitting(self, nbytes: int) -> native.Prepared:
+    def split_exchange(self, nbytes: int) -> native.Prepared:
         """Returns the call in which each rank sends `nbytes` to all ranks, to split the group."""
         plan = self.choose(Op.ALL_GATHER, nbytes * self._ranks).plan
         args = Arguments(op=Op.ALL_GATHER, dtype=DType.UINT8, count=nbytes, splits=True)

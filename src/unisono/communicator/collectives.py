@@ -33,8 +33,8 @@ Change: TypeAlias = Callable[[Array], None]
 
 def barrier(engine: Engine) -> Call:
     """Makes the call of a barrier."""
-    nothing: Memory = [] if len(engine.book.hosts) == 1 else [(0, 0)]
-    return Call(engine.book.barrier(), nothing, nothing, None, None)
+    nothing: Memory = [] if len(engine.call_cache.hosts) == 1 else [(0, 0)]
+    return Call(engine.call_cache.barrier(), nothing, nothing, None, None)
 
 
 def in_place(
@@ -50,10 +50,10 @@ def in_place(
     staged = stage(x, writable=receives)
     memory, complete = staged, _restoring([staged]) if receives else None
     request = _request(engine, op, staged, staged.located[1:2], reduction, root, algorithm)
-    engine.book.check(request)
+    engine.call_cache.check(request)
     change = _change_of(engine, reduction, request)
     own = None  # a copy that replaces x
-    if engine.book.widens(request):
+    if engine.call_cache.widens(request):
         # Reduce in float32, so that every algorithm rounds the result once.
         factor = float_factor(reduction)
         own = widened(x, factor)
@@ -64,7 +64,7 @@ def in_place(
     if own is not None:
         memory = stage(own, writable=True)
         complete = _assigning(x, own) if receives else None
-    call = engine.book.call(request)
+    call = engine.call_cache.call(request)
     if change is not None:
         change(memory.array if memory.copy is None else memory.copy)
     elif request.caller_dtype is None:
@@ -100,7 +100,7 @@ def gathering(
         lengths = lengths or (source.located[1],) * engine.size
         request = _request(engine, op, source, lengths, "sum", root, algorithm, lengths_from)
         where = [source.located[:2]]  # this rank has no output
-        return Call(engine.book.call(request), where, where, None, source, request)
+        return Call(engine.call_cache.call(request), where, where, None, source, request)
     if out is None:
         first = x.shape[0] if len(x.shape) else 1
         out = empty(x, (first * engine.size, *x.shape[1:]))
@@ -117,10 +117,10 @@ def gathering(
     if op is Op.GATHER and lengths is None:
         _require_even(engine, op, targets, "out")
     request = _request(engine, op, source, found, "sum", root, algorithm, lengths_from)
-    call = engine.book.call(request)
+    call = engine.call_cache.call(request)
     where = memory_of(targets, engine.size)
     if source.located[0] != where[engine.rank][0]:
-        source = _apart([source], targets)[0]
+        source = _copied_where_overlapping([source], targets)[0]
     if op is Op.ALL_GATHER and len(targets) == 1:
         engine.remember_quick(op, source, targets[0], "sum", root, algorithm, call)
     inputs = [source.located[:2]]
@@ -144,7 +144,7 @@ def scattering(
     argument if they differ. Errors name `lengths_from`.
     """
     if op is Op.SCATTER and engine.rank != root:
-        return _scattered(engine, out, root, algorithm, lengths, lengths_from)
+        return _scattering_off_root(engine, out, root, algorithm, lengths, lengths_from)
     if x is None:
         raise ValueError(f"{op} needs x on this rank")
     sources = _stage_many(x, engine.size, writable=False)
@@ -160,25 +160,25 @@ def scattering(
     if op is Op.SCATTER and lengths is None:
         _require_even(engine, op, sources, "x")
     request = _request(engine, op, target, found, reduction, root, algorithm, lengths_from)
-    engine.book.check(request)
+    engine.call_cache.check(request)
     change = _change_of(engine, reduction, request)
-    if engine.book.widens(request):
+    if engine.call_cache.widens(request):
         factor = float_factor(reduction)
         change = change if factor is None else None
         wide = [_changed(widened(source.array, factor), change) for source in sources]
         return _scattering_wide(engine, request, wide, target, out)
-    call = engine.book.call(request)
+    call = engine.call_cache.call(request)
     if change is not None:
         sources = [_changed(duplicate(source.array), change) for source in sources]
     elif memory_of(sources, engine.size)[engine.rank][0] != target.located[0]:
-        sources = _apart(sources, [target])
+        sources = _copied_where_overlapping(sources, [target])
     if op is Op.REDUCE_SCATTER and len(sources) == 1 and change is None:
         engine.remember_quick(op, sources[0], target, reduction, root, algorithm, call)
     inputs, where = memory_of(sources, engine.size), [target.located[:2]]
     return Call(call, inputs, where, out, (sources, target), request, _restoring([target]))
 
 
-def _scattered(
+def _scattering_off_root(
     engine: Engine,
     out: Array | None,
     root: int,
@@ -199,7 +199,7 @@ def _scattered(
         )
     request = _request(engine, Op.SCATTER, target, lengths, "sum", root, algorithm, lengths_from)
     where = [target.located[:2]]
-    call = engine.book.call(request)
+    call = engine.call_cache.call(request)
     return Call(call, where, where, out, target, request, _restoring([target]))
 
 
@@ -219,7 +219,7 @@ def _scattering_wide(
         assign(out, wide_out.reshape(tuple(out.shape)))
 
     return Call(
-        engine.book.call(request),
+        engine.call_cache.call(request),
         memory_of(wide_sources, engine.size),
         [wide_target.located[:2]],
         out,
@@ -261,7 +261,7 @@ def both_sides(
     targets = _stage_many(out, engine.size, writable=True)
     if sources[0].dtype is not targets[0].dtype:
         raise ValueError(f"all_to_all: x has {_text(sources[0])}, out {_text(targets[0])}")
-    return _apart(sources, targets), targets
+    return _copied_where_overlapping(sources, targets), targets
 
 
 def all_to_all_between(
@@ -279,7 +279,7 @@ def all_to_all_between(
     request = _request(
         engine, Op.ALL_TO_ALL, sources[0], lengths, "sum", -1, algorithm, lengths_from
     )
-    call = engine.book.call(request)
+    call = engine.call_cache.call(request)
     if len(sources) == 1 and len(targets) == 1:
         engine.remember_quick(Op.ALL_TO_ALL, sources[0], targets[0], "sum", -1, algorithm, call)
     return Call(
@@ -318,7 +318,7 @@ def _request(
     algorithm: str | Schedule | None,
     lengths_from: LengthsFrom = LengthsFrom.NONE,
 ) -> CallRequest:
-    name = engine.book.name(algorithm)
+    name = engine.call_cache.name(algorithm)
     kind = parse_reduction(reduction)
     return CallRequest(op, lengths, staged.dtype, kind, root, name, lengths_from=lengths_from)
 
@@ -386,18 +386,18 @@ def share_of(x: Array | Sequence[Array], ranks: int, rank: int) -> Array:
     return empty(x, (int(np.prod(shape)) // ranks,))
 
 
-def _apart(sources: list[Staged], targets: list[Staged]) -> list[Staged]:
+def _copied_where_overlapping(sources: list[Staged], targets: list[Staged]) -> list[Staged]:
     """Returns `sources`, or copies of them if the results would overwrite them before they are
     sent.
     """
-    if not overlap(_hull(sources), _hull(targets)) or not any(
+    if not overlap(_extent(sources), _extent(targets)) or not any(
         overlap(s.located, t.located) for s in sources for t in targets
     ):
         return sources
     return [stage(duplicate(source.array), writable=False) for source in sources]
 
 
-def _hull(staged: list[Staged]) -> Located:
+def _extent(staged: list[Staged]) -> Located:
     """Returns the memory from the start of the first array to the end of the last."""
     start = min(each.located[0] for each in staged)
     return start, max(sum(each.located[:2]) for each in staged) - start, staged[0].located[2]

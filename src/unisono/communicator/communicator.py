@@ -68,34 +68,38 @@ class Communicator:
     """
 
     def __init__(
-        self, meeting: GroupConfig, settings: config.Settings, *, met: JoinedGroup | None = None
+        self,
+        group_config: GroupConfig,
+        settings: config.Settings,
+        *,
+        joined: JoinedGroup | None = None,
     ) -> None:
-        met = met or join_group(meeting, settings)
-        self.rank = meeting.rank
-        self.size = meeting.size
+        joined = joined or join_group(group_config, settings)
+        self.rank = group_config.rank
+        self.size = group_config.size
         self.former_ranks: tuple[int, ...] = ()
         """The ranks that these had in the communicator that `shrink` replaced; empty without a
         `shrink`.
         """
         self._settings = settings
-        self._group = met.group
-        self._span = met.span
+        self._group = joined.group
+        self._network = joined.span
         self._engine = Engine(
-            met.group,
+            joined.group,
             self.rank,
             self.size,
             settings,
-            SelectionTable.unpack(met.word),
-            met.span,
-            single_copy=met.single_copy,
+            SelectionTable.unpack(joined.word),
+            joined.span,
+            single_copy=joined.single_copy,
         )
         self._quick = self._engine.quick
         self._messages = self._engine.messages
-        self._name = met.nonce.hex()
-        self._forks: Counter[tuple[int, ...]] = Counter()
+        self._name = joined.nonce.hex()
+        self._group_calls: Counter[tuple[int, ...]] = Counter()
         # The finalizer also runs when the interpreter ends: the other ranks must see a departure,
         # not a death.
-        self._finalizer = weakref.finalize(self, met.close)
+        self._finalizer = weakref.finalize(self, joined.close)
 
     def __repr__(self) -> str:
         return f"Communicator(rank={self.rank}, size={self.size})"
@@ -117,7 +121,7 @@ class Communicator:
     @property
     def hosts(self) -> tuple[tuple[int, ...], ...]:
         """The ranks of each host."""
-        return self._engine.book.hosts
+        return self._engine.call_cache.hosts
 
     # ---- collectives in place
 

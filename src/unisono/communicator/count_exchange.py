@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from unisono.communicator.engine import Call, Engine, Later, Ready
+from unisono.communicator.engine import Call, DeferredResult, Engine, PreparedCall
 from unisono.communicator.rows import ANY, Rows, Table
 from unisono.schedule import Schedule
 from unisono.types import Op
@@ -39,13 +39,13 @@ class ExchangedCounts(NamedTuple):
     takes_name: str = "out"
 
 
-def negotiated(
+def with_exchanged_counts(
     engine: Engine,
     op: Op,
     row: Rows,
     root: int,
     algorithm: str | Schedule | None,
-    told: ExchangedCounts,
+    own_counts: ExchangedCounts,
     proceed: Callable[[Table], Call],
     result: Any = None,
 ) -> Call:
@@ -54,22 +54,25 @@ def negotiated(
     `row` is the unit of the counts. `result` is the result of the call if known before the
     exchange, else a `DeferredResult`. Raises the errors of `CallCache.check_uneven`.
     """
-    engine.book.check_uneven(op, root, algorithm)
-    names = _NAMES.index(told.gives_name), _NAMES.index(told.takes_name)
-    mine = np.array([*told.gives, *told.takes, told.has, told.room, *names, row.nbytes], np.int64)
+    engine.call_cache.check_uneven(op, root, algorithm)
+    names = _NAMES.index(own_counts.gives_name), _NAMES.index(own_counts.takes_name)
+    mine = np.array(
+        [*own_counts.gives, *own_counts.takes, own_counts.has, own_counts.room, *names, row.nbytes],
+        np.int64,
+    )
     everything = np.empty((engine.size, mine.size), np.int64)
     where = [(each.ctypes.data, mine.nbytes) for each in everything]
-    telling = Call(
-        engine.book.telling(op, row.dtype, root, mine.nbytes),
+    exchange = Call(
+        engine.call_cache.exchange(op, row.dtype, root, mine.nbytes),
         [(mine.ctypes.data, mine.nbytes)],
         where,
         None,
         (mine, everything),
     )
-    return followed(telling, lambda: proceed(_agreed(engine, op, row, everything)), result)
+    return followed_by(exchange, lambda: proceed(_agreed(engine, op, row, everything)), result)
 
 
-def followed(first: Call, proceed: Callable[[], Call], result: Any) -> Call:
+def followed_by(first: Call, proceed: Callable[[], Call], result: Any) -> Call:
     """Returns one call that runs `first`, then the call that `proceed` returns.
 
     An error of `proceed` ends the group on all ranks, so the caller should make its local checks
@@ -77,14 +80,14 @@ def followed(first: Call, proceed: Callable[[], Call], result: Any) -> Call:
     """
     made: list[Call] = []
 
-    def then() -> Ready:
+    def then() -> PreparedCall:
         call = proceed()
         made.append(call)
         return call.prepared, call.inputs, call.outputs
 
     def complete() -> None:
         outcome = made[0].finish()
-        if isinstance(result, Later):
+        if isinstance(result, DeferredResult):
             result.value = outcome
 
     keep = first.keep, made

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from unisono.communicator import collectives
 from unisono.communicator.arrays import Array, assign, empty, stage, stage_pieces
 from unisono.communicator.collectives import Reduction
-from unisono.communicator.count_exchange import followed
+from unisono.communicator.count_exchange import followed_by
 from unisono.communicator.engine import Call, Engine
 from unisono.errors import UnsupportedError
 from unisono.schedule import Schedule
@@ -40,8 +40,8 @@ def in_place(
     """Makes all_reduce, reduce, scan and exscan with any reduction."""
     if not callable(reduction):
         return collectives.in_place(engine, op, x, reduction, root, algorithm)
-    engine.book.check_root(op, root)
-    telling, told = _telling(engine, op, reduction, x, root, algorithm)
+    engine.call_cache.check_root(op, root)
+    exchange, texts = _exchange(engine, op, reduction, x, root, algorithm)
     gather = Op.GATHER if op is Op.REDUCE else Op.ALL_GATHER
     receives = gather is Op.ALL_GATHER or engine.rank == root
     rows = empty(x, (engine.size, *x.shape)) if receives else None
@@ -52,7 +52,7 @@ def in_place(
             assign(x, _fold(engine, reduction, _each(rows)[:folded]))
 
     gathering = collectives.gathering(engine, gather, x, rows, root, None)
-    return _after(engine, telling, told, gathering._replace(result=x, complete=complete))
+    return _after(engine, exchange, texts, gathering._replace(result=x, complete=complete))
 
 
 def reduce_scatter(
@@ -78,7 +78,7 @@ def reduce_scatter(
             f"reduce_scatter: out has {math.prod(share.shape)} elements of {share.dtype}, but the "
             f"share of rank {engine.rank} is {expected} elements of {mine.dtype}"
         )
-    telling, told = _telling(engine, Op.REDUCE_SCATTER, reduction, mine, -1, algorithm)
+    exchange, texts = _exchange(engine, Op.REDUCE_SCATTER, reduction, mine, -1, algorithm)
     rows: Any = empty(mine, (engine.size, *share.shape))
 
     def complete() -> None:
@@ -89,7 +89,7 @@ def reduce_scatter(
         exchanging = collectives.all_to_all(engine, x, _each(rows), None, lengths)
     else:
         exchanging = collectives.all_to_all(engine, x, rows, None)
-    return _after(engine, telling, told, exchanging._replace(result=share, complete=complete))
+    return _after(engine, exchange, texts, exchanging._replace(result=share, complete=complete))
 
 
 def _each(rows: Array) -> list[Array]:
@@ -121,7 +121,7 @@ def _fold(engine: Engine, function: Function, contributions: list[Array]) -> Arr
     return acc
 
 
-def _telling(
+def _exchange(
     engine: Engine,
     op: Op,
     function: Function,
@@ -142,24 +142,24 @@ def _telling(
     mine = np.zeros(_CALL_BYTES, np.uint8)
     encoded = np.frombuffer(text.encode()[:_CALL_BYTES], np.uint8)
     mine[: encoded.size] = encoded
-    told = np.empty((engine.size, _CALL_BYTES), np.uint8)
-    return collectives.gathering(engine, Op.ALL_GATHER, mine, told, -1, None), told
+    texts = np.empty((engine.size, _CALL_BYTES), np.uint8)
+    return collectives.gathering(engine, Op.ALL_GATHER, mine, texts, -1, None), texts
 
 
-def _after(engine: Engine, telling: Call, told: NDArray[np.uint8], call: Call) -> Call:
+def _after(engine: Engine, exchange: Call, texts: NDArray[np.uint8], call: Call) -> Call:
     """Returns a call that exchanges the texts, then runs `call`.
 
     Raises `MismatchError` if the texts differ. Functions are compared by name only.
     """
 
     def proceed() -> Call:
-        calls = [row.tobytes().rstrip(b"\0").decode(errors="replace") for row in told]
+        calls = [row.tobytes().rstrip(b"\0").decode(errors="replace") for row in texts]
         if len(set(calls)) > 1:
             each = ", ".join(f"rank {rank} called {made}" for rank, made in enumerate(calls))
             engine.disagree(f"the ranks disagree: {each}")
         return call
 
-    return followed(telling, proceed, call.result)
+    return followed_by(exchange, proceed, call.result)
 
 
 def _name_of(function: Function) -> str:

@@ -11,7 +11,7 @@ from unisono import config, native
 from unisono.bootstrap import GroupNetwork, WireKind, single_copy_for
 from unisono.communicator.arrays import Array, Staged
 from unisono.communicator.calls import CallCache, CallRequest
-from unisono.communicator.work import CollectiveWork, JoinedWork, MessageWork, UnderWay
+from unisono.communicator.work import CollectiveWork, JoinedWork, MessageWork, PendingCalls
 from unisono.errors import CommunicationError, MismatchError, UnisonoError, UnsupportedError
 from unisono.execution import OP_CODES, NativeExecutor
 from unisono.schedule import Schedule
@@ -21,7 +21,7 @@ from unisono.types import Op, SingleCopy
 Memory: TypeAlias = list[tuple[int, int]]
 """Address and length in bytes of each piece."""
 
-Ready: TypeAlias = tuple[native.Prepared, Memory, Memory]
+PreparedCall: TypeAlias = tuple[native.Prepared, Memory, Memory]
 """A prepared call with its inputs and outputs."""
 
 # Longest wait of an asynchronous call for its peers in the caller's thread. If the peers arrive
@@ -29,10 +29,10 @@ Ready: TypeAlias = tuple[native.Prepared, Memory, Memory]
 # With more ranks than cores the wait may be longer: it frees the core for the late peers, and no
 # other thread of this rank could use the core better.
 _INLINE_S = 100e-6
-_INLINE_CROWDED_S = 10e-3
+_INLINE_OVERSUBSCRIBED_S = 10e-3
 
 
-class Later:
+class DeferredResult:
     """A result that does not exist before the call is in progress."""
 
     __slots__ = ("value",)
@@ -55,13 +55,13 @@ class Call(NamedTuple):
     keep: object
     request: CallRequest | None = None
     complete: Callable[[], None] | None = None
-    then: Callable[[], Ready] | None = None
+    then: Callable[[], PreparedCall] | None = None
 
     def finish(self) -> Any:
         """Completes the call after its end and returns the result. Must run only once."""
         if self.complete is not None:
             self.complete()
-        return self.result.value if isinstance(self.result, Later) else self.result
+        return self.result.value if isinstance(self.result, DeferredResult) else self.result
 
 
 class MessageCall(NamedTuple):
@@ -111,34 +111,34 @@ class Engine:
         size: int,
         settings: config.Settings,
         table: SelectionTable,
-        span: GroupNetwork | None = None,
+        network: GroupNetwork | None = None,
         *,
         single_copy: SingleCopy = SingleCopy.NEVER,
     ) -> None:
-        """`span` is the group's network if its ranks are on several hosts. `single_copy` says if
+        """`network` is the group's network if its ranks are on several hosts. `single_copy` says if
         ranks should and can read each other's memory.
         """
         self.group = group
-        self.span = span
-        hosts = span.hosts if span else None
-        reach = functools.partial(span.reach, wire=WireKind.COLLECTIVES) if span else None
+        self.network = network
+        hosts = network.hosts if network else None
+        reach = functools.partial(network.reach, wire=WireKind.COLLECTIVES) if network else None
         self.rank = rank
         self.size = size
-        lending = single_copy_for(size, cores=table.cores, wanted=single_copy)
-        executor = NativeExecutor(group, rank, settings.stores, hosts, reach, lending)
-        self._new_book = functools.partial(
+        single_copy_rules = single_copy_for(size, cores=table.cores, wanted=single_copy)
+        executor = NativeExecutor(group, rank, settings.stores, hosts, reach, single_copy_rules)
+        self._new_call_cache = functools.partial(
             CallCache, executor, size, hosts=hosts, reproducible=settings.reproducible
         )
-        self.book = self._new_book(table)
-        self._inline_s = _INLINE_S if size <= native.usable_cores() else _INLINE_CROWDED_S
-        self._under_way = UnderWay(group)
+        self.call_cache = self._new_call_cache(table)
+        self._inline_s = _INLINE_S if size <= native.usable_cores() else _INLINE_OVERSUBSCRIBED_S
+        self._pending_calls = PendingCalls(group)
         # QuickCalls must not refer to this engine: C++ holds the reference, where the garbage
         # collector finds no cycle.
         self._quick = native.QuickCalls(
             group,
-            self._under_way.make,
-            self._under_way.held,
-            self._under_way.prune,
+            self._pending_calls.make,
+            self._pending_calls.held,
+            self._pending_calls.prune,
             self._inline_s,
         )
         self.messages = native.Messages(group, settings.single_copy is not SingleCopy.NEVER)
@@ -189,7 +189,7 @@ class Engine:
 
         If `make` raises, tells the other ranks: see `refuse`.
         """
-        with self.telling_refusals(name):
+        with self.reporting_refusals(name):
             async_op = bool(async_op)  # raises unless it is a truth value
             call = make(self, *args)
             if self.recorder is not None and self.recorder.takes():
@@ -200,7 +200,7 @@ class Engine:
         return call.finish()
 
     @contextmanager
-    def telling_refusals(self, name: str) -> Iterator[None]:
+    def reporting_refusals(self, name: str) -> Iterator[None]:
         """Reports an error inside the block to the other ranks as a refusal of the collective
         `name`.
         """
@@ -224,34 +224,36 @@ class Engine:
         """
         if getattr(error, "was_told", False):
             return
-        error.was_told = True  # type: ignore[attr-defined]
+        error.was_reported = True  # type: ignore[attr-defined]
         with suppress(CommunicationError):
             reason = str(error).removeprefix(f"{name}: ")
             self.group.refuse(f"{name}: {type(error).__name__}: {reason}")
 
     def begin(self, name: str, call: Call) -> CollectiveWork:
         """Begins the call of the method `name`."""
-        work = self._under_way.make(name, call, None, call.finish)
-        self._under_way.keep(work)
+        work = self._pending_calls.make(name, call, None, call.finish)
+        self._pending_calls.keep(work)
         try:
             work.job = self.group.submit_pieces(
                 call.prepared, call.inputs, call.outputs, self.timeout_s, self._inline_s, call.then
             )
         # the call did not begin; a signal handler's error can come only after its begin
         except UnisonoError:
-            self._under_way.let_go(work)
+            self._pending_calls.release(work)
             raise
         if work.is_completed():
-            self._under_way.let_go(work)
+            self._pending_calls.release(work)
         return work
 
-    def deliver(self, messages: Sequence[MessageCall], result: Any, async_op: bool) -> Any:
+    def exchange_messages(
+        self, messages: Sequence[MessageCall], result: Any, async_op: bool
+    ) -> Any:
         """Exchanges messages in any order. Returns `result`, or a `Work` that returns it."""
         if self.recorder is not None and self.recorder.takes():
             return self.recorder.add_messages(messages, result, async_op)
         if not messages:
             self.group.require_healthy()
-        works = self.post(messages, carried=async_op)
+        works = self.begin_messages(messages, in_background=async_op)
         work = works[0] if len(works) == 1 else JoinedWork(works, lambda: result)
         if async_op:
             return work
@@ -260,11 +262,11 @@ class Engine:
 
     def adopt_table(self, table: SelectionTable) -> None:
         """Uses another selection table from now on."""
-        if table != self.book.table:
-            self.book = self._new_book(table)
+        if table != self.call_cache.table:
+            self.call_cache = self._new_call_cache(table)
 
-    def post(
-        self, messages: Sequence[MessageCall], *, carried: bool
+    def begin_messages(
+        self, messages: Sequence[MessageCall], *, in_background: bool
     ) -> list[native.Request | MessageWork]:
         """Begins messages, receives first, so that arriving messages need no intermediate storage.
 
@@ -274,7 +276,7 @@ class Engine:
         for sends in (False, True):
             for message, request in zip(messages, requests, strict=True):
                 if message.sends is sends:
-                    self.messages.begin(request, carried)
+                    self.messages.begin(request, in_background)
         return [
             request
             if message.sends or message.staged.copy is None
@@ -294,10 +296,10 @@ class Engine:
 
     def reach(self, peer: int) -> None:
         """Starts connecting this rank to `peer`, or to all ranks for ANY_SOURCE."""
-        if self.span is None:
+        if self.network is None:
             return
         peers = range(self.size) if peer == native.ANY_SOURCE else [peer]
-        self.span.reach(peers, WireKind.P2P)
+        self.network.reach(peers, WireKind.P2P)
         for rank in peers:
             self.messages.reach(rank)
 

@@ -60,8 +60,8 @@ class Explanation:
         cls, op: Op, nbytes: int, hosts: Hosts, choice: AlgorithmChoice, table: SelectionTable
     ) -> Explanation:
         """Explains a choice that the table made for the ranks of these hosts."""
-        verdict = choice.verdict
-        assert verdict is not None, "the table made this choice"
+        selected = choice.selected
+        assert selected is not None, "the table made this choice"
         name = choice.plan.name
         estimates = {e.algorithm: e for e in _estimates(op, nbytes, hosts, name, table)}
         time = estimates.pop(name)
@@ -71,11 +71,11 @@ class Explanation:
             ranks=sum(map(len, hosts)),
             hosts=len(hosts),
             algorithm=name,
-            reason=verdict.rule.reason or "the rule names it",
+            reason=selected.rule.reason or "the rule names it",
             block_bytes=choice.plan.block_bytes,
             single_copy=choice.plan.lends,
-            rule=str(verdict.rule),
-            source=verdict.source,
+            rule=str(selected.rule),
+            source=selected.source,
             time=time,
             runner_up=min(estimates.values(), key=_rank, default=None),
         )

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from unisono import config, native
 from unisono.bootstrap import GroupConfig, join_group
-from unisono.communicator.arguments import check_timeout, whole
+from unisono.communicator.arguments import as_integer, check_timeout
 from unisono.communicator.communicator import Communicator
 from unisono.communicator.own_selection import own_table
 from unisono.selection import Selectable
@@ -57,7 +57,7 @@ def init(
     elif not isinstance(rendezvous, str):
         raise TypeError(f"rendezvous: expected a text, not {rendezvous!r}")
     else:
-        rank, size = whole(rank, "rank"), whole(size, "size")
+        rank, size = as_integer(rank, "rank"), as_integer(size, "size")
         world = config.LaunchedRank(rank=rank, size=size, rendezvous=rendezvous)
     return join(world, settings, selection=selection)
 
@@ -66,20 +66,20 @@ def join(
     world: config.LaunchedRank,
     settings: config.Settings,
     *,
-    board: BootstrapStore | None = None,
+    bootstrap_store: BootstrapStore | None = None,
     selection: Selectable | None = None,
 ) -> Communicator:
     """Joins the group of all ranks like `init`, with known rank, size and settings.
 
-    The ranks find each other through `store` if given, else by the rendezvous of `world`. Raises
-    the errors of `init`.
+    The ranks find each other through `bootstrap_store` if given, else by the rendezvous of `world`.
+    Raises the errors of `init`.
 
     >>> alone = config.LaunchedRank(rank=0, size=1, rendezvous="example of join")
     >>> with join(alone, config.Settings()) as comm:
     ...     comm.size
     1
     """
-    meeting = GroupConfig(
+    group_config = GroupConfig(
         rank=world.rank,
         size=world.size,
         rendezvous=world.rendezvous,
@@ -89,4 +89,6 @@ def join(
         word=own_table(settings, selection, native.usable_cores()).pack(),
     )
     native.settle_on_core(world.rank)
-    return Communicator(meeting, settings, met=join_group(meeting, settings, board))
+    return Communicator(
+        group_config, settings, joined=join_group(group_config, settings, bootstrap_store)
+    )

@@ -63,7 +63,7 @@ def run(fn: Callable[..., Any], ranks: int = 4, args: Sequence[Any] = ()) -> lis
                 process = context.Process(
                     target=_child, args=(task, world, port, theirs), name=f"unisono-rank-{rank}"
                 )
-                with _importing_no_stream():
+                with _without_stream_as_file():
                     process.start()
                 theirs.close()
                 pipes.append(ours)
@@ -104,7 +104,7 @@ def _can_be_imported() -> bool:
 
 
 @contextlib.contextmanager
-def _importing_no_stream() -> Iterator[None]:
+def _without_stream_as_file() -> Iterator[None]:
     """Stops `multiprocessing` from importing "<stdin>" as the program's file."""
     main = sys.modules["__main__"]
     file = getattr(main, "__file__", None)
@@ -147,7 +147,7 @@ def _child(task: _Task, world: config.LaunchedRank, port: int, pipe: Connection)
     except BaseException as error:
         trace = "".join(traceback.format_exception(error))
         with contextlib.suppress(OSError):
-            report = (_portable(error), f"rank {world.rank}:\n{trace}")
+            report = (_picklable(error), f"rank {world.rank}:\n{trace}")
             pipe.send_bytes(pack((False, report)))
         if not isinstance(error, Exception):
             raise
@@ -155,7 +155,7 @@ def _child(task: _Task, world: config.LaunchedRank, port: int, pipe: Connection)
         pipe.close()
 
 
-def _portable(error: BaseException) -> BaseException:
+def _picklable(error: BaseException) -> BaseException:
     """Returns the error itself if it survives pickling and raising it does not end the parent."""
     if isinstance(error, SystemExit):
         return UnisonoError(f"the rank called sys.exit({error.code!r})")

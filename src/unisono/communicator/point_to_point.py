@@ -47,7 +47,7 @@ def send(self: Communicator, x: Array, dst: int, tag: int = 0, *, async_op: bool
         return done
     engine = self._engine
     message = _sending(engine, x, dst, check_tag(tag))
-    return engine.deliver([message], None, async_op)
+    return engine.exchange_messages([message], None, async_op)
 
 
 def recv(
@@ -69,16 +69,16 @@ def recv(
     engine = self._engine
     message = _receiving(engine, x, src, _wanted(tag))
     if async_op:
-        return engine.deliver([message], x, async_op)
+        return engine.exchange_messages([message], x, async_op)
     if engine.recording:
         if src is None:
             raise UnsupportedError(
                 "inside a batch, a receive from any rank needs async_op=True: its Work then has "
                 "the source"
             )
-        engine.deliver([message], x, False)
+        engine.exchange_messages([message], x, False)
         return src
-    (work,) = engine.post([message], carried=False)
+    (work,) = engine.begin_messages([message], in_background=False)
     work.wait()
     return work.source_rank()
 
@@ -107,7 +107,7 @@ def sendrecv(
     outgoing = _sending(engine, x, dst, tag)
     if overlap(outgoing.staged.located, incoming.staged.located):
         outgoing = _sending(engine, duplicate(x), dst, tag)
-    return engine.deliver([incoming, outgoing], out, async_op)
+    return engine.exchange_messages([incoming, outgoing], out, async_op)
 
 
 def send_init(self: Communicator, x: Array, dst: int, tag: int = 0) -> native.Request:
@@ -200,11 +200,11 @@ def neighbor_exchange(
     origins = neighbors if sources is None else sources
     parts = _pieces(x, len(neighbors), "x")
     if out is None:
-        out = _room(x, len(neighbors), len(origins), sources is None)
+        out = _allocate(x, len(neighbors), len(origins), sources is None)
     places = _pieces(out, len(origins), "out")
-    who = "a neighbour" if sources is None else "a source"
+    role = "a neighbour" if sources is None else "a source"
     incoming = [
-        _receiving(engine, place, src, _NEIGHBOR_TAG, who)
+        _receiving(engine, place, src, _NEIGHBOR_TAG, role)
         for place, src in zip(places, origins, strict=True)
     ]
     taken = [message.staged.located for message in incoming]
@@ -214,7 +214,7 @@ def neighbor_exchange(
         if any(overlap(message.staged.located, place) for place in taken):
             message = message._replace(staged=stage(duplicate(part), writable=False))
         outgoing.append(message)
-    return engine.deliver([*incoming, *outgoing], out, async_op)
+    return engine.exchange_messages([*incoming, *outgoing], out, async_op)
 
 
 # ---- what they have in common
@@ -280,7 +280,7 @@ def _pieces(x: Array | Sequence[Array], count: int, what: str) -> Sequence[Array
     return split(x, [share] * count)
 
 
-def _room(
+def _allocate(
     x: Array | Sequence[Array], sent: int, received: int, symmetric: bool
 ) -> Array | list[Array]:
     """Allocates arrays to receive as much as is sent."""

@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from unisono.communicator.arrays import Array, dtype_of, empty
-from unisono.communicator.engine import Later
+from unisono.communicator.engine import DeferredResult
 from unisono.types import DType
 
 ANY = -1
@@ -104,7 +104,7 @@ class RowBuffer(NamedTuple):
     def promise(self) -> Any:
         """Returns the result if it is known before the counts, else a `DeferredResult`."""
         known = self.out is not None and (self._listed or not self.pieces)
-        return self.out if known else Later()
+        return self.out if known else DeferredResult()
 
     def arrays(self, x: Array, have: Rows, counts: list[int]) -> tuple[list[Array], Any]:
         """Returns one array per rank with these numbers of rows, and the result of the call."""

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING
 
 from unisono.bootstrap import GroupConfig
-from unisono.communicator.arguments import check_timeout, whole
+from unisono.communicator.arguments import as_integer, check_timeout
 from unisono.recovery import RecoveryRequest, recover
 from unisono.selection import Selectable
 
@@ -76,17 +76,17 @@ def shrink(
         exclude=_excluded(self, exclude),
         timeout_s=limit_s,
         staging_bytes=self._settings.staging_bytes,
-        word=self._engine.book.table.under(selection).pack(),
+        word=self._engine.call_cache.table.under(selection).pack(),
     )
-    found = recover(self._group, asked, self._span)
-    meeting = GroupConfig(
+    found = recover(self._group, asked, self._network)
+    group_config = GroupConfig(
         rank=found.members.index(self.rank),
         size=len(found.members),
         rendezvous="",  # recovery has already connected the ranks
         timeout_s=self.timeout_s,
         staging_bytes=self._settings.staging_bytes,
     )
-    shrunk = type(self)(meeting, self._settings, met=found.met)
+    shrunk = type(self)(group_config, self._settings, joined=found.met)
     shrunk.timeout_s = self.timeout_s
     shrunk.former_ranks = found.members
     return shrunk
@@ -95,7 +95,7 @@ def shrink(
 def _excluded(comm: Communicator, exclude: Sequence[int]) -> frozenset[int]:
     if not isinstance(exclude, Iterable):
         raise TypeError(f"exclude: expected a list of ranks such as [2, 3], not {exclude!r:.60}")
-    ranks = frozenset(whole(rank, "exclude") for rank in exclude)
+    ranks = frozenset(as_integer(rank, "exclude") for rank in exclude)
     wrong = sorted(rank for rank in ranks if not 0 <= rank < comm.size)
     if wrong:
         raise ValueError(f"exclude: expected ranks of 0..{comm.size - 1}, not {wrong}")

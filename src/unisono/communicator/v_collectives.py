@@ -14,9 +14,9 @@ from typing import TYPE_CHECKING, Any
 
 from unisono.communicator import collectives, custom
 from unisono.communicator.arrays import Array, Staged
-from unisono.communicator.count_exchange import ExchangedCounts, negotiated
+from unisono.communicator.count_exchange import ExchangedCounts, with_exchanged_counts
 from unisono.communicator.custom import AnyReduction
-from unisono.communicator.engine import Call, Engine, Later
+from unisono.communicator.engine import Call, DeferredResult, Engine
 from unisono.communicator.rows import (
     ANY,
     Counts,
@@ -196,13 +196,15 @@ def all_to_all_of_lists(
         return collectives.all_to_all_between(engine, sources, targets, out, algorithm, lengths)
 
     element = Rows(count=1, shape=(), nbytes=size_bytes, dtype=sources[0].dtype)
-    told = ExchangedCounts(
+    own_counts = ExchangedCounts(
         counts(sources),
         counts(targets),
         gives_name="x[{}]" if isinstance(x, (list, tuple)) else "x",
         takes_name="out[{}]" if isinstance(out, (list, tuple)) else "out",
     )
-    return negotiated(engine, Op.ALL_TO_ALL, element, -1, algorithm, told, proceed, out)
+    return with_exchanged_counts(
+        engine, Op.ALL_TO_ALL, element, -1, algorithm, own_counts, proceed, out
+    )
 
 
 # ---- the same, prepared
@@ -241,14 +243,16 @@ def _all_to_all(
 
     if table is not None:
         return proceed(table)
-    told = ExchangedCounts(
+    own_counts = ExchangedCounts(
         gives,
         takes or place.takes(have, engine.size),
         room=place.room(have),
         gives_name="send_counts[{}]",
         takes_name="recv_counts[{}]" if takes else "out[{}]",
     )
-    return negotiated(engine, Op.ALL_TO_ALL, have, -1, algorithm, told, proceed, place.promise())
+    return with_exchanged_counts(
+        engine, Op.ALL_TO_ALL, have, -1, algorithm, own_counts, proceed, place.promise()
+    )
 
 
 def _reduce_scatter(
@@ -276,10 +280,10 @@ def _scatter(
     out: Array | None,
     algorithm: str | Schedule | None,
 ) -> Call:
-    engine.book.check_root(Op.SCATTER, root)
+    engine.call_cache.check_root(Op.SCATTER, root)
     if engine.rank == root:
-        return _scattering(engine, x, counts, root, out, algorithm)
-    return _scattered(engine, counts, root, out, algorithm)
+        return _scattering_on_root(engine, x, counts, root, out, algorithm)
+    return _scattering_off_root(engine, counts, root, out, algorithm)
 
 
 def _gathering(
@@ -292,7 +296,7 @@ def _gathering(
     algorithm: str | Schedule | None,
 ) -> Call:
     have, n = rows(x, "x"), engine.size
-    engine.book.check_root(op, root)
+    engine.call_cache.check_root(op, root)
     receives = op is Op.ALL_GATHER or engine.rank == root
     source = _source(counts)
 
@@ -310,19 +314,19 @@ def _gathering(
                 f"not {have.count}"
             )
         return with_counts(shares)
-    told = ExchangedCounts(
+    own_counts = ExchangedCounts(
         [have.count if op is Op.ALL_GATHER or rank == root else 0 for rank in range(n)],
         place.takes(have, n) if receives else [0] * n,
         room=place.room(have) if receives else 0,
         takes_name="out[{}]",
     )
-    return negotiated(
+    return with_exchanged_counts(
         engine,
         op,
         have,
         root,
         algorithm,
-        told,
+        own_counts,
         lambda sent: with_counts(sent[:, max(root, 0)].tolist()),
         place.promise() if receives else None,
     )
@@ -335,7 +339,7 @@ def _source(counts: Counts | None) -> LengthsFrom:
     return LengthsFrom.NONE if counts is None else LengthsFrom.COUNTS
 
 
-def _scattering(
+def _scattering_on_root(
     engine: Engine,
     x: Array | Sequence[Array] | None,
     counts: Counts | None,
@@ -375,21 +379,23 @@ def _scattering(
         raise ValueError("scatter_v of one array needs counts, or out on every rank")
     takes = [0] * n
     takes[root] = ANY if out is None else require_alike(out, have, "out").count
-    told = ExchangedCounts(gives, takes, has=ANY if listed else have.count, gives_name="x[{}]")
-    promise = Later() if out is None else out
-    return negotiated(
+    own_counts = ExchangedCounts(
+        gives, takes, has=ANY if listed else have.count, gives_name="x[{}]"
+    )
+    promise = DeferredResult() if out is None else out
+    return with_exchanged_counts(
         engine,
         Op.SCATTER,
         have,
         root,
         algorithm,
-        told,
+        own_counts,
         lambda sent: with_counts(sent[root].tolist()),
         promise,
     )
 
 
-def _scattered(
+def _scattering_off_root(
     engine: Engine,
     counts: Counts | None,
     root: int,
@@ -413,7 +419,7 @@ def _scattered(
         require_share(out, wants, shares[engine.rank], engine.rank)
         return with_counts(shares)
     takes = [wants.count if rank == root else 0 for rank in range(n)]
-    return negotiated(
+    return with_exchanged_counts(
         engine,
         Op.SCATTER,
         wants,

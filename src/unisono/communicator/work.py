@@ -13,7 +13,7 @@ from unisono.types import Op
 
 _OPS = tuple(Op)
 
-_SHORTEST_NAP_S, _LONGEST_NAP_S = 10e-6, 1e-3  # between polls of works of several kinds
+_SHORTEST_SLEEP_S, _LONGEST_SLEEP_S = 10e-6, 1e-3  # between polls of works of several kinds
 
 _FAULTS: dict[int, type[errors.UnisonoError]] = {
     1: errors.PeerLostError,
@@ -155,12 +155,12 @@ class Work(ABC):
         if not works:
             raise ValueError("works: expected at least one work to wait for, not an empty list")
         found: int = native.wait_any(works, timeout_s)
-        return _look_for_any(works, timeout_s) if found is NotImplemented else found
+        return _poll_for_any(works, timeout_s) if found is NotImplemented else found
 
 
-def _look_for_any(works: Sequence[Work], timeout_s: float | None) -> int:
+def _poll_for_any(works: Sequence[Work], timeout_s: float | None) -> int:
     """Polls works of several kinds or communicators in turn, until one has ended."""
-    began_s, nap_s = time.monotonic(), _SHORTEST_NAP_S
+    began_s, sleep_s = time.monotonic(), _SHORTEST_SLEEP_S
     while True:
         for place, work in enumerate(works):
             if work._look():
@@ -172,8 +172,8 @@ def _look_for_any(works: Sequence[Work], timeout_s: float | None) -> int:
             work._end_if_late(waited_s)
         if all(work._is_in_vain() for work in works):
             works[0].test()
-        time.sleep(nap_s if timeout_s is None else min(nap_s, timeout_s - waited_s))
-        nap_s = min(2 * nap_s, _LONGEST_NAP_S)
+        time.sleep(sleep_s if timeout_s is None else min(sleep_s, timeout_s - waited_s))
+        sleep_s = min(2 * sleep_s, _LONGEST_SLEEP_S)
 
 
 # the work of one message: C++ makes it and waits for it, without Python code
@@ -190,13 +190,13 @@ class CollectiveWork(Work):
         keep: object,
         result: Any,
         finish: Callable[[], Any] | None,
-        let_go: Callable[[Work], None],
+        release: Callable[[Work], None],
     ) -> None:
         """`op` is the code or the name of the operation. `release` is called after the end."""
         super().__init__(finish, result)
         self._group = group
         self._op = op
-        self._let_go = let_go
+        self._let_go = release
         self.keep = keep
         self.job: native.Job | None = None
 
@@ -217,7 +217,7 @@ class CollectiveWork(Work):
         return None if self.job is None else _exception(self.job.error())
 
 
-class UnderWay:
+class PendingCalls:
     """Keeps the arrays of pending calls alive, even if the program drops its handles.
 
     Arrays are held before a call begins. Calls that C++ begins are held in the same step. After the
@@ -227,9 +227,9 @@ class UnderWay:
 
     def __init__(self, group: native.Group) -> None:
         self._group = group
-        self._crowd = 1
+        self._prune_above = 1
         self.held: set[Work] = set()
-        self.let_go: Callable[[Work], None] = self.held.discard
+        self.release: Callable[[Work], None] = self.held.discard
         """Releases a work that has ended or that will not begin."""
 
     def make(
@@ -244,7 +244,7 @@ class UnderWay:
         `keep` is its memory. `result` is the result if there is no `finish`. The caller sets `job`
         when it begins the call.
         """
-        return CollectiveWork(self._group, op, keep, result, finish, self.let_go)
+        return CollectiveWork(self._group, op, keep, result, finish, self.release)
 
     def keep(self, work: Work) -> None:
         """Holds one more work."""
@@ -253,13 +253,13 @@ class UnderWay:
 
     def prune(self) -> None:
         """Releases ended works, once their number has doubled since the last time."""
-        if len(self.held) <= self._crowd:
+        if len(self.held) <= self._prune_above:
             return
         # Iterate over a copy, and discard one by one: other threads may do the same.
         for old in self.held.copy():
             if old._look():
                 self.held.discard(old)
-        self._crowd = 2 * len(self.held) + 1
+        self._prune_above = 2 * len(self.held) + 1
 
 
 class MessageWork(Work):

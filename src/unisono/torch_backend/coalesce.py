@@ -23,7 +23,7 @@ class Deferred:
 
     def wait(self, timeout_s: float | None = None) -> Any:
         """Waits for the issued call."""
-        return self._played().wait(timeout_s)
+        return self._issued().wait(timeout_s)
 
     def is_completed(self) -> bool:
         """Returns True if the call was issued and has ended."""
@@ -36,9 +36,9 @@ class Deferred:
 
     def source_rank(self) -> int:
         """Returns the source rank of an issued receive."""
-        return int(self._played().source_rank())
+        return int(self._issued().source_rank())
 
-    def _played(self) -> Any:
+    def _issued(self) -> Any:
         if self._handle is None:
             raise UnisonoError("this call is being coalesced: wait after the coalescing block")
         return self._handle
@@ -66,7 +66,7 @@ class CoalescedCalls:
 
         return record
 
-    def play(self) -> list[Any]:
+    def issue(self) -> list[Any]:
         """Issues the recorded calls in order and returns their handles."""
         for call, args, options, deferred in self._calls:
             deferred.bind(call(*args, async_op=True, **options))

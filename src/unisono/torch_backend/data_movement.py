@@ -13,10 +13,10 @@ from unisono.torch_backend.convert import CallOptions, movable, movable_list, sp
 from unisono.torch_backend.group_base import GroupBase
 from unisono.torch_backend.pending_work import DONE
 from unisono.torch_backend.private import WorkBase, hide_from_dynamo
-from unisono.torch_backend.refusal import tells_refusals
+from unisono.torch_backend.refusal import reports_refusals
 
 
-class Movement(GroupBase):
+class DataMovement(GroupBase):
     """Collectives without arithmetic. A bare tensor is treated as a list of one tensor."""
 
     def broadcast(
@@ -46,7 +46,7 @@ class Movement(GroupBase):
         self._comm.all_gather(source, target)
         return DONE
 
-    @tells_refusals
+    @reports_refusals
     def allgather(
         self, outputs: Any, inputs: Any, opts: Any = None, timeout: timedelta | None = None
     ) -> WorkBase:
@@ -63,7 +63,7 @@ class Movement(GroupBase):
         self._comm.all_gather(source, target)
         return DONE
 
-    @tells_refusals
+    @reports_refusals
     def allgather_coalesced(
         self, outputs: list[list[torch.Tensor]], inputs: list[torch.Tensor], opts: Any = None
     ) -> WorkBase:
@@ -76,7 +76,7 @@ class Movement(GroupBase):
         results = [piece for pieces in outputs for piece in pieces]
         return self._in_order(calls, results, opts is None or opts.asyncOp)
 
-    @tells_refusals
+    @reports_refusals
     def all_gather_single_coalesced(
         self, outputs: list[torch.Tensor], inputs: list[torch.Tensor], opts: Any = None
     ) -> WorkBase:
@@ -88,7 +88,7 @@ class Movement(GroupBase):
         ]
         return self._in_order(calls, outputs, opts is None or opts.asyncOp)
 
-    @tells_refusals
+    @reports_refusals
     def gather(
         self,
         outputs: Any,
@@ -113,7 +113,7 @@ class Movement(GroupBase):
         self._comm.gather(source, target, opts.rootRank)
         return DONE
 
-    @tells_refusals
+    @reports_refusals
     def scatter(
         self,
         outputs: Any,
@@ -137,7 +137,7 @@ class Movement(GroupBase):
         self._comm.scatter(source, target, opts.rootRank)
         return DONE
 
-    @tells_refusals
+    @reports_refusals
     def all_to_all_single(
         self,
         output: torch.Tensor,
@@ -188,7 +188,7 @@ class Movement(GroupBase):
         handle = self._comm.recv(movable(tensors[0]), None, tag, async_op=True)
         return self._pending(handle, tensors)
 
-    @tells_refusals
+    @reports_refusals
     def _all_to_all(
         self,
         target: Any,
@@ -216,4 +216,4 @@ def _listed(tensors: Any) -> list[torch.Tensor]:
     return [tensors] if isinstance(tensors, torch.Tensor) else tensors
 
 
-hide_from_dynamo(Movement)
+hide_from_dynamo(DataMovement)

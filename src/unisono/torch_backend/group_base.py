@@ -13,7 +13,7 @@ from unisono.errors import CommunicationError
 from unisono.torch_backend import flight_recorder
 from unisono.torch_backend.convert import seconds
 from unisono.torch_backend.history import History
-from unisono.torch_backend.pending_work import DONE, Completer, Together, pending
+from unisono.torch_backend.pending_work import DONE, CombinedHandle, Completer, pending
 from unisono.torch_backend.private import (
     ProcessGroupBase,
     WorkBase,
@@ -21,7 +21,7 @@ from unisono.torch_backend.private import (
     hide_from_dynamo,
     is_profiling,
 )
-from unisono.torch_backend.visible_calls import Watched
+from unisono.torch_backend.visible_calls import TracedCommunicator
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -43,9 +43,9 @@ class GroupBase(ProcessGroupBase):  # type: ignore[misc]
         recorded = config.flight_recorder().calls
         self.history = History(recorded) if recorded else None
         self._sequence = 0
-        self._parts = 0
-        self._is_spanned = False
-        self._comm: Any = self._comm_as_watched()
+        self._splits = 0
+        self._is_profiled = False
+        self._comm: Any = self._comm_to_call()
         self._completer = Completer()
         # Runs at shutdown, or at the end of the interpreter.
         self._leave = weakref.finalize(self, _leave, comm, self._completer, self.history)
@@ -56,18 +56,18 @@ class GroupBase(ProcessGroupBase):  # type: ignore[misc]
         stops.
         """
         self._sequence += 1
-        if is_profiling() is not self._is_spanned:
-            self._change_watch()
+        if is_profiling() is not self._is_profiled:
+            self._change_tracing()
 
-    def _change_watch(self) -> None:
+    def _change_tracing(self) -> None:
         # only outside coalescing
-        if self._comm is self.communicator or isinstance(self._comm, Watched):
-            self._is_spanned = not self._is_spanned
-            self._comm = self._comm_as_watched()
+        if self._comm is self.communicator or isinstance(self._comm, TracedCommunicator):
+            self._is_profiled = not self._is_profiled
+            self._comm = self._comm_to_call()
 
-    def _comm_as_watched(self) -> Any:
-        if self._is_spanned or self.history is not None:
-            return Watched(self.communicator, self.history)
+    def _comm_to_call(self) -> Any:
+        if self._is_profiled or self.history is not None:
+            return TracedCommunicator(self.communicator, self.history)
         return self.communicator
 
     def _pending(self, handle: Any, tensors: list[torch.Tensor]) -> WorkBase:
@@ -92,7 +92,7 @@ class GroupBase(ProcessGroupBase):  # type: ignore[misc]
     ) -> WorkBase:
         """Issues several calls in order as one work. Each call takes `async_op`."""
         if later:
-            return self._pending(Together([call(async_op=True) for call in calls]), tensors)
+            return self._pending(CombinedHandle([call(async_op=True) for call in calls]), tensors)
         for call in calls:
             call(async_op=False)
         return DONE

@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from unisono.torch_backend.pending_work import Together
+from unisono.torch_backend.pending_work import CombinedHandle
 from unisono.torch_backend.private import current_stack
 
 
@@ -43,7 +43,7 @@ class RecordedCall:
         """Marks the call as returned: ended if `handle` is None, else pending with this handle."""
         if handle is None:
             self.ended = True
-        elif isinstance(handle, Together):
+        elif isinstance(handle, CombinedHandle):
             self._handles = [weakref.ref(part) for part in handle.handles]
         else:
             self._handles = [weakref.ref(handle)]

@@ -10,7 +10,7 @@ import torch
 
 from unisono.errors import UnsupportedError
 from unisono.torch_backend.batched import Batched
-from unisono.torch_backend.other_devices import Others
+from unisono.torch_backend.other_devices import OtherBackends
 from unisono.torch_backend.private import WorkBase, hide_from_dynamo, name_group
 from unisono.torch_backend.process_group import ProcessGroup
 
@@ -47,7 +47,9 @@ class MixedGroup(ProcessGroup):
     It is a separate class, so that groups with CPUs only need no check of the device.
     """
 
-    def __init__(self, comm: Any, store: Any, global_ranks: list[int], others: Others) -> None:
+    def __init__(
+        self, comm: Any, store: Any, global_ranks: list[int], others: OtherBackends
+    ) -> None:
         super().__init__(comm, store, global_ranks)
         self.others = others
         others.join(self)
@@ -93,7 +95,7 @@ class MixedGroup(ProcessGroup):
         All ranks of the group must call this.
         """
         new_ranks = sorted(new_ranks)  # torch sorts the ranks for the other devices too
-        name, description = group_name or self._name_of_part(new_ranks), group_desc or "split"
+        name, description = group_name or self._name_of_split(new_ranks), group_desc or "split"
         limit = timeout or timedelta(seconds=self.communicator.timeout_s)
         kept = ["cpu", *self.others.backends]
         if device_types is not None:
@@ -130,7 +132,7 @@ class MixedGroup(ProcessGroup):
 
     def _after(self, comm: Any, store: Any, global_ranks: list[int], name: str) -> ProcessGroup:
         self.others.group.abort()  # a call that waits for a lost rank there would never end
-        others = self.others.anew(comm, store, global_ranks, name)
+        others = self.others.recreate(comm, store, global_ranks, name)
         return MixedGroup(comm, store, global_ranks, others)
 
     def abort(self) -> None:
@@ -193,7 +195,7 @@ def _routed(name: str) -> Callable[..., Any]:
 
 
 def group_over(
-    comm: Any, store: Any, global_ranks: list[int], others: Others | None
+    comm: Any, store: Any, global_ranks: list[int], others: OtherBackends | None
 ) -> ProcessGroup:
     """Returns the process group of a communicator and of the backends for other devices."""
     if others is None:

@@ -30,7 +30,7 @@ _ARGUMENTS = (
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Others:
+class OtherBackends:
     """Torch's process group of the same ranks, and the name of its backend for each device."""
 
     group: Any
@@ -50,7 +50,7 @@ class Others:
         options: Any,
         name: str,
         description: str,
-    ) -> Others | None:
+    ) -> OtherBackends | None:
         """Returns the backends of some devices for a subgroup; None on ranks outside the subgroup.
 
         All ranks of the group must call this, since NCCL's split is a collective over all of them.
@@ -58,9 +58,9 @@ class Others:
         kept = {device: self.backends[device] for device in devices}
         types = [torch.device(device) for device in kept]
         part = self.group.split_group(ranks, timeout, options, name, description, types)
-        return None if part is None else Others(group=part, backends=kept)
+        return None if part is None else OtherBackends(group=part, backends=kept)
 
-    def anew(self, comm: Any, store: Any, global_ranks: list[int], name: str) -> Others:
+    def recreate(self, comm: Any, store: Any, global_ranks: list[int], name: str) -> OtherBackends:
         """Creates the same backends through the store, for the ranks of another communicator."""
         group = make_group(
             self.backends,
@@ -73,10 +73,10 @@ class Others:
             store=store,
             timeout=timedelta(seconds=comm.timeout_s),
         )
-        return Others(group=group, backends=self.backends)
+        return OtherBackends(group=group, backends=self.backends)
 
 
-def others_of(making: dict[str, Any]) -> Others | None:
+def other_backends_of(making: dict[str, Any]) -> OtherBackends | None:
     """Returns the backends that torch wants in its new group besides unisono; None if there are
     none.
 
@@ -105,7 +105,7 @@ def others_of(making: dict[str, Any]) -> Others | None:
         add_backends(group, made, later)
     names = list(backends.values())
     set_default_backend(group, dist.Backend.NCCL if dist.Backend.NCCL in names else names[0])
-    return Others(group=group, backends=backends)
+    return OtherBackends(group=group, backends=backends)
 
 
 def _checked(asked: dict[str, str]) -> dict[str, str]:

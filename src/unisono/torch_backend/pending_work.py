@@ -30,7 +30,7 @@ class Handle(Protocol):
         """Returns the failure of the call, else None."""
 
 
-class Together:
+class CombinedHandle:
     """Several handles as one: done when all are done, failed when one has failed."""
 
     __slots__ = ("__weakref__", "handles")
@@ -253,4 +253,4 @@ class FinishedWork(WorkBase):  # type: ignore[misc]
 # Blocking calls share this object: torch drops their work, and making a new one takes 0.3 us.
 DONE = FinishedWork()
 
-hide_from_dynamo(PendingWork, FinishedWork, Completer, Together)
+hide_from_dynamo(PendingWork, FinishedWork, Completer, CombinedHandle)

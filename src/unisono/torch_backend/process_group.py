@@ -10,8 +10,8 @@ import torch
 
 from unisono.torch_backend.coalesce import CoalescedCalls
 from unisono.torch_backend.convert import seconds
-from unisono.torch_backend.data_movement import Movement
-from unisono.torch_backend.pending_work import DONE, Together
+from unisono.torch_backend.data_movement import DataMovement
+from unisono.torch_backend.pending_work import DONE, CombinedHandle
 from unisono.torch_backend.private import (
     WorkBase,
     hide_from_dynamo,
@@ -21,7 +21,7 @@ from unisono.torch_backend.private import (
 from unisono.torch_backend.reductions import Reductions
 
 
-class ProcessGroup(Reductions, Movement):
+class ProcessGroup(Reductions, DataMovement):
     """A torch process group with a communicator of the same ranks."""
 
     def barrier(self, opts: Any = None, timeout: timedelta | None = None) -> WorkBase:
@@ -61,7 +61,7 @@ class ProcessGroup(Reductions, Movement):
         if not isinstance(recorder, CoalescedCalls):
             raise ValueError("coalescing has not started on this group: start it first")
         self._comm = recorder.comm
-        return self._pending(Together(recorder.play()), [])
+        return self._pending(CombinedHandle(recorder.issue()), [])
 
     def name(self) -> str:
         """Returns the backend's name."""
@@ -102,7 +102,7 @@ class ProcessGroup(Reductions, Movement):
         """Makes a group of some of this group's ranks, without a store. Returns None on other
         ranks.
         """
-        name = group_name or self._name_of_part(new_ranks)
+        name = group_name or self._name_of_split(new_ranks)
         comm = self.communicator.group(new_ranks)
         if comm is None:
             return None
@@ -112,8 +112,8 @@ class ProcessGroup(Reductions, Movement):
         name_group(group, name, group_desc or "split")
         return group
 
-    def _name_of_part(self, ranks: list[int]) -> str:
-        self._parts += 1
+    def _name_of_split(self, ranks: list[int]) -> str:
+        self._splits += 1
         return f"{self.group_name}:split{self._parts}:{'-'.join(map(str, ranks))}"
 
     def shrink_group(

@@ -15,9 +15,9 @@ from unisono.communicator import dtype_of
 from unisono.errors import UnsupportedError
 from unisono.torch_backend.convert import REDUCE_OPS, CallOptions, reduce_op
 from unisono.torch_backend.group_base import GroupBase
-from unisono.torch_backend.pending_work import DONE, FinishedWork, Together
+from unisono.torch_backend.pending_work import DONE, CombinedHandle, FinishedWork
 from unisono.torch_backend.private import WorkBase, hide_from_dynamo, is_profiling
-from unisono.torch_backend.refusal import tells_refusals
+from unisono.torch_backend.refusal import reports_refusals
 from unisono.torch_backend.sparse import all_reduce_sparse
 from unisono.types import DType, ReduceOp
 
@@ -47,8 +47,8 @@ class Reductions(GroupBase):
         if len(tensors) != 1 or tensor.is_sparse:
             return self._allreduce_each(tensors, reduction, later)
         self._sequence += 1
-        if is_profiling() is not self._is_spanned:
-            self._change_watch()
+        if is_profiling() is not self._is_profiled:
+            self._change_tracing()
         if later:
             return self._pending(self._comm.all_reduce(tensor, reduction, async_op=True), tensors)
         self._comm.all_reduce(tensor, reduction)
@@ -106,7 +106,7 @@ class Reductions(GroupBase):
         """Reduces a tensor over all ranks; rank r gets share r."""
         return self._reduce_scatter(output, input, opts)
 
-    @tells_refusals
+    @reports_refusals
     def reduce_scatter_single_coalesced(
         self, outputs: list[torch.Tensor], inputs: list[torch.Tensor], opts: Any = None
     ) -> WorkBase:
@@ -155,7 +155,7 @@ class Reductions(GroupBase):
                 handles.append(self._comm.all_reduce(tensor, reduction, async_op=True))
             else:
                 self._comm.all_reduce(tensor, reduction)
-        return self._pending(Together(handles), tensors) if handles else FinishedWork(tensors)
+        return self._pending(CombinedHandle(handles), tensors) if handles else FinishedWork(tensors)
 
     # Names in older torch versions and in code for them.
     _reduce_scatter_base = reduce_scatter_single

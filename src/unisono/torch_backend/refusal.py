@@ -6,7 +6,7 @@ import functools
 from typing import Any
 
 
-def tells_refusals(method: Any) -> Any:
+def reports_refusals(method: Any) -> Any:
     """Decorates a collective of the process group to report refused arguments to all ranks.
 
     Often only one rank sees wrong lengths: its last batch is smaller, or it is the root. The

@@ -34,7 +34,7 @@ CALLS = frozenset(_TENSORS)
 _PEER_AT = 1  # position of the peer in send and recv
 
 
-class Watched:
+class TracedCommunicator:
     """Replaces the communicator while its calls are traced.
 
     Like `CoalescedCalls` it replaces the communicator, so that an untraced call needs only one
@@ -89,4 +89,4 @@ def _span_of(name: str, tensors: list[torch.Tensor]) -> Any:
     return span(f"unisono:{name}", tensors, details)
 
 
-hide_from_dynamo(Watched)
+hide_from_dynamo(TracedCommunicator)

@@ -38,7 +38,7 @@ PASSES_PER_GROUP = 4
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Subject:
+class MeasuredModel:
     """A model that exchanges its gradients over a group, to be measured."""
 
     ddp: DistributedDataParallel
@@ -56,23 +56,23 @@ class Communication:
 
 
 def measure(
-    subjects: Sequence[Subject], task: Task, batch: Sequence[torch.Tensor], groups: int
+    models: Sequence[MeasuredModel], task: Task, batch: Sequence[torch.Tensor], groups: int
 ) -> list[Communication]:
     """Returns one result per model. Collective: all ranks call it with the same arguments."""
-    buckets = gradient_buckets(subjects[0].ddp.module, task, batch)
-    exchanges = [_Exchange(buckets, subject.group) for subject in subjects]
-    synced = [_Pass(subject.ddp, task, batch, is_synced=True) for subject in subjects]
-    unsynced = [_Pass(subject.ddp, task, batch, is_synced=False) for subject in subjects]
-    exchanges_s = _time_in_turns(exchanges, groups)
-    passes_s = _time_in_turns([*synced, *unsynced], groups * PASSES_PER_GROUP)
+    buckets = gradient_buckets(models[0].ddp.module, task, batch)
+    exchanges = [_Exchange(buckets, model.group) for model in models]
+    synced = [_Pass(model.ddp, task, batch, is_synced=True) for model in models]
+    unsynced = [_Pass(model.ddp, task, batch, is_synced=False) for model in models]
+    exchanges_s = _time_alternately(exchanges, groups)
+    passes_s = _time_alternately([*synced, *unsynced], groups * PASSES_PER_GROUP)
     return [
         Communication(
             bucket_bytes=[bucket.numel() * bucket.element_size() for bucket in buckets],
             exchange_s=[time_s / EXCHANGES_PER_GROUP for time_s in exchanges_s[index]],
             synced_s=passes_s[index],
-            unsynced_s=passes_s[len(subjects) + index],
+            unsynced_s=passes_s[len(models) + index],
         )
-        for index in range(len(subjects))
+        for index in range(len(models))
     ]
 
 
@@ -81,18 +81,18 @@ def gradient_buckets(
 ) -> list[torch.Tensor]:
     """Returns tensors of the sizes and types that DDP exchanges for this model, in DDP's order."""
     seen: list[torch.Tensor] = []
-    shadow = DistributedDataParallel(copy.deepcopy(model))
+    model_copy = DistributedDataParallel(copy.deepcopy(model))
     # A lambda, since DDP compares a hook's annotations by identity and this module's are strings.
-    shadow.register_comm_hook(
-        seen, lambda seen, bucket: _note(seen, bucket.index(), bucket.buffer())
+    model_copy.register_comm_hook(
+        seen, lambda seen, bucket: _record_bucket(seen, bucket.index(), bucket.buffer())
     )
     # DDP rearranges its buckets after the first pass, in the order of the gradients.
     for _ in range(2):
-        task.loss(shadow, batch).backward()  # type: ignore[no-untyped-call]
+        task.loss(model_copy, batch).backward()  # type: ignore[no-untyped-call]
     return seen
 
 
-def _note(
+def _record_bucket(
     seen: list[torch.Tensor], index: int, bucket: torch.Tensor
 ) -> torch.futures.Future[torch.Tensor]:
     """Records a bucket, as a communication hook that exchanges nothing."""
@@ -165,21 +165,23 @@ class _Pass:
         self._ddp.zero_grad()
 
 
-def _time_in_turns(actions: Sequence[_Action], turns: int) -> list[list[float]]:
+def _time_alternately(actions: Sequence[_Action], repetitions: int) -> list[list[float]]:
     """Returns each action's seconds in every repetition, from the first rank's start to the last
     end.
     """
-    starts_s, ends_s = (torch.zeros(len(actions), turns + 1, dtype=torch.float64) for _ in "12")
+    starts_s, ends_s = (
+        torch.zeros(len(actions), repetitions + 1, dtype=torch.float64) for _ in "12"
+    )
     # The first repetition warms up. Every other one runs backwards, so that no action always
     # follows the same other action.
-    for turn in range(turns + 1):
+    for repetition in range(repetitions + 1):
         order = range(len(actions))
-        for index in order if turn % 2 == 0 else reversed(order):
+        for index in order if repetition % 2 == 0 else reversed(order):
             dist.barrier()
             # The ranks share a host, so they share this clock.
-            starts_s[index, turn] = time.monotonic()
+            starts_s[index, repetition] = time.monotonic()
             actions[index]()
-            ends_s[index, turn] = time.monotonic()
+            ends_s[index, repetition] = time.monotonic()
             actions[index].finish()
     dist.all_reduce(starts_s, op=dist.ReduceOp.MIN)
     dist.all_reduce(ends_s, op=dist.ReduceOp.MAX)

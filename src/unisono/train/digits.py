@@ -66,7 +66,7 @@ class Digits:
     def loss(self, model: nn.Module, batch: Sequence[torch.Tensor]) -> torch.Tensor:
         """Returns the cross entropy; first shifts each image at random by up to one pixel."""
         images, labels = batch
-        return functional.cross_entropy(model(_moved(images)), labels)
+        return functional.cross_entropy(model(_shifted(images)), labels)
 
     def score(self, model: nn.Module, rank: int, ranks: int) -> tuple[float, float]:
         """Returns (correct answers, answers) for this rank's share of the test images."""
@@ -78,7 +78,7 @@ class Digits:
         return ""
 
 
-def _moved(images: torch.Tensor) -> torch.Tensor:
+def _shifted(images: torch.Tensor) -> torch.Tensor:
     """Returns the images, each shifted by -1, 0 or 1 pixel down and across; shape (count, 1, 8,
     8).
     """

@@ -37,13 +37,13 @@ def train(run: Run, task: Task, groups: Mapping[str, dist.ProcessGroup], emit: E
             trainer.train_period(period)
     emit(events.Measuring())
     measured = communication.measure(
-        [communication.Subject(ddp=trainer.ddp, group=trainer.group) for trainer in trainers],
+        [communication.MeasuredModel(ddp=trainer.ddp, group=trainer.group) for trainer in trainers],
         task,
         next(iter(trainers[0].loader)),
         run.measured_groups,
     )
-    for trainer, its in zip(trainers, measured, strict=True):
-        emit(trainer.finished(its))
+    for trainer, measurement in zip(trainers, measured, strict=True):
+        emit(trainer.finished(measurement))
 
 
 @dataclass(slots=True)
@@ -104,8 +104,8 @@ class Trainer:
         """Runs one period of steps, then computes mean losses and score, which are not timed."""
         self.sampler.set_epoch(period)
         # Augmentation differs between ranks and periods, but not between backends.
-        stretch = self.run.seed * self.run.periods + period
-        torch.manual_seed(stretch * dist.get_world_size() + dist.get_rank())
+        period_index = self.run.seed * self.run.periods + period
+        torch.manual_seed(period_index * dist.get_world_size() + dist.get_rank())
         own_losses = []
         for loss, elapsed_s in self._timed_steps():
             own_losses.append(loss)

@@ -229,8 +229,8 @@ def _agreement(one: Outcome, other: Outcome, tolerance: float) -> Agreement:
     pairs = zip(one.finished.losses, other.finished.losses, strict=True)
     differences = [abs(left - right) for left, right in pairs]
     # NaN compares false with all numbers, so `max` could miss it: search it first.
-    strange = [index for index, value in enumerate(differences) if math.isnan(value)]
-    worst = strange[0] if strange else max(range(len(differences)), key=differences.__getitem__)
+    nans = [index for index, value in enumerate(differences) if math.isnan(value)]
+    worst = nans[0] if nans else max(range(len(differences)), key=differences.__getitem__)
     return Agreement(
         backends=(one.finished.backend, other.finished.backend),
         difference=differences[worst],

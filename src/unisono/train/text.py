@@ -20,10 +20,10 @@ CONTEXT = 128
 WIDTH = 128
 HEADS = 4
 BLOCKS = 2
-REACH = 4
+KERNEL_SIZE = 4
 _CORPUS_MAX_BYTES = 4_000_000
 _HELD_OUT_EVERY = 20
-_JUDGED_WINDOWS = 64
+_SCORED_WINDOWS = 64
 _PROMPT = b"def "
 _SAMPLE_BYTES = 400
 _SAMPLE_TEMPERATURE = 0.7
@@ -47,15 +47,15 @@ class Attention(nn.Module):
         return output
 
 
-class Neighbours(nn.Module):
+class CausalConvolution(nn.Module):
     """A causal convolution over each byte and the three before, added to its input."""
 
     def __init__(self) -> None:
         super().__init__()
-        self.mix = nn.Conv1d(WIDTH, WIDTH, REACH)
+        self.mix = nn.Conv1d(WIDTH, WIDTH, KERNEL_SIZE)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        past_only = functional.pad(x.transpose(1, 2), (REACH - 1, 0))
+        past_only = functional.pad(x.transpose(1, 2), (KERNEL_SIZE - 1, 0))
         output: torch.Tensor = x + self.mix(past_only).transpose(1, 2)
         return output
 
@@ -90,7 +90,9 @@ class Decoder(nn.Module):
         super().__init__()
         self.embedding = nn.Embedding(BYTES, WIDTH)
         self.position = nn.Parameter(torch.zeros(CONTEXT, WIDTH))
-        self.blocks = nn.Sequential(Neighbours(), *(TransformerBlock() for _ in range(BLOCKS)))
+        self.blocks = nn.Sequential(
+            CausalConvolution(), *(TransformerBlock() for _ in range(BLOCKS))
+        )
         last = nn.Linear(WIDTH, BYTES)
         nn.init.zeros_(last.weight)
         self.head = nn.Sequential(nn.LayerNorm(WIDTH), last)
@@ -124,9 +126,9 @@ class TextTask:
         everything = torch.frombuffer(bytearray(source), dtype=torch.uint8)
         windows = everything[: count * CONTEXT + 1].unfold(0, CONTEXT + 1, CONTEXT).long()
         is_held_out = torch.arange(count) % _HELD_OUT_EVERY == _HELD_OUT_EVERY - 1
-        judged = windows[is_held_out]
-        judged = judged[:: max(1, len(judged) // _JUDGED_WINDOWS)]
-        return TextTask(TensorDataset(windows[~is_held_out]), judged)
+        scored = windows[is_held_out]
+        scored = scored[:: max(1, len(scored) // _SCORED_WINDOWS)]
+        return TextTask(TensorDataset(windows[~is_held_out]), scored)
 
     def model(self) -> nn.Module:
         """Returns a transformer of 545 thousand parameters."""

@@ -13,12 +13,12 @@ from pathlib import Path
 from typing import TextIO
 
 from unisono.errors import UnisonoError
-from unisono.temporary_folders import Scratch
+from unisono.temporary_folders import TemporaryFolder
 from unisono.train import events
 from unisono.train.settings import Run
 
 _POLL_S = 0.1
-_LEAVE_S = 45.0  # torchrun itself gives its ranks 30 s
+_EXIT_S = 45.0  # torchrun itself gives its ranks 30 s
 _LOG_LINES = 40
 _PR_SET_PDEATHSIG = 1
 
@@ -29,7 +29,7 @@ def launch(run: Run, listen: Callable[[events.Event], None]) -> list[events.Fini
 
     Raises UnisonoError, with the last lines of the ranks' output, if a rank fails.
     """
-    with Scratch("unisono-train-") as folder:
+    with TemporaryFolder("unisono-train-") as folder:
         event_path, log_path = folder / "events", folder / "log"
         event_path.touch()
         with log_path.open("w") as log, _started(command(run, event_path), log) as process:
@@ -81,7 +81,7 @@ def _started(arguments: list[str], log: TextIO) -> Iterator[subprocess.Popen[byt
             # torchrun passes SIGTERM to its ranks; after SIGKILL its ranks would keep running.
             process.terminate()
         try:
-            process.wait(_LEAVE_S)
+            process.wait(_EXIT_S)
         except subprocess.TimeoutExpired:
             process.kill()
             process.wait()
