@@ -1,4 +1,4 @@
-"""Lowering in plain objects, value by value: what the columns of `lower` must agree with."""
+"""Lowering with plain objects, value by value: the reference for the columns of `lower`."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ Place = tuple[int, int]
 
 @dataclass(eq=False, kw_only=True)
 class Value:
-    """What one location holds between two writes."""
+    """The content of one location between two writes."""
 
     rank: int
     location: int
@@ -23,7 +23,7 @@ class Value:
 
 
 class Flow:
-    """The values of a right schedule; `writes[round][rank]` are those that matter."""
+    """The values of a correct schedule; `writes[round][rank]` are the values that are used."""
 
     def __init__(self, schedule: Schedule) -> None:
         collective = schedule.collective
@@ -80,7 +80,7 @@ class Flow:
 
 
 class Program:
-    """The records of one rank, made round by round. `staged` is shared by the ranks."""
+    """The records of one rank, made round by round. The ranks share `staged`."""
 
     def __init__(
         self,
@@ -226,7 +226,9 @@ class Program:
         return self.ref(space, (0, chunk % self.collective.parts))
 
     def note(self, values: tuple[Value, ...], dst: Ref) -> None:
-        """Input that is read after it may have been written as output must be other memory."""
+        """Gives an input separate memory if it is read after its memory may be written as
+        output.
+        """
         for value in values:
             if value.rank == self.rank and not value.operands:
                 piece, part = self.collective.input_ref(self.rank, value.chunk) or (0, 0)
@@ -238,7 +240,7 @@ class Program:
 
 
 def plain_lower(schedule: Schedule, *, lends: bool = False) -> tuple[ExecutionPlan, ...]:
-    """The plans of all ranks; the schedule must be right."""
+    """Returns the plans of all ranks; the schedule must be correct."""
     flow = Flow(schedule)
     staged: dict[Value, tuple[Ref, int, int]] = {}
     numbers = [number for number, _ in schedule.rounds()]

@@ -1,4 +1,4 @@
-"""What the build says where it cannot be."""
+"""Errors of a build that is impossible."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The public surface is what it says it is, and cheap to import."""
+"""The public names exist, are documented, and are cheap to import."""
 
 from __future__ import annotations
 

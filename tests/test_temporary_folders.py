@@ -22,7 +22,7 @@ sys.stdin.read()
 
 @pytest.fixture(autouse=True)
 def temporary(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
-    """Where temporary folders are made."""
+    """Returns the folder in which temporary folders are made."""
     monkeypatch.setenv("TMPDIR", str(tmp_path))
     monkeypatch.setattr("tempfile.tempdir", None)
     return tmp_path
@@ -42,7 +42,7 @@ def test_what_a_killed_process_left_is_removed_by_the_next(temporary: Path) -> N
         assert process.stdout is not None
         folder = Path(process.stdout.readline().strip())
         with TemporaryFolder("unisono-test-"):
-            assert (folder / "file").read_text() == "kept"  # its owner lives
+            assert (folder / "file").read_text() == "kept"  # the owner is alive
         os.kill(process.pid, signal.SIGKILL)
     assert folder.exists()
     with TemporaryFolder("unisono-test-") as mine:

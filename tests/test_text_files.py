@@ -1,4 +1,4 @@
-"""Text files that cannot be read, given to commands."""
+"""Unreadable text files as arguments of commands."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Any layout of memory is served: it is copied where it must be, and the result is brought back."""
+"""Memory layouts: every layout works, with a copy if needed and the result copied back."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def strided(values: Array) -> Array:
 
 
 def reversed_rows(values: Array) -> Array:
-    """Negative strides."""
+    """Rows with negative strides."""
     view = values.copy()[::-1, ::-1]
     view[...] = values
     return view
@@ -45,12 +45,12 @@ def transposed(values: Array) -> Array:
 
 
 def swapped(values: Array) -> Array:
-    """The other byte order."""
+    """An array in the other byte order."""
     return values.astype(values.dtype.newbyteorder(">"))
 
 
 def unaligned(values: Array) -> Array:
-    """At an odd address."""
+    """An array at an odd address."""
     room = np.zeros(values.nbytes + 1, np.uint8)
     view = room[1:].view(values.dtype).reshape(values.shape)
     view[...] = values
@@ -63,7 +63,7 @@ LAYOUTS: list[Callable[[Array], Array]] = [
 
 
 def rows_of(rank: int, shape: tuple[int, ...] = (6, 5)) -> Array:
-    """What a rank contributes."""
+    """The contribution of a rank."""
     return np.arange(np.prod(shape), dtype=np.int32).reshape(shape) + 100 * rank
 
 
@@ -72,7 +72,7 @@ def test_layouts_of_numpy(layout: Callable[[Array], Array], threads: World) -> N
     every = [rows_of(rank) for rank in range(RANKS)]
 
     def check(comm: Communicator) -> None:
-        for _ in range(2):  # the second call takes another way through the code
+        for _ in range(2):  # the second call takes the fast path
             x = layout(rows_of(comm.rank))
             assert comm.all_reduce(x) is x
             np.testing.assert_array_equal(x, sum(every))
@@ -168,7 +168,7 @@ def test_uneven_pieces_of_several_blocks(threads: World) -> None:
         share = comm.reduce_scatter([np.full(c, r + 1, np.float32) for r, c in enumerate(counts)])
         assert share.size == counts[me]
         assert (share == n * (me + 1)).all()
-        # Most ranks see none of the long message, but must keep step with those who do.
+        # Most ranks have no part of the long message, but must keep step with those that have.
         length = np.full((n, n), 2)
         length[0, 1] = 300_001
         sent = [np.full(length[me, d], 10 * me + d, np.float32) for d in range(n)]
@@ -187,7 +187,7 @@ def test_uneven_all_to_all(threads: World) -> None:
             got = [np.zeros(s * n + me, dtype) for s in range(n)]
             comm.all_to_all(sent, got)
             assert all((got[s] == s * n + me).all() for s in range(n))
-        # A list on one side, one array on the other; a strided piece among the pieces.
+        # One side is a list, the other an array; one piece of the list is strided.
         x = np.arange(2 * n) + 100 * me
         lists = [np.zeros(4, np.int64)[::2] for _ in range(n)]
         comm.all_to_all(x, lists)
@@ -283,7 +283,7 @@ def test_many_shapes_in_a_row_are_all_told_apart(threads: World) -> None:
 
 
 def test_arrays_of_a_known_kind_are_looked_at_each_time(threads: World) -> None:
-    # The second call of a kind goes by the fields of the array, without any other check.
+    # The second call of a kind reads only the array's fields, without other checks.
     def body(comm: Communicator) -> None:
         for length in (6, 6, 4):
             x = np.full(length, comm.rank + 1, np.float32)
@@ -324,7 +324,7 @@ NO_ARRAYS: dict[str, Callable[[], Any]] = {
 
 
 def bytes_of(count: int) -> Array:
-    """An array that is one."""
+    """A real array of bytes."""
     return np.zeros(count, np.uint8)
 
 
@@ -351,14 +351,14 @@ BETWEEN: list[Callable[[Communicator, Any], Any]] = [
 def test_what_is_no_array_is_refused_in_every_call(name: str, threads: World) -> None:
     def check(comm: Communicator) -> None:
         thing = NO_ARRAYS[name]()
-        # Where there are two arrays, None and lists mean something.
+        # In calls with two arrays, None and lists are valid.
         for call in IN_PLACE if name in ("None", "list") else IN_PLACE + BETWEEN:
             texts = set()
             for _ in range(2):
                 with pytest.raises(TypeError, match="a NumPy array or a CPU torch ten") as caught:
                     call(comm, thing)
                 texts.add(str(caught.value))
-                call(comm, bytes_of(8))  # such a call is known from here on
+                call(comm, bytes_of(8))  # enables the fast path for such a call
             assert len(texts) == 1
         for message in (comm.send, comm.recv):
             with pytest.raises(TypeError, match="a NumPy array or a CPU torch tensor"):
@@ -423,9 +423,9 @@ def test_subclasses_of_arrays_are_served(threads: World, tmp_path: Path) -> None
 )  # fmt: skip
 def test_types_of_elements_that_are_refused_in_every_call(dtype: Any, threads: World) -> None:
     def body(comm: Communicator) -> None:
-        comm.broadcast(np.zeros(3, "f4,i4"))  # such calls are known
+        comm.broadcast(np.zeros(3, "f4,i4"))  # enables the fast path for such calls
         for x in (np.zeros(3, dtype), np.zeros(6, dtype)[::2], np.zeros(3, dtype)):
-            with pytest.raises(UnsupportedError, match=r"elements of type .* cannot be"):
+            with pytest.raises(UnsupportedError, match=r"elements of type .* are not supported"):
                 comm.broadcast(x)
         assert comm.all_reduce(np.ones(1)).tolist() == [2]
 
@@ -433,7 +433,7 @@ def test_types_of_elements_that_are_refused_in_every_call(dtype: Any, threads: W
 
 
 def test_gather_and_scatter_are_not_kept_for_calls_without_checks(threads: World) -> None:
-    # Ranks that are no root have nothing to look at, and a root's pieces may lie in the result.
+    # Ranks other than the root have no array to check, and a root's pieces may lie in the result.
     def body(comm: Communicator) -> None:
         x, out = np.ones(3), np.zeros(3)
         comm.gather(x, out)
@@ -449,7 +449,7 @@ def test_gather_and_scatter_are_not_kept_for_calls_without_checks(threads: World
 
 def test_more_element_types_than_are_remembered(threads: World) -> None:
     def body(comm: Communicator) -> None:
-        for i in range(600):  # a dtype with metadata is an object of its own
+        for i in range(600):  # a dtype with metadata is a separate object
             x = np.full(3, comm.rank + 1, np.dtype("f4", metadata={"i": i}))
             assert comm.all_reduce(x).tolist() == [6] * 3
 

@@ -1,4 +1,4 @@
-"""Calls that return at once: their order, their handles, their failures."""
+"""Asynchronous calls: their order, their handles, their failures."""
 
 from __future__ import annotations
 
@@ -106,7 +106,7 @@ def test_calls_run_in_the_order_in_which_they_were_made(threads: World) -> None:
             works.append(comm.all_reduce(x, async_op=True))
             if step % 7 == 3:
                 y = np.full(3, comm.rank)
-                assert comm.all_reduce(y).tolist() == [3] * 3  # waits its turn
+                assert comm.all_reduce(y).tolist() == [3] * 3  # waits for the calls before it
             if step % 5 == comm.rank:
                 time.sleep(0.002)
         works[-1].wait()
@@ -324,7 +324,7 @@ if __name__ == "__main__":
 
 
 def test_threads_that_drop_their_handles_do_not_free_memory_in_use(tmp_path: Path) -> None:
-    program = tmp_path / "program.py"  # of its own: memory written after it was freed ends it
+    program = tmp_path / "program.py"  # a separate program, since writing to freed memory ends it
     program.write_text(DROPPED_HANDLES)
     environment = {**os.environ, "MALLOC_PERTURB_": "85"}
     done = subprocess.run(
@@ -382,7 +382,8 @@ def test_a_message_that_is_waited_for_does_not_hold_finished_arrays(threads: Wor
         late = comm.recv(np.zeros(1), 1 - comm.rank, tag=7, async_op=True)
         arrays = []
         for _ in range(20):
-            time.sleep(0.005 * comm.rank)  # longer than a call waits before it is handed over
+            # longer than a call waits before it goes to the progress thread
+            time.sleep(0.005 * comm.rank)
             x = np.ones(50_000)
             comm.all_reduce(x, async_op=True)
             arrays.append(weakref.ref(x))
@@ -419,7 +420,7 @@ def test_a_communicator_that_is_dropped_leaves() -> None:
 def test_a_communicator_may_be_collected_in_its_own_thread(
     threads: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Python's code runs there between the two parts of a call whose counts are told first."""
+    """The progress thread runs Python code between the exchange of counts and the actual call."""
     collected = threading.Event()
     agreed = count_exchange._agreed
 
@@ -442,11 +443,11 @@ def test_a_communicator_may_be_collected_in_its_own_thread(
             with suppress(AbortedError):
                 work.wait(20)
         else:
-            time.sleep(0.1)  # so that the other's call is no more in the hands of its caller
+            time.sleep(0.1)  # so that the other rank's call is now on its progress thread
             with suppress(CommunicationError):
                 child.all_gather_v(np.ones(2))
 
-    gc.disable()  # until all is garbage
+    gc.disable()  # until all objects are garbage
     try:
         monkeypatch.setattr(count_exchange, "_agreed", collecting)
         threads(2).run(check)

@@ -1,4 +1,4 @@
-"""Looking at messages whose other end has left the group, and at what has not begun."""
+"""Polling of messages whose peer has left the group, and of works that have not begun."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ KINDS = (_plain, _by_a_copy, _both_ways, _batched, _batch)
 
 
 def check_at_rank_0(check: Callable[[Communicator], None]) -> None:
-    """Has rank 0 check after rank 1 has left; the group must be alive at the end."""
+    """Runs `check` on rank 0 after rank 1 has left; the group must be alive at the end."""
 
     def body(comm: Communicator) -> None:
         comm.barrier()
@@ -67,7 +67,7 @@ def check_at_rank_0(check: Callable[[Communicator], None]) -> None:
 
 
 def _anything_from(comm: Communicator) -> bool:
-    """Whether rank 1 is still there: a receive from it is not in vain yet."""
+    """Returns True while rank 1 is in the group: a receive from it can still succeed."""
     work = comm.recv(np.zeros(0), GONE, tag=7, async_op=True)
     ended: bool = work.test()
     if not ended:
@@ -105,7 +105,7 @@ def test_one_in_vain_waits_for_the_other(kind: Callable[[Communicator, int], Any
 def test_batched_receives_that_never_come_end_with_the_time_of_the_group() -> None:
     def body(comm: Communicator) -> Any:
         if comm.rank:
-            over.wait(10)  # no call whose time could be over first
+            over.wait(10)  # no call whose timeout could expire first
             return None
         works = [_batched(comm, 1), _batched(comm, 1)]
         try:

@@ -1,4 +1,6 @@
-"""The estimate that decides how many calls make a turn: one hold-up must not spoil it."""
+"""The estimate of a call's time, which sets the number of calls in a measurement. One interruption
+must not change it.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +14,9 @@ CALL_S = 5e-6
 
 
 def machine(holds_up_s: Iterator[float], asked: list[int]) -> Callable[[int], float]:
-    """Times calls of `CALL_S`, each batch of which is held up once for the next of these times."""
+    """Returns a function that times calls of `CALL_S`. Each trial is interrupted once, for the next
+    of these times.
+    """
 
     def time_s(calls: int) -> float:
         asked.append(calls)

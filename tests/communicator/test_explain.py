@@ -1,4 +1,4 @@
-"""What is said of a choice: the rule, where it comes from, times, and the runner-up."""
+"""Explanations of a choice: rule, source, times, runner-up."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ World = Callable[[int], Threads]
 
 
 def explained(world: Threads, selection: Selection | None, nbytes: int = 4096) -> Explanation:
-    """What rank 0 of a group with this selection says of an all_reduce."""
+    """Returns rank 0's explanation of an all_reduce, in a group with this selection."""
 
     def ask(comm: Communicator) -> Explanation:
         child = comm.split(0, selection=selection)
@@ -80,8 +80,8 @@ def test_what_may_not_run_is_not_measured() -> None:
 @pytest.mark.parametrize(
     ("arguments", "text"),
     [
-        (("allreduce", 8), "no operation 'allreduce'; the operations are all_reduce"),
-        (("all_reduce", -1), "a number of bytes, not -1"),
+        (("allreduce", 8), "op: expected one of all_reduce, .*, not 'allreduce'"),
+        (("all_reduce", -1), "a number from 0 up, not -1"),
         (("all_reduce", "64K"), "a number of bytes, not '64K'"),
         (("all_reduce", np.zeros(2)), r"a number of bytes, not array\(\[0., 0.\]\)"),
         (("broadcast", 8, 2), "root 2 is not one of the 2 ranks"),

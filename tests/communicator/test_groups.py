@@ -1,4 +1,4 @@
-"""Communicators of some of the ranks, and many at once."""
+"""Communicators of some of the ranks, also many at once."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ World = Callable[[int], Threads]
 
 
 def members(comm: Communicator, parent: Communicator) -> list[int]:
-    """The parent's ranks, in the order of the child's."""
+    """Returns the parent's ranks, in the order of the child's."""
     return [int(rank) for rank in comm.all_gather(np.array([parent.rank]))]
 
 
@@ -96,7 +96,7 @@ def test_many_communicators_at_once(threads: World) -> None:
         for step, child in enumerate(children):
             assert child is not None
             works.append(child.all_reduce(np.full(50 + step, step), async_op=True))
-        for child in reversed(children):  # another order than the one in which they were begun
+        for child in reversed(children):  # in another order than that of their begin
             assert child is not None
             assert child.all_reduce(np.ones(2)).tolist() == [3, 3]
         for step, work in enumerate(works):
@@ -298,8 +298,11 @@ def test_who_forms_a_group_hears_that_a_rank_will_not_come(hosts: int, end: str,
 
 
 def test_who_has_formed_a_group_may_leave_its_parent(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A rank that is still at it, on another host, does not take that for a failure: rank 1 is held
-    where it looks who has left, while rank 0 comes, and leaves the parent as soon as it can."""
+    """A rank on another host that still forms the group does not take the departure for a failure.
+
+    Rank 1 is held while it checks for ranks that have left. Meanwhile rank 0 arrives, and leaves
+    the parent as early as possible.
+    """
     look = groups._require_all
     looks, left = threading.Event(), threading.Event()
 

@@ -1,6 +1,6 @@
-"""A communicator that is told that its ranks are on several hosts: what it chooses, and results.
+"""A communicator that is configured for ranks on several hosts: its choices and results.
 
-Here all ranks are on one host in truth; what they exchange and in which order is the same.
+All ranks are really on one host, but they exchange the same data in the same order.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ LAYOUTS: tuple[Hosts, ...] = (((0,), (1,), (2,), (3,)), ((0, 2), (1, 3)), ((0, 1
 
 
 class Nowhere:
-    """A network that has no need to reach anybody: all ranks are on one host after all."""
+    """A network that connects no ranks, since all ranks are really on one host."""
 
     def form(self, meeting: GroupConfig, members: Sequence[int]) -> JoinedGroup:
         raise NotImplementedError
@@ -43,7 +43,7 @@ class Nowhere:
 
 
 def told(comm: Communicator, hosts: Hosts, *, reproducible: bool = False) -> Communicator:
-    """A communicator of the same ranks that takes them to be on these hosts."""
+    """Returns a communicator of the same ranks that is configured for these hosts."""
     child = comm.split(0)
     assert child is not None
     settings = config.settings({"UNISONO_REPRODUCIBLE": "1"} if reproducible else {})
@@ -160,7 +160,7 @@ def test_several_hosts_are_served_by_the_cost_model(
 
 
 def test_narrow_floats_are_not_widened_on_the_way_where_that_is_dearer() -> None:
-    """Two nested reductions make float32 of 16-bit floats: twice the bytes between hosts."""
+    """Two nested reductions of 16-bit floats use float32, which doubles the bytes between hosts."""
     hosts: Hosts = ((0, 1), (2, 3))
     wide, narrow = (
         SelectionTable(cores=2).choose(

@@ -1,6 +1,6 @@
-"""`unisono.run`: results by rank, the first failure, and nothing left behind.
+"""`unisono.run`: results by rank, the first failure, and no remaining processes or files.
 
-The programs are scripts, as a user's are: `run` starts interpreters that import the program.
+The programs are scripts like a user's: `run` starts interpreters that import the program.
 """
 
 from __future__ import annotations
@@ -161,13 +161,13 @@ def test_ranks_that_die_without_a_word(outcomes: Outcomes) -> None:
     assert said["error"] == "PeerLostError"
     assert "rank 2" in said["text"]
     assert outcomes["ranks", 0] | {"seconds": 0} == {
-        "error": "ValueError", "text": "a host has 1 to 4096 ranks, not 0", "notes": "",
+        "error": "ValueError", "text": "ranks: expected 1 to 4096 on one host, not 0", "notes": "",
         "children": 0, "seconds": 0,
     }  # fmt: skip
 
 
 def test_more_ranks_than_a_host_can_have() -> None:
-    with pytest.raises(ValueError, match=r"a host has 1 to 4096 ranks, not 4097"):
+    with pytest.raises(ValueError, match=r"ranks: expected 1 to 4096 on one host, not 4097"):
         unisono.run(max, config.MOST_RANKS + 1, args=(3, 5))
     native.segment_shape(config.MOST_RANKS, 2, 1 << 20)
     with pytest.raises(UnisonoError, match="a group has 1 to 4096 ranks"):

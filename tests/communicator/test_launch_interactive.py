@@ -1,4 +1,4 @@
-"""`unisono.run` where no file holds the program: notebooks, `python -c`, standard input."""
+"""`unisono.run` in programs without a file: notebooks, `python -c`, standard input."""
 
 from __future__ import annotations
 
@@ -91,7 +91,7 @@ print("".join(output.text for output in notebook.cells[0].outputs))
 
 
 def said(arguments: list[str], program: str = "", **environment: str) -> Any:
-    """What a new interpreter printed."""
+    """Returns the JSON output of a new interpreter."""
     done = subprocess.run(
         [sys.executable, *arguments], input=program, capture_output=True, text=True, timeout=60,
         env={**os.environ, **environment}, check=False,
@@ -107,7 +107,7 @@ def test_the_program_is_standard_input() -> None:
 @pytest.mark.torch
 def test_after_torch_has_used_its_threads_and_with_its_process_groups() -> None:
     pytest.importorskip("torch")
-    # Those of a torchrun that started the program: its store is not that of these ranks.
+    # Variables of a torchrun that started the program: its store is not the store of these ranks.
     outer = {"TORCHELASTIC_USE_AGENT_STORE": "True", "TORCHELASTIC_RUN_ID": "outer"}
     found = said(["-c", TORCH_PROGRAM], **outer)
     ranks = [[str(r), str(r), "2", "2", "127.0.0.1"] for r in range(2)]

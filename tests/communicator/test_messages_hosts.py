@@ -1,4 +1,4 @@
-"""Messages between ranks of several hosts, and of one: the same calls, the same errors."""
+"""Messages between ranks of one host and of several hosts: the same calls, the same errors."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ HOSTS = [(0, 1), (0, 0, 1), (0, 1, 2)]
 
 
 def on_hosts(body: Body, hosts: tuple[int, ...], *, timeout_s: float = 40.0) -> list[Any]:
-    """`body(comm)` on ranks of these hosts: what each returned or raised."""
+    """Runs `body(comm)` on ranks of these hosts. Returns each rank's result or error."""
     environs = [{"UNISONO_HOST_ID": str(host)} for host in hosts]
     return spanning(body, environs, timeout_s=timeout_s)
 
@@ -57,7 +57,9 @@ def test_every_call_of_any_length(hosts: tuple[int, ...]) -> None:
 
 
 def out_of_order(comm: Communicator) -> str:
-    """Far more than the budget, of which only the last message is asked for at first."""
+    """Sends far more than the memory for unexpected messages; the first receive is for the last
+    message.
+    """
     if comm.rank == 0:
         works = [
             comm.send(np.full(50_000, number), 1, number, async_op=True) for number in range(40)
@@ -108,7 +110,7 @@ def test_lengths_that_differ(hosts: tuple[int, ...], counts: tuple[int, int]) ->
 def test_the_first_of_several_calls() -> None:
     def body(comm: Communicator) -> Any:
         if comm.rank == 0:
-            comm.recv(np.zeros(1), 1)  # after which only rank 1 waits
+            comm.recv(np.zeros(1), 1)  # afterwards only rank 1 waits
             comm.send(np.ones(1), 1, tag=5)
             comm.barrier()
             return None
@@ -145,7 +147,7 @@ def test_any_of_messages_and_a_collective() -> None:
         x, sums = np.ones(3), np.ones(3)
         if comm.rank == 0:
             total = comm.all_reduce(sums, async_op=True)
-            never = comm.recv(x[::2], 1, 9, async_op=True)  # by way of a copy
+            never = comm.recv(x[::2], 1, 9, async_op=True)  # receives into a copy
             found = [Work.wait_any([never, total])]
             found.append(Work.wait_any([never]))
             assert isinstance(never.exception(), CollectiveTimeoutError)
@@ -233,9 +235,9 @@ def test_who_only_looks_hears_who_has_left_after_rank_0_has() -> None:
             three.close()
         together.wait()
         if comm.rank == 2:
-            look(three, 0)  # which it dials
+            look(three, 0)  # connects to rank 0
         together.wait()
-        if comm.rank in (2, 3):  # the others of the group go on
+        if comm.rank in (2, 3):  # the other ranks of the group work on
             three.sendrecv(np.ones(1), 4 - comm.rank, np.zeros(1), 4 - comm.rank)
         together.wait()
         return texts

@@ -1,4 +1,4 @@
-"""Schedules that the caller gives: proved, run, and agreed upon."""
+"""Schedules that the caller gives: proved, run, and compared between ranks."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def test_a_schedule_from_a_file_runs(threads: World, name: str, ranks: int) -> N
     except UnsupportedError:
         return
     schedule = from_msccl_xml(to_msccl_xml(built))
-    for _ in range(3):  # the second call takes the quick path
+    for _ in range(3):  # the second call takes the fast path
         results = threads(ranks).run(all_reduce, schedule)
         expected = sum(np.arange(1000) + r for r in range(ranks))
         assert all((result == expected).all() for result in results)
@@ -68,7 +68,7 @@ def test_equal_schedules_are_one() -> None:
     def body(comm: Communicator) -> Any:
         return all_reduce(comm, algorithms.build("all_reduce", "ring", ranks=comm.size))
 
-    with Threads(2) as world:  # each rank has an object of its own, and a new one for each call
+    with Threads(2) as world:  # each rank has a separate object, a new one for each call
         for _ in range(2):
             assert (world.run(body)[0] == 2 * np.arange(1000) + 1).all()
 

@@ -1,4 +1,4 @@
-"""Ranks that are processes and read each other's memory where it is."""
+"""Single copy between ranks that are processes and read each other's memory in place."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ MOST_S = 3.0
 _CLONE_NEWPID = 0x20000000
 KIB = 1 << 10
 PIECES = (16 * KIB, 40 * KIB + 4, 600 * KIB)
-"""Bytes: staged; lent, in part of a page; lent, in several blocks."""
+"""Bytes: staged; single copy of part of a page; single copy in several blocks."""
 
 
 @pytest.fixture(autouse=True)
@@ -57,7 +57,7 @@ def _check(comm: Communicator, count: int) -> None:
     same = mine.copy()
     comm.all_to_all(same, same)
     assert np.array_equal(same, out)
-    # Its readers are done when a call returns: what it gave may change at once.
+    # The readers have finished when a call returns, so the input may change at once.
     mine[:] = -1
     mine[:] = whole[rank]
 
@@ -126,7 +126,9 @@ def calls_from_apart(me: Me) -> None:
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="a namespace of process numbers takes root")
 def test_ranks_that_cannot_reach_each_other_stage() -> None:
-    """In its own namespace a process has another number, and does not know those of the others."""
+    """In another PID namespace a process has other process numbers, so it cannot read others'
+    memory.
+    """
     with Processes(calls_from_apart, 3) as crew:
         assert not any(said["yes"] for said in crew.wait_for("used", range(3)))
         crew.wait_for("right", range(3))

@@ -20,7 +20,7 @@ RANKS = 3
 
 
 def values(dtype: Any, rank: int, shape: tuple[int, ...] = (6, 4)) -> Any:
-    """Small whole numbers that every type holds."""
+    """Small integers that every type can represent."""
     generator = torch.Generator().manual_seed(rank)
     whole = torch.randint(0, 2 if dtype == torch.bool else 5, shape, generator=generator)
     return whole.to(dtype) * (1 + 2j) if dtype.is_complex else whole.to(dtype)
@@ -110,7 +110,7 @@ def test_lazily_conjugated_and_negated_tensors(threads: World) -> None:
         negative = z.clone().conj().imag
         assert negative.is_neg()
         assert comm.all_gather(negative).tolist() == [-2, 4] * 2
-        for lazy in (negative[:1], x):  # contiguous, so that nothing but the mark tells
+        for lazy in (negative[:1], x):  # contiguous, so that only the mark differs
             out = torch.zeros_like(lazy.resolve_conj().resolve_neg())
             assert torch.equal(comm.sendrecv(lazy, 1 - comm.rank, out, 1 - comm.rank), lazy)
 
@@ -144,7 +144,7 @@ def test_sums_of_narrow_floats_are_rounded_once(
         found = comm.all_reduce(rows[comm.rank].clone(), algorithm=algorithm)
         if algorithm in (None, "one_shot", "direct"):
             assert torch.equal(found, wide.to(dtype))
-        else:  # another order of additions, so float32 may differ, but by less than a rounding
+        else:  # the order of additions differs, so float32 may differ by less than a rounding
             eps = torch.finfo(dtype).eps
             assert (found.float() - wide).abs().le(wide.abs() * eps * 0.51 + 1e-6).all()
         big = torch.full((3,), 256.0 if comm.rank == 0 else 0.5)
@@ -165,14 +165,14 @@ def test_every_reduction_of_bfloat16(threads: World) -> None:
             for algorithm in algorithms.names("all_reduce"):
                 found = comm.all_reduce(x.clone(), op, algorithm=algorithm)
                 assert found.tolist() == result, (op, algorithm)
-        with pytest.raises(UnsupportedError, match="bfloat16 has no reduction bxor"):
+        with pytest.raises(UnsupportedError, match="bfloat16 does not support bxor"):
             comm.all_reduce(x, ReduceOp.BXOR)
 
     threads(RANKS).run(check)
 
 
 class OnAnAccelerator(torch.Tensor):  # type: ignore[misc]
-    """Says so: its memory, which is the host's here, must not be touched."""
+    """A tensor that claims to be on an accelerator; the library must not touch its memory."""
 
     is_cpu = False
     device = torch.device("cuda", 3)
@@ -180,7 +180,7 @@ class OnAnAccelerator(torch.Tensor):  # type: ignore[misc]
 
 def test_what_cannot_be_served_is_refused(threads: World) -> None:
     def check(comm: Communicator) -> None:
-        comm.all_reduce(torch.ones(2))  # such calls are known from here on
+        comm.all_reduce(torch.ones(2))  # enables the fast path for such calls
         cases = [
             (torch.ones(2).as_subclass(OnAnAccelerator), "cuda:3"),
             (torch.zeros(2, device="meta"), "meta"),
@@ -197,7 +197,7 @@ def test_what_cannot_be_served_is_refused(threads: World) -> None:
 
 
 class Named(torch.Tensor):  # type: ignore[misc]
-    """A tensor, with memory as any."""
+    """A tensor with ordinary memory."""
 
 
 def test_tensors_of_any_class_are_served(threads: World) -> None:
@@ -222,7 +222,7 @@ def test_tensors_of_any_class_are_served(threads: World) -> None:
 
 
 class Alike:
-    """Has all that a tensor has, but is none."""
+    """An object with a tensor's attributes that is not a tensor."""
 
     def __init__(self, tensor: Any) -> None:
         self.tensor = tensor
@@ -243,7 +243,7 @@ def test_what_only_looks_like_a_tensor_is_refused(threads: World) -> None:
 
 
 class Interrupted(torch.Tensor):  # type: ignore[misc]
-    """Ctrl-C comes while it is looked at for the first time."""
+    """A tensor that raises KeyboardInterrupt at the first access of its layout."""
 
     seen = False
 
@@ -294,7 +294,7 @@ def test_an_expanded_tensor_can_be_read(threads: World) -> None:
         assert comm.all_to_all(x, torch.zeros(2, 2)).tolist() == [[1 + comm.rank] * 2] * 2
         out = torch.zeros(2, 2)
         assert comm.sendrecv(x, 1 - comm.rank, out, 1 - comm.rank).tolist() == x.tolist()
-        if comm.rank == 0:  # where it is only read
+        if comm.rank == 0:  # the root only reads it
             comm.broadcast(x, 0)
         else:
             assert comm.broadcast(torch.zeros(2, 2), 0).tolist() == x.tolist()

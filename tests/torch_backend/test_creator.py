@@ -1,4 +1,4 @@
-"""How the ranks of a group agree on a rendezvous, and whole programs under torchrun."""
+"""Agreement of a group's ranks on a rendezvous, and whole programs under torchrun."""
 
 from __future__ import annotations
 
@@ -109,8 +109,9 @@ def over_hosts():
 
 @pytest.mark.parametrize("tls", ["off", pytest.param("psk", marks=pytest.mark.slow)])
 def test_program_over_hosts(tmp_path, tls):
-    """Four ranks of two pretended hosts, told by the environment as torchrun does: sub-groups
-    within, across and of all."""
+    """Runs four ranks on two pretended hosts, with torchrun's environment variables: subgroups
+    within hosts, across hosts, and of all ranks.
+    """
     told = {
         "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port()), "WORLD_SIZE": "4",
         "UNISONO_TLS": tls, "UNISONO_JOB_SECRET": "a secret of these ranks",

@@ -1,4 +1,4 @@
-"""Failures as a torch user meets them: every rank learns who and what, fast."""
+"""Failures in torch programs: every rank gets a precise error quickly."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def test_failures(outcome):
 
 
 def require_mismatch(call):
-    """`call(group)` raises MismatchError, soon, on a group of its own; later calls do too."""
+    """Asserts that `call(group)` raises MismatchError soon, on a new group; later calls do too."""
     group = dist.new_group()
     dist.barrier(group)
     started = time.monotonic()
@@ -171,7 +171,7 @@ def own_leaving_ends_pending_futures(world):
 
 
 def report(rank, folder, calls):
-    """Leaves what each call ended with, and when."""
+    """Writes the outcome and the time of each call to a file."""
     said = []
     for call in calls:
         try:
@@ -195,7 +195,9 @@ def join(rank, size, folder):
 
 
 def kill_last_rank(function: str, ranks: int, folder: Path) -> tuple[float, dict[int, list]]:
-    """Runs `function` on all ranks and kills the last when it is ready: when, and reports."""
+    """Runs `function` on all ranks and kills the last when it is ready. Returns the time and the
+    reports.
+    """
     processes = [
         start(__file__, function, rank, ranks, folder, log=folder / f"{rank}.log")
         for rank in range(ranks)

@@ -1,4 +1,4 @@
-"""Point-to-point, groups of ranks, and device meshes through torch.distributed."""
+"""Point-to-point messages, groups of ranks, and device meshes through torch.distributed."""
 
 from __future__ import annotations
 
@@ -268,7 +268,7 @@ def own_barrier_that_names_the_missing(world):
     dist.barrier()
     reserved.monitored_barrier()
     gloo = dist.new_group(backend="gloo")
-    with pytest.raises(UnsupportedError, match="not on unisono"):
+    with pytest.raises(UnsupportedError, match="expected a group of unisono"):
         reserved.monitored_barrier(gloo)
 
 

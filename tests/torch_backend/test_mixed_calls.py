@@ -1,4 +1,4 @@
-"""What a group hands to torch's group of the other devices, and what it refuses."""
+"""Calls that a group passes to torch's group of the other devices, and calls that it refuses."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def spec(first, other):
 
 @contextmanager
 def alone(backend, **options):
-    """The default group, of one rank."""
+    """Makes the default group, of one rank."""
     dist.init_process_group(backend, store=dist.HashStore(), rank=0, world_size=1, **options)
     try:
         yield dist.group.WORLD
@@ -39,7 +39,7 @@ def alone(backend, **options):
 
 
 class Recorded:
-    """Stands in for torch's group of the other devices: notes what it is asked."""
+    """Replaces torch's group of the other devices and records its calls."""
 
     bound_device_id = None
 
@@ -196,7 +196,7 @@ def test_backend_that_is_not_to_be_had_fails_as_in_torch(first):
                 pass
         texts.append((caught.type, str(caught.value).splitlines()[0]))
     assert texts[0] == texts[1]
-    with alone("unisono"):  # and nothing is left of the attempt
+    with alone("unisono"):  # the failed attempt has left nothing behind
         dist.barrier()
 
 
@@ -270,14 +270,14 @@ def test_device_that_the_program_binds(first, monkeypatch):
 
 def test_group_without_the_device_says_how_to_get_one():
     with alone("unisono"):
-        text = r"on xpu:0; only CPU tensors are served \(init.*'cpu:unisono,xpu:\.\.\.'\)"
+        text = r"expected a CPU tensor, .*on xpu:0 \(init.*'cpu:unisono,xpu:\.\.\.'\)"
         with pytest.raises(UnsupportedError, match=text):
             dist.all_reduce(on_device(1.0))
 
 
 @pytest.mark.parametrize("backend", ["cuda:unisono", "cpu:unisono,cuda:unisono"])
 def test_devices_that_are_not_ours_are_refused(backend):
-    with pytest.raises(UnsupportedError, match="not on cuda: say 'cpu:unisono,cuda:"):
+    with pytest.raises(UnsupportedError, match="not on cuda: give 'cpu:unisono,cuda:"):
         dist.init_process_group(backend, store=dist.HashStore(), rank=0, world_size=1)
 
 

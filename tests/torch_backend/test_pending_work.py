@@ -1,4 +1,4 @@
-"""Works, futures and the recorder, on handles that end when the test says so."""
+"""Works, futures and coalesced calls, with handles that end at the test's command."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ pytestmark = pytest.mark.torch
 
 
 class ManualHandle:
-    """Ends when `finish` is called."""
+    """A handle that ends when `finish` is called."""
 
     def __init__(self):
         self._ended = threading.Event()
@@ -43,7 +43,7 @@ class ManualHandle:
 
 
 class RecordingCommunicator:
-    """Notes the calls made to it; each returns a handle that has ended."""
+    """Records the calls it gets; each returns a handle that has ended."""
 
     rank = 2
 

@@ -1,4 +1,6 @@
-"""Lists whose lengths disagree: every rank is told, soon, and who agrees to be wrong may go on."""
+"""Lists with lengths that disagree: every rank gets an error soon; if all ranks are wrong, the
+group stays usable.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +22,9 @@ def test_uneven(outcome):
 
 
 def require_told(world, call, culprit, reason):
-    """`call(group)` fails on every rank within a second, on the culprit mostly with ValueError."""
+    """Asserts that `call(group)` fails on every rank within a second, on the culprit mostly with
+    ValueError.
+    """
     group = dist.new_group()
     dist.barrier(group)
     started = time.monotonic()
@@ -80,7 +84,7 @@ def own_all_to_all_with_splits_that_do_not_cover(world):
         splits = [1, 1, 2] if world.rank == 0 else [1, 1, 1]
         dist.all_to_all_single(torch.empty(3), torch.ones(3), [1, 1, 1], splits, group=group)
 
-    require_told(world, call, 0, "do not cover")
+    require_told(world, call, 0, "split sizes with the sum")
 
 
 def require_mismatch(group, call):
@@ -131,7 +135,7 @@ def own_a_mistake_of_all_ranks_leaves_the_group_usable(world):
     for _ in range(3):
         with pytest.raises(ValueError, match="its place in out"):
             dist.all_gather(pieces(8, 8, 8), torch.ones(7), group=group)
-        with pytest.raises(ValueError, match="do not cover"):
+        with pytest.raises(ValueError, match="split sizes with the sum"):
             dist.all_to_all_single(torch.empty(3), torch.ones(3), [1, 1, 1], [2, 2, 2], group=group)
     tensor = torch.ones(2)
     dist.all_reduce(tensor, group=group)

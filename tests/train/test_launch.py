@@ -21,7 +21,7 @@ pytestmark = pytest.mark.torch
 
 @pytest.fixture(autouse=True)
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Where temporary files go."""
+    """Returns the folder for temporary files."""
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     return tmp_path
 
@@ -84,7 +84,7 @@ with torchrun._started(sleep, sys.stdout) as process:
 
 
 def test_what_was_started_ends_when_the_program_is_killed() -> None:
-    # Its output ends when nobody is left to write any.
+    # Its output ends when no process is left to write.
     command = [sys.executable, "-c", KILLED_AT_ONCE]
     done = subprocess.run(command, capture_output=True, timeout=30, check=False)
     assert done.returncode == -signal.SIGKILL

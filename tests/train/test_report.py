@@ -19,7 +19,7 @@ def outcome(
     score: float = 0.98,
     same_parameters: bool = True,
 ) -> Outcome:
-    """A run whose times grow with `scale`."""
+    """Makes a run whose times grow with `scale`."""
     return Outcome(
         run=Run(
             task="digits",
@@ -61,7 +61,7 @@ def test_the_figures_of_a_run() -> None:
     assert one.step_s == 0.020
     assert one.exchange_s == 0.002
     assert one.samples_per_s == pytest.approx(3 * 64 / 0.060)
-    # Neighbours are compared, so a machine that slows down half way does not show.
+    # Passes are compared in pairs, so a machine that slows down midway does not change the result.
     assert one.added_s == pytest.approx(0.003)
 
 
