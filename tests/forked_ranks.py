@@ -27,9 +27,9 @@ _MOST_BYTES = 1 << 17
 class Child:
     """A forked rank, with the methods of `subprocess.Popen` that the tests use."""
 
-    def __init__(self, nursery: Nursery, pid: int) -> None:
+    def __init__(self, forker: Forker, pid: int) -> None:
         self.pid = pid
-        self._nursery = nursery
+        self._nursery = forker
         self._pidfd = os.pidfd_open(pid)
         self._code: int | None = None
 
@@ -58,7 +58,7 @@ class Child:
         self.send_signal(signal.SIGKILL)
 
 
-class Nursery:
+class Forker:
     """The process that forks ranks, as the tests use it."""
 
     def __init__(self) -> None:
@@ -102,9 +102,9 @@ class Nursery:
 
 
 @functools.cache
-def nursery() -> Nursery:
+def forker() -> Forker:
     """Returns the forking process of this process; starts it on first use."""
-    return Nursery()
+    return Forker()
 
 
 # ---- as a program

@@ -20,7 +20,7 @@ from types import TracebackType
 from typing import Any
 
 import unisono
-from forked_ranks import Child, nursery
+from forked_ranks import Child, forker
 from unisono import Communicator
 from unisono.errors import CommunicationError
 
@@ -187,7 +187,7 @@ class Processes:
             ours, theirs = os.pipe()
             words = [file, function.__name__, str(rank), str(ranks), name]
             added = {**os.environ, **environment(rank)}
-            self.processes.append(nursery().start(words, theirs, added, **place(rank)))
+            self.processes.append(forker().start(words, theirs, added, **place(rank)))
             os.close(theirs)
             self._pipes.append(ours)
 

@@ -35,7 +35,7 @@ def test_a_folder_lives_as_long_as_the_block(temporary: Path) -> None:
     assert list(temporary.iterdir()) == []
 
 
-def test_what_a_killed_process_left_is_removed_by_the_next(temporary: Path) -> None:
+def test_the_next_process_removes_folders_of_a_killed_one(temporary: Path) -> None:
     command = [sys.executable, "-c", MAKE_AND_WAIT]
     pipe = subprocess.PIPE
     with subprocess.Popen(command, stdin=pipe, stdout=pipe, text=True) as process:
@@ -49,7 +49,7 @@ def test_what_a_killed_process_left_is_removed_by_the_next(temporary: Path) -> N
         assert list(temporary.iterdir()) == [mine]
 
 
-def test_what_is_none_of_ours_stays(temporary: Path) -> None:
+def test_folders_of_others_are_not_removed(temporary: Path) -> None:
     (temporary / "unisono-test-other").mkdir()
     (temporary / "unisono-test-file").touch()
     (temporary / "unisono-test-link").symlink_to(temporary / "unisono-test-other")

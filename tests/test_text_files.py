@@ -28,7 +28,7 @@ COMMANDS = (
         (None, "Is a directory"),
     ],
 )
-def test_it_is_named_with_what_is_wrong(
+def test_the_error_names_the_file_and_the_reason(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
     command: tuple[str, ...],

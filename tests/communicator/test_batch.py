@@ -33,7 +33,7 @@ BEYOND_THE_MAILBOX = 1_000_000
 
 
 @pytest.mark.parametrize("async_op", [False, True])
-def test_both_sides_send_first_more_than_a_mailbox_holds(async_op: bool, threads: World) -> None:
+def test_both_ranks_may_send_large_messages_first(async_op: bool, threads: World) -> None:
     def check(comm: Communicator) -> None:
         other = 1 - comm.rank
         x = np.full(BEYOND_THE_MAILBOX, comm.rank)
@@ -54,7 +54,7 @@ def test_both_sides_send_first_more_than_a_mailbox_holds(async_op: bool, threads
 
 
 @pytest.mark.parametrize("ranks", RANKS)
-def test_everything_at_once(ranks: int, threads: World) -> None:
+def test_all_kinds_of_calls_work_in_one_batch(ranks: int, threads: World) -> None:
     def check(comm: Communicator, async_op: bool) -> None:
         me, n = comm.rank, comm.size
         sums = [np.full(k, me + k) for k in (1, 0, 7, 100)]
@@ -135,7 +135,7 @@ def test_packing_changes_no_bit(data: st.DataObject, threads: World) -> None:
     threads(ranks).run(check)
 
 
-def test_many_small_reductions_are_one_exchange(threads: World) -> None:
+def test_small_reductions_are_packed(threads: World) -> None:
     def check(comm: Communicator) -> None:
         arrays = [np.full(256, comm.rank + k, np.float32) for k in range(64)]
         before = comm._group.calls
@@ -154,7 +154,7 @@ def compose(a: Any, b: Any) -> Any:
 
 
 @pytest.mark.parametrize("async_op", [False, True])
-def test_every_kind_of_reduction(async_op: bool, threads: World) -> None:
+def test_every_kind_of_reduction_works_in_a_batch(async_op: bool, threads: World) -> None:
     own = algorithms.build("all_reduce", "ring", ranks=3)
 
     def check(comm: Communicator) -> None:
@@ -194,7 +194,7 @@ def test_every_kind_of_reduction(async_op: bool, threads: World) -> None:
         threads(3).run(check)
 
 
-def test_a_batch_given_up_leaves_what_would_be_scaled(threads: World) -> None:
+def test_a_cancelled_batch_does_not_scale_its_arrays(threads: World) -> None:
     def check(comm: Communicator) -> None:
         x, y = np.ones(3), np.ones(3)
         with pytest.raises(ZeroDivisionError), comm.batch():
@@ -209,7 +209,7 @@ def test_a_batch_given_up_leaves_what_would_be_scaled(threads: World) -> None:
     threads(2).run(check)
 
 
-def test_an_error_of_a_function_in_a_batch() -> None:
+def test_an_error_of_a_function_in_a_batch_reaches_all_ranks() -> None:
     def check(comm: Communicator) -> None:
         def careful(a: Any, b: Any) -> Any:
             if comm.rank == 1:
@@ -228,7 +228,7 @@ def test_an_error_of_a_function_in_a_batch() -> None:
         assert "careful raised ArithmeticError: no good" in str(outcome)
 
 
-def test_tensors_in_a_batch(threads: World) -> None:
+def test_tensors_work_in_a_batch(threads: World) -> None:
     torch = pytest.importorskip("torch")
 
     def check(comm: Communicator) -> None:
@@ -246,7 +246,7 @@ def test_tensors_in_a_batch(threads: World) -> None:
     threads(2).run(check)
 
 
-def test_a_receive_from_anybody(threads: World) -> None:
+def test_a_batch_receives_from_any_rank(threads: World) -> None:
     def check(comm: Communicator) -> None:
         out = np.zeros(1, np.int64)
         if comm.rank:
@@ -268,7 +268,7 @@ def test_a_receive_from_anybody(threads: World) -> None:
     threads(3).run(check)
 
 
-def test_neighbours_in_a_batch(threads: World) -> None:
+def test_neighbor_exchange_works_in_a_batch(threads: World) -> None:
     def check(comm: Communicator) -> None:
         me, n = comm.rank, comm.size
         right, left = (me + 1) % n, (me - 1) % n
@@ -321,7 +321,7 @@ def own(comm: Communicator, x: Any) -> Any:
         lambda c, x: (c.reduce_scatter(x, own(c, x)), c.send(own(c, x), 0)),  # both calls read it
     ],
 )
-def test_calls_that_would_depend_on_each_other(
+def test_calls_that_depend_on_each_other_are_refused(
     calls: Callable[[Communicator, Any], Any], threads: World
 ) -> None:
     def check(comm: Communicator) -> None:
@@ -380,7 +380,7 @@ def test_other_threads_are_not_recorded(threads: World) -> None:
     threads(2).run(check)
 
 
-def test_a_wait_with_a_timeout(threads: World) -> None:
+def test_a_batch_goes_on_after_a_wait_with_a_timeout(threads: World) -> None:
     go = threading.Event()
 
     def check(comm: Communicator) -> None:
@@ -423,7 +423,9 @@ def test_a_wait_with_a_timeout(threads: World) -> None:
         ),
     ],
 )
-def test_ranks_that_disagree(calls: Callable[[Communicator], Any], text: str) -> None:
+def test_ranks_whose_batches_differ_get_an_error(
+    calls: Callable[[Communicator], Any], text: str
+) -> None:
     def check(comm: Communicator) -> float:
         started = time.monotonic()
         with pytest.raises(MismatchError) as caught:

@@ -211,7 +211,7 @@ def everything(me: Me) -> None:
 
 
 @pytest.mark.parametrize("ranks", [2, 4])
-def test_ranks_that_are_processes(ranks: int) -> None:
+def test_every_collective_works_with_processes(ranks: int) -> None:
     with Processes(everything, ranks) as processes:
         processes.wait_for("done", range(ranks), 60)
         assert processes.exit_codes() == [0] * ranks
@@ -277,7 +277,7 @@ def test_reductions_of_the_other_operations(op: str, threads: World) -> None:
     threads(4).run(check)
 
 
-def test_numbers_and_names_of_any_kind_are_understood(threads: World) -> None:
+def test_numpy_integers_and_reduction_names_are_accepted(threads: World) -> None:
     def check(comm: Communicator) -> None:
         for root in (1, np.int64(1), True):
             for _ in range(2):  # the second call skips the checks
@@ -293,7 +293,7 @@ def test_numbers_and_names_of_any_kind_are_understood(threads: World) -> None:
     threads(2).run(check)
 
 
-def test_averages_of_integers_go_toward_zero_and_sums_wrap(threads: World) -> None:
+def test_integer_averages_round_toward_zero_and_sums_wrap(threads: World) -> None:
     def check(comm: Communicator) -> None:
         x = np.array([-1, -7, 7, -8], np.int32) if comm.rank == 0 else np.zeros(4, np.int32)
         assert comm.all_reduce(x, "avg").tolist() == [0, -3, 3, -4]
@@ -341,7 +341,7 @@ def test_all_ranks_get_the_same_bits(algorithm: str | None, threads: World) -> N
     np.testing.assert_allclose(found, x.sum(axis=0, dtype=np.float64), rtol=1e-4, atol=1e-5)
 
 
-def test_results_have_the_shapes_one_expects(threads: World) -> None:
+def test_allocated_results_have_the_documented_shapes(threads: World) -> None:
     def check(comm: Communicator) -> None:
         x = np.ones((6, 5), np.int32)
         assert comm.all_gather(x).shape == (18, 5)
@@ -387,7 +387,7 @@ def test_exscan_does_not_write_to_the_array_of_rank_0(threads: World) -> None:
     threads(3).run(check)
 
 
-def test_scans_begun_and_of_strided_arrays(threads: World) -> None:
+def test_asynchronous_scans_and_scans_of_strided_arrays(threads: World) -> None:
     rows = numbers(np.dtype("int64"), 4, 1000)
 
     def check(comm: Communicator) -> None:
@@ -438,7 +438,7 @@ def test_scans_begun_and_of_strided_arrays(threads: World) -> None:
         (lambda c: c.all_reduce(np.zeros(2, [("a", "f4")])), UnsupportedError, "elements of type"),
     ],
 )
-def test_wrong_arguments_are_refused_and_do_no_harm(
+def test_wrong_arguments_leave_the_group_usable(
     call: Callable[[Communicator], Any], error: type[Exception], text: str, threads: World
 ) -> None:
     def check(comm: Communicator) -> None:
@@ -449,7 +449,7 @@ def test_wrong_arguments_are_refused_and_do_no_harm(
     threads(2).run(check)
 
 
-def test_scatter_needs_out_where_nothing_is_given() -> None:
+def test_scatter_needs_x_on_the_root_and_out_elsewhere() -> None:
     def check(comm: Communicator) -> None:
         if comm.rank == 1:
             with pytest.raises(ValueError, match="scatter needs out"):
@@ -462,7 +462,7 @@ def test_scatter_needs_out_where_nothing_is_given() -> None:
         world.run(check)
 
 
-def test_an_explanation_says_what_would_be_run(threads: World) -> None:
+def test_explain_names_the_algorithm_that_runs(threads: World) -> None:
     comm = threads(4).comms[1]
     for op in Op:
         if op is Op.BARRIER:

@@ -61,7 +61,7 @@ def test_times_are_measured_on_request(op: Op, threads: World) -> None:
     assert ", measured " in str(first)
 
 
-def test_what_may_not_run_is_not_measured() -> None:
+def test_refused_algorithms_are_not_measured() -> None:
     ring = Measured(op=Op.ALL_REDUCE, ranks=4, nbytes=4096, algorithm="ring", time_s=1e-6)
 
     def ask(comm: Communicator) -> Explanation:
@@ -88,12 +88,14 @@ def test_what_may_not_run_is_not_measured() -> None:
         (("broadcast", 8, np.zeros(2)), "the number of a rank, not array"),
     ],
 )
-def test_wrong_questions_are_refused(arguments: tuple[Any, ...], text: str, threads: World) -> None:
+def test_wrong_arguments_of_explain_are_refused(
+    arguments: tuple[Any, ...], text: str, threads: World
+) -> None:
     with pytest.raises((TypeError, ValueError), match=text):
         threads(2).comms[0].explain(*arguments)
 
 
-def test_measured_times_are_told_and_decide_who_comes_second(threads: World) -> None:
+def test_measured_times_decide_the_runner_up(threads: World) -> None:
     rule = Rule(op=Op.ALL_REDUCE, algorithm="ring", nbytes=IntRange(0, 5000), reason="because")
     times = (measured("ring", 2e-6), measured("swing", 4e-6), measured("direct", 3e-6))
     found = explained(threads(2), Selection(rules=(rule,), measured=times))
@@ -111,7 +113,7 @@ def test_without_a_rule_for_the_size_the_next_layer_decides(threads: World) -> N
     assert (found.algorithm, found.source) == ("direct", "built-in")
 
 
-def test_a_prediction_is_that_of_the_cost_model(threads: World) -> None:
+def test_a_prediction_comes_from_the_cost_model(threads: World) -> None:
     rule = Rule(op=Op.ALL_REDUCE, algorithm="ring:channels=2")
     found = explained(threads(2), Selection(rules=(rule,)))
     candidates = [predict("all_reduce", "ring", 2, 4096, cores=cores) for cores in (1, 2)]

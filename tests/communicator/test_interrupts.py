@@ -30,7 +30,7 @@ SLOW = np.int64(0)  # a tag whose type makes the call run Python code
 _WATCHED = (engine.__file__, work.__file__)
 
 
-class Begun:
+class CallCounter:
     """A native object that counts the calls that have begun."""
 
     def __init__(self, native: Any) -> None:
@@ -80,7 +80,7 @@ CALLS: dict[str, Callable[[Communicator, Any], Any]] = {
 
 
 @pytest.mark.parametrize("name", CALLS)
-def test_arrays_of_a_call_that_has_begun_outlive_an_interrupt(name: str) -> None:
+def test_arrays_of_a_begun_call_outlive_an_interrupt(name: str) -> None:
     def attempt(comm: Communicator, step: int) -> bool:
         comm.all_reduce(np.ones(COUNT))
         if comm.rank == 1:
@@ -88,7 +88,7 @@ def test_arrays_of_a_call_that_has_begun_outlive_an_interrupt(name: str) -> None
         x = np.zeros(COUNT)
         held = weakref.ref(x)
         group, messages = comm._engine.group, comm._engine.messages
-        spies: list[Any] = [Begun(group), Begun(messages)]
+        spies: list[Any] = [CallCounter(group), CallCounter(messages)]
         comm._engine.group, comm._engine.messages = spies
         before = group.calls
         reached = interrupt_at(step, partial(CALLS[name], comm, x))
@@ -125,7 +125,7 @@ def test_a_handler_may_wait_for_the_call_whose_wait_it_interrupts() -> None:
         assert next(step for step in itertools.count() if not any(world.run(attempt, step))) > 10
 
 
-def test_connections_that_an_interrupt_prevented_are_made_by_the_next_call() -> None:
+def test_the_next_call_makes_connections_that_an_interrupt_prevented() -> None:
     class Interrupted:
         reached: ClassVar[list[int]] = []
 

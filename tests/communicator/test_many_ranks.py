@@ -33,7 +33,7 @@ def many(me: Me) -> None:
 
 @pytest.mark.timeout(180)
 @pytest.mark.parametrize("hosts", [4, pytest.param(16, marks=pytest.mark.slow)])
-def test_all_come_up(hosts: int) -> None:
+def test_hundreds_of_ranks_form_a_group(hosts: int) -> None:
     with Processes(
         many,
         hosts,

@@ -15,7 +15,7 @@ from unisono import CommunicationError, Communicator, MismatchError, PeerLostErr
 World = Callable[[int], Threads]
 
 
-def test_sizes_from_nothing_to_many_slots(threads: World) -> None:
+def test_messages_of_any_size_arrive(threads: World) -> None:
     counts = [0, 1, 7, 1000, 8191, 8192, 8193, 16_384, 16_385, 32_768, 65_537, 300_001]
 
     def check(comm: Communicator) -> None:
@@ -47,7 +47,7 @@ def test_tags_are_matched_in_any_order(threads: World) -> None:
     threads(2).run(check)
 
 
-def test_a_long_message_makes_way_for_the_tag_that_is_asked_for(threads: World) -> None:
+def test_a_long_unexpected_message_does_not_block_other_tags(threads: World) -> None:
     def check(comm: Communicator) -> None:
         long = np.arange(200_000)
         if comm.rank == 0:
@@ -75,7 +75,7 @@ def test_a_long_message_makes_way_for_the_tag_that_is_asked_for(threads: World) 
     threads(2).run(check)
 
 
-def test_any_source(threads: World) -> None:
+def test_recv_from_any_source_returns_the_source(threads: World) -> None:
     def check(comm: Communicator) -> None:
         if comm.rank:
             for step in range(3):
@@ -95,7 +95,7 @@ def test_any_source(threads: World) -> None:
     threads(4).run(check)
 
 
-def test_both_directions_at_once(threads: World) -> None:
+def test_two_ranks_may_send_to_each_other_at_once(threads: World) -> None:
     def check(comm: Communicator, asynchronous: tuple[bool, bool]) -> None:
         peer = 1 - comm.rank
         x, out = np.full(150_000, comm.rank), np.zeros(150_000, np.int64)
@@ -113,7 +113,7 @@ def test_both_directions_at_once(threads: World) -> None:
         threads(2).run(check, asynchronous)
 
 
-def test_everybody_with_everybody(threads: World) -> None:
+def test_all_pairs_exchange_messages_beside_collectives(threads: World) -> None:
     def check(comm: Communicator) -> None:
         peers = [p for p in range(comm.size) if p != comm.rank]
         outs = {p: np.zeros(9000 + p, np.int32) for p in peers}
@@ -129,7 +129,7 @@ def test_everybody_with_everybody(threads: World) -> None:
     threads(5).run(check)
 
 
-def test_many_small_messages(threads: World) -> None:
+def test_many_small_messages_keep_their_order(threads: World) -> None:
     def check(comm: Communicator) -> None:
         right, left = (comm.rank + 1) % comm.size, (comm.rank - 1) % comm.size
         x = np.zeros(1, np.int64)
@@ -159,7 +159,7 @@ def test_many_small_messages(threads: World) -> None:
         (np.zeros(100_000), np.zeros(1), r"800000 bytes.*receives 8 bytes"),
     ],
 )
-def test_a_message_that_does_not_fit_fails_on_both_sides(
+def test_a_message_of_wrong_length_fails_on_both_ranks(
     sent: np.ndarray, received: np.ndarray, text: str, posted_first: bool, asynchronous: bool
 ) -> None:
     posted = threading.Event()
@@ -217,7 +217,7 @@ def test_wrong_arguments_are_refused(threads: World) -> None:
     threads(2).run(check)
 
 
-def test_a_call_that_gets_no_memory_may_be_made_again(threads: World) -> None:
+def test_a_call_may_be_repeated_after_a_lack_of_memory(threads: World) -> None:
     def check(comm: Communicator) -> None:
         # a contiguous copy would exceed any machine's memory
         most = np.broadcast_to(np.float64(1), 1 << 57)
@@ -236,7 +236,7 @@ def test_a_call_that_gets_no_memory_may_be_made_again(threads: World) -> None:
 
 
 @pytest.mark.parametrize("source", [1, None])
-def test_receiving_from_a_rank_that_has_left(source: int | None) -> None:
+def test_a_receive_from_a_rank_that_left_fails(source: int | None) -> None:
     def check(comm: Communicator) -> None:
         if comm.rank:
             comm.send(np.ones(1), 0)
@@ -281,7 +281,7 @@ def test_messages_to_oneself_are_copies(ranks: int, threads: World) -> None:
     threads(ranks).run(check)
 
 
-def test_a_message_to_oneself_that_does_not_fit() -> None:
+def test_a_message_of_wrong_length_to_oneself_fails() -> None:
     def check(comm: Communicator) -> None:
         if comm.rank == 0:
             comm.send(np.zeros(3), 0)
@@ -296,7 +296,7 @@ def test_a_message_to_oneself_that_does_not_fit() -> None:
 
 
 @pytest.mark.parametrize("ranks", [1, 2, 3, 8])
-def test_sendrecv_round_a_ring(ranks: int, threads: World) -> None:
+def test_sendrecv_works_on_a_ring(ranks: int, threads: World) -> None:
     def check(comm: Communicator) -> None:
         right, left = (comm.rank + 1) % comm.size, (comm.rank - 1) % comm.size
         for count in (0, 1, 100_001):
@@ -314,7 +314,7 @@ def test_sendrecv_round_a_ring(ranks: int, threads: World) -> None:
 
 
 @pytest.mark.parametrize("ranks", [1, 2, 3, 5, 9])
-def test_halos_of_a_ring(ranks: int, threads: World) -> None:
+def test_neighbor_exchange_swaps_halos_on_a_ring(ranks: int, threads: World) -> None:
     """Exchanges halos on rings, also of one and two ranks, where left and right are one rank."""
 
     def check(comm: Communicator) -> None:
@@ -331,7 +331,7 @@ def test_halos_of_a_ring(ranks: int, threads: World) -> None:
 
 
 @pytest.mark.parametrize("ranks", [1, 2, 3, 4, 5, 6, 7, 8, 9, 13, 16])
-def test_any_graph_of_neighbours(ranks: int, threads: World) -> None:
+def test_neighbor_exchange_works_on_any_graph(ranks: int, threads: World) -> None:
     """Tests asymmetric graphs with loops and double edges, with a different order on each rank."""
     rng = np.random.default_rng(ranks)
     edges = [(int(s), int(d)) for s, d in rng.integers(0, ranks, (3 * ranks, 2))]
@@ -360,7 +360,7 @@ def test_any_graph_of_neighbours(ranks: int, threads: World) -> None:
     threads(ranks).run(check)
 
 
-def test_neighbours_of_one_array_and_results_that_are_allocated(threads: World) -> None:
+def test_neighbor_exchange_splits_one_array_and_allocates_results(threads: World) -> None:
     def check(comm: Communicator) -> None:
         me, n = comm.rank, comm.size
         others = [r for r in range(n) if r != me]
@@ -388,7 +388,7 @@ def test_neighbours_of_one_array_and_results_that_are_allocated(threads: World) 
     threads(4).run(check)
 
 
-def test_neighbours_that_disagree_are_told_who_sent_what() -> None:
+def test_neighbours_that_disagree_get_both_lengths() -> None:
     def check(comm: Communicator) -> None:
         other = 1 - comm.rank
         comm.neighbor_exchange([np.zeros(3)], [other], [np.zeros(4 - comm.rank)])

@@ -52,7 +52,7 @@ def everything(comm: Communicator) -> str:
 
 
 @pytest.mark.parametrize("hosts", HOSTS)
-def test_every_call_of_any_length(hosts: tuple[int, ...]) -> None:
+def test_every_call_works_with_any_length(hosts: tuple[int, ...]) -> None:
     assert on_hosts(everything, hosts) == ["done"] * len(hosts)
 
 
@@ -75,7 +75,7 @@ def out_of_order(comm: Communicator) -> str:
 
 
 @pytest.mark.parametrize("hosts", [(0, 0), (0, 1)])
-def test_a_receiver_asks_past_what_it_does_not_want(hosts: tuple[int, ...]) -> None:
+def test_a_receive_passes_unexpected_messages(hosts: tuple[int, ...]) -> None:
     assert on_hosts(out_of_order, hosts) == ["done", "done"]
 
 
@@ -95,7 +95,7 @@ def test_a_deadlock_names_the_ranks_that_wait_for_each_other() -> None:
 
 @pytest.mark.parametrize("hosts", [(0, 0), (0, 1)])
 @pytest.mark.parametrize("counts", [(10, 11), (11, 10), (100_000, 99_999), (1, 100_000)])
-def test_lengths_that_differ(hosts: tuple[int, ...], counts: tuple[int, int]) -> None:
+def test_a_message_of_wrong_length_fails(hosts: tuple[int, ...], counts: tuple[int, int]) -> None:
     def body(comm: Communicator) -> None:
         x = np.zeros(counts[comm.rank], np.uint8)
         comm.send(x, 1) if comm.rank == 0 else comm.recv(x, 0)
@@ -107,7 +107,7 @@ def test_lengths_that_differ(hosts: tuple[int, ...], counts: tuple[int, int]) ->
             raise error
 
 
-def test_the_first_of_several_calls() -> None:
+def test_wait_any_returns_the_first_ended_call() -> None:
     def body(comm: Communicator) -> Any:
         if comm.rank == 0:
             comm.recv(np.zeros(1), 1)  # afterwards only rank 1 waits
@@ -129,7 +129,7 @@ def test_the_first_of_several_calls() -> None:
         assert on_hosts(body, hosts)[1] == 1
 
 
-def test_any_of_several_that_never_come_ends_with_the_time_of_the_group() -> None:
+def test_wait_any_ends_with_the_timeout_of_the_group() -> None:
     def body(comm: Communicator) -> str:
         works = [comm.recv(np.zeros(1), 1 - comm.rank, tag, async_op=True) for tag in (4, 5)]
         first = Work.wait_any(works)
@@ -142,7 +142,7 @@ def test_any_of_several_that_never_come_ends_with_the_time_of_the_group() -> Non
         assert all("(timeout)" in text for text in texts)
 
 
-def test_any_of_messages_and_a_collective() -> None:
+def test_wait_any_of_messages_and_a_collective() -> None:
     def body(comm: Communicator) -> list[int]:
         x, sums = np.ones(3), np.ones(3)
         if comm.rank == 0:
@@ -160,7 +160,7 @@ def test_any_of_messages_and_a_collective() -> None:
     assert on_hosts(body, (0, 0), timeout_s=1.0) == [[1, 0], []]
 
 
-def test_works_may_come_from_a_generator_and_must_have_begun() -> None:
+def test_wait_all_takes_a_generator_of_begun_works() -> None:
     def body(comm: Communicator) -> None:
         x, sums = np.full(2, float(comm.rank)), np.ones(1)
         got = [np.zeros(2) for _ in range(3)]
@@ -178,7 +178,7 @@ def test_works_may_come_from_a_generator_and_must_have_begun() -> None:
     assert on_hosts(body, (0, 0)) == [None, None]
 
 
-def test_who_leaves_after_its_message_has_it() -> None:
+def test_a_rank_may_leave_after_its_message() -> None:
     x = np.ones(3 << 18)
 
     def body(comm: Communicator) -> None:
@@ -192,7 +192,7 @@ def test_who_leaves_after_its_message_has_it() -> None:
         assert on_hosts(body, (0, 0)) == [None, None]
 
 
-def test_who_only_looks_gets_its_message() -> None:
+def test_polling_receives_a_message() -> None:
     def body(comm: Communicator) -> int:
         looks = 0
         if comm.rank == 0:
@@ -210,7 +210,7 @@ def test_who_only_looks_gets_its_message() -> None:
         assert on_hosts(body, hosts)[1] > 0
 
 
-def test_who_only_looks_hears_who_has_left_after_rank_0_has() -> None:
+def test_polling_detects_a_rank_that_left_after_rank_0_left() -> None:
     together = threading.Barrier(4, timeout=10)
 
     def body(comm: Communicator) -> list[str]:

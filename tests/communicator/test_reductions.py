@@ -65,7 +65,7 @@ def folded(rows: list[Array], dtype: DType, op: str) -> Array:
 
 @given(data=st.data())
 @settings(deadline=None, max_examples=60)
-def test_8_bit_floats_of_any_length_at_any_address(data: st.DataObject, threads: World) -> None:
+def test_8_bit_floats_work_with_any_length_and_address(data: st.DataObject, threads: World) -> None:
     ranks = data.draw(st.sampled_from(RANKS))
     dtype, op = (
         data.draw(st.sampled_from(FLOAT8)),
@@ -111,7 +111,7 @@ def test_sums_of_8_bit_floats_are_rounded_once(
     threads(9).run(check)
 
 
-def test_arrays_of_ml_dtypes(threads: World) -> None:
+def test_arrays_of_ml_dtypes_work(threads: World) -> None:
     ml_dtypes = pytest.importorskip("ml_dtypes")
     for dtype in (*FLOAT8, DType.BFLOAT16):
         kind = np.dtype(getattr(ml_dtypes, dtype.name.lower()))
@@ -193,7 +193,7 @@ def test_scaled_narrow_floats_are_rounded_once(algorithm: str | None, threads: W
         threads(4).run(check)
 
 
-def test_factors_that_are_arrays(threads: World) -> None:
+def test_factors_may_be_arrays(threads: World) -> None:
     def check(comm: Communicator) -> None:
         x = np.ones((2, 3))
         comm.all_reduce(x, premul_sum(np.array([1, 2, 3]) * (comm.rank + 1)))
@@ -221,7 +221,7 @@ def test_factors_that_are_arrays(threads: World) -> None:
         (pairs(np.ones(3), 0), premul_sum(2), UnsupportedError, "float64_int64"),
     ],
 )
-def test_what_does_not_fit_is_refused_and_does_no_harm(
+def test_unsupported_reductions_leave_the_group_usable(
     x: Array, op: Any, error: type[Exception], text: str, threads: World
 ) -> None:
     def check(comm: Communicator) -> None:
@@ -235,7 +235,7 @@ def test_what_does_not_fit_is_refused_and_does_no_harm(
     threads(2).run(check)
 
 
-def test_one_rank_that_scales_where_the_other_does_not() -> None:
+def test_premul_sum_on_one_rank_only_is_a_mismatch() -> None:
     def check(comm: Communicator) -> None:
         comm.all_reduce(np.ones(3), "sum" if comm.rank else premul_sum(2))
 
@@ -250,7 +250,7 @@ def test_one_rank_that_scales_where_the_other_does_not() -> None:
 
 @pytest.mark.parametrize("op", ["land", "lor", "lxor"])
 @pytest.mark.parametrize("ranks", RANKS)
-def test_truth_values(op: str, ranks: int, threads: World) -> None:
+def test_logical_reductions_return_truth_values(op: str, ranks: int, threads: World) -> None:
     function = {"land": np.logical_and, "lor": np.logical_or, "lxor": np.logical_xor}[op]
     rng = np.random.default_rng(ranks)
     tables = [
@@ -281,7 +281,7 @@ def test_truth_values(op: str, ranks: int, threads: World) -> None:
 
 @pytest.mark.parametrize("kind", ["float32", "float64", "int32", "int64"])
 @pytest.mark.parametrize("ranks", RANKS)
-def test_the_rank_of_an_extreme(kind: str, ranks: int, threads: World) -> None:
+def test_minloc_and_maxloc_return_the_rank(kind: str, ranks: int, threads: World) -> None:
     # every algorithm runs with three numbers of ranks
     tried = (None, *ALGORITHMS[1 + ranks % 3 :: 3])
     rng = np.random.default_rng(ranks)
@@ -310,7 +310,7 @@ def test_the_rank_of_an_extreme(kind: str, ranks: int, threads: World) -> None:
     threads(ranks).run(check)
 
 
-def test_pairs_of_any_names_and_layout(threads: World) -> None:
+def test_pairs_may_have_any_field_names_and_layout(threads: World) -> None:
     def check(comm: Communicator) -> None:
         x = np.zeros((2, 6), [("loss", ">f4"), ("step", ">i4")])[:, ::2]
         x["loss"], x["step"] = -comm.rank, 7 + comm.rank
@@ -325,7 +325,7 @@ def test_pairs_of_any_names_and_layout(threads: World) -> None:
     threads(3).run(check)
 
 
-def test_pairs_are_made_of_what_fits() -> None:
+def test_pairs_refuses_values_and_indices_that_do_not_fit() -> None:
     tensor = torch.tensor([1.0, 2.0])
     assert pairs(tensor, np.arange(2)).tolist() == [(1.0, 0), (2.0, 1)]
     with pytest.raises(UnsupportedError, match="float16"):
@@ -350,7 +350,7 @@ def affine(a: Any, b: Any) -> Any:
 
 @given(ranks=st.sampled_from(RANKS), count=st.sampled_from(LENGTHS), tensors=st.booleans())
 @settings(deadline=None, max_examples=30, suppress_health_check=[HealthCheck.too_slow])
-def test_a_function_is_called_in_the_order_of_ranks(
+def test_a_function_is_called_in_rank_order(
     ranks: int, count: int, tensors: bool, threads: World
 ) -> None:
     rows = np.random.default_rng(ranks * 1000 + count).integers(-3, 4, (ranks, ranks, 2, count))
@@ -383,7 +383,7 @@ def test_a_function_is_called_in_the_order_of_ranks(
     threads(ranks).run(check)
 
 
-def test_functions_of_whole_arrays_and_ready_made_ones(threads: World) -> None:
+def test_functions_may_be_ufuncs_or_use_whole_arrays(threads: World) -> None:
     def check(comm: Communicator) -> None:
         x = np.array([[1, comm.rank + 1], [0, 1]])
         assert comm.all_reduce(x, np.matmul).tolist() == [[1, 6], [0, 1]]
@@ -401,7 +401,7 @@ def test_functions_of_whole_arrays_and_ready_made_ones(threads: World) -> None:
     threads(3).run(check)
 
 
-def test_an_error_of_the_function_is_the_cause_everywhere() -> None:
+def test_an_error_of_the_function_is_the_cause_on_all_ranks() -> None:
     def check(comm: Communicator) -> None:
         def careful(a: Array, b: Array) -> Array:
             if comm.rank == 1:
@@ -428,7 +428,7 @@ def test_an_error_of_the_function_is_the_cause_everywhere() -> None:
         (lambda a, b: None, "type NoneType"),
     ],
 )
-def test_a_function_must_return_what_it_was_given(
+def test_a_function_must_return_an_array_like_its_arguments(
     function: Callable[[Array, Array], Any], text: str
 ) -> None:
     with Threads(2) as world:
@@ -438,7 +438,7 @@ def test_a_function_must_return_what_it_was_given(
                 assert re.search(text, str(outcome))
 
 
-def test_ranks_with_different_functions_are_told() -> None:
+def test_different_functions_are_a_mismatch() -> None:
     def check(comm: Communicator) -> None:
         comm.all_reduce(np.ones(3), np.maximum if comm.rank == 1 else np.minimum)
 
@@ -449,7 +449,7 @@ def test_ranks_with_different_functions_are_told() -> None:
                 assert text in str(outcome)
 
 
-def test_wrong_arguments_of_functions(threads: World) -> None:
+def test_wrong_arguments_with_functions_are_refused(threads: World) -> None:
     def check(comm: Communicator) -> None:
         with pytest.raises(UnsupportedError, match=r"algorithm='ring' cannot run .*add"):
             comm.all_reduce(np.ones(3), np.add, algorithm="ring")

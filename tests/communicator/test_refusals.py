@@ -120,7 +120,7 @@ def wrong_behind_others(me: Me) -> None:
         (wrong_behind_others, "UnsupportedError", "all_reduce: UnsupportedError: "),
     ],
 )
-def test_the_others_name_the_rank_and_its_reason(
+def test_the_others_get_the_rank_and_its_reason(
     body: Callable[[Me], None], error: str, says: str
 ) -> None:
     with Processes(body, 3) as ranks:
@@ -137,7 +137,7 @@ def test_the_others_name_the_rank_and_its_reason(
             assert entry["error"] == "MismatchError"
 
 
-def test_who_refuses_alike_stays_in_step() -> None:
+def test_ranks_that_all_refuse_stay_in_step() -> None:
     def check(comm: Communicator) -> None:
         x, total = np.ones(4), np.full(4, 2.0)
         for i in range(300):  # more calls than the history holds
@@ -174,7 +174,7 @@ def test_reasons_may_differ_and_programs_may_refuse_too() -> None:
         world.run(check)
 
 
-def test_an_error_is_told_once_and_long_reasons_are_cut() -> None:
+def test_an_error_is_reported_once_and_long_reasons_are_cut() -> None:
     def check(comm: Communicator) -> None:
         if comm.rank == 0:
             comm.barrier()

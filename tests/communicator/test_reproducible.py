@@ -224,7 +224,9 @@ def test_bits_depend_on_the_contributions_alone(data: st.DataObject, worlds: Wor
 
 @given(seed=st.integers(0, 1 << 30), ranks=st.sampled_from(RANKS), kind=st.sampled_from(FLOATS))
 @settings(deadline=None, max_examples=15)
-def test_factors_and_functions_too(seed: int, ranks: int, kind: str, worlds: World) -> None:
+def test_factors_and_functions_are_reproducible(
+    seed: int, ranks: int, kind: str, worlds: World
+) -> None:
     rng = np.random.default_rng(seed)
     kind = "float32" if kind == "bfloat16" else kind
     rows = wild(rng, kind, (ranks, 300))
@@ -246,7 +248,7 @@ def test_factors_and_functions_too(seed: int, ranks: int, kind: str, worlds: Wor
     worlds(ranks).run(check)
 
 
-def test_a_thread_that_drops_subnormals_reduces_like_any_other(worlds: World) -> None:
+def test_a_thread_that_flushes_subnormals_gives_the_same_bits(worlds: World) -> None:
     torch = pytest.importorskip("torch")
     if not torch.set_flush_denormal(False):
         pytest.skip("this CPU cannot drop them")
@@ -270,7 +272,7 @@ def test_a_thread_that_drops_subnormals_reduces_like_any_other(worlds: World) ->
 # ---- what is allowed
 
 
-def test_what_folds_in_rank_order() -> None:
+def test_algorithms_that_fold_in_rank_order_are_allowed() -> None:
     found = set(allowed("all_reduce", 4, False))
     assert {"direct", "one_shot"} <= found
     assert not found & {"ring", "recursive_doubling", "halving_doubling", "double_binary_tree"}
@@ -284,7 +286,7 @@ def test_what_folds_in_rank_order() -> None:
 
 
 @pytest.mark.parametrize("name", ["level0:direct@2;level1:direct@2", "hierarchical", "bucket:2x2"])
-def test_direct_within_hosts_is_not_direct(name: str, worlds: World) -> None:
+def test_direct_inside_by_host_is_refused(name: str, worlds: World) -> None:
     assert not folds_in_rank_order(algorithms.build("all_reduce", name, ranks=4))
 
     def check(comm: Communicator) -> None:
@@ -315,7 +317,7 @@ def test_other_algorithms_are_refused_by_name_and_as_schedules(worlds: World) ->
     worlds(3).run(run)
 
 
-def test_groups_take_it_over(worlds: World) -> None:
+def test_groups_inherit_reproducible(worlds: World) -> None:
     def check(comm: Communicator) -> None:
         assert comm.reproducible
         parts = comm.split(0, key=-comm.rank), comm.group([0, 1, 2])
@@ -328,7 +330,7 @@ def test_groups_take_it_over(worlds: World) -> None:
     worlds(3).run(check)
 
 
-def test_the_environment_asks_for_it(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_environment_sets_reproducible(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("UNISONO_REPRODUCIBLE", "1")
     for argument, expected in ((None, True), (True, True), (False, False)):
         with unisono.init(rank=0, size=1, rendezvous=unique_name(), reproducible=argument) as comm:
@@ -336,7 +338,7 @@ def test_the_environment_asks_for_it(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize("call", ["all_reduce", "barrier"])
-def test_ranks_must_agree_about_it(call: str) -> None:
+def test_ranks_must_agree_about_reproducible(call: str) -> None:
     name, errors = unique_name(), {}
 
     def rank(number: int) -> None:

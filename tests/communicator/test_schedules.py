@@ -36,7 +36,7 @@ def test_a_schedule_from_a_file_runs(threads: World, name: str, ranks: int) -> N
         assert all((result == expected).all() for result in results)
 
 
-def test_every_operation_takes_one(threads: World) -> None:
+def test_every_operation_takes_a_schedule(threads: World) -> None:
     def body(comm: Communicator) -> list[Any]:
         def given(op: str) -> Schedule:
             return algorithms.build(op, "direct", ranks=comm.size, root=1)
@@ -64,7 +64,7 @@ def test_every_operation_takes_one(threads: World) -> None:
     assert outcomes[1][5].tolist() == gathered.tolist()
 
 
-def test_equal_schedules_are_one() -> None:
+def test_equal_schedules_match() -> None:
     def body(comm: Communicator) -> Any:
         return all_reduce(comm, algorithms.build("all_reduce", "ring", ranks=comm.size))
 
@@ -93,7 +93,9 @@ def test_different_schedules_of_one_name_are_a_mismatch() -> None:
         (algorithms.build("all_gather", "direct", ranks=2), "a schedule of all_gather"),
     ],
 )
-def test_one_that_does_not_fit_is_refused(threads: World, schedule: Schedule, words: str) -> None:
+def test_a_schedule_for_another_call_is_refused(
+    threads: World, schedule: Schedule, words: str
+) -> None:
     def body(comm: Communicator) -> str:
         with pytest.raises(UnsupportedError) as caught:
             all_reduce(comm, schedule)
@@ -115,7 +117,7 @@ def test_another_root_is_refused(threads: World) -> None:
     )
 
 
-def test_a_wrong_one_is_never_run(threads: World) -> None:
+def test_a_wrong_schedule_never_runs(threads: World) -> None:
     b = Builder(Collective(op=Op.ALL_REDUCE, ranks=2), "wrong")
     b.copy(0, 0, 1)
 

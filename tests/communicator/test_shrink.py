@@ -44,7 +44,7 @@ def until_lost(comm: Communicator) -> None:
 # ---- threads: no failure, or no death
 
 
-def test_a_healthy_group_shrinks_to_all_of_it() -> None:
+def test_a_healthy_group_shrinks_to_all_its_ranks() -> None:
     def check(comm: Communicator) -> None:
         with comm.shrink() as shrunk:
             assert (shrunk.rank, shrunk.size) == (comm.rank, 3)
@@ -59,7 +59,7 @@ def test_a_healthy_group_shrinks_to_all_of_it() -> None:
         assert world.outcomes(check) == [None] * 3
 
 
-def test_after_any_other_failure() -> None:
+def test_shrink_works_after_any_other_failure() -> None:
     def disagree(comm: Communicator) -> Any:
         return comm.all_reduce(np.ones(1 + comm.rank))
 
@@ -91,7 +91,7 @@ def test_after_any_other_failure() -> None:
             assert world.outcomes(check, fail) == [None] * 3
 
 
-def test_excluded_ranks_are_told_by_their_next_call() -> None:
+def test_excluded_ranks_get_an_error_in_their_next_call() -> None:
     def check(comm: Communicator) -> Any:
         if comm.rank in (0, 3):
             with pytest.raises(AbortedError, match="was shrunk to its ranks 1, 2, 4"):
@@ -104,7 +104,7 @@ def test_excluded_ranks_are_told_by_their_next_call() -> None:
         assert world.outcomes(check) == [None, [1, 2, 4], [1, 2, 4], None, [1, 2, 4]]
 
 
-def test_arguments_that_make_no_sense() -> None:
+def test_wrong_arguments_of_shrink_are_refused() -> None:
     def check(comm: Communicator) -> None:
         with pytest.raises(ValueError, match=r"exclude: expected ranks of 0\.\.1, not \[-1, 2\]"):
             comm.shrink([2, -1])
@@ -161,7 +161,7 @@ def two_generations(me: Me) -> None:
     second.close()
 
 
-def test_two_generations() -> None:
+def test_a_shrunk_group_can_shrink_again() -> None:
     with Processes(two_generations, 4) as ranks:
         for said in ranks.wait_for("first", [0, 2, 3]):
             assert said["former"] == said["ranks"] == [0, 2, 3]
@@ -192,7 +192,7 @@ def some_saw_it(me: Me) -> None:
     says(me, comm.shrink())
 
 
-def test_whoever_saw_a_death_and_whoever_did_not_agree() -> None:
+def test_ranks_agree_whether_or_not_they_saw_the_death() -> None:
     with Processes(some_saw_it, 5) as ranks:
         ranks.wait_for("ready", range(5))
         ranks.signal(3, signal.SIGKILL)
@@ -213,7 +213,7 @@ def dies_while_shrinking(me: Me) -> None:
     says(me, comm.shrink())
 
 
-def test_one_more_dies_while_the_others_shrink() -> None:
+def test_shrink_survives_another_death() -> None:
     with Processes(dies_while_shrinking, 5) as ranks:
         for said in ranks.wait_for("shrunk", [0, 1, 4]):
             assert said["former"] == [0, 1, 4]
@@ -240,7 +240,7 @@ def late(me: Me) -> None:
     says(me, shrunk)
 
 
-def test_a_stopped_rank_is_left_out_and_told_when_it_comes() -> None:
+def test_a_stopped_rank_is_left_out_and_gets_an_error_later() -> None:
     with Processes(late, 3) as ranks:
         ranks.wait_for("ready", range(3))
         ranks.signal(0, signal.SIGSTOP)
@@ -271,7 +271,7 @@ def interrupted(me: Me) -> None:
     says(me, comm.shrink())
 
 
-def test_a_rank_that_is_interrupted_has_left() -> None:
+def test_an_interrupted_rank_has_left() -> None:
     with Processes(interrupted, 3) as ranks:
         assert ranks.wait_for("stopped", [2])[0]["error"] == "KeyboardInterrupt"
         assert ranks.wait_for("again", [2])[0]["error"] == "AbortedError"

@@ -86,7 +86,7 @@ def healthy(me: Me) -> None:
 
 
 @pytest.mark.parametrize("name", ["2+2", slow("1+1+1+1"), slow("3+1")])
-def test_a_healthy_group_shrinks_to_all_of_it(name: str) -> None:
+def test_a_healthy_group_shrinks_to_all_its_ranks(name: str) -> None:
     with over_hosts(healthy, LAYOUTS[name]) as ranks:
         for new, said in enumerate(ranks.wait_for("shrunk", range(RANKS))):
             assert (said["rank"], said["ranks"]) == (new, [0, 1, 2, 3])
@@ -130,7 +130,7 @@ def two_generations(me: Me) -> None:
         slow("3+1", (1, 2)),
     ],
 )
-def test_two_generations(name: str, victims: tuple[int, int]) -> None:
+def test_a_shrunk_group_can_shrink_again(name: str, victims: tuple[int, int]) -> None:
     layout = LAYOUTS[name]
     left = sorted(set(range(RANKS)) - set(victims))
     with over_hosts(two_generations, layout) as ranks:
@@ -155,7 +155,7 @@ def once(me: Me) -> None:
         says(me, shrunk)
 
 
-def test_all_ranks_of_a_host_are_killed() -> None:
+def test_shrink_survives_the_death_of_a_host() -> None:
     with over_hosts(once, (0, 0, 0, 1)) as ranks:
         ranks.wait_for("ready", range(RANKS))
         ranks.signal(3, signal.SIGKILL)
@@ -163,7 +163,7 @@ def test_all_ranks_of_a_host_are_killed() -> None:
             assert (said["ranks"], said["hosts"]) == ([0, 1, 2], [[0, 1, 2]])
 
 
-def vouches(me: Me) -> None:
+def shrinks_with_exclude(me: Me) -> None:
     """Shrinks with `exclude`, where the ranks are too few otherwise."""
     comm = joined(me)
     until_lost(comm)
@@ -173,9 +173,9 @@ def vouches(me: Me) -> None:
         says(me, shrunk)
 
 
-def test_too_few_go_on_by_the_callers_word() -> None:
+def test_too_few_ranks_go_on_with_exclude() -> None:
     """Half of the ranks, on two hosts: they fail one after the other, then form a group."""
-    with over_hosts(vouches, (0, 0, 1, 2)) as ranks:
+    with over_hosts(shrinks_with_exclude, (0, 0, 1, 2)) as ranks:
         ranks.wait_for("ready", range(RANKS))
         for rank in (0, 1):
             ranks.signal(rank, signal.SIGKILL)
@@ -218,7 +218,7 @@ def refused_by_each_other(me: Me) -> None:
         me.say("ended", text="", ranks=shrunk.former_ranks)
 
 
-def test_two_that_refuse_each_other_are_not_both_the_one_that_goes_on() -> None:
+def test_two_ranks_that_refuse_each_other_do_not_both_go_on() -> None:
     with over_hosts(refused_by_each_other, (0, 1)) as ranks:
         zero, one = ranks.wait_for("ended", range(2))
         assert zero["ranks"] == [0]
@@ -235,7 +235,7 @@ def dies_while_shrinking(me: Me) -> None:
     says(me, comm.shrink())
 
 
-def test_who_leads_dies_while_the_others_shrink() -> None:
+def test_shrink_survives_the_death_of_the_leader() -> None:
     with over_hosts(dies_while_shrinking, (0, 0, 1, 1, 2)) as ranks:
         ranks.wait_for("ready", range(5))
         ranks.signal(4, signal.SIGKILL)
@@ -256,7 +256,7 @@ def excluded(me: Me) -> None:
 
 
 @pytest.mark.parametrize("layout", [(0, 0, 1, 1), (0, 1, 0, 1)])
-def test_excluded_ranks_are_told(layout: Sequence[int]) -> None:
+def test_excluded_ranks_get_an_error(layout: Sequence[int]) -> None:
     """Excludes half of the ranks, including the control server. In one layout, all remaining ranks
     are on one host and leave the network.
     """
@@ -283,7 +283,7 @@ def late(me: Me) -> None:
     time.sleep(60)
 
 
-def test_a_stopped_rank_is_left_out_and_told_when_it_comes() -> None:
+def test_a_stopped_rank_is_left_out_and_gets_an_error_later() -> None:
     with over_hosts(late, (0, 1, 2)) as ranks:
         ranks.wait_for("ready", range(3))
         ranks.signal(0, signal.SIGSTOP)
@@ -335,7 +335,7 @@ def interrupted(me: Me) -> None:
 
 
 @pytest.mark.parametrize("layout", [(0, 1), slow((0, 1, 2))])
-def test_a_rank_that_is_interrupted_has_left(layout: Sequence[int]) -> None:
+def test_an_interrupted_rank_has_left(layout: Sequence[int]) -> None:
     """While its process lives, its host votes; without this vote the others may be too few."""
     with over_hosts(interrupted, layout) as ranks:
         assert ranks.wait_for("stopped", [0])[0]["error"] == "KeyboardInterrupt"
@@ -366,7 +366,7 @@ def survives(me: Me) -> None:
     says(me, comm, "end")
 
 
-def goes_on(me: Me) -> None:
+def survives_or_is_too_few(me: Me) -> None:
     """Survives like `survives`, but too few ranks may be left."""
     try:
         survives(me)
@@ -379,7 +379,7 @@ def kill_at_random(seed: int) -> None:
     chance = random.Random(seed)
     layout = chance.choice([(0, 1, 2, 3, 4), (0, 0, 1, 1, 1), (0, 1, 0, 1, 2)])
     victims = chance.sample(range(MANY), chance.randrange(1, MANY))
-    with over_hosts(goes_on, layout) as ranks:
+    with over_hosts(survives_or_is_too_few, layout) as ranks:
         ranks.wait_for("ready", range(MANY))
         for victim in victims:
             time.sleep(chance.choice([0, 0.0005, 0.005, 0.02, 0.1, 0.4]) * chance.random())

@@ -75,7 +75,7 @@ def handles_a_signal(me: Me) -> None:
         world.all_reduce(np.ones(3))
 
 
-def test_a_signal_that_is_handled_disturbs_nothing() -> None:
+def test_a_handled_signal_does_not_disturb_a_call() -> None:
     with Processes(handles_a_signal, 2) as ranks:
         ranks.wait_for("ready", [0, 1])
         for _ in range(3):
@@ -142,7 +142,7 @@ def forks(me: Me) -> None:
 
 
 @pytest.mark.parametrize("hosts", [1, 2])
-def test_a_forked_child_cannot_use_the_group_and_does_no_harm(hosts: int) -> None:
+def test_a_forked_child_cannot_use_or_disturb_the_group(hosts: int) -> None:
     with socket.create_server(("127.0.0.1", 0)) as probe:
         port = probe.getsockname()[1]
 
@@ -167,7 +167,7 @@ def blocked_signals() -> list[int]:
     return masks
 
 
-def test_no_thread_of_the_library_blocks_what_faulthandler_waits_for() -> None:
+def test_no_thread_blocks_the_signals_of_faulthandler() -> None:
     def begin(comm: Communicator) -> None:
         for _ in range(2):
             work = comm.barrier(async_op=True)  # rank 0's progress thread runs it

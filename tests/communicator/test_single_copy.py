@@ -23,7 +23,7 @@ PIECES = (16 * KIB, 40 * KIB + 4, 600 * KIB)
 
 
 @pytest.fixture(autouse=True)
-def _asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
+def _require_single_copy(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("UNISONO_SINGLE_COPY", "always")
 
 
@@ -78,7 +78,7 @@ def _check(comm: Communicator, count: int) -> None:
 
 
 @pytest.mark.parametrize("ranks", [2, 3, 5])
-def test_results_are_those_of_numpy(ranks: int) -> None:
+def test_results_equal_those_of_numpy(ranks: int) -> None:
     with Processes(calls, ranks) as crew:
         for said in crew.wait_for("used", range(ranks)):
             assert said["yes"]
@@ -96,7 +96,7 @@ def uneven(me: Me) -> None:
     me.say("right")
 
 
-def test_pieces_of_different_lengths() -> None:
+def test_uneven_pieces_give_numpys_results() -> None:
     with Processes(uneven, 5) as crew:
         crew.wait_for("right", range(5))
 
@@ -106,7 +106,7 @@ def never(me: Me) -> None:
     me.say("used", yes=is_used(comm))
 
 
-def test_the_setting_of_rank_0_counts() -> None:
+def test_the_setting_of_rank_0_applies_to_all() -> None:
     def environment(rank: int) -> dict[str, str]:
         return {} if rank else {"UNISONO_SINGLE_COPY": "never"}
 
@@ -125,7 +125,7 @@ def calls_from_apart(me: Me) -> None:
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="a namespace of process numbers takes root")
-def test_ranks_that_cannot_reach_each_other_stage() -> None:
+def test_ranks_in_different_pid_namespaces_use_staging() -> None:
     """In another PID namespace a process has other process numbers, so it cannot read others'
     memory.
     """
@@ -168,7 +168,7 @@ def gives_up(me: Me) -> None:
     me.attempt("raised", lambda: [comm.all_to_all(x) for _ in range(10)])
 
 
-def test_a_rank_that_gives_up_ends_the_call_of_its_readers() -> None:
+def test_an_aborting_rank_ends_the_call_of_its_readers() -> None:
     with Processes(gives_up, 3) as crew:
         for said in crew.wait_for("raised", range(3)):
             assert said["error"] == "AbortedError"
@@ -187,6 +187,6 @@ def ends(me: Me) -> None:
     me.say("right")
 
 
-def test_staged_and_lent_calls_may_follow_each_other() -> None:
+def test_staged_and_single_copy_calls_may_alternate() -> None:
     with Processes(ends, 4) as crew:
         crew.wait_for("right", range(4))

@@ -36,7 +36,7 @@ def total(dtype: Any, shape: tuple[int, ...] = (6, 4)) -> Any:
 
 
 @pytest.mark.parametrize("name", [dtype.name.lower() for dtype in DType if not dtype.is_pair])
-def test_every_type(name: str, threads: World) -> None:
+def test_every_tensor_type_works(name: str, threads: World) -> None:
     dtype = getattr(torch, name)
 
     def check(comm: Communicator) -> None:
@@ -63,7 +63,7 @@ def test_every_type(name: str, threads: World) -> None:
     threads(RANKS).run(check)
 
 
-def test_layouts(threads: World) -> None:
+def test_tensors_of_any_layout_work(threads: World) -> None:
     def transposed(x: Any) -> Any:
         return x.t().contiguous().t()
 
@@ -100,7 +100,7 @@ def test_layouts(threads: World) -> None:
     threads(RANKS).run(check)
 
 
-def test_lazily_conjugated_and_negated_tensors(threads: World) -> None:
+def test_lazily_conjugated_and_negated_tensors_work(threads: World) -> None:
     def check(comm: Communicator) -> None:
         z = torch.tensor([1 + 2j, 3 - 4j])
         x = z.clone().conj()
@@ -117,7 +117,7 @@ def test_lazily_conjugated_and_negated_tensors(threads: World) -> None:
     threads(2).run(check)
 
 
-def test_single_elements_and_expanded_tensors(threads: World) -> None:
+def test_tensors_of_one_element_work(threads: World) -> None:
     def check(comm: Communicator) -> None:
         x = torch.tensor(float(comm.rank))
         assert comm.all_reduce(x).item() == 3
@@ -171,18 +171,18 @@ def test_every_reduction_of_bfloat16(threads: World) -> None:
     threads(RANKS).run(check)
 
 
-class OnAnAccelerator(torch.Tensor):  # type: ignore[misc]
+class AcceleratorTensor(torch.Tensor):  # type: ignore[misc]
     """A tensor that claims to be on an accelerator; the library must not touch its memory."""
 
     is_cpu = False
     device = torch.device("cuda", 3)
 
 
-def test_what_cannot_be_served_is_refused(threads: World) -> None:
+def test_unsupported_tensors_are_refused(threads: World) -> None:
     def check(comm: Communicator) -> None:
         comm.all_reduce(torch.ones(2))  # enables the fast path for such calls
         cases = [
-            (torch.ones(2).as_subclass(OnAnAccelerator), "cuda:3"),
+            (torch.ones(2).as_subclass(AcceleratorTensor), "cuda:3"),
             (torch.zeros(2, device="meta"), "meta"),
             (torch.zeros(2, 2).to_sparse(), "sparse"),
             (torch.zeros(2, dtype=torch.float8_e4m3fnuz), "float8_e4m3fnuz"),
@@ -200,7 +200,7 @@ class Named(torch.Tensor):  # type: ignore[misc]
     """A tensor with ordinary memory."""
 
 
-def test_tensors_of_any_class_are_served(threads: World) -> None:
+def test_subclasses_of_tensors_work(threads: World) -> None:
     kinds: list[Callable[[Any], Any]] = [
         torch.nn.Parameter,
         torch.nn.Buffer,
@@ -221,7 +221,7 @@ def test_tensors_of_any_class_are_served(threads: World) -> None:
     threads(RANKS).run(check)
 
 
-class Alike:
+class TensorLike:
     """An object with a tensor's attributes that is not a tensor."""
 
     def __init__(self, tensor: Any) -> None:
@@ -231,12 +231,12 @@ class Alike:
         return getattr(self.tensor, name)
 
 
-def test_what_only_looks_like_a_tensor_is_refused(threads: World) -> None:
+def test_objects_similar_to_tensors_are_refused(threads: World) -> None:
     def check(comm: Communicator) -> None:
         x = torch.ones(2)
         for _ in range(2):
             with pytest.raises(TypeError, match="a CPU torch tensor, not Alike"):
-                comm.all_reduce(Alike(x))
+                comm.all_reduce(TensorLike(x))
             comm.all_reduce(x)
 
     threads(2).run(check)
@@ -254,7 +254,7 @@ class Interrupted(torch.Tensor):  # type: ignore[misc]
         raise KeyboardInterrupt
 
 
-def test_an_interrupt_while_a_tensor_is_looked_at_is_not_lost(threads: World) -> None:
+def test_an_interrupt_while_a_tensor_is_read_is_not_lost(threads: World) -> None:
     def check(comm: Communicator) -> None:
         for _ in range(2):
             x = torch.ones(2).as_subclass(Interrupted)
@@ -302,7 +302,7 @@ def test_an_expanded_tensor_can_be_read(threads: World) -> None:
     threads(2).run(check)
 
 
-def test_tensors_and_arrays_meet(threads: World) -> None:
+def test_one_rank_may_use_tensors_and_another_arrays(threads: World) -> None:
     def check(comm: Communicator) -> None:
         x = torch.ones(5) if comm.rank else torch.ones(5).numpy()
         assert comm.all_reduce(x).tolist() == [2] * 5

@@ -77,14 +77,14 @@ def everything(comm: Communicator) -> str:
 
 @both_families
 @pytest.mark.parametrize("streams", ["1", "3"])
-def test_everything_by_the_secret(streams: str, address: str) -> None:
+def test_every_call_works_with_the_secret(streams: str, address: str) -> None:
     environ = PSK | {"UNISONO_STREAMS": streams}
     assert spanning(everything, [environ] * 3, per_host=2, address=address) == ["right"] * 3
 
 
 @needs_openssl
 @both_families
-def test_everything_by_certificates(authority: Authority, address: str) -> None:
+def test_every_call_works_with_certificates(authority: Authority, address: str) -> None:
     """Without a job secret, certificates alone prove that a rank belongs to the job."""
     environs = [authority.member(f"rank{rank}") for rank in range(2)]
     assert spanning(everything, environs, address=address) == ["right"] * 2
@@ -105,7 +105,7 @@ def tapped(monkeypatch: pytest.MonkeyPatch, tap: Tap) -> None:
     monkeypatch.setattr(tcp_store, "dial", dial_meeting)
 
 
-def speak(comm: Communicator) -> bytes:
+def exchange_mark(comm: Communicator) -> bytes:
     """Sends the text by a broadcast and by messages both ways. Returns the received text."""
     text = np.frombuffer(MARK * 100, np.uint8).copy()
     other = 1 - comm.rank
@@ -119,10 +119,10 @@ def speak(comm: Communicator) -> bytes:
 
 
 @pytest.mark.parametrize("tls", ["off", "psk"])
-def test_what_an_eavesdropper_hears(tls: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_eavesdropper_reads_nothing_under_tls(tls: str, monkeypatch: pytest.MonkeyPatch) -> None:
     tap = Tap()
     tapped(monkeypatch, tap)
-    assert spanning(speak, [SECRET | {"UNISONO_TLS": tls}] * 2) == [MARK] * 2
+    assert spanning(exchange_mark, [SECRET | {"UNISONO_TLS": tls}] * 2) == [MARK] * 2
     heard = bytes(tap.heard)
     assert len(heard) > 3 * 100 * len(MARK)
     # The second text appears in the ranks' bootstrap messages.
@@ -130,9 +130,7 @@ def test_what_an_eavesdropper_hears(tls: str, monkeypatch: pytest.MonkeyPatch) -
 
 
 @pytest.mark.parametrize("kind", ["a broadcast", "a message"])
-def test_what_is_changed_on_the_way_is_not_believed(
-    kind: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_changed_bytes_are_detected(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
     changing = []
 
     def change(chunk: bytes) -> bytes:
@@ -141,7 +139,7 @@ def test_what_is_changed_on_the_way_is_not_believed(
         return chunk[:3000] + bytes([chunk[3000] ^ 1]) + chunk[3001:]
 
     def body(comm: Communicator) -> Any:
-        speak(comm)
+        exchange_mark(comm)
         changing.append(True)
         text = np.zeros(1 << 20, np.uint8)
         if kind == "a broadcast":
@@ -170,7 +168,7 @@ def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.usefixtures("impatient")
 @pytest.mark.parametrize("wrong", [0, 1])
-def test_settings_that_disagree(wrong: int) -> None:
+def test_different_tls_settings_are_refused(wrong: int) -> None:
     environs = [PSK, PSK]
     environs[wrong] = SECRET
     found = spanning(everything, environs, timeout_s=2.0)
@@ -181,7 +179,7 @@ def test_settings_that_disagree(wrong: int) -> None:
 
 
 @pytest.mark.usefixtures("impatient")
-def test_another_secret() -> None:
+def test_another_secret_is_refused() -> None:
     other = PSK | {"UNISONO_JOB_SECRET": "a guess"}
     found = spanning(everything, [PSK, other], timeout_s=2.0)
     assert [type(one) for one in found] == [RendezvousError, AuthenticationError]
@@ -190,7 +188,7 @@ def test_another_secret() -> None:
 @needs_openssl
 @both_families
 @pytest.mark.usefixtures("impatient")
-def test_a_certificate_of_another_authority(
+def test_a_certificate_of_another_authority_is_refused(
     authority: Authority, tmp_path: Path, address: str
 ) -> None:
     stranger = Authority(tmp_path / "other").member("stranger")

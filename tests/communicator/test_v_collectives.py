@@ -97,7 +97,9 @@ def check_all_to_all(comm: Communicator, table: Any, width: int | None, told: bo
 
 @pytest.mark.parametrize("told", [False, True])
 @pytest.mark.parametrize("ranks", RANKS)
-def test_all_forms_on_any_number_of_ranks(ranks: int, told: bool, threads: World) -> None:
+def test_every_v_collective_works_with_any_number_of_ranks(
+    ranks: int, told: bool, threads: World
+) -> None:
     rng = np.random.default_rng(ranks)
     some = [int(count) for count in rng.choice([0, 1, 5, 1000], ranks)]
     one = [0] * (ranks - 1) + [70_001 if ranks < 9 else 3]
@@ -121,7 +123,7 @@ def test_all_forms_on_any_number_of_ranks(ranks: int, told: bool, threads: World
     max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
 )
 @given(data=st.data())
-def test_any_counts(data: st.DataObject, threads: World) -> None:
+def test_any_counts_give_numpys_results(data: st.DataObject, threads: World) -> None:
     ranks = data.draw(st.integers(1, 5))
     count = st.one_of(st.integers(0, 9), st.sampled_from([127, 4096, 70_001]))
     counts = data.draw(st.lists(count, min_size=ranks, max_size=ranks))
@@ -137,7 +139,7 @@ def test_any_counts(data: st.DataObject, threads: World) -> None:
     threads(ranks).run(check)
 
 
-def test_pieces_of_several_blocks(threads: World) -> None:
+def test_v_collectives_of_several_blocks(threads: World) -> None:
     counts = [SEVERAL_BLOCKS, 3, 0, 140_000]
     table = np.array([[0, SEVERAL_BLOCKS, 1, 0], [2] * 4, [0] * 4, [140_000, 0, 0, 5]])
 
@@ -150,7 +152,7 @@ def test_pieces_of_several_blocks(threads: World) -> None:
     threads(4).run(check)
 
 
-def test_layouts_that_are_not_contiguous_and_types(threads: World) -> None:
+def test_v_collectives_of_any_layout_and_type(threads: World) -> None:
     counts = [2, 0, 3]
 
     def check(comm: Communicator) -> None:
@@ -175,7 +177,7 @@ def test_layouts_that_are_not_contiguous_and_types(threads: World) -> None:
 
 
 @pytest.mark.parametrize("kind", ["float32", "int64"])
-def test_pairs(kind: str, threads: World) -> None:
+def test_v_collectives_of_pairs(kind: str, threads: World) -> None:
     counts = [2, 0, 3]
 
     def check(comm: Communicator) -> None:
@@ -197,7 +199,7 @@ def test_pairs(kind: str, threads: World) -> None:
     threads(3).run(check)
 
 
-def test_tensors(threads: World) -> None:
+def test_v_collectives_of_tensors(threads: World) -> None:
     torch = pytest.importorskip("torch")
     counts = [2, 0, 3]
 
@@ -236,7 +238,7 @@ def test_the_input_may_lie_in_the_output(threads: World) -> None:
     threads(3).run(check)
 
 
-def test_an_uneven_call_returns_at_once_and_keeps_its_place(threads: World) -> None:
+def test_an_asynchronous_uneven_call_returns_at_once_and_keeps_the_order(threads: World) -> None:
     """The call returns before its peers arrive: the exchange of counts does not delay it."""
     came = threading.Event()
 
@@ -265,7 +267,7 @@ def test_an_uneven_call_returns_at_once_and_keeps_its_place(threads: World) -> N
     threads(3).run(check)
 
 
-def test_even_counts_are_the_ordinary_call(threads: World) -> None:
+def test_even_counts_match_the_ordinary_call(threads: World) -> None:
     def check(comm: Communicator) -> None:
         x = np.full(4, comm.rank)
         every = np.repeat([0, 1], 4).tolist()
@@ -348,7 +350,7 @@ def test_even_counts_are_the_ordinary_call(threads: World) -> None:
         (lambda c, x: c.all_gather_v(x, algorithm="magic"), UnsupportedError, "magic"),
     ],
 )
-def test_wrong_arguments_are_refused_and_do_no_harm(
+def test_wrong_arguments_leave_the_group_usable(
     call: Callable[[Communicator, Any], Any], error: type[Exception], text: str, threads: World
 ) -> None:
     def check(comm: Communicator) -> None:
@@ -359,7 +361,7 @@ def test_wrong_arguments_are_refused_and_do_no_harm(
     threads(2).run(check)
 
 
-def test_a_relay_serves_pieces_of_one_length_and_refuses_others(threads: World) -> None:
+def test_forwarding_algorithms_refuse_uneven_pieces(threads: World) -> None:
     def check(comm: Communicator) -> None:
         x = np.full(2, comm.rank)
         found = comm.gather_v(x, [2] * 5, algorithm="binomial_tree")
@@ -454,7 +456,7 @@ DISAGREEMENTS: dict[str, tuple[Callable[[Communicator], Any], str]] = {
 
 @pytest.mark.parametrize("later", [False, True])
 @pytest.mark.parametrize("name", DISAGREEMENTS)
-def test_all_ranks_are_told_of_a_disagreement(name: str, later: bool) -> None:
+def test_all_ranks_get_an_error_for_a_disagreement(name: str, later: bool) -> None:
     call, text = DISAGREEMENTS[name]
 
     def check(comm: Communicator) -> float:
@@ -476,7 +478,7 @@ def test_all_ranks_are_told_of_a_disagreement(name: str, later: bool) -> None:
     assert max(took) < 3  # the promise is 1 s; the machine may be busy
 
 
-def test_an_asynchronous_call_tells_of_a_disagreement_when_waited_for() -> None:
+def test_the_wait_of_an_asynchronous_call_raises_the_disagreement() -> None:
     def check(comm: Communicator) -> str:
         out = np.full(2 + comm.rank, -1.0)
         work = comm.all_to_all_v(np.ones(2), [1, 1], out=out, async_op=True)

@@ -36,18 +36,18 @@ def agreed_by(ranks, store):
     return [text for text, _ in introduced(ranks, store)]
 
 
-def test_all_ranks_get_one_string():
+def test_all_ranks_get_one_rendezvous():
     assert len(set(agreed_by(3, dist.HashStore()))) == 1
 
 
-def test_groups_do_not_share_a_string():
+def test_groups_do_not_share_a_rendezvous():
     store = dist.HashStore()
     first = agreed_by(2, dist.PrefixStore("0/", store))
     second = agreed_by(2, dist.PrefixStore("1/", store))
     assert first[0] != second[0]
 
 
-def test_second_group_on_a_used_store_gets_a_new_string():
+def test_second_group_on_a_store_gets_a_new_rendezvous():
     store = dist.HashStore()
     first, second = agreed_by(3, store), agreed_by(3, store)
     assert len(set(first)) == len(set(second)) == 1

@@ -127,7 +127,7 @@ def own_timeout_of_one_barrier(world):
     dist.barrier()
 
 
-def own_waiting_may_end_before_the_work(world):
+def own_wait_may_time_out_before_the_work(world):
     if world.rank == 1:
         time.sleep(0.5)
     work = dist.all_reduce(torch.ones(4), async_op=True)
@@ -137,7 +137,7 @@ def own_waiting_may_end_before_the_work(world):
     work.wait()
 
 
-def own_abort_ends_calls_under_way(world):
+def own_abort_ends_pending_calls(world):
     group = dist.new_group()
     dist.barrier(group)
     if world.rank == 0:

@@ -44,7 +44,7 @@ def require_both(group, total):
     assert on_cpu.item() == elsewhere.memory.item() == total
 
 
-def check_what_torch_says_of_the_group(world):
+def check_properties_of_the_group(world):
     group = dist.group.WORLD
     assert {device.type for device in group._device_types} == {"cpu", "xpu"}
     assert dist.get_backend() == dist.get_backend_config() == world.backend

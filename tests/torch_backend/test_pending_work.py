@@ -99,7 +99,7 @@ def test_failure_reaches_future_and_wait(completer):
     assert isinstance(work.exception(), PeerLostError)
 
 
-def test_callback_may_wait_for_a_future_of_its_own(completer):
+def test_callback_may_wait_for_another_future(completer):
     outer, inner = ManualHandle(), ManualHandle()
 
     def callback(_):
@@ -117,7 +117,7 @@ def test_source_rank_of_a_receive(completer):
     assert pending(ManualHandle(), [], completer)._source_rank() == 3
 
 
-def test_together_fails_with_the_first_failure():
+def test_combined_handle_fails_with_the_first_failure():
     handles = [ManualHandle(), ManualHandle()]
     together = CombinedHandle(handles)
     assert not together.is_completed()
@@ -135,7 +135,7 @@ def test_finished_work_needs_no_waiting():
     assert DONE.get_future().done()
 
 
-def test_recorder_plays_in_order_and_binds_handles():
+def test_coalesced_calls_are_issued_in_order():
     comm = RecordingCommunicator()
     recorder = CoalescedCalls(comm)
     first = recorder.all_reduce("a", "sum", async_op=True)

@@ -91,7 +91,7 @@ def test_every_public_method_of_a_process_group_is_covered():
         "reduce_scatter_single_coalesced",
     ],
 )
-def test_old_and_new_names_are_ours(name):
+def test_old_and_new_method_names_are_implemented(name):
     assert any(name in vars(cls) for cls in ProcessGroup.__mro__ if "unisono" in cls.__module__)
 
 

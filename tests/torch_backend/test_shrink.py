@@ -26,7 +26,7 @@ def test_shrink(outcome):
     outcome.require_success()
 
 
-def own_a_part_shrinks_to_itself(world):
+def own_a_healthy_subgroup_shrinks_to_itself(world):
     part = dist.new_group([2, 0])
     if world.rank == 1:
         return

@@ -236,7 +236,7 @@ def check_inference_mode_and_gradients_wanted(world):
     assert wanted.requires_grad and wanted.is_leaf and wanted.grad_fn is None
 
 
-def own_quantised_integers_move_as_what_they_hold(world):
+def own_quantised_integers_move_as_integers(world):
     tensor = torch.quantize_per_tensor(torch.arange(4.0) + world.rank, 0.5, 1, torch.quint8)
     held = tensor.int_repr()
     dist.broadcast(held, 2)
@@ -263,7 +263,7 @@ def own_sparse_sums_of_any_shape(world):
 # ---- names, questions and conventions
 
 
-def check_questions_about_groups(world):
+def check_queries_about_groups(world):
     assert dist.is_initialized() and dist.is_backend_available(world.backend)
     assert dist.get_pg_count() >= 1
     assert dist.get_backend_config() == f"cpu:{world.backend}" or "gloo" in world.backend

@@ -41,7 +41,7 @@ def pieces(*lengths):
     return [torch.empty(length) for length in lengths]
 
 
-def own_gather_with_a_wrong_place_at_the_root(world):
+def own_gather_with_a_wrong_output_at_the_root(world):
     def call(group):
         places = pieces(4, 5, 4) if world.rank == 0 else None
         dist.gather(torch.ones(4), places, 0, group=group)
@@ -79,7 +79,7 @@ def own_reduce_scatter_where_one_rank_expects_more(world):
     require_told(world, call, 1, "9 elements")
 
 
-def own_all_to_all_with_splits_that_do_not_cover(world):
+def own_all_to_all_with_wrong_split_sizes(world):
     def call(group):
         splits = [1, 1, 2] if world.rank == 0 else [1, 1, 1]
         dist.all_to_all_single(torch.empty(3), torch.ones(3), [1, 1, 1], splits, group=group)
@@ -117,7 +117,7 @@ def own_all_to_all_where_a_rank_disagrees_with_itself(world):
     require_mismatch(group, lambda: dist.all_to_all(outputs, pieces(2, 2, 2), group=group))
 
 
-def own_all_to_all_where_one_rank_is_elsewhere(world):
+def own_all_to_all_where_one_rank_calls_something_else(world):
     group = dist.new_group()
     dist.barrier(group)
 
@@ -142,7 +142,7 @@ def own_a_mistake_of_all_ranks_leaves_the_group_usable(world):
     assert tensor.tolist() == [3.0, 3.0]
 
 
-def own_unsupported_calls_name_what_is_wrong(world):
+def own_unsupported_calls_name_the_problem(world):
     for tensor, reason in (
         (torch.ones(3, device="meta"), "meta"),
         (torch.ones(3, dtype=torch.complex64), "complex"),

@@ -126,7 +126,7 @@ def dumped(world, name, calls):
     return report
 
 
-def own_dump_that_torchs_tool_understands(world):
+def own_dump_is_readable_by_torchs_tool(world):
     def calls(group):
         dist.all_reduce(torch.ones(2, 3), group=group)
         dist.all_gather([torch.empty(4) for _ in range(2)], torch.ones(4), group=group)
@@ -145,7 +145,7 @@ def own_dump_that_torchs_tool_understands(world):
     assert any(frame["name"] == "calls" for frame in last["frames"])
 
 
-def own_dump_names_the_rank_that_did_not_come(world):
+def own_dump_names_the_missing_rank(world):
     def calls(group):
         dist.barrier(group)
         if world.rank == 0:

@@ -48,7 +48,7 @@ def test_digits_are_split_without_overlap() -> None:
     assert len(labels) + len(task.test_labels) == 1797
 
 
-def test_text_holds_windows_out() -> None:
+def test_every_twentieth_text_window_is_held_out() -> None:
     task = TextTask.of(SOURCE)
     (windows,) = task.train_set.tensors
     count = (len(SOURCE) - 1) // text.CONTEXT
@@ -76,7 +76,7 @@ def test_the_decoder_does_not_see_the_future() -> None:
     assert not torch.allclose(before[0, 10:], after[0, 10:])
 
 
-def test_gradients_are_worth_sending(task: Task) -> None:
+def test_gradients_are_not_small(task: Task) -> None:
     size_bytes = 4 * sum(parameter.numel() for parameter in task.model().parameters())
     assert 400_000 <= size_bytes <= 4_000_000
 
