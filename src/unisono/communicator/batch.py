@@ -148,16 +148,16 @@ class _Pack:
         if len(lengths) == 1:
             where = pack.memory()
             return Call(engine.call_cache.call(self._request), where, where, None, pack)
-        room = np.empty(sum(lengths), np.uint8)
-        address = room.ctypes.data
+        buffer = np.empty(sum(lengths), np.uint8)
+        address = buffer.ctypes.data
         pack.gather(address)
-        request = self._request._replace(lengths=(room.nbytes,), packed=lengths)
+        request = self._request._replace(lengths=(buffer.nbytes,), packed=lengths)
         # None of the calls alone needs float32 copies, so use a plan that needs none either.
         if engine.call_cache.widens(request):
             small = engine.call_cache.choose(request.op, self._request.lengths[0])
             request = request._replace(algorithm=small.plan.name)
-        where = [(address, room.nbytes)]
-        call, keep = engine.call_cache.call(request), (room, pack)
+        where = [(address, buffer.nbytes)]
+        call, keep = engine.call_cache.call(request), (buffer, pack)
         return Call(call, where, where, None, keep, complete=lambda: pack.scatter(address))
 
 
@@ -289,7 +289,7 @@ class Batch(JoinedWork):
 
     # ---- recording
 
-    def takes(self) -> bool:
+    def is_recording_thread(self) -> bool:
         """Returns True if calls of this thread belong to the batch."""
         return threading.get_ident() == self._thread
 

@@ -102,7 +102,7 @@ class CallCache:
         self._ranks = ranks
         self.table = table
         self._remembered: dict[Hashable, native.Prepared] = {}
-        self._room = _MOST_REMEMBERED
+        self._free = _MOST_REMEMBERED
 
     def name(self, algorithm: str | Schedule | None) -> str | None:
         """Returns the name of an algorithm in requests. Proves and stores a caller's schedule.
@@ -253,10 +253,10 @@ class CallCache:
             self._require_uneven(self._executor.plan(op, name, root))
 
     def _remember(self, key: Hashable, call: native.Prepared, weight: int) -> None:
-        self._room -= weight
-        if self._room < 0:
+        self._free -= weight
+        if self._free < 0:
             self._remembered.clear()
-            self._room = _MOST_REMEMBERED - weight
+            self._free = _MOST_REMEMBERED - weight
         self._remembered[key] = call
 
     def _require_uneven(self, plan: LoadedPlan) -> None:

@@ -25,18 +25,18 @@ _NAMES = ("x", "x[{}]", "out", "out[{}]", "send_counts[{}]", "recv_counts[{}]")
 class ExchangedCounts(NamedTuple):
     """The counts that one rank sends to all others, in rows.
 
-    `gives` are the rows to each rank, `takes` the rows from each rank, `has` the rows of `x`,
-    `room` the rows that fit in `out`. Each may be `ANY` (unknown here), but sender or receiver must
-    know the rows between them. `gives_name` and `takes_name` are the arguments that these come
-    from, for errors; both are in `_NAMES`.
+    `to_send` are the rows to each rank, `to_receive` the rows from each rank, `available` the rows
+    of `x`, `capacity` the rows that fit in `out`. Each may be `ANY` (unknown here), but sender or
+    receiver must know the rows between them. `to_send_name` and `to_receive_name` are the arguments
+    with these counts, for errors; both are in `_NAMES`.
     """
 
-    gives: list[int]
-    takes: list[int]
-    has: int = ANY
-    room: int = ANY
-    gives_name: str = "x"
-    takes_name: str = "out"
+    to_send: list[int]
+    to_receive: list[int]
+    available: int = ANY
+    capacity: int = ANY
+    to_send_name: str = "x"
+    to_receive_name: str = "out"
 
 
 def with_exchanged_counts(
@@ -55,9 +55,16 @@ def with_exchanged_counts(
     exchange, else a `DeferredResult`. Raises the errors of `CallCache.check_uneven`.
     """
     engine.call_cache.check_uneven(op, root, algorithm)
-    names = _NAMES.index(own_counts.gives_name), _NAMES.index(own_counts.takes_name)
+    names = _NAMES.index(own_counts.to_send_name), _NAMES.index(own_counts.to_receive_name)
     mine = np.array(
-        [*own_counts.gives, *own_counts.takes, own_counts.has, own_counts.room, *names, row.nbytes],
+        [
+            *own_counts.to_send,
+            *own_counts.to_receive,
+            own_counts.available,
+            own_counts.capacity,
+            *names,
+            row.nbytes,
+        ],
         np.int64,
     )
     everything = np.empty((engine.size, mine.size), np.int64)
@@ -100,26 +107,26 @@ def _agreed(engine: Engine, op: Op, row: Rows, everything: Table) -> Table:
     """
     n = engine.size
     _require_one_width(engine, op, row, everything[:, -1])
-    gives, takes = everything[:, :n], everything[:, n : 2 * n].T
-    sent = np.where(gives == ANY, takes, gives)
+    to_send, to_receive = everything[:, :n], everything[:, n : 2 * n].T
+    sent = np.where(to_send == ANY, to_receive, to_send)
     kind = row.dtype.name.lower()
-    for src, dst in np.argwhere((takes != ANY) & (takes != sent)):
+    for src, dst in np.argwhere((to_receive != ANY) & (to_receive != sent)):
         given = _NAMES[everything[src, -3]].format(dst)
         taken = _NAMES[everything[dst, -2]].format(src)
         engine.disagree(
             f"{op}: rank {src} sends {_text(sent[src, dst], row)} of {kind} to rank {dst}, which "
-            f"receives {_text(takes[src, dst], row)}: {given} of rank {src} and {taken} of rank "
-            f"{dst} must be equal"
+            f"receives {_text(to_receive[src, dst], row)}: {given} of rank {src} and {taken} of "
+            f"rank {dst} must be equal"
         )
-    has, room = everything[:, 2 * n], everything[:, 2 * n + 1]
-    for rank in np.flatnonzero((has != ANY) & (has != sent.sum(axis=1))):
+    available, capacity = everything[:, 2 * n], everything[:, 2 * n + 1]
+    for rank in np.flatnonzero((available != ANY) & (available != sent.sum(axis=1))):
         engine.disagree(
-            f"{op}: x of rank {rank} has {_text(has[rank], row)} of {kind}, but the others "
+            f"{op}: x of rank {rank} has {_text(available[rank], row)} of {kind}, but the others "
             f"receive {_text(sent[rank].sum(), row)}"
         )
-    for rank in np.flatnonzero((room != ANY) & (room != sent.sum(axis=0))):
+    for rank in np.flatnonzero((capacity != ANY) & (capacity != sent.sum(axis=0))):
         engine.disagree(
-            f"{op}: out of rank {rank} has {_text(room[rank], row)}, but the others send "
+            f"{op}: out of rank {rank} has {_text(capacity[rank], row)}, but the others send "
             f"{_text(sent[:, rank].sum(), row)} of {kind}"
         )
     return sent

@@ -91,7 +91,7 @@ class MessageCall(NamedTuple):
 class CallRecorder(Protocol):
     """Records the calls of a batch."""
 
-    def takes(self) -> bool:
+    def is_recording_thread(self) -> bool:
         """Returns True if calls of this thread belong to the batch."""
 
     def add_call(self, name: str, call: Call, async_op: bool) -> Any:
@@ -162,7 +162,7 @@ class Engine:
     @property
     def recording(self) -> bool:
         """True if calls of this thread belong to a batch."""
-        return self.recorder is not None and self.recorder.takes()
+        return self.recorder is not None and self.recorder.is_recording_thread()
 
     def start_recording(self, recorder: CallRecorder) -> None:
         """Makes the following calls of this thread part of a batch."""
@@ -192,7 +192,7 @@ class Engine:
         with self.reporting_refusals(name):
             async_op = bool(async_op)  # raises unless it is a truth value
             call = make(self, *args)
-            if self.recorder is not None and self.recorder.takes():
+            if self.recorder is not None and self.recorder.is_recording_thread():
                 return self.recorder.add_call(name, call, async_op)
         if async_op:
             return self.begin(name, call)
@@ -249,7 +249,7 @@ class Engine:
         self, messages: Sequence[MessageCall], result: Any, async_op: bool
     ) -> Any:
         """Exchanges messages in any order. Returns `result`, or a `Work` that returns it."""
-        if self.recorder is not None and self.recorder.takes():
+        if self.recorder is not None and self.recorder.is_recording_thread():
             return self.recorder.add_messages(messages, result, async_op)
         if not messages:
             self.group.require_healthy()

@@ -74,7 +74,7 @@ class RowBuffer(NamedTuple):
     def _listed(self) -> bool:
         return isinstance(self.out, (list, tuple))
 
-    def takes(self, have: Rows, ranks: int) -> list[int]:
+    def to_receive(self, have: Rows, ranks: int) -> list[int]:
         """Returns the rows expected from each rank, `ANY` where `out` does not say."""
         if not self._listed:
             return [ANY] * ranks
@@ -85,7 +85,7 @@ class RowBuffer(NamedTuple):
             require_alike(piece, have, f"out[{rank}]").count for rank, piece in enumerate(self.out)
         ]
 
-    def room(self, have: Rows) -> int:
+    def capacity(self, have: Rows) -> int:
         """Returns the total of expected rows, or `ANY` if `out` does not say."""
         return (
             ANY if self.out is None or self._listed else require_alike(self.out, have, "out").count
@@ -93,15 +93,15 @@ class RowBuffer(NamedTuple):
 
     def require(self, have: Rows, counts: list[int]) -> None:
         """Raises `ValueError` unless `out` fits exactly these rows from each rank."""
-        if self._listed and (found := self.takes(have, len(counts))) != counts:
+        if self._listed and (found := self.to_receive(have, len(counts))) != counts:
             raise ValueError(f"out: expected arrays of {counts} rows, but they have {found}")
-        room = self.room(have)
-        if room not in (ANY, sum(counts)):
+        capacity = self.capacity(have)
+        if capacity not in (ANY, sum(counts)):
             raise ValueError(
-                f"out: expected {sum(counts)} rows, the sum of {counts}, but it has {room}"
+                f"out: expected {sum(counts)} rows, the sum of {counts}, but it has {capacity}"
             )
 
-    def promise(self) -> Any:
+    def known_result(self) -> Any:
         """Returns the result if it is known before the counts, else a `DeferredResult`."""
         known = self.out is not None and (self._listed or not self.pieces)
         return self.out if known else DeferredResult()

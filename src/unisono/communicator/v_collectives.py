@@ -199,8 +199,8 @@ def all_to_all_of_lists(
     own_counts = ExchangedCounts(
         counts(sources),
         counts(targets),
-        gives_name="x[{}]" if isinstance(x, (list, tuple)) else "x",
-        takes_name="out[{}]" if isinstance(out, (list, tuple)) else "out",
+        to_send_name="x[{}]" if isinstance(x, (list, tuple)) else "x",
+        to_receive_name="out[{}]" if isinstance(out, (list, tuple)) else "out",
     )
     return with_exchanged_counts(
         engine, Op.ALL_TO_ALL, element, -1, algorithm, own_counts, proceed, out
@@ -215,43 +215,45 @@ def _all_to_all(
     x: Array,
     send_counts: Counts | Sequence[Counts],
     recv_counts: Counts | None,
-    place: RowBuffer,
+    buffer: RowBuffer,
     algorithm: str | Schedule | None,
 ) -> Call:
     have = rows(x, "x")
     table = table_of(send_counts, engine.size)
-    gives = (
+    to_send = (
         checked(send_counts, engine.size, "send_counts")
         if table is None
         else table[engine.rank].tolist()
     )
-    require_sum(gives, have, "send_counts")
-    takes = None
+    require_sum(to_send, have, "send_counts")
+    to_receive = None
     if recv_counts is not None:
-        takes = checked(recv_counts, engine.size, "recv_counts")
-        place.require(have, takes)
+        to_receive = checked(recv_counts, engine.size, "recv_counts")
+        buffer.require(have, to_receive)
 
     def proceed(sent: Table) -> Call:
         source = LengthsFrom.NONE if table is None else LengthsFrom.SEND_COUNTS
         comes = sent[:, engine.rank].tolist()
-        if takes not in (None, comes):
-            raise ValueError(f"recv_counts: expected {comes}, as send_counts say, not {takes}")
-        targets, result = place.arrays(x, have, comes)
+        if to_receive not in (None, comes):
+            raise ValueError(f"recv_counts: expected {comes}, as send_counts say, not {to_receive}")
+        targets, result = buffer.arrays(x, have, comes)
         lengths = tuple((sent * have.nbytes).ravel().tolist())
-        call = collectives.all_to_all(engine, split(x, gives), targets, algorithm, lengths, source)
+        call = collectives.all_to_all(
+            engine, split(x, to_send), targets, algorithm, lengths, source
+        )
         return call._replace(result=result)
 
     if table is not None:
         return proceed(table)
     own_counts = ExchangedCounts(
-        gives,
-        takes or place.takes(have, engine.size),
-        room=place.room(have),
-        gives_name="send_counts[{}]",
-        takes_name="recv_counts[{}]" if takes else "out[{}]",
+        to_send,
+        to_receive or buffer.to_receive(have, engine.size),
+        capacity=buffer.capacity(have),
+        to_send_name="send_counts[{}]",
+        to_receive_name="recv_counts[{}]" if to_receive else "out[{}]",
     )
     return with_exchanged_counts(
-        engine, Op.ALL_TO_ALL, have, -1, algorithm, own_counts, proceed, place.promise()
+        engine, Op.ALL_TO_ALL, have, -1, algorithm, own_counts, proceed, buffer.known_result()
     )
 
 
@@ -292,7 +294,7 @@ def _gathering(
     x: Array,
     counts: Counts | None,
     root: int,
-    place: RowBuffer,
+    buffer: RowBuffer,
     algorithm: str | Schedule | None,
 ) -> Call:
     have, n = rows(x, "x"), engine.size
@@ -302,7 +304,7 @@ def _gathering(
 
     def with_counts(shares: list[int]) -> Call:
         lengths = tuple(count * have.nbytes for count in shares)
-        targets, result = place.arrays(x, have, shares) if receives else (None, None)
+        targets, result = buffer.arrays(x, have, shares) if receives else (None, None)
         call = collectives.gathering(engine, op, x, targets, root, algorithm, lengths, source)
         return call._replace(result=result)
 
@@ -316,9 +318,9 @@ def _gathering(
         return with_counts(shares)
     own_counts = ExchangedCounts(
         [have.count if op is Op.ALL_GATHER or rank == root else 0 for rank in range(n)],
-        place.takes(have, n) if receives else [0] * n,
-        room=place.room(have) if receives else 0,
-        takes_name="out[{}]",
+        buffer.to_receive(have, n) if receives else [0] * n,
+        capacity=buffer.capacity(have) if receives else 0,
+        to_receive_name="out[{}]",
     )
     return with_exchanged_counts(
         engine,
@@ -328,7 +330,7 @@ def _gathering(
         algorithm,
         own_counts,
         lambda sent: with_counts(sent[:, max(root, 0)].tolist()),
-        place.promise() if receives else None,
+        buffer.known_result() if receives else None,
     )
 
 
@@ -363,13 +365,13 @@ def _scattering_on_root(
             engine, Op.SCATTER, sources, out, root, "sum", algorithm, lengths, _source(counts)
         )
 
-    gives = [ANY] * n
+    to_send = [ANY] * n
     if listed:
-        gives = [require_alike(x[r], have, f"x[{r}]", "x[0]").count for r in range(n)]
+        to_send = [require_alike(x[r], have, f"x[{r}]", "x[0]").count for r in range(n)]
     if counts is not None:
         shares = checked(counts, n, "counts")
-        if listed and shares != gives:
-            raise ValueError(f"x: expected arrays of {shares} rows, as counts say, not {gives}")
+        if listed and shares != to_send:
+            raise ValueError(f"x: expected arrays of {shares} rows, as counts say, not {to_send}")
         if not listed:
             require_sum(shares, have, "counts")
         if out is not None:
@@ -377,12 +379,12 @@ def _scattering_on_root(
         return with_counts(shares)
     if out is None and not listed:
         raise ValueError("scatter_v of one array needs counts, or out on every rank")
-    takes = [0] * n
-    takes[root] = ANY if out is None else require_alike(out, have, "out").count
+    to_receive = [0] * n
+    to_receive[root] = ANY if out is None else require_alike(out, have, "out").count
     own_counts = ExchangedCounts(
-        gives, takes, has=ANY if listed else have.count, gives_name="x[{}]"
+        to_send, to_receive, available=ANY if listed else have.count, to_send_name="x[{}]"
     )
-    promise = DeferredResult() if out is None else out
+    known_result = DeferredResult() if out is None else out
     return with_exchanged_counts(
         engine,
         Op.SCATTER,
@@ -391,7 +393,7 @@ def _scattering_on_root(
         algorithm,
         own_counts,
         lambda sent: with_counts(sent[root].tolist()),
-        promise,
+        known_result,
     )
 
 
@@ -418,14 +420,14 @@ def _scattering_off_root(
         shares = checked(counts, n, "counts")
         require_share(out, wants, shares[engine.rank], engine.rank)
         return with_counts(shares)
-    takes = [wants.count if rank == root else 0 for rank in range(n)]
+    to_receive = [wants.count if rank == root else 0 for rank in range(n)]
     return with_exchanged_counts(
         engine,
         Op.SCATTER,
         wants,
         root,
         algorithm,
-        ExchangedCounts([0] * n, takes),
+        ExchangedCounts([0] * n, to_receive),
         lambda sent: with_counts(sent[root].tolist()),
         out,
     )
