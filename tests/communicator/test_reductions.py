@@ -212,7 +212,7 @@ def test_factors_may_be_arrays(threads: World) -> None:
         (np.ones(3), ReduceOp.PREMUL_SUM, UnsupportedError, "needs a factor"),
         (np.ones(3, int), premul_sum(0.5), UnsupportedError, "int64 .*not float64"),
         (np.ones(3), premul_sum(1j), UnsupportedError, "float64 .*not complex128"),
-        (np.ones(3), premul_sum("2"), UnsupportedError, "needs numbers"),
+        (np.ones(3), premul_sum("2"), UnsupportedError, "expected numbers"),
         (np.ones(3), premul_sum(np.ones(4)), ValueError, "broadcast"),
         (np.ones(3, bool), premul_sum(2), UnsupportedError, "bool does not support premul_sum"),
         (np.ones(3), "land", UnsupportedError, "float64 does not support land; .* sum, prod"),

@@ -235,7 +235,7 @@ def test_objects_similar_to_tensors_are_refused(threads: World) -> None:
     def check(comm: Communicator) -> None:
         x = torch.ones(2)
         for _ in range(2):
-            with pytest.raises(TypeError, match="a CPU torch tensor, not Alike"):
+            with pytest.raises(TypeError, match="a CPU torch tensor, not TensorLike"):
                 comm.all_reduce(TensorLike(x))
             comm.all_reduce(x)
 
