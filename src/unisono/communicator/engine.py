@@ -222,7 +222,7 @@ class Engine:
         in step and the group stays usable. A rank that makes the call raises `MismatchError` with
         this reason. Each error is reported once.
         """
-        if getattr(error, "was_told", False):
+        if getattr(error, "was_reported", False):
             return
         error.was_reported = True  # type: ignore[attr-defined]
         with suppress(CommunicationError):

@@ -114,7 +114,7 @@ class ProcessGroup(Reductions, DataMovement):
 
     def _name_of_split(self, ranks: list[int]) -> str:
         self._splits += 1
-        return f"{self.group_name}:split{self._parts}:{'-'.join(map(str, ranks))}"
+        return f"{self.group_name}:split{self._splits}:{'-'.join(map(str, ranks))}"
 
     def shrink_group(
         self, exclude: Sequence[int] = (), timeout: timedelta | None = None
