@@ -1,4 +1,4 @@
-"""Ranks as threads that meet at boards, for the tests of these."""
+"""Ranks as threads that exchange texts through bootstrap stores."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import Any
 
 
 def at_once(*calls: Callable[[], Any]) -> list[Any]:
-    """What each call returned or raised; they run at once."""
+    """Runs the calls at once. Returns each call's result or error."""
 
     def outcome(call: Callable[[], Any]) -> Any:
         try:
@@ -24,14 +24,14 @@ def at_once(*calls: Callable[[], Any]) -> list[Any]:
 
 
 def free_port(address: str = "127.0.0.1") -> int:
-    """A port that nobody has."""
+    """Returns a port that no process uses."""
     with socket.socket(socket.AF_INET6 if ":" in address else socket.AF_INET) as listener:
         listener.bind((address, 0))
         return int(listener.getsockname()[1])
 
 
 def all_are(outcomes: Sequence[Any], error: type[Exception], text: str) -> None:
-    """Every outcome is this error, with this text in it."""
+    """Asserts that every outcome is an error of this type with this text."""
     for outcome in outcomes:
         assert isinstance(outcome, error), outcomes
         assert text in str(outcome), outcomes

@@ -1,4 +1,4 @@
-"""Loops inside a test, where a case each would cost more than what it tries."""
+"""Loops over cases inside one test, for cases that are cheaper than a test of their own."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ from contextlib import contextmanager
 
 @contextmanager
 def turn(**values: object) -> Iterator[None]:
-    """One turn of a loop: a failure in it is told with these values."""
+    """One iteration of a loop over cases; a failure inside it lists these values."""
     try:
         yield
     except BaseException as error:
-        error.add_note("in the turn " + ", ".join(f"{name}={v}" for name, v in values.items()))
+        error.add_note("in the case " + ", ".join(f"{name}={v}" for name, v in values.items()))
         raise

@@ -1,4 +1,4 @@
-"""What every test of this project can ask for."""
+"""Fixtures for every test of this project."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from hypothesis import settings
 if TYPE_CHECKING:
     from ranks import Threads
 
-# No test may fail because the machine was busy with something else.
+# No test may fail because the machine is busy.
 settings.register_profile("unisono", deadline=None)
 settings.load_profile("unisono")
 
@@ -27,16 +27,17 @@ _LAUNCHER_VARIABLES = (
 
 @pytest.fixture(autouse=True)
 def clean_environment(monkeypatch: pytest.MonkeyPatch) -> None:
-    """No test sees the launcher or the settings of whoever runs it."""
+    """Removes the launcher's and the user's settings from the environment of every test."""
     for name in _LAUNCHER_VARIABLES:
         if name in os.environ:
             monkeypatch.delenv(name)
-    monkeypatch.setenv("XDG_CACHE_HOME", "/nowhere")  # nor what was tuned for this machine
+    # Also no file that `unisono tune` made for this machine.
+    monkeypatch.setenv("XDG_CACHE_HOME", "/nowhere")
 
 
 @pytest.fixture(autouse=True)
 def needs_lab(request: pytest.FixtureRequest) -> None:
-    """Skips what is marked `lab` where there can be no lab, and says why."""
+    """Skips tests marked `lab` if this machine cannot run a lab, with the reason."""
     if request.node.get_closest_marker("lab") is not None:
         from unisono.bench.lab import reason_unavailable
 
@@ -46,7 +47,7 @@ def needs_lab(request: pytest.FixtureRequest) -> None:
 
 @pytest.fixture(autouse=True, scope="session")
 def lower_once() -> Iterator[None]:
-    """Ranks that are threads build a schedule and lay it out once for all, not each for itself."""
+    """Lets ranks that are threads build and lower each schedule only once for all of them."""
     from shared_lowering import shared
 
     with shared():
@@ -56,7 +57,7 @@ def lower_once() -> Iterator[None]:
 @pytest.fixture(scope="session")
 def threads() -> Iterator[Callable[[int], Threads]]:
     """`threads(n)`: n ranks with a healthy communicator, shared by the tests of a session."""
-    from ranks import Threads  # only where it is asked for: it needs the native core
+    from ranks import Threads  # imported late, since it needs the native core
 
     worlds: dict[int, Threads] = {}
 

@@ -1,4 +1,4 @@
-"""Porters in one process, and native ends of groups that only write down what they are told."""
+"""Connection managers in one process, with fake native groups that record the calls they get."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ WORLD = b"a world of the tests"
 
 
 class Recorder:
-    """A group's end as the links see it; keeps what came, and the sockets."""
+    """A fake native group: records its calls and keeps the sockets."""
 
     def __init__(self) -> None:
         self.sockets: dict[tuple[int, int, int], socket.socket] = {}
@@ -36,7 +36,7 @@ class Recorder:
         self._lock = threading.Lock()
         self._fd = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
 
-    # ---- what the links call
+    # ---- called by the connection manager
 
     def attach(
         self, peer: int, kind: int, stream: int, streams: int, fd: int, tls: object = None
@@ -53,8 +53,8 @@ class Recorder:
         self.left.add(peer)
 
     def fail(self, fault: int, text: str) -> None:
-        if fault not in list(Fault):  # as the core does
-            raise UnisonoError(f"fault: expected a number that is known, got {fault}")
+        if fault not in list(Fault):  # like the core
+            raise UnisonoError(f"fault: expected a known number, got {fault}")
         if self._failure is None:
             self._failure = (fault, text)
             self.failed_at = time.monotonic()
@@ -84,7 +84,7 @@ class Recorder:
             events, self._events = self._events, 0
             return events
 
-    # ---- what the tests call
+    # ---- called by the tests
 
     def raise_events(self, events: int) -> None:
         with self._lock:
@@ -102,7 +102,7 @@ class Recorder:
 
 
 class Place:
-    """One rank: its porter, and a recorder for each group that it entered."""
+    """One rank: its connection manager, and a recorder for each group that it has entered."""
 
     def __init__(self, porter: ConnectionManager, rank: int) -> None:
         self.porter, self.rank = porter, rank
@@ -152,7 +152,7 @@ def contacts_of(porters: Sequence[ConnectionManager]) -> list[PeerInfo]:
 def world(
     ranks: int, address: str | Sequence[str] = "127.0.0.1", *, streams: int = 1
 ) -> Iterator[list[Place]]:
-    """`ranks` porters that have joined, all in this process."""
+    """Makes connection managers for `ranks` ranks that have joined, all in this process."""
     porters = [make_porter(address, streams=streams) for _ in range(ranks)]
     contacts = contacts_of(porters)
     places = [Place(porter, rank) for rank, porter in enumerate(porters)]
@@ -175,12 +175,12 @@ def world(
 def wait_until(true: Callable[[], object], in_s: float = 5.0) -> None:
     deadline = time.monotonic() + in_s
     while not true():
-        assert time.monotonic() < deadline, "did not come true in time"
+        assert time.monotonic() < deadline, "the condition did not become true in time"
         time.sleep(0.002)
 
 
 def exchange(one: Recorder, other: Recorder, me: int, peer: int, kind: int = 0) -> None:
-    """Shows that the connections between two ranks of a group are those that they think."""
+    """Asserts that two ranks of a group are connected to each other, not to other ranks."""
     (streams,) = one.streams | other.streams
     for stream in range(streams):
         here, there = one.sockets[peer, kind, stream], other.sockets[me, kind, stream]

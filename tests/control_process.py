@@ -1,9 +1,9 @@
-"""One rank of the links as a process of its own: says on stdout, as JSON, what happens to it.
+"""One rank with a connection manager, as its own process. It prints events on stdout as JSON.
 
-`link_process.py RANK SIZE ADDRESS` writes where it listens, reads all contacts from stdin, joins,
-and enters one group of all. Lines that it reads then: `anxious` (from now on it waits for the
-others and hears what they called), `reach`, `pump` (bytes over every connection, both ways, for
-ever), `flowing` (do bytes still come?), `quit`.
+`control_process.py RANK SIZE ADDRESS` prints its listening address, reads all contacts from stdin,
+joins, and enters one group of all ranks. Then it reads commands: `anxious` (makes it wait for the
+other ranks, so that it gets their last calls), `reach`, `pump` (sends bytes over every connection
+both ways, without end), `flowing` (prints whether bytes still arrive), `quit`.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _ASK_S = 0.1
 
 
 class Telling(Recorder):
-    """Says what it is told."""
+    """Prints every call that it gets."""
 
     received_at = 0.0
 
@@ -73,7 +73,7 @@ class Telling(Recorder):
 
 
 def tell(event: str, **facts: Any) -> None:
-    # One write: threads tell at once.
+    # One write per line, since several threads print.
     sys.stdout.write(json.dumps({"event": event, "at": time.monotonic(), **facts}) + "\n")
     sys.stdout.flush()
 
@@ -104,7 +104,7 @@ def main(rank: int, size: int, address: str) -> None:
 
 
 class LinkProcess:
-    """The other side of it: the process as a test sees it."""
+    """The process as a test uses it."""
 
     def __init__(self, words: Sequence[str], start: Callable[..., subprocess.Popen[str]]) -> None:
         self.process = start(
@@ -124,7 +124,7 @@ class LinkProcess:
         self.process.stdin.flush()
 
     def expect(self, event: str, in_s: float = 10.0) -> dict[str, Any]:
-        """The first such event, which may have been long ago."""
+        """Returns the first such event; it may have happened long ago."""
         with self._changed:
             assert self._changed.wait_for(lambda: self.count(event), in_s), (event, self.events)
             return next(one for one in self.events if one["event"] == event)
@@ -149,7 +149,7 @@ class LinkProcess:
 
 
 def join_all(ranks: Sequence[LinkProcess]) -> None:
-    """Hands the contacts round, and waits until all have joined."""
+    """Distributes the contacts, and waits until all have joined."""
     contacts = json.dumps([rank.expect("listens", 20)["address"] for rank in ranks])
     for rank in ranks:
         rank.say(contacts)

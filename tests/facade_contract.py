@@ -1,4 +1,4 @@
-"""A contract for import-linter: what is inside a folder is imported by that folder alone."""
+"""A contract for import-linter: only a folder itself may import from its files."""
 
 from __future__ import annotations
 
@@ -9,12 +9,14 @@ from importlinter import Contract, ContractCheck, output
 
 
 class FacadeContract(Contract):
-    """Others import from the folder itself, which names in `__all__` what it offers."""
+    """Other folders import from the folder's `__init__.py`, whose `__all__` lists the public
+    names.
+    """
 
     type_name = "facades"
 
     def check(self, graph: ImportGraph, verbose: bool) -> ContractCheck:
-        """Finds the imports that reach inside a folder that is not their own."""
+        """Finds imports of files inside another folder."""
         inside = sorted(
             f"{found['importer']}, line {found['line_number']}: {found['line_contents']}"
             for module in graph.modules
@@ -25,7 +27,7 @@ class FacadeContract(Contract):
         return ContractCheck(kept=not inside, metadata={"inside": inside})
 
     def render_broken_contract(self, check: ContractCheck) -> None:
-        """Prints them."""
+        """Prints these imports."""
         for line in check.metadata["inside"]:
             output.print_error(line)
 
@@ -35,6 +37,6 @@ def _reaches_inside(found: DetailedImport) -> bool:
     if imported[0] != "unisono" or len(imported) < 3 or importer[:2] == imported[:2]:
         return False
     folder = ".".join(imported[:2])
-    # A name that a folder offers may be that of a file in it.
+    # A public name of a folder may equal the name of a file in it.
     by_name = found["line_contents"].startswith(f"from {folder} import")
     return not by_name or imported[2] not in importlib.import_module(folder).__all__

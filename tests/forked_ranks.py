@@ -1,7 +1,7 @@
-"""Ranks forked from a process that has imported what they need: importing takes most of a second.
+"""Ranks forked from a process that has imported their modules, since imports take most of a second.
 
-As a program, this file is that process. It has no thread and has done nothing but import, so a rank
-begins as a new interpreter would, and ends as one: it comes out of the program's last line.
+As a program, this file is that process. It has no other thread and has only imported modules. So a
+rank begins like a new interpreter, and ends like one: it returns from the program's last line.
 """
 
 from __future__ import annotations
@@ -25,23 +25,23 @@ _MOST_BYTES = 1 << 17
 
 
 class Child:
-    """A forked rank: what the tests use of `subprocess.Popen`."""
+    """A forked rank, with the methods of `subprocess.Popen` that the tests use."""
 
-    def __init__(self, nursery: Nursery, pid: int) -> None:
+    def __init__(self, forker: Forker, pid: int) -> None:
         self.pid = pid
-        self._nursery = nursery
+        self._nursery = forker
         self._pidfd = os.pidfd_open(pid)
         self._code: int | None = None
 
     def poll(self) -> int | None:
-        """The exit code, once it has ended."""
+        """Returns the exit code if the process has ended, else None."""
         if self._code is None and select.select([self._pidfd], [], [], 0)[0]:
             self._code = self._nursery.ask({"status": self.pid})
             os.close(self._pidfd)
         return self._code
 
     def wait(self, timeout_s: float | None = None) -> int:
-        """The exit code, when it has ended."""
+        """Waits for the end and returns the exit code."""
         if self._code is None:
             select.select([self._pidfd], [], [], timeout_s)
         code = self.poll()
@@ -50,7 +50,7 @@ class Child:
         return code
 
     def send_signal(self, number: int) -> None:
-        """Nothing where it has ended: its number may be another's."""
+        """Sends a signal. Does nothing after the end, when another process may have the number."""
         if self.poll() is None:
             os.kill(self.pid, number)
 
@@ -58,8 +58,8 @@ class Child:
         self.send_signal(signal.SIGKILL)
 
 
-class Nursery:
-    """The process that forks ranks, as the tests see it."""
+class Forker:
+    """The process that forks ranks, as the tests use it."""
 
     def __init__(self) -> None:
         self._ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
@@ -70,7 +70,7 @@ class Nursery:
         atexit.register(self._close)
 
     def ask(self, request: dict[str, Any], fds: tuple[int, ...] = ()) -> int:
-        """The number that is the answer."""
+        """Sends a request and returns the number in the answer."""
         socket.send_fds(self._ours, [json.dumps(request).encode()], list(fds))
         answer = self._ours.recv(_MOST_BYTES)
         assert answer, "the process that forks ranks has ended"
@@ -85,9 +85,10 @@ class Nursery:
         host: int | None = None,
         descriptors: int | None = None,
     ) -> Child:
-        """A rank that is told these words and speaks through `pipe`; where `host`, a process, is,
-        and with no more than so many descriptors."""
-        # What it prints goes where this process prints now.
+        """Starts a rank with these words as arguments, which writes to `pipe`. If given, the rank
+        joins the namespaces of the process `host` and can open only so many descriptors.
+        """
+        # The rank's output goes to this process's current output.
         fds = (pipe, 1, 2)
         request = {
             "words": words, "environment": environment, "folder": os.getcwd(), "host": host,
@@ -101,16 +102,16 @@ class Nursery:
 
 
 @functools.cache
-def nursery() -> Nursery:
-    """That of this process, started when first asked for."""
-    return Nursery()
+def forker() -> Forker:
+    """Returns the forking process of this process; starts it on first use."""
+    return Forker()
 
 
 # ---- as a program
 
 
 def serve(parent: socket.socket, rank: Callable[..., None]) -> Callable[[], None]:
-    """Forks whenever it is asked to. Returns in a child, with what it is to do, and at the end."""
+    """Forks on each request. Returns in a child, with the child's task, and at the end."""
     while True:
         data, fds, _, _ = socket.recv_fds(parent, _MOST_BYTES, 3)
         if not data:
@@ -145,7 +146,7 @@ def _become(rank: Callable[..., None], request: dict[str, Any], pipe: int, *outp
 
 
 def _move_to(process: int) -> None:
-    """Into the namespaces that make the process a host of a lab."""
+    """Enters the namespaces that make the process a host of a lab."""
     libc = ctypes.CDLL(None, use_errno=True)
     opened = [os.open(f"/proc/{process}/ns/{kind}", os.O_RDONLY) for kind in ("net", "uts", "mnt")]
     for namespace in opened:
@@ -164,6 +165,6 @@ if __name__ == "__main__":
     from ranks import run_rank
 
     unisono.native.usable_cores()  # loads the native core
-    # Under nohup and in a shell's background it is ignored, and that is inherited.
+    # SIGINT is ignored under nohup and in a shell's background, and children inherit this.
     signal.signal(signal.SIGINT, signal.default_int_handler)
     serve(socket.socket(fileno=int(sys.argv[1])), run_rank)()

@@ -1,4 +1,4 @@
-"""What a process has of groups: mappings of their memory, and open files."""
+"""A process's resources for groups: memory mappings and open files."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from pathlib import Path
 
 
 def mappings() -> int:
-    """How many mappings of groups' memory this process has, but for those of garbage."""
-    gc.collect()  # what earlier tests have left must not go in the midst of this one
+    """Returns the number of this process's mappings of group memory, after garbage collection."""
+    gc.collect()  # otherwise garbage of earlier tests could disappear during this test
     return Path("/proc/self/maps").read_text().count("memfd:unisono")
 
 

@@ -1,4 +1,4 @@
-"""What ranks sent and asked for, and which message MPI lets each receive get."""
+"""Histories of sends and receives, and MPI's rules for matching them."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import numpy as np
 
 @dataclass(kw_only=True, eq=False)
 class Message:
-    """A send that has begun; `number` says when, among all sends and receives."""
+    """A send that has begun; `number` is its position among all sends and receives."""
 
     number: int
     src: int
@@ -19,7 +19,7 @@ class Message:
     content: bytes
     work: Any
     withdrawn: bool = False
-    over: bool = False  # and its request was started once more
+    over: bool = False  # and its request has been started again
 
 
 @dataclass(kw_only=True, eq=False)
@@ -30,7 +30,7 @@ class Receive:
     tag: int | None
     memory: np.ndarray
     work: Any
-    found: tuple[int, int] | None = None  # source and tag that a probe told just before
+    found: tuple[int, int] | None = None  # source and tag that a preceding probe returned
     cancelled: bool = False
     outcome: tuple[int, int, bytes] | None = None  # source, tag, content
     got: Message | None = None
@@ -39,12 +39,14 @@ class Receive:
         return fits(self.src, self.tag, message)
 
     def look(self) -> bool:
-        """Whether it has just ended."""
+        """Returns True if the receive has just ended."""
         if self.cancelled or self.outcome is not None or not self.work.test():
             return False
         self.work.wait()
         source, tag = self.work.source_rank(), self.work.tag()
-        assert self.found in (None, (source, tag)), f"{self} has not got what the probe found"
+        assert self.found in (None, (source, tag)), (
+            f"{self} received another message than the probe found"
+        )
         self.outcome = source, tag, self.memory.tobytes()
         return True
 
@@ -58,10 +60,12 @@ class History:
     messages: list[Message] = field(default_factory=list)
     receives: list[Receive] = field(default_factory=list)
     asked: set[tuple[int, int | None, int]] = field(default_factory=set)
-    """(rank, source, tag) of probes: what they find may come before what the sender holds back."""
+    """Probes as (rank, source, tag). A probe may find a message earlier than the held-back ones."""
 
     def must_have_come(self, rank: int, src: int | None, tag: int | None) -> bool:
-        """Whether more such messages were sent than all receives together can have taken."""
+        """Returns True if more such messages were sent than all receives together can have
+        taken.
+        """
         there = [m for m in self.to(rank) if fits(src, tag, m)]
         takers = [r for r in self.of(rank) if any(r.wants(m) for m in there)]
         return len(there) > len(takers)
@@ -84,27 +88,33 @@ class History:
                     self._check_order(receive, receive.got, receives, messages)
                     continue
                 left = [m for m in messages if m not in taken and receive.wants(m)]
-                assert not left, f"{receive} waits, and {left[0]} was there for it"
+                assert not left, f"{receive} waits although {left[0]} matches it"
                 later = [r for r in receives if r.got and receive.wants(r.got)]
                 assert all(r.number < receive.number for r in later), f"{receive} was overtaken"
 
     def _settle(self, receive: Receive, taken: set[Message]) -> None:
-        """Finds the message that a receive has got. Those without a byte look alike: they are told
-        apart by their order, which is what counts."""
+        """Finds the message that a receive has got.
+
+        Messages without bytes are equal, so they are matched by their order, which the rules are
+        about.
+        """
         assert receive.outcome is not None
         source, tag, content = receive.outcome
         alike = [m for m in self.to(receive.rank) if (m.src, m.tag) == (source, tag)]
         found = (m for m in alike if m.content == content and m not in taken)
         receive.got = next(found, None)
-        assert receive.got is not None, f"{receive} has got what nobody sent"
-        assert receive.wants(receive.got), f"{receive} has got what it did not ask for"
+        assert receive.got is not None, f"{receive} received a message that no rank sent"
+        assert receive.wants(receive.got), f"{receive} received a message that does not match it"
         taken.add(receive.got)
 
     def _check_order(
         self, receive: Receive, got: Message, receives: list[Receive], messages: list[Message]
     ) -> None:
-        """MPI 4.1, section 3.5: of two messages of one rank that a receive asks for, it gets the
-        first; of two receives that ask for a message, the first gets it."""
+        """Checks MPI 4.1, section 3.5.
+
+        Of two messages of one rank that match a receive, the receive gets the first. Of two
+        receives that match a message, the first gets it.
+        """
         if receive.tag is None and self._was_asked_for(got):
             return
         for message in messages:

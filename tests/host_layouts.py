@@ -1,4 +1,4 @@
-"""Ranks on hosts, for tests: any layout, and regular ones."""
+"""Layouts of ranks on hosts: random ones and regular ones."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from unisono.algorithms.host_layout import Hosts
 
 @st.composite
 def layouts(draw: st.DrawFn, most: int = 9) -> Hosts:
-    """Any partition of 1 to `most` ranks, in any order."""
+    """Draws any partition of 1 to `most` ranks, in any order."""
     ranks = draw(st.permutations(range(draw(st.integers(1, most)))))
     numbers = draw(st.lists(st.integers(0, 4), min_size=len(ranks), max_size=len(ranks)))
     hosts: dict[int, list[int]] = {}

@@ -1,4 +1,4 @@
-"""What a rank does that mpiexec started for tests/bootstrap/test_mpi_network.py.
+"""The program of a rank that mpiexec starts for tests/bootstrap/test_mpi_network.py.
 
 Arguments: a scenario, and the pretended host of each rank, such as 0,0,1,1.
 """
@@ -34,7 +34,7 @@ def main() -> None:
     assert comm.hosts == layout(hosts), comm.hosts
     SCENARIOS[scenario](comm)
     comm.close()
-    os.write(1, f"rank {comm.rank} is done\n".encode())  # in one piece
+    os.write(1, f"rank {comm.rank} is done\n".encode())  # one write, so that lines do not mix
 
 
 def layout(hosts: str) -> tuple[tuple[int, ...], ...]:
@@ -98,7 +98,7 @@ def messages(comm: Communicator) -> None:
             comm.send(x, right)
             comm.recv(out, left)
         assert (out == left).all()
-    # More than a peer is sent at once that does not ask; then in another order.
+    # More messages than a peer accepts unasked; then receive them in another order.
     many = [np.full(100, 1000 * rank + i) for i in range(200)]
     sent = [comm.send(x, right, tag=i, async_op=True) for i, x in enumerate(many)]
     for i in reversed(range(200)):
@@ -129,21 +129,19 @@ def mismatch(comm: Communicator) -> None:
 
 def abort(comm: Communicator) -> None:
     comm.barrier()
-    expect(
-        unisono.UnsupportedError, comm.shrink, "a communicator whose transport is MPI cannot shrink"
-    )
-    comm.barrier()  # and goes on
+    expect(unisono.UnsupportedError, comm.shrink, "a communicator whose wire is MPI cannot shrink")
+    comm.barrier()  # the communicator still works
     if comm.rank == 0:
         comm.abort("enough")
     expect(unisono.AbortedError, lambda: comm.all_reduce(np.ones(10)), "enough")
 
 
 def torn(comm: Communicator) -> None:
-    """Groups that are aborted with much under way, whose memory their ranks then need no more."""
+    """Aborts groups with many pending calls; afterwards their memory is no longer needed."""
     for delay_s in (0.01, 0.02, 0.03, 0.05):
         part = comm.split(0)
         assert part is not None
-        comm.barrier()  # all have it
+        comm.barrier()  # all ranks have reached this
         try:
             tear(part, delay_s)
         except unisono.AbortedError as error:
@@ -151,7 +149,7 @@ def torn(comm: Communicator) -> None:
         part.close()
         del part
         gc.collect()
-        comm.barrier()  # and MPI goes on
+        comm.barrier()  # MPI still works
 
 
 def tear(comm: Communicator, delay_s: float) -> None:
@@ -168,7 +166,7 @@ def tear(comm: Communicator, delay_s: float) -> None:
 
 
 def many(comm: Communicator) -> None:
-    """Groups one after the other use few communicators of MPI, which has a limited number."""
+    """Makes many groups in sequence with few of MPI's communicators, whose number is limited."""
     handles = set()
     for number in range(10):
         sets = ((0, 1, 2, 3),) if number % 2 else ((3, 1, 0), (2,))
@@ -181,23 +179,27 @@ def many(comm: Communicator) -> None:
 
 
 def forked(comm: Communicator) -> None:
-    """A child leaves its parent's groups alone."""
+    """Checks that a forked child does not touch its parent's groups."""
     comm.barrier()
     child = os.fork()
     if child == 0:
         comm.close()
         os._exit(0)
     assert os.waitpid(child, 0)[1] == 0
-    network: Any = comm._span and comm._span.network
+    network: Any = comm._network and comm._network.network
     (entered,) = network._groups.values()
     with selectors.DefaultSelector() as selector:
         selector.register(entered.watch._doorbell.fd, selectors.EVENT_READ)
-        assert not selector.select(0), "the parent's thread was woken, and will be for ever"
+        assert not selector.select(0), (
+            "the child's copy of the descriptor wakes the parent's thread"
+        )
     comm.barrier()
 
 
 def garbage(comm: Communicator) -> None:
-    """What no rank of this version says fails the group in words, wherever its descriptors are."""
+    """Sends messages that no rank of this version sends. They fail the group with a clear error,
+    even if its descriptors have high numbers.
+    """
     forked(comm)
     kept = _high_descriptors()
     for said, heard in {
@@ -221,7 +223,7 @@ def garbage(comm: Communicator) -> None:
 
 
 def _high_descriptors() -> list[int]:
-    """Takes so many descriptors that the next ones have numbers too high for `select`."""
+    """Opens so many descriptors that later ones have numbers too high for `select`."""
     resource.setrlimit(
         resource.RLIMIT_NOFILE, (4096, resource.getrlimit(resource.RLIMIT_NOFILE)[1])
     )
@@ -234,9 +236,9 @@ def _until_failed(comm: Communicator) -> None:
 
 
 def _link(comm: Communicator) -> MpiLink:
-    assert comm._span is not None
-    network: Any = comm._span.network
-    found: MpiLink = network._groups[comm._span.name].link
+    assert comm._network is not None
+    network: Any = comm._network.network
+    found: MpiLink = network._groups[comm._network.name].link
     return found
 
 
@@ -251,7 +253,7 @@ def late(comm: Communicator) -> None:
 
 
 def leave(comm: Communicator) -> None:
-    """Who has done its part may leave; who still needs it learns that it has left."""
+    """A rank that has done its part may leave. A rank that still needs it gets an error."""
     comm.all_reduce(np.ones(1000))
     last = comm.size - 1
     if comm.rank == 0:
@@ -280,7 +282,7 @@ def expect(kind: type[Exception], call: Callable[[], object], part: str) -> None
         call()
     except kind as error:
         assert part in str(error), error
-        assert time.monotonic() - began < 5, "it took long"
+        assert time.monotonic() - began < 5, "the error took too long"
     else:
         raise AssertionError(f"no {kind.__name__}")
 

@@ -1,6 +1,6 @@
-"""The rules of a schedule once more, transfer by transfer: slow and plain, to try `prove` against.
+"""The rules of a schedule, implemented transfer by transfer: slow and simple, to test `prove`.
 
-Contributions are pairs (chunk, set of ranks), kept in a dictionary for each place.
+Contributions are pairs (chunk, set of ranks), in a dictionary by place.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ Value = tuple[int, frozenset[int]]
 
 
 def is_right(schedule: Schedule) -> bool:
-    """Whether the schedule keeps all rules and performs its collective."""
+    """Returns True if the schedule keeps all rules and performs its collective."""
     transfers = tuple(schedule.transfers)
     rounds = [0, *(t.round for t in transfers)]
     if schedule.scratch < 0 or any(a > b for a, b in pairwise(rounds)):
@@ -46,7 +46,7 @@ def _exists(schedule: Schedule, t: Transfer) -> bool:
 
 
 def _round(state: dict[Place, Value], transfers: list[Transfer]) -> dict[Place, Value] | None:
-    """What the round writes; None if it breaks a rule."""
+    """Returns the writes of a round; None if it breaks a rule."""
     moves = [
         ((t.src, t.src_chunk + i), (t.dst, t.dst_chunk + i), t.reduce)
         for t in transfers

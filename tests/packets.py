@@ -1,8 +1,8 @@
-"""A network packet by packet: what the flows of the simulator are measured against.
+"""A packet-level network simulator, the reference for the simulator's flows.
 
-Store and forward: a link sends one packet after the other, a switch passes one on when it has all
-of it. A link takes the packets of the messages that wait for it in turns where they start, and in
-the order of arrival elsewhere. Queues have no end, nothing is lost.
+It models store and forward: a link sends one packet after the other, and a switch forwards a packet
+after it has received all of it. A link alternates between the packets of messages that start there,
+and sends other packets in the order of their arrival. Queues are unlimited, and no packet is lost.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from unisono.topology import Topology
 
 
 class PacketNetwork:
-    """Messages are started with `send`; `run` calls back when the last packet is there."""
+    """Starts messages with `send`; `run` calls back at the arrival of a message's last packet."""
 
     def __init__(self, topology: Topology, packet_bytes: int) -> None:
         self.topology = topology
@@ -43,7 +43,7 @@ class PacketNetwork:
         return message
 
     def start(self, link: int) -> None:
-        """The next packet of a link that is free; what passes through goes first."""
+        """Sends the next packet of a free link; forwarded packets go first."""
         if link in self.busy:
             return
         if self.queues[link]:
@@ -63,7 +63,7 @@ class PacketNetwork:
         heapq.heappush(self.events, (there, next(self.number), "there", (message, hop, size)))
 
     def step(self) -> int | None:
-        """The next event; a message if that was its end."""
+        """Runs the next event; returns a message if this event was its end."""
         self.now, _, what, which = heapq.heappop(self.events)
         if what == "free":
             self.busy.discard(which[0])
@@ -80,7 +80,7 @@ class PacketNetwork:
 
 
 def time_s(schedule: Schedule, topology: Topology, nbytes: int, packet_bytes: int = 4096) -> float:
-    """A schedule by packets: a message starts when the last writes of what it sends are there."""
+    """Returns a schedule's time by packets. A message starts after the last writes of its data."""
     network = PacketNetwork(topology, packet_bytes)
     chunk_bytes = nbytes / whole_chunks(schedule.collective)
     makers: dict[tuple[int, int], set[int]] = defaultdict(set)

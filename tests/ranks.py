@@ -1,4 +1,4 @@
-"""Ranks for tests: as threads of this process (fast), or as processes that may be killed."""
+"""Ranks for tests: threads of this process (fast), or processes that a test can kill."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from types import TracebackType
 from typing import Any
 
 import unisono
-from forked_ranks import Child, nursery
+from forked_ranks import Child, forker
 from unisono import Communicator
 from unisono.errors import CommunicationError
 
@@ -28,16 +28,16 @@ _numbers = itertools.count()
 
 
 def unique_name() -> str:
-    """A rendezvous that no other test has."""
+    """Returns a rendezvous that no other test uses."""
     return f"test-{os.getpid()}-{next(_numbers)}"
 
 
 @contextlib.contextmanager
 def no_descriptors() -> Iterator[None]:
-    """The process may not open anything more; sockets that are accepted need a descriptor too."""
+    """Leaves the process without free descriptors; an accepted socket needs one too."""
     before = resource.getrlimit(resource.RLIMIT_NOFILE)
     highest = max(int(fd) for fd in os.listdir("/proc/self/fd"))
-    holders = [os.dup(0) for _ in range(highest)]  # fills the gaps below
+    holders = [os.dup(0) for _ in range(highest)]  # fills the gaps below the highest
     top = max(holders)
     resource.setrlimit(resource.RLIMIT_NOFILE, (top + 1, before[1]))
     try:
@@ -77,7 +77,9 @@ class Threads:
         ]
 
     def run(self, function: Callable[..., Any], *args: Any) -> list[Any]:
-        """`function(comm, *args)` on every rank: the results, or the first failure."""
+        """Runs `function(comm, *args)` on every rank. Returns the results, or raises the first
+        failure.
+        """
         outcomes = self._call(function, args, abort=True)
         errors = [outcome for outcome in outcomes if isinstance(outcome, BaseException)]
         if errors:
@@ -87,7 +89,7 @@ class Threads:
         return outcomes
 
     def outcomes(self, function: Callable[..., Any], *args: Any) -> list[Any]:
-        """`function(comm, *args)` on every rank: what each returned or raised."""
+        """Runs `function(comm, *args)` on every rank. Returns each rank's result or error."""
         self.healthy = False
         return self._call(function, args, abort=False)
 
@@ -96,7 +98,7 @@ class Threads:
             try:
                 return function(comm, *args)
             except Exception as error:
-                if abort:  # the others would wait for this rank in all_left
+                if abort:  # otherwise the others would wait for this rank until the timeout
                     comm.abort(f"{type(error).__name__}: {error}")
                 return error
 
@@ -128,7 +130,7 @@ class Threads:
 
 
 class Me:
-    """What a rank that is a process is given."""
+    """The argument of a rank's function, in a rank that is a process."""
 
     def __init__(self, rank: int, size: int, name: str, pipe: int) -> None:
         self.rank = rank
@@ -137,18 +139,18 @@ class Me:
         self._pipe = pipe
 
     def join(self, timeout_s: float = 30.0) -> Communicator:
-        """The communicator of all ranks."""
+        """Returns the communicator of all ranks."""
         return unisono.init(
             rank=self.rank, size=self.size, rendezvous=self.name, timeout_s=timeout_s
         )
 
     def say(self, event: str, **facts: Any) -> None:
-        """Tells the test something. Any thread, and a forked child, may."""
+        """Sends an event to the test. Any thread and any forked child may call it."""
         line = json.dumps({"event": event, "at": time.monotonic(), **facts}) + "\n"
         os.write(self._pipe, line.encode())
 
     def attempt(self, event: str, function: Callable[..., Any], *args: Any) -> None:
-        """Tells the test what the call ended with, and when."""
+        """Calls the function and sends its outcome and time to the test."""
         error = text = None
         try:
             function(*args)
@@ -158,10 +160,11 @@ class Me:
 
 
 class Processes:
-    """Ranks as processes: `function(me)` of the file that defines it. Kills what is left.
+    """Ranks as processes that run `function(me)` of the file that defines it. Kills remaining ranks
+    at the end.
 
-    They are forked from one that has imported all they need, with `environment(rank)` added to
-    their environment, and with `place(rank)` as arguments of `Nursery.start`.
+    They are forked from a process that has imported their modules. `environment(rank)` is added to
+    their environment, and `place(rank)` are further arguments of `Forker.start`.
     """
 
     def __init__(
@@ -184,12 +187,12 @@ class Processes:
             ours, theirs = os.pipe()
             words = [file, function.__name__, str(rank), str(ranks), name]
             added = {**os.environ, **environment(rank)}
-            self.processes.append(nursery().start(words, theirs, added, **place(rank)))
+            self.processes.append(forker().start(words, theirs, added, **place(rank)))
             os.close(theirs)
             self._pipes.append(ours)
 
     def wait_for(self, event: str, ranks: Sequence[int], timeout_s: float = 40.0) -> list[Any]:
-        """What each of the ranks said with this event."""
+        """Returns the facts of this event from each of the ranks."""
         deadline = time.monotonic() + timeout_s
         return [self._wait_for(event, rank, deadline) for rank in ranks]
 
@@ -205,25 +208,25 @@ class Processes:
                 raise AssertionError(f"rank {rank} {why} before {event!r}: {self.events[rank]}")
 
     def _read(self, rank: int) -> bool:
-        """Waits for more events of the rank; False when it has ended."""
+        """Waits for more events of the rank; False after its end."""
         data = os.read(self._pipes[rank], 65536)
         *lines, self._unread[rank] = (self._unread[rank] + data).split(b"\n")
         self.events[rank] += [json.loads(line) for line in lines]
         return bool(data)
 
     def everything(self, rank: int) -> list[dict[str, Any]]:
-        """All events of a rank, up to its end."""
+        """Returns all events of a rank, up to its end."""
         while self._read(rank):
             pass
         return self.events[rank]
 
     def signal(self, rank: int, number: int) -> float:
-        """Sends a signal; returns when."""
+        """Sends a signal and returns its time."""
         self.processes[rank].send_signal(number)
         return time.monotonic()
 
     def exit_codes(self, timeout_s: float = 40.0) -> list[int]:
-        """The exit codes of all, once they have ended."""
+        """Returns the exit codes of all ranks, after their end."""
         return [process.wait(timeout_s) for process in self.processes]
 
     def __enter__(self) -> Processes:
@@ -245,7 +248,7 @@ class Processes:
 
 
 def run_rank(file: str, function: str, rank: str, size: str, name: str, pipe: str | int) -> None:
-    """What a rank that is a process does."""
+    """Runs a rank that is a process."""
     spec = importlib.util.spec_from_file_location(Path(file).stem, file)
     assert spec is not None and spec.loader is not None
     module = importlib.util.module_from_spec(spec)

@@ -1,9 +1,9 @@
-"""Ranks that shrink a group, as states: what happens to them, in any order that a test chooses.
+"""A model of ranks that shrink a group: states and events, in any order that a test chooses.
 
-A world delivers their messages in any order that keeps those of a pair in order, kills ranks
-between any two actions, and stops some for so long that the others take them for lost. What a rank
-sees when it looks may be old when it thinks about it. Its ledger is one word, or votes of hosts
-that are asked for one by one, over links that may be cut.
+A world delivers messages in any order that keeps the order of each pair of ranks. It kills ranks
+between any two actions, and stops some for so long that the others treat them as lost. The state
+that a rank reads may be old when the rank acts on it. The agreement uses one word in memory, or
+votes of hosts that are requested one by one, over links that may be cut.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ TIMEOUT_S = 10.0
 
 
 class Meeting:
-    """A group that is being formed: all enter, then its first member tells the others."""
+    """A group in formation: all members enter, then the first member reports to the others."""
 
     def __init__(self, members: tuple[int, ...]) -> None:
         self.members = members
@@ -52,7 +52,7 @@ class Meeting:
 
 
 class World:
-    """Ranks, what is on its way between them, and the ledger."""
+    """Ranks, the messages between them, and the agreed word."""
 
     def __init__(self, ranks: int, *, exclude: frozenset[int]) -> None:
         self.ranks, self.exclude = ranks, exclude
@@ -68,7 +68,7 @@ class World:
         self.outcomes: dict[int, tuple[int, tuple[int, ...]] | None] = {}
         self.seen: dict[int, Look] = {}
 
-    # ---- what can happen to a rank
+    # ---- events of a rank
 
     def come(self, rank: int) -> None:
         self.states[rank] = agreement.begin(
@@ -119,7 +119,7 @@ class World:
                 self.outcomes[rank] = None
 
     def form(self, rank: int, *, good: bool) -> bool:
-        """Ends the forming of a group on this rank, if it can end so."""
+        """Ends the formation of a group on this rank, if it can end with this result."""
         ballot, since = self.forming[rank]
         meeting = self.meetings[ballot]
         lost = any(r in self.dead or r in self.outcomes for r in meeting.members)
@@ -137,7 +137,7 @@ class World:
         return True
 
     def moves(self) -> list[Callable[[], Any]]:
-        """What can happen next, but for time, deaths and stops."""
+        """Returns the possible next actions, except for time, deaths and stops."""
         found: list[Callable[[], Any]] = []
         for rank in filter(self.runs, range(self.ranks)):
             if self.todo[rank]:
@@ -160,7 +160,7 @@ class World:
     # ---- the end
 
     def settle(self) -> None:
-        """Lets all that live come to an end, in a fair order and within bounded time."""
+        """Runs all living ranks to their end, in a fair order and in bounded time."""
         self.stopped.clear()
         for rank in range(self.ranks):
             if rank not in self.states and rank not in self.dead | self.exclude:
@@ -173,7 +173,7 @@ class World:
         raise AssertionError(f"no end: {self.states}")
 
     def round(self) -> None:
-        """Every rank that runs does all that it can, once."""
+        """Lets every running rank do each of its possible actions once."""
         for rank in filter(self.runs, range(self.ranks)):
             while self.todo[rank] and self.runs(rank):
                 self.act(rank)
@@ -187,7 +187,9 @@ class World:
                     self.look(rank)
 
     def check(self) -> list[int]:
-        """Those that go on: they have one answer, and all are in it."""
+        """Returns the ranks that go on; asserts that they agree on one group that contains them
+        all.
+        """
         gone_on = {rank: found for rank, found in self.outcomes.items() if found is not None}
         assert len(set(gone_on.values())) <= 1, gone_on
         for rank, (_, members) in gone_on.items():
@@ -198,10 +200,10 @@ class World:
 
 
 class SpanningWorld(World):
-    """Ranks of several hosts: what `SpanningTies` does, with the same votes and polls.
+    """Ranks of several hosts, with the votes and polls of recovery across hosts.
 
-    `layout` names each rank's host. A rank that is out of reach may be dead, beyond a cut, or live
-    behind an address at which somebody else refuses: who dials it sees the same.
+    `layout` is each rank's host. An unreachable rank may be dead, behind a partition, or alive with
+    an address at which another process refuses connections. All three appear equal to other ranks.
     """
 
     def __init__(self, layout: Sequence[int], exclude: frozenset[int] = frozenset()) -> None:
@@ -213,16 +215,16 @@ class SpanningWorld(World):
         self.words: dict[int, int] = defaultdict(int)
         """The vote of each host, in the memory that its ranks share."""
         self.left: dict[int, int] = {}
-        """Who has left the old group, and the word as it was then."""
+        """Ranks that have left the old group, with the word at that time."""
         self.polls: dict[int, _Polling] = {}
         self.questions: dict[tuple[int, int], deque[VoteRequest | VoteReply | None]] = defaultdict(
             deque
         )
         self.apart: set[tuple[int, int]] = set()
-        """Who does not reach whom; once cut, never again."""
+        """Pairs of ranks that do not reach each other; a cut is permanent."""
 
     def cut(self, side: frozenset[int]) -> None:
-        """Nothing passes any more between the hosts of these ranks and the others."""
+        """Cuts all links between the hosts of these ranks and the others."""
         hosts = {self.layout[rank] for rank in side}
         within = {rank for rank in range(self.ranks) if self.layout[rank] in hosts}
         for a in within:
@@ -230,7 +232,7 @@ class SpanningWorld(World):
                 self.sever(a, b)
 
     def sever(self, a: int, b: int) -> None:
-        """Two ranks reach each other no more, if they are on two hosts."""
+        """Cuts the link between two ranks, if they are on two hosts."""
         if self.layout[a] != self.layout[b]:
             self.apart |= {(a, b), (b, a)}
         for pair in self.apart:
@@ -241,18 +243,18 @@ class SpanningWorld(World):
         return self.dead | {other for other in range(self.ranks) if (rank, other) in self.apart}
 
     def can_come_again(self, rank: int) -> bool:
-        """Whether it gave up, and may try once more."""
+        """Returns True if the rank gave up and may try once more."""
         over = rank in self.outcomes and self.outcomes[rank] is None
         return over and rank not in self.dead and rank not in self.left
 
     def come(self, rank: int) -> None:
         self.outcomes.pop(rank, None)
-        for meeting in self.meetings.values():  # it has dropped what it had formed
+        for meeting in self.meetings.values():  # the rank has dropped the group that it had formed
             meeting.entered.discard(rank)
         super().come(rank)
 
     def leave(self, rank: int) -> None:
-        """Has it closed the old group, after all was over for it."""
+        """Makes the rank close the old group after its recovery has ended."""
         self.left.setdefault(rank, self.words[self.layout[rank]])
 
     def view(self, rank: int) -> Look:
@@ -286,7 +288,7 @@ class SpanningWorld(World):
             self.check()
 
     def poll(self, rank: int) -> None:
-        """One look of a rank that asks for votes."""
+        """Runs one poll of a rank that requests votes."""
         polling = self.polls[rank]
         poll, action = polling.poll, polling.action
         if poll.ask is not polling.asked:
@@ -303,7 +305,7 @@ class SpanningWorld(World):
             self.step(rank, told)
         elif not self.away(rank) - poll.reached - self.unreached(rank) - polling.mute:
             del self.polls[rank]
-            self.outcomes[rank] = None  # too few
+            self.outcomes[rank] = None  # too few votes
 
     def away(self, rank: int) -> set[int]:
         there = {r for r in range(self.ranks) if self.layout[r] != self.layout[rank]}
@@ -315,7 +317,7 @@ class SpanningWorld(World):
                 self.questions[rank, to].append(ask)
 
     def carry(self, source: int, to: int) -> None:
-        """Brings a question to a vote, or an answer to who asked."""
+        """Delivers a request to a vote, or a reply to the requesting rank."""
         match self.questions[source, to].popleft():
             case VoteRequest() as ask if to in self.left:
                 vote = Vote.of(self.left[to])
@@ -334,7 +336,7 @@ class SpanningWorld(World):
                 self.polls[to].mute.add(source)
 
     def moves(self) -> list[Callable[[], Any]]:
-        """What can happen next, but for time, deaths, cuts and stops."""
+        """Returns the possible next actions, except for time, deaths, cuts and stops."""
         asking = {rank for rank in self.polls if self.runs(rank)}
         found = [
             lambda s=source, t=to: self.carry(s, t)
@@ -361,7 +363,7 @@ class SpanningWorld(World):
 
 @dataclass
 class _Polling:
-    """A rank's poll under way, the question that was sent last, and who has no vote."""
+    """A rank's pending poll, its last request, and the hosts without a vote."""
 
     poll: Poll
     action: Advance

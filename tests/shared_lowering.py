@@ -1,6 +1,6 @@
-"""Ranks of one process share what each would make alike: schedules, and how all ranks lie.
+"""Sharing of schedules and lowered plans between ranks of one process.
 
-Most of what tests of many ranks did was to lower the same schedule once for each of them.
+Without this, tests of many ranks spend most of their time lowering the same schedule once per rank.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _MOST = 24
 
 
 class Once:
-    """Makes a thing when it is first asked for; who asks meanwhile waits. Keeps the latest."""
+    """Makes an object on first use; concurrent callers wait for it. Keeps the latest objects."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -38,13 +38,15 @@ class Once:
                 self._found.popitem(last=False)
         with own:
             if not found:
-                found.append(make())  # an error is nobody else's: each asker gets its own
+                found.append(make())  # an error is not shared: each caller gets its own
             result: T = found[0]
             return result
 
 
 def _rank_plans(schedule: Schedule, shares_memory: bool) -> list[RankPlan]:
-    """What `lower_rank` says for each rank (`tests/schedule/test_lower.py` has it proved)."""
+    """Returns the results of `lower_rank` for all ranks (`tests/schedule/test_lower.py` tests
+    it).
+    """
     plans, flow = lower(schedule, shares_memory=shares_memory), trace(schedule)
     return [
         RankPlan(
@@ -60,7 +62,7 @@ def _rank_plans(schedule: Schedule, shares_memory: bool) -> list[RankPlan]:
 
 @contextmanager
 def shared() -> Iterator[None]:
-    """Executors of this process build and lower every schedule once."""
+    """Makes executors of this process build and lower every schedule once."""
     schedules, lowered = Once(), Once()
 
     def build(op: Op, name: str, **how: Any) -> Schedule:
@@ -68,7 +70,7 @@ def shared() -> Iterator[None]:
         return schedules.get(key, lambda: algorithms.build(op, name, **how))
 
     def lower_rank(schedule: Schedule, rank: int, *, shares_memory: bool = False) -> RankPlan:
-        # With the schedule itself, so that no other can come to have its id.
+        # Keep the schedule itself, so that no other object can get its id.
         key = id(schedule), shares_memory
         _, plans = lowered.get(key, lambda: (schedule, _rank_plans(schedule, shares_memory)))
         found: RankPlan = plans[rank]

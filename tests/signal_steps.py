@@ -1,4 +1,4 @@
-"""A handler of signals may run between any two steps of Python: here, before a chosen one."""
+"""Runs a signal handler before a chosen step of Python, since a signal can arrive at any step."""
 
 from __future__ import annotations
 
@@ -9,7 +9,9 @@ from typing import Any
 
 
 class Step:
-    """What to give to `sys.settrace`: calls `handler` before step `number` in the files watched."""
+    """A function for `sys.settrace` that calls `handler` before step `number` in the watched
+    files.
+    """
 
     def __init__(
         self, number: int, handler: Callable[[], object], watched: Collection[str]

@@ -1,4 +1,4 @@
-"""What the build says where it cannot be."""
+"""Errors of a build that is impossible."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _BIN = Path(sys.executable).parent
 
 
 @pytest.mark.skipif(not (_BIN / "cmake").exists(), reason="cmake is not in this environment")
-def test_without_a_compiler_it_says_what_to_install(tmp_path: Path) -> None:
+def test_the_error_without_a_compiler_says_what_to_install(tmp_path: Path) -> None:
     command = [_BIN / "cmake", "-S", _PROJECT, "-B", tmp_path, "-G", "Ninja"]
     command.append(f"-DCMAKE_MAKE_PROGRAM={_BIN / 'ninja'}")
     environment = {**os.environ, "CXX": "/nowhere/g++"}
@@ -26,7 +26,7 @@ def test_without_a_compiler_it_says_what_to_install(tmp_path: Path) -> None:
         assert part in said
 
 
-def test_includes_go_down_the_rooms_of_the_core() -> None:
+def test_includes_keep_the_order_of_the_folders() -> None:
     rooms = ["core", "kernels", "memory", "transport", "p2p", "execution", "bind"]
     sources = [p for room in rooms for p in (_PROJECT / "csrc" / room).iterdir()]
     for source in (p for p in sources if p.suffix in (".h", ".cc")):

@@ -1,4 +1,4 @@
-"""The documentation is executed: README code, README commands, docstrings, examples."""
+"""Runs the documentation: README code, README commands, docstrings, examples."""
 
 from __future__ import annotations
 
@@ -17,17 +17,19 @@ from unisono.bench.lab import reason_unavailable
 ROOT = Path(__file__).parents[1]
 README = (ROOT / "README.md").read_text()
 
-# Commands that set up whole environments; CI and the reader run them as such.
+# These commands set up whole environments; CI and the reader run them.
 _WHOLE_RUNS = ("make demo", "make test")
 
 
 def blocks(language: str, text: str = README) -> list[str]:
-    """The fenced blocks of a page, by default the README, in a language."""
+    """Returns the fenced blocks of a page in a language; by default of the README."""
     return re.findall(rf"```{language}\n(.*?)```", text, re.DOTALL)
 
 
 def run(command: list[str], **environment: str) -> str:
-    """Runs a command in the checkout with this interpreter's programs first; returns its output."""
+    """Runs a command in the checkout, with this interpreter's programs first on the path. Returns
+    its output.
+    """
     path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
     done = subprocess.run(
         command,
@@ -51,7 +53,7 @@ def test_readme_code_runs(number: int, tmp_path: Path) -> None:
 
 
 def page_blocks() -> list[tuple[str, int]]:
-    """The Python blocks of the other pages, by page and number."""
+    """Returns the Python blocks of the other pages, by page and number."""
     pages = sorted((ROOT / "docs").glob("*.md"))
     return [(p.name, i) for p in pages for i in range(len(blocks("python", p.read_text())))]
 
@@ -90,7 +92,9 @@ def test_architecture_names_only_files_that_exist() -> None:
 
 
 def modules_with_examples() -> list[str]:
-    """By name, not by file: `python -m doctest` would make a second copy of each module."""
+    """Returns modules by name, not by file: `python -m doctest` would import a second copy of each
+    module.
+    """
     source = ROOT / "src"
     found = (path for path in sorted(source.rglob("*.py")) if ">>> " in path.read_text())
     parts = (path.relative_to(source).with_suffix("").parts for path in found)

@@ -1,4 +1,4 @@
-"""The public surface is what it says it is, and cheap to import."""
+"""The public names exist, are documented, and are cheap to import."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def test_every_public_name_exists() -> None:
     assert set(unisono.__all__) <= set(dir(unisono))
 
 
-def test_every_error_is_public_and_drawn_in_the_tree() -> None:
+def test_every_error_is_public_and_in_the_tree() -> None:
     defined = {
         name
         for name, value in vars(errors).items()
@@ -48,7 +48,7 @@ def test_every_error_is_public_and_drawn_in_the_tree() -> None:
     "module",
     ["communicator", "algorithms", "schedule", "topology"],
 )
-def test_what_a_package_exports_it_has(module: str) -> None:
+def test_every_exported_name_exists(module: str) -> None:
     package: Any = __import__(f"unisono.{module}", fromlist=["*"])
     assert all(hasattr(package, name) for name in package.__all__)
 
@@ -69,7 +69,7 @@ def test_what_a_package_exports_it_has(module: str) -> None:
         "torch_backend.reserved",
     ],
 )
-def test_every_public_function_has_an_example_and_says_what_it_raises(module: str) -> None:
+def test_every_public_function_documents_an_example_and_its_errors(module: str) -> None:
     package: Any = importlib.import_module(f"unisono.{module}")
     functions = [getattr(package, name) for name in package.__all__]
     for function in filter(inspect.isfunction, functions):

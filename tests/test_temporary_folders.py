@@ -8,12 +8,12 @@ from pathlib import Path
 
 import pytest
 
-from unisono.temporary_folders import Scratch
+from unisono.temporary_folders import TemporaryFolder
 
 MAKE_AND_WAIT = """
 import sys
-from unisono.temporary_folders import Scratch
-scratch = Scratch("unisono-test-")
+from unisono.temporary_folders import TemporaryFolder
+scratch = TemporaryFolder("unisono-test-")
 (scratch.path / "file").write_text("kept")
 print(scratch.path, flush=True)
 sys.stdin.read()
@@ -22,38 +22,38 @@ sys.stdin.read()
 
 @pytest.fixture(autouse=True)
 def temporary(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
-    """Where temporary folders are made."""
+    """Returns the folder in which temporary folders are made."""
     monkeypatch.setenv("TMPDIR", str(tmp_path))
     monkeypatch.setattr("tempfile.tempdir", None)
     return tmp_path
 
 
 def test_a_folder_lives_as_long_as_the_block(temporary: Path) -> None:
-    with Scratch("unisono-test-") as folder:
+    with TemporaryFolder("unisono-test-") as folder:
         assert folder.parent == temporary
         (folder / "file").touch()
     assert list(temporary.iterdir()) == []
 
 
-def test_what_a_killed_process_left_is_removed_by_the_next(temporary: Path) -> None:
+def test_the_next_process_removes_folders_of_a_killed_one(temporary: Path) -> None:
     command = [sys.executable, "-c", MAKE_AND_WAIT]
     pipe = subprocess.PIPE
     with subprocess.Popen(command, stdin=pipe, stdout=pipe, text=True) as process:
         assert process.stdout is not None
         folder = Path(process.stdout.readline().strip())
-        with Scratch("unisono-test-"):
-            assert (folder / "file").read_text() == "kept"  # its owner lives
+        with TemporaryFolder("unisono-test-"):
+            assert (folder / "file").read_text() == "kept"  # the owner is alive
         os.kill(process.pid, signal.SIGKILL)
     assert folder.exists()
-    with Scratch("unisono-test-") as mine:
+    with TemporaryFolder("unisono-test-") as mine:
         assert list(temporary.iterdir()) == [mine]
 
 
-def test_what_is_none_of_ours_stays(temporary: Path) -> None:
+def test_folders_of_others_are_not_removed(temporary: Path) -> None:
     (temporary / "unisono-test-other").mkdir()
     (temporary / "unisono-test-file").touch()
     (temporary / "unisono-test-link").symlink_to(temporary / "unisono-test-other")
-    with Scratch("unisono-test-"):
+    with TemporaryFolder("unisono-test-"):
         pass
     names = {"unisono-test-other", "unisono-test-file", "unisono-test-link"}
     assert {path.name for path in temporary.iterdir()} == names

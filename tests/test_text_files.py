@@ -1,4 +1,4 @@
-"""Text files that cannot be read, given to commands."""
+"""Unreadable text files as arguments of commands."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ COMMANDS = (
         (None, "Is a directory"),
     ],
 )
-def test_it_is_named_with_what_is_wrong(
+def test_the_error_names_the_file_and_the_reason(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
     command: tuple[str, ...],

@@ -1,4 +1,4 @@
-"""All ranks of a group as threads, and both executors on the same bytes."""
+"""All ranks of a group as threads; comparison of both executors on the same bytes."""
 
 from __future__ import annotations
 
@@ -28,11 +28,11 @@ Pieces: TypeAlias = list[list[Bytes]]
 TIMEOUT_S = 20.0
 
 EVERYTHING = SingleCopyRules(pieces=dict.fromkeys(Op, range(1 << 62)))
-"""All calls are made by reading others' memory, where the plan can be in place."""
+"""All calls use single copy if the plan allows it."""
 
 
 class ThreadGroup:
-    """Native executors of all ranks of a group, each driven by a thread of its own."""
+    """Native executors of all ranks of a group, each in its own thread."""
 
     def __init__(
         self,
@@ -45,9 +45,7 @@ class ThreadGroup:
         self.hosts = hosts
         self.groups = self.make_groups(staging_bytes)
         self.executors = [
-            NativeExecutor(
-                group, rank, config.settings({}).stores, hosts, single_copy_rules=single_copy_rules
-            )
+            NativeExecutor(group, rank, config.settings({}).stores, hosts, single_copy_rules=single_copy_rules)
             for rank, group in enumerate(self.groups)
         ]
         self.pool = concurrent.futures.ThreadPoolExecutor(ranks)
@@ -65,7 +63,7 @@ class ThreadGroup:
         self, op: Op, name: str, root: int, block_bytes: int | None, lead: int = 0
     ) -> list[LoadedPlan]:
         loaded = [executor.plan(op, name, root) for executor in self.executors]
-        loaded = [plan.single_copy_plan or plan for plan in loaded]
+        loaded = [plan.single_copy_rules or plan for plan in loaded]
         if block_bytes is None:
             return loaded
         return [dataclasses.replace(plan, block_bytes=block_bytes, lead=lead) for plan in loaded]
@@ -95,7 +93,7 @@ def _memory(pieces: list[Bytes]) -> list[tuple[int, int]]:
 
 
 def counts_of(collective: Collective, counts: list[int], rank: int, *, out: bool) -> list[int]:
-    """Elements of each piece of a rank, when piece i of the whole has counts[i]."""
+    """Returns the elements of each of a rank's pieces, if piece i of the whole has counts[i]."""
     op, n = collective.op, collective.ranks
     pieces_in, pieces_out = piece_counts(op, n, rank, collective.root or 0)
     pieces = pieces_out if out else pieces_in
@@ -113,7 +111,7 @@ def counts_of(collective: Collective, counts: list[int], rank: int, *, out: bool
 
 
 def random_bytes(rng: np.random.Generator, count: int, dtype: DType) -> Bytes:
-    """Any bits of integers; of floats any that are ordinary numbers, so that NaNs stay rare."""
+    """Returns random bits for integers, and ordinary numbers for floats, so that NaNs are rare."""
     nbytes = count * dtype.size_bytes
     if dtype is DType.BOOL:
         return rng.integers(0, 2, nbytes, np.uint8)
@@ -129,7 +127,7 @@ def random_bytes(rng: np.random.Generator, count: int, dtype: DType) -> Bytes:
 
 
 def random_pairs(rng: np.random.Generator, count: int, dtype: DType) -> Bytes:
-    """Few values and few indices, so that many tie; some NaNs."""
+    """Returns pairs with few distinct values and indices, so that many are equal, and some NaNs."""
     value, index = PAIRS[dtype]
     result = np.empty(count, [("value", value), ("index", index)])
     result["value"] = rng.integers(-2, 2, count)
@@ -140,7 +138,7 @@ def random_pairs(rng: np.random.Generator, count: int, dtype: DType) -> Bytes:
 
 
 def unaligned(data: Bytes, offset: int) -> Bytes:
-    """The same bytes, `offset` bytes behind a cache line."""
+    """Returns the same bytes at `offset` bytes after a cache line."""
     room = np.zeros(data.size + 128, np.uint8)
     start = -room.ctypes.data % 64 + offset
     view = room[start : start + data.size]
@@ -166,7 +164,7 @@ def buffers(
 
 
 def alias(collective: Collective, inputs: Pieces, outputs: Pieces) -> None:
-    """Makes the outputs the memory of the inputs where an in-place call has it so."""
+    """Makes outputs share the memory of inputs, as an in-place call does."""
     for rank in range(collective.ranks):
         for piece, x in enumerate(inputs[rank]):
             if collective.op is Op.SCATTER and rank != collective.root:
@@ -195,7 +193,7 @@ def compare(
     offset: int = 0,
     lead: int = 0,
 ) -> None:
-    """Runs both executors on the same bytes."""
+    """Runs both executors on the same bytes and compares the results."""
     schedule = algorithms.build(op, name, ranks=group.ranks, root=root, hosts=group.hosts)
     collective = schedule.collective
     inputs, outputs = buffers(collective, counts, dtype, seed, offset)
@@ -207,7 +205,7 @@ def compare(
     if in_place:
         alias(collective, theirs, expected)
     block = block_bytes or group.plans(op, name, root, None)[0].block_bytes
-    # The reference has no pieces where a plan has no use for them.
+    # The reference executor has no pieces that a plan does not use.
     reference.run(
         lower(schedule, shares_memory=group.plans(op, name, root, None)[0].shares_memory),
         [pieces[: collective.input_pieces(rank)] for rank, pieces in enumerate(theirs)],

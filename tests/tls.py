@@ -1,4 +1,4 @@
-"""Certificates for tests, and a tap in the wire between ranks."""
+"""Certificates for tests, and a proxy that records the bytes between ranks."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ import pytest
 OPENSSL = shutil.which("openssl")
 
 needs_openssl = pytest.mark.skipif(
-    OPENSSL is None, reason="the program openssl, which makes the certificates, is not here"
+    OPENSSL is None, reason="needs the program openssl, which makes the certificates"
 )
 
 _EXPIRED = """
@@ -33,7 +33,7 @@ commonName = supplied
 
 
 class Authority:
-    """A CA in a folder of its own."""
+    """A certificate authority in its own folder."""
 
     def __init__(self, folder: Path) -> None:
         folder.mkdir()
@@ -44,11 +44,11 @@ class Authority:
                   "-subj", f"/CN=authority of {folder.parent.name}", "-days", "2")  # fmt: skip
 
     def member(self, name: str, *, expired: bool = False) -> dict[str, str]:
-        """A certificate; as the variables that a rank with it has."""
+        """Makes a certificate and returns the environment variables of a rank that uses it."""
         key, request, made = (self._folder / f"{name}.{what}" for what in ("key", "csr", "pem"))
         self._run("req", *_NEW_KEY, "-keyout", key, "-out", request, "-subj", f"/CN={name}")
         if expired:
-            (self._folder / "index").write_text("")  # forgets what it made before
+            (self._folder / "index").write_text("")  # forgets the certificates that it made before
             (self._folder / "serial").write_text("01")
             config = self._folder / "ca.conf"
             config.write_text(_EXPIRED.format(folder=self._folder))
@@ -72,7 +72,7 @@ _NEW_KEY: Sequence[str] = (
 
 
 def variables(*, certificate: Path, key: Path, authority: Path) -> dict[str, str]:
-    """What a rank's environment says of its files."""
+    """Returns a rank's environment variables for its files."""
     return {
         "UNISONO_TLS": "certificates",
         "UNISONO_TLS_CERTIFICATE": str(certificate),
@@ -82,8 +82,9 @@ def variables(*, certificate: Path, key: Path, authority: Path) -> dict[str, str
 
 
 class Tap:
-    """Connections led through here: all bytes of both ways are written down, and passed on as
-    `change(chunk)`."""
+    """A proxy for connections. It records all bytes of both directions and forwards
+    `change(chunk)`.
+    """
 
     def __init__(self, change: Callable[[bytes], bytes] = lambda chunk: chunk) -> None:
         self.heard = bytearray()
@@ -91,7 +92,7 @@ class Tap:
         self._lock = threading.Lock()
 
     def dial(self, to: tuple[str, int]) -> tuple[str, int]:
-        """Where to dial to get to `to` through here, once."""
+        """Returns an address that forwards one connection to `to`."""
         listener = socket.create_server(("127.0.0.1", 0))
         threading.Thread(target=self._serve, args=(listener, to), daemon=True).start()
         address: tuple[str, int] = listener.getsockname()

@@ -1,7 +1,7 @@
 """Unisono: collective communication for AI training.
 
-`run` starts local ranks, `init` joins the group of all ranks, `Communicator` has the collectives.
-With PyTorch, `torch.distributed.init_process_group("unisono")` does.
+`run` starts ranks on this machine. `init` joins the group of all ranks. `Communicator` has the
+collectives. PyTorch programs call `torch.distributed.init_process_group("unisono")` instead.
 """
 
 from __future__ import annotations
@@ -28,8 +28,8 @@ if TYPE_CHECKING:
     from unisono.controller import Controller
     from unisono.simulator import simulate
 
-# Loaded when first asked for: importing torch imports this package through its plug-in entry
-# point, and that must cost nothing and load no native code.
+# Loaded on first use. Importing torch imports this package through its plug-in entry point; that
+# import must be cheap and load no native code.
 _LAZY = {
     "Communicator": "unisono.communicator",
     "Controller": "unisono.controller",

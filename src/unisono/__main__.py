@@ -1,4 +1,4 @@
-"""`python -m unisono` is the command `unisono`."""
+"""Runs the command `unisono` as `python -m unisono`."""
 
 from unisono.commands import main
 

@@ -2,40 +2,43 @@
 
 UnisonoError
 ├── CommunicationError          a collective could not finish; the communicator refuses further work
-│   │                           (a RuntimeError, as what torch's own backends raise)
+│   │                           (a RuntimeError, like the errors of torch's own backends)
 │   ├── PeerLostError           a rank died or left while others still needed it
 │   ├── CollectiveTimeoutError  a rank did not arrive in time
-│   ├── MismatchError           the ranks called different things
+│   ├── MismatchError           the ranks made calls that do not match
 │   └── AbortedError            the communicator was aborted or closed here
-├── ScheduleError               a schedule is not a correct implementation of its collective
+├── ScheduleError               a schedule does not implement its collective
 ├── UnsupportedError            this algorithm, operation or type cannot serve the request
 ├── RendezvousError             the ranks did not find each other
-└── AuthenticationError         a process that is not one of ours tried to join
+└── AuthenticationError         a process of another job tried to join
 """
 
 from __future__ import annotations
 
 
 class UnisonoError(Exception):
-    """Base of all errors raised by this library."""
+    """Base class of all errors of this library."""
 
 
 class CommunicationError(UnisonoError, RuntimeError):
     """A collective could not finish. The communicator refuses all further work with this cause.
 
-    A RuntimeError, so that programs written for Gloo or NCCL catch it as they catch theirs."""
+    This is a RuntimeError, so programs written for Gloo or NCCL also catch it.
+    """
 
 
 class PeerLostError(CommunicationError):
-    """A rank died, or left, while other ranks still needed it."""
+    """A rank died or left while other ranks still needed it."""
 
 
 class CollectiveTimeoutError(CommunicationError, TimeoutError):
-    """A rank did not arrive within the timeout. The text names it and its last call."""
+    """A rank did not arrive within the timeout. The text names the rank and its last call."""
 
 
 class MismatchError(CommunicationError):
-    """The ranks of a group called different operations, or one with different arguments."""
+    """The ranks of a group called different operations, or one operation with different
+    arguments.
+    """
 
 
 class AbortedError(CommunicationError):
@@ -51,7 +54,7 @@ class UnsupportedError(UnisonoError, ValueError):
 
 
 class RendezvousError(UnisonoError):
-    """The ranks did not find each other in time, or disagree about who they are."""
+    """The ranks did not find each other in time, or two processes claim the same rank."""
 
 
 class AuthenticationError(UnisonoError):

@@ -1,4 +1,4 @@
-"""Names of a package that are imported when they are first asked for."""
+"""Names that a package imports on first use."""
 
 from __future__ import annotations
 
@@ -9,9 +9,10 @@ from typing import Any
 
 
 def lazy_names(package: str, names: Mapping[str, Sequence[str]]) -> Callable[[str], Any]:
-    """The `__getattr__` of a package (PEP 562); `names` has the names by the module they come from.
+    """Returns the `__getattr__` of a package (PEP 562). `names` lists the lazy names of each
+    module.
 
-    The package imports them under `TYPE_CHECKING` too, for type checkers.
+    The package also imports the names under `TYPE_CHECKING`, for type checkers.
 
     >>> get = lazy_names("unisono.errors", {"unisono.types": ["Op"]})
     >>> get("Op").ALL_REDUCE.value

@@ -1,4 +1,4 @@
-"""The only door to the C++ core: every other module takes its names from here."""
+"""The C++ core. Other modules import its names from here only."""
 
 from __future__ import annotations
 

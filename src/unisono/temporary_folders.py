@@ -1,4 +1,6 @@
-"""Temporary folders that do not pile up: what a killed process leaves, the next one removes."""
+"""Temporary folders that do not accumulate: each process removes the folders of killed
+processes.
+"""
 
 from __future__ import annotations
 
@@ -12,12 +14,14 @@ from pathlib import Path
 _LOCK = "owner.lock"
 
 
-class Scratch:
-    """A new temporary folder named `prefix` and something. Removed by `remove`, or, where that was
-    prevented (`kill -9`), when anybody next makes one of this prefix.
+class TemporaryFolder:
+    """A new temporary folder whose name begins with `prefix`.
 
-    The owner holds a lock on a file in it, which the kernel drops when the owner ends: this holds
-    in containers, too, where process numbers say nothing.
+    `remove` deletes the folder. If the process is killed first (`kill -9`), the next process that
+    makes a folder with this prefix deletes it.
+
+    The owner locks a file in the folder. The kernel releases the lock when the owner ends. The lock
+    also works in containers, where process numbers of two containers can be equal.
     """
 
     def __init__(self, prefix: str) -> None:
@@ -25,7 +29,8 @@ class Scratch:
         self.path = Path(tempfile.mkdtemp(prefix=prefix))
         self._lock = os.open(self.path / "new.lock", os.O_CREAT | os.O_WRONLY, 0o600)
         fcntl.flock(self._lock, fcntl.LOCK_EX)
-        # Under its name only when locked: nobody takes a folder that is being made for an orphan.
+        # The file gets its final name only when locked. So no process takes an unfinished folder
+        # for an orphan.
         os.rename(self.path / "new.lock", self.path / _LOCK)
 
     def __enter__(self) -> Path:
@@ -35,7 +40,7 @@ class Scratch:
         self.remove()
 
     def remove(self) -> None:
-        """The folder with all that is in it. Never raises; a second time, it does nothing."""
+        """Deletes the folder and its contents. Never raises; a second call does nothing."""
         shutil.rmtree(self.path, ignore_errors=True)
         if self._lock >= 0:
             os.close(self._lock)

@@ -1,4 +1,4 @@
-"""Text files that users name: what is wrong with one is told in a line that names it."""
+"""Reading of text files that users name. Every error names the file."""
 
 from __future__ import annotations
 
@@ -11,7 +11,8 @@ from unisono.errors import UnisonoError
 
 @contextmanager
 def reading(path: Path) -> Iterator[str]:
-    """The text of a file, to be understood within. Raises `ValueError` if that fails.
+    """Yields the text of a file. Failures to read or parse it inside the block raise
+    `ValueError`.
 
     >>> with reading(Path("/")) as text:
     ...     print(text)

@@ -1,4 +1,4 @@
-"""The vocabulary that every layer shares: element types, reductions, operations."""
+"""The terms that every layer shares: element types, reductions, operations."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from enum import IntEnum, StrEnum
 
 
 class DType(IntEnum):
-    """Element types. The values are those of `csrc/core/types.h`."""
+    """Element types. The values equal those in `csrc/core/types.h`."""
 
     FLOAT32 = 0
     FLOAT64 = 1
@@ -25,7 +25,7 @@ class DType(IntEnum):
     COMPLEX128 = 14
     FLOAT8_E4M3FN = 15
     FLOAT8_E5M2 = 16
-    # Pairs of a value and an index of the same size, as MINLOC and MAXLOC take them.
+    # Pairs of a value and an index of the same size, the elements of MINLOC and MAXLOC.
     FLOAT32_INT32 = 17
     FLOAT64_INT64 = 18
     INT32_INT32 = 19
@@ -38,31 +38,31 @@ class DType(IntEnum):
 
     @property
     def is_float8(self) -> bool:
-        """Whether this is one of the 8-bit floats (those of the OCP specification, as in torch)."""
+        """True for 8-bit floats of the OCP specification, the same types as in torch."""
         return self in (DType.FLOAT8_E4M3FN, DType.FLOAT8_E5M2)
 
     @property
     def is_narrow_float(self) -> bool:
-        """Whether sums of this type accumulate in float32 and are rounded once."""
+        """True if sums of this type accumulate in float32 and are rounded once."""
         return self in (DType.FLOAT16, DType.BFLOAT16) or self.is_float8
 
     @property
     def is_float(self) -> bool:
-        """Whether this is a real floating-point type."""
+        """True for a real floating-point type."""
         return self in (DType.FLOAT32, DType.FLOAT64) or self.is_narrow_float
 
     @property
     def is_pair(self) -> bool:
-        """Whether an element is a value and an index."""
+        """True if an element is a value and an index."""
         return DType.FLOAT32_INT32 <= self <= DType.INT64_INT64
 
     @property
     def is_complex(self) -> bool:
-        """Whether this is a complex type."""
+        """True for a complex type."""
         return self in (DType.COMPLEX64, DType.COMPLEX128)
 
     def supports(self, op: ReduceOp) -> bool:
-        """Whether elements of this type can be reduced so.
+        """Returns True if this reduction can combine elements of this type.
 
         >>> DType.FLOAT32.supports(ReduceOp.AVG), DType.FLOAT32.supports(ReduceOp.BXOR)
         (True, False)
@@ -80,7 +80,7 @@ _SIZE_BYTES = (4, 8, 2, 2, 1, 1, 2, 2, 4, 4, 8, 8, 1, 8, 16, 1, 1, 8, 16, 8, 16)
 
 
 class ReduceOp(IntEnum):
-    """Reductions. The values are those of `csrc/core/types.h`."""
+    """Reductions. The values equal those in `csrc/core/types.h`."""
 
     SUM = 0
     PROD = 1
@@ -94,28 +94,28 @@ class ReduceOp(IntEnum):
     LOR = 9
     LXOR = 10
     PREMUL_SUM = 11
-    """A sum of contributions that their ranks have already multiplied."""
+    """A sum of contributions; each rank has already multiplied its own."""
     MINLOC = 12
     MAXLOC = 13
 
     @property
     def is_bitwise(self) -> bool:
-        """Whether the bits of integers are combined."""
+        """True if the reduction combines the bits of integers."""
         return self in (ReduceOp.BAND, ReduceOp.BOR, ReduceOp.BXOR)
 
     @property
     def is_logical(self) -> bool:
-        """Whether elements are truth values: true unless 0, with results 0 or 1."""
+        """True if elements are truth values: 0 is false, all else is true; results are 0 or 1."""
         return self in (ReduceOp.LAND, ReduceOp.LOR, ReduceOp.LXOR)
 
     @property
     def is_place(self) -> bool:
-        """Whether pairs are compared by value, then by index."""
+        """True if the reduction compares pairs by value, then by index."""
         return self in (ReduceOp.MINLOC, ReduceOp.MAXLOC)
 
     @property
     def selects(self) -> bool:
-        """Whether a result is one of the contributions, with its bits unchanged."""
+        """True if a result is one of the contributions, with its bits unchanged."""
         return self in (ReduceOp.MIN, ReduceOp.MAX) or self.is_place
 
 
@@ -136,22 +136,26 @@ class Op(StrEnum):
 
     @property
     def reduces(self) -> bool:
-        """Whether contributions are combined."""
+        """True if the operation combines contributions."""
         return self in (Op.ALL_REDUCE, Op.REDUCE_SCATTER, Op.REDUCE) or self.scans
 
     @property
     def scans(self) -> bool:
-        """Whether each rank gets the reduction over the ranks below it (scan: and its own)."""
+        """True if each rank gets the reduction over the ranks below it (scan: including its
+        own).
+        """
         return self in (Op.SCAN, Op.EXSCAN)
 
     @property
     def rooted(self) -> bool:
-        """Whether one rank is the root."""
+        """True if one rank is the root."""
         return self in (Op.BROADCAST, Op.REDUCE, Op.GATHER, Op.SCATTER)
 
 
 class LengthsFrom(IntEnum):
-    """Which argument says how long pieces are. The values are those of `csrc/core/call.h`."""
+    """The argument that gives the lengths of pieces. The values equal those in
+    `csrc/core/call.h`.
+    """
 
     NONE = 0
     COUNTS = 1
@@ -159,8 +163,11 @@ class LengthsFrom(IntEnum):
 
 
 class SingleCopy(StrEnum):
-    """Whether ranks of one host read each other's memory where it is: where that was measured to be
-    faster (`bootstrap/single_copy.py`), never, or wherever the kernel lets them."""
+    """Use of single copy: ranks of one host read each other's memory in place.
+
+    AUTO uses single copy where measurements found it faster (`bootstrap/single_copy.py`). ALWAYS
+    uses it wherever the kernel permits.
+    """
 
     AUTO = "auto"
     NEVER = "never"
@@ -170,7 +177,7 @@ class SingleCopy(StrEnum):
 class StorePolicy(IntEnum):
     """Cache policy of result stores: through the caches, past them, or chosen by size and cores.
 
-    Values as in `csrc/execution/store_policy.h`. Results have the same bits with each.
+    The values equal those in `csrc/execution/store_policy.h`. All policies give the same bits.
     """
 
     CACHED = 0

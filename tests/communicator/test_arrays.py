@@ -1,4 +1,4 @@
-"""Any layout of memory is served: it is copied where it must be, and the result is brought back."""
+"""Memory layouts: every layout works, with a copy if needed and the result copied back."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def strided(values: Array) -> Array:
 
 
 def reversed_rows(values: Array) -> Array:
-    """Negative strides."""
+    """Rows with negative strides."""
     view = values.copy()[::-1, ::-1]
     view[...] = values
     return view
@@ -45,12 +45,12 @@ def transposed(values: Array) -> Array:
 
 
 def swapped(values: Array) -> Array:
-    """The other byte order."""
+    """An array in the other byte order."""
     return values.astype(values.dtype.newbyteorder(">"))
 
 
 def unaligned(values: Array) -> Array:
-    """At an odd address."""
+    """An array at an odd address."""
     room = np.zeros(values.nbytes + 1, np.uint8)
     view = room[1:].view(values.dtype).reshape(values.shape)
     view[...] = values
@@ -63,16 +63,16 @@ LAYOUTS: list[Callable[[Array], Array]] = [
 
 
 def rows_of(rank: int, shape: tuple[int, ...] = (6, 5)) -> Array:
-    """What a rank contributes."""
+    """The contribution of a rank."""
     return np.arange(np.prod(shape), dtype=np.int32).reshape(shape) + 100 * rank
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
-def test_layouts_of_numpy(layout: Callable[[Array], Array], threads: World) -> None:
+def test_numpy_arrays_of_any_layout_work(layout: Callable[[Array], Array], threads: World) -> None:
     every = [rows_of(rank) for rank in range(RANKS)]
 
     def check(comm: Communicator) -> None:
-        for _ in range(2):  # the second call takes another way through the code
+        for _ in range(2):  # the second call takes the fast path
             x = layout(rows_of(comm.rank))
             assert comm.all_reduce(x) is x
             np.testing.assert_array_equal(x, sum(every))
@@ -104,7 +104,7 @@ def test_layouts_of_numpy(layout: Callable[[Array], Array], threads: World) -> N
     threads(RANKS).run(check)
 
 
-def test_the_gaps_of_a_strided_array_stay_as_they_are(threads: World) -> None:
+def test_the_gaps_of_a_strided_array_do_not_change(threads: World) -> None:
     def check(comm: Communicator) -> None:
         room = np.zeros(20)
         comm.all_reduce(room[::2])
@@ -116,7 +116,7 @@ def test_the_gaps_of_a_strided_array_stay_as_they_are(threads: World) -> None:
     threads(2).run(check)
 
 
-def test_read_only_arrays_can_be_given_but_not_filled(threads: World) -> None:
+def test_read_only_arrays_are_inputs_but_not_outputs(threads: World) -> None:
     def check(comm: Communicator) -> None:
         x = np.arange(4.0)
         x.flags.writeable = False
@@ -138,7 +138,7 @@ def test_read_only_arrays_can_be_given_but_not_filled(threads: World) -> None:
     threads(2).run(check)
 
 
-def test_lists_of_uneven_pieces(threads: World) -> None:
+def test_lists_of_uneven_pieces_work(threads: World) -> None:
     counts = [4, 0, 9]
 
     def check(comm: Communicator) -> None:
@@ -168,7 +168,7 @@ def test_uneven_pieces_of_several_blocks(threads: World) -> None:
         share = comm.reduce_scatter([np.full(c, r + 1, np.float32) for r, c in enumerate(counts)])
         assert share.size == counts[me]
         assert (share == n * (me + 1)).all()
-        # Most ranks see none of the long message, but must keep step with those who do.
+        # Most ranks have no part of the long message, but must keep step with those that have.
         length = np.full((n, n), 2)
         length[0, 1] = 300_001
         sent = [np.full(length[me, d], 10 * me + d, np.float32) for d in range(n)]
@@ -187,7 +187,7 @@ def test_uneven_all_to_all(threads: World) -> None:
             got = [np.zeros(s * n + me, dtype) for s in range(n)]
             comm.all_to_all(sent, got)
             assert all((got[s] == s * n + me).all() for s in range(n))
-        # A list on one side, one array on the other; a strided piece among the pieces.
+        # One side is a list, the other an array; one piece of the list is strided.
         x = np.arange(2 * n) + 100 * me
         lists = [np.zeros(4, np.int64)[::2] for _ in range(n)]
         comm.all_to_all(x, lists)
@@ -200,7 +200,7 @@ def test_uneven_all_to_all(threads: World) -> None:
     threads(5).run(check)
 
 
-def test_all_to_all_whose_ends_disagree_says_who(threads: World) -> None:
+def test_all_to_all_names_ranks_that_disagree(threads: World) -> None:
     def check(comm: Communicator) -> None:
         sent = [np.zeros(3)] * 2
         comm.all_to_all(sent, [np.zeros(3), np.zeros(3 if comm.rank else 4)])
@@ -229,7 +229,7 @@ def test_gather_and_scatter_of_lists(threads: World) -> None:
     threads(3).run(check)
 
 
-def test_results_into_the_memory_of_the_input(threads: World) -> None:
+def test_results_may_overwrite_the_input(threads: World) -> None:
     def check(comm: Communicator, count: int) -> None:
         me, n = comm.rank, comm.size
         whole = np.full(n * count, -1, np.int32)
@@ -258,7 +258,7 @@ def test_results_into_the_memory_of_the_input(threads: World) -> None:
         threads(4).run(check, count)
 
 
-def test_lengths_zero_everywhere(threads: World) -> None:
+def test_every_operation_accepts_length_zero(threads: World) -> None:
     def check(comm: Communicator) -> None:
         for x in (np.zeros(0), np.zeros((0, 4), np.int8), np.zeros((3, 0))):
             assert comm.all_reduce(x) is x
@@ -273,7 +273,7 @@ def test_lengths_zero_everywhere(threads: World) -> None:
     threads(3).run(check)
 
 
-def test_many_shapes_in_a_row_are_all_told_apart(threads: World) -> None:
+def test_calls_of_many_shapes_do_not_mix(threads: World) -> None:
     def check(comm: Communicator) -> None:
         for count in range(300):
             x = np.full(count, comm.rank, (np.int16, np.int64)[count % 2])
@@ -282,8 +282,8 @@ def test_many_shapes_in_a_row_are_all_told_apart(threads: World) -> None:
     threads(2).run(check)
 
 
-def test_arrays_of_a_known_kind_are_looked_at_each_time(threads: World) -> None:
-    # The second call of a kind goes by the fields of the array, without any other check.
+def test_the_fast_path_reads_each_array_anew(threads: World) -> None:
+    # The second call of a kind reads only the array's fields, without other checks.
     def body(comm: Communicator) -> None:
         for length in (6, 6, 4):
             x = np.full(length, comm.rank + 1, np.float32)
@@ -324,7 +324,7 @@ NO_ARRAYS: dict[str, Callable[[], Any]] = {
 
 
 def bytes_of(count: int) -> Array:
-    """An array that is one."""
+    """A real array of bytes."""
     return np.zeros(count, np.uint8)
 
 
@@ -348,17 +348,17 @@ BETWEEN: list[Callable[[Communicator, Any], Any]] = [
 
 
 @pytest.mark.parametrize("name", NO_ARRAYS)
-def test_what_is_no_array_is_refused_in_every_call(name: str, threads: World) -> None:
+def test_other_objects_than_arrays_are_refused_in_every_call(name: str, threads: World) -> None:
     def check(comm: Communicator) -> None:
         thing = NO_ARRAYS[name]()
-        # Where there are two arrays, None and lists mean something.
+        # In calls with two arrays, None and lists are valid.
         for call in IN_PLACE if name in ("None", "list") else IN_PLACE + BETWEEN:
             texts = set()
             for _ in range(2):
                 with pytest.raises(TypeError, match="a NumPy array or a CPU torch ten") as caught:
                     call(comm, thing)
                 texts.add(str(caught.value))
-                call(comm, bytes_of(8))  # such a call is known from here on
+                call(comm, bytes_of(8))  # enables the fast path for such a call
             assert len(texts) == 1
         for message in (comm.send, comm.recv):
             with pytest.raises(TypeError, match="a NumPy array or a CPU torch tensor"):
@@ -368,7 +368,7 @@ def test_what_is_no_array_is_refused_in_every_call(name: str, threads: World) ->
     threads(2).run(check)
 
 
-def test_a_masked_array_is_refused_with_what_to_give_instead(threads: World) -> None:
+def test_a_masked_array_is_refused_with_an_advice(threads: World) -> None:
     x = np.ma.masked_equal(np.arange(4.0), 3)
 
     def check(comm: Communicator) -> None:
@@ -381,7 +381,7 @@ def test_a_masked_array_is_refused_with_what_to_give_instead(threads: World) -> 
 
 
 @pytest.mark.filterwarnings("ignore:the matrix subclass:PendingDeprecationWarning")
-def test_subclasses_of_arrays_are_served(threads: World, tmp_path: Path) -> None:
+def test_subclasses_of_arrays_work(threads: World, tmp_path: Path) -> None:
     class Named(np.ndarray[Any, Any]):
         pass
 
@@ -421,19 +421,19 @@ def test_subclasses_of_arrays_are_served(threads: World, tmp_path: Path) -> None
         {"names": ["v", "i"], "formats": ["f4", "i4"], "offsets": [0, 4], "itemsize": 12},
     ],
 )  # fmt: skip
-def test_types_of_elements_that_are_refused_in_every_call(dtype: Any, threads: World) -> None:
+def test_unsupported_element_types_are_refused_in_every_call(dtype: Any, threads: World) -> None:
     def body(comm: Communicator) -> None:
-        comm.broadcast(np.zeros(3, "f4,i4"))  # such calls are known
+        comm.broadcast(np.zeros(3, "f4,i4"))  # enables the fast path for such calls
         for x in (np.zeros(3, dtype), np.zeros(6, dtype)[::2], np.zeros(3, dtype)):
-            with pytest.raises(UnsupportedError, match=r"elements of type .* cannot be"):
+            with pytest.raises(UnsupportedError, match=r"elements of type .* are not supported"):
                 comm.broadcast(x)
         assert comm.all_reduce(np.ones(1)).tolist() == [2]
 
     threads(2).run(body)
 
 
-def test_gather_and_scatter_are_not_kept_for_calls_without_checks(threads: World) -> None:
-    # Ranks that are no root have nothing to look at, and a root's pieces may lie in the result.
+def test_gather_and_scatter_take_no_fast_path(threads: World) -> None:
+    # Ranks other than the root have no array to check, and a root's pieces may lie in the result.
     def body(comm: Communicator) -> None:
         x, out = np.ones(3), np.zeros(3)
         comm.gather(x, out)
@@ -447,9 +447,9 @@ def test_gather_and_scatter_are_not_kept_for_calls_without_checks(threads: World
     threads(1).run(body)
 
 
-def test_more_element_types_than_are_remembered(threads: World) -> None:
+def test_more_element_types_than_the_cache_holds_work(threads: World) -> None:
     def body(comm: Communicator) -> None:
-        for i in range(600):  # a dtype with metadata is an object of its own
+        for i in range(600):  # a dtype with metadata is a separate object
             x = np.full(3, comm.rank + 1, np.dtype("f4", metadata={"i": i}))
             assert comm.all_reduce(x).tolist() == [6] * 3
 
@@ -457,7 +457,7 @@ def test_more_element_types_than_are_remembered(threads: World) -> None:
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
-def test_layouts_of_half_floats_that_are_widened(
+def test_half_floats_of_any_layout_are_widened(
     layout: Callable[[Array], Array], threads: World
 ) -> None:
     def check(comm: Communicator) -> None:

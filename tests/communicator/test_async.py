@@ -1,4 +1,4 @@
-"""Calls that return at once: their order, their handles, their failures."""
+"""Asynchronous calls: their order, their handles, their failures."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def test_every_operation_gives_a_handle(threads: World) -> None:
     threads(3).run(check)
 
 
-def test_a_handle_tells_what_it_is_of(threads: World) -> None:
+def test_repr_of_a_handle(threads: World) -> None:
     def check(comm: Communicator) -> None:
         comm.all_reduce(np.ones(3))
         if comm.rank == 1:
@@ -79,7 +79,7 @@ def test_a_handle_tells_what_it_is_of(threads: World) -> None:
     threads(2).run(check)
 
 
-def test_a_batch_and_a_failure_tell_what_they_are() -> None:
+def test_reprs_of_a_batch_and_of_a_failure() -> None:
     def check(comm: Communicator) -> None:
         with comm.batch(async_op=True) as batch:
             work = comm.all_gather(np.ones(3), async_op=True)
@@ -98,7 +98,7 @@ def test_a_batch_and_a_failure_tell_what_they_are() -> None:
         assert world.outcomes(check) == [None, None]
 
 
-def test_calls_run_in_the_order_in_which_they_were_made(threads: World) -> None:
+def test_calls_run_in_the_order_of_their_begin(threads: World) -> None:
     def check(comm: Communicator) -> None:
         x = np.ones(1000)
         works = []
@@ -106,7 +106,7 @@ def test_calls_run_in_the_order_in_which_they_were_made(threads: World) -> None:
             works.append(comm.all_reduce(x, async_op=True))
             if step % 7 == 3:
                 y = np.full(3, comm.rank)
-                assert comm.all_reduce(y).tolist() == [3] * 3  # waits its turn
+                assert comm.all_reduce(y).tolist() == [3] * 3  # waits for the calls before it
             if step % 5 == comm.rank:
                 time.sleep(0.002)
         works[-1].wait()
@@ -119,7 +119,7 @@ def test_calls_run_in_the_order_in_which_they_were_made(threads: World) -> None:
     threads(3).run(check)
 
 
-def test_a_wait_with_a_timeout_does_no_harm(threads: World) -> None:
+def test_a_call_goes_on_after_a_wait_with_a_timeout(threads: World) -> None:
     def check(comm: Communicator) -> None:
         if comm.rank == 0:
             x = np.ones(5)
@@ -148,7 +148,7 @@ def test_a_wait_with_a_timeout_does_no_harm(threads: World) -> None:
     threads(2).run(check)
 
 
-def test_waiting_with_a_timeout_does_not_burn_a_core(threads: World) -> None:
+def test_a_wait_with_a_timeout_uses_little_processor_time(threads: World) -> None:
     def check(comm: Communicator) -> tuple[float, float]:
         comm.barrier()
         if comm.rank:
@@ -194,7 +194,7 @@ def test_a_dropped_handle_still_completes(threads: World) -> None:
     threads(3).run(check)
 
 
-def test_a_failure_is_in_the_handle(threads: World) -> None:
+def test_a_handle_has_the_failure(threads: World) -> None:
     def check(comm: Communicator) -> None:
         works = [comm.all_reduce(np.ones(3 + comm.rank), async_op=True)]
         works += [comm.barrier(async_op=True) for _ in range(2) if not works[0].is_completed()]
@@ -211,7 +211,7 @@ def test_a_failure_is_in_the_handle(threads: World) -> None:
         assert world.outcomes(check) == [None, None]
 
 
-def test_close_ends_what_is_under_way() -> None:
+def test_close_ends_pending_calls() -> None:
     def check(comm: Communicator) -> None:
         if comm.rank == 1:
             left.wait(20)
@@ -323,8 +323,8 @@ if __name__ == "__main__":
 """
 
 
-def test_threads_that_drop_their_handles_do_not_free_memory_in_use(tmp_path: Path) -> None:
-    program = tmp_path / "program.py"  # of its own: memory written after it was freed ends it
+def test_dropped_handles_do_not_free_memory_in_use(tmp_path: Path) -> None:
+    program = tmp_path / "program.py"  # a separate program, since writing to freed memory ends it
     program.write_text(DROPPED_HANDLES)
     environment = {**os.environ, "MALLOC_PERTURB_": "85"}
     done = subprocess.run(
@@ -369,7 +369,7 @@ time.sleep(0.05)
 @pytest.mark.parametrize(
     "call", ["barrier()", "recv(np.ones(3), 1)", "all_gather_v(np.ones(3), async_op=True)"]
 )
-def test_the_interpreter_ends_while_a_daemon_is_in_a_call(call: str) -> None:
+def test_the_interpreter_ends_during_a_call_of_a_daemon_thread(call: str) -> None:
     program = CALLS_AT_THE_END.replace("NAME", unique_name()).replace("CALL", call)
     done = subprocess.run(
         [sys.executable, "-c", program], capture_output=True, text=True, timeout=60, check=False
@@ -377,12 +377,13 @@ def test_the_interpreter_ends_while_a_daemon_is_in_a_call(call: str) -> None:
     assert (done.returncode, done.stderr) == (0, "")
 
 
-def test_a_message_that_is_waited_for_does_not_hold_finished_arrays(threads: World) -> None:
+def test_a_pending_message_does_not_keep_finished_arrays(threads: World) -> None:
     def check(comm: Communicator) -> int:
         late = comm.recv(np.zeros(1), 1 - comm.rank, tag=7, async_op=True)
         arrays = []
         for _ in range(20):
-            time.sleep(0.005 * comm.rank)  # longer than a call waits before it is handed over
+            # longer than a call waits before it goes to the progress thread
+            time.sleep(0.005 * comm.rank)
             x = np.ones(50_000)
             comm.all_reduce(x, async_op=True)
             arrays.append(weakref.ref(x))
@@ -395,7 +396,7 @@ def test_a_message_that_is_waited_for_does_not_hold_finished_arrays(threads: Wor
     assert max(threads(2).run(check)) < 10
 
 
-def test_a_communicator_that_is_dropped_leaves() -> None:
+def test_a_dropped_communicator_leaves() -> None:
     name = unique_name()
     gone = threading.Event()
 
@@ -416,10 +417,10 @@ def test_a_communicator_that_is_dropped_leaves() -> None:
     beside.join(10)
 
 
-def test_a_communicator_may_be_collected_in_its_own_thread(
+def test_a_communicator_may_be_collected_in_its_progress_thread(
     threads: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Python's code runs there between the two parts of a call whose counts are told first."""
+    """The progress thread runs Python code between the exchange of counts and the actual call."""
     collected = threading.Event()
     agreed = count_exchange._agreed
 
@@ -442,11 +443,11 @@ def test_a_communicator_may_be_collected_in_its_own_thread(
             with suppress(AbortedError):
                 work.wait(20)
         else:
-            time.sleep(0.1)  # so that the other's call is no more in the hands of its caller
+            time.sleep(0.1)  # so that the other rank's call is now on its progress thread
             with suppress(CommunicationError):
                 child.all_gather_v(np.ones(2))
 
-    gc.disable()  # until all is garbage
+    gc.disable()  # until all objects are garbage
     try:
         monkeypatch.setattr(count_exchange, "_agreed", collecting)
         threads(2).run(check)

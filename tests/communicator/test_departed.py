@@ -1,4 +1,4 @@
-"""Looking at messages whose other end has left the group, and at what has not begun."""
+"""Polling of messages whose peer has left the group, and of works that have not begun."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ KINDS = (_plain, _by_a_copy, _both_ways, _batched, _batch)
 
 
 def check_at_rank_0(check: Callable[[Communicator], None]) -> None:
-    """Has rank 0 check after rank 1 has left; the group must be alive at the end."""
+    """Runs `check` on rank 0 after rank 1 has left; the group must be alive at the end."""
 
     def body(comm: Communicator) -> None:
         comm.barrier()
@@ -67,7 +67,7 @@ def check_at_rank_0(check: Callable[[Communicator], None]) -> None:
 
 
 def _anything_from(comm: Communicator) -> bool:
-    """Whether rank 1 is still there: a receive from it is not in all_left yet."""
+    """Returns True while rank 1 is in the group: a receive from it can still succeed."""
     work = comm.recv(np.zeros(0), GONE, tag=7, async_op=True)
     ended: bool = work.test()
     if not ended:
@@ -75,7 +75,7 @@ def _anything_from(comm: Communicator) -> bool:
     return not ended
 
 
-def test_any_of_works_that_are_all_in_vain() -> None:
+def test_wait_any_fails_if_no_work_can_end() -> None:
     def check(comm: Communicator) -> None:
         for kind in KINDS:
             works = [kind(comm, GONE), _by_a_copy(comm, GONE)]
@@ -87,7 +87,7 @@ def test_any_of_works_that_are_all_in_vain() -> None:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_one_in_vain_waits_for_the_other(kind: Callable[[Communicator, int], Any]) -> None:
+def test_wait_any_waits_for_the_work_that_can_end(kind: Callable[[Communicator, int], Any]) -> None:
     def check(comm: Communicator) -> None:
         lost, x = kind(comm, GONE), np.zeros((1, 2))
         loop = comm.recv(x[:, 0], 0, tag=5, async_op=True)
@@ -102,10 +102,10 @@ def test_one_in_vain_waits_for_the_other(kind: Callable[[Communicator, int], Any
     check_at_rank_0(check)
 
 
-def test_batched_receives_that_never_come_end_with_the_time_of_the_group() -> None:
+def test_batched_receives_end_with_the_timeout_of_the_group() -> None:
     def body(comm: Communicator) -> Any:
         if comm.rank:
-            over.wait(10)  # no call whose time could be over first
+            over.wait(10)  # no call whose timeout could expire first
             return None
         works = [_batched(comm, 1), _batched(comm, 1)]
         try:
@@ -119,7 +119,7 @@ def test_batched_receives_that_never_come_end_with_the_time_of_the_group() -> No
     assert isinstance(outcomes[0], CollectiveTimeoutError)
 
 
-def test_what_has_not_begun_says_so_and_ends_nothing() -> None:
+def test_a_work_that_has_not_begun_raises_and_ends_no_other() -> None:
     def check(comm: Communicator) -> None:
         never = comm.recv_init(np.zeros(4), GONE)
         assert "not started" in repr(never)

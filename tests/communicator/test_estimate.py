@@ -1,4 +1,6 @@
-"""The estimate that decides how many calls make a turn: one hold-up must not spoil it."""
+"""The estimate of a call's time, which sets the number of calls in a measurement. One interruption
+must not change it.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +14,9 @@ CALL_S = 5e-6
 
 
 def machine(holds_up_s: Iterator[float], asked: list[int]) -> Callable[[int], float]:
-    """Times calls of `CALL_S`, each batch of which is held up once for the next of these times."""
+    """Returns a function that times calls of `CALL_S`. Each trial is interrupted once, for the next
+    of these times.
+    """
 
     def time_s(calls: int) -> float:
         asked.append(calls)
@@ -22,19 +26,19 @@ def machine(holds_up_s: Iterator[float], asked: list[int]) -> Callable[[int], fl
 
 
 @pytest.mark.parametrize("held_up", range(8))
-def test_one_batch_that_is_held_up_does_not_count(held_up: int) -> None:
+def test_an_interrupted_trial_does_not_count(held_up: int) -> None:
     holds = (0.004 if batch == held_up else 0.0 for batch in range(100))
     found = estimate_call_s(machine(holds, []), least_s=1e-3, most=100_000)
     assert found == pytest.approx(CALL_S)
 
 
-def test_batches_grow_until_they_take_long_enough() -> None:
+def test_trials_grow_until_they_take_long_enough() -> None:
     asked: list[int] = []
     estimate_call_s(machine(iter(()), asked), least_s=1e-3, most=100_000)
     assert asked == [1] * 3 + [8] * 3 + [64] * 3 + [512] * 3
 
 
-def test_no_more_calls_than_allowed() -> None:
+def test_trials_have_at_most_the_allowed_calls() -> None:
     asked: list[int] = []
     estimate_call_s(machine(iter(()), asked), least_s=1.0, most=100)
     assert max(asked) == 100

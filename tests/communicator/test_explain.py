@@ -1,4 +1,4 @@
-"""What is said of a choice: the rule, where it comes from, times, and the runner-up."""
+"""Explanations of a choice: rule, source, times, runner-up."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ World = Callable[[int], Threads]
 
 
 def explained(world: Threads, selection: Selection | None, nbytes: int = 4096) -> Explanation:
-    """What rank 0 of a group with this selection says of an all_reduce."""
+    """Returns rank 0's explanation of an all_reduce, in a group with this selection."""
 
     def ask(comm: Communicator) -> Explanation:
         child = comm.split(0, selection=selection)
@@ -61,7 +61,7 @@ def test_times_are_measured_on_request(op: Op, threads: World) -> None:
     assert ", measured " in str(first)
 
 
-def test_what_may_not_run_is_not_measured() -> None:
+def test_refused_algorithms_are_not_measured() -> None:
     ring = Measured(op=Op.ALL_REDUCE, ranks=4, nbytes=4096, algorithm="ring", time_s=1e-6)
 
     def ask(comm: Communicator) -> Explanation:
@@ -80,20 +80,22 @@ def test_what_may_not_run_is_not_measured() -> None:
 @pytest.mark.parametrize(
     ("arguments", "text"),
     [
-        (("allreduce", 8), "no operation 'allreduce'; the operations are all_reduce"),
-        (("all_reduce", -1), "a number of bytes, not -1"),
+        (("allreduce", 8), "op: expected one of all_reduce, .*, not 'allreduce'"),
+        (("all_reduce", -1), "a number from 0 up, not -1"),
         (("all_reduce", "64K"), "a number of bytes, not '64K'"),
         (("all_reduce", np.zeros(2)), r"a number of bytes, not array\(\[0., 0.\]\)"),
         (("broadcast", 8, 2), "root 2 is not one of the 2 ranks"),
         (("broadcast", 8, np.zeros(2)), "the number of a rank, not array"),
     ],
 )
-def test_wrong_questions_are_refused(arguments: tuple[Any, ...], text: str, threads: World) -> None:
+def test_wrong_arguments_of_explain_are_refused(
+    arguments: tuple[Any, ...], text: str, threads: World
+) -> None:
     with pytest.raises((TypeError, ValueError), match=text):
         threads(2).comms[0].explain(*arguments)
 
 
-def test_measured_times_are_told_and_decide_who_comes_second(threads: World) -> None:
+def test_measured_times_decide_the_runner_up(threads: World) -> None:
     rule = Rule(op=Op.ALL_REDUCE, algorithm="ring", nbytes=IntRange(0, 5000), reason="because")
     times = (measured("ring", 2e-6), measured("swing", 4e-6), measured("direct", 3e-6))
     found = explained(threads(2), Selection(rules=(rule,), measured=times))
@@ -111,7 +113,7 @@ def test_without_a_rule_for_the_size_the_next_layer_decides(threads: World) -> N
     assert (found.algorithm, found.source) == ("direct", "built-in")
 
 
-def test_a_prediction_is_that_of_the_cost_model(threads: World) -> None:
+def test_a_prediction_comes_from_the_cost_model(threads: World) -> None:
     rule = Rule(op=Op.ALL_REDUCE, algorithm="ring:channels=2")
     found = explained(threads(2), Selection(rules=(rule,)))
     candidates = [predict("all_reduce", "ring", 2, 4096, cores=cores) for cores in (1, 2)]

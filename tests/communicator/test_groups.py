@@ -1,4 +1,4 @@
-"""Communicators of some of the ranks, and many at once."""
+"""Communicators of some of the ranks, also many at once."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ World = Callable[[int], Threads]
 
 
 def members(comm: Communicator, parent: Communicator) -> list[int]:
-    """The parent's ranks, in the order of the child's."""
+    """Returns the parent's ranks, in the order of the child's."""
     return [int(rank) for rank in comm.all_gather(np.array([parent.rank]))]
 
 
@@ -52,7 +52,7 @@ def test_split_by_color_and_key(threads: World) -> None:
     threads(7).run(check)
 
 
-def test_groups_in_odd_orders(threads: World) -> None:
+def test_groups_may_have_any_order(threads: World) -> None:
     def check(comm: Communicator) -> None:
         me = comm.rank
         for ranks in ([4, 0, 2], [2, 0, 4], [3], [1, 3], [4, 3, 2, 1, 0], [4, 0, 2]):
@@ -89,14 +89,14 @@ def test_groups_of_groups(threads: World) -> None:
     threads(8).run(check)
 
 
-def test_many_communicators_at_once(threads: World) -> None:
+def test_many_communicators_work_at_once(threads: World) -> None:
     def check(comm: Communicator) -> None:
         children = [comm.split(0, comm.rank * (-1) ** i) for i in range(12)]
         works = []
         for step, child in enumerate(children):
             assert child is not None
             works.append(child.all_reduce(np.full(50 + step, step), async_op=True))
-        for child in reversed(children):  # another order than the one in which they were begun
+        for child in reversed(children):  # in another order than that of their begin
             assert child is not None
             assert child.all_reduce(np.ones(2)).tolist() == [3, 3]
         for step, work in enumerate(works):
@@ -106,7 +106,7 @@ def test_many_communicators_at_once(threads: World) -> None:
     threads(3).run(check)
 
 
-def test_groups_of_one_process_in_several_threads(threads: World) -> None:
+def test_threads_may_use_different_groups(threads: World) -> None:
     def check(comm: Communicator) -> None:
         def work(child: Communicator) -> None:
             for _ in range(20):
@@ -170,7 +170,7 @@ def test_a_timeout_can_be_set_and_is_inherited(threads: World) -> None:
         (lambda comm: setattr(comm, "timeout_s", "5"), "timeout_s: expected seconds, not '5'"),
     ],
 )
-def test_numbers_of_a_wrong_kind_are_refused(
+def test_arguments_that_are_no_integers_are_refused(
     call: Callable[[Communicator], Any], text: str, threads: World
 ) -> None:
     def check(comm: Communicator) -> None:
@@ -200,12 +200,12 @@ def test_a_color_of_too_many_bits_is_refused(threads: World) -> None:
         ({"reproducible": "no"}, "reproducible: expected True or False, not 'no'"),
     ],
 )
-def test_a_world_of_a_wrong_kind_is_refused(wrong: dict[str, Any], text: str) -> None:
+def test_wrong_arguments_of_init_are_refused(wrong: dict[str, Any], text: str) -> None:
     with pytest.raises(TypeError, match=text):
         unisono.init(**{"rank": 0, "size": 1, "rendezvous": "of a wrong kind", **wrong})
 
 
-def test_one_rank_alone(threads: World) -> None:
+def test_a_group_of_one_rank_works(threads: World) -> None:
     def check(comm: Communicator) -> None:
         x = np.arange(5.0)
         for call in (comm.all_reduce, comm.reduce, comm.broadcast, comm.all_gather, comm.gather):
@@ -239,7 +239,7 @@ CLOSED: dict[str, Callable[[Communicator], Any]] = {
 
 
 @pytest.mark.parametrize("name", CLOSED)
-def test_a_closed_communicator_says_so(name: str) -> None:
+def test_a_closed_communicator_refuses_calls(name: str) -> None:
     comm = unisono.init(rank=0, size=1, rendezvous=unique_name())
     comm.close()
     with pytest.raises(AbortedError, match=r"^this communicator is closed$"):
@@ -254,7 +254,7 @@ def test_a_mismatch_names_split() -> None:
             assert "rank 0 called split(), rank 1 called barrier()" in str(error)
 
 
-def test_ranks_that_do_not_meet_are_told_what_they_called() -> None:
+def test_ranks_that_wait_in_vain_get_the_name_of_their_call() -> None:
     with Threads(2, timeout_s=0.5) as world:
         zero, one = world.outcomes(lambda c: c.group([c.rank, 1 - c.rank]))
     assert isinstance(zero, RendezvousError)
@@ -264,7 +264,7 @@ def test_ranks_that_do_not_meet_are_told_what_they_called() -> None:
     assert "must call it with the same list" in str(one)
 
 
-def test_ranks_of_several_hosts_wait_for_each_other_as_long_as_their_parent() -> None:
+def test_a_group_over_hosts_has_its_parents_timeout() -> None:
     def form(comm: Communicator) -> None:
         comm.timeout_s = 0.5
         comm.group([comm.rank, 1 - comm.rank])
@@ -276,7 +276,7 @@ def test_ranks_of_several_hosts_wait_for_each_other_as_long_as_their_parent() ->
 
 @pytest.mark.parametrize("hosts", [1, 3])
 @pytest.mark.parametrize(("end", "text"), [("close", "ranks [2] have left"), ("abort", "no more")])
-def test_who_forms_a_group_hears_that_a_rank_will_not_come(hosts: int, end: str, text: str) -> None:
+def test_forming_a_group_fails_if_a_rank_cannot_come(hosts: int, end: str, text: str) -> None:
     def form(comm: Communicator) -> None:
         comm.barrier()
         if comm.rank < 2:
@@ -297,9 +297,12 @@ def test_who_forms_a_group_hears_that_a_rank_will_not_come(hosts: int, end: str,
         assert text in str(error)
 
 
-def test_who_has_formed_a_group_may_leave_its_parent(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A rank that is still at it, on another host, does not take that for a failure: rank 1 is held
-    where it looks who has left, while rank 0 comes, and leaves the parent as soon as it can."""
+def test_a_rank_may_leave_the_parent_of_a_formed_group(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A rank on another host that still forms the group does not take the departure for a failure.
+
+    Rank 1 is held while it checks for ranks that have left. Meanwhile rank 0 arrives, and leaves
+    the parent as early as possible.
+    """
     look = groups._require_all
     looks, left = threading.Event(), threading.Event()
 

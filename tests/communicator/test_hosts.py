@@ -1,6 +1,6 @@
-"""A communicator that is told that its ranks are on several hosts: what it chooses, and results.
+"""A communicator that is configured for ranks on several hosts: its choices and results.
 
-Here all ranks are on one host in truth; what they exchange and in which order is the same.
+All ranks are really on one host, but they exchange the same data in the same order.
 """
 
 from __future__ import annotations
@@ -29,8 +29,8 @@ World = Callable[[int], Threads]
 LAYOUTS: tuple[Hosts, ...] = (((0,), (1,), (2,), (3,)), ((0, 2), (1, 3)), ((0, 1, 3), (2,)))
 
 
-class Nowhere:
-    """A network that has no need to reach anybody: all ranks are on one host after all."""
+class NoNetwork:
+    """A network that connects no ranks, since all ranks are really on one host."""
 
     def form(self, meeting: GroupConfig, members: Sequence[int]) -> JoinedGroup:
         raise NotImplementedError
@@ -43,11 +43,11 @@ class Nowhere:
 
 
 def told(comm: Communicator, hosts: Hosts, *, reproducible: bool = False) -> Communicator:
-    """A communicator of the same ranks that takes them to be on these hosts."""
+    """Returns a communicator of the same ranks that is configured for these hosts."""
     child = comm.split(0)
     assert child is not None
     settings = config.settings({"UNISONO_REPRODUCIBLE": "1"} if reproducible else {})
-    span = GroupNetwork(Nowhere(), b"", child.rank, tuple(range(child.size)), hosts)
+    span = GroupNetwork(NoNetwork(), b"", child.rank, tuple(range(child.size)), hosts)
     child._engine = Engine(
         child._group, child.rank, child.size, settings, SelectionTable(cores=2), span
     )
@@ -128,7 +128,7 @@ def test_reproducible_bits_do_not_depend_on_hosts(hosts: Hosts, threads: World) 
     assert {algorithm for _, _, algorithm in found} == {"rank_order"}
 
 
-def test_explain_says_what_the_hosts_decided(threads: World) -> None:
+def test_explain_names_the_choice_for_several_hosts(threads: World) -> None:
     def body(comm: Communicator) -> str:
         with told(comm, LAYOUTS[0]) as child:
             assert child.hosts == LAYOUTS[0]
@@ -143,7 +143,7 @@ def test_explain_says_what_the_hosts_decided(threads: World) -> None:
 
 
 @given(st.sampled_from(Op), st.integers(0, 1 << 30), st.sampled_from(LAYOUTS), st.booleans())
-def test_several_hosts_are_served_by_the_cost_model(
+def test_the_cost_model_chooses_for_several_hosts(
     op: Op, nbytes: int, hosts: Hosts, in_rank_order: bool
 ) -> None:
     demands = Demands(in_rank_order=in_rank_order)
@@ -159,8 +159,8 @@ def test_several_hosts_are_served_by_the_cost_model(
     assert alone.rule == BUILT_IN.choose(op, nbytes, ranks=4)
 
 
-def test_narrow_floats_are_not_widened_on_the_way_where_that_is_dearer() -> None:
-    """Two nested reductions make float32 of 16-bit floats: twice the bytes between hosts."""
+def test_narrow_floats_are_not_widened_between_hosts_if_that_is_slower() -> None:
+    """Two nested reductions of 16-bit floats use float32, which doubles the bytes between hosts."""
     hosts: Hosts = ((0, 1), (2, 3))
     wide, narrow = (
         SelectionTable(cores=2).choose(

@@ -1,5 +1,8 @@
-"""A signal handler may raise between any two steps of Python: the arrays of a call that has begun
-must outlive that, for other threads still read and write them. Or it may call anything itself."""
+"""Signal handlers that raise between any two steps of Python, or make calls themselves.
+
+The arrays of a call that has begun must outlive the error, since other threads still read and write
+them.
+"""
 
 from __future__ import annotations
 
@@ -22,13 +25,13 @@ from unisono.communicator import engine, work
 from unisono.communicator.work import Work
 from unisono.errors import UnisonoError
 
-COUNT = 1 << 17  # a message that waits for its receiver
-SLOW = np.int64(0)  # a tag that takes a call through Python
+COUNT = 1 << 17  # a message so large that it waits for its receiver
+SLOW = np.int64(0)  # a tag whose type makes the call run Python code
 _WATCHED = (engine.__file__, work.__file__)
 
 
-class Begun:
-    """A native object that counts the calls which have begun."""
+class CallCounter:
+    """A native object that counts the calls that have begun."""
 
     def __init__(self, native: Any) -> None:
         self._native = native
@@ -48,14 +51,14 @@ class Begun:
 
 
 def raise_interrupt() -> None:
-    """What a signal handler does by default."""
+    """Does the same as Python's default signal handler."""
     raise KeyboardInterrupt
 
 
 def interrupt_at(
     step: int, call: Callable[[], Any], handler: Callable[[], None] = raise_interrupt
 ) -> bool:
-    """Whether there was such a step: the handler of a signal runs before it."""
+    """Runs a signal handler before this step. Returns True if the step exists."""
     traced = Step(step, handler, _WATCHED)
     before = sys.gettrace()
     sys.settrace(traced)
@@ -77,7 +80,7 @@ CALLS: dict[str, Callable[[Communicator, Any], Any]] = {
 
 
 @pytest.mark.parametrize("name", CALLS)
-def test_arrays_of_a_call_that_has_begun_outlive_an_interrupt(name: str) -> None:
+def test_arrays_of_a_begun_call_outlive_an_interrupt(name: str) -> None:
     def attempt(comm: Communicator, step: int) -> bool:
         comm.all_reduce(np.ones(COUNT))
         if comm.rank == 1:
@@ -85,7 +88,7 @@ def test_arrays_of_a_call_that_has_begun_outlive_an_interrupt(name: str) -> None
         x = np.zeros(COUNT)
         held = weakref.ref(x)
         group, messages = comm._engine.group, comm._engine.messages
-        spies: list[Any] = [Begun(group), Begun(messages)]
+        spies: list[Any] = [CallCounter(group), CallCounter(messages)]
         comm._engine.group, comm._engine.messages = spies
         before = group.calls
         reached = interrupt_at(step, partial(CALLS[name], comm, x))
@@ -96,7 +99,7 @@ def test_arrays_of_a_call_that_has_begun_outlive_an_interrupt(name: str) -> None
         return reached
 
     def was_reached(step: int) -> bool:
-        # A group for each: what was interrupted has its place among the calls.
+        # A new group for each step, since an interrupted call keeps its number among the calls.
         with Threads(2) as world:
             return bool(world.run(attempt, step)[0])
 
@@ -110,7 +113,7 @@ def test_a_handler_may_wait_for_the_call_whose_wait_it_interrupts() -> None:
         assert isinstance(work, Work)
 
         def handler() -> None:
-            with suppress(UnisonoError):  # too near to the end to wait
+            with suppress(UnisonoError):  # too close to the end to wait
                 assert work.wait() is work.wait()
 
         reached = interrupt_at(step, work.wait, handler)
@@ -122,7 +125,7 @@ def test_a_handler_may_wait_for_the_call_whose_wait_it_interrupts() -> None:
         assert next(step for step in itertools.count() if not any(world.run(attempt, step))) > 10
 
 
-def test_connections_that_an_interrupt_prevented_are_made_by_the_next_call() -> None:
+def test_the_next_call_makes_connections_that_an_interrupt_prevented() -> None:
     class Interrupted:
         reached: ClassVar[list[int]] = []
 

@@ -1,6 +1,6 @@
-"""`unisono.run`: results by rank, the first failure, and nothing left behind.
+"""`unisono.run`: results by rank, the first failure, and no remaining processes or files.
 
-The programs are scripts, as a user's are: `run` starts interpreters that import the program.
+The programs are scripts like a user's: `run` starts interpreters that import the program.
 """
 
 from __future__ import annotations
@@ -129,7 +129,7 @@ def outcomes(tmp_path_factory: pytest.TempPathFactory) -> dict[tuple[str, int], 
 Outcomes = dict[tuple[str, int], dict[str, Any]]
 
 
-def test_results_come_by_rank(outcomes: Outcomes) -> None:
+def test_results_are_in_rank_order(outcomes: Outcomes) -> None:
     expected = [(rank, 3, [6.0, 6.0]) for rank in range(3)]
     assert outcomes["ranks", 3]["result"] == repr(expected)
     assert "500000.0" in outcomes["large", 2]["result"]
@@ -143,7 +143,7 @@ def test_the_first_failure_is_raised_with_its_traceback(outcomes: Outcomes) -> N
     assert "in one_raises" in said["notes"]
 
 
-def test_errors_that_cannot_be_pickled(outcomes: Outcomes) -> None:
+def test_errors_that_cannot_be_pickled_keep_their_text(outcomes: Outcomes) -> None:
     said = outcomes["odd_error", 1]
     assert (said["error"], said["text"]) == ("UnisonoError", "Odd: odd one")
     assert "in odd_error" in said["notes"]
@@ -153,7 +153,7 @@ def test_errors_that_cannot_be_pickled(outcomes: Outcomes) -> None:
     assert "should only be shared between processes through inheritance" in said["text"]
 
 
-def test_ranks_that_die_without_a_word(outcomes: Outcomes) -> None:
+def test_a_rank_that_ends_without_a_result_is_named(outcomes: Outcomes) -> None:
     said = outcomes["killed", 3]
     assert said["error"] == "PeerLostError"
     assert "rank 1 (pid " in said["text"]
@@ -161,20 +161,20 @@ def test_ranks_that_die_without_a_word(outcomes: Outcomes) -> None:
     assert said["error"] == "PeerLostError"
     assert "rank 2" in said["text"]
     assert outcomes["ranks", 0] | {"seconds": 0} == {
-        "error": "ValueError", "text": "a host has 1 to 4096 ranks, not 0", "notes": "",
+        "error": "ValueError", "text": "ranks: expected 1 to 4096 on one host, not 0", "notes": "",
         "children": 0, "seconds": 0,
     }  # fmt: skip
 
 
-def test_more_ranks_than_a_host_can_have() -> None:
-    with pytest.raises(ValueError, match=r"a host has 1 to 4096 ranks, not 4097"):
+def test_too_many_ranks_are_refused() -> None:
+    with pytest.raises(ValueError, match=r"ranks: expected 1 to 4096 on one host, not 4097"):
         unisono.run(max, config.MOST_RANKS + 1, args=(3, 5))
     native.segment_shape(config.MOST_RANKS, 2, 1 << 20)
     with pytest.raises(UnisonoError, match="a group has 1 to 4096 ranks"):
         native.segment_shape(config.MOST_RANKS + 1, 2, 1 << 20)
 
 
-def test_a_program_without_a_guard_is_told(tmp_path: Path) -> None:
+def test_a_program_without_a_main_guard_gets_an_error(tmp_path: Path) -> None:
     program = tmp_path / "program.py"
     program.write_text("import unisono\nprint(unisono.run(max, ranks=2, args=(3, 5)))\n")
     command = [sys.executable, program]
@@ -191,7 +191,7 @@ def test_a_rank_that_hangs_is_ended(outcomes: Outcomes) -> None:
     assert said["seconds"] < 20
 
 
-def test_no_process_and_no_file_is_left(outcomes: Outcomes) -> None:
+def test_no_process_or_file_remains(outcomes: Outcomes) -> None:
     assert outcomes.pop(("left", 0))["left"] == []
     assert {said["children"] for said in outcomes.values()} == {0}
 
@@ -230,7 +230,9 @@ if __name__ == "__main__":
     ("number", "when"),
     [(signal.SIGKILL, "late"), (signal.SIGKILL, "early"), (signal.SIGINT, "late")],
 )
-def test_nothing_is_left_when_the_program_is_ended(number: int, when: str, tmp_path: Path) -> None:
+def test_no_rank_remains_after_the_program_is_killed(
+    number: int, when: str, tmp_path: Path
+) -> None:
     program, marks, temporary = (tmp_path / name for name in ("program.py", "marks", "tmp"))
     program.write_text(KILLED_PROGRAM)
     marks.mkdir()

@@ -1,4 +1,4 @@
-"""`unisono.run` where no file holds the program: notebooks, `python -c`, standard input."""
+"""`unisono.run` in programs without a file: notebooks, `python -c`, standard input."""
 
 from __future__ import annotations
 
@@ -91,7 +91,7 @@ print("".join(output.text for output in notebook.cells[0].outputs))
 
 
 def said(arguments: list[str], program: str = "", **environment: str) -> Any:
-    """What a new interpreter printed."""
+    """Returns the JSON output of a new interpreter."""
     done = subprocess.run(
         [sys.executable, *arguments], input=program, capture_output=True, text=True, timeout=60,
         env={**os.environ, **environment}, check=False,
@@ -100,31 +100,31 @@ def said(arguments: list[str], program: str = "", **environment: str) -> Any:
     return json.loads(done.stdout)
 
 
-def test_the_program_is_standard_input() -> None:
+def test_a_program_on_standard_input_can_run_ranks() -> None:
     assert said(["-"], PROGRAM) == EXPECTED
 
 
 @pytest.mark.torch
-def test_after_torch_has_used_its_threads_and_with_its_process_groups() -> None:
+def test_ranks_start_after_torch_has_used_its_threads() -> None:
     pytest.importorskip("torch")
-    # Those of a torchrun that started the program: its store is not that of these ranks.
+    # Variables of a torchrun that started the program: its store is not the store of these ranks.
     outer = {"TORCHELASTIC_USE_AGENT_STORE": "True", "TORCHELASTIC_RUN_ID": "outer"}
     found = said(["-c", TORCH_PROGRAM], **outer)
     ranks = [[str(r), str(r), "2", "2", "127.0.0.1"] for r in range(2)]
     assert found == [[[[3.0, 3.0]] * 2, [2.0, 2.0], rank, []] for rank in ranks] + [False]
 
 
-def test_a_notebook(tmp_path: Path) -> None:
+def test_a_notebook_can_run_ranks(tmp_path: Path) -> None:
     pytest.importorskip("nbclient"), pytest.importorskip("ipykernel")
     folders = ("IPYTHONDIR", "JUPYTER_RUNTIME_DIR", "JUPYTER_CONFIG_DIR")
     assert said(["-c", NOTEBOOK], PROGRAM, **dict.fromkeys(folders, str(tmp_path))) == EXPECTED
 
 
-def test_a_lambda_of_a_program_that_can_be_imported() -> None:
+def test_a_lambda_works_in_an_importable_program() -> None:
     assert unisono.run(lambda x: x + 1, ranks=1, args=(2,)) == [3]
 
 
-def test_what_no_process_can_have_is_refused_before_a_rank_starts() -> None:
+def test_arguments_that_cannot_be_pickled_are_refused_before_a_rank_starts() -> None:
     with pytest.raises(TypeError, match="cannot pickle"):
         unisono.run(len, ranks=1, args=(sys.stdout,))
 

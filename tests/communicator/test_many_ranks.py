@@ -1,4 +1,4 @@
-"""Hundreds of ranks come up: threads of some processes, which are hosts to each other."""
+"""Hundreds of ranks form a group: threads of several processes, which act as hosts."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ THREADS = 16
 
 
 def many(me: Me) -> None:
-    """A host of many ranks; each finds all others and exchanges with its neighbours."""
+    """A host of many ranks. Each rank exchanges messages with its neighbours."""
     size = me.size * THREADS
 
     def rank(number: int) -> int:
@@ -33,7 +33,7 @@ def many(me: Me) -> None:
 
 @pytest.mark.timeout(180)
 @pytest.mark.parametrize("hosts", [4, pytest.param(16, marks=pytest.mark.slow)])
-def test_all_come_up(hosts: int) -> None:
+def test_hundreds_of_ranks_form_a_group(hosts: int) -> None:
     with Processes(
         many,
         hosts,

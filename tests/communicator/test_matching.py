@@ -1,4 +1,4 @@
-"""Which message goes to which receive: random histories of ranks of one host, and of two."""
+"""Matching of messages and receives: random histories of ranks on one host and on two."""
 
 from __future__ import annotations
 
@@ -23,9 +23,10 @@ from histories import History, Message, Receive
 from pretended_hosts import World
 from unisono import Communicator
 
-# On one host: inside a slot, in the ring of bytes, the last that goes there, the first that is read
-# by the receiver, and several chunks of those. Between hosts: what leaves at once, and the first
-# that leaves in part. A few of the largest are more than either keeps of what nobody asked for.
+# Sizes at the limits of the transports. On one host: in a slot, in the byte ring, the last size in
+# the ring, the first that the receiver reads itself, and several chunks of these. Between hosts:
+# sent at once, and the first that is sent in part. A few of the largest exceed the memory for
+# unexpected messages.
 SMALL = (0, 8, 24, 25, 3000, 8192, 8193, 16_384, 16_385)
 LARGE = (65_535, 65_536, 65_537, 300_000)
 ONE_HOST = [(0,) * ranks for ranks in range(1, 7)]
@@ -45,12 +46,14 @@ class Persistent:
 
 
 def last(things: list[Any], back: int) -> Any:
-    """Not drawn from these, whose number depends on how often a request has ended by then."""
+    """Takes an item from the end. It is not drawn from the list, since the length depends on
+    timing.
+    """
     return things[-1 - back % len(things)]
 
 
 class Matching(RuleBasedStateMachine):
-    """Ranks that send, ask, take back and look, in any order."""
+    """Ranks that send, receive, cancel and poll, in any order."""
 
     layouts: list[tuple[int, ...]]
     worlds: dict[tuple[int, ...], World]
@@ -60,13 +63,14 @@ class Matching(RuleBasedStateMachine):
         hosts = data.draw(st.sampled_from(self.layouts))
         if hosts not in self.worlds:
             self.worlds[hosts] = World(hosts, timeout_s=END_S)
-        self.world = self.worlds.pop(hosts)  # until the end is reached
+        self.world = self.worlds.pop(hosts)  # returned at the end of the history
         self.hosts = hosts
         self.routes = data.draw(self.routes_over(hosts))
         self.history = History()
         self.persistent: list[Persistent] = []
         self.began = 0
-        # A receive of any tag has to know the length: all are of one, or a probe has told it.
+        # A receive of any tag must know the length: all messages have one length, or a probe
+        # returns it.
         size = st.sampled_from(LARGE if data.draw(st.booleans()) else SMALL)
         self.sizes = data.draw(st.lists(size, min_size=3, max_size=3)) if mixed else [0] * 3
         if not mixed:
@@ -76,8 +80,9 @@ class Matching(RuleBasedStateMachine):
 
     @staticmethod
     def routes_over(hosts: tuple[int, ...]) -> st.SearchStrategy[list[tuple[int, int]]]:
-        """A few (source, destination): the fewer, the more often what is sent is asked for. Where
-        there are two hosts, from one to the other: on one, ranks do as they do on one alone."""
+        """Draws a few pairs (source, destination). With fewer pairs, more messages find a receive.
+        With two hosts, all pairs cross hosts, since ranks on one host behave as on a single host.
+        """
         ranks = st.integers(0, len(hosts) - 1)
         routes = st.tuples(ranks, ranks)
         if len(set(hosts)) > 1:
@@ -85,13 +90,13 @@ class Matching(RuleBasedStateMachine):
         return st.lists(routes, min_size=1, max_size=4)
 
     def sending(self, data: st.DataObject) -> tuple[int, int, int]:
-        """A source, a destination, a tag."""
+        """Draws a source, a destination and a tag."""
         return *data.draw(st.sampled_from(self.routes)), data.draw(self.tags)
 
     def receiving(
         self, data: st.DataObject, tags: st.SearchStrategy[int | None]
     ) -> tuple[int, int | None, int | None]:
-        """A rank, a source, a tag."""
+        """Draws a rank, a source and a tag."""
         src, rank = data.draw(st.sampled_from(self.routes))
         return rank, src if data.draw(st.booleans()) else None, data.draw(tags)
 
@@ -99,7 +104,7 @@ class Matching(RuleBasedStateMachine):
         return self.world.comms[rank]
 
     def content(self, tag: int) -> np.ndarray:
-        """What no other message has, but for those without a byte."""
+        """Returns content that differs from all other messages, if the length is not zero."""
         self.began += 1
         memory = np.full(self.sizes[tag], self.began % 251, np.uint8)
         memory[:8] = np.frombuffer(self.began.to_bytes(8, "little"), np.uint8)[: memory.size]
@@ -141,7 +146,7 @@ class Matching(RuleBasedStateMachine):
 
     @rule(data=st.data(), count=st.integers(0, 12))
     def probe(self, data: st.DataObject, count: int) -> None:
-        """Finds what a receive of the same gets: then of any tag and length."""
+        """Probes, then receives the found message with any tag and length."""
         rank, src, tag = self.receiving(data, st.none() | self.tags)
         if tag is not None:
             self.history.asked.add((rank, src, tag))
@@ -202,7 +207,8 @@ class Matching(RuleBasedStateMachine):
     @rule(back=st.integers(0, 60))
     def cancel_receive(self, back: int) -> None:
         receive = last(self.history.receives, back)
-        over = receive.cancelled or receive.outcome is not None  # its request may be another's now
+        # its request may now belong to another receive
+        over = receive.cancelled or receive.outcome is not None
         if not over and receive.work.cancel():
             assert receive.found is None
             receive.cancelled = True
@@ -232,14 +238,14 @@ class Matching(RuleBasedStateMachine):
         self.worlds[self.hosts] = self.world
 
     def finish(self) -> None:
-        """Until no receive has anything to take any more."""
+        """Waits until no receive matches any message."""
         quiet_since = time.monotonic()
         while time.monotonic() < quiet_since + 0.02:
             if any(receive.look() for receive in self.history.receives):
                 quiet_since = time.monotonic()
 
     def clear(self) -> None:
-        """Takes what nobody asked for, so that nothing is left for the next history."""
+        """Receives all remaining messages, so that the next history starts empty."""
         for receive in self.history.receives:
             if receive.outcome is None and not receive.cancelled:
                 assert receive.work.cancel()
@@ -253,7 +259,7 @@ class Matching(RuleBasedStateMachine):
                 assert out.tobytes() == message.content
             if not message.over:
                 message.work.wait(END_S)
-        # One more from each to each, behind all questions that nobody has answered yet.
+        # One more message between each pair of ranks, after all messages that are not yet received.
         nothing = np.zeros(0)
         for comm in self.world.comms:
             for dst, other in enumerate(self.world.comms):

@@ -1,4 +1,4 @@
-"""Messages between two ranks: tags, sources, sizes, order, and what does not fit."""
+"""Messages between two ranks: tags, sources, sizes, order, and mismatches."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from unisono import CommunicationError, Communicator, MismatchError, PeerLostErr
 World = Callable[[int], Threads]
 
 
-def test_sizes_from_nothing_to_many_slots(threads: World) -> None:
+def test_messages_of_any_size_arrive(threads: World) -> None:
     counts = [0, 1, 7, 1000, 8191, 8192, 8193, 16_384, 16_385, 32_768, 65_537, 300_001]
 
     def check(comm: Communicator) -> None:
@@ -35,7 +35,7 @@ def test_tags_are_matched_in_any_order(threads: World) -> None:
         tags = [3, 0, 2**40, 1]
         if comm.rank == 0:
             for tag in tags:
-                for part in range(2):  # of one tag, in the order sent
+                for part in range(2):  # equal tags arrive in the order of their sends
                     comm.send(np.array([tag, part]), 1, tag)
         else:
             out = np.zeros(2, np.int64)
@@ -47,7 +47,7 @@ def test_tags_are_matched_in_any_order(threads: World) -> None:
     threads(2).run(check)
 
 
-def test_a_long_message_makes_way_for_the_tag_that_is_asked_for(threads: World) -> None:
+def test_a_long_unexpected_message_does_not_block_other_tags(threads: World) -> None:
     def check(comm: Communicator) -> None:
         long = np.arange(200_000)
         if comm.rank == 0:
@@ -68,14 +68,14 @@ def test_a_long_message_makes_way_for_the_tag_that_is_asked_for(threads: World) 
             comm.send(long[:1], 1, 3)
             work.wait()
         else:
-            comm.recv(small, 0, 3)  # while the long one waits, of which nobody has asked
+            comm.recv(small, 0, 3)  # while the long message still has no receive
             comm.recv(out, 0, 1)
             np.testing.assert_array_equal(out, long)
 
     threads(2).run(check)
 
 
-def test_any_source(threads: World) -> None:
+def test_recv_from_any_source_returns_the_source(threads: World) -> None:
     def check(comm: Communicator) -> None:
         if comm.rank:
             for step in range(3):
@@ -95,7 +95,7 @@ def test_any_source(threads: World) -> None:
     threads(4).run(check)
 
 
-def test_both_directions_at_once(threads: World) -> None:
+def test_two_ranks_may_send_to_each_other_at_once(threads: World) -> None:
     def check(comm: Communicator, asynchronous: tuple[bool, bool]) -> None:
         peer = 1 - comm.rank
         x, out = np.full(150_000, comm.rank), np.zeros(150_000, np.int64)
@@ -113,14 +113,15 @@ def test_both_directions_at_once(threads: World) -> None:
         threads(2).run(check, asynchronous)
 
 
-def test_everybody_with_everybody(threads: World) -> None:
+def test_all_pairs_exchange_messages_beside_collectives(threads: World) -> None:
     def check(comm: Communicator) -> None:
         peers = [p for p in range(comm.size) if p != comm.rank]
         outs = {p: np.zeros(9000 + p, np.int32) for p in peers}
         works = [comm.recv(outs[p], p, async_op=True) for p in peers]
         x = np.full(9000 + comm.rank, comm.rank, np.int32)
         works += [comm.send(x, p, async_op=True) for p in peers]
-        assert comm.all_reduce(np.ones(1)).tolist() == [comm.size]  # collectives go on beside
+        # collectives work at the same time
+        assert comm.all_reduce(np.ones(1)).tolist() == [comm.size]
         for work in works:
             work.wait()
         assert all((outs[p] == p).all() for p in peers)
@@ -128,7 +129,7 @@ def test_everybody_with_everybody(threads: World) -> None:
     threads(5).run(check)
 
 
-def test_many_small_messages(threads: World) -> None:
+def test_many_small_messages_keep_their_order(threads: World) -> None:
     def check(comm: Communicator) -> None:
         right, left = (comm.rank + 1) % comm.size, (comm.rank - 1) % comm.size
         x = np.zeros(1, np.int64)
@@ -158,7 +159,7 @@ def test_many_small_messages(threads: World) -> None:
         (np.zeros(100_000), np.zeros(1), r"800000 bytes.*receives 8 bytes"),
     ],
 )
-def test_a_message_that_does_not_fit_fails_on_both_sides(
+def test_a_message_of_wrong_length_fails_on_both_ranks(
     sent: np.ndarray, received: np.ndarray, text: str, posted_first: bool, asynchronous: bool
 ) -> None:
     posted = threading.Event()
@@ -172,7 +173,7 @@ def test_a_message_that_does_not_fit_fails_on_both_sides(
             return
         out = received.copy()
         if not posted_first:
-            comm.recv(np.zeros(1), 2)  # by then the message is there
+            comm.recv(np.zeros(1), 2)  # by then the message has arrived
         if not asynchronous:
             threading.Timer(0.1, posted.set).start()
             comm.recv(out, 0)
@@ -209,16 +210,17 @@ def test_wrong_arguments_are_refused(threads: World) -> None:
             with pytest.raises(ValueError, match=f"src {peer} is not one of the 2 ranks"):
                 comm.recv(x, peer)
         for tag in (-1, 2**63):
-            with pytest.raises(ValueError, match="a tag is a number from 0"):
+            with pytest.raises(ValueError, match="tag: expected a number from 0"):
                 comm.send(x, 1 - comm.rank, tag=tag)
         comm.barrier()
 
     threads(2).run(check)
 
 
-def test_a_call_that_gets_no_memory_may_be_made_again(threads: World) -> None:
+def test_a_call_may_be_repeated_after_a_lack_of_memory(threads: World) -> None:
     def check(comm: Communicator) -> None:
-        most = np.broadcast_to(np.float64(1), 1 << 57)  # contiguous it would not fit any machine
+        # a contiguous copy would exceed any machine's memory
+        most = np.broadcast_to(np.float64(1), 1 << 57)
         x, y = np.full(5, comm.rank), np.empty(5, int)
         peer = 1 - comm.rank
         for async_op in (False, True):
@@ -234,7 +236,7 @@ def test_a_call_that_gets_no_memory_may_be_made_again(threads: World) -> None:
 
 
 @pytest.mark.parametrize("source", [1, None])
-def test_receiving_from_a_rank_that_has_left(source: int | None) -> None:
+def test_a_receive_from_a_rank_that_left_fails(source: int | None) -> None:
     def check(comm: Communicator) -> None:
         if comm.rank:
             comm.send(np.ones(1), 0)
@@ -242,7 +244,7 @@ def test_receiving_from_a_rank_that_has_left(source: int | None) -> None:
             return
         x = np.zeros(1)
         for sender in (1, 2):
-            comm.recv(x, sender)  # what was sent before is delivered
+            comm.recv(x, sender)  # a message sent before is delivered
         with pytest.raises(PeerLostError, match="left the group while rank 0 was receiving"):
             comm.recv(x, source)
         with pytest.raises(CommunicationError):
@@ -261,7 +263,7 @@ def test_messages_to_oneself_are_copies(ranks: int, threads: World) -> None:
         me = comm.rank
         for count in (0, 3, 300_001):
             x, out = np.full(count, me + 1), np.zeros(count, np.int64)
-            early = comm.send(x, me, tag=4, async_op=True)  # before anybody asks for it
+            early = comm.send(x, me, tag=4, async_op=True)  # before its receive
             assert comm.recv(out, me, tag=4) == me
             early.wait()
             assert (out == me + 1).all()
@@ -279,7 +281,7 @@ def test_messages_to_oneself_are_copies(ranks: int, threads: World) -> None:
     threads(ranks).run(check)
 
 
-def test_a_message_to_oneself_that_does_not_fit() -> None:
+def test_a_message_of_wrong_length_to_oneself_fails() -> None:
     def check(comm: Communicator) -> None:
         if comm.rank == 0:
             comm.send(np.zeros(3), 0)
@@ -294,7 +296,7 @@ def test_a_message_to_oneself_that_does_not_fit() -> None:
 
 
 @pytest.mark.parametrize("ranks", [1, 2, 3, 8])
-def test_sendrecv_round_a_ring(ranks: int, threads: World) -> None:
+def test_sendrecv_works_on_a_ring(ranks: int, threads: World) -> None:
     def check(comm: Communicator) -> None:
         right, left = (comm.rank + 1) % comm.size, (comm.rank - 1) % comm.size
         for count in (0, 1, 100_001):
@@ -312,8 +314,8 @@ def test_sendrecv_round_a_ring(ranks: int, threads: World) -> None:
 
 
 @pytest.mark.parametrize("ranks", [1, 2, 3, 5, 9])
-def test_halos_of_a_ring(ranks: int, threads: World) -> None:
-    """Right on rings of one and of two ranks too, where left and right are one rank."""
+def test_neighbor_exchange_swaps_halos_on_a_ring(ranks: int, threads: World) -> None:
+    """Exchanges halos on rings, also of one and two ranks, where left and right are one rank."""
 
     def check(comm: Communicator) -> None:
         right, left = (comm.rank + 1) % comm.size, (comm.rank - 1) % comm.size
@@ -322,15 +324,15 @@ def test_halos_of_a_ring(ranks: int, threads: World) -> None:
             halo = [np.zeros(width, np.int64), np.zeros(width, np.int64)]
             both = comm.neighbor_exchange(edges, [left, right], halo, [right, left])
             assert both is halo
-            assert (halo[0] == 10 * right).all()  # what the right one sent to its left
+            assert (halo[0] == 10 * right).all()  # what the right neighbour sent to its left
             assert (halo[1] == 10 * left + 1).all()
 
     threads(ranks).run(check)
 
 
 @pytest.mark.parametrize("ranks", [1, 2, 3, 4, 5, 6, 7, 8, 9, 13, 16])
-def test_any_graph_of_neighbours(ranks: int, threads: World) -> None:
-    """Asymmetric, with loops and double edges, in orders of its own on every rank."""
+def test_neighbor_exchange_works_on_any_graph(ranks: int, threads: World) -> None:
+    """Tests asymmetric graphs with loops and double edges, with a different order on each rank."""
     rng = np.random.default_rng(ranks)
     edges = [(int(s), int(d)) for s, d in rng.integers(0, ranks, (3 * ranks, 2))]
     lengths = rng.choice([0, 1, 9, 20_000], len(edges))
@@ -338,7 +340,7 @@ def test_any_graph_of_neighbours(ranks: int, threads: World) -> None:
     def check(comm: Communicator) -> None:
         me = comm.rank
         leaving = [e for e, (s, _) in enumerate(edges) if s == me]
-        # Of those from one rank the order is kept; of different ranks it does not matter.
+        # Messages of one rank keep their order; the order of different ranks is free.
         coming = sorted((e for e, (_, d) in enumerate(edges) if d == me), key=lambda e: edges[e][0])
         x = [np.full(lengths[e], e) for e in leaving]
         out = [np.full(lengths[e], -1) for e in coming]
@@ -358,7 +360,7 @@ def test_any_graph_of_neighbours(ranks: int, threads: World) -> None:
     threads(ranks).run(check)
 
 
-def test_neighbours_of_one_array_and_results_that_are_allocated(threads: World) -> None:
+def test_neighbor_exchange_splits_one_array_and_allocates_results(threads: World) -> None:
     def check(comm: Communicator) -> None:
         me, n = comm.rank, comm.size
         others = [r for r in range(n) if r != me]
@@ -366,16 +368,16 @@ def test_neighbours_of_one_array_and_results_that_are_allocated(threads: World) 
         found = comm.neighbor_exchange(x, others)
         assert found.shape == x.shape
         for place, src in enumerate(others):
-            share = 2 * (me if me < src else me - 1)  # where this rank is in the list of src
+            share = 2 * (me if me < src else me - 1)  # the position of this rank in the list of src
             sent = np.arange(2 * len(others) * 3).reshape(-1, 3)[share : share + 2] + 100 * src
             np.testing.assert_array_equal(found[2 * place : 2 * place + 2], sent)
         listed = comm.neighbor_exchange([np.full(me + r, me) for r in others], others)
         assert [piece.tolist() for piece in listed] == [[r] * (me + r) for r in others]
         assert comm.neighbor_exchange([], []) == []
         np.testing.assert_array_equal(comm.neighbor_exchange(x, others, x), found)
-        with pytest.raises(ValueError, match="no equal shares for 2 neighbours"):
+        with pytest.raises(ValueError, match="a multiple of 2 rows, one share per neighbour"):
             comm.neighbor_exchange(np.zeros(3), [0, 1])
-        with pytest.raises(ValueError, match="2 arrays for 1 neighbours"):
+        with pytest.raises(ValueError, match="expected 1 arrays, one per neighbour, not 2"):
             comm.neighbor_exchange([x, x], [0])
         with pytest.raises(ValueError, match="a neighbour 4 is not one of the 4 ranks"):
             comm.neighbor_exchange([x], [4])
@@ -386,7 +388,7 @@ def test_neighbours_of_one_array_and_results_that_are_allocated(threads: World) 
     threads(4).run(check)
 
 
-def test_neighbours_that_disagree_are_told_who_sent_what() -> None:
+def test_neighbours_that_disagree_get_both_lengths() -> None:
     def check(comm: Communicator) -> None:
         other = 1 - comm.rank
         comm.neighbor_exchange([np.zeros(3)], [other], [np.zeros(4 - comm.rank)])

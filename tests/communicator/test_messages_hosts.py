@@ -1,4 +1,4 @@
-"""Messages between ranks of several hosts, and of one: the same calls, the same errors."""
+"""Messages between ranks of one host and of several hosts: the same calls, the same errors."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ HOSTS = [(0, 1), (0, 0, 1), (0, 1, 2)]
 
 
 def on_hosts(body: Body, hosts: tuple[int, ...], *, timeout_s: float = 40.0) -> list[Any]:
-    """`body(comm)` on ranks of these hosts: what each returned or raised."""
+    """Runs `body(comm)` on ranks of these hosts. Returns each rank's result or error."""
     environs = [{"UNISONO_HOST_ID": str(host)} for host in hosts]
     return spanning(body, environs, timeout_s=timeout_s)
 
@@ -52,12 +52,14 @@ def everything(comm: Communicator) -> str:
 
 
 @pytest.mark.parametrize("hosts", HOSTS)
-def test_every_call_of_any_length(hosts: tuple[int, ...]) -> None:
+def test_every_call_works_with_any_length(hosts: tuple[int, ...]) -> None:
     assert on_hosts(everything, hosts) == ["done"] * len(hosts)
 
 
 def out_of_order(comm: Communicator) -> str:
-    """Far more than the budget, of which only the last message is asked for at first."""
+    """Sends far more than the memory for unexpected messages; the first receive is for the last
+    message.
+    """
     if comm.rank == 0:
         works = [
             comm.send(np.full(50_000, number), 1, number, async_op=True) for number in range(40)
@@ -73,7 +75,7 @@ def out_of_order(comm: Communicator) -> str:
 
 
 @pytest.mark.parametrize("hosts", [(0, 0), (0, 1)])
-def test_a_receiver_asks_past_what_it_does_not_want(hosts: tuple[int, ...]) -> None:
+def test_a_receive_passes_unexpected_messages(hosts: tuple[int, ...]) -> None:
     assert on_hosts(out_of_order, hosts) == ["done", "done"]
 
 
@@ -93,7 +95,7 @@ def test_a_deadlock_names_the_ranks_that_wait_for_each_other() -> None:
 
 @pytest.mark.parametrize("hosts", [(0, 0), (0, 1)])
 @pytest.mark.parametrize("counts", [(10, 11), (11, 10), (100_000, 99_999), (1, 100_000)])
-def test_lengths_that_differ(hosts: tuple[int, ...], counts: tuple[int, int]) -> None:
+def test_a_message_of_wrong_length_fails(hosts: tuple[int, ...], counts: tuple[int, int]) -> None:
     def body(comm: Communicator) -> None:
         x = np.zeros(counts[comm.rank], np.uint8)
         comm.send(x, 1) if comm.rank == 0 else comm.recv(x, 0)
@@ -105,10 +107,10 @@ def test_lengths_that_differ(hosts: tuple[int, ...], counts: tuple[int, int]) ->
             raise error
 
 
-def test_the_first_of_several_calls() -> None:
+def test_wait_any_returns_the_first_ended_call() -> None:
     def body(comm: Communicator) -> Any:
         if comm.rank == 0:
-            comm.recv(np.zeros(1), 1)  # after which only rank 1 waits
+            comm.recv(np.zeros(1), 1)  # afterwards only rank 1 waits
             comm.send(np.ones(1), 1, tag=5)
             comm.barrier()
             return None
@@ -127,7 +129,7 @@ def test_the_first_of_several_calls() -> None:
         assert on_hosts(body, hosts)[1] == 1
 
 
-def test_any_of_several_that_never_come_ends_with_the_time_of_the_group() -> None:
+def test_wait_any_ends_with_the_timeout_of_the_group() -> None:
     def body(comm: Communicator) -> str:
         works = [comm.recv(np.zeros(1), 1 - comm.rank, tag, async_op=True) for tag in (4, 5)]
         first = Work.wait_any(works)
@@ -140,12 +142,12 @@ def test_any_of_several_that_never_come_ends_with_the_time_of_the_group() -> Non
         assert all("(timeout)" in text for text in texts)
 
 
-def test_any_of_messages_and_a_collective() -> None:
+def test_wait_any_of_messages_and_a_collective() -> None:
     def body(comm: Communicator) -> list[int]:
         x, sums = np.ones(3), np.ones(3)
         if comm.rank == 0:
             total = comm.all_reduce(sums, async_op=True)
-            never = comm.recv(x[::2], 1, 9, async_op=True)  # by way of a copy
+            never = comm.recv(x[::2], 1, 9, async_op=True)  # receives into a copy
             found = [Work.wait_any([never, total])]
             found.append(Work.wait_any([never]))
             assert isinstance(never.exception(), CollectiveTimeoutError)
@@ -158,7 +160,7 @@ def test_any_of_messages_and_a_collective() -> None:
     assert on_hosts(body, (0, 0), timeout_s=1.0) == [[1, 0], []]
 
 
-def test_works_may_come_from_a_generator_and_must_have_begun() -> None:
+def test_wait_all_takes_a_generator_of_begun_works() -> None:
     def body(comm: Communicator) -> None:
         x, sums = np.full(2, float(comm.rank)), np.ones(1)
         got = [np.zeros(2) for _ in range(3)]
@@ -176,7 +178,7 @@ def test_works_may_come_from_a_generator_and_must_have_begun() -> None:
     assert on_hosts(body, (0, 0)) == [None, None]
 
 
-def test_who_leaves_after_its_message_has_it() -> None:
+def test_a_rank_may_leave_after_its_message() -> None:
     x = np.ones(3 << 18)
 
     def body(comm: Communicator) -> None:
@@ -190,7 +192,7 @@ def test_who_leaves_after_its_message_has_it() -> None:
         assert on_hosts(body, (0, 0)) == [None, None]
 
 
-def test_who_only_looks_gets_its_message() -> None:
+def test_polling_receives_a_message() -> None:
     def body(comm: Communicator) -> int:
         looks = 0
         if comm.rank == 0:
@@ -208,7 +210,7 @@ def test_who_only_looks_gets_its_message() -> None:
         assert on_hosts(body, hosts)[1] > 0
 
 
-def test_who_only_looks_hears_who_has_left_after_rank_0_has() -> None:
+def test_polling_detects_a_rank_that_left_after_rank_0_left() -> None:
     together = threading.Barrier(4, timeout=10)
 
     def body(comm: Communicator) -> list[str]:
@@ -233,9 +235,9 @@ def test_who_only_looks_hears_who_has_left_after_rank_0_has() -> None:
             three.close()
         together.wait()
         if comm.rank == 2:
-            look(three, 0)  # which it dials
+            look(three, 0)  # connects to rank 0
         together.wait()
-        if comm.rank in (2, 3):  # the others of the group go on
+        if comm.rank in (2, 3):  # the other ranks of the group work on
             three.sendrecv(np.ones(1), 4 - comm.rank, np.zeros(1), 4 - comm.rank)
         together.wait()
         return texts

@@ -1,7 +1,7 @@
-"""Wrong arguments on one rank: the others are told; on all ranks: no harm is done.
+"""Wrong arguments: on one rank, the other ranks get an error; on all ranks, the group stays usable.
 
-What is promised within one second is measured; the assertions allow three, for machines with other
-work to do.
+The library promises errors within one second. The tests measure this but allow three seconds, for
+busy machines.
 """
 
 from __future__ import annotations
@@ -24,14 +24,14 @@ def _one_is_wrong(me: Me, right: Callable[[Communicator], Any], wrong: Any) -> N
     world.barrier()
     me.say("ready")
     if me.rank == 2:
-        time.sleep(0.3)  # the others wait
+        time.sleep(0.3)  # meanwhile the others wait
     if me.rank == 1:
         time.sleep(0.2)
         me.attempt("raised", wrong, world)
     else:
         me.attempt("raised", right, world)
     me.attempt("again", world.barrier)
-    time.sleep(0.3)  # who has left is another story
+    time.sleep(0.3)  # keeps this rank from leaving, which would cause another error
 
 
 def wrong_root(me: Me) -> None:
@@ -81,7 +81,7 @@ def wrong_in_a_batch(me: Me) -> None:
 
 
 def wrong_async_op(me: Me) -> None:
-    """Neither true nor false, in a call of which all else is known from one before."""
+    """Neither true nor false, in a call with otherwise known arguments."""
 
     def call(world: Communicator, async_op: Any) -> None:
         data = np.ones(3)
@@ -92,7 +92,7 @@ def wrong_async_op(me: Me) -> None:
 
 
 def wrong_behind_others(me: Me) -> None:
-    """The refused call is the third; two that are begun come before it."""
+    """The refused call is the third, after two asynchronous ones."""
 
     def call(world: Communicator, algorithm: str | None) -> None:
         works = [world.all_reduce(np.ones(1 << 18), async_op=True) for _ in range(2)]
@@ -114,13 +114,13 @@ def wrong_behind_others(me: Me) -> None:
         (wrong_kind, "TypeError", "all_reduce: TypeError: expected a NumPy array"),
         (wrong_kind_of_root, "TypeError", "broadcast: TypeError: root: expected the number"),
         (wrong_algorithm, "UnsupportedError", "all_reduce: UnsupportedError: "),
-        (wrong_counts, "ValueError", "all_gather_v: ValueError: x has 2 rows"),
+        (wrong_counts, "ValueError", "all_gather_v: ValueError: x: expected"),
         (wrong_in_a_batch, "ValueError", "broadcast: ValueError: root 3 is not one of"),
         (wrong_async_op, "ValueError", "all_reduce: ValueError: The truth value"),
         (wrong_behind_others, "UnsupportedError", "all_reduce: UnsupportedError: "),
     ],
 )
-def test_the_others_name_the_rank_and_its_reason(
+def test_the_others_get_the_rank_and_its_reason(
     body: Callable[[Me], None], error: str, says: str
 ) -> None:
     with Processes(body, 3) as ranks:
@@ -137,10 +137,10 @@ def test_the_others_name_the_rank_and_its_reason(
             assert entry["error"] == "MismatchError"
 
 
-def test_who_refuses_alike_stays_in_step() -> None:
+def test_ranks_that_all_refuse_stay_in_step() -> None:
     def check(comm: Communicator) -> None:
         x, total = np.ones(4), np.full(4, 2.0)
-        for i in range(300):  # more than the history holds
+        for i in range(300):  # more calls than the history holds
             with pytest.raises(ValueError, match="root"):
                 comm.broadcast(x, root=2 + i)
             with pytest.raises(TypeError):
@@ -148,7 +148,7 @@ def test_who_refuses_alike_stays_in_step() -> None:
             if i % 100 == 0:
                 assert (comm.all_reduce(x.copy()) == total).all()
                 works = [comm.all_reduce(x.copy(), async_op=True) for _ in range(3)]
-                with pytest.raises(ValueError, match="no equal shares"):
+                with pytest.raises(ValueError, match="expected a multiple"):
                     comm.all_to_all(np.ones(3), async_op=True)
                 assert all((work.wait() == total).all() for work in works)
         with comm.batch():
@@ -174,7 +174,7 @@ def test_reasons_may_differ_and_programs_may_refuse_too() -> None:
         world.run(check)
 
 
-def test_an_error_is_told_once_and_long_reasons_are_cut() -> None:
+def test_an_error_is_reported_once_and_long_reasons_are_cut() -> None:
     def check(comm: Communicator) -> None:
         if comm.rank == 0:
             comm.barrier()

@@ -1,6 +1,7 @@
-"""With reproducible=True an element's bits depend on its contributions alone, whatever the way.
+"""With reproducible=True, an element's bits depend only on its contributions.
 
-What they must be is said by a fold in NumPy, written here, of contributions with wild exponents.
+The expected bits come from a fold in NumPy, written here, over contributions with extreme
+exponents.
 """
 
 from __future__ import annotations
@@ -51,12 +52,13 @@ def worlds() -> Iterator[World]:
         each.close()
 
 
-# ---- contributions, and what must come of them
+# ---- contributions and expected results
 
 
 def wild(rng: np.random.Generator, kind: str, shape: tuple[int, ...]) -> Array:
-    """Any bits: subnormal, huge, infinite, either zero, NaNs of any sign and payload; of bfloat16
-    as uint16."""
+    """Random bits: subnormal, huge and infinite values, both zeros, NaNs of any sign and payload;
+    bfloat16 as uint16.
+    """
     if kind.startswith("complex"):
         part = "float32" if kind == "complex64" else "float64"
         return wild(rng, part, (*shape[:-1], 2 * shape[-1])).view(kind)
@@ -76,7 +78,7 @@ def wild(rng: np.random.Generator, kind: str, shape: tuple[int, ...]) -> Array:
     special = np.array([0, sign, 1, sign | 1, infinity, sign | infinity, nan | 3, sign | nan | 5,
                         one, infinity - 1], BITS[size])  # fmt: skip
     bits = np.where(rng.random(shape) < 0.15, rng.choice(special, shape), bits)
-    # Around one, where sums round in every way and none swallows the others.
+    # Values around one, where sums round in every way and no term absorbs the others.
     near = np.asarray(one, BITS[size]) ^ (bits >> BITS[size](4 if size == 2 else 9))
     bits = np.where(rng.random(shape) < 0.4, near.astype(BITS[size]), bits)
     return bits if kind == "bfloat16" else bits.view(kind)
@@ -87,14 +89,14 @@ def widened(x: Array) -> Array:
 
 
 def rounded(x: Array) -> Array:
-    """To bfloat16: nearest, ties to even."""
+    """Rounds to bfloat16: nearest, ties to even."""
     w = x.view(np.uint32)
     up = (w + np.uint32(0x7FFF) + ((w >> np.uint32(16)) & np.uint32(1))) >> np.uint32(16)
     return np.where(np.isnan(x), 0x7FC0, up).astype(np.uint16)
 
 
 def folded(rows: Array, kind: str, op: str) -> Array:
-    """From left to right, element by element, in the order of ranks."""
+    """Folds from left to right, element by element, in rank order."""
     with np.errstate(all="ignore"):
         if op in ("min", "max"):
             if kind != "bfloat16":
@@ -136,7 +138,7 @@ def as_elements(x: Array, kind: str) -> Any:
 
 
 def placed(row: Array, kind: str, offset: int, stride: int) -> tuple[Any, Callable[[], bytes]]:
-    """The elements anywhere in memory, and what reads their bits."""
+    """Returns the elements at a given place in memory, and a function that reads their bits."""
     room = np.zeros(offset + stride * row.size, row.dtype)
     view = room[offset::stride][: row.size]
     view[:] = row
@@ -150,7 +152,9 @@ def cuts(rng: np.random.Generator, count: int, buckets: int) -> list[slice]:
 
 @functools.cache
 def allowed(op: str, ranks: int, narrow: bool, root: int = 0) -> tuple[str, ...]:
-    """By the property alone: what `build` gives, looked at."""
+    """Returns the algorithms whose schedules have the property, by inspection of `build`'s
+    result.
+    """
     found = []
     for name in algorithms.names(op):
         try:
@@ -220,7 +224,9 @@ def test_bits_depend_on_the_contributions_alone(data: st.DataObject, worlds: Wor
 
 @given(seed=st.integers(0, 1 << 30), ranks=st.sampled_from(RANKS), kind=st.sampled_from(FLOATS))
 @settings(deadline=None, max_examples=15)
-def test_factors_and_functions_too(seed: int, ranks: int, kind: str, worlds: World) -> None:
+def test_factors_and_functions_are_reproducible(
+    seed: int, ranks: int, kind: str, worlds: World
+) -> None:
     rng = np.random.default_rng(seed)
     kind = "float32" if kind == "bfloat16" else kind
     rows = wild(rng, kind, (ranks, 300))
@@ -235,14 +241,14 @@ def test_factors_and_functions_too(seed: int, ranks: int, kind: str, worlds: Wor
                 comm.all_reduce(at_once, op)
                 for at in pieces:
                     comm.all_reduce(in_pieces[at], op)
-            if op is not np.add:  # the program's own function may do with a NaN what it likes
+            if op is not np.add:  # the program's function may change NaNs
                 assert at_once.tobytes() == in_pieces.tobytes()
             np.testing.assert_array_equal(at_once, in_pieces)
 
     worlds(ranks).run(check)
 
 
-def test_a_thread_that_drops_subnormals_reduces_like_any_other(worlds: World) -> None:
+def test_a_thread_that_flushes_subnormals_gives_the_same_bits(worlds: World) -> None:
     torch = pytest.importorskip("torch")
     if not torch.set_flush_denormal(False):
         pytest.skip("this CPU cannot drop them")
@@ -266,25 +272,25 @@ def test_a_thread_that_drops_subnormals_reduces_like_any_other(worlds: World) ->
 # ---- what is allowed
 
 
-def test_what_folds_in_rank_order() -> None:
+def test_algorithms_that_fold_in_rank_order_are_allowed() -> None:
     found = set(allowed("all_reduce", 4, False))
     assert {"direct", "one_shot"} <= found
     assert not found & {"ring", "recursive_doubling", "halving_doubling", "double_binary_tree"}
     assert {"direct", "reduce_scatter_gather"} <= set(allowed("reduce", 4, True))
-    # The chain hands on the fold so far; a doubling adds sums to sums.
+    # The chain forwards the fold so far; recursive doubling adds sums to sums.
     assert "chain" in allowed("scan", 4, False) and "chain" not in allowed("scan", 4, True)
     assert "recursive_doubling" not in allowed("scan", 4, False)
-    assert set(allowed("all_gather", 6, True)) >= {"ring", "bruck", "direct"}  # nothing is added
-    # Two ranks have only one sum.
+    assert set(allowed("all_gather", 6, True)) >= {"ring", "bruck", "direct"}  # no reduction at all
+    # With two ranks there is only one order.
     assert "ring" in allowed("all_reduce", 2, True)
 
 
 @pytest.mark.parametrize("name", ["level0:direct@2;level1:direct@2", "hierarchical", "bucket:2x2"])
-def test_direct_within_hosts_is_not_direct(name: str, worlds: World) -> None:
+def test_direct_inside_by_host_is_refused(name: str, worlds: World) -> None:
     assert not folds_in_rank_order(algorithms.build("all_reduce", name, ranks=4))
 
     def check(comm: Communicator) -> None:
-        with pytest.raises(UnsupportedError, match=r"fold every element once.* direct, .*one_shot"):
+        with pytest.raises(UnsupportedError, match=r"in rank order.* direct, .*one_shot"):
             comm.all_reduce(np.ones(8, np.float32), algorithm=name)
 
     worlds(4).run(check)
@@ -301,7 +307,7 @@ def test_other_algorithms_are_refused_by_name_and_as_schedules(worlds: World) ->
             with pytest.raises(UnsupportedError, match=r"'ring.*reproducible.*direct"):
                 comm.all_reduce(x, algorithm=algorithm)
         with pytest.raises(
-            UnsupportedError, match=r"scan of 16- and 8-bit floats.*; by_host, direct do"
+            UnsupportedError, match=r"scan of 16- and 8-bit floats.*: by_host, direct$"
         ):
             comm.scan(x.astype(np.float16), algorithm="chain")
         assert comm.all_reduce(x, algorithm=mine).tolist() == (np.arange(12) * 3).tolist()
@@ -311,7 +317,7 @@ def test_other_algorithms_are_refused_by_name_and_as_schedules(worlds: World) ->
     worlds(3).run(run)
 
 
-def test_groups_take_it_over(worlds: World) -> None:
+def test_groups_inherit_reproducible(worlds: World) -> None:
     def check(comm: Communicator) -> None:
         assert comm.reproducible
         parts = comm.split(0, key=-comm.rank), comm.group([0, 1, 2])
@@ -324,7 +330,7 @@ def test_groups_take_it_over(worlds: World) -> None:
     worlds(3).run(check)
 
 
-def test_the_environment_asks_for_it(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_environment_sets_reproducible(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("UNISONO_REPRODUCIBLE", "1")
     for argument, expected in ((None, True), (True, True), (False, False)):
         with unisono.init(rank=0, size=1, rendezvous=unique_name(), reproducible=argument) as comm:
@@ -332,7 +338,7 @@ def test_the_environment_asks_for_it(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize("call", ["all_reduce", "barrier"])
-def test_ranks_must_agree_about_it(call: str) -> None:
+def test_ranks_must_agree_about_reproducible(call: str) -> None:
     name, errors = unique_name(), {}
 
     def rank(number: int) -> None:

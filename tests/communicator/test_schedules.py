@@ -1,4 +1,4 @@
-"""Schedules that the caller gives: proved, run, and agreed upon."""
+"""Schedules that the caller gives: proved, run, and compared between ranks."""
 
 from __future__ import annotations
 
@@ -30,13 +30,13 @@ def test_a_schedule_from_a_file_runs(threads: World, name: str, ranks: int) -> N
     except UnsupportedError:
         return
     schedule = from_msccl_xml(to_msccl_xml(built))
-    for _ in range(3):  # the second call takes the quick path
+    for _ in range(3):  # the second call takes the fast path
         results = threads(ranks).run(all_reduce, schedule)
         expected = sum(np.arange(1000) + r for r in range(ranks))
         assert all((result == expected).all() for result in results)
 
 
-def test_every_operation_takes_one(threads: World) -> None:
+def test_every_operation_takes_a_schedule(threads: World) -> None:
     def body(comm: Communicator) -> list[Any]:
         def given(op: str) -> Schedule:
             return algorithms.build(op, "direct", ranks=comm.size, root=1)
@@ -64,11 +64,11 @@ def test_every_operation_takes_one(threads: World) -> None:
     assert outcomes[1][5].tolist() == gathered.tolist()
 
 
-def test_equal_schedules_are_one() -> None:
+def test_equal_schedules_match() -> None:
     def body(comm: Communicator) -> Any:
         return all_reduce(comm, algorithms.build("all_reduce", "ring", ranks=comm.size))
 
-    with Threads(2) as world:  # each rank has an object of its own, and a new one for each call
+    with Threads(2) as world:  # each rank has a separate object, a new one for each call
         for _ in range(2):
             assert (world.run(body)[0] == 2 * np.arange(1000) + 1).all()
 
@@ -93,7 +93,9 @@ def test_different_schedules_of_one_name_are_a_mismatch() -> None:
         (algorithms.build("all_gather", "direct", ranks=2), "a schedule of all_gather"),
     ],
 )
-def test_one_that_does_not_fit_is_refused(threads: World, schedule: Schedule, words: str) -> None:
+def test_a_schedule_for_another_call_is_refused(
+    threads: World, schedule: Schedule, words: str
+) -> None:
     def body(comm: Communicator) -> str:
         with pytest.raises(UnsupportedError) as caught:
             all_reduce(comm, schedule)
@@ -115,7 +117,7 @@ def test_another_root_is_refused(threads: World) -> None:
     )
 
 
-def test_a_wrong_one_is_never_run(threads: World) -> None:
+def test_a_wrong_schedule_never_runs(threads: World) -> None:
     b = Builder(Collective(op=Op.ALL_REDUCE, ranks=2), "wrong")
     b.copy(0, 0, 1)
 

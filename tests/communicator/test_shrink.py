@@ -1,4 +1,4 @@
-"""Going on without the ranks that were lost: with real processes, killed and stopped."""
+"""Recovery from lost ranks, with real processes that are killed and stopped."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ MOST_S = 3.0
 
 
 def says(me: Me, comm: Communicator, event: str = "shrunk") -> None:
-    """Tells the test who is in the group, as all of its ranks find when they ask each other."""
+    """Sends the members of the group to the test, as the ranks find them by an exchange."""
     former = comm.all_gather(np.array([me.rank])).tolist()
     total = comm.all_reduce(np.full(3, 10.0**me.rank)).tolist()
     assert total == [sum(10.0**rank for rank in former)] * 3
@@ -41,10 +41,10 @@ def until_lost(comm: Communicator) -> None:
             comm.all_reduce(np.ones(1000))
 
 
-# ---- threads: nothing has happened, or nobody died
+# ---- threads: no failure, or no death
 
 
-def test_a_healthy_group_shrinks_to_all_of_it() -> None:
+def test_a_healthy_group_shrinks_to_all_its_ranks() -> None:
     def check(comm: Communicator) -> None:
         with comm.shrink() as shrunk:
             assert (shrunk.rank, shrunk.size) == (comm.rank, 3)
@@ -53,13 +53,13 @@ def test_a_healthy_group_shrinks_to_all_of_it() -> None:
             with pytest.raises(AbortedError, match="was shrunk to its ranks 0, 1, 2"):
                 comm.barrier()
         with pytest.raises(AbortedError, match="go on without this rank"):
-            comm.shrink()  # again
+            comm.shrink()  # a second time
 
     with Threads(3) as world:
         assert world.outcomes(check) == [None] * 3
 
 
-def test_after_any_other_failure() -> None:
+def test_shrink_works_after_any_other_failure() -> None:
     def disagree(comm: Communicator) -> Any:
         return comm.all_reduce(np.ones(1 + comm.rank))
 
@@ -83,7 +83,7 @@ def test_after_any_other_failure() -> None:
             assert shrunk.timeout_s == 20
             shrunk.barrier()
         with pytest.raises(type(caught.value)) as again:
-            comm.barrier()  # the old one keeps its cause
+            comm.barrier()  # the old communicator keeps its error
         assert str(again.value) == str(caught.value)
 
     for fail in (disagree, abort, be_late):
@@ -91,7 +91,7 @@ def test_after_any_other_failure() -> None:
             assert world.outcomes(check, fail) == [None] * 3
 
 
-def test_excluded_ranks_are_told_by_their_next_call() -> None:
+def test_excluded_ranks_get_an_error_in_their_next_call() -> None:
     def check(comm: Communicator) -> Any:
         if comm.rank in (0, 3):
             with pytest.raises(AbortedError, match="was shrunk to its ranks 1, 2, 4"):
@@ -104,17 +104,17 @@ def test_excluded_ranks_are_told_by_their_next_call() -> None:
         assert world.outcomes(check) == [None, [1, 2, 4], [1, 2, 4], None, [1, 2, 4]]
 
 
-def test_arguments_that_make_no_sense() -> None:
+def test_wrong_arguments_of_shrink_are_refused() -> None:
     def check(comm: Communicator) -> None:
-        with pytest.raises(ValueError, match=r"cannot exclude \[-1, 2\]: the ranks are 0..1"):
+        with pytest.raises(ValueError, match=r"exclude: expected ranks of 0\.\.1, not \[-1, 2\]"):
             comm.shrink([2, -1])
-        with pytest.raises(ValueError, match="is to be excluded: it must not call shrink"):
+        with pytest.raises(ValueError, match="excluded rank must not call shrink"):
             comm.shrink([comm.rank])
-        with pytest.raises(TypeError, match=r"exclude: expected ranks such as \[2, 3\], not 1"):
+        with pytest.raises(TypeError, match=r"expected a list of ranks such as \[2, 3\], not 1"):
             comm.shrink(exclude=1)  # type: ignore[arg-type]
         with pytest.raises(TypeError, match=r"exclude: expected a whole number, not '1'"):
             comm.shrink(exclude="1")  # type: ignore[arg-type]
-        with pytest.raises(ValueError, match="must be positive"):
+        with pytest.raises(ValueError, match="expected more than 0 seconds"):
             comm.shrink(timeout_s=0)
         with pytest.raises(UnsupportedError, match="inside a batch"), comm.batch():
             comm.shrink()
@@ -161,7 +161,7 @@ def two_generations(me: Me) -> None:
     second.close()
 
 
-def test_two_generations() -> None:
+def test_a_shrunk_group_can_shrink_again() -> None:
     with Processes(two_generations, 4) as ranks:
         for said in ranks.wait_for("first", [0, 2, 3]):
             assert said["former"] == said["ranks"] == [0, 2, 3]
@@ -174,7 +174,9 @@ def test_two_generations() -> None:
 
 
 def some_saw_it(me: Me) -> None:
-    """Rank 0 comes at once, 1 when it sees a death, 2 late, 3 dies, 4 when it is told."""
+    """Rank 0 shrinks at once, rank 1 when it detects a death, rank 2 late; rank 3 dies; rank 4
+    shrinks after the abort.
+    """
     comm = me.join()
     comm.barrier()
     me.say("ready")
@@ -190,7 +192,7 @@ def some_saw_it(me: Me) -> None:
     says(me, comm.shrink())
 
 
-def test_whoever_saw_a_death_and_whoever_did_not_agree() -> None:
+def test_ranks_agree_whether_or_not_they_saw_the_death() -> None:
     with Processes(some_saw_it, 5) as ranks:
         ranks.wait_for("ready", range(5))
         ranks.signal(3, signal.SIGKILL)
@@ -205,19 +207,19 @@ def dies_while_shrinking(me: Me) -> None:
     if me.rank == 3:
         os.kill(os.getpid(), signal.SIGKILL)
     until_lost(comm)
-    if me.rank == 2:  # the others are in shrink already
+    if me.rank == 2:  # the others are already in shrink
         time.sleep(0.5)
         os.kill(os.getpid(), signal.SIGKILL)
     says(me, comm.shrink())
 
 
-def test_one_more_dies_while_the_others_shrink() -> None:
+def test_shrink_survives_another_death() -> None:
     with Processes(dies_while_shrinking, 5) as ranks:
         for said in ranks.wait_for("shrunk", [0, 1, 4]):
             assert said["former"] == [0, 1, 4]
 
 
-# ---- a rank does not come
+# ---- a rank does not arrive
 
 
 def late(me: Me) -> None:
@@ -225,7 +227,7 @@ def late(me: Me) -> None:
     comm.barrier()
     me.say("ready")
     if me.rank == 0:
-        time.sleep(0.5)  # is stopped meanwhile
+        time.sleep(0.5)  # the test stops this rank meanwhile
         me.attempt("late", comm.shrink)
         return
     comm.timeout_s = 1.0
@@ -238,7 +240,7 @@ def late(me: Me) -> None:
     says(me, shrunk)
 
 
-def test_a_stopped_rank_is_left_out_and_told_when_it_comes() -> None:
+def test_a_stopped_rank_is_left_out_and_gets_an_error_later() -> None:
     with Processes(late, 3) as ranks:
         ranks.wait_for("ready", range(3))
         ranks.signal(0, signal.SIGSTOP)
@@ -269,7 +271,7 @@ def interrupted(me: Me) -> None:
     says(me, comm.shrink())
 
 
-def test_a_rank_that_is_interrupted_has_left() -> None:
+def test_an_interrupted_rank_has_left() -> None:
     with Processes(interrupted, 3) as ranks:
         assert ranks.wait_for("stopped", [2])[0]["error"] == "KeyboardInterrupt"
         assert ranks.wait_for("again", [2])[0]["error"] == "AbortedError"
@@ -283,7 +285,7 @@ RANKS = 5
 
 
 def survives(me: Me) -> None:
-    """Works, and shrinks when others die, until nobody has died for a while."""
+    """Works, and shrinks when others die, until no rank has died for some time."""
     comm = me.join()
     comm.barrier()
     me.say("ready")
@@ -304,7 +306,7 @@ def kill_at_random(seed: int) -> None:
     with Processes(survives, RANKS) as ranks:
         ranks.wait_for("ready", range(RANKS))
         for victim in victims:
-            # Together with the one before, while that is being shrunk away, or afterwards.
+            # At once with the previous one, during the shrink that removes it, or afterwards.
             time.sleep(chance.choice([0, 0, 0.0005, 0.002, 0.005, 0.02, 0.1]) * chance.random())
             ranks.signal(victim, signal.SIGKILL)
         left = sorted(set(range(RANKS)) - set(victims))

@@ -1,4 +1,6 @@
-"""Going on without ranks of several hosts: processes of one machine that are told apart by name."""
+"""Recovery from lost ranks of several hosts: processes of one machine with different host
+identities.
+"""
 
 from __future__ import annotations
 
@@ -26,12 +28,12 @@ RANKS = 4
 
 
 def slow(*values: object) -> Any:
-    """The same again, in another layout."""
+    """Marks the same test with another layout as slow."""
     return pytest.param(*values, marks=pytest.mark.slow)
 
 
 def over_hosts(body: Callable[[Me], Any], layout: Sequence[int]) -> Processes:
-    """`layout`: the host of each rank."""
+    """Starts ranks; `layout` is the host of each rank."""
     with socket.create_server(("127.0.0.1", 0)) as probe:
         port = probe.getsockname()[1]
 
@@ -43,7 +45,7 @@ def over_hosts(body: Callable[[Me], Any], layout: Sequence[int]) -> Processes:
 
 
 def says(me: Me, comm: Communicator, event: str = "shrunk") -> None:
-    """Tells the test who is in the group, as all of its ranks find when they ask each other."""
+    """Sends the members of the group to the test, as the ranks find them by an exchange."""
     former = comm.all_gather(np.array([me.rank])).tolist()
     for count in (3, 200_000):
         total = comm.all_reduce(np.full(count, 10.0**me.rank))
@@ -65,7 +67,7 @@ def joined(me: Me) -> Communicator:
     return comm
 
 
-# ---- nothing has happened
+# ---- no failure
 
 
 def healthy(me: Me) -> None:
@@ -77,14 +79,14 @@ def healthy(me: Me) -> None:
         pair = shrunk.group([3, 0])
         half = shrunk.split(shrunk.rank % 2)
         assert half is not None
-        comm.close()  # what succeeds it does not need it
+        comm.close()  # the new group does not need the old one
         if pair is not None:
             me.say("pair", sum=pair.all_reduce(np.array([me.rank])).tolist())
         me.say("half", sum=half.all_reduce(np.array([me.rank])).tolist())
 
 
 @pytest.mark.parametrize("name", ["2+2", slow("1+1+1+1"), slow("3+1")])
-def test_a_healthy_group_shrinks_to_all_of_it(name: str) -> None:
+def test_a_healthy_group_shrinks_to_all_its_ranks(name: str) -> None:
     with over_hosts(healthy, LAYOUTS[name]) as ranks:
         for new, said in enumerate(ranks.wait_for("shrunk", range(RANKS))):
             assert (said["rank"], said["ranks"]) == (new, [0, 1, 2, 3])
@@ -128,7 +130,7 @@ def two_generations(me: Me) -> None:
         slow("3+1", (1, 2)),
     ],
 )
-def test_two_generations(name: str, victims: tuple[int, int]) -> None:
+def test_a_shrunk_group_can_shrink_again(name: str, victims: tuple[int, int]) -> None:
     layout = LAYOUTS[name]
     left = sorted(set(range(RANKS)) - set(victims))
     with over_hosts(two_generations, layout) as ranks:
@@ -153,7 +155,7 @@ def once(me: Me) -> None:
         says(me, shrunk)
 
 
-def test_all_ranks_of_a_host_are_killed() -> None:
+def test_shrink_survives_the_death_of_a_host() -> None:
     with over_hosts(once, (0, 0, 0, 1)) as ranks:
         ranks.wait_for("ready", range(RANKS))
         ranks.signal(3, signal.SIGKILL)
@@ -161,8 +163,8 @@ def test_all_ranks_of_a_host_are_killed() -> None:
             assert (said["ranks"], said["hosts"]) == ([0, 1, 2], [[0, 1, 2]])
 
 
-def vouches(me: Me) -> None:
-    """Goes on with the caller's word, where nothing else is enough."""
+def shrinks_with_exclude(me: Me) -> None:
+    """Shrinks with `exclude`, where the ranks are too few otherwise."""
     comm = joined(me)
     until_lost(comm)
     me.attempt("cannot", comm.shrink)
@@ -171,9 +173,9 @@ def vouches(me: Me) -> None:
         says(me, shrunk)
 
 
-def test_too_few_go_on_by_the_callers_word() -> None:
-    """Half of the ranks, on two hosts: they fail one after the other, and meet again."""
-    with over_hosts(vouches, (0, 0, 1, 2)) as ranks:
+def test_too_few_ranks_go_on_with_exclude() -> None:
+    """Half of the ranks, on two hosts: they fail one after the other, then form a group."""
+    with over_hosts(shrinks_with_exclude, (0, 0, 1, 2)) as ranks:
         ranks.wait_for("ready", range(RANKS))
         for rank in (0, 1):
             ranks.signal(rank, signal.SIGKILL)
@@ -187,11 +189,13 @@ def test_too_few_go_on_by_the_callers_word() -> None:
             assert (said["ranks"], said["former"]) == ([2, 3], [2, 3])
 
 
-# ---- an address that refuses says nothing of the rank that had it
+# ---- a refused connection proves nothing about the rank that had the address
 
 
 def refused_by_each_other(me: Me) -> None:
-    """As beyond a cut, where each finds the other's address with somebody who does not listen."""
+    """Simulates a partition: each rank finds the other's address with a process that does not
+    listen.
+    """
     comm = joined(me)
     comm.barrier()
     sockets = []
@@ -200,7 +204,7 @@ def refused_by_each_other(me: Me) -> None:
             sockets.append(socket.socket(fileno=os.dup(fd)))
     inet = [sock for sock in sockets if sock.family == socket.AF_INET]
     inet.sort(key=lambda sock: -sock.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN))
-    for sock in inet:  # listeners first: who dials from now on is refused
+    for sock in inet:  # listeners first: later connections are refused
         with contextlib.suppress(OSError):
             sock.shutdown(socket.SHUT_RDWR)
     for sock in sockets:
@@ -214,7 +218,7 @@ def refused_by_each_other(me: Me) -> None:
         me.say("ended", text="", ranks=shrunk.former_ranks)
 
 
-def test_two_that_refuse_each_other_are_not_both_the_one_that_goes_on() -> None:
+def test_two_ranks_that_refuse_each_other_do_not_both_go_on() -> None:
     with over_hosts(refused_by_each_other, (0, 1)) as ranks:
         zero, one = ranks.wait_for("ended", range(2))
         assert zero["ranks"] == [0]
@@ -225,13 +229,13 @@ def test_two_that_refuse_each_other_are_not_both_the_one_that_goes_on() -> None:
 def dies_while_shrinking(me: Me) -> None:
     comm = joined(me)
     until_lost(comm)
-    if me.rank == 0:  # would lead; the others are in shrink already
+    if me.rank == 0:  # it would lead; the others are already in shrink
         time.sleep(0.5)
         os.kill(os.getpid(), signal.SIGKILL)
     says(me, comm.shrink())
 
 
-def test_who_leads_dies_while_the_others_shrink() -> None:
+def test_shrink_survives_the_death_of_the_leader() -> None:
     with over_hosts(dies_while_shrinking, (0, 0, 1, 1, 2)) as ranks:
         ranks.wait_for("ready", range(5))
         ranks.signal(4, signal.SIGKILL)
@@ -239,7 +243,7 @@ def test_who_leads_dies_while_the_others_shrink() -> None:
             assert said["former"] == [1, 2, 3]
 
 
-# ---- ranks that live are left out
+# ---- living ranks are left out
 
 
 def excluded(me: Me) -> None:
@@ -252,9 +256,10 @@ def excluded(me: Me) -> None:
 
 
 @pytest.mark.parametrize("layout", [(0, 0, 1, 1), (0, 1, 0, 1)])
-def test_excluded_ranks_are_told(layout: Sequence[int]) -> None:
-    """Half of them, and the one that has the middle of the star; also by ranks that are on one host
-    now, and leave the network."""
+def test_excluded_ranks_get_an_error(layout: Sequence[int]) -> None:
+    """Excludes half of the ranks, including the control server. In one layout, all remaining ranks
+    are on one host and leave the network.
+    """
     with over_hosts(excluded, layout) as ranks:
         for said in ranks.wait_for("shrunk", [1, 3]):
             assert said["ranks"] == [1, 3]
@@ -268,7 +273,7 @@ def test_excluded_ranks_are_told(layout: Sequence[int]) -> None:
 def late(me: Me) -> None:
     comm = joined(me)
     if me.rank == 0:
-        time.sleep(0.5)  # is stopped meanwhile
+        time.sleep(0.5)  # the test stops this rank meanwhile
         me.attempt("late", comm.shrink)
         return
     shrunk = comm.shrink(timeout_s=1.5)
@@ -278,7 +283,7 @@ def late(me: Me) -> None:
     time.sleep(60)
 
 
-def test_a_stopped_rank_is_left_out_and_told_when_it_comes() -> None:
+def test_a_stopped_rank_is_left_out_and_gets_an_error_later() -> None:
     with over_hosts(late, (0, 1, 2)) as ranks:
         ranks.wait_for("ready", range(3))
         ranks.signal(0, signal.SIGSTOP)
@@ -299,7 +304,7 @@ def half(me: Me) -> None:
 
 
 def test_half_without_the_lowest_does_not_go_on() -> None:
-    """Rank 0 is stopped: nobody knows whether it goes on."""
+    """Rank 0 is stopped, so the others cannot know if it goes on."""
     with over_hosts(half, (0, 1)) as ranks:
         ranks.wait_for("ready", range(2))
         ranks.signal(0, signal.SIGSTOP)
@@ -330,8 +335,8 @@ def interrupted(me: Me) -> None:
 
 
 @pytest.mark.parametrize("layout", [(0, 1), slow((0, 1, 2))])
-def test_a_rank_that_is_interrupted_has_left(layout: Sequence[int]) -> None:
-    """While its process lives, its host votes: the others may be too few without."""
+def test_an_interrupted_rank_has_left(layout: Sequence[int]) -> None:
+    """While its process lives, its host votes; without this vote the others may be too few."""
     with over_hosts(interrupted, layout) as ranks:
         assert ranks.wait_for("stopped", [0])[0]["error"] == "KeyboardInterrupt"
         left = list(range(1, len(layout)))
@@ -345,7 +350,7 @@ MANY = 5
 
 
 def survives(me: Me) -> None:
-    """Works, and shrinks when others die, until nobody has died for a while."""
+    """Works, and shrinks when others die, until no rank has died for some time."""
     comm = joined(me)
     x, done = np.ones(3000), 0
     while done < 300:
@@ -356,13 +361,13 @@ def survives(me: Me) -> None:
         except PeerLostError:
             comm, done = comm.shrink(timeout_s=30), 0
         except AbortedError as error:
-            assert "was shrunk" not in str(error), "left out, though it lives"
+            assert "was shrunk" not in str(error), "a living rank was left out"
             raise
     says(me, comm, "end")
 
 
-def goes_on(me: Me) -> None:
-    """The same, where it may be that too few are left."""
+def survives_or_is_too_few(me: Me) -> None:
+    """Survives like `survives`, but too few ranks may be left."""
     try:
         survives(me)
     except AbortedError as error:
@@ -374,7 +379,7 @@ def kill_at_random(seed: int) -> None:
     chance = random.Random(seed)
     layout = chance.choice([(0, 1, 2, 3, 4), (0, 0, 1, 1, 1), (0, 1, 0, 1, 2)])
     victims = chance.sample(range(MANY), chance.randrange(1, MANY))
-    with over_hosts(goes_on, layout) as ranks:
+    with over_hosts(survives_or_is_too_few, layout) as ranks:
         ranks.wait_for("ready", range(MANY))
         for victim in victims:
             time.sleep(chance.choice([0, 0.0005, 0.005, 0.02, 0.1, 0.4]) * chance.random())
@@ -382,7 +387,8 @@ def kill_at_random(seed: int) -> None:
         left = sorted(set(range(MANY)) - set(victims))
         said = ranks.wait_for("end", left)
         former, numbers = [entry["former"] for entry in said], [entry["rank"] for entry in said]
-        if 2 * len(left) <= MANY and None in former:  # by the order of the deaths it may be either
+        # either outcome is possible, depending on the order of the deaths
+        if 2 * len(left) <= MANY and None in former:
             assert former == [None] * len(left), seed
         else:
             assert (former, numbers) == ([left] * len(left), list(range(len(left)))), seed

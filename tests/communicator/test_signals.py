@@ -75,7 +75,7 @@ def handles_a_signal(me: Me) -> None:
         world.all_reduce(np.ones(3))
 
 
-def test_a_signal_that_is_handled_disturbs_nothing() -> None:
+def test_a_handled_signal_does_not_disturb_a_call() -> None:
     with Processes(handles_a_signal, 2) as ranks:
         ranks.wait_for("ready", [0, 1])
         for _ in range(3):
@@ -93,7 +93,7 @@ def forks(me: Me) -> None:
     world.barrier()
     if me.rank == 1:
         world.send(np.ones(1), 0)
-        world.recv(np.ones(1), 0)  # here all children of rank 0 have ended
+        world.recv(np.ones(1), 0)  # by now all children of rank 0 have ended
         world.all_reduce(np.ones(3))
         world.send(np.full(2, 7.0), 0, tag=3)
         return world.barrier()
@@ -142,7 +142,7 @@ def forks(me: Me) -> None:
 
 
 @pytest.mark.parametrize("hosts", [1, 2])
-def test_a_forked_child_cannot_use_the_group_and_does_no_harm(hosts: int) -> None:
+def test_a_forked_child_cannot_use_or_disturb_the_group(hosts: int) -> None:
     with socket.create_server(("127.0.0.1", 0)) as probe:
         port = probe.getsockname()[1]
 
@@ -159,18 +159,18 @@ def test_a_forked_child_cannot_use_the_group_and_does_no_harm(hosts: int) -> Non
 
 
 def blocked_signals() -> list[int]:
-    """Of each thread of this process."""
+    """Returns the blocked signals of each thread of this process."""
     masks = []
     for status in Path("/proc/self/task").glob("*/status"):
-        with contextlib.suppress(OSError):  # a thread that has just ended
+        with contextlib.suppress(OSError):  # the thread may have just ended
             masks.append(int(status.read_text().partition("SigBlk:")[2].split()[0], 16))
     return masks
 
 
-def test_no_thread_of_the_library_blocks_what_faulthandler_waits_for() -> None:
+def test_no_thread_blocks_the_signals_of_faulthandler() -> None:
     def begin(comm: Communicator) -> None:
         for _ in range(2):
-            work = comm.barrier(async_op=True)  # rank 0 leaves it to its thread
+            work = comm.barrier(async_op=True)  # rank 0's progress thread runs it
             if comm.rank == 0:
                 time.sleep(0.05)
             work.wait()
@@ -184,7 +184,9 @@ def test_no_thread_of_the_library_blocks_what_faulthandler_waits_for() -> None:
         masks = blocked_signals()
     loop.call(loop.end)
     assert loop.join(20)
-    assert sum(mask >> (signal.SIGINT - 1) & 1 for mask in masks) >= before + 2, "no such threads"
+    assert sum(mask >> (signal.SIGINT - 1) & 1 for mask in masks) >= before + 2, (
+        "these threads do not exist"
+    )
     faults = ("SEGV", "BUS", "FPE", "ILL", "ABRT", "TRAP", "SYS")
     for fault in faults:
         number = signal.Signals[f"SIG{fault}"]

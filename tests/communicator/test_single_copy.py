@@ -1,4 +1,4 @@
-"""Ranks that are processes and read each other's memory where it is."""
+"""Single copy between ranks that are processes and read each other's memory in place."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ MOST_S = 3.0
 _CLONE_NEWPID = 0x20000000
 KIB = 1 << 10
 PIECES = (16 * KIB, 40 * KIB + 4, 600 * KIB)
-"""Bytes: staged; shared, in part of a page; shared, in several blocks."""
+"""Bytes: staged; single copy of part of a page; single copy in several blocks."""
 
 
 @pytest.fixture(autouse=True)
-def _asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
+def _require_single_copy(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("UNISONO_SINGLE_COPY", "always")
 
 
@@ -57,7 +57,7 @@ def _check(comm: Communicator, count: int) -> None:
     same = mine.copy()
     comm.all_to_all(same, same)
     assert np.array_equal(same, out)
-    # Its readers are done when a call returns: what it gave may change at once.
+    # The readers have finished when a call returns, so the input may change at once.
     mine[:] = -1
     mine[:] = whole[rank]
 
@@ -78,7 +78,7 @@ def _check(comm: Communicator, count: int) -> None:
 
 
 @pytest.mark.parametrize("ranks", [2, 3, 5])
-def test_results_are_those_of_numpy(ranks: int) -> None:
+def test_results_equal_those_of_numpy(ranks: int) -> None:
     with Processes(calls, ranks) as job:
         for said in job.wait_for("used", range(ranks)):
             assert said["yes"]
@@ -96,7 +96,7 @@ def uneven(me: Me) -> None:
     me.say("right")
 
 
-def test_pieces_of_different_lengths() -> None:
+def test_uneven_pieces_give_numpys_results() -> None:
     with Processes(uneven, 5) as job:
         job.wait_for("right", range(5))
 
@@ -106,7 +106,7 @@ def never(me: Me) -> None:
     me.say("used", yes=is_used(comm))
 
 
-def test_the_setting_of_rank_0_counts() -> None:
+def test_the_setting_of_rank_0_applies_to_all() -> None:
     def environment(rank: int) -> dict[str, str]:
         return {} if rank else {"UNISONO_SINGLE_COPY": "never"}
 
@@ -125,8 +125,10 @@ def calls_from_apart(me: Me) -> None:
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="a namespace of process numbers takes root")
-def test_ranks_that_cannot_reach_each_other_stage() -> None:
-    """In its own namespace a process has another number, and does not know those of the others."""
+def test_ranks_in_different_pid_namespaces_use_staging() -> None:
+    """In another PID namespace a process has other process numbers, so it cannot read others'
+    memory.
+    """
     with Processes(calls_from_apart, 3) as job:
         assert not any(said["yes"] for said in job.wait_for("used", range(3)))
         job.wait_for("right", range(3))
@@ -166,7 +168,7 @@ def gives_up(me: Me) -> None:
     me.attempt("raised", lambda: [comm.all_to_all(x) for _ in range(10)])
 
 
-def test_a_rank_that_gives_up_ends_the_call_of_its_readers() -> None:
+def test_an_aborting_rank_ends_the_call_of_its_readers() -> None:
     with Processes(gives_up, 3) as job:
         for said in job.wait_for("raised", range(3)):
             assert said["error"] == "AbortedError"
@@ -185,6 +187,6 @@ def ends(me: Me) -> None:
     me.say("right")
 
 
-def test_staged_and_lent_calls_may_follow_each_other() -> None:
+def test_staged_and_single_copy_calls_may_alternate() -> None:
     with Processes(ends, 4) as job:
         job.wait_for("right", range(4))

@@ -20,7 +20,7 @@ RANKS = 3
 
 
 def values(dtype: Any, rank: int, shape: tuple[int, ...] = (6, 4)) -> Any:
-    """Small whole numbers that every type holds."""
+    """Small integers that every type can represent."""
     generator = torch.Generator().manual_seed(rank)
     whole = torch.randint(0, 2 if dtype == torch.bool else 5, shape, generator=generator)
     return whole.to(dtype) * (1 + 2j) if dtype.is_complex else whole.to(dtype)
@@ -36,7 +36,7 @@ def total(dtype: Any, shape: tuple[int, ...] = (6, 4)) -> Any:
 
 
 @pytest.mark.parametrize("name", [dtype.name.lower() for dtype in DType if not dtype.is_pair])
-def test_every_type(name: str, threads: World) -> None:
+def test_every_tensor_type_works(name: str, threads: World) -> None:
     dtype = getattr(torch, name)
 
     def check(comm: Communicator) -> None:
@@ -63,7 +63,7 @@ def test_every_type(name: str, threads: World) -> None:
     threads(RANKS).run(check)
 
 
-def test_layouts(threads: World) -> None:
+def test_tensors_of_any_layout_work(threads: World) -> None:
     def transposed(x: Any) -> Any:
         return x.t().contiguous().t()
 
@@ -100,7 +100,7 @@ def test_layouts(threads: World) -> None:
     threads(RANKS).run(check)
 
 
-def test_lazily_conjugated_and_negated_tensors(threads: World) -> None:
+def test_lazily_conjugated_and_negated_tensors_work(threads: World) -> None:
     def check(comm: Communicator) -> None:
         z = torch.tensor([1 + 2j, 3 - 4j])
         x = z.clone().conj()
@@ -110,14 +110,14 @@ def test_lazily_conjugated_and_negated_tensors(threads: World) -> None:
         negative = z.clone().conj().imag
         assert negative.is_neg()
         assert comm.all_gather(negative).tolist() == [-2, 4] * 2
-        for lazy in (negative[:1], x):  # contiguous, so that nothing but the mark tells
+        for lazy in (negative[:1], x):  # contiguous, so that only the mark differs
             out = torch.zeros_like(lazy.resolve_conj().resolve_neg())
             assert torch.equal(comm.sendrecv(lazy, 1 - comm.rank, out, 1 - comm.rank), lazy)
 
     threads(2).run(check)
 
 
-def test_single_elements_and_expanded_tensors(threads: World) -> None:
+def test_tensors_of_one_element_work(threads: World) -> None:
     def check(comm: Communicator) -> None:
         x = torch.tensor(float(comm.rank))
         assert comm.all_reduce(x).item() == 3
@@ -144,7 +144,7 @@ def test_sums_of_narrow_floats_are_rounded_once(
         found = comm.all_reduce(rows[comm.rank].clone(), algorithm=algorithm)
         if algorithm in (None, "one_shot", "direct"):
             assert torch.equal(found, wide.to(dtype))
-        else:  # another order of additions, so float32 may differ, but by less than a rounding
+        else:  # the order of additions differs, so float32 may differ by less than a rounding
             eps = torch.finfo(dtype).eps
             assert (found.float() - wide).abs().le(wide.abs() * eps * 0.51 + 1e-6).all()
         big = torch.full((3,), 256.0 if comm.rank == 0 else 0.5)
@@ -165,24 +165,24 @@ def test_every_reduction_of_bfloat16(threads: World) -> None:
             for algorithm in algorithms.names("all_reduce"):
                 found = comm.all_reduce(x.clone(), op, algorithm=algorithm)
                 assert found.tolist() == result, (op, algorithm)
-        with pytest.raises(UnsupportedError, match="bfloat16 has no reduction bxor"):
+        with pytest.raises(UnsupportedError, match="bfloat16 does not support bxor"):
             comm.all_reduce(x, ReduceOp.BXOR)
 
     threads(RANKS).run(check)
 
 
-class OnAnAccelerator(torch.Tensor):  # type: ignore[misc]
-    """Says so: its memory, which is the host's here, must not be touched."""
+class AcceleratorTensor(torch.Tensor):  # type: ignore[misc]
+    """A tensor that claims to be on an accelerator; the library must not touch its memory."""
 
     is_cpu = False
     device = torch.device("cuda", 3)
 
 
-def test_what_cannot_be_served_is_refused(threads: World) -> None:
+def test_unsupported_tensors_are_refused(threads: World) -> None:
     def check(comm: Communicator) -> None:
-        comm.all_reduce(torch.ones(2))  # such calls are known from here on
+        comm.all_reduce(torch.ones(2))  # enables the fast path for such calls
         cases = [
-            (torch.ones(2).as_subclass(OnAnAccelerator), "cuda:3"),
+            (torch.ones(2).as_subclass(AcceleratorTensor), "cuda:3"),
             (torch.zeros(2, device="meta"), "meta"),
             (torch.zeros(2, 2).to_sparse(), "sparse"),
             (torch.zeros(2, dtype=torch.float8_e4m3fnuz), "float8_e4m3fnuz"),
@@ -197,10 +197,10 @@ def test_what_cannot_be_served_is_refused(threads: World) -> None:
 
 
 class Named(torch.Tensor):  # type: ignore[misc]
-    """A tensor, with memory as any."""
+    """A tensor with ordinary memory."""
 
 
-def test_tensors_of_any_class_are_served(threads: World) -> None:
+def test_subclasses_of_tensors_work(threads: World) -> None:
     kinds: list[Callable[[Any], Any]] = [
         torch.nn.Parameter,
         torch.nn.Buffer,
@@ -221,8 +221,8 @@ def test_tensors_of_any_class_are_served(threads: World) -> None:
     threads(RANKS).run(check)
 
 
-class Alike:
-    """Has all that a tensor has, but is none."""
+class TensorLike:
+    """An object with a tensor's attributes that is not a tensor."""
 
     def __init__(self, tensor: Any) -> None:
         self.tensor = tensor
@@ -231,19 +231,19 @@ class Alike:
         return getattr(self.tensor, name)
 
 
-def test_what_only_looks_like_a_tensor_is_refused(threads: World) -> None:
+def test_objects_similar_to_tensors_are_refused(threads: World) -> None:
     def check(comm: Communicator) -> None:
         x = torch.ones(2)
         for _ in range(2):
-            with pytest.raises(TypeError, match="a CPU torch tensor, not Alike"):
-                comm.all_reduce(Alike(x))
+            with pytest.raises(TypeError, match="a CPU torch tensor, not TensorLike"):
+                comm.all_reduce(TensorLike(x))
             comm.all_reduce(x)
 
     threads(2).run(check)
 
 
 class Interrupted(torch.Tensor):  # type: ignore[misc]
-    """Ctrl-C comes while it is looked at for the first time."""
+    """A tensor that raises KeyboardInterrupt at the first access of its layout."""
 
     seen = False
 
@@ -254,7 +254,7 @@ class Interrupted(torch.Tensor):  # type: ignore[misc]
         raise KeyboardInterrupt
 
 
-def test_an_interrupt_while_a_tensor_is_looked_at_is_not_lost(threads: World) -> None:
+def test_an_interrupt_while_a_tensor_is_read_is_not_lost(threads: World) -> None:
     def check(comm: Communicator) -> None:
         for _ in range(2):
             x = torch.ones(2).as_subclass(Interrupted)
@@ -294,7 +294,7 @@ def test_an_expanded_tensor_can_be_read(threads: World) -> None:
         assert comm.all_to_all(x, torch.zeros(2, 2)).tolist() == [[1 + comm.rank] * 2] * 2
         out = torch.zeros(2, 2)
         assert comm.sendrecv(x, 1 - comm.rank, out, 1 - comm.rank).tolist() == x.tolist()
-        if comm.rank == 0:  # where it is only read
+        if comm.rank == 0:  # the root only reads it
             comm.broadcast(x, 0)
         else:
             assert comm.broadcast(torch.zeros(2, 2), 0).tolist() == x.tolist()
@@ -302,7 +302,7 @@ def test_an_expanded_tensor_can_be_read(threads: World) -> None:
     threads(2).run(check)
 
 
-def test_tensors_and_arrays_meet(threads: World) -> None:
+def test_one_rank_may_use_tensors_and_another_arrays(threads: World) -> None:
     def check(comm: Communicator) -> None:
         x = torch.ones(5) if comm.rank else torch.ones(5).numpy()
         assert comm.all_reduce(x).tolist() == [2] * 5

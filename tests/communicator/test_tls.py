@@ -1,6 +1,6 @@
-"""Ranks of several hosts under TLS: results, what an eavesdropper hears, and what they refuse.
+"""Ranks of several hosts with TLS: results, an eavesdropper's view, and refused connections.
 
-The hosts are pretended ones of this machine; the connections between them are real.
+The hosts are pretended hosts of this machine; the connections between them are real.
 """
 
 from __future__ import annotations
@@ -51,7 +51,9 @@ def authority(tmp_path_factory: pytest.TempPathFactory) -> Authority:
 
 
 def everything(comm: Communicator) -> str:
-    """Collectives of all lengths, begun calls, messages; both ways at once."""
+    """Runs collectives of all lengths, asynchronous calls, and messages in both directions at
+    once.
+    """
     n, rank = comm.size, comm.rank
     for length in (0, 1, 7, 5000, 100_000, 1_500_000):
         values = np.arange(length, dtype=np.float64)
@@ -75,21 +77,21 @@ def everything(comm: Communicator) -> str:
 
 @both_families
 @pytest.mark.parametrize("streams", ["1", "3"])
-def test_everything_by_the_secret(streams: str, address: str) -> None:
+def test_every_call_works_with_the_secret(streams: str, address: str) -> None:
     environ = PSK | {"UNISONO_STREAMS": streams}
     assert spanning(everything, [environ] * 3, per_host=2, address=address) == ["right"] * 3
 
 
 @needs_openssl
 @both_families
-def test_everything_by_certificates(authority: Authority, address: str) -> None:
-    """Without a job secret: certificates alone say who takes part."""
+def test_every_call_works_with_certificates(authority: Authority, address: str) -> None:
+    """Without a job secret, certificates alone prove that a rank belongs to the job."""
     environs = [authority.member(f"rank{rank}") for rank in range(2)]
     assert spanning(everything, environs, address=address) == ["right"] * 2
 
 
 def tapped(monkeypatch: pytest.MonkeyPatch, tap: Tap) -> None:
-    """Leads all connections between ranks through the tap."""
+    """Routes all connections between ranks through the tap."""
     direct, meet = dialer.dial, tcp_store.dial
 
     def dial(to: tuple[str, int], source: str | None) -> socket.socket:
@@ -103,8 +105,8 @@ def tapped(monkeypatch: pytest.MonkeyPatch, tap: Tap) -> None:
     monkeypatch.setattr(tcp_store, "dial", dial_meeting)
 
 
-def speak(comm: Communicator) -> bytes:
-    """The text crosses in a broadcast and in a message, each way; what came in the end."""
+def exchange_mark(comm: Communicator) -> bytes:
+    """Sends the text by a broadcast and by messages both ways. Returns the received text."""
     text = np.frombuffer(MARK * 100, np.uint8).copy()
     other = 1 - comm.rank
     comm.broadcast(text, root=0)
@@ -117,20 +119,18 @@ def speak(comm: Communicator) -> bytes:
 
 
 @pytest.mark.parametrize("tls", ["off", "psk"])
-def test_what_an_eavesdropper_hears(tls: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_eavesdropper_reads_nothing_under_tls(tls: str, monkeypatch: pytest.MonkeyPatch) -> None:
     tap = Tap()
     tapped(monkeypatch, tap)
-    assert spanning(speak, [SECRET | {"UNISONO_TLS": tls}] * 2) == [MARK] * 2
+    assert spanning(exchange_mark, [SECRET | {"UNISONO_TLS": tls}] * 2) == [MARK] * 2
     heard = bytes(tap.heard)
     assert len(heard) > 3 * 100 * len(MARK)
-    # The second is what ranks say as they meet.
+    # The second text appears in the ranks' bootstrap messages.
     assert [MARK in heard, b'"addresses"' in heard] == [tls == "off"] * 2
 
 
 @pytest.mark.parametrize("kind", ["a broadcast", "a message"])
-def test_what_is_changed_on_the_way_is_not_believed(
-    kind: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_changed_bytes_are_detected(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
     changing = []
 
     def change(chunk: bytes) -> bytes:
@@ -139,7 +139,7 @@ def test_what_is_changed_on_the_way_is_not_believed(
         return chunk[:3000] + bytes([chunk[3000] ^ 1]) + chunk[3001:]
 
     def body(comm: Communicator) -> Any:
-        speak(comm)
+        exchange_mark(comm)
         changing.append(True)
         text = np.zeros(1 << 20, np.uint8)
         if kind == "a broadcast":
@@ -157,29 +157,29 @@ def test_what_is_changed_on_the_way_is_not_believed(
     assert any("changed in transit (TLS)" in str(one) for one in found), found
 
 
-# ---- who is refused
+# ---- refused ranks
 
 
 @pytest.fixture
 def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Ranks that are not let in do not try for long."""
+    """Shortens the time for which refused ranks retry."""
     monkeypatch.setattr(tcp_store, "PATIENCE_S", 0.3)
 
 
 @pytest.mark.usefixtures("impatient")
 @pytest.mark.parametrize("wrong", [0, 1])
-def test_settings_that_disagree(wrong: int) -> None:
+def test_different_tls_settings_are_refused(wrong: int) -> None:
     environs = [PSK, PSK]
     environs[wrong] = SECRET
     found = spanning(everything, environs, timeout_s=2.0)
-    assert isinstance(found[0], RendezvousError)  # nobody came
+    assert isinstance(found[0], RendezvousError)  # no rank arrived
     assert isinstance(found[1], AuthenticationError)
     here, there = ("off", "psk") if wrong == 1 else ("psk", "off")
     assert f"UNISONO_TLS is {here} here, {there} at the other end" in str(found[1])
 
 
 @pytest.mark.usefixtures("impatient")
-def test_another_secret() -> None:
+def test_another_secret_is_refused() -> None:
     other = PSK | {"UNISONO_JOB_SECRET": "a guess"}
     found = spanning(everything, [PSK, other], timeout_s=2.0)
     assert [type(one) for one in found] == [RendezvousError, AuthenticationError]
@@ -188,11 +188,12 @@ def test_another_secret() -> None:
 @needs_openssl
 @both_families
 @pytest.mark.usefixtures("impatient")
-def test_a_certificate_of_another_authority(
+def test_a_certificate_of_another_authority_is_refused(
     authority: Authority, tmp_path: Path, address: str
 ) -> None:
     stranger = Authority(tmp_path / "other").member("stranger")
-    stranger["UNISONO_TLS_CA"] = str(authority.file)  # it believes, but is not believed
+    # it trusts the others, but they do not trust it
+    stranger["UNISONO_TLS_CA"] = str(authority.file)
     environs = [authority.member("rank0"), stranger]
     found = spanning(everything, environs, timeout_s=2.0, address=address)
     assert [type(one) for one in found] == [RendezvousError, AuthenticationError]
@@ -203,7 +204,7 @@ def test_a_certificate_of_another_authority(
 
 
 def under_tls(me: Me) -> None:
-    """Meets, forks a child that lets go of everything, and works until a peer is killed."""
+    """Joins, forks a child that closes everything, and works until a peer is killed."""
     os.environ |= PSK | {"UNISONO_HOST_ID": str(me.rank), "UNISONO_INTERFACE": "=lo"}
     comm = me.join()
     data = np.ones(200_000)

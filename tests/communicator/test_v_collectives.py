@@ -1,4 +1,4 @@
-"""The v forms give what NumPy says, whatever the counts; ranks that disagree are all told."""
+"""V-collectives give NumPy's results for any counts. If ranks disagree, all get an error."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ SEVERAL_BLOCKS = 300_001
 
 
 def filled(rank: int, count: int, width: int | None, dtype: str = "int32") -> Any:
-    """Rows that tell the rank and their place."""
+    """Rows that contain their rank and position."""
     shape = (count,) if width is None else (count, width)
     return (np.arange(np.prod(shape)).reshape(shape) + 1000 * rank).astype(dtype)
 
@@ -97,7 +97,9 @@ def check_all_to_all(comm: Communicator, table: Any, width: int | None, told: bo
 
 @pytest.mark.parametrize("told", [False, True])
 @pytest.mark.parametrize("ranks", RANKS)
-def test_all_forms_on_any_number_of_ranks(ranks: int, told: bool, threads: World) -> None:
+def test_every_v_collective_works_with_any_number_of_ranks(
+    ranks: int, told: bool, threads: World
+) -> None:
     rng = np.random.default_rng(ranks)
     some = [int(count) for count in rng.choice([0, 1, 5, 1000], ranks)]
     one = [0] * (ranks - 1) + [70_001 if ranks < 9 else 3]
@@ -121,7 +123,7 @@ def test_all_forms_on_any_number_of_ranks(ranks: int, told: bool, threads: World
     max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
 )
 @given(data=st.data())
-def test_any_counts(data: st.DataObject, threads: World) -> None:
+def test_any_counts_give_numpys_results(data: st.DataObject, threads: World) -> None:
     ranks = data.draw(st.integers(1, 5))
     count = st.one_of(st.integers(0, 9), st.sampled_from([127, 4096, 70_001]))
     counts = data.draw(st.lists(count, min_size=ranks, max_size=ranks))
@@ -137,7 +139,7 @@ def test_any_counts(data: st.DataObject, threads: World) -> None:
     threads(ranks).run(check)
 
 
-def test_pieces_of_several_blocks(threads: World) -> None:
+def test_v_collectives_of_several_blocks(threads: World) -> None:
     counts = [SEVERAL_BLOCKS, 3, 0, 140_000]
     table = np.array([[0, SEVERAL_BLOCKS, 1, 0], [2] * 4, [0] * 4, [140_000, 0, 0, 5]])
 
@@ -150,7 +152,7 @@ def test_pieces_of_several_blocks(threads: World) -> None:
     threads(4).run(check)
 
 
-def test_layouts_that_are_not_contiguous_and_types(threads: World) -> None:
+def test_v_collectives_of_any_layout_and_type(threads: World) -> None:
     counts = [2, 0, 3]
 
     def check(comm: Communicator) -> None:
@@ -169,13 +171,13 @@ def test_layouts_that_are_not_contiguous_and_types(threads: World) -> None:
         half = np.full(5, 2048 if me == 0 else 1, np.float16)
         for algorithm in algorithms.names("reduce_scatter"):
             found = comm.reduce_scatter_v(half, counts, algorithm=algorithm)
-            assert found.tolist() == [2050] * counts[me]  # rounded once
+            assert found.tolist() == [2050] * counts[me]  # rounded only once
 
     threads(3).run(check)
 
 
 @pytest.mark.parametrize("kind", ["float32", "int64"])
-def test_pairs(kind: str, threads: World) -> None:
+def test_v_collectives_of_pairs(kind: str, threads: World) -> None:
     counts = [2, 0, 3]
 
     def check(comm: Communicator) -> None:
@@ -197,7 +199,7 @@ def test_pairs(kind: str, threads: World) -> None:
     threads(3).run(check)
 
 
-def test_tensors(threads: World) -> None:
+def test_v_collectives_of_tensors(threads: World) -> None:
     torch = pytest.importorskip("torch")
     counts = [2, 0, 3]
 
@@ -236,8 +238,8 @@ def test_the_input_may_lie_in_the_output(threads: World) -> None:
     threads(3).run(check)
 
 
-def test_an_uneven_call_returns_at_once_and_keeps_its_place(threads: World) -> None:
-    """Also while the peers have not come: what it has to ask them does not hold it up."""
+def test_an_asynchronous_uneven_call_returns_at_once_and_keeps_the_order(threads: World) -> None:
+    """The call returns before its peers arrive: the exchange of counts does not delay it."""
     came = threading.Event()
 
     def check(comm: Communicator) -> None:
@@ -265,7 +267,7 @@ def test_an_uneven_call_returns_at_once_and_keeps_its_place(threads: World) -> N
     threads(3).run(check)
 
 
-def test_even_counts_are_the_ordinary_call(threads: World) -> None:
+def test_even_counts_match_the_ordinary_call(threads: World) -> None:
     def check(comm: Communicator) -> None:
         x = np.full(4, comm.rank)
         every = np.repeat([0, 1], 4).tolist()
@@ -275,7 +277,7 @@ def test_even_counts_are_the_ordinary_call(threads: World) -> None:
     threads(2).run(check)
 
 
-# ---- what is wrong on one rank alone
+# ---- wrong arguments on one rank
 
 
 @pytest.mark.parametrize(
@@ -283,11 +285,15 @@ def test_even_counts_are_the_ordinary_call(threads: World) -> None:
     [
         (lambda c, x: c.all_gather_v(x, [3]), ValueError, "counts must be 2 numbers from 0 up"),
         (lambda c, x: c.all_gather_v(x, [3, -1]), ValueError, "from 0 up.*not"),
-        (lambda c, x: c.all_gather_v(x, [2, 2]), ValueError, "x has 4 rows.*counts rank . has 2"),
+        (
+            lambda c, x: c.all_gather_v(x, [2, 2]),
+            ValueError,
+            "x: expected 2 rows, as counts .*not 4",
+        ),
         (lambda c, x: c.all_gather_v(x, [4.0, 4]), TypeError, "whole numbers"),
-        (lambda c, x: c.all_gather_v(x, [4, 4], x), ValueError, "out has 4 rows, but 8 come"),
-        (lambda c, x: c.all_gather_v(x, out=[x]), ValueError, "one array per rank: 2, not 1"),
-        (lambda c, x: c.all_gather_v(x, [4, 4], [x, x[1:]]), ValueError, r"\[4, 3\] rows"),
+        (lambda c, x: c.all_gather_v(x, [4, 4], x), ValueError, "out: expected 8 rows.*it has 4"),
+        (lambda c, x: c.all_gather_v(x, out=[x]), ValueError, "one array per rank, 2, not 1"),
+        (lambda c, x: c.all_gather_v(x, [4, 4], [x, x[1:]]), ValueError, r"they have \[4, 3\]"),
         (
             lambda c, x: c.all_gather_v(x, out=np.ones(8, "f4")),
             ValueError,
@@ -298,26 +304,34 @@ def test_even_counts_are_the_ordinary_call(threads: World) -> None:
             ValueError,
             r"out has rows of \[2\].*x has rows of \[\]",
         ),
-        (lambda c, x: c.all_gather_v(np.array(1)), ValueError, "no leading axis"),
+        (lambda c, x: c.all_gather_v(np.array(1)), ValueError, "it has no dimensions"),
         (lambda c, x: c.all_gather_v([1, 2]), TypeError, "NumPy array.*not list"),
-        (lambda c, x: c.all_gather_v(np.array(["a"])), UnsupportedError, "cannot be communicated"),
+        (lambda c, x: c.all_gather_v(np.array(["a"])), UnsupportedError, "are not supported"),
         (lambda c, x: c.reduce_scatter_v(x, [2, 3]), ValueError, r"4 rows.*add up to 5: \[2, 3\]"),
         (lambda c, x: c.all_to_all_v(x, [4, 4]), ValueError, "send_counts add up to 8"),
-        (lambda c, x: c.all_to_all_v(x, [[2, 2]]), ValueError, "send_counts as a table must"),
-        (lambda c, x: c.all_to_all_v(x, [[2, 2]] * 2, [4, 0]), ValueError, "by send_counts they"),
+        (lambda c, x: c.all_to_all_v(x, [[2, 2]]), ValueError, "a table of 2 rows, not 1"),
+        (lambda c, x: c.all_to_all_v(x, [[2, 2]] * 2, [4, 0]), ValueError, "as send_counts say"),
         (lambda c, x: c.gather_v(x, root=2), ValueError, "root 2 is not one of the 2"),
         (lambda c, x: c.scatter_v(x, [3, 1], 5, x), ValueError, "root 5 is not one of the 2"),
         (lambda c, x: c.scatter_v(None, root=c.rank), ValueError, "needs x on the root"),
         (lambda c, x: c.scatter_v(None, root=1 - c.rank), ValueError, "needs out"),
         (lambda c, x: c.scatter_v(x, root=c.rank), ValueError, "needs counts, or out"),
-        (lambda c, x: c.scatter_v([x, x], [4, 3], c.rank), ValueError, r"counts are \[4, 3\]"),
+        (
+            lambda c, x: c.scatter_v([x, x], [4, 3], c.rank),
+            ValueError,
+            r"expected .*\[4, 3\] rows, as counts",
+        ),
         (
             lambda c, x: c.scatter_v(None, [9, 9], 1 - c.rank, x),
             ValueError,
             "by counts rank . gets 9",
         ),
         (lambda c, x: c.all_gather_v(x, [4, 4], [x, np.ones((4, 2))]), ValueError, r"out\[1\] has"),
-        (lambda c, x: c.all_gather_v(x, [4, 1 << 62][:: 1 - 2 * c.rank]), ValueError, "no memory"),
+        (
+            lambda c, x: c.all_gather_v(x, [4, 1 << 62][:: 1 - 2 * c.rank]),
+            ValueError,
+            "exceed any memory",
+        ),
         (lambda c, x: c.all_gather_v(x, out="out"), TypeError, "out: expected a NumPy array"),
         (lambda c, x: c.reduce_scatter_v(x, None), TypeError, "counts must be .* not None"),
         (lambda c, x: c.reduce_scatter_v(x, [2, 2], x), ValueError, r"shape \(4,\).* gets 2 rows"),
@@ -326,13 +340,17 @@ def test_even_counts_are_the_ordinary_call(threads: World) -> None:
         (
             lambda c, x: c.all_to_all_v(x, [2, 2], [2, 2], x[1:]),
             ValueError,
-            "out has 3 rows, but 4",
+            "out: expected 4 rows.*it has 3",
         ),
-        (lambda c, x: c.all_to_all_v(x, [2, 2], [2, 2], [x, x]), ValueError, r"out have \[4, 4\]"),
+        (
+            lambda c, x: c.all_to_all_v(x, [2, 2], [2, 2], [x, x]),
+            ValueError,
+            r"out: .*they have \[4, 4\]",
+        ),
         (lambda c, x: c.all_gather_v(x, algorithm="magic"), UnsupportedError, "magic"),
     ],
 )
-def test_wrong_arguments_are_refused_and_do_no_harm(
+def test_wrong_arguments_leave_the_group_usable(
     call: Callable[[Communicator, Any], Any], error: type[Exception], text: str, threads: World
 ) -> None:
     def check(comm: Communicator) -> None:
@@ -343,14 +361,14 @@ def test_wrong_arguments_are_refused_and_do_no_harm(
     threads(2).run(check)
 
 
-def test_a_relay_serves_pieces_of_one_length_and_refuses_others(threads: World) -> None:
+def test_forwarding_algorithms_refuse_uneven_pieces(threads: World) -> None:
     def check(comm: Communicator) -> None:
         x = np.full(2, comm.rank)
         found = comm.gather_v(x, [2] * 5, algorithm="binomial_tree")
         assert comm.rank or found.tolist() == [0, 0, 1, 1, 2, 2, 3, 3, 4, 4]
-        with pytest.raises(UnsupportedError, match="binomial_tree passes pieces on"):
+        with pytest.raises(UnsupportedError, match="binomial_tree needs pieces of one length"):
             comm.gather_v(x[: comm.rank % 2], [0, 1, 0, 1, 0], algorithm="binomial_tree")
-        with pytest.raises(UnsupportedError, match="needs them all of one length"):
+        with pytest.raises(UnsupportedError, match="needs pieces of one length"):
             comm.gather_v(x[: comm.rank % 2], algorithm="binomial_tree")
         found = comm.gather_v(x[: comm.rank % 2], [0, 1, 0, 1, 0])
         assert comm.rank or found.tolist() == [1, 3]
@@ -358,7 +376,7 @@ def test_a_relay_serves_pieces_of_one_length_and_refuses_others(threads: World) 
     threads(5).run(check)
 
 
-# ---- what the ranks disagree about
+# ---- disagreements between ranks
 
 DISAGREEMENTS: dict[str, tuple[Callable[[Communicator], Any], str]] = {
     "recv_counts": (
@@ -438,11 +456,11 @@ DISAGREEMENTS: dict[str, tuple[Callable[[Communicator], Any], str]] = {
 
 @pytest.mark.parametrize("later", [False, True])
 @pytest.mark.parametrize("name", DISAGREEMENTS)
-def test_all_ranks_are_told_of_a_disagreement(name: str, later: bool) -> None:
+def test_all_ranks_get_an_error_for_a_disagreement(name: str, later: bool) -> None:
     call, text = DISAGREEMENTS[name]
 
     def check(comm: Communicator) -> float:
-        if later:  # the same, where the progress thread finds out
+        if later:  # asynchronously, so that the progress thread detects it
             comm.all_reduce(np.ones(1), async_op=True)
         started = time.monotonic()
         with pytest.raises(MismatchError) as caught:
@@ -457,10 +475,10 @@ def test_all_ranks_are_told_of_a_disagreement(name: str, later: bool) -> None:
         took = world.outcomes(check)
     assert all(isinstance(seconds, float) for seconds in took), took
     print(f"{name}: {max(took):.3f} s")
-    assert max(took) < 3  # 1 s is the promise; machines have other work
+    assert max(took) < 3  # the promise is 1 s; the machine may be busy
 
 
-def test_an_asynchronous_call_tells_of_a_disagreement_when_waited_for() -> None:
+def test_the_wait_of_an_asynchronous_call_raises_the_disagreement() -> None:
     def check(comm: Communicator) -> str:
         out = np.full(2 + comm.rank, -1.0)
         work = comm.all_to_all_v(np.ones(2), [1, 1], out=out, async_op=True)

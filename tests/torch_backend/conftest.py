@@ -1,9 +1,9 @@
-"""Runs the checks of a test module in worlds of ranks, and reports them one by one.
+"""Runs a test module's checks in worlds of ranks, and reports each check as a test.
 
-A module sets `RANKS`, defines functions `check_*(world)` (run on unisono and on gloo) and
-`own_*(world)` (run on unisono only), and one test that takes the fixture `outcome`. `BACKENDS` are
-what else to run on. All checks of a module share one world per backend, since starting ranks costs
-seconds.
+A module sets `RANKS`, and defines functions `check_*(world)` (run on unisono and gloo) and
+`own_*(world)` (run on unisono only), and one test that takes the fixture `outcome`. `BACKENDS`
+lists further backends. All checks of a module share one world per backend, since starting ranks
+takes seconds.
 """
 
 from __future__ import annotations
@@ -26,13 +26,13 @@ _WORLD_TIMEOUT_S = 240.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Outcome:
-    """What became of one check: the errors by rank."""
+    """The result of one check: the errors by rank."""
 
     check: str
     errors: dict[int, str]
 
     def require_success(self) -> None:
-        """Fail with the text of every rank that failed."""
+        """Fails with the text of every rank that failed."""
         if self.errors:
             texts = [f"--- rank {rank}\n{text}" for rank, text in sorted(self.errors.items())]
             pytest.fail("\n".join([self.check, *texts]), pytrace=False)
@@ -40,13 +40,13 @@ class Outcome:
 
 @dataclass(slots=True, kw_only=True)
 class Worlds:
-    """The worlds that have been run, each once: outcomes by module, backend and check."""
+    """The worlds that have run, each once: outcomes by module, backend and check."""
 
     folder: Callable[[], Path]
     done: dict[tuple[str, str], dict[str, Outcome]] = field(default_factory=dict)
 
     def outcome(self, module: ModuleType, backend: str, check: str) -> Outcome:
-        """The outcome of a check, after running its module's world if need be."""
+        """Returns the outcome of a check; runs its module's world on first use."""
         key = (str(module.__file__), backend)
         if key not in self.done:
             self.done[key] = _run_world(module, backend, self.folder())
@@ -54,7 +54,7 @@ class Worlds:
 
 
 def check_names(module: ModuleType, backend: str) -> list[str]:
-    """The checks of a module that apply to a backend, in the order they are written."""
+    """Returns the checks of a module for a backend, in source order."""
     prefixes = ("check_", "own_") if "unisono" in backend else ("check_",)
     return [name for name in vars(module) if name.startswith(prefixes)]
 

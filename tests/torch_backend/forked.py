@@ -1,7 +1,7 @@
 """Ranks that use torch, forked from a process that has imported it: each import takes seconds.
 
-That process has done nothing but import, so a rank begins as a new interpreter would. A rank is a
-function of a file, as files of tests are no modules that a new process could import by name.
+The process has only imported modules, so a rank begins like a new interpreter. A rank is a function
+of a file, since a new process cannot import test files by name.
 """
 
 from __future__ import annotations
@@ -30,8 +30,8 @@ _context.set_forkserver_preload(list(_IMPORTED))
 def start(
     file: str, function: str, *words: object, log: Path, environment: dict[str, str] | None = None
 ) -> BaseProcess:
-    """Starts `function(*words)` of a file as a process; what it prints goes to `log`."""
-    with pytest.MonkeyPatch.context() as patch:  # OpenMP reads it when torch is imported
+    """Starts `function(*words)` of a file as a process; its output goes to `log`."""
+    with pytest.MonkeyPatch.context() as patch:  # OpenMP reads it during the import of torch
         for name, value in _ENVIRONMENT.items():
             patch.setenv(name, value)
         here = {**os.environ, **(environment or {})}
@@ -41,7 +41,7 @@ def start(
 
 
 def load(file: str) -> ModuleType:
-    """The module that a file of tests is, in a rank."""
+    """Imports a test file as a module, in a rank."""
     spec = importlib.util.spec_from_file_location(Path(file).stem, file)
     assert spec is not None and spec.loader is not None
     module = importlib.util.module_from_spec(spec)

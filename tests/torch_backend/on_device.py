@@ -1,8 +1,8 @@
-"""Tensors that say they are on an accelerator, where there is none: their memory is the CPU's.
+"""Tensors that claim to be on an accelerator, on a machine without one: their memory is on the CPU.
 
-What torch hands to the backend of that device is sent by this very backend, from and to the memory
-behind these tensors. So it has to be Gloo, which knows CPUs. It is no CUDA device, for torch asks
-those what they can.
+The backend of that device gets these tensors from torch, and sends the CPU memory behind them. So
+the backend must be Gloo, which supports CPUs. The device is not CUDA, since torch queries the
+properties of CUDA devices.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ DEVICE = torch.device("xpu", 0)
 
 
 class OnDevice(torch.Tensor):
-    """A tensor on `DEVICE`, with `memory` behind it."""
+    """A tensor on `DEVICE` with the CPU tensor `memory`."""
 
     @staticmethod
     def __new__(cls, memory):
@@ -43,17 +43,17 @@ class OnDevice(torch.Tensor):
 
 
 def on_device(*values):
-    """A tensor on `DEVICE`."""
+    """Makes a tensor on `DEVICE`."""
     return OnDevice(torch.tensor(values))
 
 
 def zeros(length):
-    """Zeros on `DEVICE`."""
+    """Makes zeros on `DEVICE`."""
     return OnDevice(torch.zeros(length))
 
 
 def _for_memory(group):
-    """The group, with the backend of `DEVICE` for CPU tensors."""
+    """Returns the group, with the backend of `DEVICE` for CPU tensors."""
     twin = dist.ProcessGroup(dist.HashStore(), group.rank(), group.size())
     kind = dist.ProcessGroup.BackendType.GLOO
     twin._register_backend(torch.device("cpu"), kind, group._get_backend(DEVICE))

@@ -1,4 +1,4 @@
-"""torch.compile with its C++ code generator around our collectives."""
+"""torch.compile with its C++ code generator, of programs with our collectives."""
 
 from __future__ import annotations
 

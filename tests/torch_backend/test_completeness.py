@@ -1,4 +1,4 @@
-"""No function of torch.distributed is left out: each is called by some test, or said why not."""
+"""Completeness: a test calls each function of torch.distributed, or a list says why not."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from torch.distributed import _functional_collectives as functional
 
 pytestmark = pytest.mark.torch
 
-# Public functions of torch.distributed that no CPU group can serve, or that concern none.
+# Public functions of torch.distributed that no CPU group can serve, or that concern no group.
 NOT_OURS = {
     "record_comm": "a context manager: test_visible",
     "shrink_group": "for C++ backends: test_shrink has its equivalent",

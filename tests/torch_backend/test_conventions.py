@@ -1,4 +1,6 @@
-"""What gloo cannot do or does otherwise: uneven lists, types, layouts, calling conventions."""
+"""Cases that gloo cannot do or does differently: uneven lists, types, layouts, calling
+conventions.
+"""
 
 from __future__ import annotations
 
@@ -30,7 +32,7 @@ def own_all_to_all_lists_of_any_length(world):
 
 
 def own_lists_are_exchanged_without_waiting(world):
-    # The others begin only when rank 0 has returned from beginning.
+    # The other ranks begin only after rank 0's asynchronous call has returned.
     sources = [contribution(world.rank, 3 * target, seed=target) for target in range(world.size)]
     outputs = [torch.empty(3 * world.rank) for _ in range(world.size)]
     if world.rank == 0:

@@ -1,4 +1,4 @@
-"""How the ranks of a group agree on a rendezvous, and whole programs under torchrun."""
+"""Agreement of a group's ranks on a rendezvous, and whole programs under torchrun."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from torch.distributed.device_mesh import init_device_mesh  # noqa: E402
 from bootstrap_stores import free_port  # noqa: E402
 from torch_backend.forked import start  # noqa: E402
 from unisono import config  # noqa: E402
-from unisono.torch_backend.creator import introduce  # noqa: E402
+from unisono.torch_backend.creator import exchange_hosts  # noqa: E402
 
 pytestmark = pytest.mark.torch
 
@@ -28,7 +28,7 @@ def introduced(ranks, store, hosts=1):
         return config.Settings(timeout_s=10.0, host_id=str(rank % hosts))
 
     with ThreadPoolExecutor(ranks) as pool:
-        tries = [pool.submit(introduce, store, r, ranks, settings(r)) for r in range(ranks)]
+        tries = [pool.submit(exchange_hosts, store, r, ranks, settings(r)) for r in range(ranks)]
         return [one.result() for one in tries]
 
 
@@ -36,18 +36,18 @@ def agreed_by(ranks, store):
     return [text for text, _ in introduced(ranks, store)]
 
 
-def test_all_ranks_get_one_string():
+def test_all_ranks_get_one_rendezvous():
     assert len(set(agreed_by(3, dist.HashStore()))) == 1
 
 
-def test_groups_do_not_share_a_string():
+def test_groups_do_not_share_a_rendezvous():
     store = dist.HashStore()
     first = agreed_by(2, dist.PrefixStore("0/", store))
     second = agreed_by(2, dist.PrefixStore("1/", store))
     assert first[0] != second[0]
 
 
-def test_second_group_on_a_used_store_gets_a_new_string():
+def test_second_group_on_a_store_gets_a_new_rendezvous():
     store = dist.HashStore()
     first, second = agreed_by(3, store), agreed_by(3, store)
     assert len(set(first)) == len(set(second)) == 1
@@ -109,8 +109,9 @@ def over_hosts():
 
 @pytest.mark.parametrize("tls", ["off", pytest.param("psk", marks=pytest.mark.slow)])
 def test_program_over_hosts(tmp_path, tls):
-    """Four ranks of two pretended hosts, told by the environment as torchrun does: sub-groups
-    within, across and of all."""
+    """Runs four ranks on two pretended hosts, with torchrun's environment variables: subgroups
+    within hosts, across hosts, and of all ranks.
+    """
     told = {
         "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port()), "WORLD_SIZE": "4",
         "UNISONO_TLS": tls, "UNISONO_JOB_SECRET": "a secret of these ranks",

@@ -1,4 +1,4 @@
-"""Failures as a torch user meets them: every rank learns who and what, fast."""
+"""Failures in torch programs: every rank gets a precise error quickly."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def test_failures(outcome):
 
 
 def require_mismatch(call):
-    """`call(group)` raises MismatchError, soon, on a group of its own; later calls do too."""
+    """Asserts that `call(group)` raises MismatchError soon, on a new group; later calls do too."""
     group = dist.new_group()
     dist.barrier(group)
     started = time.monotonic()
@@ -127,7 +127,7 @@ def own_timeout_of_one_barrier(world):
     dist.barrier()
 
 
-def own_waiting_may_end_before_the_work(world):
+def own_wait_may_time_out_before_the_work(world):
     if world.rank == 1:
         time.sleep(0.5)
     work = dist.all_reduce(torch.ones(4), async_op=True)
@@ -137,7 +137,7 @@ def own_waiting_may_end_before_the_work(world):
     work.wait()
 
 
-def own_abort_ends_calls_under_way(world):
+def own_abort_ends_pending_calls(world):
     group = dist.new_group()
     dist.barrier(group)
     if world.rank == 0:
@@ -171,7 +171,7 @@ def own_leaving_ends_pending_futures(world):
 
 
 def report(rank, folder, calls):
-    """Leaves what each call ended with, and when."""
+    """Writes the outcome and the time of each call to a file."""
     said = []
     for call in calls:
         try:
@@ -195,7 +195,9 @@ def join(rank, size, folder):
 
 
 def kill_last_rank(function: str, ranks: int, folder: Path) -> tuple[float, dict[int, list]]:
-    """Runs `function` on all ranks and kills the last when it is ready: when, and reports."""
+    """Runs `function` on all ranks and kills the last when it is ready. Returns the time and the
+    reports.
+    """
     processes = [
         start(__file__, function, rank, ranks, folder, log=folder / f"{rank}.log")
         for rank in range(ranks)

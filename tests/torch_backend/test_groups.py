@@ -1,4 +1,4 @@
-"""Point-to-point, groups of ranks, and device meshes through torch.distributed."""
+"""Point-to-point messages, groups of ranks, and device meshes through torch.distributed."""
 
 from __future__ import annotations
 
@@ -107,7 +107,7 @@ def check_new_groups_and_their_ranks(world):
     dist.barrier()
 
 
-def own_destroyed_group_gives_back_its_memory_whoever_keeps_it(world):
+def own_destroyed_group_frees_its_memory(world):
     before = mappings(), open_files()
     group, tensor = dist.new_group(), torch.ones(100_000)
     work = dist.all_reduce(tensor, group=group, async_op=True)
@@ -175,7 +175,7 @@ def check_two_dimensional_mesh(world):
     assert mesh["outer", "inner"]._flatten("all").size() == world.size
 
 
-def own_gloo_group_beside(world):
+def own_gloo_group_works_beside(world):
     group = dist.new_group(backend="gloo")
     tensor = torch.ones(4)
     dist.all_reduce(tensor, group=group)
@@ -247,7 +247,7 @@ def own_wrong_messages_to_self(world):
     assert receive.wait() and receive.is_success()
 
 
-def own_split_group_in_place_of_torchs(world):
+def own_split_group_replaces_torchs(world):
     part = reserved.split_group(split_ranks=[[3, 1], [0, 2]], group_desc="halves")
     assert dist.get_process_group_ranks(part) == ([0, 2], [1, 3])[world.rank % 2]
     nested = reserved.split_group(part, [[1]])
@@ -260,7 +260,7 @@ def own_split_group_in_place_of_torchs(world):
         reserved.split_group(split_ranks=[[0, 0]])
 
 
-def own_barrier_that_names_the_missing(world):
+def own_monitored_barrier_names_missing_ranks(world):
     group = dist.new_group()
     if world.rank in (0, 2):
         with pytest.raises(CollectiveTimeoutError, match=r"rank.*1(?s:.)*3"):
@@ -268,7 +268,7 @@ def own_barrier_that_names_the_missing(world):
     dist.barrier()
     reserved.monitored_barrier()
     gloo = dist.new_group(backend="gloo")
-    with pytest.raises(UnsupportedError, match="not on unisono"):
+    with pytest.raises(UnsupportedError, match="expected a group of unisono"):
         reserved.monitored_barrier(gloo)
 
 

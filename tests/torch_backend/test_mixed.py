@@ -1,6 +1,6 @@
-"""Groups that serve CPUs and leave another device to another backend, in both orders.
+"""Groups that serve CPUs, with another backend for another device, in both orders.
 
-The last backend is torch's own group of both: what is checked here is what it does.
+The last backend is torch's own group of both devices, whose behaviour is the reference.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ def memory_of(tensors):
 
 
 def require_both(group, total):
-    """Sums of 1 + rank over a group are `total` on both devices."""
+    """Asserts that sums of 1 + rank over a group are `total` on both devices."""
     number = 1.0 + dist.get_rank()
     on_cpu, elsewhere = torch.tensor([number]), on_device(number)
     dist.all_reduce(on_cpu, group=group)
@@ -44,7 +44,7 @@ def require_both(group, total):
     assert on_cpu.item() == elsewhere.memory.item() == total
 
 
-def check_what_torch_says_of_the_group(world):
+def check_properties_of_the_group(world):
     group = dist.group.WORLD
     assert {device.type for device in group._device_types} == {"cpu", "xpu"}
     assert dist.get_backend() == dist.get_backend_config() == world.backend
@@ -141,7 +141,7 @@ def check_new_groups(world):
 
 @contextmanager
 def bound_to_device():
-    """As with `init_process_group(device_id=...)`, where the accelerator is `DEVICE`."""
+    """Binds a group like `init_process_group(device_id=...)` with the accelerator `DEVICE`."""
     group = dist.group.WORLD
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(torch.accelerator, "is_available", lambda: True)
@@ -152,8 +152,8 @@ def bound_to_device():
 
 
 def own_torchs_split_of_groups_bound_to_a_device(world):
-    # With Gloo alone it hangs now and then: torch gives all parts of a split one name, and Gloo's
-    # ranks meet by names.
+    # With Gloo only, this sometimes hangs: torch gives all groups of a split one name, and Gloo's
+    # ranks find each other by names.
     options = dist.ProcessGroupGloo._Options()
     options._devices = [dist.ProcessGroupGloo.create_default_device()]
     with bound_to_device():
@@ -267,12 +267,12 @@ def check_data_parallel(world):
 
 def own_device_that_no_backend_serves(world):
     group = dist.new_group()
-    text = "allreduce: a tensor is on meta, .* it has unisono for cpu, gloo for xpu"
-    with pytest.raises(UnsupportedError, match=text):  # all alike: no harm done
+    text = "allreduce: .* tensors on meta; the group has unisono for cpu, gloo for xpu"
+    with pytest.raises(UnsupportedError, match=text):  # all ranks refuse, so the group stays usable
         dist.all_reduce(torch.empty(2, device="meta"), group=group)
     if world.rank == 1:
         with pytest.raises(UnsupportedError, match=text):
             dist.all_reduce(torch.empty(2, device="meta"), group=group)
     else:
-        with pytest.raises(MismatchError, match=r"rank 1.*a tensor is on meta"):
+        with pytest.raises(MismatchError, match=r"rank 1.*serves tensors on meta"):
             dist.all_reduce(torch.ones(2), group=group)

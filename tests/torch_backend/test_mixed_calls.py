@@ -1,4 +1,4 @@
-"""What a group hands to torch's group of the other devices, and what it refuses."""
+"""Calls that a group passes to torch's group of the other devices, and calls that it refuses."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def spec(first, other):
 
 @contextmanager
 def alone(backend, **options):
-    """The default group, of one rank."""
+    """Makes the default group, of one rank."""
     dist.init_process_group(backend, store=dist.HashStore(), rank=0, world_size=1, **options)
     try:
         yield dist.group.WORLD
@@ -39,7 +39,7 @@ def alone(backend, **options):
 
 
 class Recorded:
-    """Stands in for torch's group of the other devices: notes what it is asked."""
+    """Replaces torch's group of the other devices and records its calls."""
 
     bound_device_id = None
 
@@ -78,7 +78,7 @@ def recorded(group, monkeypatch):
     return put
 
 
-def test_every_method_hands_over_what_is_on_the_device(group, recorded):
+def test_every_method_passes_device_tensors_on(group, recorded):
     other = recorded()
     tensor = on_device(1.0)
     for name in ROUTED:
@@ -89,7 +89,7 @@ def test_every_method_hands_over_what_is_on_the_device(group, recorded):
     assert other.asked == [name for name in ROUTED for _ in range(4)]
 
 
-def test_every_method_that_takes_tensors_is_handed_over():
+def test_every_method_that_takes_tensors_is_routed():
     takes_none = {
         "abort", "barrier", "getBackendName", "get_group_store", "merge_remote_group",
         "monitored_barrier", "name", "rank", "set_timeout", "shrink_group", "shutdown", "size",
@@ -105,7 +105,7 @@ def test_every_method_that_takes_tensors_is_handed_over():
     assert methods - takes_none == set(ROUTED)
 
 
-def test_barrier_and_coalescing_go_by_their_device(group, recorded):
+def test_barrier_and_coalescing_use_the_backend_of_their_device(group, recorded):
     other = recorded()
     options = dist.BarrierOptions()
     options.device = DEVICE
@@ -116,7 +116,7 @@ def test_barrier_and_coalescing_go_by_their_device(group, recorded):
     assert other.asked == ["barrier", "_start_coalescing", "broadcast", "_end_coalescing"]
 
 
-def test_life_and_timeout_reach_the_other_backend():
+def test_timeout_abort_and_shutdown_reach_the_other_backend():
     with alone("cpu:unisono,xpu:gloo"):
         group = dist.new_group()
         other = Recorded()
@@ -127,7 +127,7 @@ def test_life_and_timeout_reach_the_other_backend():
         assert other.asked == ["set_timeout", "abort", "shutdown"]
 
 
-def test_shrinking_ends_what_the_other_backend_does(group, recorded):
+def test_shrinking_aborts_the_other_backend(group, recorded):
     other = recorded()
     shrunk = reserved.shrink_group()
     assert other.asked == ["abort", "shutdown"]
@@ -162,7 +162,7 @@ def test_batch_that_fails_is_ended(recorded):
     assert other.asked == ["_start_coalescing", "send", "recv", "_end_coalescing"]
 
 
-def test_batch_that_torch_refuses_is_ended_by_the_next(recorded, monkeypatch):
+def test_next_batch_ends_one_that_torch_refused(recorded, monkeypatch):
     other = recorded(coalesces=True)
     with monkeypatch.context() as patch, pytest.raises(ValueError, match="bad message"):
         messages = operations("xpu", "xpu")
@@ -178,14 +178,14 @@ def _refuse(*args, **options):
     raise ValueError("bad message")
 
 
-def test_messages_are_begun_one_by_one_outside_of_a_batch(recorded):
+def test_messages_outside_a_batch_begin_separately(recorded):
     other = recorded(coalesces=True)
     dist.irecv(on_device(1.0), 0)
     assert other.asked == ["recv"]
 
 
 @BOTH_ORDERS
-def test_backend_that_is_not_to_be_had_fails_as_in_torch(first):
+def test_missing_backend_fails_as_in_torch(first):
     if torch.cuda.is_available():
         pytest.skip("there is a GPU for NCCL")
     texts = []
@@ -196,12 +196,12 @@ def test_backend_that_is_not_to_be_had_fails_as_in_torch(first):
                 pass
         texts.append((caught.type, str(caught.value).splitlines()[0]))
     assert texts[0] == texts[1]
-    with alone("unisono"):  # and nothing is left of the attempt
+    with alone("unisono"):  # the failed attempt has left nothing behind
         dist.barrier()
 
 
 @BOTH_ORDERS
-def test_plug_ins_for_other_devices(first):
+def test_plug_ins_for_other_devices_work(first):
     with alone(spec(first, "cuda:fake")) as group:
         assert type(group) is MixedGroup
         assert type(group._get_backend(torch.device("cuda"))).__name__ == "FakeProcessGroup"
@@ -211,7 +211,7 @@ def test_plug_ins_for_other_devices(first):
         assert seen == ["object"]
 
 
-def test_several_other_devices():
+def test_several_other_devices_work():
     with alone("xpu:gloo,cpu:unisono,cuda:fake") as group:
         assert {device.type for device in group._device_types} == {"cpu", "cuda", "xpu"}
         tensor = on_device(1.0)
@@ -241,7 +241,7 @@ def test_our_options_do_not_reach_the_other():
         assert seen == [None]
 
 
-def test_backend_of_somebody_else_that_uses_ours():
+def test_third_party_backend_may_use_ours():
     name = "built_on_unisono"
     dist.Backend.register_backend(
         name, lambda options, _: create(options, None), extended_api=True, devices=["cpu"]
@@ -252,7 +252,7 @@ def test_backend_of_somebody_else_that_uses_ours():
 
 
 @BOTH_ORDERS
-def test_options_are_for_us_or_for_the_other(first):
+def test_options_reach_the_backend_of_their_type(first):
     with alone(spec(first, "xpu:gloo"), pg_options=Options(reproducible=True)) as group:
         assert group.communicator.reproducible
     with alone(spec(first, "xpu:gloo"), pg_options=object()) as group:
@@ -260,7 +260,7 @@ def test_options_are_for_us_or_for_the_other(first):
 
 
 @BOTH_ORDERS
-def test_device_that_the_program_binds(first, monkeypatch):
+def test_program_may_bind_a_device(first, monkeypatch):
     monkeypatch.setattr(torch.accelerator, "current_accelerator", lambda: DEVICE)
     monkeypatch.setattr(torch.accelerator, "device_count", lambda: 1)
     with alone(spec(first, "xpu:fake"), device_id=DEVICE) as group:
@@ -268,16 +268,16 @@ def test_device_that_the_program_binds(first, monkeypatch):
         assert dist.new_group().bound_device_id == DEVICE
 
 
-def test_group_without_the_device_says_how_to_get_one():
+def test_error_without_a_device_names_a_solution():
     with alone("unisono"):
-        text = r"on xpu:0; only CPU tensors are served \(init.*'cpu:unisono,xpu:\.\.\.'\)"
+        text = r"expected a CPU tensor, .*on xpu:0 \(init.*'cpu:unisono,xpu:\.\.\.'\)"
         with pytest.raises(UnsupportedError, match=text):
             dist.all_reduce(on_device(1.0))
 
 
 @pytest.mark.parametrize("backend", ["cuda:unisono", "cpu:unisono,cuda:unisono"])
-def test_devices_that_are_not_ours_are_refused(backend):
-    with pytest.raises(UnsupportedError, match="not on cuda: say 'cpu:unisono,cuda:"):
+def test_devices_other_than_the_cpu_are_refused(backend):
+    with pytest.raises(UnsupportedError, match="not on cuda: give 'cpu:unisono,cuda:"):
         dist.init_process_group(backend, store=dist.HashStore(), rank=0, world_size=1)
 
 

@@ -1,4 +1,4 @@
-"""torch's parallel training, each strategy against the same training in a single process."""
+"""torch's parallel training: each strategy against the same training in a single process."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def model_of(seed=0, width=32):
 
 
 def batches(world_size):
-    """The global batches: (inputs, targets) of every step."""
+    """Returns the global batches: (inputs, targets) of every step."""
     generator = torch.Generator().manual_seed(7)
     rows = LOCAL_BATCH * world_size
     return [
@@ -70,7 +70,9 @@ def sgd(model):
 
 
 def reference(world):
-    """The parameters after the same training on the global batches in this process alone."""
+    """Returns the parameters after the same training on the global batches in this process
+    alone.
+    """
     model = model_of()
     return dict(train(model, sgd(model), batches(world.size)).named_parameters())
 
@@ -88,7 +90,7 @@ def require_reference(world, parameters, tolerance=1e-5):
 
 
 def average_gradients(model):
-    """As in the lecture: one all_reduce a parameter, then divide."""
+    """Averages gradients by one all_reduce per parameter and a division."""
     size = float(dist.get_world_size())
     for parameter in model.parameters():
         dist.all_reduce(parameter.grad.data, op=dist.ReduceOp.SUM)
@@ -153,8 +155,8 @@ def check_ddp_communication_hooks(world):
 
 
 def check_ddp_power_sgd(world):
-    # One bucket: PowerSGD communicates in callbacks, whose order between buckets is open wherever
-    # a callback runs when its collective ends (gloo too) and not when it was asked for (NCCL).
+    # One bucket: PowerSGD communicates in callbacks. If a callback runs at the end of its
+    # collective (gloo too) and not at its request (NCCL), the order between buckets is undefined.
     model = DistributedDataParallel(model_of())
     state = powerSGD_hook.PowerSGDState(
         None, matrix_approximation_rank=4, start_powerSGD_iter=2, min_compression_rate=0.5
@@ -193,7 +195,7 @@ def check_ddp_sparse_embedding(world):
 
 
 def check_zero_redundancy_optimizer(world):
-    from torch.distributed.optim import ZeroRedundancyOptimizer  # warns at import
+    from torch.distributed.optim import ZeroRedundancyOptimizer  # warns on import
 
     model = DistributedDataParallel(model_of())
     optimizer = ZeroRedundancyOptimizer(model.parameters(), torch.optim.SGD, lr=0.1)
@@ -241,7 +243,8 @@ def own_fully_shard_with_divide_factor(world):
     for module in model.modules():
         if hasattr(module, "set_gradient_divide_factor"):
             module.set_gradient_divide_factor(2.0 * world.size)
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.2)  # half the gradient, twice the step
+    # half the gradient, twice the learning rate
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.2)
     train(model, optimizer, local_batches(world))
     require_reference(
         world, [(name, value.full_tensor()) for name, value in model.named_parameters()]
@@ -330,7 +333,7 @@ def check_checkpoint(world):
 
 
 def own_checkpoint_async(world):
-    # async_save needs a CPU backend of its own; gloo passes here too, ours must.
+    # async_save needs a CPU backend. A gloo group would pass here too; ours must.
     model = sharded_model(init_device_mesh("cpu", (world.size,)))
     folder = world.folder / "checkpoint-async"
     state = {"model": model.state_dict()}
@@ -397,7 +400,7 @@ def check_collectives_of_distributed_nn(world):
     torch.testing.assert_close(mine.grad, torch.full((4,), 3.0))
 
 
-# On gloo the error of such a call may come out of the next one.
+# With gloo, the error of such a call may appear in the next call.
 def own_errors_of_the_caller_leave_the_group_usable(world):
     output = torch.empty(3)
     try:

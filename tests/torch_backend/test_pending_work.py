@@ -1,4 +1,4 @@
-"""Works, futures and the recorder, on handles that end when the test says so."""
+"""Works, futures and coalesced calls, with handles that end at the test's command."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ torch = pytest.importorskip("torch")
 
 from unisono.errors import PeerLostError, UnisonoError  # noqa: E402
 from unisono.torch_backend.coalesce import CoalescedCalls  # noqa: E402
-from unisono.torch_backend.pending_work import DONE, Completer, Together, pending  # noqa: E402
+from unisono.torch_backend.pending_work import DONE, CombinedHandle, Completer, pending  # noqa: E402
 
 pytestmark = pytest.mark.torch
 
 
 class ManualHandle:
-    """Ends when `finish` is called."""
+    """A handle that ends when `finish` is called."""
 
     def __init__(self):
         self._ended = threading.Event()
@@ -43,7 +43,7 @@ class ManualHandle:
 
 
 class RecordingCommunicator:
-    """Notes the calls made to it; each returns a handle that has ended."""
+    """Records the calls it gets; each returns a handle that has ended."""
 
     rank = 2
 
@@ -99,7 +99,7 @@ def test_failure_reaches_future_and_wait(completer):
     assert isinstance(work.exception(), PeerLostError)
 
 
-def test_callback_may_wait_for_a_future_of_its_own(completer):
+def test_callback_may_wait_for_another_future(completer):
     outer, inner = ManualHandle(), ManualHandle()
 
     def callback(_):
@@ -117,9 +117,9 @@ def test_source_rank_of_a_receive(completer):
     assert pending(ManualHandle(), [], completer)._source_rank() == 3
 
 
-def test_together_fails_with_the_first_failure():
+def test_combined_handle_fails_with_the_first_failure():
     handles = [ManualHandle(), ManualHandle()]
-    together = Together(handles)
+    together = CombinedHandle(handles)
     assert not together.is_completed()
     handles[0].finish(PeerLostError("first"))
     handles[1].finish(PeerLostError("second"))
@@ -135,7 +135,7 @@ def test_finished_work_needs_no_waiting():
     assert DONE.get_future().done()
 
 
-def test_recorder_plays_in_order_and_binds_handles():
+def test_coalesced_calls_are_issued_in_order():
     comm = RecordingCommunicator()
     recorder = CoalescedCalls(comm)
     first = recorder.all_reduce("a", "sum", async_op=True)
@@ -144,7 +144,7 @@ def test_recorder_plays_in_order_and_binds_handles():
     assert recorder.rank == 2
     with pytest.raises(UnisonoError, match="coalesc"):
         first.wait()
-    handles = recorder.play()
+    handles = recorder.issue()
     assert comm.calls == [("a", "sum", True), ("b", "max", True)]
     assert len(handles) == 2
     first.wait()

@@ -1,4 +1,4 @@
-"""How torch finds the backend, and the private names of torch it stands on."""
+"""Registration of the backend with torch, and the private names of torch that it needs."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from unisono.torch_backend.process_group import ProcessGroup  # noqa: E402
 
 pytestmark = pytest.mark.torch
 
-# Methods of torch's ProcessGroup that its own C++ part serves for us.
+# Methods of torch's ProcessGroup that its own C++ part implements for this backend.
 INHERITED = {
     "bound_device_id",
     "boxed",
@@ -32,12 +32,12 @@ INHERITED = {
     "unbox",
     "use_pg_for_symm_mem_rendezvous",
 }
-# Those that only make sense on other backends; torch's error says so.
+# Methods that only other backends support; torch's error says so.
 REFUSED = {"merge_remote_group"}
 
 
 def resolve(dotted):
-    """The object a dotted name stands for, importing as many of its parts as are modules."""
+    """Returns the object with a dotted name; imports the parts that are modules."""
     parts = dotted.split(".")
     for length in range(len(parts), 0, -1):
         try:
@@ -91,7 +91,7 @@ def test_every_public_method_of_a_process_group_is_covered():
         "reduce_scatter_single_coalesced",
     ],
 )
-def test_old_and_new_names_are_ours(name):
+def test_old_and_new_method_names_are_implemented(name):
     assert any(name in vars(cls) for cls in ProcessGroup.__mro__ if "unisono" in cls.__module__)
 
 
@@ -173,7 +173,4 @@ def test_importing_the_backend_without_torch_says_so():
 def test_unknown_options_are_refused():
     code = ONE_RANK.replace("world_size=1", "world_size=1, pg_options=object()")
     result = run_python("import unisono.torch_backend\n" + code)
-    assert (
-        "UnsupportedError: unisono takes unisono.torch_backend.Options as pg_options"
-        in result.stderr
-    )
+    assert "UnsupportedError: pg_options: expected unisono.torch_backend.Options" in result.stderr

@@ -1,4 +1,4 @@
-"""Going on after a loss as a torch user does: by shrinking the group, or by torchrun's restarts."""
+"""Recovery of a torch program after a loss: by shrinking the group, or by torchrun's restarts."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def test_shrink(outcome):
     outcome.require_success()
 
 
-def own_a_part_shrinks_to_itself(world):
+def own_a_healthy_subgroup_shrinks_to_itself(world):
     part = dist.new_group([2, 0])
     if world.rank == 1:
         return
@@ -82,7 +82,7 @@ def loses_one(rank, folder):
 
 
 def on_host(number: int) -> dict[str, str]:
-    """The environment of a rank on a host of its own, or with others of this number."""
+    """Returns the environment of a rank on the host of this number."""
     named = {"UNISONO_HOST_ID": f"host{number}", "UNISONO_INTERFACE": "=lo"}
     return {**os.environ, **named, "OMP_NUM_THREADS": "1"}
 
@@ -146,7 +146,7 @@ def test_torchrun_restarts_after_a_loss(tmp_path: Path):
 
 @pytest.mark.slow
 def test_torchrun_restarts_all_nodes_after_a_loss(tmp_path: Path):
-    """Two agents, as on two hosts; one of the ranks of the first dies."""
+    """Runs two agents, as on two hosts; one of the first agent's ranks dies."""
     program = tmp_path / "program.py"
     program.write_text(RESTARTED.replace("[2.0]", "[4.0]"))
     done = tmp_path / "done"

@@ -1,7 +1,7 @@
-"""Every collective by every element type, layout and reduction, against NumPy and beside gloo.
+"""Every collective with every element type, layout and reduction, against NumPy and gloo.
 
-Both backends serve the same world: unisono is the default group, gloo a second one. What gloo can
-do must come out alike; what only unisono can do is compared with NumPy alone.
+Both backends serve the same world: unisono is the default group, gloo a second group. Cases that
+gloo supports must give equal results; the other cases are compared with NumPy only.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ GLOO = (
 
 REDUCTIONS = {
     dist.ReduceOp.SUM: (np.add, (*FLOATS, *INTEGERS, *UNSIGNED, *COMPLEX)),
-    # torch itself refuses products of complex numbers.
+    # torch refuses products of complex numbers
     dist.ReduceOp.PRODUCT: (np.multiply, (*FLOATS, *INTEGERS, *UNSIGNED)),
     dist.ReduceOp.MIN: (np.minimum, (*FLOATS, *INTEGERS, *UNSIGNED)),
     dist.ReduceOp.MAX: (np.maximum, (*FLOATS, *INTEGERS, *UNSIGNED)),
@@ -59,11 +59,13 @@ def test_table(outcome):
     outcome.require_success()
 
 
-# ---- what the checks share
+# ---- helpers of the checks
 
 
 def made(world, dtype, shape, rank=None, seed=0):
-    """The tensor that a rank contributes: any bits, as only moved types have no numbers."""
+    """Returns a rank's contribution: random bits, since types that are only moved have no
+    arithmetic.
+    """
     generator = np.random.default_rng([world.rank if rank is None else rank, seed])
     count = int(np.prod(shape))
     numbers = torch.from_numpy(generator.integers(0, 2 if dtype is torch.bool else 5, count))
@@ -89,7 +91,7 @@ LAYOUTS = {
 
 
 def moves(world, dtype, layout, group):
-    """Run every collective that moves, on tensors of this type and layout."""
+    """Runs every collective that moves data, on tensors of this type and layout."""
     arrange, shape, ranks = LAYOUTS[layout], (4, 6), range(world.size)
     everyone = [made(world, dtype, shape, rank) for rank in ranks]
     mine, sized = (
@@ -150,7 +152,7 @@ _gloo_beside = {}
 
 
 def _gloo():
-    """One gloo group beside each default group: a failed check is followed by a new one."""
+    """Returns the gloo group of a default group; a failed check is followed by a new one."""
     if dist.group.WORLD not in _gloo_beside:
         _gloo_beside[dist.group.WORLD] = dist.new_group(backend="gloo")
     return _gloo_beside[dist.group.WORLD]
@@ -177,7 +179,7 @@ def reduces(world, dtype, op, reference, group):
 
 
 def _numbers(tensor):
-    """As NumPy: in a type wide enough, where NumPy has not this one."""
+    """Returns a NumPy array, in a wider type if NumPy does not have this type."""
     return (tensor.float() if tensor.dtype is torch.bfloat16 else tensor).numpy()
 
 
@@ -234,7 +236,7 @@ def check_inference_mode_and_gradients_wanted(world):
     assert wanted.requires_grad and wanted.is_leaf and wanted.grad_fn is None
 
 
-def own_quantised_integers_move_as_what_they_hold(world):
+def own_quantised_integers_move_as_integers(world):
     tensor = torch.quantize_per_tensor(torch.arange(4.0) + world.rank, 0.5, 1, torch.quint8)
     held = tensor.int_repr()
     dist.broadcast(held, 2)
@@ -261,7 +263,7 @@ def own_sparse_sums_of_any_shape(world):
 # ---- names, questions and conventions
 
 
-def check_questions_about_groups(world):
+def check_queries_about_groups(world):
     assert dist.is_initialized() and dist.is_backend_available(world.backend)
     assert dist.get_pg_count() >= 1
     assert dist.get_backend_config() == f"cpu:{world.backend}" or "gloo" in world.backend

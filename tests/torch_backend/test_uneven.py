@@ -1,4 +1,6 @@
-"""Lists whose lengths disagree: every rank is told, soon, and who agrees to be wrong may go on."""
+"""Lists with lengths that disagree: every rank gets an error soon; if all ranks are wrong, the
+group stays usable.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +22,9 @@ def test_uneven(outcome):
 
 
 def require_told(world, call, culprit, reason):
-    """`call(group)` fails on every rank within a second, on the culprit mostly with ValueError."""
+    """Asserts that `call(group)` fails on every rank within a second, on the culprit mostly with
+    ValueError.
+    """
     group = dist.new_group()
     dist.barrier(group)
     started = time.monotonic()
@@ -37,7 +41,7 @@ def pieces(*lengths):
     return [torch.empty(length) for length in lengths]
 
 
-def own_gather_with_a_wrong_place_at_the_root(world):
+def own_gather_with_a_wrong_output_at_the_root(world):
     def call(group):
         places = pieces(4, 5, 4) if world.rank == 0 else None
         dist.gather(torch.ones(4), places, 0, group=group)
@@ -75,12 +79,12 @@ def own_reduce_scatter_where_one_rank_expects_more(world):
     require_told(world, call, 1, "9 elements")
 
 
-def own_all_to_all_with_splits_that_do_not_cover(world):
+def own_all_to_all_with_wrong_split_sizes(world):
     def call(group):
         splits = [1, 1, 2] if world.rank == 0 else [1, 1, 1]
         dist.all_to_all_single(torch.empty(3), torch.ones(3), [1, 1, 1], splits, group=group)
 
-    require_told(world, call, 0, "do not cover")
+    require_told(world, call, 0, "split sizes with the sum")
 
 
 def require_mismatch(group, call):
@@ -113,7 +117,7 @@ def own_all_to_all_where_a_rank_disagrees_with_itself(world):
     require_mismatch(group, lambda: dist.all_to_all(outputs, pieces(2, 2, 2), group=group))
 
 
-def own_all_to_all_where_one_rank_is_elsewhere(world):
+def own_all_to_all_where_one_rank_calls_something_else(world):
     group = dist.new_group()
     dist.barrier(group)
 
@@ -131,14 +135,14 @@ def own_a_mistake_of_all_ranks_leaves_the_group_usable(world):
     for _ in range(3):
         with pytest.raises(ValueError, match="its place in out"):
             dist.all_gather(pieces(8, 8, 8), torch.ones(7), group=group)
-        with pytest.raises(ValueError, match="do not cover"):
+        with pytest.raises(ValueError, match="split sizes with the sum"):
             dist.all_to_all_single(torch.empty(3), torch.ones(3), [1, 1, 1], [2, 2, 2], group=group)
     tensor = torch.ones(2)
     dist.all_reduce(tensor, group=group)
     assert tensor.tolist() == [3.0, 3.0]
 
 
-def own_unsupported_calls_name_what_is_wrong(world):
+def own_unsupported_calls_name_the_problem(world):
     for tensor, reason in (
         (torch.ones(3, device="meta"), "meta"),
         (torch.ones(3, dtype=torch.complex64), "complex"),

@@ -1,4 +1,4 @@
-"""What torch's profiler and flight recorder see of our calls."""
+"""Our calls in torch's profiler and flight recorder."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from unisono.torch_backend.history import History
 pytestmark = pytest.mark.torch
 RANKS = 2
 
-# Before the groups of this module's world are made; pytest's own process makes none.
+# Set before this module's groups are made; pytest's own process makes none.
 if multiprocessing.parent_process() is not None:
     os.environ["TORCH_FR_BUFFER_SIZE"] = "40"
 
@@ -106,7 +106,7 @@ def own_history_of_calls(world):
 
 
 def analysed(folder):
-    """What torch's tool says of the dumps in a folder."""
+    """Returns the report of torch's tool on the dumps in a folder."""
     command = [sys.executable, "-m", "torch.distributed.flight_recorder.fr_trace", folder]
     result = subprocess.run(
         [*map(str, command), "--prefix", "rank_"], capture_output=True, text=True, check=False
@@ -115,7 +115,7 @@ def analysed(folder):
 
 
 def dumped(world, name, calls):
-    """The tool's report of what `calls(group)` leaves behind, on rank 0; "" elsewhere."""
+    """Returns the tool's report on the dump of `calls(group)`, on rank 0; "" on other ranks."""
     folder = world.folder / name
     group = dist.new_group(timeout=timedelta(seconds=20))
     calls(group)
@@ -126,7 +126,7 @@ def dumped(world, name, calls):
     return report
 
 
-def own_dump_that_torchs_tool_understands(world):
+def own_dump_is_readable_by_torchs_tool(world):
     def calls(group):
         dist.all_reduce(torch.ones(2, 3), group=group)
         dist.all_gather([torch.empty(4) for _ in range(2)], torch.ones(4), group=group)
@@ -145,7 +145,7 @@ def own_dump_that_torchs_tool_understands(world):
     assert any(frame["name"] == "calls" for frame in last["frames"])
 
 
-def own_dump_names_the_rank_that_did_not_come(world):
+def own_dump_names_the_missing_rank(world):
     def calls(group):
         dist.barrier(group)
         if world.rank == 0:

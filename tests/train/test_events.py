@@ -40,19 +40,19 @@ def a_run(**changes: object) -> Run:
         ),
     ],
 )
-def test_an_event_survives_its_line(event: events.Event) -> None:
+def test_an_event_survives_encoding(event: events.Event) -> None:
     line = events.encode(event)
     assert "\n" not in line
     assert events.decode(line) == event
 
 
 @pytest.mark.parametrize("line", ["{}", "[]", "nonsense", '{"event": "Stepped", "step": 1}'])
-def test_what_is_no_event_is_refused(line: str) -> None:
+def test_a_line_without_an_event_is_refused(line: str) -> None:
     with pytest.raises(ValueError):
         events.decode(line)
 
 
-def test_a_run_survives_the_command_line() -> None:
+def test_a_run_survives_encoding() -> None:
     run = a_run(steps_per_period=3)
     assert Run.decode(run.encode()) == run
 

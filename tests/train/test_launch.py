@@ -21,7 +21,7 @@ pytestmark = pytest.mark.torch
 
 @pytest.fixture(autouse=True)
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Where temporary files go."""
+    """Returns the folder for temporary files."""
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     return tmp_path
 
@@ -40,7 +40,7 @@ def a_run(*backends: str) -> Run:
     )
 
 
-def test_two_backends_take_turns_in_one_job(folder: Path) -> None:
+def test_two_backends_alternate_in_one_job(folder: Path) -> None:
     heard: list[events.Event] = []
     finished = launch(a_run("unisono", "gloo"), heard.append)
     milestones = [event for event in heard if not isinstance(event, events.Stepped)]
@@ -83,8 +83,8 @@ with torchrun._started(sleep, sys.stdout) as process:
 """
 
 
-def test_what_was_started_ends_when_the_program_is_killed() -> None:
-    # Its output ends when nobody is left to write any.
+def test_ranks_end_when_the_program_is_killed() -> None:
+    # Its output ends when no process is left to write.
     command = [sys.executable, "-c", KILLED_AT_ONCE]
     done = subprocess.run(command, capture_output=True, timeout=30, check=False)
     assert done.returncode == -signal.SIGKILL

@@ -19,7 +19,7 @@ def outcome(
     score: float = 0.98,
     same_parameters: bool = True,
 ) -> Outcome:
-    """A run whose times grow with `scale`."""
+    """Makes a run whose times grow with `scale`."""
     return Outcome(
         run=Run(
             task="digits",
@@ -56,12 +56,12 @@ def shown(report_: Report) -> str:
     return capture.get()
 
 
-def test_the_figures_of_a_run() -> None:
+def test_figures_of_a_run_are_medians() -> None:
     one = outcome("unisono")
     assert one.step_s == 0.020
     assert one.exchange_s == 0.002
     assert one.samples_per_s == pytest.approx(3 * 64 / 0.060)
-    # Neighbours are compared, so a machine that slows down half way does not show.
+    # Passes are compared in pairs, so a machine that slows down midway does not change the result.
     assert one.added_s == pytest.approx(0.003)
 
 
@@ -81,7 +81,7 @@ def test_a_single_backend_has_no_ratio() -> None:
     assert single.failures == ()
 
 
-def test_rounding_is_agreement() -> None:
+def test_rounding_errors_are_accepted() -> None:
     one = outcome("unisono")
     other = outcome("gloo", losses=[2.0, 1.0 + 1e-7, 0.5])
     both = report(one, other)
@@ -104,7 +104,7 @@ def test_different_parameters_fail() -> None:
     assert failure == "on gloo the ranks ended with different parameters"
 
 
-def test_the_target_binds_a_run_of_full_length() -> None:
+def test_only_a_run_of_default_length_must_reach_the_target() -> None:
     (failure,) = report(outcome("gloo", score=0.95)).failures
     assert failure == "test accuracy on gloo is 95.00 %, below 97.00 %"
     assert report(outcome("gloo", score=0.95), is_default_length=False).failures == ()

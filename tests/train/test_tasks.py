@@ -19,7 +19,9 @@ SOURCE = b"def add(left, right):\n    return left + right\n\n\n" * 200
 
 @pytest.fixture(scope="module", autouse=True)
 def one_thread() -> Iterator[None]:
-    """Threads that outnumber the free cores make these small models many times slower."""
+    """Limits torch to one thread: more threads than free cores slow these small models many
+    times.
+    """
     before = torch.get_num_threads()
     torch.set_num_threads(1)
     yield
@@ -41,12 +43,12 @@ def test_digits_are_split_without_overlap() -> None:
     assert images.shape == (1437, 1, 8, 8)
     assert task.test_images.shape == (360, 1, 8, 8)
     assert images.min() == -1 and images.max() == 1
-    # Every class has its share of the test images.
+    # Every class has the same share of the test images.
     assert torch.bincount(task.test_labels).min() >= 34
     assert len(labels) + len(task.test_labels) == 1797
 
 
-def test_text_holds_windows_out() -> None:
+def test_every_twentieth_text_window_is_held_out() -> None:
     task = TextTask.of(SOURCE)
     (windows,) = task.train_set.tensors
     count = (len(SOURCE) - 1) // text.CONTEXT
@@ -56,14 +58,14 @@ def test_text_holds_windows_out() -> None:
 
 
 def test_too_little_text_is_refused() -> None:
-    with pytest.raises(ValueError, match="too few"):
+    with pytest.raises(ValueError, match="expected at least"):
         TextTask.of(b"short")
 
 
 def test_the_decoder_does_not_see_the_future() -> None:
     torch.manual_seed(0)
     model = text.Decoder().eval()
-    for parameter in model.parameters():  # some begin as zeros, which would hide a leak
+    for parameter in model.parameters():  # some begin as zeros, which would hide an error
         torch.nn.init.normal_(parameter, std=0.2)
     one = torch.randint(0, text.BYTES, (1, 16))
     other = one.clone()
@@ -74,7 +76,7 @@ def test_the_decoder_does_not_see_the_future() -> None:
     assert not torch.allclose(before[0, 10:], after[0, 10:])
 
 
-def test_gradients_are_worth_sending(task: Task) -> None:
+def test_gradients_are_not_small(task: Task) -> None:
     size_bytes = 4 * sum(parameter.numel() for parameter in task.model().parameters())
     assert 400_000 <= size_bytes <= 4_000_000
 

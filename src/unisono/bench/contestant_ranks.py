@@ -17,7 +17,7 @@ from unisono.bench.contestants import Contestant, plan_launch
 from unisono.bench.rank_limit import reason_against
 from unisono.bench.rank_messages import Channel, Message
 from unisono.errors import UnisonoError
-from unisono.temporary_folders import Scratch
+from unisono.temporary_folders import TemporaryFolder
 
 _START_TIMEOUT_S = 60.0
 _ANSWER_TIMEOUT_S = 60.0
@@ -58,7 +58,7 @@ class ContestantRanks:
         self.late_s: tuple[float, ...] = ()
         """By how much each rank left the last start line after the first. One clock: all ranks are
         on this machine."""
-        self._scratch = Scratch("unisono-bench-")
+        self._scratch = TemporaryFolder("unisono-bench-")
         self._folder = self._scratch.path
         self._processes: list[subprocess.Popen[bytes]] = []
         self._channels: list[Channel] = []

@@ -1,11 +1,11 @@
-"""Rank, size, groups and every collective; the launcher for one machine.
+"""Communicators: groups of ranks and their collectives; the launcher for one machine.
 
-A tour, for a group of one rank, so that it can be run as it stands:
+A complete example with a group of one rank:
 
 >>> import numpy as np
 >>> from unisono.communicator import init
 >>> comm = init(rank=0, size=1, rendezvous="a tour of the communicator")
->>> x = comm.all_reduce(np.arange(4.0), "max")  # in place, as the next five
+>>> x = comm.all_reduce(np.arange(4.0), "max")  # in place, like the next four calls
 >>> x = comm.reduce(x, root=0)
 >>> x = comm.broadcast(x, root=0)
 >>> x = comm.exscan(comm.scan(x))
@@ -18,7 +18,7 @@ A tour, for a group of one rank, so that it can be run as it stands:
 >>> z = comm.all_to_all_v(z, send_counts=[4])
 >>> z = comm.scatter_v(comm.gather_v(z), counts=[4])
 >>> work = comm.send(z, dst=0, tag=1, async_op=True)
->>> comm.recv(x, src=0, tag=1)  # the rank that it came from
+>>> comm.recv(x, src=0, tag=1)  # returns the source rank
 0
 >>> work.wait()
 >>> z = comm.sendrecv(x, dst=0, out=np.empty(4), src=0)
@@ -32,9 +32,9 @@ True
 >>> with part.shrink() as left:
 ...     left.size
 1
->>> with comm.batch():  # begun together
+>>> with comm.batch():  # both calls begin at the end of the block
 ...     a, b = comm.all_reduce(x), comm.all_reduce(z)
->>> comm.refuse("broadcast", ValueError("nothing to send"))  # instead of the call
+>>> comm.refuse("broadcast", ValueError("nothing to send"))  # replaces the call
 >>> print(comm.explain("broadcast", 1 << 20).runner_up is None)
 False
 >>> comm.close()

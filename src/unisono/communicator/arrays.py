@@ -1,7 +1,7 @@
-"""Where an array's elements lie: NumPy arrays and CPU torch tensors, of any strides.
+"""Memory of arrays: NumPy arrays and CPU torch tensors, of any strides.
 
-What is an array, and which memory serves as it is, C++ says, here as in the calls that are known.
-Torch is never imported here: a tensor is used by its methods.
+C++ decides which objects are arrays and which need a copy. The fast path uses the same code. This
+module never imports torch; it only calls the methods of a tensor.
 """
 
 from __future__ import annotations
@@ -17,10 +17,10 @@ from unisono.errors import UnsupportedError
 from unisono.types import DType
 
 Array: TypeAlias = Any
-"""A NumPy array, not a masked one, or a CPU torch tensor."""
+"""A NumPy array (not a masked one) or a CPU torch tensor."""
 
 Located: TypeAlias = tuple[int, int, int]
-"""Address, bytes, type (a `DType` value) of contiguous elements."""
+"""Address, length in bytes and type (a `DType` value) of contiguous elements."""
 
 _ARRAYS = native.Arrays()
 
@@ -30,7 +30,7 @@ locate = _ARRAYS.locate
 
 @dataclass(frozen=True, slots=True)
 class Staged:
-    """An array as contiguous memory: itself, or a copy whose content `restore` brings back."""
+    """Contiguous memory for an array: the array's own, or a copy."""
 
     located: Located
     array: Array
@@ -47,7 +47,7 @@ class Staged:
         return self.located[1] // self.dtype.size_bytes
 
     def restore(self) -> None:
-        """Brings the result back where the caller expects it."""
+        """Copies the result from `copy` to the caller's array, if there is a copy."""
         if self.copy is None:
             return
         if isinstance(self.array, np.ndarray):
@@ -57,20 +57,23 @@ class Staged:
 
 
 def stage(array: Array, *, writable: bool) -> Staged:
-    """The array as contiguous memory, copied if need be. Raises `TypeError`, `UnsupportedError`,
-    or `ValueError` for what can be neither read nor written."""
+    """Returns the array as contiguous memory; copies it if its elements are not contiguous.
+
+    Raises `TypeError`, `UnsupportedError`, or `ValueError` if the memory cannot be read or written.
+    """
     located = _ARRAYS.locate(array, writable)
     if located is not None:
         return Staged(located, array)
-    dtype_of(array)  # raises for what no copy helps
+    dtype_of(array)  # raises if a copy would not help
     if isinstance(array, np.ndarray):
         return _stage_numpy(array, writable=writable)
     return _stage_tensor(array, writable=writable)
 
 
 def dtype_of(array: Array, what: str = "") -> DType:
-    """The element type. Raises `TypeError` for what is no array, with a text that begins with
-    `what`, or `UnsupportedError`.
+    """Returns the element type. Raises `UnsupportedError` for other types.
+
+    Raises `TypeError` unless `array` is an array; the text begins with `what`.
 
     >>> import numpy as np
     >>> dtype_of(np.zeros(2, np.float16)).name
@@ -82,35 +85,39 @@ def dtype_of(array: Array, what: str = "") -> DType:
     if not _ARRAYS.takes(array):
         raise _not_an_array(array, what)
     name = str(array.dtype).removeprefix("torch.")
-    raise UnsupportedError(f"elements of type {name} cannot be communicated")
+    raise UnsupportedError(f"elements of type {name} are not supported")
 
 
 def _not_an_array(found: object, what: str = "") -> TypeError:
-    """What to raise for something else; `what` begins the text."""
+    """Returns the error for an object that is not an array; its text begins with `what`."""
     kind = type(found).__name__
     text = f"{what}expected a NumPy array or a CPU torch tensor, not {kind}"
     if isinstance(found, np.ma.MaskedArray):
-        text += ", whose mask would stay behind: give its .data or its .filled()"
+        text += ", whose mask would be lost: give its .data or its .filled()"
     return TypeError(text)
 
 
 def _stage_numpy(array: Array, *, writable: bool) -> Staged:
     if writable and not array.flags.writeable:
-        raise ValueError("the array is read-only, but the result belongs there")
+        raise ValueError(
+            "the array is read-only, but the call writes its result there: give a writable one"
+        )
     if writable:
-        _require_apart(array.shape, array.strides, array.itemsize, "array", ".copy()")
+        _require_no_overlap(array.shape, array.strides, array.itemsize, "array", ".copy()")
     plain = array if array.dtype.isnative else array.astype(array.dtype.newbyteorder("="))
     copy = np.ascontiguousarray(plain)
     located = _ARRAYS.locate(copy, False)
-    assert located is not None  # of a type that dtype_of knows
+    assert located is not None  # dtype_of has accepted this type
     return Staged(located, array, copy)
 
 
-def _require_apart(
+def _require_no_overlap(
     shape: Sequence[int], strides: Sequence[int], unit: int, kind: str, cure: str
 ) -> None:
-    """Raises `ValueError` if elements may share memory: then it cannot hold a result. `unit` is
-    the stride from one element to the next."""
+    """Raises `ValueError` if elements may share memory, since such an array cannot hold a result.
+
+    `unit` is the distance between neighbouring elements, in the unit of `strides`.
+    """
     if 0 in shape:
         return
     reach = unit
@@ -119,7 +126,7 @@ def _require_apart(
             if stride < reach:
                 raise ValueError(
                     f"elements of the {kind} share memory, as after an expansion (shape "
-                    f"{tuple(shape)}, strides {tuple(strides)}), so it cannot take a result: give "
+                    f"{tuple(shape)}, strides {tuple(strides)}), so it cannot hold a result: give "
                     f"its {cure} instead"
                 )
             reach += stride * (length - 1)
@@ -128,48 +135,51 @@ def _require_apart(
 def _stage_tensor(tensor: Array, *, writable: bool) -> Staged:
     if tensor.device.type != "cpu":
         raise UnsupportedError(
-            f"the tensor is on {tensor.device}; only CPU tensors are served (init_process_group("
-            f"'cpu:unisono,{tensor.device.type}:...') names a backend for the others)"
+            f"expected a CPU tensor, but the tensor is on {tensor.device} (init_process_group("
+            f"'cpu:unisono,{tensor.device.type}:...') names a backend for other devices)"
         )
     if str(tensor.layout) != "torch.strided":
         raise UnsupportedError(
-            f"the tensor's layout is {tensor.layout}; only strided ones are served"
+            f"expected a strided tensor, but the tensor's layout is {tensor.layout}"
         )
     if writable:
-        _require_apart(tensor.shape, tensor.stride(), 1, "tensor", ".contiguous()")
+        _require_no_overlap(tensor.shape, tensor.stride(), 1, "tensor", ".contiguous()")
     copy = tensor.detach().resolve_conj().resolve_neg().contiguous()
     located = _ARRAYS.locate(copy, True)
     if located is None:
-        raise UnsupportedError(f"the memory of {type(tensor).__name__} cannot be reached")
+        raise UnsupportedError(f"{type(tensor).__name__} has no memory that this process can read")
     return Staged(located, tensor.detach(), copy)
 
 
 def stage_pieces(arrays: Sequence[Array], ranks: int, *, writable: bool, what: str) -> list[Staged]:
-    """One array per rank, all of one type."""
+    """Returns the memory of one array per rank. Raises `ValueError` unless all have one type."""
     if len(arrays) != ranks:
-        raise ValueError(f"{what} must have one array per rank: {ranks}, not {len(arrays)}")
+        raise ValueError(f"{what}: expected one array per rank, {ranks}, not {len(arrays)}")
     pieces = [stage(array, writable=writable) for array in arrays]
     if len({piece.located[2] for piece in pieces}) > 1:
-        raise ValueError(f"the arrays of {what} have different types")
+        raise ValueError(f"{what}: expected arrays of one type, but their types differ")
     return pieces
 
 
 def empty(like: Array, shape: tuple[int, ...]) -> Array:
-    """An uninitialised array of the same kind and type."""
+    """Returns an uninitialised array of the same kind and type as `like`."""
     if isinstance(like, np.ndarray):
         return np.empty(shape, like.dtype)
     return like.new_empty(shape)
 
 
 def widened(array: Array, factor: float | None = None) -> Array:
-    """A contiguous float32 copy of 16- or 8-bit floats, whatever the strides; each times `factor`,
-    a float32, if there is one."""
+    """Returns a contiguous float32 copy of an array of 16- or 8-bit floats, with any strides.
+
+    Multiplies each element by `factor`, a float32, if given.
+    """
     source = stage(array, writable=False)
     shape = tuple(array.shape)
     if isinstance(array, np.ndarray):
         wide = np.empty(shape, np.float32)
     else:
-        float32 = array.new_empty(()).float().dtype  # of one element: torch converts with threads
+        # one element, since torch converts larger tensors with threads
+        float32 = array.new_empty(()).float().dtype
         wide = array.detach().new_empty(shape, dtype=float32)
     address = stage(wide, writable=True).located[0]
     native.widen(source.dtype, address, source.located[0], source.count, factor)
@@ -177,7 +187,7 @@ def widened(array: Array, factor: float | None = None) -> Array:
 
 
 def assign(target: Array, value: Array) -> None:
-    """Converts `value` into `target`, with the roundings of the kernels."""
+    """Converts `value` into `target`. Rounds like the C++ kernels."""
     places = stage(target, writable=True)
     if places.dtype.is_narrow_float and str(value.dtype).endswith("float32"):
         values = stage(value, writable=False)
@@ -190,10 +200,10 @@ def assign(target: Array, value: Array) -> None:
 
 
 def duplicate(array: Array) -> Array:
-    """A copy with memory of its own."""
+    """Returns a copy with its own memory."""
     return array.copy() if isinstance(array, np.ndarray) else array.detach().clone()
 
 
 def overlap(a: Located, b: Located) -> bool:
-    """Whether two memories share bytes."""
+    """Returns True if the two memory regions share bytes."""
     return a[0] < b[0] + b[1] and b[0] < a[0] + a[1]

@@ -1,8 +1,8 @@
-"""A batch: calls that are recorded first and then begun together.
+"""Batches: calls that are recorded first and then begun together.
 
-Since all are known before the first begins, messages may be given in any order without deadlock,
-and small all_reduces of one kind travel as one. Which ones do follows from what the ranks must
-agree on anyway, so that all ranks decide alike.
+All calls are known before the first begins. So messages may be recorded in any order without
+deadlock, and small all_reduces of one type and reduction are packed into one call. The choice
+depends only on arguments that must be equal on all ranks, so all ranks pack the same calls.
 """
 
 from __future__ import annotations
@@ -16,19 +16,21 @@ import numpy as np
 
 from unisono import native
 from unisono.communicator.calls import CallRequest
-from unisono.communicator.engine import Call, Engine, Later, MessageCall
+from unisono.communicator.engine import Call, DeferredResult, Engine, MessageCall
 from unisono.communicator.work import JoinedWork, MessageWork, Work
 from unisono.errors import AbortedError, UnisonoError, UnsupportedError
 from unisono.types import Op
 
-_MOST_PACKED_BYTES = 32 << 10  # above, a copy costs more than the exchange that it spares
+_MOST_PACKED_BYTES = 32 << 10  # above this size, a copy costs more than the exchange that it saves
 
 
 class BatchedWork(Work):
-    """The handle of one call of a batch; of use once the block has ended."""
+    """The handle of one call of a batch, for use after the block."""
 
     def __init__(self, name: str, finish: Callable[[], Any] | None = None) -> None:
-        """`finish` ends this one, called `name`, of several calls that travel as one."""
+        """`name` is the name of the call. `finish` completes this call of several that were packed
+        into one.
+        """
         super().__init__(self._outcome)
         self._name = name
         self._own_finish = finish
@@ -36,11 +38,11 @@ class BatchedWork(Work):
         self._cancelled: UnisonoError | None = None
 
     def bind(self, work: Work) -> None:
-        """The call has begun."""
+        """Sets the work of the call, which has begun."""
         self._bound = work
 
     def give_up(self, error: UnisonoError) -> None:
-        """The call will not begin, unless it has."""
+        """Cancels the call with this error, unless it has begun."""
         if self._bound is None:
             self._cancelled = error
 
@@ -55,7 +57,7 @@ class BatchedWork(Work):
         if self._cancelled is not None:
             raise self._cancelled
         if self._bound is None:
-            raise UnisonoError("this call belongs to a batch: wait for it after the block")
+            raise UnisonoError("this call is recorded in a batch: wait for it after the block")
         return self._bound
 
     def _outcome(self) -> Any:
@@ -86,22 +88,24 @@ class BatchedWork(Work):
         return self._begun().cancel()
 
     def source_rank(self) -> int:
-        """The rank that a received message came from, once it has come."""
+        """Returns the source rank of a received message."""
         return self._message().source_rank()
 
     def tag(self) -> int:
-        """The tag of a received message, once it has come."""
+        """Returns the tag of a received message."""
         return self._message().tag()
 
     def _message(self) -> native.Request | MessageWork:
         work = self._begun()
         if not isinstance(work, native.Request | MessageWork):
-            raise UnsupportedError("only the receive of one message has a source and a tag")
+            raise UnsupportedError(
+                "expected the work of one receive: other works have no source or tag"
+            )
         return work
 
 
-class _Delivery(NamedTuple):
-    """Messages that one method exchanges."""
+class _MessageExchange(NamedTuple):
+    """The messages of one method call."""
 
     messages: Sequence[MessageCall]
     result: Any
@@ -109,28 +113,28 @@ class _Delivery(NamedTuple):
 
 
 class _Single(NamedTuple):
-    """A collective that travels alone."""
+    """A collective that is not packed with others."""
 
     name: str
     call: Call
     handles: Sequence[BatchedWork]
 
     def ready(self, engine: Engine) -> Call:
-        """The call to begin."""
+        """Returns the call to begin."""
         return self.call
 
     def spans(self) -> Iterator[tuple[int, int, bool]]:
-        """Start, end, whether written, of all memory that is known to be touched."""
+        """Yields the known memory of the call: start, end, and True if the call writes it."""
         if self.call.then is not None:
             return
-        # Where both are the same list, the result may belong elsewhere, or be nowhere.
+        # If both are the same list, the rank may write its result elsewhere, or have no result.
         written = self.call.outputs if self.call.outputs is not self.call.inputs else []
         yield from ((at, at + nbytes, False) for at, nbytes in self.call.inputs)
         yield from ((at, at + nbytes, True) for at, nbytes in written)
 
 
 class _Pack:
-    """Small all_reduces of one kind."""
+    """Small all_reduces of one type and reduction."""
 
     def __init__(self, request: CallRequest) -> None:
         self.name = "all_reduce"
@@ -139,32 +143,35 @@ class _Pack:
         self._request = request
 
     def ready(self, engine: Engine) -> Call:
-        """All as one call."""
+        """Returns one call for all of them."""
         pack, lengths = self.native, self.native.lengths()
         if len(lengths) == 1:
             where = pack.memory()
-            return Call(engine.book.call(self._request), where, where, None, pack)
-        room = np.empty(sum(lengths), np.uint8)
-        address = room.ctypes.data
+            return Call(engine.call_cache.call(self._request), where, where, None, pack)
+        buffer = np.empty(sum(lengths), np.uint8)
+        address = buffer.ctypes.data
         pack.gather(address)
-        request = self._request._replace(lengths=(room.nbytes,), packed=lengths)
-        if engine.book.widens(request):  # what each of them alone needs not
-            small = engine.book.choose(request.op, self._request.lengths[0])
+        request = self._request._replace(lengths=(buffer.nbytes,), packed=lengths)
+        # None of the calls alone needs float32 copies, so use a plan that needs none either.
+        if engine.call_cache.widens(request):
+            small = engine.call_cache.choose(request.op, self._request.lengths[0])
             request = request._replace(algorithm=small.plan.name)
-        where = [(address, room.nbytes)]
-        call, keep = engine.book.call(request), (room, pack)
+        where = [(address, buffer.nbytes)]
+        call, keep = engine.call_cache.call(request), (buffer, pack)
         return Call(call, where, where, None, keep, complete=lambda: pack.scatter(address))
 
 
 class Batch(JoinedWork):
-    """A `with` block whose calls begin together at its end; then the `Work` of all of them."""
+    """A `with` block whose calls begin together at its end; afterwards the `Work` of all of
+    them.
+    """
 
     def __init__(self, engine: Engine, async_op: bool) -> None:
         super().__init__([], lambda: None)
         self._engine = engine
         self._async_op = async_op
         self._thread = 0
-        self._deliveries: list[_Delivery] = []
+        self._exchanges: list[_MessageExchange] = []
         self._calls: list[_Single | _Pack] = []
         self._packs: dict[tuple[int, ...], _Pack] = {}
         self._begun = False
@@ -188,13 +195,13 @@ class Batch(JoinedWork):
         self._engine.stop_recording()
         if error is not None:
             if self._calls and isinstance(error, Exception):
-                self._engine.refuse("batch", error)  # others may begin the collectives in it
+                self._engine.refuse("batch", error)  # other ranks may begin these collectives
             self._cancel(error)
             return
         try:
             with self._engine.reporting_refusals("batch"):
-                self._require_apart()
-                # What is wrong is found before anything begins.
+                self._require_no_overlap()
+                # All checks run before any call begins.
                 calls = [entry.ready(self._engine) for entry in self._calls]
             self._begin(calls)
         except BaseException as failure:
@@ -205,12 +212,12 @@ class Batch(JoinedWork):
 
     def _begin(self, calls: Sequence[Call]) -> None:
         engine = self._engine
-        works = engine.post(
-            [message for delivery in self._deliveries for message in delivery.messages],
+        works = engine.begin_messages(
+            [message for exchange in self._exchanges for message in exchange.messages],
             in_background=self._async_op or bool(self._calls),
         )
         handles, rest = [], iter(works)
-        for messages, result, handle in self._deliveries:
+        for messages, result, handle in self._exchanges:
             own = [next(rest) for _ in messages]
             handle.bind(own[0] if len(own) == 1 else _joined(own, result))
             handles.append(handle)
@@ -223,8 +230,8 @@ class Batch(JoinedWork):
                 handles.append(handle)
         self.works, self._begun = [*begun, *handles], True
 
-    def _require_apart(self) -> None:
-        """Raises `ValueError` where one call writes what another one touches."""
+    def _require_no_overlap(self) -> None:
+        """Raises `ValueError` if one call writes memory that another call uses."""
         packs = [entry.native for entry in self._calls if isinstance(entry, _Pack)]
         spans = [
             (*span, number)
@@ -232,20 +239,20 @@ class Batch(JoinedWork):
             if isinstance(entry, _Single)
             for span in entry.spans()
         ]
-        for number, delivery in enumerate(self._deliveries, len(self._calls) + 1):
-            for message in delivery.messages:
+        for number, exchange in enumerate(self._exchanges, len(self._calls) + 1):
+            for message in exchange.messages:
                 at, nbytes, _ = message.staged.located
                 spans.append((at, at + nbytes, not message.sends, number))
         if native.share_memory(packs, spans):
             raise ValueError(
-                "two calls of the batch share memory that one of them writes, but they have no "
-                "order: make two batches of them"
+                "two calls of the batch share memory that one of them writes, but calls of a batch "
+                "run in no order: put them in two batches"
             )
 
     def _cancel(self, why: BaseException) -> None:
         error = AbortedError(f"the batch was cancelled on this rank by {type(why).__name__}: {why}")
         cancelled = BatchedWork("all")
-        handles = [cancelled, *(delivery.handle for delivery in self._deliveries)]
+        handles = [cancelled, *(exchange.handle for exchange in self._exchanges)]
         handles += [handle for entry in self._calls for handle in entry.handles]
         for handle in handles:
             handle.give_up(error)
@@ -258,14 +265,16 @@ class Batch(JoinedWork):
             len(entry.native.memory()) for entry in self._calls if isinstance(entry, _Pack)
         )
         single = sum(isinstance(entry, _Single) for entry in self._calls)
-        return f"batch of {single + packed + len(self._deliveries)} calls"
+        return f"batch of {single + packed + len(self._exchanges)} calls"
 
     def _state(self) -> str:
         return super()._state() if self._begun else "not begun"
 
     def _require_begun(self) -> None:
         if not self._begun:
-            raise UnisonoError("the calls of a batch begin at the end of its block: wait after it")
+            raise UnisonoError(
+                "the calls of a batch begin at the end of its block: wait after the block"
+            )
 
     def _wait_native(self, timeout_s: float | None) -> bool:
         self._require_begun()
@@ -280,16 +289,16 @@ class Batch(JoinedWork):
 
     # ---- recording
 
-    def takes(self) -> bool:
-        """Whether calls of this thread belong to the batch."""
+    def is_recording_thread(self) -> bool:
+        """Returns True if calls of this thread belong to the batch."""
         return threading.get_ident() == self._thread
 
     def add_call(self, name: str, call: Call, async_op: bool) -> Any:
         """Records a collective."""
-        if isinstance(call.result, Later) and not async_op:
+        if isinstance(call.result, DeferredResult) and not async_op:
             raise UnsupportedError(
-                "inside a batch, a call whose result depends on what other ranks send needs their "
-                "counts, or async_op=True"
+                "inside a batch, a call whose result depends on the counts of other ranks needs "
+                "these counts as an argument, or async_op=True"
             )
         pack = self._pack_for(call.request)
         if pack is None:
@@ -302,7 +311,7 @@ class Batch(JoinedWork):
         return handle if async_op else call.result
 
     def _pack_for(self, request: CallRequest | None) -> _Pack | None:
-        """Where an all_reduce belongs that is small enough to be packed."""
+        """Returns the pack for an all_reduce that is small enough, else None."""
         if (
             request is None
             or request.op is not Op.ALL_REDUCE
@@ -324,7 +333,7 @@ class Batch(JoinedWork):
     def add_messages(self, messages: Sequence[MessageCall], result: Any, async_op: bool) -> Any:
         """Records sends and receives."""
         handle = BatchedWork(" and ".join(map(str, messages)))
-        self._deliveries.append(_Delivery(messages, result, handle))
+        self._exchanges.append(_MessageExchange(messages, result, handle))
         return handle if async_op else result
 
 

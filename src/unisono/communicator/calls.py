@@ -1,4 +1,4 @@
-"""From what a caller asks to a call that the executor runs: choose, check, remember."""
+"""Prepared calls: chooses the algorithm of a request, checks it, and caches the result."""
 
 from __future__ import annotations
 
@@ -17,19 +17,20 @@ from unisono.schedule import Schedule
 from unisono.selection import Demands, SelectedRule, SelectionTable
 from unisono.types import DType, LengthsFrom, Op, ReduceOp
 
-_MOST_REMEMBERED = 4096  # calls, or, where pieces are uneven, lengths of pieces
+_MOST_REMEMBERED = 4096  # unit: calls; an uneven call counts once for each of its pieces
 _FLOAT32_BYTES = 4
 _ALSO = {"product": "prod", "average": "avg"}
 _SHARED = (Op.REDUCE_SCATTER, Op.ALL_GATHER, Op.ALL_TO_ALL, Op.GATHER, Op.SCATTER)
 
 
 class CallRequest(NamedTuple):
-    """All that the ranks of a call must agree on, but for `lengths_from`, which only errors name.
+    """All values that the ranks must agree on for a call, and `lengths_from`, which only errors
+    use.
 
-    `lengths` are the bytes of each piece: one for an operation in place, one per rank where the
-    larger buffer has a piece for each, all pairs of an uneven all_to_all. `caller_dtype` is the
-    type of the caller's elements where `dtype` is that of a wider copy. `packed` are the bytes of
-    the arrays that lie one after the other in one.
+    `lengths` are the bytes of each piece: one piece for an operation in place, one per rank if the
+    larger buffer has a piece for each rank, one per pair of ranks for an uneven all_to_all.
+    `caller_dtype` is the caller's element type if `dtype` is the type of a wider copy. `packed` are
+    the lengths of several arrays that are packed into one buffer.
     """
 
     op: Op
@@ -44,25 +45,25 @@ class CallRequest(NamedTuple):
 
     @property
     def even(self) -> bool:
-        """Whether all pieces have one length."""
+        """True if all pieces have one length."""
         return len(set(self.lengths)) <= 1
 
     @property
     def narrow(self) -> bool:
-        """Whether the caller's elements are 16- or 8-bit floats."""
+        """True if the caller's elements are 16- or 8-bit floats."""
         return (self.caller_dtype or self.dtype).is_narrow_float
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AlgorithmChoice:
-    """The plan that serves a call, and what chose it (None: the caller did)."""
+    """The plan for a call, and the rule that selected it (None: the caller chose)."""
 
     plan: LoadedPlan
-    verdict: SelectedRule | None
+    selected: SelectedRule | None
 
 
 def parse_reduction(op: str | ReduceOp | PremulSum) -> ReduceOp:
-    """A reduction by its name. Raises `UnsupportedError` listing the names.
+    """Returns the reduction with this name. Raises `UnsupportedError`, which lists the names.
 
     >>> parse_reduction("avg"), parse_reduction("product")
     (<ReduceOp.AVG: 4>, <ReduceOp.PROD: 1>)
@@ -73,17 +74,17 @@ def parse_reduction(op: str | ReduceOp | PremulSum) -> ReduceOp:
         found = op if isinstance(op, ReduceOp) else ReduceOp[_ALSO.get(op.lower(), op).upper()]
     except (KeyError, AttributeError):
         known = ", ".join(reduction.name.lower() for reduction in ReduceOp)
-        raise UnsupportedError(f"no reduction {op!r}; the reductions are {known}") from None
+        raise UnsupportedError(f"op: expected one of {known}, not {op!r}") from None
     if found is ReduceOp.PREMUL_SUM:
         raise UnsupportedError("premul_sum needs a factor: op=unisono.premul_sum(0.5)")
     return found
 
 
 class CallCache:
-    """Calls of one communicator, prepared once for each request.
+    """The calls of one communicator. Each request is prepared once.
 
-    `hosts` are the ranks of each host (None: all are on one). With `reproducible`, only by
-    algorithms that fold in rank order: see `reproducible.py`.
+    `hosts` are the ranks of each host (None: all ranks are on one host). With `reproducible`, calls
+    use only algorithms that fold in rank order: see `reproducible.py`.
     """
 
     def __init__(
@@ -101,12 +102,12 @@ class CallCache:
         self._ranks = ranks
         self.table = table
         self._remembered: dict[Hashable, native.Prepared] = {}
-        self._room = _MOST_REMEMBERED
+        self._free = _MOST_REMEMBERED
 
     def name(self, algorithm: str | Schedule | None) -> str | None:
-        """What requests call an algorithm; a schedule of the caller's is proved and remembered.
+        """Returns the name of an algorithm in requests. Proves and stores a caller's schedule.
 
-        Raises `ScheduleError` when it is wrong, `TypeError` for what is neither.
+        Raises `ScheduleError` for a wrong schedule and `TypeError` for other objects.
         """
         if isinstance(algorithm, Schedule):
             return self._executor.adopt(algorithm)
@@ -123,18 +124,19 @@ class CallCache:
         dtype_bytes: int | None = None,
         narrow: bool = False,
     ) -> AlgorithmChoice:
-        """The plan for a call of `nbytes` in the caller's larger buffer; `narrow` for 16- and
-        8-bit floats.
+        """Chooses the plan for a call of `nbytes` in the caller's larger buffer.
 
-        Raises `UnsupportedError` if the algorithm may not or cannot serve it, saying who chose it.
+        `narrow` is True for 16- and 8-bit floats. Raises `UnsupportedError` if the algorithm is not
+        permitted or cannot serve the call; the text says whether the caller or a rule chose the
+        algorithm.
         """
         if algorithm is not None:
             plan = self._executor.plan(op, algorithm, root)
             if self._reproducible and not is_reproducible(plan, narrow=narrow):
                 raise refusal(self._executor, op, algorithm, root, narrow=narrow)
-            return AlgorithmChoice(plan=plan, verdict=None)
+            return AlgorithmChoice(plan=plan, selected=None)
         widening = _FLOAT32_BYTES // (dtype_bytes or _FLOAT32_BYTES) if narrow else 1
-        verdict = self.table.choose(
+        selected = self.table.choose(
             op,
             nbytes,
             ranks=self._ranks,
@@ -142,44 +144,49 @@ class CallCache:
             dtype_bytes=dtype_bytes,
             demands=Demands(in_rank_order=self._reproducible, widening=widening),
         )
-        plan = self._chosen(op, root, verdict)
+        plan = self._chosen(op, root, selected)
         if self._reproducible and not is_reproducible(plan, narrow=narrow):
-            verdict = fallback(op)
-            plan = self._chosen(op, root, verdict)
-        return AlgorithmChoice(plan=plan, verdict=verdict)
+            selected = fallback(op)
+            plan = self._chosen(op, root, selected)
+        return AlgorithmChoice(plan=plan, selected=selected)
 
     def form(self, choice: AlgorithmChoice, op: Op, nbytes: int) -> LoadedPlan:
-        """The form of the chosen plan that serves a call with pieces of one length."""
+        """Returns the variant of the chosen plan for a call with pieces of one length."""
         piece_bytes = nbytes // self._ranks if op in _SHARED else nbytes
         return self._executor.serving(choice.plan, op, piece_bytes)
 
-    def _chosen(self, op: Op, root: int, verdict: SelectedRule) -> LoadedPlan:
-        rule = verdict.rule
+    def _chosen(self, op: Op, root: int, selected: SelectedRule) -> LoadedPlan:
+        rule = selected.rule
         try:
             return self._executor.plan(op, rule.algorithm, root, rule.block_bytes)
         except UnsupportedError as error:
-            raise UnsupportedError(f"{error} (chosen by {verdict.source}: {rule})") from error
+            raise UnsupportedError(f"{error} (chosen by {selected.source}: {rule})") from error
 
     def check(self, request: CallRequest) -> None:
-        """Raises `UnsupportedError` or `ValueError` for what no plan can serve."""
+        """Raises `UnsupportedError` or `ValueError` if no plan can serve the request."""
         op, dtype, reduction = request.op, request.dtype, request.reduction
         if op.reduces and not dtype.supports(reduction):
             served = ", ".join(r.name.lower() for r in ReduceOp if dtype.supports(r))
             raise UnsupportedError(
-                f"{dtype.name.lower()} has no reduction {reduction.name.lower()}; it has {served}"
+                f"{dtype.name.lower()} does not support {reduction.name.lower()}; it supports "
+                f"{served}"
             )
         if op.scans and reduction is ReduceOp.AVG:
-            raise UnsupportedError(f"{op} has no reduction avg: take sum, and divide by your count")
+            raise UnsupportedError(f"{op} does not support avg: use sum and divide by the count")
         self.check_root(op, request.root)
 
     def check_root(self, op: Op, root: int) -> None:
-        """Raises `ValueError` for a root that is none, `TypeError` for what is no number."""
+        """Raises `ValueError` unless the root is a rank of the group, `TypeError` unless it is an
+        integer.
+        """
         if op.rooted:
             check_rank(root, self._ranks, "root")
 
     def widens(self, request: CallRequest) -> bool:
-        """Whether narrow floats would be rounded more than once: at each of several nested
-        reductions, or already when they are multiplied."""
+        """Returns True if the plan would round narrow floats more than once.
+
+        This happens with nested reductions, and with a multiplication before the reduction.
+        """
         if not (request.op.reduces and request.dtype.is_narrow_float):
             return False
         if request.reduction is ReduceOp.PREMUL_SUM:
@@ -187,7 +194,7 @@ class CallCache:
         return self._plan(request).reduce_depth > 1 and not request.reduction.selects
 
     def call(self, request: CallRequest) -> native.Prepared:
-        """The prepared call. Raises `UnsupportedError` or `ValueError`."""
+        """Returns the prepared call. Raises `UnsupportedError` or `ValueError`."""
         found = self._remembered.get(request)
         if found is None:
             found = self._prepare(request)
@@ -195,8 +202,11 @@ class CallCache:
         return found
 
     def barrier(self) -> native.Prepared:
-        """The call in which all ranks meet. On several hosts each must hear of each, so they reduce
-        vectors of no length: that every contribution reaches every rank is what a barrier is."""
+        """Returns the barrier as a prepared call.
+
+        Over several hosts it is an all_reduce of no elements. In an all_reduce every contribution
+        reaches every rank, so no rank leaves before all have arrived.
+        """
         if len(self.hosts) == 1:
             return self.call(CallRequest(Op.BARRIER, (), DType.UINT8))
         key = Op.BARRIER
@@ -209,8 +219,10 @@ class CallCache:
             self._remember(key, found, 1)
         return found
 
-    def count_exchange(self, op: Op, dtype: DType, root: int, nbytes: int) -> native.Prepared:
-        """The call in which all ranks of an `op` tell all others `nbytes` each."""
+    def exchange(self, op: Op, dtype: DType, root: int, nbytes: int) -> native.Prepared:
+        """Returns the call in which each rank sends its `nbytes` of counts for `op` to all
+        ranks.
+        """
         key = (op, dtype, root, nbytes)
         found = self._remembered.get(key)
         if found is None:
@@ -228,8 +240,8 @@ class CallCache:
             self._remember(key, found, 1)
         return found
 
-    def splitting(self, nbytes: int) -> native.Prepared:
-        """The call in which all ranks tell all others `nbytes` each, to split the group."""
+    def split_exchange(self, nbytes: int) -> native.Prepared:
+        """Returns the call in which each rank sends `nbytes` to all ranks, to split the group."""
         plan = self.choose(Op.ALL_GATHER, nbytes * self._ranks).plan
         args = Arguments(op=Op.ALL_GATHER, dtype=DType.UINT8, count=nbytes, splits=True)
         return self._executor.prepare(plan, args, piece_bytes=nbytes)
@@ -241,17 +253,17 @@ class CallCache:
             self._require_uneven(self._executor.plan(op, name, root))
 
     def _remember(self, key: Hashable, call: native.Prepared, weight: int) -> None:
-        self._room -= weight
-        if self._room < 0:
+        self._free -= weight
+        if self._free < 0:
             self._remembered.clear()
-            self._room = _MOST_REMEMBERED - weight
+            self._free = _MOST_REMEMBERED - weight
         self._remembered[key] = call
 
     def _require_uneven(self, plan: LoadedPlan) -> None:
         if plan.uniform:
             raise UnsupportedError(
-                f"{plan.name} passes pieces on whose length it cannot know: it needs them all of "
-                f"one length"
+                f"{plan.name} needs pieces of one length, since a rank forwards pieces whose "
+                f"lengths it cannot know"
             )
 
     def _plan(self, request: CallRequest) -> LoadedPlan:

@@ -1,4 +1,4 @@
-"""How each collective finds its memory and checks it: the half behind `Communicator`."""
+"""Memory and checks of each collective: makes the `Call` of a method of `Communicator`."""
 
 from __future__ import annotations
 
@@ -32,9 +32,9 @@ Change: TypeAlias = Callable[[Array], None]
 
 
 def barrier(engine: Engine) -> Call:
-    """All ranks meet."""
-    nothing: Memory = [] if len(engine.book.hosts) == 1 else [(0, 0)]
-    return Call(engine.book.barrier(), nothing, nothing, None, None)
+    """Makes the call of a barrier."""
+    nothing: Memory = [] if len(engine.call_cache.hosts) == 1 else [(0, 0)]
+    return Call(engine.call_cache.barrier(), nothing, nothing, None, None)
 
 
 def in_place(
@@ -45,26 +45,26 @@ def in_place(
     root: int,
     algorithm: str | Schedule | None,
 ) -> Call:
-    """all_reduce, reduce, broadcast, scan, exscan: one array that is input and output."""
+    """Makes all_reduce, reduce, broadcast, scan and exscan: one array is input and output."""
     receives = _receives(op, engine.rank, root)
     staged = stage(x, writable=receives)
     memory, complete = staged, _restoring([staged]) if receives else None
     request = _request(engine, op, staged, staged.located[1:2], reduction, root, algorithm)
-    engine.book.check(request)
+    engine.call_cache.check(request)
     change = _change_of(engine, reduction, request)
-    own = None  # what takes the place of x
-    if engine.book.widens(request):
-        # In float32, so that the result is rounded once whatever the algorithm.
+    own = None  # a copy that replaces x
+    if engine.call_cache.widens(request):
+        # Reduce in float32, so that every algorithm rounds the result once.
         factor = float_factor(reduction)
         own = widened(x, factor)
-        change = change if factor is None else None  # it is done
+        change = change if factor is None else None  # widened has applied the factor
         request = _wide(request)
     elif change is not None and (engine.recording or not receives):
-        own = duplicate(x)  # x stays as it is until the end of a batch, which may be given up
+        own = duplicate(x)  # x stays unchanged until the end of a batch, which may be cancelled
     if own is not None:
         memory = stage(own, writable=True)
         complete = _assigning(x, own) if receives else None
-    call = engine.book.call(request)
+    call = engine.call_cache.call(request)
     if change is not None:
         change(memory.array if memory.copy is None else memory.copy)
     elif request.caller_dtype is None:
@@ -74,7 +74,7 @@ def in_place(
 
 
 def _receives(op: Op, rank: int, root: int) -> bool:
-    """Whether the operation in place changes the rank's array."""
+    """Returns True if the operation changes this rank's array."""
     if op is Op.EXSCAN:
         return rank > 0
     return not op.rooted or (rank == root) is (op is Op.REDUCE)
@@ -90,17 +90,17 @@ def gathering(
     lengths: tuple[int, ...] | None = None,
     lengths_from: LengthsFrom = LengthsFrom.NONE,
 ) -> Call:
-    """all_gather and gather: one piece in, one piece per rank out.
+    """Makes all_gather and gather: one piece in, one piece per rank out.
 
-    `lengths` are the bytes of all pieces, where a rank of a gather cannot know them; errors name
-    `lengths_from`.
+    `lengths` are the bytes of all pieces. A rank of a gather that is not the root needs this
+    argument if they differ. Errors name `lengths_from`.
     """
     source = stage(x, writable=False)
     if op is Op.GATHER and engine.rank != root:
         lengths = lengths or (source.located[1],) * engine.size
         request = _request(engine, op, source, lengths, "sum", root, algorithm, lengths_from)
-        where = [source.located[:2]]  # the output is not touched here
-        return Call(engine.book.call(request), where, where, None, source, request)
+        where = [source.located[:2]]  # this rank has no output
+        return Call(engine.call_cache.call(request), where, where, None, source, request)
     if out is None:
         first = x.shape[0] if len(x.shape) else 1
         out = empty(x, (first * engine.size, *x.shape[1:]))
@@ -117,10 +117,10 @@ def gathering(
     if op is Op.GATHER and lengths is None:
         _require_even(engine, op, targets, "out")
     request = _request(engine, op, source, found, "sum", root, algorithm, lengths_from)
-    call = engine.book.call(request)
+    call = engine.call_cache.call(request)
     where = memory_of(targets, engine.size)
     if source.located[0] != where[engine.rank][0]:
-        source = _apart([source], targets)[0]
+        source = _copied_where_overlapping([source], targets)[0]
     if op is Op.ALL_GATHER and len(targets) == 1:
         engine.remember_quick(op, source, targets[0], "sum", root, algorithm, call)
     inputs = [source.located[:2]]
@@ -138,13 +138,13 @@ def scattering(
     lengths: tuple[int, ...] | None = None,
     lengths_from: LengthsFrom = LengthsFrom.NONE,
 ) -> Call:
-    """reduce_scatter and scatter: one piece per rank in, one piece out.
+    """Makes reduce_scatter and scatter: one piece per rank in, one piece out.
 
-    `lengths` are the bytes of all pieces, where a rank of a scatter cannot know them; errors name
-    `lengths_from`.
+    `lengths` are the bytes of all pieces. A rank of a scatter that is not the root needs this
+    argument if they differ. Errors name `lengths_from`.
     """
     if op is Op.SCATTER and engine.rank != root:
-        return _scattered(engine, out, root, algorithm, lengths, lengths_from)
+        return _scattering_off_root(engine, out, root, algorithm, lengths, lengths_from)
     if x is None:
         raise ValueError(f"{op} needs x on this rank")
     sources = _stage_many(x, engine.size, writable=False)
@@ -160,25 +160,25 @@ def scattering(
     if op is Op.SCATTER and lengths is None:
         _require_even(engine, op, sources, "x")
     request = _request(engine, op, target, found, reduction, root, algorithm, lengths_from)
-    engine.book.check(request)
+    engine.call_cache.check(request)
     change = _change_of(engine, reduction, request)
-    if engine.book.widens(request):
+    if engine.call_cache.widens(request):
         factor = float_factor(reduction)
         change = change if factor is None else None
         wide = [_changed(widened(source.array, factor), change) for source in sources]
         return _scattering_wide(engine, request, wide, target, out)
-    call = engine.book.call(request)
+    call = engine.call_cache.call(request)
     if change is not None:
         sources = [_changed(duplicate(source.array), change) for source in sources]
     elif memory_of(sources, engine.size)[engine.rank][0] != target.located[0]:
-        sources = _apart(sources, [target])
+        sources = _copied_where_overlapping(sources, [target])
     if op is Op.REDUCE_SCATTER and len(sources) == 1 and change is None:
         engine.remember_quick(op, sources[0], target, reduction, root, algorithm, call)
     inputs, where = memory_of(sources, engine.size), [target.located[:2]]
     return Call(call, inputs, where, out, (sources, target), request, _restoring([target]))
 
 
-def _scattered(
+def _scattering_off_root(
     engine: Engine,
     out: Array | None,
     root: int,
@@ -186,7 +186,7 @@ def _scattered(
     lengths: tuple[int, ...] | None,
     lengths_from: LengthsFrom,
 ) -> Call:
-    """The part in a scatter of a rank that is not the root."""
+    """Makes a scatter on a rank that is not the root."""
     if out is None:
         raise ValueError("scatter needs out on every rank but the root")
     target = stage(out, writable=True)
@@ -199,7 +199,7 @@ def _scattered(
         )
     request = _request(engine, Op.SCATTER, target, lengths, "sum", root, algorithm, lengths_from)
     where = [target.located[:2]]
-    call = engine.book.call(request)
+    call = engine.call_cache.call(request)
     return Call(call, where, where, out, target, request, _restoring([target]))
 
 
@@ -210,7 +210,7 @@ def _scattering_wide(
     target: Staged,
     out: Array,
 ) -> Call:
-    """In float32, so that the result is rounded once whatever the algorithm."""
+    """Makes a reduce_scatter in float32, so that every algorithm rounds the result once."""
     wide_out = empty(wide_sources[0].array, (target.count,))
     wide_target = stage(wide_out, writable=True)
     request = _wide(request)
@@ -219,7 +219,7 @@ def _scattering_wide(
         assign(out, wide_out.reshape(tuple(out.shape)))
 
     return Call(
-        engine.book.call(request),
+        engine.call_cache.call(request),
         memory_of(wide_sources, engine.size),
         [wide_target.located[:2]],
         out,
@@ -237,10 +237,13 @@ def all_to_all(
     lengths: tuple[int, ...] | None = None,
     lengths_from: LengthsFrom = LengthsFrom.NONE,
 ) -> Call:
-    """One piece per rank in and out. `lengths` are the bytes from each rank to each, where the
-    pieces may differ; those of this rank have them. Errors name `lengths_from`."""
+    """Makes all_to_all: one piece per rank in and out.
+
+    `lengths` are the bytes from each rank to each rank, if pieces differ in length. They agree with
+    this rank's pieces. Errors name `lengths_from`.
+    """
     if out is None:
-        dtype_of(x)  # raises for what is no array
+        dtype_of(x)  # raises unless x is an array
         out = empty(x, tuple(x.shape))  # type: ignore[union-attr]
     sources, targets = both_sides(engine, x, out)
     if lengths is None:
@@ -253,12 +256,12 @@ def all_to_all(
 def both_sides(
     engine: Engine, x: Array | Sequence[Array], out: Array | Sequence[Array]
 ) -> tuple[list[Staged], list[Staged]]:
-    """What an all_to_all reads and writes."""
+    """Returns the memory that an all_to_all reads and the memory that it writes."""
     sources = _stage_many(x, engine.size, writable=False)
     targets = _stage_many(out, engine.size, writable=True)
     if sources[0].dtype is not targets[0].dtype:
         raise ValueError(f"all_to_all: x has {_text(sources[0])}, out {_text(targets[0])}")
-    return _apart(sources, targets), targets
+    return _copied_where_overlapping(sources, targets), targets
 
 
 def all_to_all_between(
@@ -270,13 +273,13 @@ def all_to_all_between(
     lengths: tuple[int, ...],
     lengths_from: LengthsFrom = LengthsFrom.NONE,
 ) -> Call:
-    """An all_to_all of which both sides are known."""
-    if len(set(lengths)) == 1:  # an ordinary call, which needs no list of them
+    """Makes an all_to_all from memory that `both_sides` has prepared."""
+    if len(set(lengths)) == 1:  # an even call: one length per rank is enough
         lengths = lengths[: engine.size]
     request = _request(
         engine, Op.ALL_TO_ALL, sources[0], lengths, "sum", -1, algorithm, lengths_from
     )
-    call = engine.book.call(request)
+    call = engine.call_cache.call(request)
     if len(sources) == 1 and len(targets) == 1:
         engine.remember_quick(Op.ALL_TO_ALL, sources[0], targets[0], "sum", -1, algorithm, call)
     return Call(
@@ -291,12 +294,14 @@ def all_to_all_between(
 
 
 def _require_even(engine: Engine, op: Op, pieces: list[Staged], name: str) -> None:
-    """Only the root sees that its pieces differ, but all ranks must know."""
+    """Ends the group if pieces on the root differ. Only the root sees this, but all ranks must
+    fail.
+    """
     if len({piece.located[1] for piece in pieces}) > 1:
         counts = [piece.count for piece in pieces]
         engine.disagree(
             f"{op}: the pieces of {name} on root {engine.rank} have {counts} elements, but {op} "
-            f"moves pieces of one length: for others call {op}_v on all ranks"
+            f"needs pieces of one length: call {op}_v on all ranks instead"
         )
 
 
@@ -313,16 +318,18 @@ def _request(
     algorithm: str | Schedule | None,
     lengths_from: LengthsFrom = LengthsFrom.NONE,
 ) -> CallRequest:
-    name = engine.book.name(algorithm)
+    name = engine.call_cache.name(algorithm)
     kind = parse_reduction(reduction)
     return CallRequest(op, lengths, staged.dtype, kind, root, name, lengths_from=lengths_from)
 
 
 def _change_of(engine: Engine, reduction: Reduction, request: CallRequest) -> Change | None:
-    """What happens to this rank's own contribution before anybody reads it, in place."""
+    """Returns the change of this rank's contribution, in place, before the call; None if there is
+    none.
+    """
     if isinstance(reduction, PremulSum):
         return functools.partial(scale, factor=reduction.factor)
-    # Elsewhere the reduction sees to it; here some result is one contribution as it came.
+    # Otherwise the reduction makes results 0 or 1. Here a result may be a contribution unchanged.
     if request.reduction.is_logical and (engine.size == 1 or request.op.scans):
         return lambda array: assign(array, array != 0)
     return None
@@ -336,21 +343,21 @@ def _changed(array: Array, change: Change | None) -> Staged:
 
 
 def _wide(request: CallRequest) -> CallRequest:
-    """The same request for float32 copies of the elements."""
+    """Returns the same request for float32 copies of the elements."""
     factor = DType.FLOAT32.size_bytes // request.dtype.size_bytes
     lengths = tuple(length * factor for length in request.lengths)
     return request._replace(lengths=lengths, dtype=DType.FLOAT32, caller_dtype=request.dtype)
 
 
 def _stage_many(x: Array | Sequence[Array], ranks: int, *, writable: bool) -> list[Staged]:
-    """One staged array to be cut in shares, or one per rank."""
+    """Returns the memory of one array for all ranks, or of one array per rank."""
     if isinstance(x, (list, tuple)):
         return stage_pieces(x, ranks, writable=writable, what="out" if writable else "x")
     return [stage(x, writable=writable)]
 
 
 def memory_of(staged: list[Staged], ranks: int) -> Memory:
-    """Where the piece of each rank is."""
+    """Returns address and bytes of the piece of each rank."""
     if len(staged) == 1:
         return _shares(staged[0].located, ranks)
     return [piece.located[:2] for piece in staged]
@@ -363,12 +370,14 @@ def _shares(located: Located, ranks: int) -> Memory:
 
 def _lengths(staged: list[Staged], ranks: int, name: str) -> tuple[int, ...]:
     if len(staged) == 1 and staged[0].count % ranks:
-        raise ValueError(f"{name} has {_text(staged[0])}: no equal shares for {ranks} ranks")
+        raise ValueError(
+            f"{name}: expected a multiple of {ranks} elements, but it has {_text(staged[0])}"
+        )
     return tuple(length for _, length in memory_of(staged, ranks))
 
 
 def share_of(x: Array | Sequence[Array], ranks: int, rank: int) -> Array:
-    """An empty array for the share of a rank."""
+    """Returns an empty array for the share of a rank."""
     if isinstance(x, (list, tuple)):
         return empty(x[rank], tuple(x[rank].shape))
     shape = tuple(x.shape)  # type: ignore[union-attr]
@@ -377,17 +386,19 @@ def share_of(x: Array | Sequence[Array], ranks: int, rank: int) -> Array:
     return empty(x, (int(np.prod(shape)) // ranks,))
 
 
-def _apart(sources: list[Staged], targets: list[Staged]) -> list[Staged]:
-    """Copies of sources that the results would overwrite before they are sent."""
-    if not overlap(_hull(sources), _hull(targets)) or not any(
+def _copied_where_overlapping(sources: list[Staged], targets: list[Staged]) -> list[Staged]:
+    """Returns `sources`, or copies of them if the results would overwrite them before they are
+    sent.
+    """
+    if not overlap(_extent(sources), _extent(targets)) or not any(
         overlap(s.located, t.located) for s in sources for t in targets
     ):
         return sources
     return [stage(duplicate(source.array), writable=False) for source in sources]
 
 
-def _hull(staged: list[Staged]) -> Located:
-    """The memory from the first to the last of several."""
+def _extent(staged: list[Staged]) -> Located:
+    """Returns the memory from the start of the first array to the end of the last."""
     start = min(each.located[0] for each in staged)
     return start, max(sum(each.located[:2]) for each in staged) - start, staged[0].located[2]
 

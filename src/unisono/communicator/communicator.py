@@ -1,4 +1,4 @@
-"""The communicator: a rank's view of its group, and every collective on it."""
+"""The communicator: a rank's access to its group, with all collectives as methods."""
 
 from __future__ import annotations
 
@@ -41,62 +41,72 @@ _EXSCAN = OP_CODES[Op.EXSCAN]
 
 
 class Communicator:
-    """A group of ranks seen from one of them.
+    """A group of ranks and this rank's place in it.
 
-    Arrays are NumPy arrays or CPU torch tensors of any strides; one whose elements share memory, as
-    after `expand`, can be read but takes no result: give its `.contiguous()`. Every collective must
-    be called by all ranks, in one order and with matching arguments; a call that does not match
-    raises `MismatchError` on all ranks. A rank whose arguments are wrong raises `ValueError`,
-    `TypeError` or `UnsupportedError`; ranks whose arguments are right raise `MismatchError` with
-    its reason, and if there are none, no harm was done. After any `CommunicationError` the
-    communicator refuses further work with the same cause. Methods may be called from several
-    threads, but then the program has to see to the common order.
+    **Arrays** are NumPy arrays or CPU torch tensors of any strides. An array whose elements share
+    memory, as after `expand`, can be input but not output: give its `.contiguous()`.
 
-    With `async_op=True` a method returns a `Work` at once; the arrays belong to the call until
-    `Work.wait` has returned.
+    **Order.** All ranks must call the same collectives in the same order with matching arguments.
+    Several threads may call methods, but the program must keep this order.
 
-    `algorithm` is a name of `unisono.algorithms.names(...)`, or a `Schedule` for this operation,
-    group and root: of your own, or read from a file. It is proved when it is first used; a wrong
-    one raises `ScheduleError`, one that does not fit `UnsupportedError`.
+    **Errors.** A call that does not match raises `MismatchError` on all ranks. A rank with wrong
+    arguments raises `ValueError`, `TypeError` or `UnsupportedError`; ranks with right arguments
+    then raise `MismatchError` with the same reason. If all ranks have wrong arguments, the
+    communicator stays usable. After any `CommunicationError` it refuses further work with the same
+    cause.
 
-    If `reproducible`, every reduction is one fold in the order of ranks, ((x0 + x1) + x2) + ...,
-    so that the bits of an element depend on nothing but the contributions to it and the numbers of
-    the ranks; an `algorithm` that folds in another way raises `UnsupportedError`.
+    **Asynchronous calls.** With `async_op=True` a method returns a `Work` at once. The program must
+    not touch the arrays until `Work.wait` has returned.
+
+    **Algorithms.** `algorithm` is a name of `unisono.algorithms.names(...)`, or a `Schedule` for
+    this operation, group and root. The library proves a schedule on first use. A wrong schedule
+    raises `ScheduleError`, an unsuitable algorithm `UnsupportedError`.
+
+    **Reproducibility.** If `reproducible`, every reduction is one fold in rank order, ((x0 + x1) +
+    x2) + ... So the bits of an element depend only on its contributions and their ranks. An
+    `algorithm` with another order raises `UnsupportedError`.
     """
 
     def __init__(
-        self, meeting: GroupConfig, settings: config.Settings, *, met: JoinedGroup | None = None
+        self,
+        group_config: GroupConfig,
+        settings: config.Settings,
+        *,
+        joined: JoinedGroup | None = None,
     ) -> None:
-        met = met or join_group(meeting, settings)
-        self.rank = meeting.rank
-        self.size = meeting.size
+        joined = joined or join_group(group_config, settings)
+        self.rank = group_config.rank
+        self.size = group_config.size
         self.former_ranks: tuple[int, ...] = ()
-        """Which ranks these were in the communicator that this one was shrunk from, if it was."""
+        """The ranks that these had in the communicator that `shrink` replaced; empty without a
+        `shrink`.
+        """
         self._settings = settings
-        self._group = met.group
-        self._span = met.span
+        self._group = joined.group
+        self._network = joined.span
         self._engine = Engine(
-            met.group,
+            joined.group,
             self.rank,
             self.size,
             settings,
-            SelectionTable.unpack(met.word),
-            met.span,
-            single_copy=met.single_copy,
+            SelectionTable.unpack(joined.word),
+            joined.span,
+            single_copy=joined.single_copy,
         )
         self._quick = self._engine.quick
         self._messages = self._engine.messages
-        self._name = met.nonce.hex()
-        self._forks: Counter[tuple[int, ...]] = Counter()
-        # Also at the end of the interpreter: a rank that ends well has left, not died.
-        self._finalizer = weakref.finalize(self, met.close)
+        self._name = joined.nonce.hex()
+        self._group_calls: Counter[tuple[int, ...]] = Counter()
+        # The finalizer also runs when the interpreter ends: the other ranks must see a departure,
+        # not a death.
+        self._finalizer = weakref.finalize(self, joined.close)
 
     def __repr__(self) -> str:
         return f"Communicator(rank={self.rank}, size={self.size})"
 
     @property
     def timeout_s(self) -> float:
-        """Seconds after which a call gives up; may be set at any time."""
+        """Seconds after which a call fails; the program may set it at any time."""
         return self._engine.timeout_s
 
     @timeout_s.setter
@@ -105,13 +115,13 @@ class Communicator:
 
     @property
     def reproducible(self) -> bool:
-        """Whether reductions are limited to folds in the order of ranks."""
+        """True if reductions fold in rank order only."""
         return self._settings.reproducible
 
     @property
     def hosts(self) -> tuple[tuple[int, ...], ...]:
         """The ranks of each host."""
-        return self._engine.book.hosts
+        return self._engine.call_cache.hosts
 
     # ---- collectives in place
 
@@ -123,23 +133,24 @@ class Communicator:
         algorithm: str | Schedule | None = None,
         async_op: bool = False,
     ) -> Any:
-        """Reduces `x` over all ranks, in place, on all ranks; returns `x`.
+        """Reduces `x` over all ranks, in place on all ranks. Returns `x`.
 
-        `op`: one of
+        `op` is one of:
 
-        - "sum", "prod", "min", "max", "avg"; sums of 16- and 8-bit floats accumulate in float32 and
-          are rounded once, NaN is the least and the greatest of numbers;
-        - for integers and booleans "band", "bor", "bxor", and of truth values (true unless 0, with
-          results 0 or 1) "land", "lor", "lxor";
-        - for pairs of value and index (`unisono.pairs`) "minloc", "maxloc": the pair with the best
-          value, of equal values the lowest index;
-        - `unisono.premul_sum(factor)`: each rank's `x` is multiplied by its own factor first;
-        - a function f(a, b) of two arrays like `x` that returns a third, called in Python in the
-          order of ranks: associative, need not commute. The slow way: every rank gathers all
-          contributions and folds them. An error it raises aborts the group.
+        - "sum", "prod", "min", "max", "avg". Sums of 16- and 8-bit floats accumulate in float32 and
+          are rounded once. NaN is both the least and the greatest number.
+        - For integers and booleans "band", "bor", "bxor".
+        - For truth values "land", "lor", "lxor": 0 is false, all else is true, results are 0 or 1.
+        - For pairs of value and index (`unisono.pairs`) "minloc", "maxloc": the pair with the
+          extreme value; of equal values, the lowest index.
+        - `unisono.premul_sum(factor)`: multiplies each rank's `x` by that rank's factor before the
+          sum.
+        - A function f(a, b) that returns an array like its two arguments. Python calls it in rank
+          order. It must be associative but need not commute. It is slow: every rank gathers all
+          contributions and folds them. An error in the function aborts the group.
 
-        `algorithm`: any of `unisono.algorithms.names("all_reduce")`, or a `Schedule`; None
-        chooses.
+        `algorithm` is one of `unisono.algorithms.names("all_reduce")`, or a `Schedule`. With None,
+        the library chooses.
         """
         if (done := self._quick(_ALL_REDUCE, x, x, op, -1, algorithm, async_op)) is not None:
             return done
@@ -156,7 +167,7 @@ class Communicator:
         algorithm: str | Schedule | None = None,
         async_op: bool = False,
     ) -> Any:
-        """Reduces `x` over all ranks, in place on `root`; the others' `x` stays as it is."""
+        """Reduces `x` over all ranks, in place on `root`. On other ranks `x` does not change."""
         if (done := self._quick(_REDUCE, x, x, op, root, algorithm, async_op)) is not None:
             return done
         return self._engine.collective(
@@ -171,7 +182,7 @@ class Communicator:
         algorithm: str | Schedule | None = None,
         async_op: bool = False,
     ) -> Any:
-        """Copies `x` of `root` into `x` of all ranks; returns `x`."""
+        """Copies `x` of `root` to `x` of all ranks. Returns `x`."""
         if (done := self._quick(_BROADCAST, x, x, "sum", root, algorithm, async_op)) is not None:
             return done
         return self._engine.collective(
@@ -186,7 +197,7 @@ class Communicator:
         algorithm: str | Schedule | None = None,
         async_op: bool = False,
     ) -> Any:
-        """Reduces `x` over this rank and all ranks below it, in place; returns `x`.
+        """Reduces `x` over this rank and all ranks below it, in place. Returns `x`.
 
         `op` as for `all_reduce`, except avg.
         """
@@ -204,9 +215,9 @@ class Communicator:
         algorithm: str | Schedule | None = None,
         async_op: bool = False,
     ) -> Any:
-        """Reduces `x` over all ranks below this one, in place; returns `x`.
+        """Reduces `x` over all ranks below this rank, in place. Returns `x`.
 
-        Rank 0 has none below: its `x` stays as it is. `op` as for `all_reduce`, except avg.
+        Rank 0 has no rank below it: its `x` does not change. `op` as for `all_reduce`, except avg.
         """
         if (done := self._quick(_EXSCAN, x, x, op, -1, algorithm, async_op)) is not None:
             return done
@@ -215,7 +226,7 @@ class Communicator:
         )
 
     def barrier(self, *, async_op: bool = False) -> Any:
-        """Returns when all ranks have called it."""
+        """Waits until all ranks have called it."""
         return self._engine.collective("barrier", async_op, collectives.barrier)
 
     # ---- collectives from one array to another
@@ -228,11 +239,11 @@ class Communicator:
         algorithm: str | Schedule | None = None,
         async_op: bool = False,
     ) -> Any:
-        """Gathers `x` of all ranks on all ranks; returns `out`.
+        """Gathers `x` of all ranks on all ranks. Returns `out`.
 
-        `out` is one array of size * x.size elements in the order of ranks, or a list of one array
-        per rank (which may differ in length); None allocates it with dimension 0 size times as
-        long as that of `x`.
+        `out` is one array of size * x.size elements in rank order, or a list of one array per rank.
+        The arrays of a list may differ in length. None allocates an array like `x` whose dimension
+        0 is size times as long.
         """
         if (done := self._quick(_ALL_GATHER, x, out, "sum", -1, algorithm, async_op)) is not None:
             return done
@@ -249,10 +260,10 @@ class Communicator:
         algorithm: str | Schedule | None = None,
         async_op: bool = False,
     ) -> Any:
-        """Reduces `x` over all ranks and leaves share `rank` of the result in `out`.
+        """Reduces `x` over all ranks and writes this rank's share of the result to `out`.
 
-        `x` is one array of size * out.size elements, or a list of one array per rank (which may
-        differ in length).
+        `x` is one array of size * out.size elements, or a list of one array per rank. The arrays of
+        a list may differ in length.
         """
         if (done := self._quick(_REDUCE_SCATTER, x, out, op, -1, algorithm, async_op)) is not None:
             return done
@@ -268,11 +279,11 @@ class Communicator:
         algorithm: str | Schedule | None = None,
         async_op: bool = False,
     ) -> Any:
-        """Sends share d of `x` to rank d; share s of `out` comes from rank s. Returns `out`.
+        """Sends share d of `x` to rank d. Share s of `out` comes from rank s. Returns `out`.
 
-        Each of `x` and `out` is one array cut in equal shares, or a list of one array per rank,
-        of any lengths that agree between sender and receiver; of lists the ranks first tell each
-        other the lengths.
+        `x` and `out` are each one array of equal shares, or a list of one array per rank. The
+        arrays of a list may have any length that sender and receiver agree on. If one of them is a
+        list, the ranks first exchange the lengths.
         """
         if (done := self._quick(_ALL_TO_ALL, x, out, "sum", -1, algorithm, async_op)) is not None:
             return done
@@ -289,9 +300,10 @@ class Communicator:
         algorithm: str | Schedule | None = None,
         async_op: bool = False,
     ) -> Any:
-        """Gathers `x` of all ranks in `out` of `root`; returns `out` there, None elsewhere.
+        """Gathers `x` of all ranks in `out` of `root`. Returns `out` on `root`, None on other
+        ranks.
 
-        All `x` have one length; for others there is `gather_v`.
+        All `x` must have one length; use `gather_v` for different lengths.
         """
         return self._engine.collective(
             "gather", async_op, collectives.gathering, Op.GATHER, x, out, root, algorithm
@@ -306,8 +318,11 @@ class Communicator:
         algorithm: str | Schedule | None = None,
         async_op: bool = False,
     ) -> Any:
-        """Share r of `x` of `root` goes to `out` of rank r; `x` is None on the other ranks,
-        where `out` is required. All shares have one length; for others there is `scatter_v`."""
+        """Sends share r of `x` of `root` to `out` of rank r. Returns `out`.
+
+        On other ranks `x` is None and `out` is required. All shares must have one length; use
+        `scatter_v` for different lengths.
+        """
         return self._engine.collective(
             "scatter", async_op, collectives.scattering, Op.SCATTER, x, out, root, "sum", algorithm
         )
@@ -334,15 +349,20 @@ class Communicator:
     # ---- several calls at once
 
     def batch(self, *, async_op: bool = False) -> Batch:
-        """A `with` block that records the calls of this thread and begins them all at its end.
+        """Returns a `with` block that records this thread's calls and begins them all at its end.
 
-        Messages may then come in any order on all ranks, and small all_reduces of one type and
-        reduction travel as one. The block returns when all calls are complete; with
-        `async_op=True` it returns at once, and what `as` names is the `Work` of them all. Inside
-        the block calls return what they return outside, but it is filled only afterwards, and a
-        call with `async_op=True` returns a `Work` to use afterwards. What one call writes no other
-        may touch (`ValueError` where that is seen). All ranks put the same collectives in a batch,
-        in one order. If the block raises, nothing of it begins.
+        Ranks may record messages in any order. Small all_reduces of one type and reduction are
+        packed into one.
+
+        The block waits until all calls are complete. With `async_op=True` it does not wait, and the
+        variable after `as` is the `Work` of all calls.
+
+        Inside the block, calls return their usual result, but its content arrives only after the
+        block. A call with `async_op=True` returns a `Work` for use after the block.
+
+        No call may use memory that another call of the batch writes; detected cases raise
+        `ValueError`. All ranks must record the same collectives in the same order. If the block
+        raises, no call of it begins.
 
         >>> import numpy as np, unisono
         >>> x, y = np.ones(2), np.zeros(2)
@@ -366,24 +386,29 @@ class Communicator:
     # ---- life
 
     def refuse(self, name: str, error: Exception) -> None:
-        """Tells the other ranks that this one does not make its next collective call, `name`,
-        because of `error`, which is about to be raised. Ranks that refuse too stay in step with it;
-        those that make the call raise `MismatchError` with this reason.
+        """Tells the other ranks that this rank does not make its next collective call, `name`.
 
-        The collectives do this by themselves. This is for programs that check arguments before.
+        The program is about to raise `error`, which is the reason. Ranks that refuse the same call
+        stay in step with this rank. Ranks that make the call raise `MismatchError` with this
+        reason.
+
+        The collectives do this themselves. This method serves programs that check arguments before
+        the call.
         """
         self._engine.refuse(name, error)
 
     def abort(self, reason: str = "aborted by the program") -> None:
-        """Ends all calls under way, on all ranks, with `AbortedError`."""
+        """Ends all pending calls on all ranks with `AbortedError`."""
         self._group.abort(f"rank {self.rank}: {reason}")
 
     def close(self) -> None:
-        """Leaves the group. Idempotent; the other ranks can finish what does not need this one."""
+        """Leaves the group; a second call does nothing. Calls of other ranks that do not need this
+        rank can finish.
+        """
         self._finalizer()
 
     def _require_open(self) -> None:
-        """For methods that may end without a call. Raises `AbortedError`."""
+        """Raises `AbortedError` if the communicator is closed, for methods that make no call."""
         if not self._finalizer.alive:
             raise AbortedError("this communicator is closed")
 

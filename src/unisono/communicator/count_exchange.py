@@ -1,8 +1,9 @@
-"""Ranks that cannot know how much comes tell each other first, within the same call.
+"""Exchange of counts: ranks that cannot know the lengths of a call exchange them first.
 
-The numbers go round in a small all_gather; what follows is made from them by whatever thread drives
-the calls, with no other call in between. So an asynchronous call returns at once all the same, and
-all ranks see the same table: they find the same disagreement, or none.
+One call of the program does both: a small all_gather of the counts, then the actual call. The
+thread that drives the calls builds the second from the counts, with no other call in between. So an
+asynchronous call still returns at once. All ranks see the same table of counts, so all find the
+same disagreement, or none.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from unisono.communicator.engine import Call, Engine, Later, Ready
+from unisono.communicator.engine import Call, DeferredResult, Engine, PreparedCall
 from unisono.communicator.rows import ANY, Rows, Table
 from unisono.schedule import Schedule
 from unisono.types import Op
@@ -22,66 +23,78 @@ _NAMES = ("x", "x[{}]", "out", "out[{}]", "send_counts[{}]", "recv_counts[{}]")
 
 
 class ExchangedCounts(NamedTuple):
-    """What a rank tells: rows to and from each rank, rows that it has, rows that it has room for.
+    """The counts that one rank sends to all others, in rows.
 
-    Each may be `ANY`, but not the rows to a rank on both sides. What says how much a rank gives and
-    takes has one of `_NAMES`.
+    `to_send` are the rows to each rank, `to_receive` the rows from each rank, `available` the rows
+    of `x`, `capacity` the rows that fit in `out`. Each may be `ANY` (unknown here), but sender or
+    receiver must know the rows between them. `to_send_name` and `to_receive_name` are the arguments
+    with these counts, for errors; both are in `_NAMES`.
     """
 
-    gives: list[int]
-    takes: list[int]
-    has: int = ANY
-    room: int = ANY
-    gives_name: str = "x"
-    takes_name: str = "out"
+    to_send: list[int]
+    to_receive: list[int]
+    available: int = ANY
+    capacity: int = ANY
+    to_send_name: str = "x"
+    to_receive_name: str = "out"
 
 
-def negotiated(
+def with_exchanged_counts(
     engine: Engine,
     op: Op,
     row: Rows,
     root: int,
     algorithm: str | Schedule | None,
-    told: ExchangedCounts,
+    own_counts: ExchangedCounts,
     proceed: Callable[[Table], Call],
     result: Any = None,
 ) -> Call:
-    """The call that `proceed` makes, once all have told each other.
+    """Returns a call that exchanges counts, then runs the call that `proceed` makes from them.
 
-    `row` is what the numbers count; `result` is that of the call where it is known before, else a
-    `Later`. Raises what `CallBook.check_uneven` does.
+    `row` is the unit of the counts. `result` is the result of the call if known before the
+    exchange, else a `DeferredResult`. Raises the errors of `CallCache.check_uneven`.
     """
-    engine.book.check_uneven(op, root, algorithm)
-    names = _NAMES.index(told.gives_name), _NAMES.index(told.takes_name)
-    mine = np.array([*told.gives, *told.takes, told.has, told.room, *names, row.nbytes], np.int64)
+    engine.call_cache.check_uneven(op, root, algorithm)
+    names = _NAMES.index(own_counts.to_send_name), _NAMES.index(own_counts.to_receive_name)
+    mine = np.array(
+        [
+            *own_counts.to_send,
+            *own_counts.to_receive,
+            own_counts.available,
+            own_counts.capacity,
+            *names,
+            row.nbytes,
+        ],
+        np.int64,
+    )
     everything = np.empty((engine.size, mine.size), np.int64)
     where = [(each.ctypes.data, mine.nbytes) for each in everything]
     exchange = Call(
-        engine.book.count_exchange(op, row.dtype, root, mine.nbytes),
+        engine.call_cache.exchange(op, row.dtype, root, mine.nbytes),
         [(mine.ctypes.data, mine.nbytes)],
         where,
         None,
         (mine, everything),
     )
-    return followed(exchange, lambda: proceed(_agreed(engine, op, row, everything)), result)
+    return followed_by(exchange, lambda: proceed(_agreed(engine, op, row, everything)), result)
 
 
-def followed(first: Call, proceed: Callable[[], Call], result: Any) -> Call:
-    """`first`, and at once what `proceed` makes of what it brought: one call to the program.
+def followed_by(first: Call, proceed: Callable[[], Call], result: Any) -> Call:
+    """Returns one call that runs `first`, then the call that `proceed` returns.
 
-    What `proceed` raises ends the group on all ranks; whatever only this rank can find wrong should
-    be found before. `result` is as for `negotiated`.
+    An error of `proceed` ends the group on all ranks, so the caller should make its local checks
+    before. `result` as for `with_exchanged_counts`.
     """
     made: list[Call] = []
 
-    def then() -> Ready:
+    def then() -> PreparedCall:
         call = proceed()
         made.append(call)
         return call.prepared, call.inputs, call.outputs
 
     def complete() -> None:
         outcome = made[0].finish()
-        if isinstance(result, Later):
+        if isinstance(result, DeferredResult):
             result.value = outcome
 
     keep = first.keep, made
@@ -89,29 +102,31 @@ def followed(first: Call, proceed: Callable[[], Call], result: Any) -> Call:
 
 
 def _agreed(engine: Engine, op: Op, row: Rows, everything: Table) -> Table:
-    """Who sends how much to whom; `MismatchError` on all ranks if two of them disagree."""
+    """Returns the rows from each rank to each rank. Raises `MismatchError` on all ranks if two
+    disagree.
+    """
     n = engine.size
     _require_one_width(engine, op, row, everything[:, -1])
-    gives, takes = everything[:, :n], everything[:, n : 2 * n].T
-    sent = np.where(gives == ANY, takes, gives)
+    to_send, to_receive = everything[:, :n], everything[:, n : 2 * n].T
+    sent = np.where(to_send == ANY, to_receive, to_send)
     kind = row.dtype.name.lower()
-    for src, dst in np.argwhere((takes != ANY) & (takes != sent)):
+    for src, dst in np.argwhere((to_receive != ANY) & (to_receive != sent)):
         given = _NAMES[everything[src, -3]].format(dst)
         taken = _NAMES[everything[dst, -2]].format(src)
         engine.disagree(
             f"{op}: rank {src} sends {_text(sent[src, dst], row)} of {kind} to rank {dst}, which "
-            f"receives {_text(takes[src, dst], row)}: {given} of rank {src} and {taken} of rank "
-            f"{dst} must be equal"
+            f"receives {_text(to_receive[src, dst], row)}: {given} of rank {src} and {taken} of "
+            f"rank {dst} must be equal"
         )
-    has, room = everything[:, 2 * n], everything[:, 2 * n + 1]
-    for rank in np.flatnonzero((has != ANY) & (has != sent.sum(axis=1))):
+    available, capacity = everything[:, 2 * n], everything[:, 2 * n + 1]
+    for rank in np.flatnonzero((available != ANY) & (available != sent.sum(axis=1))):
         engine.disagree(
-            f"{op}: x of rank {rank} has {_text(has[rank], row)} of {kind}, but the others "
+            f"{op}: x of rank {rank} has {_text(available[rank], row)} of {kind}, but the others "
             f"receive {_text(sent[rank].sum(), row)}"
         )
-    for rank in np.flatnonzero((room != ANY) & (room != sent.sum(axis=0))):
+    for rank in np.flatnonzero((capacity != ANY) & (capacity != sent.sum(axis=0))):
         engine.disagree(
-            f"{op}: out of rank {rank} has {_text(room[rank], row)}, but the others send "
+            f"{op}: out of rank {rank} has {_text(capacity[rank], row)}, but the others send "
             f"{_text(sent[:, rank].sum(), row)} of {kind}"
         )
     return sent
@@ -125,7 +140,7 @@ def _require_one_width(engine: Engine, op: Op, row: Rows, nbytes: NDArray[np.int
         )
         engine.disagree(
             f"{op}_v: rows differ in width: {each} of {row.dtype.name.lower()}. Arrays may differ "
-            "in their first axis only"
+            "in their first dimension only"
         )
 
 

@@ -1,7 +1,8 @@
-"""Reductions that the program brings: a Python function, called in the order of ranks.
+"""Reductions by a Python function, called in rank order.
 
-The slow way, and the only one that calls back into Python: contributions are gathered whole and
-folded by the rank that wants the result. All else goes to `exchange`.
+This is the slow case, and the only one that calls Python during a reduction: the ranks gather whole
+contributions, and each rank that needs the result folds them. `collectives` handles all other
+reductions.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from numpy.typing import NDArray
 from unisono.communicator import collectives
 from unisono.communicator.arrays import Array, assign, empty, stage, stage_pieces
 from unisono.communicator.collectives import Reduction
-from unisono.communicator.count_exchange import followed
+from unisono.communicator.count_exchange import followed_by
 from unisono.communicator.engine import Call, Engine
 from unisono.errors import UnsupportedError
 from unisono.schedule import Schedule
@@ -36,22 +37,22 @@ def in_place(
     root: int,
     algorithm: str | Schedule | None,
 ) -> Call:
-    """all_reduce, reduce, scan and exscan by any reduction."""
+    """Makes all_reduce, reduce, scan and exscan with any reduction."""
     if not callable(reduction):
         return collectives.in_place(engine, op, x, reduction, root, algorithm)
-    engine.book.check_root(op, root)
-    exchange, told = _name_exchange(engine, op, reduction, x, root, algorithm)
+    engine.call_cache.check_root(op, root)
+    exchange, texts = _exchange(engine, op, reduction, x, root, algorithm)
     gather = Op.GATHER if op is Op.REDUCE else Op.ALL_GATHER
     receives = gather is Op.ALL_GATHER or engine.rank == root
     rows = empty(x, (engine.size, *x.shape)) if receives else None
     folded = {Op.SCAN: engine.rank + 1, Op.EXSCAN: engine.rank}.get(op, engine.size)
 
     def complete() -> None:
-        if rows is not None and folded > 0:  # below rank 0 there is nothing to fold
+        if rows is not None and folded > 0:  # rank 0 of an exscan has no rank below
             assign(x, _fold(engine, reduction, _each(rows)[:folded]))
 
     gathering = collectives.gathering(engine, gather, x, rows, root, None)
-    return _after(engine, exchange, told, gathering._replace(result=x, complete=complete))
+    return _after(engine, exchange, texts, gathering._replace(result=x, complete=complete))
 
 
 def reduce_scatter(
@@ -62,7 +63,7 @@ def reduce_scatter(
     algorithm: str | Schedule | None,
     lengths_from: LengthsFrom = LengthsFrom.NONE,
 ) -> Call:
-    """reduce_scatter by any reduction; `lengths_from` as for `exchange.scattering`."""
+    """Makes reduce_scatter with any reduction; `lengths_from` as for `collectives.scattering`."""
     if not callable(reduction):
         return collectives.scattering(
             engine, Op.REDUCE_SCATTER, x, out, -1, reduction, algorithm, lengths_from=lengths_from
@@ -77,7 +78,7 @@ def reduce_scatter(
             f"reduce_scatter: out has {math.prod(share.shape)} elements of {share.dtype}, but the "
             f"share of rank {engine.rank} is {expected} elements of {mine.dtype}"
         )
-    exchange, told = _name_exchange(engine, Op.REDUCE_SCATTER, reduction, mine, -1, algorithm)
+    exchange, texts = _exchange(engine, Op.REDUCE_SCATTER, reduction, mine, -1, algorithm)
     rows: Any = empty(mine, (engine.size, *share.shape))
 
     def complete() -> None:
@@ -88,16 +89,18 @@ def reduce_scatter(
         exchanging = collectives.all_to_all(engine, x, _each(rows), None, lengths)
     else:
         exchanging = collectives.all_to_all(engine, x, rows, None)
-    return _after(engine, exchange, told, exchanging._replace(result=share, complete=complete))
+    return _after(engine, exchange, texts, exchanging._replace(result=share, complete=complete))
 
 
 def _each(rows: Array) -> list[Array]:
-    """The contribution of each rank; a view, of an array without dimensions too."""
+    """Returns a view of each rank's contribution; works for arrays without dimensions too."""
     return [rows[rank, ...] for rank in range(len(rows))]
 
 
 def _fold(engine: Engine, function: Function, contributions: list[Array]) -> Array:
-    """f(... f(f(x_0, x_1), x_2) ..., x_n-1). An error ends the group, with its cause."""
+    """Returns f(... f(f(x_0, x_1), x_2) ..., x_n-1). An error of f aborts the group with this
+    cause.
+    """
     acc = contributions[0]
     shape, dtype = tuple(acc.shape), acc.dtype
     try:
@@ -106,8 +109,8 @@ def _fold(engine: Engine, function: Function, contributions: list[Array]) -> Arr
             found = tuple(getattr(acc, "shape", ())), getattr(acc, "dtype", type(acc).__name__)
             if found != (shape, dtype):
                 raise TypeError(
-                    f"it must return an array of shape {shape} and type {dtype}, not of shape "
-                    f"{found[0]} and type {found[1]}"
+                    f"expected an array of shape {shape} and type {dtype} as its result, not of "
+                    f"shape {found[0]} and type {found[1]}"
                 )
     except Exception as error:
         engine.group.abort(
@@ -118,7 +121,7 @@ def _fold(engine: Engine, function: Function, contributions: list[Array]) -> Arr
     return acc
 
 
-def _name_exchange(
+def _exchange(
     engine: Engine,
     op: Op,
     function: Function,
@@ -126,11 +129,11 @@ def _name_exchange(
     root: int,
     algorithm: str | Schedule | None,
 ) -> tuple[Call, NDArray[np.uint8]]:
-    """The call in which the ranks tell each other what they call, and where it is told."""
+    """Returns the call that gathers a text of each rank's call, and the array of these texts."""
     if algorithm is not None:
         raise UnsupportedError(
-            f"algorithm={algorithm!r} cannot run {_name_of(function)}: a function is called on "
-            "contributions that were gathered"
+            f"algorithm={algorithm!r} cannot run {_name_of(function)}: give no algorithm with a "
+            "function, since the ranks gather its arguments"
         )
     staged = stage(x, writable=False)
     count = f"[{staged.count}]" if op is not Op.REDUCE_SCATTER else ""
@@ -139,25 +142,28 @@ def _name_exchange(
     mine = np.zeros(_CALL_BYTES, np.uint8)
     encoded = np.frombuffer(text.encode()[:_CALL_BYTES], np.uint8)
     mine[: encoded.size] = encoded
-    told = np.empty((engine.size, _CALL_BYTES), np.uint8)
-    return collectives.gathering(engine, Op.ALL_GATHER, mine, told, -1, None), told
+    texts = np.empty((engine.size, _CALL_BYTES), np.uint8)
+    return collectives.gathering(engine, Op.ALL_GATHER, mine, texts, -1, None), texts
 
 
-def _after(engine: Engine, exchange: Call, told: NDArray[np.uint8], call: Call) -> Call:
-    """The call, unless ranks call different functions, as far as names tell: `MismatchError`."""
+def _after(engine: Engine, exchange: Call, texts: NDArray[np.uint8], call: Call) -> Call:
+    """Returns a call that exchanges the texts, then runs `call`.
+
+    Raises `MismatchError` if the texts differ. Functions are compared by name only.
+    """
 
     def proceed() -> Call:
-        calls = [row.tobytes().rstrip(b"\0").decode(errors="replace") for row in told]
+        calls = [row.tobytes().rstrip(b"\0").decode(errors="replace") for row in texts]
         if len(set(calls)) > 1:
             each = ", ".join(f"rank {rank} called {made}" for rank, made in enumerate(calls))
             engine.disagree(f"the ranks disagree: {each}")
         return call
 
-    return followed(exchange, proceed, call.result)
+    return followed_by(exchange, proceed, call.result)
 
 
 def _name_of(function: Function) -> str:
-    """What tells a function from others on other ranks: its module and qualified name."""
+    """Returns module and qualified name of a function, to compare it between ranks."""
     named = function if hasattr(function, "__name__") else type(function)
     name = getattr(named, "__qualname__", getattr(named, "__name__", ""))
     return f"{getattr(named, '__module__', None) or 'builtins'}.{name}"

@@ -1,4 +1,4 @@
-"""What runs the calls of one communicator, blocking or begun."""
+"""The engine of one communicator: runs its calls, blocking or asynchronous."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from unisono import config, native
 from unisono.bootstrap import GroupNetwork, TransportKind, single_copy_for
 from unisono.communicator.arrays import Array, Staged
 from unisono.communicator.calls import CallCache, CallRequest
-from unisono.communicator.work import CollectiveWork, JoinedWork, MessageWork, UnderWay
+from unisono.communicator.work import CollectiveWork, JoinedWork, MessageWork, PendingCalls
 from unisono.errors import CommunicationError, MismatchError, UnisonoError, UnsupportedError
 from unisono.execution import OP_CODES, NativeExecutor
 from unisono.schedule import Schedule
@@ -22,21 +22,21 @@ from unisono.selection import SelectionTable
 from unisono.types import Op, SingleCopy
 
 Memory: TypeAlias = list[tuple[int, int]]
-"""Address and bytes of each piece."""
+"""Address and length in bytes of each piece."""
 
-Ready: TypeAlias = tuple[native.Prepared, Memory, Memory]
-"""A call with its inputs and outputs."""
+PreparedCall: TypeAlias = tuple[native.Prepared, Memory, Memory]
+"""A prepared call with its inputs and outputs."""
 
-# How long an asynchronous call may wait for its peers in the caller's thread. Peers that are about
-# to arrive spare the hand-over to the progress thread, which costs about as much. With more ranks
-# than cores, waiting here gives the core to the very peers that are waited for: no other thread
-# of this rank could use it better.
+# Longest wait of an asynchronous call for its peers in the caller's thread. If the peers arrive
+# within this time, the call saves the hand-over to the progress thread, which costs about as much.
+# With more ranks than cores the wait may be longer: it frees the core for the late peers, and no
+# other thread of this rank could use the core better.
 _INLINE_S = 100e-6
-_INLINE_CROWDED_S = 10e-3
+_INLINE_OVERSUBSCRIBED_S = 10e-3
 
 
-class Later:
-    """A result that does not exist before the call is under way."""
+class DeferredResult:
+    """A result that does not exist before the call is in progress."""
 
     __slots__ = ("value",)
 
@@ -45,10 +45,10 @@ class Later:
 
 
 class Call(NamedTuple):
-    """A collective call that lacks nothing.
+    """A collective call that is ready to run.
 
-    `keep` holds its memory until it has ended; `complete` then brings the result where the caller
-    expects it. `then`, where there is one, makes the call that must follow at once.
+    `keep` keeps its memory alive until the call has ended. `complete` then copies the result to the
+    caller's array. `then`, if not None, makes a second call that runs directly after this one.
     """
 
     prepared: native.Prepared
@@ -58,13 +58,13 @@ class Call(NamedTuple):
     keep: object
     request: CallRequest | None = None
     complete: Callable[[], None] | None = None
-    then: Callable[[], Ready] | None = None
+    then: Callable[[], PreparedCall] | None = None
 
     def finish(self) -> Any:
-        """To be called once after the end; returns the result."""
+        """Completes the call after its end and returns the result. Must run only once."""
         if self.complete is not None:
             self.complete()
-        return self.result.value if isinstance(self.result, Later) else self.result
+        return self.result.value if isinstance(self.result, DeferredResult) else self.result
 
 
 class MessageCall(NamedTuple):
@@ -85,27 +85,27 @@ class MessageCall(NamedTuple):
         return f"recv from {'any rank' if self.peer < 0 else f'rank {self.peer}'}{tag}"
 
     def finish(self) -> Any:
-        """To be called once after the end; returns the result."""
+        """Completes the message after its end and returns the result. Must run only once."""
         if not self.sends:
             self.staged.restore()
         return self.result
 
 
 class CallRecorder(Protocol):
-    """Takes the calls of a batch."""
+    """Records the calls of a batch."""
 
-    def takes(self) -> bool:
-        """Whether calls of this thread belong to the batch."""
+    def is_recording_thread(self) -> bool:
+        """Returns True if calls of this thread belong to the batch."""
 
     def add_call(self, name: str, call: Call, async_op: bool) -> Any:
-        """Records a collective; returns what its method does."""
+        """Records a collective and returns the return value of its method."""
 
     def add_messages(self, messages: Sequence[MessageCall], result: Any, async_op: bool) -> Any:
-        """Records sends and receives; returns what their method does."""
+        """Records sends and receives and returns the return value of their method."""
 
 
 class Engine:
-    """The native group of one rank with the calls that were prepared for it."""
+    """The native group of one rank, with its prepared calls."""
 
     def __init__(
         self,
@@ -114,44 +114,48 @@ class Engine:
         size: int,
         settings: config.Settings,
         table: SelectionTable,
-        span: GroupNetwork | None = None,
+        network: GroupNetwork | None = None,
         *,
         single_copy: SingleCopy = SingleCopy.NEVER,
     ) -> None:
-        """`span`: what the group has of the network, where its ranks are on several hosts.
-        `single_copy`: whether its ranks are to read each other's memory, and can."""
+        """`network` is the group's network if its ranks are on several hosts. `single_copy` says if
+        ranks should and can read each other's memory.
+        """
         self.group = group
-        self.span = span
-        hosts = span.hosts if span else None
-        reach = functools.partial(span.reach, transport=TransportKind.COLLECTIVES) if span else None
+        self.network = network
+        hosts = network.hosts if network else None
+        reach = functools.partial(network.reach, transport=TransportKind.COLLECTIVES) if network else None
         self.rank = rank
         self.size = size
         single_copy_rules = single_copy_for(size, cores=table.cores, wanted=single_copy)
         executor = NativeExecutor(group, rank, settings.stores, hosts, reach, single_copy_rules)
-        self._new_book = functools.partial(
+        self._new_call_cache = functools.partial(
             CallCache, executor, size, hosts=hosts, reproducible=settings.reproducible
         )
-        self.book = self._new_book(table)
-        self._inline_s = _INLINE_S if size <= native.usable_cores() else _INLINE_CROWDED_S
-        self._under_way = UnderWay(group)
-        # Without a reference to this engine: C++ holds it, where no collector finds a cycle.
+        self.call_cache = self._new_call_cache(table)
+        self._inline_s = _INLINE_S if size <= native.usable_cores() else _INLINE_OVERSUBSCRIBED_S
+        self._pending_calls = PendingCalls(group)
+        # FastPath must not refer to this engine: C++ holds the reference, where the garbage
+        # collector finds no cycle.
         self._quick = native.FastPath(
             group,
-            self._under_way.make,
-            self._under_way.held,
-            self._under_way.prune,
+            self._pending_calls.make,
+            self._pending_calls.held,
+            self._pending_calls.prune,
             self._inline_s,
         )
         self.messages = native.Messages(group, settings.single_copy is not SingleCopy.NEVER)
         self.timeout_s = settings.timeout_s
         self.quick = self._quick.run
-        """Runs or begins a call that looks like one that was checked before; its result or its
-        work, None if there was no such call. In a batch it records what can be packed."""
+        """Runs or begins a call whose arguments match an earlier, checked call. Returns its result
+        or its work; None if no earlier call matches. In a batch it records calls that can be
+        packed.
+        """
         self.recorder: CallRecorder | None = None
 
     @property
     def timeout_s(self) -> float:
-        """Seconds after which a call gives up."""
+        """Seconds after which a call fails."""
         return self._quick.timeout_s
 
     @timeout_s.setter
@@ -160,36 +164,38 @@ class Engine:
 
     @property
     def recording(self) -> bool:
-        """Whether calls of this thread belong to a batch."""
-        return self.recorder is not None and self.recorder.takes()
+        """True if calls of this thread belong to a batch."""
+        return self.recorder is not None and self.recorder.is_recording_thread()
 
     def start_recording(self, recorder: CallRecorder) -> None:
-        """From here on, the calls of this thread belong to a batch."""
+        """Makes the following calls of this thread part of a batch."""
         if self.recorder is not None:
-            raise UnsupportedError("a batch is open already: batches do not nest")
+            raise UnsupportedError(
+                "a batch is already open on this communicator: end it before the next"
+            )
         self.recorder = recorder
         self.messages.recording = True
         self._quick.start_recording()
 
     def stop_recording(self) -> None:
-        """Calls run again."""
+        """Ends the recording: calls run again."""
         self.recorder = None
         self.messages.recording = False
         self._quick.stop_recording()
 
     def pack_into(self, request: CallRequest, most_bytes: int, pack: native.Pack) -> None:
-        """Lets `quick` record calls such as this one."""
+        """Lets `quick` pack calls like this one."""
         self._quick.pack_into(request.dtype, request.reduction, most_bytes, pack)
 
     def collective(self, name: str, async_op: bool, make: Callable[..., Call], *args: Any) -> Any:
         """Runs the call that `make(engine, *args)` returns, or begins it and returns a `Work`.
 
-        Where it raises instead, the other ranks are told: see `refuse`.
+        If `make` raises, tells the other ranks: see `refuse`.
         """
         with self.reporting_refusals(name):
-            async_op = bool(async_op)  # raises for what is neither true nor false
+            async_op = bool(async_op)  # raises unless it is a truth value
             call = make(self, *args)
-            if self.recorder is not None and self.recorder.takes():
+            if self.recorder is not None and self.recorder.is_recording_thread():
                 return self.recorder.add_call(name, call, async_op)
         if async_op:
             return self.begin(name, call)
@@ -198,45 +204,43 @@ class Engine:
 
     @contextmanager
     def reporting_refusals(self, name: str) -> Iterator[None]:
-        """What goes wrong inside, before this rank makes its part of the collective `name`, is told
-        to the other ranks."""
+        """Reports an error inside the block to the other ranks as a refusal of the collective
+        `name`.
+        """
         try:
             yield
         except CommunicationError:
-            raise  # which all ranks get anyway
+            raise  # all ranks get this error
         except Exception as error:
             self.refuse(name, error)
             raise
 
     def refuse(self, name: str, error: Exception) -> None:
-        """Tells the ranks that make a call which this rank refused with `error`.
+        """Tells the other ranks that this rank refused its next collective call because of `error`.
 
-        Wrong arguments are often seen by one rank alone: its last batch is smaller, or it is the
-        root. The others would wait for it until the timeout. The refused call takes its place among
-        the calls of this rank. So ranks that refuse it alike stay in step, and no harm was done; a
-        rank that makes it raises `MismatchError` with this reason. Told once for each error.
+        Often only one rank sees wrong arguments: its last batch is smaller, or it is the root.
+        Without this message the other ranks would wait until the timeout.
+
+        The refused call keeps its position in the order of calls. If all ranks refuse it, they stay
+        in step and the group stays usable. A rank that makes the call raises `MismatchError` with
+        this reason. Each error is reported once.
         """
-        if getattr(error, "was_told", False):
+        if getattr(error, "was_reported", False):
             return
-        error.was_told = True  # type: ignore[attr-defined]
+        error.was_reported = True  # type: ignore[attr-defined]
         with suppress(CommunicationError):
             reason = str(error).removeprefix(f"{name}: ")
             self.group.refuse(f"{name}: {type(error).__name__}: {reason}")
 
     def begin(self, name: str, call: Call) -> CollectiveWork:
         """Begins the call of the method `name`."""
-        work = self._under_way.make(name, call, None, call.finish)
-        self._under_way.keep(work)
-        try:
-            work.job = self.group.submit_pieces(
+        work = self._pending_calls.make(name, call, None, call.finish)
+        return self._start(
+            work,
+            lambda: self.group.submit_pieces(
                 call.prepared, call.inputs, call.outputs, self.timeout_s, self._inline_s, call.then
-            )
-        except UnisonoError:  # it did not begin; what a signal handler raises may come later
-            self._under_way.let_go(work)
-            raise
-        if work.is_completed():
-            self._under_way.let_go(work)
-        return work
+            ),
+        )
 
     def begin_voted(
         self,
@@ -250,27 +254,36 @@ class Engine:
 
         `finish` is called once after the end, and returns the result.
         """
-        work = self._under_way.make(name, (call, votes), None, finish)
-        self._under_way.keep(work)
+        work = self._pending_calls.make(name, (call, votes), None, finish)
         prepared, inputs, outputs = (None, [], []) if call is None else call[:3]
-        try:
-            work.job = self.group.submit_voted(
+        return self._start(
+            work,
+            lambda: self.group.submit_voted(
                 vote, votes.ctypes.data, prepared, inputs, outputs, self.timeout_s, self._inline_s
-            )
+            ),
+        )
+
+    def _start(self, work: CollectiveWork, submit: Callable[[], native.Job]) -> CollectiveWork:
+        self._pending_calls.keep(work)
+        try:
+            work.job = submit()
+        # the call did not begin; a signal handler's error can come only after its begin
         except UnisonoError:
-            self._under_way.let_go(work)
+            self._pending_calls.release(work)
             raise
         if work.is_completed():
-            self._under_way.let_go(work)
+            self._pending_calls.release(work)
         return work
 
-    def deliver(self, messages: Sequence[MessageCall], result: Any, async_op: bool) -> Any:
-        """Exchanges messages in any order; returns `result`, or a `Work` that will."""
-        if self.recorder is not None and self.recorder.takes():
+    def exchange_messages(
+        self, messages: Sequence[MessageCall], result: Any, async_op: bool
+    ) -> Any:
+        """Exchanges messages in any order. Returns `result`, or a `Work` that returns it."""
+        if self.recorder is not None and self.recorder.is_recording_thread():
             return self.recorder.add_messages(messages, result, async_op)
         if not messages:
             self.group.require_healthy()
-        works = self.post(messages, in_background=async_op)
+        works = self.begin_messages(messages, in_background=async_op)
         work = works[0] if len(works) == 1 else JoinedWork(works, lambda: result)
         if async_op:
             return work
@@ -278,11 +291,11 @@ class Engine:
         return result
 
     def adopt_table(self, table: SelectionTable) -> None:
-        """Chooses by another table from here."""
-        if table != self.book.table:
-            self.book = self._new_book(table)
+        """Uses another selection table from now on."""
+        if table != self.call_cache.table:
+            self.call_cache = self._new_call_cache(table)
 
-    def post(
+    def begin_messages(
         self, messages: Sequence[MessageCall], *, in_background: bool
     ) -> list[native.Request | MessageWork]:
         """Begins messages, receives first, so that arriving messages need no intermediate storage.
@@ -302,7 +315,7 @@ class Engine:
         ]
 
     def request(self, message: MessageCall, *, persistent: bool = False) -> native.Request:
-        """A request that has not begun."""
+        """Makes a request that has not begun."""
         self.reach(message.peer)
         staged = message.staged
         memory = staged.array if staged.copy is None else staged.copy
@@ -312,11 +325,11 @@ class Engine:
         )
 
     def reach(self, peer: int) -> None:
-        """Sees to it that this rank is, or soon will be, connected to a rank, or to all."""
-        if self.span is None:
+        """Starts connecting this rank to `peer`, or to all ranks for ANY_SOURCE."""
+        if self.network is None:
             return
         peers = range(self.size) if peer == native.ANY_SOURCE else [peer]
-        self.span.reach(peers, TransportKind.P2P)
+        self.network.reach(peers, TransportKind.P2P)
         for rank in peers:
             self.messages.reach(rank)
 
@@ -326,7 +339,7 @@ class Engine:
         raise MismatchError(text)
 
     def refuse_in_batch(self, what: str) -> None:
-        """Raises `UnsupportedError` if a batch of this thread is open."""
+        """Raises `UnsupportedError` if this thread has an open batch."""
         if self.recording:
             raise UnsupportedError(f"{what} is not possible inside a batch")
 
@@ -340,7 +353,9 @@ class Engine:
         algorithm: str | Schedule | None,
         call: native.Prepared,
     ) -> None:
-        """Lets the next such call skip all checks; only where nothing was copied."""
+        """Lets the next call with equal arguments skip all checks. Does nothing if an array was
+        copied.
+        """
         if source.copy is not None or target.copy is not None:
             return
         self._quick.learn(

@@ -1,4 +1,4 @@
-"""About how long a call takes: what decides how many of them make a turn."""
+"""Rough duration of a call, to choose the number of calls per measurement."""
 
 from __future__ import annotations
 
@@ -6,15 +6,16 @@ from collections.abc import Callable
 
 _TRIALS = 3
 _LONG_S = 0.02
-"""What the machine does to a trial by the way is shorter."""
+"""A trial this long is not distorted by short interruptions, so one trial is enough."""
 
 
 def estimate_call_s(time_s: Callable[[int], float], *, least_s: float, most: int) -> float:
-    """Seconds of a call, from calls back to back that take `least_s` in all, or `most` calls.
+    """Returns seconds per call, timed over calls back to back that take `least_s` in all, or over
+    `most` calls.
 
-    `time_s(n)` times n calls, in seconds a call. Of a few trials the best counts: one call that the
-    machine held up for milliseconds would leave a turn of a handful of calls, and measure how they
-    begin.
+    `time_s(n)` runs n calls and returns seconds per call. The best of a few trials counts. If an
+    interruption of milliseconds counted, the next measurement would have too few calls, and would
+    time mostly their start.
 
     >>> estimate_call_s(lambda calls: 2e-6, least_s=1e-3, most=10_000)
     2e-06

@@ -1,4 +1,4 @@
-"""`Communicator.explain`: what is chosen, and on request what it takes, timed by all ranks."""
+"""`Communicator.explain`: the chosen algorithm and, on request, times measured by all ranks."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from unisono.communicator.arguments import check_rank, whole
+from unisono.communicator.arguments import as_integer, check_rank
 from unisono.communicator.estimate import estimate_call_s
 from unisono.communicator.explanation import Estimate, Explanation
 from unisono.errors import UnsupportedError
@@ -20,8 +20,8 @@ from unisono.types import Op
 if TYPE_CHECKING:
     from unisono.communicator.communicator import Communicator
 
-_TURNS = 5
-_TURN_S = 5e-3
+_REPETITIONS = 5
+_REPETITION_S = 5e-3
 _CALIBRATION_S = 1e-3
 _MOST_CALLS = 2_000
 _DTYPES = {1: np.uint8, 2: np.float16, 4: np.float32, 8: np.float64, 16: np.complex128}
@@ -36,12 +36,12 @@ def explain(
     dtype_bytes: int = 4,
     measure: bool = False,
 ) -> Explanation:
-    """Which algorithm a call of `nbytes` (in the caller's larger buffer) takes, and why: the
-    rule and where it comes from, predicted and measured time, the runner-up.
+    """Explains which algorithm serves a call of `nbytes` (in the caller's larger buffer), and why.
 
-    `dtype_bytes` are those of one element, for rules that ask for it. Measured times are those of
-    `unisono tune`; with `measure=True` all ranks call this, and both algorithms are timed now, in
-    some hundredths of a second.
+    The explanation has the rule and its source, predicted and measured times, and the runner-up.
+    `dtype_bytes` is the size of one element, for rules that depend on it. Measured times come from
+    `unisono tune`. With `measure=True` all ranks must call this; it then times both algorithms now,
+    in some hundredths of a second.
 
     >>> import unisono
     >>> with unisono.init(rank=0, size=1, rendezvous="example of explain") as comm:
@@ -50,43 +50,43 @@ def explain(
     """
     self._require_open()
     if op not in list(Op):
-        raise UnsupportedError(f"there is no operation {op!r}; the operations are {', '.join(Op)}")
-    nbytes = whole(nbytes, "nbytes", "a number of bytes")
+        raise UnsupportedError(f"op: expected one of {', '.join(Op)}, not {op!r}")
+    nbytes = as_integer(nbytes, "nbytes", "a number of bytes")
     if nbytes < 0:
-        raise ValueError(f"nbytes: expected a number of bytes, not {nbytes}")
+        raise ValueError(f"nbytes: expected a number from 0 up, not {nbytes}")
     op = Op(op)
     if op.rooted:
         check_rank(root, self.size, "root")
     if measure:
         self._engine.refuse_in_batch("explain with measure=True")
-    book = self._engine.book
-    choice = book.choose(op, nbytes, root if op.rooted else -1, dtype_bytes=dtype_bytes)
-    choice = replace(choice, plan=book.form(choice, op, nbytes))
-    found = Explanation.of(op, nbytes, book.hosts, choice, book.table)
+    call_cache = self._engine.call_cache
+    choice = call_cache.choose(op, nbytes, root if op.rooted else -1, dtype_bytes=dtype_bytes)
+    choice = replace(choice, plan=call_cache.form(choice, op, nbytes))
+    found = Explanation.of(op, nbytes, call_cache.hosts, choice, call_cache.table)
     return _timed(self, found, root, dtype_bytes) if measure else found
 
 
 def _timed(comm: Communicator, found: Explanation, root: int, dtype_bytes: int) -> Explanation:
-    """The same with the times of now."""
+    """Returns the explanation with times measured now."""
     if dtype_bytes not in _DTYPES:
-        raise UnsupportedError(f"elements of {dtype_bytes} bytes cannot be measured")
+        raise UnsupportedError(f"dtype_bytes: expected one of {sorted(_DTYPES)}, not {dtype_bytes}")
     calls = {found.algorithm: _call(comm, found, root, dtype_bytes, None)}
     if found.runner_up is not None:
         name = found.runner_up.algorithm
         calls[name] = _call(comm, found, root, dtype_bytes, name)
-    times_s = _race(comm, calls)
+    times_s = _time_alternately(comm, calls)
 
-    def told(estimate: Estimate) -> Estimate:
+    def with_time(estimate: Estimate) -> Estimate:
         return replace(estimate, measured_s=times_s.get(estimate.algorithm))
 
-    second = None if found.runner_up is None else told(found.runner_up)
-    return replace(found, time=told(found.time), runner_up=second)
+    second = None if found.runner_up is None else with_time(found.runner_up)
+    return replace(found, time=with_time(found.time), runner_up=second)
 
 
 def _call(
     comm: Communicator, found: Explanation, root: int, dtype_bytes: int, algorithm: str | None
 ) -> Callable[[], Any]:
-    """A call of this kind by an algorithm (None: the one that is chosen)."""
+    """Returns a function that makes such a call with an algorithm (None: the chosen one)."""
     op = found.op
     if op is Op.BARRIER:
         return comm.barrier
@@ -104,32 +104,35 @@ def _call(
     return lambda: getattr(comm, op)(*arguments, algorithm=algorithm)
 
 
-def _race(comm: Communicator, calls: dict[str, Callable[[], Any]]) -> dict[str, float]:
-    """Seconds of a call of each: the median over turns of what the slowest rank took."""
-    turns: dict[str, list[float]] = {}
-    wanted: dict[str, int] = {}
+def _time_alternately(comm: Communicator, calls: dict[str, Callable[[], Any]]) -> dict[str, float]:
+    """Returns seconds per call of each algorithm: the median over repetitions of the slowest rank's
+    time.
+    """
+    repetitions: dict[str, list[float]] = {}
+    calls_of: dict[str, int] = {}
     for name, call in calls.items():
         try:
             call()
-        except UnsupportedError:  # as a reproducible communicator says of most, on all ranks
+        # raised on all ranks alike, for example by a reproducible communicator
+        except UnsupportedError:
             continue
-        # All ranks see the same times, so they make as many calls.
+        # All ranks see the same times, so all make equally many calls.
         call_s = estimate_call_s(
             partial(time_s, comm, call), least_s=_CALIBRATION_S, most=_MOST_CALLS
         )
-        wanted[name] = max(1, min(_MOST_CALLS, int(_TURN_S / call_s)))
-        turns[name] = []
-    for _ in range(_TURNS):
-        for name, times_s in turns.items():
-            times_s.append(time_s(comm, calls[name], wanted[name]))
-    return {name: median(times_s) for name, times_s in turns.items()}
+        calls_of[name] = max(1, min(_MOST_CALLS, int(_REPETITION_S / call_s)))
+        repetitions[name] = []
+    for _ in range(_REPETITIONS):
+        for name, times_s in repetitions.items():
+            times_s.append(time_s(comm, calls[name], calls_of[name]))
+    return {name: median(times_s) for name, times_s in repetitions.items()}
 
 
-def time_s(comm: Communicator, call: Callable[[], object], often: int) -> float:
-    """Seconds a call, back to back, of the slowest rank. All ranks call this."""
+def time_s(comm: Communicator, call: Callable[[], object], count: int) -> float:
+    """Returns seconds per call, back to back, of the slowest rank. All ranks must call this."""
     comm.barrier()
     start = time.perf_counter()
-    for _ in range(often):
+    for _ in range(count):
         call()
-    mine = np.array([(time.perf_counter() - start) / often])
+    mine = np.array([(time.perf_counter() - start) / count])
     return float(comm.all_reduce(mine, "max")[0])

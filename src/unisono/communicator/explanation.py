@@ -1,4 +1,4 @@
-"""Why a call is served as it is."""
+"""Explanation of the algorithm that serves a call."""
 
 from __future__ import annotations
 
@@ -15,8 +15,9 @@ from unisono.types import Op
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Estimate:
-    """An algorithm with its seconds: as the cost model predicts, and as measured
-    (None where it was not)."""
+    """An algorithm with its time, predicted by the cost model and measured (None if not
+    measured).
+    """
 
     algorithm: str
     predicted_s: float
@@ -31,12 +32,14 @@ class Estimate:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Explanation:
-    """The choice for one kind of call. Printing it gives a sentence, and the facts behind it.
+    """The choice of an algorithm for one kind of call. Printing it shows the choice and its
+    reasons.
 
-    `rule` is what decided, `source` where that comes from: an argument, the environment, a file,
-    built in, the cost model. `single_copy` says that ranks read each other's memory where it is,
-    without staging. `runner_up` is the fastest other algorithm: by measurement where the
-    table has others measured, else as predicted; None where there is no other.
+    `rule` decided the choice. `source` is where the rule comes from: an argument, the environment,
+    a file, the built-in rules or the cost model. `single_copy` is True if ranks read each other's
+    memory in place, without staging buffers. `runner_up` is the fastest other algorithm: by
+    measurement if the table has measurements of others, else by prediction; None if no other
+    algorithm exists.
     """
 
     op: Op
@@ -56,9 +59,9 @@ class Explanation:
     def of(
         cls, op: Op, nbytes: int, hosts: Hosts, choice: AlgorithmChoice, table: SelectionTable
     ) -> Explanation:
-        """The explanation of a choice that the table made for the ranks of these hosts."""
-        verdict = choice.verdict
-        assert verdict is not None, "the table chose"
+        """Explains a choice that the table made for the ranks of these hosts."""
+        selected = choice.selected
+        assert selected is not None, "the table made this choice"
         name = choice.plan.name
         estimates = {e.algorithm: e for e in _estimates(op, nbytes, hosts, name, table)}
         time = estimates.pop(name)
@@ -68,11 +71,11 @@ class Explanation:
             ranks=sum(map(len, hosts)),
             hosts=len(hosts),
             algorithm=name,
-            reason=verdict.rule.reason or "that is what the rule says",
+            reason=selected.rule.reason or "the rule names it",
             block_bytes=choice.plan.block_bytes,
             single_copy=choice.plan.shares_memory,
-            rule=str(verdict.rule),
-            source=verdict.source,
+            rule=str(selected.rule),
+            source=selected.source,
             time=time,
             runner_up=min(estimates.values(), key=_rank, default=None),
         )
@@ -93,7 +96,7 @@ class Explanation:
 def _estimates(
     op: Op, nbytes: int, hosts: Hosts, chosen: str, table: SelectionTable
 ) -> Iterator[Estimate]:
-    """What is known of every algorithm that can serve the call."""
+    """Yields the known times of every algorithm that can serve the call."""
     alone = len(hosts) == 1
     times_s = table.times_s(op, nbytes, sum(map(len, hosts))) if alone else {}
     known = algorithms.names(op) if alone else candidates(op)
@@ -108,13 +111,14 @@ def _estimates(
 
 
 def _rank(estimate: Estimate) -> tuple[bool, float, str]:
-    """Measured ones first, then by time."""
+    """Sort key: measured algorithms first, then by time."""
     measured_s, name = estimate.measured_s, estimate.algorithm
     return measured_s is None, measured_s or estimate.predicted_s, name
 
 
 def _time(time_s: float) -> str:
-    """
+    """Returns a time as text.
+
     >>> _time(2.5e-6), _time(0.0123)
     ('2.5 us', '12.3 ms')
     """

@@ -1,4 +1,4 @@
-"""Groups of some ranks of a communicator."""
+"""Communicators for some ranks of a communicator."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from unisono.bootstrap import WATCH_S, GroupConfig
-from unisono.communicator.arguments import whole, word
+from unisono.communicator.arguments import as_int64, as_integer
 from unisono.communicator.calls import CallRequest
 from unisono.communicator.engine import Call, Engine
 from unisono.errors import CommunicationError, RendezvousError
@@ -28,58 +28,63 @@ _TOKEN_BYTES = 16
 def split(
     self: Communicator, color: int | None, key: int = 0, *, selection: Selectable | None = None
 ) -> Communicator | None:
-    """One communicator for each color, ranks ordered by key, then by rank here.
+    """Makes one communicator for each color. Its ranks are ordered by key, then by rank here.
 
-    Collective over all ranks; those with color None get None. `selection` (a `Selection` or a
-    file) comes before what this communicator chooses by; that of the new rank 0 counts.
+    Collective over all ranks; ranks with color None get None. `selection` (a `Selection` or a file)
+    has priority over this communicator's own selection. The new rank 0's `selection` applies to its
+    group.
     """
-    table = self._engine.collective("split", False, _color_exchange, color, key)
+    table = self._engine.collective("split", False, _exchange, color, key)
     if color is None:
         return None
     same = [r for r in range(self.size) if table[r, 0] and table[r, 1] == color]
     ordered = sorted(same, key=lambda r: (int(table[r, 2]), r))
     name = "split-" + table[ordered[0], 3:].tobytes().hex()
-    with _naming(f"split of ranks {ordered}", ""):
+    with _named_in_errors(f"split of ranks {ordered}", ""):
         return _child(self, ordered, name, selection)
 
 
-def _color_exchange(engine: Engine, color: int | None, key: int) -> Call:
-    """The call in which all ranks tell each other whether they have a color, which, their key, and
-    what makes the name of a group that they lead."""
+def _exchange(engine: Engine, color: int | None, key: int) -> Call:
+    """Returns the call that gathers color, key and a random token of each rank.
+
+    The token of a group's first rank becomes part of the group's name.
+    """
     engine.refuse_in_batch("split")
-    member = [0, 0] if color is None else [1, word(color, "color")]
+    member = [0, 0] if color is None else [1, as_int64(color, "color")]
     token = np.frombuffer(secrets.token_bytes(_TOKEN_BYTES), np.int64)
-    mine = np.array([*member, word(key, "key"), *token], np.int64)
+    mine = np.array([*member, as_int64(key, "key"), *token], np.int64)
     table = np.empty((engine.size, mine.size), np.int64)
     inputs = [(mine.ctypes.data, mine.nbytes)]
     outputs = [(row.ctypes.data, row.nbytes) for row in table]
-    return Call(engine.book.splitting(mine.nbytes), inputs, outputs, table, (mine, table))
+    return Call(
+        engine.call_cache.split_exchange(mine.nbytes), inputs, outputs, table, (mine, table)
+    )
 
 
 def group(
     self: Communicator, ranks: Sequence[int], *, selection: Selectable | None = None
 ) -> Communicator | None:
-    """A communicator of these ranks, in this order.
+    """Makes a communicator of these ranks, in this order.
 
-    Collective over those ranks alone; on others it returns None at once. `selection` as for
+    Collective over these ranks only; returns None at once on other ranks. `selection` as for
     `split`.
     """
     self._require_open()
-    ordered = [whole(rank, "a rank") for rank in ranks]
+    ordered = [as_integer(rank, "a rank") for rank in ranks]
     if len(set(ordered)) != len(ordered) or not all(0 <= r < self.size for r in ordered):
-        raise ValueError(f"{ordered} are not distinct ranks of 0..{self.size - 1}")
+        raise ValueError(f"ranks: expected distinct ranks of 0..{self.size - 1}, not {ordered}")
     if self.rank not in ordered:
         return None
     members = tuple(ordered)
-    self._forks[members] += 1
-    name = f"group-{self._name}-{members}-{self._forks[members]}"
-    with _naming(f"group({ordered})", "; all its ranks must call it with the same list"):
+    self._group_calls[members] += 1
+    name = f"group-{self._name}-{members}-{self._group_calls[members]}"
+    with _named_in_errors(f"group({ordered})", "; all its ranks must call it with the same list"):
         return _child(self, ordered, name, selection)
 
 
 @contextmanager
-def _naming(call: str, advice: str) -> Iterator[None]:
-    """Ranks that do not meet are told of what they called."""
+def _named_in_errors(call: str, advice: str) -> Iterator[None]:
+    """Adds the call and an advice to a `RendezvousError`."""
     try:
         yield
     except RendezvousError as error:
@@ -90,38 +95,44 @@ def _child(
     self: Communicator, ranks: Sequence[int], rendezvous: str, selection: Selectable | None
 ) -> Communicator:
     watch = partial(_require_all, self, ranks)
-    meeting = GroupConfig(
+    group_config = GroupConfig(
         rank=ranks.index(self.rank),
         size=len(ranks),
         rendezvous=rendezvous,
         timeout_s=self.timeout_s,
         staging_bytes=self._settings.staging_bytes,
         single_copy=self._settings.single_copy,
-        word=self._engine.book.table.under(selection).pack(),
+        word=self._engine.call_cache.table.under(selection).pack(),
         watch=watch,
     )
-    met = None
-    if self._span is not None:
-        met = self._span.network.form(meeting, [self._span.members[rank] for rank in ranks])
-    child = type(self)(meeting, self._settings, met=met)
+    joined = None
+    if self._network is not None:
+        joined = self._network.network.form(
+            group_config, [self._network.members[rank] for rank in ranks]
+        )
+    child = type(self)(group_config, self._settings, joined=joined)
     child.timeout_s = self.timeout_s
-    if child._span is not None:
-        with _given_up_on_failure(child):
-            _adopt_table(child, meeting.word, watch)
+    if child._network is not None:
+        with _closed_on_failure(child):
+            _adopt_table(child, group_config.word, watch)
     return child
 
 
 def _require_all(self: Communicator, ranks: Sequence[int]) -> None:
-    """Raises what this communicator failed with, and `RendezvousError` if a rank has left it."""
+    """Raises the failure of this communicator, or `RendezvousError` if one of `ranks` has left
+    it.
+    """
     self._group.require_healthy()
     gone = [rank for rank in ranks if rank != self.rank and not self._group.present(rank)]
     if gone:
-        raise RendezvousError(f"ranks {gone} have left or are lost")
+        raise RendezvousError(f"ranks {gone} have left this communicator or died")
 
 
 @contextmanager
-def _given_up_on_failure(child: Communicator) -> Iterator[None]:
-    """Of a group that came to nothing, nothing is left, whoever keeps the error."""
+def _closed_on_failure(child: Communicator) -> Iterator[None]:
+    """Closes the new group after an error, even if the program keeps the error and its
+    traceback.
+    """
     try:
         yield
     except BaseException as error:
@@ -132,31 +143,37 @@ def _given_up_on_failure(child: Communicator) -> Iterator[None]:
 
 
 def _adopt_table(self: Communicator, word: bytes, watch: Callable[[], None]) -> None:
-    """Rank 0's table for all: on one host it is handed over when the ranks meet.
+    """Brings rank 0's selection table to all ranks of a group over several hosts.
 
-    `watch`, which may raise, looks for ranks that will never come. Who has come tells this group
-    itself if it gives up, and may leave the other communicator as soon as this returns. So all
-    ranks watch until all have come, and none returns before all have ceased to watch: each of the
-    two calls ends on no rank before all have made it.
+    On one host the table comes with the group's shared memory.
+
+    `watch` raises if a rank of the group can no longer arrive. Ranks that have arrived report a
+    failure to this group, and may leave the parent communicator as soon as this function returns.
+    So every rank watches the parent until all have arrived, and no rank returns before all have
+    stopped watching. Two calls ensure this, since each ends on no rank before all ranks have made
+    it.
     """
     engine, first = self._engine, self.rank == 0
-    # By the cost model until then: tables differ, and a rule in one may suit no group of this size.
-    engine.adopt_table(SelectionTable(cores=engine.book.table.cores))
+    # Use the cost model until then: tables of ranks differ, and a rule may not fit this group's
+    # size.
+    engine.adopt_table(SelectionTable(cores=engine.call_cache.table.cores))
     length = np.array([len(word) if first else 0])
-    work = _from_first(engine, length)
+    work = _begin_copy_of_rank_0(engine, length)
     while not work.is_completed():
         watch()
         with suppress(TimeoutError):
             work.wait(WATCH_S)
     work.wait()
     packed = np.frombuffer(word, np.uint8).copy() if first else np.zeros(length[0], np.uint8)
-    _from_first(engine, packed).wait()
+    _begin_copy_of_rank_0(engine, packed).wait()
     engine.adopt_table(SelectionTable.unpack(packed.tobytes()))
 
 
-def _from_first(engine: Engine, x: np.ndarray) -> Work:
-    """Begins to bring rank 0's `x` to all; the others' is zero. A reduction, since a broadcast may
-    end on a rank before others have come."""
+def _begin_copy_of_rank_0(engine: Engine, x: np.ndarray) -> Work:
+    """Begins to copy rank 0's `x` to all ranks, whose own `x` is zero.
+
+    This is a reduction, since a broadcast may end on a rank before others have arrived.
+    """
     request = CallRequest(Op.ALL_REDUCE, (x.nbytes,), DType.UINT8, ReduceOp.MAX)
     where = [(x.ctypes.data, x.nbytes)]
-    return engine.begin("split", Call(engine.book.call(request), where, where, x, x))
+    return engine.begin("split", Call(engine.call_cache.call(request), where, where, x, x))

@@ -1,4 +1,4 @@
-"""Joining the job's group of all ranks."""
+"""Joins the job's group of all ranks."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from unisono import config, native
 from unisono.bootstrap import GroupConfig, join_group
-from unisono.communicator.arguments import check_timeout, whole
+from unisono.communicator.arguments import as_integer, check_timeout
 from unisono.communicator.communicator import Communicator
 from unisono.communicator.own_selection import own_table
 from unisono.selection import Selectable
@@ -26,16 +26,19 @@ def init(
 ) -> Communicator:
     """Joins the job's group of all ranks.
 
-    Without arguments rank, size and rendezvous are those of `unisono.run`, torchrun, mpiexec or
-    srun. `rendezvous` is any text equal on all ranks and the job's own, if they are on one host;
-    else `tcp://host:port`, where rank 0 listens on its host. `timeout_s` (default 300)
-    holds for joining and for each call. `reproducible` (default: `UNISONO_REPRODUCIBLE`, else
-    False) makes the bits of every reduction independent of message size, algorithm and hosts; it
-    must be the same on all ranks, and `split` and `group` pass it on. `selection` (a
-    `communicator.Selection` or a file) says which algorithm serves which call, before the
-    environment and what is built in; rank 0's is what the whole group uses.
+    - Without arguments, rank, size and rendezvous come from `unisono.run`, torchrun, mpiexec or
+      srun.
+    - `rendezvous`: for ranks on one host, any text that is equal on all ranks and unique to the
+      job. For several hosts, `tcp://host:port`; rank 0 listens on that host.
+    - `timeout_s` (default 300) limits the join and each call.
+    - `reproducible` (default: `UNISONO_REPRODUCIBLE`, else False) makes the bits of every reduction
+      independent of message size, algorithm and hosts. It must be equal on all ranks. Groups made
+      by `split` and `group` inherit it.
+    - `selection` (a `communicator.Selection` or a file) selects the algorithm of each call. It has
+      priority over the environment and the built-in rules. Rank 0's selection applies to the whole
+      group.
 
-    Raises `RendezvousError` if the ranks do not find each other, `AuthenticationError` if this one
+    Raises `RendezvousError` if the ranks do not find each other, `AuthenticationError` if this rank
     has another job secret, `UnsupportedError` for a wrong selection.
 
     >>> with init(rank=0, size=1, rendezvous="doc of init", reproducible=True) as comm:
@@ -50,11 +53,11 @@ def init(
     if rank is None and size is None and rendezvous is None:
         world = config.launched_rank()
     elif rank is None or size is None or rendezvous is None:
-        raise ValueError("give rank, size and rendezvous together, or none of them")
+        raise ValueError("rank, size and rendezvous: expected all three or none of them")
     elif not isinstance(rendezvous, str):
         raise TypeError(f"rendezvous: expected a text, not {rendezvous!r}")
     else:
-        rank, size = whole(rank, "rank"), whole(size, "size")
+        rank, size = as_integer(rank, "rank"), as_integer(size, "size")
         world = config.LaunchedRank(rank=rank, size=size, rendezvous=rendezvous)
     return join(world, settings, selection=selection)
 
@@ -63,18 +66,20 @@ def join(
     world: config.LaunchedRank,
     settings: config.Settings,
     *,
-    board: BootstrapStore | None = None,
+    bootstrap_store: BootstrapStore | None = None,
     selection: Selectable | None = None,
 ) -> Communicator:
-    """The same for a rank that knows its world. `board`: where the ranks find each other, whatever
-    the world's rendezvous says. Raises as `init` does.
+    """Joins the group of all ranks like `init`, with known rank, size and settings.
+
+    The ranks find each other through `bootstrap_store` if given, else by the rendezvous of `world`.
+    Raises the errors of `init`.
 
     >>> alone = config.LaunchedRank(rank=0, size=1, rendezvous="example of join")
     >>> with join(alone, config.Settings()) as comm:
     ...     comm.size
     1
     """
-    meeting = GroupConfig(
+    group_config = GroupConfig(
         rank=world.rank,
         size=world.size,
         rendezvous=world.rendezvous,
@@ -84,4 +89,6 @@ def join(
         word=own_table(settings, selection, native.usable_cores()).pack(),
     )
     native.settle_on_core(world.rank)
-    return Communicator(meeting, settings, met=join_group(meeting, settings, board))
+    return Communicator(
+        group_config, settings, joined=join_group(group_config, settings, bootstrap_store)
+    )

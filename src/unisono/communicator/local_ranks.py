@@ -24,31 +24,32 @@ from unisono import config
 from unisono.communicator.pickling import pack
 from unisono.errors import CommunicationError, PeerLostError, UnisonoError
 
-_GRACE_S = 2.0  # what the other ranks get to report after the first failure
+_GRACE_S = 2.0  # time for the other ranks to report after the first failure
 _PR_SET_PDEATHSIG = 1
 
 
 def run(fn: Callable[..., Any], ranks: int = 4, args: Sequence[Any] = ()) -> list[Any]:
-    """Calls `fn(*args)` in `ranks` new processes and returns their results by rank.
+    """Calls `fn(*args)` in `ranks` new processes and returns their results in rank order.
 
     In `fn`, `unisono.init()` joins the group, and so does torch's `init_process_group`: the ranks
-    have the variables that torchrun sets. They are new interpreters, which import the program, so
-    it calls this under `if __name__ == "__main__":`. A notebook, `python -c` and standard input
-    cannot be imported: there `fn` comes with all of the program that it uses. The arguments are
-    copied.
+    have torchrun's environment variables.
 
-    The first failure of any rank is raised here, with that rank's traceback as a note, after the
-    others were ended. Raises `PeerLostError` for a rank that ends without a result, `ValueError`
-    for less than one rank or more than 4096, and what pickle raises for what cannot be copied.
+    The ranks are new interpreters that import the program. So the program must call `run` under `if
+    __name__ == "__main__":`. Processes cannot import a notebook, `python -c` or standard input; in
+    these cases `fn` is sent with all parts of the program that it uses. The arguments are copied.
+
+    If a rank fails, the other ranks are ended and the first failure is raised here, with that
+    rank's traceback as a note. Raises `PeerLostError` if a rank ends without a result, `ValueError`
+    for less than 1 or more than 4096 ranks, and pickle's errors for objects that cannot be copied.
 
     >>> import unisono
     >>> unisono.run(max, ranks=2, args=(3, 5))
     [5, 5]
     """
     if not 1 <= ranks <= config.MOST_RANKS:
-        raise ValueError(f"a host has 1 to {config.MOST_RANKS} ranks, not {ranks}")
-    # Never forked: of a program's threads, such as OpenMP's in torch, a child has none, but waits
-    # for them all the same.
+        raise ValueError(f"ranks: expected 1 to {config.MOST_RANKS} on one host, not {ranks}")
+    # Never fork: a child has none of the program's threads (such as torch's OpenMP threads) but
+    # would wait for them.
     context = multiprocessing.get_context("spawn")
     rendezvous = f"run-{secrets.token_hex(16)}"
     task = _Task(fn, tuple(args), by_value=not _can_be_imported())
@@ -62,7 +63,7 @@ def run(fn: Callable[..., Any], ranks: int = 4, args: Sequence[Any] = ()) -> lis
                 process = context.Process(
                     target=_child, args=(task, world, port, theirs), name=f"unisono-rank-{rank}"
                 )
-                with _importing_no_stream():
+                with _without_stream_as_file():
                     process.start()
                 theirs.close()
                 pipes.append(ours)
@@ -75,7 +76,7 @@ def run(fn: Callable[..., Any], ranks: int = 4, args: Sequence[Any] = ()) -> lis
 
 
 class _Task:
-    """What a rank is to call; taken apart there, where what is wrong with it can be told."""
+    """The call of a rank. The rank unpickles it in `run`, where it can report an error."""
 
     def __init__(self, fn: Callable[..., Any], args: tuple[Any, ...], *, by_value: bool) -> None:
         self._call = (fn, args)
@@ -94,7 +95,7 @@ class _Task:
 
 
 def _can_be_imported() -> bool:
-    """Whether new interpreters can import the program, as `multiprocessing` lets them do."""
+    """Returns True if new interpreters can import the program through `multiprocessing`."""
     main = sys.modules["__main__"]
     spec = getattr(main, "__spec__", None)
     if spec is not None:
@@ -103,8 +104,8 @@ def _can_be_imported() -> bool:
 
 
 @contextlib.contextmanager
-def _importing_no_stream() -> Iterator[None]:
-    """Keeps `multiprocessing` from taking "<stdin>", which names no file, for the program's."""
+def _without_stream_as_file() -> Iterator[None]:
+    """Stops `multiprocessing` from importing "<stdin>" as the program's file."""
     main = sys.modules["__main__"]
     file = getattr(main, "__file__", None)
     if file is None or _can_be_imported():
@@ -119,8 +120,11 @@ def _importing_no_stream() -> Iterator[None]:
 
 @contextlib.contextmanager
 def _reserved_port() -> Iterator[int]:
-    """A port for torch's store, which rank 0 opens later. Nobody who asks for any port is given
-    this one meanwhile; as the store permits reuse, and nobody listens here, it gets it."""
+    """Reserves a port for torch's store, which rank 0 opens later.
+
+    The system gives the port to no other process that asks for a free port. The store can still
+    bind it, since the store permits reuse and no socket listens here.
+    """
     dual = socket.has_dualstack_ipv6()
     with socket.socket(socket.AF_INET6 if dual else socket.AF_INET) as holder:
         if dual:
@@ -131,11 +135,11 @@ def _reserved_port() -> Iterator[int]:
 
 
 def _child(task: _Task, world: config.LaunchedRank, port: int, pipe: Connection) -> None:
-    # The ranks end with the process that started them, however that ends.
+    # Ranks end when their parent process ends, even by a signal.
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
     parent = multiprocessing.parent_process()
     if parent is not None and parent.pid != os.getppid():
-        os._exit(1)  # it had ended before this rank could ask to be told
+        os._exit(1)  # the parent ended before the prctl call
     config.export(world)
     config.export_to_torch(world, port)
     try:
@@ -143,16 +147,16 @@ def _child(task: _Task, world: config.LaunchedRank, port: int, pipe: Connection)
     except BaseException as error:
         trace = "".join(traceback.format_exception(error))
         with contextlib.suppress(OSError):
-            said = (_portable(error), f"rank {world.rank}:\n{trace}")
-            pipe.send_bytes(pack((False, said)))
+            report = (_picklable(error), f"rank {world.rank}:\n{trace}")
+            pipe.send_bytes(pack((False, report)))
         if not isinstance(error, Exception):
             raise
     finally:
         pipe.close()
 
 
-def _portable(error: BaseException) -> BaseException:
-    """The error itself if it survives pickling, and does not end whoever raises it."""
+def _picklable(error: BaseException) -> BaseException:
+    """Returns the error itself if it survives pickling and raising it does not end the parent."""
     if isinstance(error, SystemExit):
         return UnisonoError(f"the rank called sys.exit({error.code!r})")
     try:
@@ -199,7 +203,7 @@ def _outcome(pipe: Connection, process: BaseProcess, rank: int) -> tuple[bool, A
 
 
 def _first_cause(failures: list[tuple[BaseException, str]]) -> BaseException:
-    """The first failure that is not merely another rank's echo."""
+    """Returns the first failure that is not only a consequence of another rank's failure."""
     causes = [f for f in failures if not isinstance(f[0], CommunicationError)] or failures
     error, trace = causes[0]
     if trace:
@@ -208,11 +212,11 @@ def _first_cause(failures: list[tuple[BaseException, str]]) -> BaseException:
 
 
 def _end(processes: list[BaseProcess]) -> None:
-    """Ends what still runs, gently first."""
+    """Ends processes that still run, first by SIGTERM, then by SIGKILL."""
     for stop in (BaseProcess.terminate, BaseProcess.kill):
         running = [process for process in processes if process.is_alive()]
         if running and stop is BaseProcess.terminate:
-            # Ranks that have reported are about to end by themselves.
+            # Ranks that have reported soon end by themselves.
             until = time.monotonic() + _GRACE_S / 4
             for process in running:
                 process.join(max(until - time.monotonic(), 0))

@@ -1,4 +1,4 @@
-"""The rules of selection that this rank brings: from its argument, its environment and files."""
+"""The selection rules of this rank, from its argument, environment and files."""
 
 from __future__ import annotations
 
@@ -13,11 +13,13 @@ _log = logging.getLogger("unisono")
 
 
 def own_table(settings: Settings, selection: Selectable | None, cores: int) -> SelectionTable:
-    """This rank's table: the argument, then UNISONO_ALGORITHM, then the file of
-    UNISONO_SELECTION, else the file that `unisono tune` made for this machine.
+    """Returns this rank's selection table.
 
-    Raises `UnsupportedError` for what is wrong with any of them but the last: that one is only
-    warned of, for nobody asked for it.
+    The order of priority is: the argument, UNISONO_ALGORITHM, then the file of UNISONO_SELECTION
+    or, without it, the file that `unisono tune` made for this machine.
+
+    Raises `UnsupportedError` if one of these is wrong. A wrong file of `unisono tune` only causes a
+    warning, since the user did not ask for it.
     """
     layers = []
     if settings.algorithm:
@@ -31,5 +33,5 @@ def own_table(settings: Settings, selection: Selectable | None, cores: int) -> S
             tuned = load(settings.tuned)
             layers.append(Layer(source=f"tuned file, {settings.tuned}", selection=tuned))
         except UnsupportedError as error:
-            _log.warning("ignored the tuned selection, make it anew by `unisono tune`: %s", error)
+            _log.warning("ignored the tuned selection; run `unisono tune` to replace it: %s", error)
     return SelectionTable(layers=tuple(layers), cores=cores).under(selection)

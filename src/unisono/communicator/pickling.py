@@ -1,4 +1,4 @@
-"""Functions, arguments and results as bytes for another process of the same program."""
+"""Pickles functions, arguments and results for another process of the same program."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ from typing import Any
 
 
 def pack(value: Any, *, by_value: bool = False) -> bytes:
-    """What `pickle.loads` makes an equal value of, in another process.
+    """Pickles a value so that `pickle.loads` in another process returns an equal value.
 
-    Functions and classes go by name. What has no name that can be imported, such as a lambda, goes
-    by value, as its code; `by_value`: so does whatever `__main__` defines. Arrays and tensors are
-    copied. Raises what pickle does where that cannot be.
+    Functions and classes are pickled by name. Objects without an importable name, such as lambdas,
+    are pickled by value, with their code. With `by_value`, the same applies to everything that
+    `__main__` defines. Arrays and tensors are copied. Raises pickle's errors.
 
     >>> import pickle
     >>> pickle.loads(pack(lambda: 3))()
@@ -25,9 +25,9 @@ def pack(value: Any, *, by_value: bool = False) -> bytes:
         try:
             named.dump(value)
             return buffer.getvalue()
-        except Exception:  # pickle raises whatever it meets
+        except Exception:  # pickling can raise any error
             buffer = io.BytesIO()
-    import cloudpickle  # most programs do without
+    import cloudpickle  # imported late, since most programs do not need it
 
     whole = cloudpickle.Pickler(buffer)
     whole.dispatch_table = {**_reducers(ForkingPickler(buffer)), **whole.dispatch_table}
@@ -36,7 +36,10 @@ def pack(value: Any, *, by_value: bool = False) -> bytes:
 
 
 def _reducers(pickler: Any) -> dict[type, Any]:
-    """Those of `multiprocessing`, for its queues and pipes, without torch's: they would lend the
-    memory of tensors, which ranks are to have for themselves, and which ends with its owner."""
+    """Returns `multiprocessing`'s reducers for its queues and pipes, without torch's.
+
+    Torch's reducers share a tensor's memory, which lives only as long as its owner. Ranks need
+    copies.
+    """
     table = pickler.dispatch_table
     return {kind: table[kind] for kind in table if kind.__module__.partition(".")[0] != "torch"}

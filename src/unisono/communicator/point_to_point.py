@@ -1,7 +1,7 @@
-"""Point-to-point: send, recv, both at once, and exchanges with any neighbours.
+"""Point-to-point messages: send, recv, sendrecv, probe, and exchanges with any neighbours.
 
-Messages from one rank to another with one tag are received in the order in which they were sent.
-The functions with a `self` are methods of `Communicator`.
+Messages from one rank to another with equal tags arrive in the order of their sends. Functions with
+a `self` are methods of `Communicator`.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _NEIGHBOR_TAG = TAGS
 
 
 class Probed(NamedTuple):
-    """A message that nobody has received yet."""
+    """A message that has arrived but is not yet received."""
 
     source: int
     tag: int
@@ -38,16 +38,16 @@ class Probed(NamedTuple):
 def send(self: Communicator, x: Array, dst: int, tag: int = 0, *, async_op: bool = False) -> Any:
     """Sends `x` to rank `dst`, which may be this rank.
 
-    A message of a few KiB may leave before anybody asks for it; a larger one waits for its
-    receiver. With `async_op=True` the caller does not: `x` belongs to the call until the `Work` is
-    done.
+    A message of a few KiB may return before the receiver asks for it; a larger one waits for its
+    receiver. With `async_op=True` the call returns at once, and the program must not change `x`
+    until the `Work` is done.
     """
     done = self._messages.send(x, dst, tag, async_op)
     if done is not NotImplemented:
         return done
     engine = self._engine
     message = _sending(engine, x, dst, check_tag(tag))
-    return engine.deliver([message], None, async_op)
+    return engine.exchange_messages([message], None, async_op)
 
 
 def recv(
@@ -58,10 +58,10 @@ def recv(
     *,
     async_op: bool = False,
 ) -> Any:
-    """Receives into `x` from rank `src`, or from any rank; returns the rank it came from.
+    """Receives into `x` from rank `src`, or from any rank. Returns the source rank.
 
-    `tag=None` takes a message of any tag. The message must have the type and length of `x`, else
-    `MismatchError`.
+    With `tag=None` it receives a message with any tag. Raises `MismatchError` unless the message
+    has the type and length of `x`.
     """
     done = self._messages.recv(x, src, tag, async_op)
     if done is not NotImplemented:
@@ -69,16 +69,16 @@ def recv(
     engine = self._engine
     message = _receiving(engine, x, src, _wanted(tag))
     if async_op:
-        return engine.deliver([message], x, async_op)
+        return engine.exchange_messages([message], x, async_op)
     if engine.recording:
         if src is None:
             raise UnsupportedError(
-                "inside a batch, a receive from any rank needs async_op=True: its Work tells the "
-                "source"
+                "inside a batch, a receive from any rank needs async_op=True: its Work then has "
+                "the source"
             )
-        engine.deliver([message], x, False)
+        engine.exchange_messages([message], x, False)
         return src
-    (work,) = engine.post([message], in_background=False)
+    (work,) = engine.begin_messages([message], in_background=False)
     work.wait()
     return work.source_rank()
 
@@ -93,9 +93,10 @@ def sendrecv(
     *,
     async_op: bool = False,
 ) -> Any:
-    """Sends `x` to rank `dst` while it receives `out` from rank `src`, or from any; returns `out`.
+    """Sends `x` to rank `dst` and receives `out` from rank `src`, or from any rank. Returns `out`.
 
-    Neither waits for the other, so rings and pairs of ranks may all call it. `out` may be `x`.
+    Send and receive do not wait for each other, so all ranks of a ring can call it at once. `out`
+    may be `x`.
     """
     if not async_op:
         done = self._messages.sendrecv(x, dst, out, src, tag)
@@ -106,14 +107,14 @@ def sendrecv(
     outgoing = _sending(engine, x, dst, tag)
     if overlap(outgoing.staged.located, incoming.staged.located):
         outgoing = _sending(engine, duplicate(x), dst, tag)
-    return engine.deliver([incoming, outgoing], out, async_op)
+    return engine.exchange_messages([incoming, outgoing], out, async_op)
 
 
 def send_init(self: Communicator, x: Array, dst: int, tag: int = 0) -> native.Request:
-    """Makes a `Work` that begins with each `start()`, as a pipeline sends one memory each step.
+    """Makes a persistent send, like `MPI_Send_init`. Each `start()` sends the current content of
+    `x`.
 
-    Its arguments are checked here, once. `x` must be contiguous, and its memory must stay where it
-    is. The same as `MPI_Send_init`.
+    Checks the arguments once, here. `x` must be contiguous, and its memory must not move.
 
     >>> import numpy as np, unisono
     >>> x, y = np.zeros(2), np.zeros(2)
@@ -130,7 +131,7 @@ def send_init(self: Communicator, x: Array, dst: int, tag: int = 0) -> native.Re
 def recv_init(
     self: Communicator, x: Array, src: int | None = None, tag: int | None = 0
 ) -> native.Request:
-    """Makes a receive that begins with each `start()`; see `send_init`."""
+    """Makes a persistent receive. Each `start()` begins one receive; see `send_init`."""
     return _persistent(self._engine, _receiving(self._engine, x, src, _wanted(tag)))
 
 
@@ -140,10 +141,11 @@ def probe(
     tag: int | None = None,
     timeout_s: float | None = None,
 ) -> Probed:
-    """Waits for a message from rank `src`, or any, with `tag`, or any, and says what it is.
+    """Waits for a message from rank `src` (None: any) with `tag` (None: any). Returns its
+    description.
 
-    The message is still to be received: by `recv` with the source and tag that this returns. Raises
-    `TimeoutError` if none has come after `timeout_s` seconds.
+    The message stays available: receive it by `recv` with the returned source and tag. Raises
+    `TimeoutError` if no such message arrives within `timeout_s` seconds.
 
     >>> import numpy as np, unisono
     >>> with unisono.init(rank=0, size=1, rendezvous="example of a probe") as comm:
@@ -158,12 +160,14 @@ def probe(
     limit_s = -1.0 if timeout_s is None else max(0.0, timeout_s)
     found = _probe(self._engine, src, tag, True, limit_s)
     if found is None:
-        raise TimeoutError(f"no such message has come after {timeout_s:g} s (timeout)")
+        raise TimeoutError(f"no such message arrived within {timeout_s:g} s (timeout)")
     return found
 
 
 def iprobe(self: Communicator, src: int | None = None, tag: int | None = None) -> Probed | None:
-    """Says what `recv` would receive, without waiting; None if no such message has come."""
+    """Returns the description of a message like `probe`, without waiting; None if none has
+    arrived.
+    """
     return _probe(self._engine, src, tag, False, 0.0)
 
 
@@ -176,27 +180,31 @@ def neighbor_exchange(
     *,
     async_op: bool = False,
 ) -> Any:
-    """Sends piece i of `x` to rank `neighbors[i]`; piece i of `out` comes from `sources[i]`.
+    """Sends piece i of `x` to rank `neighbors[i]`. Piece i of `out` comes from `sources[i]`.
+    Returns `out`.
 
-    What MPI calls a neighbourhood all-to-all. Every rank gives lists of its own, of any length;
-    whom one sends to must have it among its sources. `sources` are by default the neighbours. `x`
-    and `out` are lists with an array of any length for each, or one array of equal shares of rows;
-    `out=None` allocates: pieces as long as those sent to the same neighbours, or else as the shares
-    of one array. Several pieces from one rank to another arrive in their order in the lists: on a
-    ring that may have two ranks, give `neighbors=[left, right], sources=[right, left]`, since what
-    one sends to its left the other receives from its right. Only neighbours wait for each other.
+    This is MPI's neighbourhood all-to-all. Each rank gives its own lists, of any length. If a rank
+    sends to another, it must be in the other's `sources`. `sources` defaults to `neighbors`.
 
-    Returns `out`. A piece that is not as long as its place raises `MismatchError`.
+    `x` and `out` are each a list of one array per neighbour, of any lengths, or one array of equal
+    shares of rows. With `out=None` the call allocates arrays: as long as the pieces sent to the
+    same neighbours, else as long as the shares of `x`.
+
+    Several pieces from one rank to another arrive in the order of the lists. On a ring of possibly
+    two ranks, give `neighbors=[left, right], sources=[right, left]`: a piece sent to the left
+    arrives from the right. Only neighbours wait for each other.
+
+    Raises `MismatchError` if a piece does not have the length of its place in `out`.
     """
     engine = self._engine
     origins = neighbors if sources is None else sources
     parts = _pieces(x, len(neighbors), "x")
     if out is None:
-        out = _room(x, len(neighbors), len(origins), sources is None)
+        out = _allocate(x, len(neighbors), len(origins), sources is None)
     places = _pieces(out, len(origins), "out")
-    who = "a neighbour" if sources is None else "a source"
+    role = "a neighbour" if sources is None else "a source"
     incoming = [
-        _receiving(engine, place, src, _NEIGHBOR_TAG, who)
+        _receiving(engine, place, src, _NEIGHBOR_TAG, role)
         for place, src in zip(places, origins, strict=True)
     ]
     taken = [message.staged.located for message in incoming]
@@ -206,7 +214,7 @@ def neighbor_exchange(
         if any(overlap(message.staged.located, place) for place in taken):
             message = message._replace(staged=stage(duplicate(part), writable=False))
         outgoing.append(message)
-    return engine.deliver([*incoming, *outgoing], out, async_op)
+    return engine.exchange_messages([*incoming, *outgoing], out, async_op)
 
 
 # ---- what they have in common
@@ -239,7 +247,9 @@ def _probe(
 def _persistent(engine: Engine, message: MessageCall) -> native.Request:
     engine.refuse_in_batch("a persistent request")
     if message.staged.copy is not None:
-        raise ValueError("a persistent request needs an array whose elements are contiguous")
+        raise ValueError(
+            "a persistent request needs a contiguous array: give its .copy() or .contiguous()"
+        )
     return engine.request(message, persistent=True)
 
 
@@ -255,27 +265,30 @@ def _receiving(
 
 
 def _pieces(x: Array | Sequence[Array], count: int, what: str) -> Sequence[Array]:
-    """One array for each of `count` neighbours."""
+    """Returns one array for each of `count` neighbours."""
     if isinstance(x, (list, tuple)):
         if len(x) != count:
-            raise ValueError(f"{what} has {len(x)} arrays for {count} neighbours")
+            raise ValueError(f"{what}: expected {count} arrays, one per neighbour, not {len(x)}")
         return x
     have = rows(x, what)
     share = have.count // count if count else 0
     if share * count != have.count:
-        raise ValueError(f"{what} has {have.count} rows: no equal shares for {count} neighbours")
+        raise ValueError(
+            f"{what}: expected a multiple of {count} rows, one share per neighbour, not "
+            f"{have.count}"
+        )
     return split(x, [share] * count)
 
 
-def _room(
+def _allocate(
     x: Array | Sequence[Array], sent: int, received: int, symmetric: bool
 ) -> Array | list[Array]:
-    """Where as much may come as is sent."""
+    """Allocates arrays to receive as much as is sent."""
     if isinstance(x, (list, tuple)):
         if not symmetric:
-            raise ValueError("neighbor_exchange needs out where x is a list and sources are given")
+            raise ValueError("neighbor_exchange needs out if x is a list and sources are given")
         return [empty(piece, tuple(piece.shape)) for piece in x]
     if not sent:
-        raise ValueError("neighbor_exchange needs out where nothing is sent")
+        raise ValueError("neighbor_exchange needs out on a rank without neighbors")
     have = rows(x, "x")
     return empty(x, (have.count // sent * received, *have.shape))

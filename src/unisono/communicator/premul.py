@@ -1,4 +1,4 @@
-"""The sum of contributions that each rank multiplies by a factor of its own."""
+"""Sum of contributions after each rank multiplies its own by a factor."""
 
 from __future__ import annotations
 
@@ -12,26 +12,27 @@ from unisono import native
 from unisono.communicator.arrays import stage
 from unisono.errors import UnsupportedError
 
-_KINDS = "biufc"  # booleans, integers (of either sign), real, complex
+_KINDS = "biufc"  # booleans, signed and unsigned integers, reals, complex numbers
 
 
 @dataclass(frozen=True, slots=True)
 class PremulSum:
-    """A reduction: each rank's contribution is multiplied by its own `factor`, then summed.
+    """A reduction that multiplies each rank's contribution by that rank's `factor`, then sums.
 
-    The peers neither need nor see the factor, which may differ from rank to rank. It is a number,
-    or an array that broadcasts to the contribution; it is converted to the type of the elements,
-    in which the product is rounded as any product of that type. Of 16- and 8-bit floats, factor,
-    product and sum are float32, and only the sum is rounded. Integers need an integer factor, and
-    wrap.
+    Ranks may have different factors; a rank does not know the factors of others. The factor is a
+    number, or an array that broadcasts to the contribution. It is converted to the element type, in
+    which the product is rounded. For 16- and 8-bit floats, factor, product and sum are float32, and
+    only the sum is rounded. Integers need an integer factor, and wrap.
     """
 
     factor: Any
 
 
 def premul_sum(factor: Any) -> PremulSum:
-    """The sum of all contributions, each multiplied by the `factor` its rank gives (NCCL's and
-    torch's PREMUL_SUM). See `PremulSum`.
+    """Makes a sum that multiplies each rank's contribution by its `factor` (PREMUL_SUM of NCCL and
+    torch).
+
+    See `PremulSum`.
 
     >>> premul_sum(0.5)
     PremulSum(factor=0.5)
@@ -40,8 +41,10 @@ def premul_sum(factor: Any) -> PremulSum:
 
 
 def scale(array: Any, factor: Any) -> None:
-    """Multiplies contiguous elements in place. Raises `UnsupportedError`, or `ValueError` for a
-    factor whose shape does not fit.
+    """Multiplies contiguous elements in place.
+
+    Raises `UnsupportedError` for a factor of a wider kind, such as a float factor of integers, and
+    `ValueError` for a factor whose shape does not fit.
 
     >>> x = np.array([1, 2, 3], np.int32)
     >>> scale(x, 2)
@@ -50,7 +53,9 @@ def scale(array: Any, factor: Any) -> None:
     """
     x, by = _as_numpy(array), _as_numpy(factor)
     if _rank_of(by) > _rank_of(x):
-        raise UnsupportedError(f"premul_sum of {x.dtype} elements cannot take a {by.dtype} factor")
+        raise UnsupportedError(
+            f"premul_sum of {x.dtype} elements needs a factor of their kind, not {by.dtype}"
+        )
     with np.errstate(all="ignore"):
         converted = by.astype(x.dtype)
         if by.size == 1 and by.ndim <= x.ndim:
@@ -64,7 +69,7 @@ def scale(array: Any, factor: Any) -> None:
 
 
 def float_factor(reduction: object) -> float | None:
-    """The factor of float32 elements, if it is one number."""
+    """Returns the factor as a float32 value if it is one real number, else None."""
     if not isinstance(reduction, PremulSum):
         return None
     factor = reduction.factor
@@ -75,19 +80,20 @@ def float_factor(reduction: object) -> float | None:
 
 
 def _scale_complex(x: NDArray[Any], by: NDArray[Any]) -> None:
-    # NumPy fuses multiplications and additions in some elements of an array and not in others.
+    # NumPy's own complex product fuses multiplication and addition in some elements but not in
+    # others.
     real = x.real * by.real - x.imag * by.imag
     x.imag = x.real * by.imag + x.imag * by.real
     x.real = real
 
 
 def _as_numpy(array: Any) -> NDArray[Any]:
-    """The memory of a CPU tensor as a NumPy array; anything else as NumPy takes it."""
+    """Returns a NumPy view of a CPU tensor, or any other object as a NumPy array."""
     return np.asarray(array.detach().numpy() if hasattr(array, "data_ptr") else array)
 
 
 def _rank_of(array: NDArray[Any]) -> int:
     kind = array.dtype.kind.replace("u", "i")
     if kind not in _KINDS:
-        raise UnsupportedError(f"premul_sum needs numbers, not {array.dtype}")
+        raise UnsupportedError(f"premul_sum: expected numbers, not {array.dtype}")
     return _KINDS.index(kind)

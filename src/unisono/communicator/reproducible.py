@@ -1,9 +1,9 @@
-"""What a reproducible communicator may run: every element one fold in the order of ranks.
+"""Algorithms that a reproducible communicator may run: every element is one fold in rank order.
 
-Then the bits of an element depend on the contributions and on the numbers of the ranks alone: not
-on the length of the message, on its place in it, on the algorithm or on the hosts. That holds for
-links to come too, as long as a plan's order of operands is all that decides a fold; an algorithm
-that first reduces within each host nests reductions, and is refused like any other that does.
+The bits of an element then depend only on its contributions and their ranks. They do not depend on
+message length, position in the message, algorithm or hosts. This holds for any kind of link, since
+only a plan's order of operands determines a fold. An algorithm that first reduces within each host
+nests reductions, so it is refused.
 """
 
 from __future__ import annotations
@@ -17,35 +17,35 @@ from unisono.selection import Rule, SelectedRule
 from unisono.types import Op
 
 FALLBACK = "direct"
-"""Serves every operation with one exchange, folded in rank order where it arrives."""
+"""Serves every operation: one exchange, and each receiver folds in rank order."""
 
 _SOURCE = "reproducible=True"
 
 
 def is_reproducible(plan: LoadedPlan, *, narrow: bool) -> bool:
-    """Whether the plan may run; `narrow` for elements that are 16- and 8-bit floats.
+    """Returns True if a reproducible communicator may run the plan. `narrow`: 16- and 8-bit floats.
 
-    A fold that goes on at other ranks gives the bits of a fold at once, except for narrow floats:
-    for those the whole vector then goes through float32 copies, which leaves no trace but in a NaN
-    that nothing was added to.
+    A fold that continues on other ranks gives the same bits as a fold on one rank, except for
+    narrow floats. Such plans reduce float32 copies of narrow floats, and a copy can change the bits
+    of a NaN that no addition changes.
     """
     return plan.in_rank_order and not (narrow and plan.reduce_depth > 1)
 
 
 def fallback(op: Op) -> SelectedRule:
-    """What serves calls whose usual algorithm is not reproducible."""
+    """Returns the rule for calls whose usual algorithm is not reproducible."""
     return SelectedRule(rule=Rule(op=op, algorithm=FALLBACK), source=_SOURCE)
 
 
 def refusal(
     executor: NativeExecutor, op: Op, algorithm: str, root: int, *, narrow: bool
 ) -> UnsupportedError:
-    """Why an algorithm may not run, and which may."""
+    """Returns an error with the reason of the refusal and the permitted algorithms."""
     kind = " of 16- and 8-bit floats" if narrow else ""
     return UnsupportedError(
-        f"algorithm={algorithm!r}: this communicator is reproducible, but {op}{kind} by it does "
-        "not fold every element once in the order of ranks, so its bits depend on message size "
-        f"and algorithm; {', '.join(_allowed(executor, op, root, narrow=narrow))} do"
+        f"algorithm={algorithm!r}: expected an algorithm that folds {op}{kind} in rank order, "
+        "since this communicator is reproducible: "
+        f"{', '.join(_allowed(executor, op, root, narrow=narrow))}"
     )
 
 
@@ -54,6 +54,6 @@ def _allowed(executor: NativeExecutor, op: Op, root: int, *, narrow: bool) -> It
         try:
             plan = executor.plan(op, name, root)
         except UnsupportedError:
-            continue  # not on this many ranks
+            continue  # does not serve this number of ranks
         if is_reproducible(plan, narrow=narrow):
             yield name

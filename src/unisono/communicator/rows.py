@@ -1,4 +1,4 @@
-"""Arrays as rows of their leading axis: counting them, cutting them, finding a place for them."""
+"""Arrays as rows of their leading dimension: counts, pieces and output buffers."""
 
 from __future__ import annotations
 
@@ -13,24 +13,24 @@ import numpy as np
 from numpy.typing import NDArray
 
 from unisono.communicator.arrays import Array, dtype_of, empty
-from unisono.communicator.engine import Later
+from unisono.communicator.engine import DeferredResult
 from unisono.types import DType
 
 ANY = -1
-"""A number of rows that is the other side's to say."""
+"""A number of rows that only the other side knows."""
 
-_MOST_BYTES = (1 << 63) - 1  # of an array
+_MOST_BYTES = (1 << 63) - 1  # length limit of an array
 
 Counts: TypeAlias = Sequence[int]
-"""Rows of each rank: a list, or an array of integers."""
+"""Rows of each rank: a list or an integer array."""
 
 Table: TypeAlias = NDArray[np.int64]
-"""Rows from each rank (first axis) to each (second axis)."""
+"""Rows from each rank (first axis) to each rank (second axis)."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rows:
-    """An array as rows of its leading axis: how many, the shape and the bytes of one."""
+    """An array as rows of its leading dimension: `count` rows, each with this shape and size."""
 
     count: int
     shape: tuple[int, ...]
@@ -39,21 +39,23 @@ class Rows:
 
 
 def rows(array: Array, what: str) -> Rows:
-    """The rows of an array. Raises `TypeError`, `ValueError` or `UnsupportedError`.
+    """Returns the rows of an array. Raises `TypeError`, `ValueError` or `UnsupportedError`.
 
     >>> rows(np.zeros((3, 4), np.float32), "x")
     Rows(count=3, shape=(4,), nbytes=16, dtype=<DType.FLOAT32: 0>)
     """
     dtype = dtype_of(array, f"{what}: ")
     if not len(array.shape):
-        raise ValueError(f"{what} has no leading axis, so no rows: give it shape (1,)")
+        raise ValueError(
+            f"{what}: expected an array with rows, but it has no dimensions: use shape (1,)"
+        )
     shape = tuple(array.shape[1:])
     nbytes = math.prod(shape) * dtype.size_bytes
     return Rows(count=array.shape[0], shape=shape, nbytes=nbytes, dtype=dtype)
 
 
 def split(array: Array, counts: Sequence[int]) -> list[Array]:
-    """Views of consecutive rows, so many each.
+    """Returns views of consecutive rows; view i has `counts[i]` rows.
 
     >>> [piece.tolist() for piece in split(np.arange(4), [1, 0, 3])]
     [[0], [], [1, 2, 3]]
@@ -63,7 +65,7 @@ def split(array: Array, counts: Sequence[int]) -> list[Array]:
 
 
 class RowBuffer(NamedTuple):
-    """Where rows go that come from all ranks, as the caller said it."""
+    """The caller's output for rows from all ranks. `pieces` asks for one result array per rank."""
 
     out: Array | Sequence[Array] | None
     pieces: bool
@@ -72,53 +74,59 @@ class RowBuffer(NamedTuple):
     def _listed(self) -> bool:
         return isinstance(self.out, (list, tuple))
 
-    def takes(self, have: Rows, ranks: int) -> list[int]:
-        """The rows that are to come from each rank, as far as `out` says."""
+    def to_receive(self, have: Rows, ranks: int) -> list[int]:
+        """Returns the rows expected from each rank, `ANY` where `out` does not say."""
         if not self._listed:
             return [ANY] * ranks
         assert self.out is not None
         if len(self.out) != ranks:
-            raise ValueError(f"out must have one array per rank: {ranks}, not {len(self.out)}")
+            raise ValueError(f"out: expected one array per rank, {ranks}, not {len(self.out)}")
         return [
             require_alike(piece, have, f"out[{rank}]").count for rank, piece in enumerate(self.out)
         ]
 
-    def room(self, have: Rows) -> int:
-        """The rows that are to come in all, as far as `out` says."""
+    def capacity(self, have: Rows) -> int:
+        """Returns the total of expected rows, or `ANY` if `out` does not say."""
         return (
             ANY if self.out is None or self._listed else require_alike(self.out, have, "out").count
         )
 
     def require(self, have: Rows, counts: list[int]) -> None:
-        """Raises `ValueError` unless there is room for just so many rows from each rank."""
-        if self._listed and (found := self.takes(have, len(counts))) != counts:
-            raise ValueError(f"the arrays of out have {found} rows, but {counts} come")
-        room = self.room(have)
-        if room not in (ANY, sum(counts)):
-            raise ValueError(f"out has {room} rows, but {sum(counts)} come: {counts}")
+        """Raises `ValueError` unless `out` fits exactly these rows from each rank."""
+        if self._listed and (found := self.to_receive(have, len(counts))) != counts:
+            raise ValueError(f"out: expected arrays of {counts} rows, but they have {found}")
+        capacity = self.capacity(have)
+        if capacity not in (ANY, sum(counts)):
+            raise ValueError(
+                f"out: expected {sum(counts)} rows, the sum of {counts}, but it has {capacity}"
+            )
 
-    def promise(self) -> Any:
-        """The result, as far as it is known before the counts."""
+    def known_result(self) -> Any:
+        """Returns the result if it is known before the counts, else a `DeferredResult`."""
         known = self.out is not None and (self._listed or not self.pieces)
-        return self.out if known else Later()
+        return self.out if known else DeferredResult()
 
     def arrays(self, x: Array, have: Rows, counts: list[int]) -> tuple[list[Array], Any]:
-        """One array per rank for so many rows each, and the result of the call."""
+        """Returns one array per rank with these numbers of rows, and the result of the call."""
         self.require(have, counts)
         if self._listed:
             return list(self.out or ()), self.out
         out = self.out
         if out is None:
             if sum(counts) * have.nbytes > _MOST_BYTES:
-                raise ValueError(f"no memory holds {sum(counts)} rows of {have.nbytes} bytes")
+                raise ValueError(
+                    f"counts: {sum(counts)} rows of {have.nbytes} bytes exceed any memory"
+                )
             out = empty(x, (sum(counts), *have.shape))
         pieces = split(out, counts)
         return pieces, (pieces if self.pieces else out)
 
 
 def require_alike(array: Array, have: Rows, what: str, other: str = "x") -> Rows:
-    """The rows of `array`, called `what`. Raises `ValueError` if they are not such as those of
-    `have`, which are called `other`."""
+    """Returns the rows of `array`, which errors call `what`.
+
+    Raises `ValueError` unless they have the type and size of the rows of `have`, called `other`.
+    """
     found = rows(array, what)
     if (found.dtype, found.nbytes) != (have.dtype, have.nbytes):
         shape = ", ".join(["rows", *map(str, have.shape)])
@@ -130,7 +138,7 @@ def require_alike(array: Array, have: Rows, what: str, other: str = "x") -> Rows
 
 
 def require_share(out: Array, have: Rows, count: int, rank: int) -> None:
-    """Raises `ValueError` unless `out` holds just as much as the `count` rows of x that come."""
+    """Raises `ValueError` unless `out` has the type and size of `count` rows of x."""
     found = dtype_of(out)
     if found is not have.dtype or math.prod(out.shape) * found.size_bytes != count * have.nbytes:
         raise ValueError(
@@ -140,7 +148,7 @@ def require_share(out: Array, have: Rows, count: int, rank: int) -> None:
 
 
 def checked(counts: Iterable[Any], ranks: int, what: str) -> list[int]:
-    """Counts as a list, one per rank. Raises `TypeError` or `ValueError`.
+    """Returns counts as a list of one per rank. Raises `TypeError` or `ValueError`.
 
     >>> checked([1, 2.5], 2, "counts")
     Traceback (most recent call last):
@@ -158,18 +166,18 @@ def checked(counts: Iterable[Any], ranks: int, what: str) -> list[int]:
 
 
 def table_of(counts: Any, ranks: int) -> Table | None:
-    """Counts from each rank to each, if that is what they are."""
+    """Returns a table of counts from each rank to each rank; None if `counts` is not a table."""
     if not hasattr(counts, "__len__") or not len(counts) or not hasattr(counts[0], "__len__"):
         return None
     if len(counts) != ranks:
-        raise ValueError(f"send_counts as a table must have {ranks} rows, not {len(counts)}")
+        raise ValueError(f"send_counts: expected a table of {ranks} rows, not {len(counts)}")
     return np.array(
         [checked(row, ranks, f"send_counts[{rank}]") for rank, row in enumerate(counts)], np.int64
     )
 
 
 def require_sum(counts: list[int], have: Rows, what: str) -> None:
-    """Raises `ValueError` unless the counts make up all rows of x."""
+    """Raises `ValueError` unless the counts add up to the rows of x."""
     if sum(counts) != have.count:
         raise ValueError(f"x has {have.count} rows, but {what} add up to {sum(counts)}: {counts}")
 

@@ -1,4 +1,4 @@
-"""Going on without the ranks that were lost."""
+"""Recovery: continues a program without the ranks that were lost."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING
 
 from unisono.bootstrap import GroupConfig
-from unisono.communicator.arguments import check_timeout, whole
+from unisono.communicator.arguments import as_integer, check_timeout
 from unisono.recovery import RecoveryRequest, recover
 from unisono.selection import Selectable
 
@@ -21,41 +21,44 @@ def shrink(
     timeout_s: float | None = None,
     selection: Selectable | None = None,
 ) -> Communicator:
-    """A communicator of the ranks that are left, in the order of their ranks here.
+    """Makes a communicator of the ranks that are left, in their order here.
 
-    Collective over those ranks alone, which all get the same members, and possible in any state:
-    after `PeerLostError` and every other `CommunicationError`, after another rank's mistake, and
-    when nothing has happened. Afterwards this communicator is refused (a healthy one ends with
-    `AbortedError`); the new one has its settings, timeout and selection, `selection` as for
-    `split`, and says in `former_ranks` who its ranks were.
+    Collective over the ranks that are left; all of them get the same members. Possible in any
+    state: after any `CommunicationError`, after an error of another rank, and without an error.
+    Afterwards this communicator refuses all work (pending calls of a healthy one end with
+    `AbortedError`). The new communicator has the same settings, timeout and selection. `selection`
+    as for `split`. Its `former_ranks` are the ranks' numbers here.
 
-    - Who dies before the new group stands is left out too; who dies later is found by the next call
-      on it, and can be shrunk away in turn.
-    - Whoever is alive is waited for, `timeout_s` (default: that of this communicator). Who has not
-      come by then is treated as lost, and logged; when it comes later it gets `AbortedError`.
-      With ranks stopped in the middle it can take a few times as long.
-    - `exclude`: ranks to be left out, the same on all that call this. On one host they may live;
-      they do not call this, and are told by the next call that they make here. Over several hosts
-      it is also your word that they have ended, or never shrink on their own: see below.
+    - A rank that dies before the new group is complete is left out too. The next call on the new
+      group detects a rank that dies later; another `shrink` can then remove it.
+    - The ranks wait `timeout_s` (default: this communicator's) for every living rank. A rank that
+      arrives later is treated as lost, with a log entry, and gets `AbortedError`. If ranks stop in
+      the middle, this can take a few times as long.
+    - `exclude` lists ranks to leave out; it must be equal on all calling ranks. On one host,
+      excluded ranks may live. They do not call this, and their next call here raises an error. Over
+      several hosts, `exclude` also asserts that these ranks have ended or never shrink on their
+      own: see below.
 
-    A rank whose call raises has left the group, unless it reached too few (see below): the others
-    go on without it. One that has not seen the failure comes when its own call fails: after a loss
-    within a second; where one rank alone wants to shrink it calls `abort` first.
+    A rank whose call raises has left the group, and the others go on without it, unless it reached
+    too few ranks (see below). A rank that has not noticed the failure joins when its own call
+    fails. After a loss this takes less than a second. If only one rank wants to shrink, it calls
+    `abort` first.
 
-    Over several hosts the ranks go on that reach the hosts of more than half of all ranks, or of
-    half with the lowest. A host counts with all its ranks while one of them lives there and
-    answers: its kernel knows which of the others are dead. A host that does not answer may live
-    beyond a cut, whatever its address says.
+    Over several hosts, the ranks that go on are those that reach the hosts of more than half of all
+    ranks, or of exactly half including the lowest rank. A host counts with all its ranks while one
+    of them lives and answers, since its kernel knows which of the others are dead. A host that does
+    not answer may live behind a network partition.
 
-    Ranks that reach fewer get `AbortedError`, which says whom they reach and what it takes. They
-    may call this once more with `exclude`: the excluded are not counted. If excluded ranks live
-    after all, and cannot be reached, they may go on too: then there are two groups, each of which
-    takes itself for the only one, and both write the same files. So exclude only ranks whose
-    processes you know to have ended, as from the scheduler.
+    Ranks that reach fewer get `AbortedError`, which lists the ranks that they reach and the number
+    needed. They may call this once more with `exclude`; excluded ranks do not count. If excluded
+    ranks are alive but unreachable, they may go on too. Then two groups each consider themselves
+    the only one, and both write the same files. So exclude only ranks whose processes have
+    certainly ended, for example according to the scheduler.
 
-    Raises `AbortedError` if the others go on without this rank, or may do so beyond a cut;
-    `UnsupportedError` in a batch and where MPI is the wire; `TypeError` or `ValueError` for ranks
-    that cannot be excluded: that are no numbers, not of this communicator, or this rank itself.
+    Raises `AbortedError` if the other ranks go on without this one, or may do so behind a
+    partition; `UnsupportedError` in a batch and if MPI is the transport; `TypeError` or
+    `ValueError` if `exclude` has values that are not integers, ranks of another communicator, or
+    this rank itself.
 
     >>> import unisono
     >>> old = unisono.init(rank=0, size=1, rendezvous="example of shrink")
@@ -73,17 +76,17 @@ def shrink(
         exclude=_excluded(self, exclude),
         timeout_s=limit_s,
         staging_bytes=self._settings.staging_bytes,
-        word=self._engine.book.table.under(selection).pack(),
+        word=self._engine.call_cache.table.under(selection).pack(),
     )
-    found = recover(self._group, asked, self._span)
-    meeting = GroupConfig(
+    found = recover(self._group, asked, self._network)
+    group_config = GroupConfig(
         rank=found.members.index(self.rank),
         size=len(found.members),
-        rendezvous="",  # they have met
+        rendezvous="",  # recovery has already connected the ranks
         timeout_s=self.timeout_s,
         staging_bytes=self._settings.staging_bytes,
     )
-    shrunk = type(self)(meeting, self._settings, met=found.met)
+    shrunk = type(self)(group_config, self._settings, joined=found.met)
     shrunk.timeout_s = self.timeout_s
     shrunk.former_ranks = found.members
     return shrunk
@@ -91,14 +94,14 @@ def shrink(
 
 def _excluded(comm: Communicator, exclude: Sequence[int]) -> frozenset[int]:
     if not isinstance(exclude, Iterable):
-        raise TypeError(f"exclude: expected ranks such as [2, 3], not {exclude!r:.60}")
-    ranks = frozenset(whole(rank, "exclude") for rank in exclude)
+        raise TypeError(f"exclude: expected a list of ranks such as [2, 3], not {exclude!r:.60}")
+    ranks = frozenset(as_integer(rank, "exclude") for rank in exclude)
     wrong = sorted(rank for rank in ranks if not 0 <= rank < comm.size)
     if wrong:
-        raise ValueError(f"cannot exclude {wrong}: the ranks are 0..{comm.size - 1}")
+        raise ValueError(f"exclude: expected ranks of 0..{comm.size - 1}, not {wrong}")
     if comm.rank in ranks:
         raise ValueError(
-            f"rank {comm.rank} is to be excluded: it must not call shrink. Each of the ranks that "
-            f"are left calls it, and excludes the same others"
+            f"exclude: rank {comm.rank} excludes itself, but an excluded rank must not call "
+            f"shrink. Call it on the other ranks, with the same list"
         )
     return ranks

@@ -1,10 +1,10 @@
-"""The v forms: collectives whose pieces differ in length from rank to rank.
+"""V-collectives: collectives whose pieces differ in length from rank to rank.
 
-Lengths are counted in rows of the leading axis, which for an array of one axis are elements. Counts
-that all ranks know are part of the fingerprint that the ranks compare anyway: nothing is exchanged
-for them. Where a rank cannot know, the ranks tell each other within the same call.
+Lengths are counted in rows of the leading dimension; the rows of a one-dimensional array are its
+elements. Counts that all ranks know are part of the fingerprint that the ranks compare anyway, so
+no extra exchange is needed. Otherwise the ranks exchange the counts within the same call.
 
-The functions with a `self` are methods of `Communicator`.
+Functions with a `self` are methods of `Communicator`.
 """
 
 from __future__ import annotations
@@ -14,9 +14,9 @@ from typing import TYPE_CHECKING, Any
 
 from unisono.communicator import collectives, custom
 from unisono.communicator.arrays import Array, Staged
-from unisono.communicator.count_exchange import ExchangedCounts, negotiated
+from unisono.communicator.count_exchange import ExchangedCounts, with_exchanged_counts
 from unisono.communicator.custom import AnyReduction
-from unisono.communicator.engine import Call, Engine, Later
+from unisono.communicator.engine import Call, DeferredResult, Engine
 from unisono.communicator.rows import (
     ANY,
     Counts,
@@ -50,12 +50,12 @@ def all_gather_v(
     algorithm: str | Schedule | None = None,
     async_op: bool = False,
 ) -> Any:
-    """Gathers `x` of all ranks, which may differ in their number of rows, on all ranks.
+    """Gathers `x` of all ranks on all ranks; the number of rows may differ from rank to rank.
 
-    `counts`: the rows of each rank, given by all ranks or by none; without it the ranks tell each
-    other first. `out` has room for just these rows, or is a list of one array per rank; None
-    allocates it. Returns `out`: the rows in the order of ranks; with `pieces=True` a list of one
-    array per rank, views of it. A rank with nothing gives an array of no rows.
+    `counts` are the rows of each rank, given by all ranks or by none. Without `counts` the ranks
+    exchange them first. `out` fits exactly these rows, or is a list of one array per rank; None
+    allocates it. Returns `out`, the rows in rank order; with `pieces=True` a list of one view of it
+    per rank. A rank without data gives an array of no rows.
 
     >>> import numpy as np, unisono
     >>> with unisono.init(rank=0, size=1, rendezvous="example of all_gather_v") as comm:
@@ -86,7 +86,7 @@ def gather_v(
     algorithm: str | Schedule | None = None,
     async_op: bool = False,
 ) -> Any:
-    """Like `all_gather_v`, on `root` alone. `out` matters there only; None on the other ranks."""
+    """Gathers like `all_gather_v`, but on `root` only. Other ranks ignore `out` and return None."""
     return self._engine.collective(
         "gather_v",
         async_op,
@@ -110,12 +110,13 @@ def scatter_v(
     algorithm: str | Schedule | None = None,
     async_op: bool = False,
 ) -> Any:
-    """Hands out the rows of `x` of `root`: the first `counts[0]` to rank 0, and so on.
+    """Sends the first `counts[0]` rows of `x` of `root` to rank 0, the next `counts[1]` to rank 1,
+    etc.
 
-    `x` is one array or a list of one array per rank; None on the other ranks, where `out` is
-    required. `counts`: the rows of each rank, given by all ranks or by none; without it each rank
-    takes as many as its `out` has, or as the root's list has for it, which must agree. Returns
-    `out`.
+    `x` is one array or a list of one array per rank. On other ranks `x` is None and `out` is
+    required. `counts` are the rows of each rank, given by all ranks or by none. Without `counts`, a
+    rank's number of rows is that of its `out` and of its array in the root's list; the two must
+    agree. Returns `out`.
     """
     return self._engine.collective("scatter_v", async_op, _scatter, x, counts, root, out, algorithm)
 
@@ -130,9 +131,10 @@ def reduce_scatter_v(
     algorithm: str | Schedule | None = None,
     async_op: bool = False,
 ) -> Any:
-    """Reduces `x` over all ranks, and leaves `counts[r]` rows of the result on rank r, in order.
+    """Reduces `x` over all ranks. Rank r gets the next `counts[r]` rows of the result, in rank
+    order.
 
-    `counts` is the same on all ranks and adds up to the rows of `x`. Returns `out`; None allocates
+    `counts` must be equal on all ranks and add up to the rows of `x`. Returns `out`; None allocates
     it.
     """
     return self._engine.collective(
@@ -151,13 +153,14 @@ def all_to_all_v(
     algorithm: str | Schedule | None = None,
     async_op: bool = False,
 ) -> Any:
-    """Sends the first `send_counts[0]` rows of `x` to rank 0, the next to rank 1, and so on.
+    """Sends the first `send_counts[0]` rows of `x` to rank 0, the next `send_counts[1]` to rank 1,
+    etc.
 
-    The ranks tell each other their counts first; what a rank gives as `recv_counts` must agree,
-    else all ranks raise `MismatchError`. Nothing is told where all ranks know all: where
-    `send_counts` is a table of which row s has the counts of rank s. `out` has room for just the
-    rows that come, or is a list of one array per rank; None allocates it. Returns `out`: the rows
-    in the order of ranks; with `pieces=True` a list of one array per rank, views of it.
+    The ranks first exchange their counts. If a rank gives `recv_counts` that do not agree, all
+    ranks raise `MismatchError`. No exchange is needed if `send_counts` is a table, equal on all
+    ranks, whose row s has the counts of rank s. `out` fits exactly the arriving rows, or is a list
+    of one array per rank; None allocates it. Returns `out`, the rows in rank order; with
+    `pieces=True` a list of one view of it per rank.
     """
     return self._engine.collective(
         "all_to_all_v",
@@ -177,9 +180,11 @@ def all_to_all_of_lists(
     out: Array | Sequence[Array] | None,
     algorithm: str | Schedule | None,
 ) -> Call:
-    """all_to_all where a side is a list of arrays of any lengths."""
+    """Makes an all_to_all in which `x` or `out` is a list of arrays of any lengths."""
     if out is None:
-        raise ValueError("all_to_all needs out where x is a list: its lengths are the peers'")
+        raise ValueError(
+            "all_to_all needs out if x is a list, since its lengths depend on the peers"
+        )
     sources, targets = collectives.both_sides(engine, x, out)
     size_bytes = sources[0].dtype.size_bytes
 
@@ -191,13 +196,15 @@ def all_to_all_of_lists(
         return collectives.all_to_all_between(engine, sources, targets, out, algorithm, lengths)
 
     element = Rows(count=1, shape=(), nbytes=size_bytes, dtype=sources[0].dtype)
-    told = ExchangedCounts(
+    own_counts = ExchangedCounts(
         counts(sources),
         counts(targets),
-        gives_name="x[{}]" if isinstance(x, (list, tuple)) else "x",
-        takes_name="out[{}]" if isinstance(out, (list, tuple)) else "out",
+        to_send_name="x[{}]" if isinstance(x, (list, tuple)) else "x",
+        to_receive_name="out[{}]" if isinstance(out, (list, tuple)) else "out",
     )
-    return negotiated(engine, Op.ALL_TO_ALL, element, -1, algorithm, told, proceed, out)
+    return with_exchanged_counts(
+        engine, Op.ALL_TO_ALL, element, -1, algorithm, own_counts, proceed, out
+    )
 
 
 # ---- the same, prepared
@@ -208,42 +215,46 @@ def _all_to_all(
     x: Array,
     send_counts: Counts | Sequence[Counts],
     recv_counts: Counts | None,
-    place: RowBuffer,
+    buffer: RowBuffer,
     algorithm: str | Schedule | None,
 ) -> Call:
     have = rows(x, "x")
     table = table_of(send_counts, engine.size)
-    gives = (
+    to_send = (
         checked(send_counts, engine.size, "send_counts")
         if table is None
         else table[engine.rank].tolist()
     )
-    require_sum(gives, have, "send_counts")
-    takes = None
+    require_sum(to_send, have, "send_counts")
+    to_receive = None
     if recv_counts is not None:
-        takes = checked(recv_counts, engine.size, "recv_counts")
-        place.require(have, takes)
+        to_receive = checked(recv_counts, engine.size, "recv_counts")
+        buffer.require(have, to_receive)
 
     def proceed(sent: Table) -> Call:
         source = LengthsFrom.NONE if table is None else LengthsFrom.SEND_COUNTS
         comes = sent[:, engine.rank].tolist()
-        if takes not in (None, comes):
-            raise ValueError(f"recv_counts are {takes}, but by send_counts they are {comes}")
-        targets, result = place.arrays(x, have, comes)
+        if to_receive not in (None, comes):
+            raise ValueError(f"recv_counts: expected {comes}, as send_counts say, not {to_receive}")
+        targets, result = buffer.arrays(x, have, comes)
         lengths = tuple((sent * have.nbytes).ravel().tolist())
-        call = collectives.all_to_all(engine, split(x, gives), targets, algorithm, lengths, source)
+        call = collectives.all_to_all(
+            engine, split(x, to_send), targets, algorithm, lengths, source
+        )
         return call._replace(result=result)
 
     if table is not None:
         return proceed(table)
-    told = ExchangedCounts(
-        gives,
-        takes or place.takes(have, engine.size),
-        room=place.room(have),
-        gives_name="send_counts[{}]",
-        takes_name="recv_counts[{}]" if takes else "out[{}]",
+    own_counts = ExchangedCounts(
+        to_send,
+        to_receive or buffer.to_receive(have, engine.size),
+        capacity=buffer.capacity(have),
+        to_send_name="send_counts[{}]",
+        to_receive_name="recv_counts[{}]" if to_receive else "out[{}]",
     )
-    return negotiated(engine, Op.ALL_TO_ALL, have, -1, algorithm, told, proceed, place.promise())
+    return with_exchanged_counts(
+        engine, Op.ALL_TO_ALL, have, -1, algorithm, own_counts, proceed, buffer.known_result()
+    )
 
 
 def _reduce_scatter(
@@ -271,10 +282,10 @@ def _scatter(
     out: Array | None,
     algorithm: str | Schedule | None,
 ) -> Call:
-    engine.book.check_root(Op.SCATTER, root)
+    engine.call_cache.check_root(Op.SCATTER, root)
     if engine.rank == root:
-        return _scattering(engine, x, counts, root, out, algorithm)
-    return _scattered(engine, counts, root, out, algorithm)
+        return _scattering_on_root(engine, x, counts, root, out, algorithm)
+    return _scattering_off_root(engine, counts, root, out, algorithm)
 
 
 def gathering_rows(
@@ -283,17 +294,17 @@ def gathering_rows(
     x: Array,
     counts: Counts | None,
     root: int,
-    place: RowBuffer,
+    buffer: RowBuffer,
     algorithm: str | Schedule | None,
 ) -> Call:
     have, n = rows(x, "x"), engine.size
-    engine.book.check_root(op, root)
+    engine.call_cache.check_root(op, root)
     receives = op is Op.ALL_GATHER or engine.rank == root
     source = _source(counts)
 
     def with_counts(shares: list[int]) -> Call:
         lengths = tuple(count * have.nbytes for count in shares)
-        targets, result = place.arrays(x, have, shares) if receives else (None, None)
+        targets, result = buffer.arrays(x, have, shares) if receives else (None, None)
         call = collectives.gathering(engine, op, x, targets, root, algorithm, lengths, source)
         return call._replace(result=result)
 
@@ -301,34 +312,36 @@ def gathering_rows(
         shares = checked(counts, n, "counts")
         if shares[engine.rank] != have.count:
             raise ValueError(
-                f"x has {have.count} rows, but by counts rank {engine.rank} has "
-                f"{shares[engine.rank]}"
+                f"x: expected {shares[engine.rank]} rows, as counts say for rank {engine.rank}, "
+                f"not {have.count}"
             )
         return with_counts(shares)
-    told = ExchangedCounts(
+    own_counts = ExchangedCounts(
         [have.count if op is Op.ALL_GATHER or rank == root else 0 for rank in range(n)],
-        place.takes(have, n) if receives else [0] * n,
-        room=place.room(have) if receives else 0,
-        takes_name="out[{}]",
+        buffer.to_receive(have, n) if receives else [0] * n,
+        capacity=buffer.capacity(have) if receives else 0,
+        to_receive_name="out[{}]",
     )
-    return negotiated(
+    return with_exchanged_counts(
         engine,
         op,
         have,
         root,
         algorithm,
-        told,
+        own_counts,
         lambda sent: with_counts(sent[:, max(root, 0)].tolist()),
-        place.promise() if receives else None,
+        buffer.known_result() if receives else None,
     )
 
 
 def _source(counts: Counts | None) -> LengthsFrom:
-    """What errors name where the lengths differ; those that were told cannot."""
+    """Returns the argument that errors name if lengths differ; exchanged counts come from no
+    argument.
+    """
     return LengthsFrom.NONE if counts is None else LengthsFrom.COUNTS
 
 
-def _scattering(
+def _scattering_on_root(
     engine: Engine,
     x: Array | Sequence[Array] | None,
     counts: Counts | None,
@@ -336,13 +349,13 @@ def _scattering(
     out: Array | None,
     algorithm: str | Schedule | None,
 ) -> Call:
-    """The root's part in a scatter."""
+    """Makes a scatter_v on the root."""
     n = engine.size
     if x is None:
         raise ValueError("scatter_v needs x on the root")
     listed = isinstance(x, (list, tuple))
     if listed and len(x) != n:
-        raise ValueError(f"x must have one array per rank: {n}, not {len(x)}")
+        raise ValueError(f"x: expected one array per rank, {n}, not {len(x)}")
     have = rows(x[0], "x[0]") if listed else rows(x, "x")
 
     def with_counts(shares: list[int]) -> Call:
@@ -352,13 +365,13 @@ def _scattering(
             engine, Op.SCATTER, sources, out, root, "sum", algorithm, lengths, _source(counts)
         )
 
-    gives = [ANY] * n
+    to_send = [ANY] * n
     if listed:
-        gives = [require_alike(x[r], have, f"x[{r}]", "x[0]").count for r in range(n)]
+        to_send = [require_alike(x[r], have, f"x[{r}]", "x[0]").count for r in range(n)]
     if counts is not None:
         shares = checked(counts, n, "counts")
-        if listed and shares != gives:
-            raise ValueError(f"the arrays of x have {gives} rows, but counts are {shares}")
+        if listed and shares != to_send:
+            raise ValueError(f"x: expected arrays of {shares} rows, as counts say, not {to_send}")
         if not listed:
             require_sum(shares, have, "counts")
         if out is not None:
@@ -366,30 +379,32 @@ def _scattering(
         return with_counts(shares)
     if out is None and not listed:
         raise ValueError("scatter_v of one array needs counts, or out on every rank")
-    takes = [0] * n
-    takes[root] = ANY if out is None else require_alike(out, have, "out").count
-    told = ExchangedCounts(gives, takes, has=ANY if listed else have.count, gives_name="x[{}]")
-    promise = Later() if out is None else out
-    return negotiated(
+    to_receive = [0] * n
+    to_receive[root] = ANY if out is None else require_alike(out, have, "out").count
+    own_counts = ExchangedCounts(
+        to_send, to_receive, available=ANY if listed else have.count, to_send_name="x[{}]"
+    )
+    known_result = DeferredResult() if out is None else out
+    return with_exchanged_counts(
         engine,
         Op.SCATTER,
         have,
         root,
         algorithm,
-        told,
+        own_counts,
         lambda sent: with_counts(sent[root].tolist()),
-        promise,
+        known_result,
     )
 
 
-def _scattered(
+def _scattering_off_root(
     engine: Engine,
     counts: Counts | None,
     root: int,
     out: Array | None,
     algorithm: str | Schedule | None,
 ) -> Call:
-    """The part in a scatter of a rank that is not the root."""
+    """Makes a scatter_v on a rank that is not the root."""
     n = engine.size
     if out is None:
         raise ValueError("scatter_v needs out on every rank but the root")
@@ -405,14 +420,14 @@ def _scattered(
         shares = checked(counts, n, "counts")
         require_share(out, wants, shares[engine.rank], engine.rank)
         return with_counts(shares)
-    takes = [wants.count if rank == root else 0 for rank in range(n)]
-    return negotiated(
+    to_receive = [wants.count if rank == root else 0 for rank in range(n)]
+    return with_exchanged_counts(
         engine,
         Op.SCATTER,
         wants,
         root,
         algorithm,
-        ExchangedCounts([0] * n, takes),
+        ExchangedCounts([0] * n, to_receive),
         lambda sent: with_counts(sent[root].tolist()),
         out,
     )

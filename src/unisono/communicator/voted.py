@@ -125,14 +125,14 @@ class FusedAllReduce:
         request = CallRequest(
             Op.ALL_REDUCE, (sum(lengths),), staged[0].dtype, parse_reduction(op), packed=lengths
         )
-        engine.book.check(request)
-        if engine.book.widens(request):
+        engine.call_cache.check(request)
+        if engine.call_cache.widens(request):
             # An algorithm that rounds once, as each array alone would have.
-            small = engine.book.choose(request.op, min(lengths), dtype_bytes=2, narrow=True)
+            small = engine.call_cache.choose(request.op, min(lengths), dtype_bytes=2, narrow=True)
             request = request._replace(algorithm=small.plan.name)
         if len(arrays) == 1:
             request = request._replace(packed=())
-        self._prepared = engine.book.call(request)
+        self._prepared = engine.call_cache.call(request)
         self._buffer = np.empty(sum(lengths) if len(arrays) > 1 else 0, np.uint8)
 
     def call(self, arrays: Sequence[Array]) -> Call:
@@ -176,4 +176,4 @@ def _finish_if_ran(call: Call, votes: np.ndarray) -> Callable[[], Any]:
 
 def _vote(engine: Engine) -> native.Prepared:
     request = CallRequest(Op.ALL_REDUCE, (_VOTE_BYTES,), DType.INT64, ReduceOp.MIN)
-    return engine.book.call(request)
+    return engine.call_cache.call(request)

@@ -1,4 +1,4 @@
-"""Calls under way."""
+"""Handles of pending calls."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from unisono.types import Op
 
 _OPS = tuple(Op)
 
-_SHORTEST_NAP_S, _LONGEST_NAP_S = 10e-6, 1e-3  # between looks at calls of several kinds
+_SHORTEST_SLEEP_S, _LONGEST_SLEEP_S = 10e-6, 1e-3  # between polls of works of several kinds
 
 _FAULTS: dict[int, type[errors.UnisonoError]] = {
     1: errors.PeerLostError,
@@ -36,10 +36,12 @@ def _left_s(until: float | None) -> float | None:
 
 
 class Work(ABC):
-    """The handle of an asynchronous call. The arrays belong to the call until it is complete."""
+    """The handle of an asynchronous call. The program must not touch its arrays until it is
+    complete.
+    """
 
     def __init__(self, finish: Callable[[], Any] | None, result: Any = None) -> None:
-        """`finish`, where there is one, is called once after the end, and returns the result."""
+        """`finish`, if not None, is called once after the end and returns the result."""
         self._finish = finish
         self._result = result
         self._lock = threading.RLock() if finish is not None else None
@@ -56,40 +58,40 @@ class Work(ABC):
 
     @abstractmethod
     def _call(self) -> str:
-        """What was called, in words."""
+        """Returns the call as text."""
 
     @abstractmethod
     def _wait_native(self, timeout_s: float | None) -> bool:
-        """False if the time is over; raises what the call failed with."""
+        """Waits for the end. Returns False after the timeout; raises the failure of the call."""
 
     @abstractmethod
     def is_completed(self) -> bool:
-        """Whether the call has ended, well or not."""
+        """Returns True if the call has ended, with or without an error."""
 
     @abstractmethod
     def exception(self) -> Exception | None:
-        """What the call failed with, once it has ended."""
+        """Returns the failure of the call after its end, else None."""
 
     def wait(self, timeout_s: float | None = None) -> Any:
         """Waits for the end and returns the result.
 
-        Raises what the call failed with, or `TimeoutError` if it is still under way after
-        `timeout_s` seconds, which does the call no harm; `UnisonoError` in a signal handler that
-        has interrupted the end of this very method.
+        Raises the failure of the call, or `TimeoutError` if the call is still pending after
+        `timeout_s` seconds; the call then goes on. Raises `UnisonoError` in a signal handler that
+        interrupted the end of this method.
         """
-        # Below, less than nothing means without end.
+        # For the native wait, a negative timeout means no limit.
         if not self._wait_native(None if timeout_s is None else max(0.0, timeout_s)):
             raise TimeoutError(f"the call is still under way after {timeout_s:g} s (timeout)")
         if self._lock is not None:
-            with self._lock:  # whichever thread comes second finds the result in its place
+            with self._lock:  # a second thread finds the completed result
                 self._finish_once()
         return self._result
 
     def _finish_once(self) -> None:
         if self._finishing:
             raise errors.UnisonoError(
-                "a signal handler cannot wait for a call whose result the interrupted thread is "
-                "just putting in its place"
+                "a signal handler cannot wait for this call, since the interrupted thread is "
+                "completing its result: wait after the handler"
             )
         self._finishing = True
         try:
@@ -100,33 +102,40 @@ class Work(ABC):
             self._finishing = False
 
     def result(self) -> Any:
-        """The result, waiting for it if need be."""
+        """Waits for the call and returns the result."""
         return self.wait()
 
     def test(self) -> bool:
-        """Whether the call has ended, well or not; moves what can be moved without waiting."""
+        """Returns True if the call has ended, with or without an error. Makes progress without
+        waiting.
+        """
         return self.is_completed()
 
     def _poll(self) -> bool:
-        """Like `test`, in passing: that its peer has left does not end it."""
+        """Polls like `test`, but does not end the call if its peer has left."""
         return self.is_completed()
 
     def _cannot_complete(self) -> bool:
-        """Whether nobody is left who could end it. Collectives end by themselves."""
+        """Returns True if no rank is left that could end the call. Collectives end by
+        themselves.
+        """
         return False
 
     def _end_if_late(self, waited_s: float) -> None:  # noqa: B027 - collectives end themselves
-        """Ends what was looked at for so long, if its time is over."""
+        """Ends a polled call if it has exceeded its timeout."""
 
     def cancel(self) -> bool:
-        """Takes a message back: a receive that no message has reached, or a send of which the
-        receiver has nothing. True if it was taken back: then `wait` raises `UnisonoError`. False,
-        as for all collectives, if it goes on."""
+        """Cancels a receive that has no message yet, or a send whose receiver has no part of it
+        yet.
+
+        Returns True if the message was cancelled; `wait` then raises `UnisonoError`. Returns False
+        if the call goes on, and for all collectives.
+        """
         return False
 
     @staticmethod
     def wait_all(works: Iterable[Work], timeout_s: float | None = None) -> list[Any]:
-        """Waits for all; returns their results in order. Raises as `wait` does."""
+        """Waits for all works. Returns their results in order. Raises the errors of `wait`."""
         works = list(works)
         results: list[Any] = native.wait_all(works, timeout_s)
         if results is not NotImplemented:
@@ -136,21 +145,22 @@ class Work(ABC):
 
     @staticmethod
     def wait_any(works: Iterable[Work], timeout_s: float | None = None) -> int:
-        """Waits until one has ended, well or not; returns its place among `works`.
+        """Waits until one work has ended, with or without an error. Returns its position in
+        `works`.
 
-        Raises `TimeoutError` if all are still under way after `timeout_s` seconds, and `ValueError`
-        where there are none. Without `timeout_s` the time of their communicator ends it.
+        Raises `TimeoutError` if all are still pending after `timeout_s` seconds, and `ValueError`
+        if `works` is empty. Without `timeout_s`, the timeout of their communicator applies.
         """
         works = list(works)
         if not works:
-            raise ValueError("wait_any needs works to wait for")
+            raise ValueError("works: expected at least one work to wait for, not an empty list")
         found: int = native.wait_any(works, timeout_s)
-        return _look_for_any(works, timeout_s) if found is NotImplemented else found
+        return _poll_for_any(works, timeout_s) if found is NotImplemented else found
 
 
-def _look_for_any(works: Sequence[Work], timeout_s: float | None) -> int:
-    """Looks at calls of several kinds or communicators in turn, until one has ended."""
-    began_s, nap_s = time.monotonic(), _SHORTEST_NAP_S
+def _poll_for_any(works: Sequence[Work], timeout_s: float | None) -> int:
+    """Polls works of several kinds or communicators in turn, until one has ended."""
+    began_s, sleep_s = time.monotonic(), _SHORTEST_SLEEP_S
     while True:
         for place, work in enumerate(works):
             if work._poll():
@@ -162,15 +172,16 @@ def _look_for_any(works: Sequence[Work], timeout_s: float | None) -> int:
             work._end_if_late(waited_s)
         if all(work._cannot_complete() for work in works):
             works[0].test()
-        time.sleep(nap_s if timeout_s is None else min(nap_s, timeout_s - waited_s))
-        nap_s = min(2 * nap_s, _LONGEST_NAP_S)
+        time.sleep(sleep_s if timeout_s is None else min(sleep_s, timeout_s - waited_s))
+        sleep_s = min(2 * sleep_s, _LONGEST_SLEEP_S)
 
 
-Work.register(native.Request)  # of one message: made and waited for without Python's code
+# the work of one message: C++ makes it and waits for it, without Python code
+Work.register(native.Request)
 
 
 class CollectiveWork(Work):
-    """A collective under way, or about to be: then it has no `job` yet. `keep` holds its memory."""
+    """A pending collective. Before its begin it has no `job`. `keep` keeps its memory alive."""
 
     def __init__(
         self,
@@ -179,13 +190,13 @@ class CollectiveWork(Work):
         keep: object,
         result: Any,
         finish: Callable[[], Any] | None,
-        let_go: Callable[[Work], None],
+        release: Callable[[Work], None],
     ) -> None:
-        """`op` by its code or its name; `let_go` is told of the end."""
+        """`op` is the code or the name of the operation. `release` is called after the end."""
         super().__init__(finish, result)
         self._group = group
         self._op = op
-        self._let_go = let_go
+        self._let_go = release
         self.keep = keep
         self.job: native.Job | None = None
 
@@ -206,20 +217,20 @@ class CollectiveWork(Work):
         return None if self.job is None else _exception(self.job.error())
 
 
-class UnderWay:
-    """Holds the arrays of calls until they have ended, even if the program drops its handles.
+class PendingCalls:
+    """Keeps the arrays of pending calls alive, even if the program drops its handles.
 
-    They are held before a call begins; calls that C++ begins by itself, in the same step. Once it
-    has begun other threads read and write them, while a signal handler may raise before the next
-    step of this one: then nobody has the handle.
+    Arrays are held before a call begins. Calls that C++ begins are held in the same step. After the
+    begin, other threads read and write the arrays, and a signal handler may raise an error before
+    the caller has the handle.
     """
 
     def __init__(self, group: native.Group) -> None:
         self._group = group
-        self._crowd = 1
+        self._prune_above = 1
         self.held: set[Work] = set()
-        self.let_go: Callable[[Work], None] = self.held.discard
-        """For a work that has ended, or that will not begin."""
+        self.release: Callable[[Work], None] = self.held.discard
+        """Releases a work that has ended or that will not begin."""
 
     def make(
         self,
@@ -228,28 +239,31 @@ class UnderWay:
         result: Any,
         finish: Callable[[], Any] | None = None,
     ) -> CollectiveWork:
-        """The work of a collective that is about to begin; `keep` is its memory, `result` what
-        `finish` need not find. Who begins it gives it its `job`."""
-        return CollectiveWork(self._group, op, keep, result, finish, self.let_go)
+        """Makes the work of a collective that is about to begin.
+
+        `keep` is its memory. `result` is the result if there is no `finish`. The caller sets `job`
+        when it begins the call.
+        """
+        return CollectiveWork(self._group, op, keep, result, finish, self.release)
 
     def keep(self, work: Work) -> None:
-        """Holds one more."""
+        """Holds one more work."""
         self.held.add(work)
         self.prune()
 
     def prune(self) -> None:
-        """Lets go of those that have ended since they were half as many."""
-        if len(self.held) <= self._crowd:
+        """Releases ended works, once their number has doubled since the last time."""
+        if len(self.held) <= self._prune_above:
             return
-        # Step by step, and from a copy: other threads may be doing the same.
+        # Iterate over a copy, and discard one by one: other threads may do the same.
         for old in self.held.copy():
             if old._poll():
                 self.held.discard(old)
-        self._crowd = 2 * len(self.held) + 1
+        self._prune_above = 2 * len(self.held) + 1
 
 
 class MessageWork(Work):
-    """A receive under way whose array is not where it is received."""
+    """A pending receive through a copy of the caller's array."""
 
     def __init__(self, request: native.Request, finish: Callable[[], Any]) -> None:
         super().__init__(finish)
@@ -280,16 +294,16 @@ class MessageWork(Work):
         return self.request.cancel()
 
     def source_rank(self) -> int:
-        """The rank that the message came from, once it has come."""
+        """Returns the source rank of the message, after its arrival."""
         return self.request.source_rank()
 
     def tag(self) -> int:
-        """The tag of the message, once it has come."""
+        """Returns the tag of the message, after its arrival."""
         return self.request.tag()
 
 
 class JoinedWork(Work):
-    """Several calls under way as one."""
+    """Several pending calls as one work."""
 
     def __init__(self, works: Sequence[Work], finish: Callable[[], Any]) -> None:
         super().__init__(finish)
@@ -313,7 +327,7 @@ class JoinedWork(Work):
     def _poll(self) -> bool:
         return all(work._poll() for work in self.works)
 
-    def _cannot_complete(self) -> bool:  # as `test`, which gets no further than the first
+    def _cannot_complete(self) -> bool:  # like `test`, which stops at the first pending work
         return next((work._cannot_complete() for work in self.works if not work._poll()), False)
 
     def _end_if_late(self, waited_s: float) -> None:

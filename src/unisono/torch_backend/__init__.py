@@ -5,7 +5,7 @@
     dist.init_process_group("unisono")
 
 torch finds the backend through the entry point `torch.backends`, without an import. Importing
-this package registers it too, for environments that turn the entry points off.
+this package registers the backend too, for environments that disable entry points.
 """
 
 from __future__ import annotations
@@ -28,15 +28,17 @@ BACKEND_NAME = "unisono"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Options:
-    """What `init_process_group` and `new_group` take as `pg_options`; None: as the environment
-    says. A group does not take over the options of another, but for those that it was split from.
+    """Options of `init_process_group` and `new_group`, given as `pg_options`.
+
+    None takes the value of the environment. A group does not inherit the options of another group,
+    except those of its parent in `split_group`.
     """
 
     reproducible: bool | None = None
 
 
 def register() -> None:
-    """Make the backend known to torch.distributed. Does nothing the second time.
+    """Registers the backend with torch.distributed. A second call does nothing.
 
     >>> from torch import distributed as dist
     >>> register()
@@ -46,7 +48,7 @@ def register() -> None:
     from torch import distributed as dist
 
     if BACKEND_NAME not in dist.Backend.backend_list:
-        # A list: torch would take a plain string letter by letter.
+        # torch would treat a plain string as a list of letters.
         dist.Backend.register_backend(BACKEND_NAME, _create, extended_api=True, devices=["cpu"])
 
 
@@ -73,12 +75,12 @@ def _create(options: Any, pg_options: Any = None) -> Any:
 
 
 def _autoload() -> None:
-    """Entry point that torch calls on each `import torch`, so it must never fail."""
+    """Registers the backend on each `import torch`, as torch's entry point. It must never fail."""
     try:
         register()
     except Exception as error:
         if isinstance(error, ModuleNotFoundError) and error.name == "torch":
-            raise  # then it is not torch that is calling
+            raise  # torch is not installed, so the caller is not torch
         logging.getLogger(__name__).warning("could not register with torch", exc_info=True)
 
 

@@ -1,8 +1,8 @@
-"""Messages of `dist.batch_isend_irecv` on another device, given to its backend as one.
+"""Messages of one `dist.batch_isend_irecv` on another device, passed to its backend as one batch.
 
-NCCL needs it: a send that is begun alone waits for the other rank's receive, which stands behind
-that rank's own send. Torch does it for groups of exactly its own class, so for others the first
-message of a batch begins here what the last one ends.
+NCCL needs this: a send that begins alone waits for the other rank's receive, and that receive
+begins only after the other rank's own send. Torch batches only groups of exactly its own class. For
+other groups, the first message of a batch starts coalescing here, and the last message ends it.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from unisono.torch_backend.private import batch_under_way, coalesces, hide_from_
 
 
 class Batched:
-    """Sends and receives of a process group, which know whether they are part of a batch."""
+    """Sends and receives of a process group, with detection of torch's batches."""
 
     def __init__(self, group: Any) -> None:
         self._group = group
@@ -24,15 +24,17 @@ class Batched:
         self._left = 0
 
     def call(self, name: str, device: torch.device, *args: Any, **options: Any) -> Any:
-        """Send or receive. The last message of a batch returns the work of all, the others None,
-        which torch leaves out of what it returns."""
+        """Sends or receives. The last message of a batch returns the work of the whole batch.
+
+        The other messages return None, which torch drops from its results.
+        """
         message: Callable[..., Any] = getattr(self._group, name)
         found = batch_under_way() if coalesces(self._group, device) else None
         if found is None:
             return message(*args, **options)
         batch, operations = found
         if batch is not self._batch:
-            if self._batch is not None:  # torch refused one of its messages
+            if self._batch is not None:  # torch refused a message of the last batch
                 self._end(device)
             self._group._start_coalescing(device)
             self._batch = batch

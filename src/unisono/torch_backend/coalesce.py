@@ -1,4 +1,4 @@
-"""Coalescing: between start and end, calls are recorded; at the end they run in order."""
+"""Coalescing: records calls between start and end, and issues them in order at the end."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from unisono.torch_backend.visible_calls import CALLS
 
 
 class Deferred:
-    """The handle of a recorded call; usable once the calls have been played."""
+    """The handle of a recorded call, for use after the call was issued."""
 
     __slots__ = ("__weakref__", "_handle")
 
@@ -18,37 +18,36 @@ class Deferred:
         self._handle: Any = None
 
     def bind(self, handle: Any) -> None:
-        """Take over the handle of the call now that it is under way."""
+        """Sets the handle of the issued call."""
         self._handle = handle
 
     def wait(self, timeout_s: float | None = None) -> Any:
-        """Wait for the played call."""
-        return self._played().wait(timeout_s)
+        """Waits for the issued call."""
+        return self._issued().wait(timeout_s)
 
     def is_completed(self) -> bool:
-        """False until played."""
+        """Returns True if the call was issued and has ended."""
         return self._handle is not None and bool(self._handle.is_completed())
 
     def exception(self) -> Exception | None:
-        """None until played."""
+        """Returns the failure of the issued call, else None."""
         error: Exception | None = None if self._handle is None else self._handle.exception()
         return error
 
     def source_rank(self) -> int:
-        """Where a played receive got its message from."""
-        return int(self._played().source_rank())
+        """Returns the source rank of an issued receive."""
+        return int(self._issued().source_rank())
 
-    def _played(self) -> Any:
+    def _issued(self) -> Any:
         if self._handle is None:
             raise UnisonoError("this call is being coalesced: wait after the coalescing block")
         return self._handle
 
 
 class CoalescedCalls:
-    """Stands in for the communicator while calls are coalesced.
+    """Replaces the communicator while calls are coalesced, and records the calls.
 
-    Taking its place, instead of asking in every call, keeps calls outside of coalescing free of
-    the question.
+    Because it replaces the communicator, calls outside coalescing need no check.
     """
 
     def __init__(self, comm: Any) -> None:
@@ -67,8 +66,8 @@ class CoalescedCalls:
 
         return record
 
-    def play(self) -> list[Any]:
-        """Start the recorded calls in order and return their handles."""
+    def issue(self) -> list[Any]:
+        """Issues the recorded calls in order and returns their handles."""
         for call, args, options, deferred in self._calls:
             deferred.bind(call(*args, async_op=True, **options))
         return [deferred for *_, deferred in self._calls]

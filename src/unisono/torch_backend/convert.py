@@ -1,4 +1,4 @@
-"""Translation of torch's options and element types into ours, from tables built once."""
+"""Conversion of torch's options and element types, by tables that are built once."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ from unisono.types import ReduceOp
 
 _RedOpType: Any = dist.ReduceOp.RedOpType
 
-# The hash of a torch ReduceOp is cheap (0.1 us) and equal for equal operations; comparing two of
-# them, as a dict of ReduceOps would, takes 0.6 us. PREMUL_SUM is absent on purpose: it carries a
-# factor, and the resulting KeyError leads to the general path.
+# The hash of a torch ReduceOp is cheap (0.1 us) and equal for equal operations. A comparison, which
+# a dict of ReduceOps needs, takes 0.6 us. PREMUL_SUM is absent on purpose: it has a factor, and the
+# KeyError leads to the general code.
 REDUCE_OPS: Final[dict[int, ReduceOp]] = {
     hash(dist.ReduceOp(theirs)): ours
     for theirs, ours in (
@@ -31,7 +31,7 @@ REDUCE_OPS: Final[dict[int, ReduceOp]] = {
     )
 }
 
-# Anything else (8-bit floats, say) can still be moved: as bytes.
+# Tensors of other types can still be moved, as bytes.
 NATIVE_DTYPES: Final = frozenset(
     {
         torch.float32,
@@ -55,7 +55,7 @@ NATIVE_DTYPES: Final = frozenset(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CallOptions:
-    """The options of a call that came without torch's options object; torch's field names."""
+    """Options of a call without torch's options object. The fields have torch's names."""
 
     reduceOp: Any = dist.ReduceOp.SUM
     rootRank: int = 0
@@ -63,8 +63,10 @@ class CallOptions:
 
 
 def reduce_op(op: Any) -> tuple[ReduceOp, Any]:
-    """Decode a torch ReduceOp or RedOpType into ours and the factor of PREMUL_SUM, or None."""
-    # isinstance(op, dist.ReduceOp) would hold for both.
+    """Converts a torch ReduceOp or RedOpType to a `ReduceOp` and the factor of PREMUL_SUM (else
+    None).
+    """
+    # isinstance(op, dist.ReduceOp) is true for both types.
     full: Any = dist.ReduceOp(op) if isinstance(op, _RedOpType) else op
     if full.op == _RedOpType.PREMUL_SUM:
         if full.factor is None:
@@ -72,12 +74,12 @@ def reduce_op(op: Any) -> tuple[ReduceOp, Any]:
         return ReduceOp.SUM, full.factor
     decoded = REDUCE_OPS.get(hash(full))
     if decoded is None:
-        raise UnsupportedError(f"the reduction {op} is not supported")
+        raise UnsupportedError(f"the reduction {op} is not supported on this backend")
     return decoded, None
 
 
 def seconds(timeout: timedelta | float | None) -> float | None:
-    """A timeout in seconds; None where torch means 'not given' (None, zero or negative)."""
+    """Returns a timeout in seconds; None if torch means 'not given' (None, zero or negative)."""
     if timeout is None:
         return None
     value = timeout.total_seconds() if isinstance(timeout, timedelta) else float(timeout)
@@ -85,34 +87,38 @@ def seconds(timeout: timedelta | float | None) -> float | None:
 
 
 def as_bytes(tensor: torch.Tensor) -> torch.Tensor:
-    """The bytes of a tensor whose element type has no arithmetic here, as a view."""
+    """Returns a byte view of a tensor whose element type has no arithmetic here."""
     if tensor.element_size() == 1:
-        return tensor.detach().view(torch.uint8)  # of any strides
+        return tensor.detach().view(torch.uint8)  # allowed with any strides
     if not tensor.is_contiguous():
         raise UnsupportedError(f"a {tensor.dtype} tensor must be contiguous to be communicated")
     return tensor.detach().view(-1).view(torch.uint8)
 
 
 def movable(tensor: torch.Tensor) -> torch.Tensor:
-    """The tensor itself, or a byte view of it if we do not know its element type."""
+    """Returns the tensor, or a byte view of it if its element type has no arithmetic here."""
     return tensor if tensor.dtype in NATIVE_DTYPES else as_bytes(tensor)
 
 
 def movable_list(tensors: list[torch.Tensor]) -> list[torch.Tensor]:
-    """The list itself, or byte views; all tensors of one call have one element type."""
+    """Returns the list, or byte views of its tensors. All tensors of one call have one element
+    type.
+    """
     if not tensors or tensors[0].dtype in NATIVE_DTYPES:
         return tensors
     return [as_bytes(tensor) for tensor in tensors]
 
 
 def split_rows(tensor: torch.Tensor, sizes: list[int], ranks: int) -> list[torch.Tensor]:
-    """Views of consecutive rows of `tensor`, one a rank: `sizes` rows each, or equal shares."""
+    """Returns views of consecutive rows of `tensor`, one per rank: `sizes` rows each, or equal
+    shares.
+    """
     rows = tensor.size(0)
     if not sizes:
         share, rest = divmod(rows, ranks)
         if rest:
-            raise ValueError(f"{rows} rows cannot be split equally between {ranks} ranks")
+            raise ValueError(f"expected a multiple of {ranks} rows, one share per rank, not {rows}")
         sizes = [share] * ranks
     if len(sizes) != ranks or sum(sizes) != rows:
-        raise ValueError(f"split sizes {sizes} do not cover {rows} rows for {ranks} ranks")
+        raise ValueError(f"expected {ranks} split sizes with the sum {rows}, not {sizes}")
     return list(torch.split(tensor, sizes))

@@ -1,4 +1,4 @@
-"""Makes the process group when torch asks for one."""
+"""Creation of a process group for torch."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from unisono.errors import UnsupportedError
 from unisono.torch_backend import Options
 from unisono.torch_backend.convert import seconds
 from unisono.torch_backend.mixed import group_over
-from unisono.torch_backend.other_devices import others_of
+from unisono.torch_backend.other_devices import other_backends_of
 from unisono.torch_backend.private import group_being_made
 from unisono.torch_backend.process_group import ProcessGroup
 from unisono.transport import job_secret
@@ -24,17 +24,18 @@ _TOKEN_BYTES = 16
 
 
 def create(options: Any, pg_options: Any) -> ProcessGroup:
-    """The process group of this rank. All ranks of the group must call it.
+    """Creates the process group of this rank. All ranks of the group must call this.
 
-    `options` is torch's: store, group_rank, group_size, timeout, group_id; `pg_options` is ours.
+    `options` is torch's object: store, group_rank, group_size, timeout, group_id. `pg_options` is
+    an `Options`.
     """
-    others = others_of(group_being_made())
+    others = other_backends_of(group_being_made())
     ours = pg_options
     if pg_options is None or (others and not isinstance(pg_options, Options)):
-        ours = Options()  # torch hands all backends of a group the options of any
+        ours = Options()  # torch passes one options object to all backends of a group
     if not isinstance(ours, Options):
         raise UnsupportedError(
-            f"unisono takes unisono.torch_backend.Options as pg_options, but got {pg_options!r}"
+            f"pg_options: expected unisono.torch_backend.Options, not {pg_options!r}"
         )
     ranks = list(options.global_ranks_in_group)
     settings = config.override(
@@ -42,13 +43,15 @@ def create(options: Any, pg_options: Any) -> ProcessGroup:
         timeout_s=seconds(options.timeout) or 300.0,
         reproducible=ours.reproducible,
     )
-    comm = _within_world(ranks, settings) or _meet(options, settings)
+    comm = _from_default_group(ranks, settings) or _join_by_store(options, settings)
     comm.timeout_s = settings.timeout_s
     return group_over(comm, options.store, ranks, others)
 
 
-def _within_world(ranks: list[int], settings: config.Settings) -> Communicator | None:
-    """Of some ranks of the default group, if that spans hosts: they share its connections."""
+def _from_default_group(ranks: list[int], settings: config.Settings) -> Communicator | None:
+    """Makes a communicator from the default group if that spans several hosts, to share its
+    connections.
+    """
     world = dist.group.WORLD if dist.is_initialized() else None
     if not isinstance(world, ProcessGroup):
         return None
@@ -58,22 +61,26 @@ def _within_world(ranks: list[int], settings: config.Settings) -> Communicator |
     return comm.group(ranks)
 
 
-def _meet(options: Any, settings: config.Settings) -> Communicator:
-    """Of ranks that know nothing of each other but torch's store."""
+def _join_by_store(options: Any, settings: config.Settings) -> Communicator:
+    """Makes a communicator for ranks that share only torch's store."""
     rank, size, store = options.group_rank, options.group_size, options.store
-    rendezvous, on_one_host = introduce(store, rank, size, settings)
+    rendezvous, on_one_host = exchange_hosts(store, rank, size, settings)
     world = config.LaunchedRank(rank=rank, size=size, rendezvous=rendezvous)
     if on_one_host:
         return join(world, settings)
-    board = KeyValueBootstrap(lambda _: store, f"unisono/{rendezvous}", job_secret(settings))
-    return join(world, settings, board=board)
+    bootstrap_store = KeyValueBootstrap(
+        lambda _: store, f"unisono/{rendezvous}", job_secret(settings)
+    )
+    return join(world, settings, bootstrap_store=bootstrap_store)
 
 
-def introduce(store: Any, rank: int, size: int, settings: config.Settings) -> tuple[str, bool]:
-    """A text that rank 0 drew and every rank of the group now knows, and whether all are on hosts
-    that look the same."""
+def exchange_hosts(store: Any, rank: int, size: int, settings: config.Settings) -> tuple[str, bool]:
+    """Exchanges host identities through the store.
+
+    Returns a random text of rank 0, and True if all ranks are on hosts with equal identities.
+    """
     host = this_host(settings.host_id)
     mine = secrets.token_bytes(_TOKEN_BYTES) + hashlib.sha256(repr(host).encode()).digest()
-    board = KeyValueBootstrap(lambda _: store, "unisono/ranks")
-    texts = board.exchange(rank, size, mine, settings.timeout_s)
+    bootstrap_store = KeyValueBootstrap(lambda _: store, "unisono/ranks")
+    texts = bootstrap_store.exchange(rank, size, mine, settings.timeout_s)
     return texts[0][:_TOKEN_BYTES].hex(), len({text[_TOKEN_BYTES:] for text in texts}) == 1

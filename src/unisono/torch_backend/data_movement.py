@@ -1,4 +1,4 @@
-"""The collectives of the process group that only move data, and point-to-point."""
+"""The process group's collectives that only move data, and point-to-point messages."""
 
 from __future__ import annotations
 
@@ -13,16 +13,16 @@ from unisono.torch_backend.convert import CallOptions, movable, movable_list, sp
 from unisono.torch_backend.group_base import GroupBase
 from unisono.torch_backend.pending_work import DONE
 from unisono.torch_backend.private import WorkBase, hide_from_dynamo
-from unisono.torch_backend.refusal import tells_refusals
+from unisono.torch_backend.refusal import reports_refusals
 
 
-class Movement(GroupBase):
-    """Collectives without arithmetic. Bare tensors may stand for lists of one tensor."""
+class DataMovement(GroupBase):
+    """Collectives without arithmetic. A bare tensor is treated as a list of one tensor."""
 
     def broadcast(
         self, tensors: Any, opts: Any = None, timeout: timedelta | None = None, *, root: int = 0
     ) -> WorkBase:
-        """Copy the root's tensor into every other rank's."""
+        """Copies the root's tensor to every other rank."""
         if opts is None or isinstance(opts, int):
             options = CallOptions(rootRank=root if opts is None else opts)
             with self._within(timeout):
@@ -38,7 +38,7 @@ class Movement(GroupBase):
     def all_gather_single(
         self, output: torch.Tensor, input: torch.Tensor, opts: Any = None
     ) -> WorkBase:
-        """Collect every rank's tensor, in rank order, in one tensor."""
+        """Gathers every rank's tensor, in rank order, in one tensor."""
         self._begin()
         source, target = movable(input), movable(output)
         if opts is None or opts.asyncOp:
@@ -46,16 +46,16 @@ class Movement(GroupBase):
         self._comm.all_gather(source, target)
         return DONE
 
-    @tells_refusals
+    @reports_refusals
     def allgather(
         self, outputs: Any, inputs: Any, opts: Any = None, timeout: timedelta | None = None
     ) -> WorkBase:
-        """Collect every rank's tensor in a list; their lengths may differ."""
+        """Gathers every rank's tensor in a list; lengths may differ."""
         if isinstance(inputs, torch.Tensor):
             with self._within(timeout):
                 return self.allgather([outputs], [inputs], opts)
         if len(inputs) != 1:
-            raise UnsupportedError("allgather takes one input tensor a rank")
+            raise UnsupportedError(f"allgather: expected one input tensor, not {len(inputs)}")
         self._begin()
         source, target = movable(inputs[0]), movable_list(outputs[0])
         if opts is None or opts.asyncOp:
@@ -63,11 +63,11 @@ class Movement(GroupBase):
         self._comm.all_gather(source, target)
         return DONE
 
-    @tells_refusals
+    @reports_refusals
     def allgather_coalesced(
         self, outputs: list[list[torch.Tensor]], inputs: list[torch.Tensor], opts: Any = None
     ) -> WorkBase:
-        """Collect several tensors a rank: `outputs[r][i]` becomes tensor i of rank r."""
+        """Gathers several tensors per rank: `outputs[r][i]` becomes tensor i of rank r."""
         self._begin()
         calls = [
             partial(self._comm.all_gather, movable(tensor), movable_list(list(pieces)))
@@ -76,11 +76,11 @@ class Movement(GroupBase):
         results = [piece for pieces in outputs for piece in pieces]
         return self._in_order(calls, results, opts is None or opts.asyncOp)
 
-    @tells_refusals
+    @reports_refusals
     def all_gather_single_coalesced(
         self, outputs: list[torch.Tensor], inputs: list[torch.Tensor], opts: Any = None
     ) -> WorkBase:
-        """Several all_gather_single as one work."""
+        """Issues several all_gather_single as one work."""
         self._begin()
         calls = [
             partial(self._comm.all_gather, movable(source), movable(target))
@@ -88,7 +88,7 @@ class Movement(GroupBase):
         ]
         return self._in_order(calls, outputs, opts is None or opts.asyncOp)
 
-    @tells_refusals
+    @reports_refusals
     def gather(
         self,
         outputs: Any,
@@ -98,7 +98,7 @@ class Movement(GroupBase):
         *,
         root: int = 0,
     ) -> WorkBase:
-        """Collect every rank's tensor in a list at the root; elsewhere `outputs` is empty."""
+        """Gathers every rank's tensor in a list at the root; on other ranks `outputs` is empty."""
         if isinstance(inputs, torch.Tensor):
             options = CallOptions(rootRank=root if opts is None else opts)
             with self._within(timeout):
@@ -113,7 +113,7 @@ class Movement(GroupBase):
         self._comm.gather(source, target, opts.rootRank)
         return DONE
 
-    @tells_refusals
+    @reports_refusals
     def scatter(
         self,
         outputs: Any,
@@ -123,7 +123,7 @@ class Movement(GroupBase):
         *,
         root: int = 0,
     ) -> WorkBase:
-        """Hand the root's list of tensors out, one a rank; elsewhere `inputs` is empty."""
+        """Sends tensor r of the root's list to rank r; on other ranks `inputs` is empty."""
         if isinstance(outputs, torch.Tensor):
             options = CallOptions(rootRank=root if opts is None else opts)
             with self._within(timeout):
@@ -137,7 +137,7 @@ class Movement(GroupBase):
         self._comm.scatter(source, target, opts.rootRank)
         return DONE
 
-    @tells_refusals
+    @reports_refusals
     def all_to_all_single(
         self,
         output: torch.Tensor,
@@ -147,7 +147,9 @@ class Movement(GroupBase):
         opts: Any = None,
         timeout: timedelta | None = None,
     ) -> WorkBase:
-        """Send rows to every rank and receive rows from every rank; no sizes: equal shares."""
+        """Sends rows to every rank and receives rows from every rank. Without sizes, shares are
+        equal.
+        """
         source, target = movable(input), movable(output)
         if not (output_split_sizes or input_split_sizes):
             return self._all_to_all(target, source, [output], opts, timeout)
@@ -163,11 +165,11 @@ class Movement(GroupBase):
         opts: Any = None,
         timeout: timedelta | None = None,
     ) -> WorkBase:
-        """Send a tensor to every rank and receive one from every rank; lengths may differ."""
+        """Sends one tensor to every rank and receives one from every rank; lengths may differ."""
         return self._all_to_all(movable_list(outputs), movable_list(inputs), outputs, opts, timeout)
 
     def send(self, tensors: list[torch.Tensor], rank: int, tag: int = 0) -> WorkBase:
-        """Start sending a tensor to a rank of the group."""
+        """Begins a send of a tensor to a rank of the group."""
         self._begin()
         handle = self._comm.send(movable(tensors[0]), rank, tag, async_op=True)
         if handle.is_completed() and handle.exception() is None:
@@ -175,18 +177,18 @@ class Movement(GroupBase):
         return self._pending(handle, tensors)
 
     def recv(self, tensors: list[torch.Tensor], rank: int, tag: int = 0) -> WorkBase:
-        """Start receiving a tensor from a rank of the group."""
+        """Begins a receive of a tensor from a rank of the group."""
         self._begin()
         handle = self._comm.recv(movable(tensors[0]), rank, tag, async_op=True)
         return self._pending(handle, tensors)
 
     def recv_anysource(self, tensors: list[torch.Tensor], tag: int = 0) -> WorkBase:
-        """Start receiving a tensor from whichever rank sends one with this tag first."""
+        """Begins a receive from the first rank that sends a tensor with this tag."""
         self._begin()
         handle = self._comm.recv(movable(tensors[0]), None, tag, async_op=True)
         return self._pending(handle, tensors)
 
-    @tells_refusals
+    @reports_refusals
     def _all_to_all(
         self,
         target: Any,
@@ -204,7 +206,7 @@ class Movement(GroupBase):
         self._comm.all_to_all(source, target)
         return DONE
 
-    # Names that older torch versions, and older callers, use.
+    # Names in older torch versions and in code for them.
     _allgather_base = all_gather_single
     allgather_into_tensor_coalesced = all_gather_single_coalesced
     alltoall_base = all_to_all_single
@@ -214,4 +216,4 @@ def _listed(tensors: Any) -> list[torch.Tensor]:
     return [tensors] if isinstance(tensors, torch.Tensor) else tensors
 
 
-hide_from_dynamo(Movement)
+hide_from_dynamo(DataMovement)

@@ -1,8 +1,8 @@
-"""What the groups of this process called last, in the format of torch's flight recorder.
+"""Dumps of the last calls of this process's groups, in the format of torch's flight recorder.
 
-Recording is on if `TORCH_FR_BUFFER_SIZE` says how many calls to keep for each group. A group that
-is left with calls that did not end well writes a dump; `dump()` writes one at any time. With the
-files of all ranks in one folder, torch's own tool says who called what, and who did not:
+`TORCH_FR_BUFFER_SIZE` enables recording; its value is the number of calls to keep for each group.
+A group that ends with pending or failed calls writes a dump. `dump()` writes one at any time.
+Torch's own tool reads the files of all ranks in one folder, and lists the calls of each rank:
 
     TORCH_FR_BUFFER_SIZE=2000 TORCH_FR_DUMP_TEMP_FILE=/tmp/fr/rank_ torchrun ...
     torchfrtrace /tmp/fr --prefix rank_
@@ -27,19 +27,19 @@ if TYPE_CHECKING:
 
 _log = logging.getLogger(__name__)
 
-# Of the format, as torch 2.13 writes it.
+# The version of the format that torch 2.13 writes.
 _VERSION = "2.10"
-# The tool refuses names of backends that it does not know, ours among them.
+# The tool accepts only names of torch's own backends.
 _BACKEND_IN_DUMPS = "gloo"
 
 _Tensors = list[tuple[list[int], torch.dtype]]
 
 
 def dump(path: str | Path | None = None) -> Path:
-    """Write the last calls of all groups of this process; returns where.
+    """Writes the last calls of all groups of this process to a file; returns its path.
 
-    `path` defaults to `TORCH_FR_DUMP_TEMP_FILE` with the rank appended, which the tool expects.
-    Raises `ValueError` if nothing was recorded.
+    `path` defaults to `TORCH_FR_DUMP_TEMP_FILE` followed by the rank, the name that the tool
+    expects. Raises `ValueError` if nothing was recorded.
     """
     groups = _recorded_groups()
     if not groups:
@@ -53,7 +53,7 @@ def dump(path: str | Path | None = None) -> Path:
 
 
 def dump_at_end() -> None:
-    """Write a dump where a group is left with calls that did not end well; never raises."""
+    """Writes a dump for a group that ends with pending or failed calls. Never raises."""
     try:
         path = dump()
     except (OSError, ValueError):
@@ -132,7 +132,9 @@ def _name(entry: RecordedCall, rank: int) -> str:
 
 
 def _sizes(tensors: _Tensors) -> list[list[int]]:
-    """One shape, as torch writes lists of tensors: the list becomes the first dimension."""
+    """Returns one shape, since torch writes a list of tensors as one tensor with one more
+    dimension.
+    """
     shapes = [shape for shape, _ in tensors]
     if len(shapes) > 1 and all(shape == shapes[0] for shape in shapes):
         return [[len(shapes), *shapes[0]]]

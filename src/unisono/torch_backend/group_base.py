@@ -1,4 +1,4 @@
-"""What the parts of the process group share: its communicator and how works are made."""
+"""Base of the process group: its communicator and the works of its calls."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from unisono.errors import CommunicationError
 from unisono.torch_backend import flight_recorder
 from unisono.torch_backend.convert import seconds
 from unisono.torch_backend.history import History
-from unisono.torch_backend.pending_work import DONE, Completer, Together, pending
+from unisono.torch_backend.pending_work import DONE, CombinedHandle, Completer, pending
 from unisono.torch_backend.private import (
     ProcessGroupBase,
     WorkBase,
@@ -21,7 +21,7 @@ from unisono.torch_backend.private import (
     hide_from_dynamo,
     is_profiling,
 )
-from unisono.torch_backend.visible_calls import Watched
+from unisono.torch_backend.visible_calls import TracedCommunicator
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -29,9 +29,9 @@ if TYPE_CHECKING:
 
 
 class GroupBase(ProcessGroupBase):  # type: ignore[misc]
-    """A process group over one communicator.
+    """A process group with one communicator.
 
-    Calls go to `_comm`: the communicator, or what stands in for it while calls are watched or
+    Calls go to `_comm`: the communicator, or the object that replaces it while calls are traced or
     coalesced.
     """
 
@@ -43,28 +43,31 @@ class GroupBase(ProcessGroupBase):  # type: ignore[misc]
         recorded = config.flight_recorder().calls
         self.history = History(recorded) if recorded else None
         self._sequence = 0
-        self._parts = 0
-        self._is_spanned = False
-        self._comm: Any = self._comm_as_watched()
+        self._splits = 0
+        self._is_profiled = False
+        self._comm: Any = self._comm_to_call()
         self._completer = Completer()
-        # Runs at shutdown, or when the interpreter ends without one.
+        # Runs at shutdown, or at the end of the interpreter.
         self._leave = weakref.finalize(self, _leave, comm, self._completer, self.history)
         self._placeholder = attach_placeholder(self, comm.rank, comm.size)
 
     def _begin(self) -> None:
-        """At the start of every call: count it, and see whether the profiler has come or gone."""
+        """Counts a call at its start, and starts or stops tracing when torch's profiler starts or
+        stops.
+        """
         self._sequence += 1
-        if is_profiling() is not self._is_spanned:
-            self._change_watch()
+        if is_profiling() is not self._is_profiled:
+            self._change_tracing()
 
-    def _change_watch(self) -> None:
-        if self._comm is self.communicator or isinstance(self._comm, Watched):  # not coalescing
-            self._is_spanned = not self._is_spanned
-            self._comm = self._comm_as_watched()
+    def _change_tracing(self) -> None:
+        # only outside coalescing
+        if self._comm is self.communicator or isinstance(self._comm, TracedCommunicator):
+            self._is_profiled = not self._is_profiled
+            self._comm = self._comm_to_call()
 
-    def _comm_as_watched(self) -> Any:
-        if self._is_spanned or self.history is not None:
-            return Watched(self.communicator, self.history)
+    def _comm_to_call(self) -> Any:
+        if self._is_profiled or self.history is not None:
+            return TracedCommunicator(self.communicator, self.history)
         return self.communicator
 
     def _pending(self, handle: Any, tensors: list[torch.Tensor]) -> WorkBase:
@@ -72,7 +75,7 @@ class GroupBase(ProcessGroupBase):  # type: ignore[misc]
 
     @contextmanager
     def _within(self, timeout: timedelta | float | None) -> Iterator[None]:
-        """Give the calls issued inside this time limit; None leaves them the group's."""
+        """Sets the timeout of the calls inside the block; None keeps the group's timeout."""
         limit_s = seconds(timeout)
         if limit_s is None:
             yield
@@ -87,9 +90,9 @@ class GroupBase(ProcessGroupBase):  # type: ignore[misc]
     def _in_order(
         self, calls: Sequence[Callable[..., Any]], tensors: list[torch.Tensor], later: bool
     ) -> WorkBase:
-        """Issue several calls in order as one work; each takes `async_op`."""
+        """Issues several calls in order as one work. Each call takes `async_op`."""
         if later:
-            return self._pending(Together([call(async_op=True) for call in calls]), tensors)
+            return self._pending(CombinedHandle([call(async_op=True) for call in calls]), tensors)
         for call in calls:
             call(async_op=False)
         return DONE
@@ -98,7 +101,7 @@ class GroupBase(ProcessGroupBase):  # type: ignore[misc]
 def _leave(comm: Any, completer: Completer, history: History | None) -> None:
     if history is not None and history.is_pending:
         flight_recorder.dump_at_end()
-    # A group that has failed is left all the same: the failure was raised where it hit.
+    # Close a failed group without an error: the failed call has already raised it.
     with suppress(CommunicationError):
         comm.close()
     completer.close()

@@ -1,4 +1,4 @@
-"""The last calls of one group, as torch's flight recorder notes them."""
+"""The last calls of one group, with the fields of torch's flight recorder."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ from typing import Any
 
 import torch
 
-from unisono.torch_backend.pending_work import Together
+from unisono.torch_backend.pending_work import CombinedHandle
 from unisono.torch_backend.private import current_stack
 
 
 class RecordedCall:
-    """One call: what was asked, and how far it has come. Holds no tensor."""
+    """One call with its arguments and its state. Holds no tensor."""
 
     __slots__ = (
         "_handles", "ended", "frames", "inputs", "name", "order", "outputs", "peer", "time_ns",
@@ -40,26 +40,27 @@ class RecordedCall:
         self._handles: list[weakref.ref[Any]] = []
 
     def end_with(self, handle: Any) -> None:
-        """The call returned: it is done, or goes on under this handle."""
+        """Marks the call as returned: ended if `handle` is None, else pending with this handle."""
         if handle is None:
             self.ended = True
-        elif isinstance(handle, Together):
+        elif isinstance(handle, CombinedHandle):
             self._handles = [weakref.ref(part) for part in handle.handles]
         else:
             self._handles = [weakref.ref(handle)]
 
     @property
     def is_completed(self) -> bool:
-        """Whether the call has ended, and well."""
+        """True if the call has ended without an error."""
         if not self.ended and self._handles:
-            # The communicator keeps a handle until the call has ended.
+            # The communicator keeps a handle until its call has ended, so a missing handle means an
+            # ended call.
             alive = [handle for handle in (ref() for ref in self._handles) if handle is not None]
             self.ended = all(h.is_completed() and h.exception() is None for h in alive)
         return self.ended
 
 
 class History:
-    """A ring of the last `size` calls of a group."""
+    """A ring buffer of the last `size` calls of a group."""
 
     def __init__(self, size: int) -> None:
         self._entries: deque[RecordedCall] = deque(maxlen=size)
@@ -73,7 +74,7 @@ class History:
         outputs: list[torch.Tensor],
         peer: int | None,
     ) -> RecordedCall:
-        """Note a call that is about to be made. Messages are counted apart from collectives."""
+        """Records a call before it is made. Messages and collectives have separate counters."""
         if name in ("send", "recv"):
             self._messages += 1
             order = self._messages
@@ -85,10 +86,10 @@ class History:
         return entry
 
     def entries(self) -> list[RecordedCall]:
-        """What is remembered, oldest first."""
+        """Returns the recorded calls, oldest first."""
         return list(self._entries)
 
     @property
     def is_pending(self) -> bool:
-        """Whether some call has not ended well."""
+        """True if a call is pending or has failed."""
         return not all(entry.is_completed for entry in self._entries)

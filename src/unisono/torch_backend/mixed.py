@@ -1,4 +1,4 @@
-"""A process group whose tensors may lie on several devices: on CPUs they are ours."""
+"""Process groups with tensors on several devices. Unisono serves the CPU."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import torch
 
 from unisono.errors import UnsupportedError
 from unisono.torch_backend.batched import Batched
-from unisono.torch_backend.other_devices import Others
+from unisono.torch_backend.other_devices import OtherBackends
 from unisono.torch_backend.private import WorkBase, hide_from_dynamo, name_group
 from unisono.torch_backend.process_group import ProcessGroup
 
@@ -42,19 +42,21 @@ ROUTED = (*_MESSAGES, *_COLLECTIVES)
 
 
 class MixedGroup(ProcessGroup):
-    """Calls with CPU tensors stay here; all others go to torch's group of the other devices.
+    """A process group that serves CPU tensors itself; torch's group serves the other devices.
 
-    It is a class of its own, so that groups on CPUs alone do not ask where a tensor lies.
+    It is a separate class, so that groups with CPUs only need no check of the device.
     """
 
-    def __init__(self, comm: Any, store: Any, global_ranks: list[int], others: Others) -> None:
+    def __init__(
+        self, comm: Any, store: Any, global_ranks: list[int], others: OtherBackends
+    ) -> None:
         super().__init__(comm, store, global_ranks)
         self.others = others
         others.join(self)
         self._batched = Batched(others.group)
 
     def barrier(self, opts: Any = None, timeout: timedelta | None = None) -> WorkBase:
-        """Wait until every rank has come here; `opts.device` says who is asked."""
+        """Waits until every rank has called it, with the backend of `opts.device`."""
         device = getattr(opts, "device", None)
         if device is None or device.type == "cpu":
             return super().barrier(opts, timeout)
@@ -72,7 +74,7 @@ class MixedGroup(ProcessGroup):
         return self._group_for(device, "_end_coalescing")._end_coalescing(device)
 
     def set_timeout(self, timeout: timedelta) -> None:
-        """Let calls from now on wait this long for a late rank, on every device."""
+        """Sets the timeout of later calls, on every device."""
         super().set_timeout(timeout)
         self.others.group.set_timeout(timeout)
 
@@ -87,10 +89,13 @@ class MixedGroup(ProcessGroup):
         group_desc: str | None = None,
         device_types: list[torch.device] | None = None,
     ) -> Any:
-        """A group of some ranks, for all devices or those given; None on the other ranks, which
-        must call this too."""
-        new_ranks = sorted(new_ranks)  # as torch does for the other devices
-        name, description = group_name or self._name_of_part(new_ranks), group_desc or "split"
+        """Makes a group of some ranks, for all devices or the given ones. Returns None on other
+        ranks.
+
+        All ranks of the group must call this.
+        """
+        new_ranks = sorted(new_ranks)  # torch sorts the ranks for the other devices too
+        name, description = group_name or self._name_of_split(new_ranks), group_desc or "split"
         limit = timeout or timedelta(seconds=self.communicator.timeout_s)
         kept = ["cpu", *self.others.backends]
         if device_types is not None:
@@ -113,29 +118,32 @@ class MixedGroup(ProcessGroup):
     def shrink_group(
         self, exclude: Sequence[int] = (), timeout: timedelta | None = None
     ) -> ProcessGroup:
-        """A group of the ranks that live, but for those excluded; this one is refused then. The
-        other devices' backends are made anew, by the store."""
+        """Makes a group of the living ranks without the excluded ones. This group then refuses all
+        work.
+
+        The backends of other devices are created again, through the store.
+        """
         if self.bound_device_id is not None:
             raise UnsupportedError(
                 f"a group bound to {self.bound_device_id} cannot be shrunk: destroy it and call "
-                "init_process_group with the ranks that are left"
+                "init_process_group on the ranks that are left"
             )
         return super().shrink_group(exclude, timeout)
 
     def _after(self, comm: Any, store: Any, global_ranks: list[int], name: str) -> ProcessGroup:
-        self.others.group.abort()  # what waits for a lost rank there would not end
-        others = self.others.anew(comm, store, global_ranks, name)
+        self.others.group.abort()  # a call that waits for a lost rank there would never end
+        others = self.others.recreate(comm, store, global_ranks, name)
         return MixedGroup(comm, store, global_ranks, others)
 
     def abort(self) -> None:
-        """Make every call under way fail, on every device."""
+        """Ends every pending call with an error, on every device."""
         try:
             super().abort()
         finally:
             self.others.group.abort()
 
     def shutdown(self) -> None:
-        """Leave the group, on every device."""
+        """Leaves the group, on every device."""
         try:
             super().shutdown()
         finally:
@@ -146,16 +154,16 @@ class MixedGroup(ProcessGroup):
             return self.others.group
         served = {"cpu": self.name(), **self.others.backends}
         error = UnsupportedError(
-            f"{name}: a tensor is on {device}, which no backend of this group serves; it has "
+            f"{name}: no backend of this group serves tensors on {device}; the group has "
             + ", ".join(f"{backend} for {kind}" for kind, backend in served.items())
         )
-        if name in _COLLECTIVES:  # the other ranks may have come with tensors that are ours
+        if name in _COLLECTIVES:  # other ranks may wait in this collective with CPU tensors
             self.communicator.refuse(name, error)
         raise error
 
 
 def _tensor_in(values: Any) -> torch.Tensor | None:
-    """The first tensor among arguments, or in lists of them."""
+    """Returns the first tensor among the arguments, or in lists of them."""
     for value in values:
         if isinstance(value, torch.Tensor):
             return value
@@ -187,9 +195,9 @@ def _routed(name: str) -> Callable[..., Any]:
 
 
 def group_over(
-    comm: Any, store: Any, global_ranks: list[int], others: Others | None
+    comm: Any, store: Any, global_ranks: list[int], others: OtherBackends | None
 ) -> ProcessGroup:
-    """The process group over a communicator, and whatever serves other devices."""
+    """Returns the process group of a communicator and of the backends for other devices."""
     if others is None:
         return ProcessGroup(comm, store, global_ranks)
     return MixedGroup(comm, store, global_ranks, others)

@@ -1,7 +1,7 @@
-"""The devices of a group that other backends serve: `cuda:nccl` in `cuda:nccl,cpu:unisono`.
+"""Backends for a group's other devices: `cuda:nccl` in `cuda:nccl,cpu:unisono`.
 
-Torch takes a backend in Python as the whole group, and makes no other. So the others are made
-here, by torch's own function, in a process group of torch's that holds only them.
+Torch treats a Python backend as the whole group, and creates no other backend after it. So this
+module creates the others with torch's own function, in a separate process group of torch's class.
 """
 
 from __future__ import annotations
@@ -30,14 +30,14 @@ _ARGUMENTS = (
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Others:
+class OtherBackends:
     """Torch's process group of the same ranks, and the name of its backend for each device."""
 
     group: Any
     backends: dict[str, str]
 
     def join(self, ours: Any) -> None:
-        """Let torch find these backends in our group, too."""
+        """Adds these backends to our group, where torch looks for them."""
         if self.group.bound_device_id is not None:
             ours.bound_device_id = self.group.bound_device_id
         add_backends(ours, self.group, self.backends)
@@ -50,18 +50,18 @@ class Others:
         options: Any,
         name: str,
         description: str,
-    ) -> Others | None:
-        """Those of a part of the group, for some devices; None on ranks outside of it.
+    ) -> OtherBackends | None:
+        """Returns the backends of some devices for a subgroup; None on ranks outside the subgroup.
 
-        All ranks of the group must call it: NCCL's split is a collective of all.
+        All ranks of the group must call this, since NCCL's split is a collective over all of them.
         """
         kept = {device: self.backends[device] for device in devices}
         types = [torch.device(device) for device in kept]
         part = self.group.split_group(ranks, timeout, options, name, description, types)
-        return None if part is None else Others(group=part, backends=kept)
+        return None if part is None else OtherBackends(group=part, backends=kept)
 
-    def anew(self, comm: Any, store: Any, global_ranks: list[int], name: str) -> Others:
-        """The same backends, made by the store for the ranks of another communicator."""
+    def recreate(self, comm: Any, store: Any, global_ranks: list[int], name: str) -> OtherBackends:
+        """Creates the same backends through the store, for the ranks of another communicator."""
         group = make_group(
             self.backends,
             backend_options=None,
@@ -73,19 +73,21 @@ class Others:
             store=store,
             timeout=timedelta(seconds=comm.timeout_s),
         )
-        return Others(group=group, backends=self.backends)
+        return OtherBackends(group=group, backends=self.backends)
 
 
-def others_of(making: dict[str, Any]) -> Others | None:
-    """What torch wants beside us in the group that it is making; None if that is nothing.
+def other_backends_of(making: dict[str, Any]) -> OtherBackends | None:
+    """Returns the backends that torch wants in its new group besides unisono; None if there are
+    none.
 
-    What stands before us in its list of devices, torch has made by now.
+    Torch has already created the backends that precede unisono in its list of devices.
     """
     if not making:
         return None
     asked = _checked(making["backend_config"].get_device_backend_map())
     backends = {device: name for device, name in asked.items() if name != BACKEND_NAME}
-    if not backends or asked.get("cpu") != BACKEND_NAME:  # a backend of somebody else may use us
+    # a third-party backend may use unisono internally
+    if not backends or asked.get("cpu") != BACKEND_NAME:
         return None
     order = list(asked)
     later = {
@@ -103,7 +105,7 @@ def others_of(making: dict[str, Any]) -> Others | None:
         add_backends(group, made, later)
     names = list(backends.values())
     set_default_backend(group, dist.Backend.NCCL if dist.Backend.NCCL in names else names[0])
-    return Others(group=group, backends=backends)
+    return OtherBackends(group=group, backends=backends)
 
 
 def _checked(asked: dict[str, str]) -> dict[str, str]:
@@ -111,6 +113,6 @@ def _checked(asked: dict[str, str]) -> dict[str, str]:
         if name == BACKEND_NAME and device != "cpu":
             raise UnsupportedError(
                 f"unisono serves tensors in CPU memory, not on {device}: "
-                f"say 'cpu:{BACKEND_NAME},{device}:' and the name of a backend for {device}"
+                f"give 'cpu:{BACKEND_NAME},{device}:' and the name of a backend for {device}"
             )
     return asked

@@ -1,8 +1,8 @@
 """Every private name of torch that this backend uses, and nothing else.
 
-torch lets a Python class be a whole process group, but leaves a few holes that only private
-names can fill. They live here so that a new torch version is one file to look at;
-`PRIVATE_NAMES` lists them for the test that pins them.
+In torch, a Python class can be a whole process group, but some features need private names. All are
+in this file, so that a new torch version requires a review of one file. `PRIVATE_NAMES` lists them
+for a test that checks their existence.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ from torch import distributed as dist
 from torch._C import _distributed_c10d
 from torch._C import _profiler as _torch_profiler
 
-# Typed as Any: the stubs lack some of these names, and no signature in them describes methods
-# that accept the calling conventions of several torch versions.
+# Typed as Any: the stubs lack some of these names, and cannot describe methods that accept the
+# calling conventions of several torch versions.
 _c10d: Any = _distributed_c10d
 _profiler: Any = _torch_profiler
 WorkBase: Any = _distributed_c10d.Work
@@ -38,7 +38,8 @@ PRIVATE_NAMES: Final = (
     "torch._C._distributed_c10d.ProcessGroup._set_group_desc",
     "torch._C._distributed_c10d.ProcessGroup._get_backend",
     "torch._C._distributed_c10d.ProcessGroup.BackendType.UNDEFINED",
-    # Methods that torch calls on us by these names, and older ones for those written before 2.13.
+    # Methods that torch calls on this backend by these names, and older names for code written
+    # before 2.13.
     "torch._C._distributed_c10d.ProcessGroup._start_coalescing",
     "torch._C._distributed_c10d.ProcessGroup._end_coalescing",
     "torch._C._distributed_c10d.ProcessGroup._get_backend_name",
@@ -66,7 +67,7 @@ PRIVATE_NAMES: Final = (
 
 
 is_profiling: Callable[[], bool] = torch._C._autograd._profiler_enabled
-"""Whether torch's profiler records this thread; 40 ns."""
+"""Returns True if torch's profiler records this thread; takes 40 ns."""
 
 _execution_engine: Any = torch.autograd.Variable._execution_engine
 
@@ -92,31 +93,33 @@ DTYPE_NAMES: Final = {
     torch.complex64: "ComplexFloat",
     torch.complex128: "ComplexDouble",
 }
-"""The names of element types in C++, which the flight recorder writes."""
+"""The C++ names of element types, which the flight recorder writes."""
 
 
 def span(name: str, tensors: list[torch.Tensor], details: dict[str, Any]) -> Any:
-    """A context manager: a span in the profiler's trace, with shapes and details.
+    """Returns a context manager that adds a span to the profiler's trace, with shapes and details.
 
-    `dist.record_comm` gives it another name.
+    `dist.record_comm` overrides the name.
     """
     return _profiler._RecordFunctionFast(_named_by_program() or name, tensors, details)
 
 
 def current_stack() -> Any:
-    """Where the program is, unread: 1 us."""
+    """Returns the program's current stack, without symbols; takes 1 us."""
     return _profiler.gather_traceback(True, False, False)
 
 
 def readable_stacks(stacks: list[Any]) -> list[list[dict[str, Any]]]:
-    """Name, file and line of each frame, innermost first."""
+    """Returns name, file and line of each frame, innermost first."""
     found: list[list[dict[str, Any]]] = _profiler.symbolize_tracebacks(stacks) if stacks else []
     return found
 
 
 def register_group(group: Any, backend: str, config: str, global_ranks: list[int]) -> None:
-    """Make a group that torch did not make one of torch's: `backend` is what the program asked
-    for, `config` names a backend for each device."""
+    """Registers a group that torch did not make.
+
+    `backend` is the name that the program asked for. `config` names a backend for each device.
+    """
     dist.distributed_c10d._register_pg_in_world(
         group,
         backend_name=backend,
@@ -128,28 +131,31 @@ def register_group(group: Any, backend: str, config: str, global_ranks: list[int
 
 
 def prefixed(store: Any, prefix: str) -> Any:
-    """A view of a store whose keys begin with `prefix` (public, but not in torch's stubs)."""
+    """Returns a view of a store with `prefix` before each key (public, but not in torch's
+    stubs).
+    """
     return _c10d.PrefixStore(prefix, store)
 
 
 def make_default(group: Any) -> None:
-    """Make a registered group the default one, where there is none."""
+    """Makes a registered group the default group, if none exists."""
     dist.distributed_c10d._update_default_pg(group)
 
 
 def groups_of_torch() -> list[Any]:
-    """All process groups of this process that were not destroyed."""
+    """Returns all process groups of this process that are not destroyed."""
     return list(dist.distributed_c10d._world.pg_map)
 
 
 def attach_placeholder(group: Any, rank: int, size: int) -> object:
-    """Give the C++ half of a Python process group the backend object that it expects.
+    """Attaches the C++ backend object that the C++ part of a Python process group needs.
 
-    The group's name, description and device types are kept in a C++ backend. The one registered
-    here carries no data: any collective that would reach it raises. Keep the returned object.
+    Torch stores the group's name, description and device types in a C++ backend. This placeholder
+    transfers no data: any collective that reaches it raises. The caller must keep the returned
+    object.
 
-    Its kind is not CUSTOM: a group has one backend of a kind, and plug-ins for other devices are
-    of that kind.
+    Its type is not CUSTOM: a group has only one backend of each type, and plug-ins for other
+    devices have that type.
     """
     options = _c10d.FakeProcessGroup.Options()
     options.error_on_collective = True
@@ -172,16 +178,16 @@ MAKING: Final = (
     "store",
     "timeout",
 )
-"""The variables that are read of torch's function that makes groups."""
+"""The variables that are read from torch's function that makes groups."""
 
 _make_group: Any = dist.distributed_c10d._new_process_group_helper
 
 
 def group_being_made() -> dict[str, Any]:
-    """`MAKING`, of the group for which torch is asking for a backend; {} if it is not.
+    """Returns the `MAKING` variables of the group that torch is making; {} if torch is making none.
 
-    Torch does not tell a backend which other devices the group shall serve, and by what. So this
-    reads the variables of the caller.
+    Torch does not pass the group's other devices and their backends to a Python backend. So this
+    reads them from the caller's local variables.
     """
     call = _call_under_way(_make_group)
     variables = call.f_locals if call else {}
@@ -189,7 +195,7 @@ def group_being_made() -> dict[str, Any]:
 
 
 def _call_under_way(function: Any) -> FrameType | None:
-    """The innermost call of a function that this thread is in."""
+    """Returns the frame of the innermost active call of a function in this thread."""
     code = inspect.unwrap(function).__code__
     frame: FrameType | None = sys._getframe()
     while frame is not None and frame.f_code is not code:
@@ -198,10 +204,11 @@ def _call_under_way(function: Any) -> FrameType | None:
 
 
 def make_group(backends: dict[str, str], **arguments: Any) -> Any:
-    """A process group of torch's own with a backend for each device, as torch makes it, but known
-    to nobody else. `arguments` are those of torch's function.
+    """Makes a process group of torch's class with a backend for each device, without registering
+    it.
 
-    Raises what torch raises, if a backend is not to be had on this machine.
+    `arguments` are those of torch's function. Raises torch's errors, such as for a backend that
+    this machine lacks.
     """
     backend = ",".join(f"{device}:{name}" for device, name in backends.items())
     group, _ = _make_group(backend=backend, **arguments)
@@ -210,7 +217,7 @@ def make_group(backends: dict[str, str], **arguments: Any) -> Any:
 
 
 def add_backends(group: Any, source: Any, backends: dict[str, str]) -> None:
-    """Let a group use, for these devices, the backends that another has."""
+    """Adds the backends of another group for these devices."""
     for device, name in backends.items():
         found = source._get_backend(torch.device(device))
         kind = dist.Backend.backend_type_map[name]
@@ -218,32 +225,32 @@ def add_backends(group: Any, source: Any, backends: dict[str, str]) -> None:
 
 
 def set_default_backend(group: Any, name: str) -> None:
-    """Let a group use the backend `name` for what concerns no device."""
+    """Makes the backend `name` the default for calls without a device."""
     group._set_default_backend(dist.Backend.backend_type_map[name])
 
 
 def coalesces(group: Any, device: torch.device) -> bool:
-    """Whether a group's backend for a device takes several messages as one."""
+    """Returns True if a group's backend for a device can coalesce messages."""
     return bool(group._get_backend(device).supports_coalescing)
 
 
 def batch_under_way() -> tuple[object, list[Any]] | None:
-    """The call of `dist.batch_isend_irecv` that this is part of, and its operations."""
+    """Returns the active call of `dist.batch_isend_irecv` and its operations, else None."""
     call = _call_under_way(dist.batch_isend_irecv)
     return None if call is None else (call, call.f_locals["p2p_op_list"])
 
 
 def name_group(group: Any, name: str, description: str) -> None:
-    """Set the name under which compiled code finds a group, and its description."""
+    """Sets a group's description and its name, by which compiled code finds it."""
     group._set_group_name(name)
     group._set_group_desc(description)
 
 
 def hide_from_dynamo(*classes: type) -> None:
-    """Keep torch.compile from tracing into the methods of `classes`.
+    """Stops torch.compile from tracing the methods of `classes`.
 
-    DDP's C++ reducer calls them while a compiled region runs; traced, they fail on the process
-    group being an opaque object. Marking the code objects costs nothing and does not import
+    DDP's C++ reducer calls them while a compiled region runs. Traced, they fail because the process
+    group is an opaque object. Marking the code objects takes no time and does not import
     torch._dynamo.
     """
     functions = [member for cls in classes for member in vars(cls).values()]
@@ -254,7 +261,7 @@ def hide_from_dynamo(*classes: type) -> None:
 
 def _skip_frames_of(function: FunctionType) -> None:
     function._torchdynamo_disable = True  # type: ignore[attr-defined]
-    # Where the marking is missing, dynamo may only fail to compile a graph that we are called in.
+    # Without the mark, dynamo can only fail to compile a graph that calls these methods.
     with contextlib.suppress(ImportError, AttributeError, TypeError):
         from torch._C._dynamo import eval_frame
 

@@ -1,4 +1,4 @@
-"""The process group: collectives, barriers, coalescing, and its life from name to shutdown."""
+"""The process group: barrier, coalescing, name, timeout, split, shrink and shutdown."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ import torch
 
 from unisono.torch_backend.coalesce import CoalescedCalls
 from unisono.torch_backend.convert import seconds
-from unisono.torch_backend.data_movement import Movement
-from unisono.torch_backend.pending_work import DONE, Together
+from unisono.torch_backend.data_movement import DataMovement
+from unisono.torch_backend.pending_work import DONE, CombinedHandle
 from unisono.torch_backend.private import (
     WorkBase,
     hide_from_dynamo,
@@ -21,11 +21,11 @@ from unisono.torch_backend.private import (
 from unisono.torch_backend.reductions import Reductions
 
 
-class ProcessGroup(Reductions, Movement):
-    """A torch process group over a communicator of the same ranks."""
+class ProcessGroup(Reductions, DataMovement):
+    """A torch process group with a communicator of the same ranks."""
 
     def barrier(self, opts: Any = None, timeout: timedelta | None = None) -> WorkBase:
-        """Wait until every rank has come here."""
+        """Waits until every rank has called it."""
         self._begin()
         if isinstance(opts, timedelta):
             opts, timeout = None, opts
@@ -44,25 +44,27 @@ class ProcessGroup(Reductions, Movement):
     def monitored_barrier(
         self, timeout: timedelta | None = None, wait_all_ranks: bool = False
     ) -> None:
-        """Barrier; as in all collectives here, its timeout error names the missing ranks."""
+        """Waits until every rank has called it. Like all collectives here, its timeout error names
+        the missing ranks.
+        """
         self._begin()
         with self._within(timeout):
             self._comm.barrier()
 
     def _start_coalescing(self, device: torch.device) -> None:
         if isinstance(self._comm, CoalescedCalls):
-            raise ValueError("this group is coalescing already")
+            raise ValueError("coalescing has already started on this group: end it first")
         self._comm = CoalescedCalls(self._comm)
 
     def _end_coalescing(self, device: torch.device) -> WorkBase:
         recorder = self._comm
         if not isinstance(recorder, CoalescedCalls):
-            raise ValueError("this group is not coalescing")
+            raise ValueError("coalescing has not started on this group: start it first")
         self._comm = recorder.comm
-        return self._pending(Together(recorder.play()), [])
+        return self._pending(CombinedHandle(recorder.issue()), [])
 
     def name(self) -> str:
-        """The backend's name."""
+        """Returns the backend's name."""
         return "unisono"
 
     _get_backend_name = name
@@ -70,14 +72,14 @@ class ProcessGroup(Reductions, Movement):
     getBackendName = name  # torch's name in C++
 
     def get_group_store(self) -> Any:
-        """The store the ranks of this group met at."""
+        """Returns the store through which this group was made."""
         return self.store
 
     def set_timeout(self, timeout: timedelta) -> None:
-        """Let calls from now on wait this long for a late rank."""
+        """Sets the timeout of later calls."""
         limit_s = seconds(timeout)
         if limit_s is None:
-            raise ValueError(f"a timeout must be positive, not {timeout}")
+            raise ValueError(f"timeout: expected a positive time, not {timeout}")
         self.communicator.timeout_s = limit_s
 
     _set_default_timeout = set_timeout
@@ -97,8 +99,10 @@ class ProcessGroup(Reductions, Movement):
         group_desc: str | None = None,
         device_types: list[torch.device] | None = None,
     ) -> ProcessGroup | None:
-        """A group of some of this group's ranks, without a store; None on the other ranks."""
-        name = group_name or self._name_of_part(new_ranks)
+        """Makes a group of some of this group's ranks, without a store. Returns None on other
+        ranks.
+        """
+        name = group_name or self._name_of_split(new_ranks)
         comm = self.communicator.group(new_ranks)
         if comm is None:
             return None
@@ -108,18 +112,20 @@ class ProcessGroup(Reductions, Movement):
         name_group(group, name, group_desc or "split")
         return group
 
-    def _name_of_part(self, ranks: list[int]) -> str:
-        self._parts += 1
-        return f"{self.group_name}:split{self._parts}:{'-'.join(map(str, ranks))}"
+    def _name_of_split(self, ranks: list[int]) -> str:
+        self._splits += 1
+        return f"{self.group_name}:split{self._splits}:{'-'.join(map(str, ranks))}"
 
     def shrink_group(
         self, exclude: Sequence[int] = (), timeout: timedelta | None = None
     ) -> ProcessGroup:
-        """A group of the ranks that live, but for those excluded; this one is refused then."""
+        """Makes a group of the living ranks without the excluded ones. This group then refuses all
+        work.
+        """
         comm = self.communicator.shrink(exclude, timeout_s=seconds(timeout))
         members = comm.former_ranks
         name = f"{self.group_name}:shrunk:{'-'.join(map(str, members))}"
-        # Ranks count by number in a store, and these have new numbers.
+        # A store's keys contain rank numbers, and these ranks have new numbers.
         store = prefixed(self.store, name)
         group = self._after(comm, store, [self.global_ranks[rank] for rank in members], name)
         name_group(group, name, "shrunk")
@@ -129,12 +135,12 @@ class ProcessGroup(Reductions, Movement):
         return ProcessGroup(comm, store, global_ranks)
 
     def abort(self) -> None:
-        """Make every call under way, on all ranks, fail with AbortedError."""
+        """Ends every pending call on all ranks with AbortedError."""
         self.communicator.abort("torch aborted the process group")
         self._completer.close()
 
     def shutdown(self) -> None:
-        """Leave the group. Called by destroy_process_group."""
+        """Leaves the group; `destroy_process_group` calls this."""
         self._leave()
 
 

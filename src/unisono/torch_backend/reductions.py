@@ -1,4 +1,4 @@
-"""The reducing collectives of the process group: all_reduce, reduce, reduce_scatter."""
+"""The process group's reducing collectives: all_reduce, reduce, reduce_scatter."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ from unisono.communicator import dtype_of
 from unisono.errors import UnsupportedError
 from unisono.torch_backend.convert import REDUCE_OPS, CallOptions, reduce_op
 from unisono.torch_backend.group_base import GroupBase
-from unisono.torch_backend.pending_work import DONE, FinishedWork, Together
+from unisono.torch_backend.pending_work import DONE, CombinedHandle, FinishedWork
 from unisono.torch_backend.private import WorkBase, hide_from_dynamo, is_profiling
-from unisono.torch_backend.refusal import tells_refusals
+from unisono.torch_backend.refusal import reports_refusals
 from unisono.torch_backend.sparse import all_reduce_sparse
 from unisono.types import DType, ReduceOp
 
@@ -27,14 +27,14 @@ _SUM = dist.ReduceOp.SUM
 class Reductions(GroupBase):
     """Reducing collectives.
 
-    The usual call (lists of tensors and an options object) takes a straight path; every other
-    (bare tensors, a reduction for the options, PREMUL_SUM) is led to a general one.
+    The usual call (lists of tensors and an options object) takes a short code path. All other calls
+    (bare tensors, a reduction instead of options, PREMUL_SUM) take a general one.
     """
 
     def allreduce(
         self, tensors: Any, opts: Any = None, timeout: timedelta | None = None, *, op: Any = None
     ) -> WorkBase:
-        """Reduce over all ranks, in place."""
+        """Reduces over all ranks, in place."""
         try:
             reduction = REDUCE_OPS[hash(opts.reduceOp)]
             later = opts.asyncOp
@@ -47,15 +47,15 @@ class Reductions(GroupBase):
         if len(tensors) != 1 or tensor.is_sparse:
             return self._allreduce_each(tensors, reduction, later)
         self._sequence += 1
-        if is_profiling() is not self._is_spanned:
-            self._change_watch()
+        if is_profiling() is not self._is_profiled:
+            self._change_tracing()
         if later:
             return self._pending(self._comm.all_reduce(tensor, reduction, async_op=True), tensors)
         self._comm.all_reduce(tensor, reduction)
         return DONE
 
     def allreduce_coalesced(self, tensors: list[torch.Tensor], opts: Any = None) -> WorkBase:
-        """Reduce several tensors over all ranks, in place."""
+        """Reduces several tensors over all ranks, in place."""
         return self._allreduce_any(tensors, opts)
 
     def reduce(
@@ -67,7 +67,7 @@ class Reductions(GroupBase):
         *,
         root: int = 0,
     ) -> WorkBase:
-        """Reduce over all ranks, in place, to the root rank."""
+        """Reduces over all ranks, in place on the root."""
         if isinstance(tensors, torch.Tensor):
             options = CallOptions(reduceOp=op, rootRank=root if opts is None else opts)
             with self._within(timeout):
@@ -90,25 +90,27 @@ class Reductions(GroupBase):
         *,
         op: Any = None,
     ) -> WorkBase:
-        """Reduce a list of pieces over all ranks; a rank keeps the piece of its number."""
+        """Reduces a list of pieces over all ranks; rank r gets piece r."""
         if isinstance(outputs, torch.Tensor):
             with self._within(timeout):
                 return self._reduce_scatter(outputs, inputs, opts if op is None else op)
         if len(outputs) != 1:
-            raise UnsupportedError("reduce_scatter takes one output tensor a rank")
+            raise UnsupportedError(
+                f"reduce_scatter: expected one output tensor, not {len(outputs)}"
+            )
         return self._reduce_scatter(outputs[0], inputs[0], opts)
 
     def reduce_scatter_single(
         self, output: torch.Tensor, input: torch.Tensor, opts: Any = None
     ) -> WorkBase:
-        """Reduce a tensor over all ranks; a rank keeps its share, in rank order."""
+        """Reduces a tensor over all ranks; rank r gets share r."""
         return self._reduce_scatter(output, input, opts)
 
-    @tells_refusals
+    @reports_refusals
     def reduce_scatter_single_coalesced(
         self, outputs: list[torch.Tensor], inputs: list[torch.Tensor], opts: Any = None
     ) -> WorkBase:
-        """Several reduce_scatter_single as one work."""
+        """Issues several reduce_scatter_single as one work."""
         self._begin()
         reduction, factor = reduce_op(_SUM if opts is None else opts.reduceOp)
         calls = [
@@ -153,9 +155,9 @@ class Reductions(GroupBase):
                 handles.append(self._comm.all_reduce(tensor, reduction, async_op=True))
             else:
                 self._comm.all_reduce(tensor, reduction)
-        return self._pending(Together(handles), tensors) if handles else FinishedWork(tensors)
+        return self._pending(CombinedHandle(handles), tensors) if handles else FinishedWork(tensors)
 
-    # Names that older torch versions, and older callers, use.
+    # Names in older torch versions and in code for them.
     _reduce_scatter_base = reduce_scatter_single
     reduce_scatter_tensor_coalesced = reduce_scatter_single_coalesced
 
@@ -167,7 +169,9 @@ def _scale_in_place(tensors: list[torch.Tensor], factor: Any) -> None:
 
 
 def _scaled(source: Any, factor: Any) -> Any:
-    """The tensor, or list of tensors, times the factor of PREMUL_SUM; inputs stay untouched."""
+    """Returns the tensor or list of tensors times the factor of PREMUL_SUM. Does not change its
+    input.
+    """
     if factor is None:
         return source
     if isinstance(source, torch.Tensor):
@@ -177,8 +181,10 @@ def _scaled(source: Any, factor: Any) -> Any:
 
 
 def _multiply(x: torch.Tensor, factor: Any, out: torch.Tensor) -> torch.Tensor:
-    """x * factor in `out`, rounded to the elements' type as `Tensor.mul_` rounds; of 8-bit floats,
-    which torch does not multiply, as the other narrow ones."""
+    """Writes x * factor to `out`, rounded to the element type like `Tensor.mul_`.
+
+    Torch cannot multiply 8-bit floats; here they are rounded like other narrow floats.
+    """
     number = x.is_floating_point() and isinstance(factor, (int, float))
     if number and not x.is_sparse and x.is_contiguous() and out.is_contiguous():
         dtype = dtype_of(x)

@@ -1,4 +1,4 @@
-"""A rank that cannot make sense of its arguments tells the others, which wait for it."""
+"""Refusals: a rank that refuses its arguments tells the other ranks, which would wait for it."""
 
 from __future__ import annotations
 
@@ -6,13 +6,13 @@ import functools
 from typing import Any
 
 
-def tells_refusals(method: Any) -> Any:
-    """Let a collective of the process group tell all ranks when one refuses its arguments.
+def reports_refusals(method: Any) -> Any:
+    """Decorates a collective of the process group to report refused arguments to all ranks.
 
-    Wrong lengths are often seen by one rank alone: its last batch is smaller, or it is the root.
-    What the communicator refuses it tells by itself; this is for what is seen before. If all ranks
-    refuse, it was a mistake of the program that harmed nothing, and the group stays usable; else
-    the ranks that go on raise `MismatchError` with this rank's reason.
+    Often only one rank sees wrong lengths: its last batch is smaller, or it is the root. The
+    communicator reports its own refusals; this decorator reports errors that are found earlier. If
+    all ranks refuse the call, the group stays usable. Otherwise the ranks that make the call raise
+    `MismatchError` with this rank's reason.
     """
 
     @functools.wraps(method)

@@ -1,8 +1,8 @@
-"""What torch.distributed keeps for its own backends, for groups of this one.
+"""Functions that torch.distributed reserves for its own backends, for groups of this backend.
 
-`dist.monitored_barrier` serves the backend named gloo, and `dist.split_group` groups bound to an
-accelerator; torch decides so before it asks a group. `dist.shrink_group` takes a group apart down
-to its C++ backend, which a group in Python has not. These do the same for groups on CPUs.
+`dist.monitored_barrier` requires the backend named gloo, and `dist.split_group` a group bound to an
+accelerator; torch checks this before it calls the group. `dist.shrink_group` requires a C++
+backend, which a Python group does not have. The functions here do the same for groups on CPUs.
 """
 
 from __future__ import annotations
@@ -25,10 +25,10 @@ __all__ = ["monitored_barrier", "shrink_group", "split_group"]
 def monitored_barrier(
     group: Any = None, timeout: timedelta | None = None, wait_all_ranks: bool = False
 ) -> None:
-    """`dist.monitored_barrier`: a barrier whose failure says which ranks did not come.
+    """`dist.monitored_barrier`: a barrier whose error names the missing ranks.
 
-    Raises `CollectiveTimeoutError` on every rank that came, naming all that did not, whatever
-    `wait_all_ranks` says. Ranks outside of the group return at once.
+    Raises `CollectiveTimeoutError` on every rank that arrived. The error names all missing ranks,
+    for any `wait_all_ranks`. Ranks outside the group return at once.
 
     >>> dist.init_process_group("unisono", store=dist.HashStore(), rank=0, world_size=1)
     >>> monitored_barrier(timeout=timedelta(seconds=10))
@@ -45,12 +45,12 @@ def split_group(
     timeout: timedelta | None = None,
     group_desc: str | None = None,
 ) -> Any:
-    """`dist.split_group`: this rank's group among `split_ranks`, or None.
+    """`dist.split_group`: makes the groups of `split_ranks`; returns this rank's group, or None.
 
-    The ranks are those of `parent` (the default group if None), which all must call this if the
-    group also serves other devices; else only the ranks of one part meet. The result is a group
-    like any other of torch's: `dist.destroy_process_group` takes it.
-    Raises `ValueError` for a part that is empty or names a rank twice.
+    The ranks are those of `parent` (None: the default group). If the group also serves other
+    devices, all ranks of `parent` must call this; otherwise the ranks of one subgroup suffice. The
+    result is an ordinary torch group: `dist.destroy_process_group` accepts it. Raises `ValueError`
+    for a subgroup that is empty or names a rank twice.
 
     >>> dist.init_process_group("unisono", store=dist.HashStore(), rank=0, world_size=1)
     >>> dist.get_process_group_ranks(split_group(split_ranks=[[0]]))
@@ -61,7 +61,7 @@ def split_group(
     rank = dist.get_rank(parent)
     for ranks in split_ranks:
         if len(set(ranks)) != len(ranks) or not ranks:
-            raise ValueError(f"{list(ranks)} are not distinct ranks, one at least")
+            raise ValueError(f"split_ranks: expected one or more distinct ranks, not {list(ranks)}")
     if not split_ranks:
         return None
     part = next((ranks for ranks in split_ranks if rank in ranks), split_ranks[0])
@@ -75,18 +75,18 @@ def split_group(
 def shrink_group(
     ranks_to_exclude: Sequence[int] = (), group: Any = None, timeout: timedelta | None = None
 ) -> Any:
-    """`dist.shrink_group`: the group of the ranks that live, in the old order.
+    """`dist.shrink_group`: makes a group of the living ranks, in the old order.
 
-    Unlike torch's it need not be told who is lost: every rank that died or does not come within
-    `timeout` (default: the group's) is left out, as are `ranks_to_exclude`. It works after any
-    failure, and is collective over the ranks that are left. Over several hosts `ranks_to_exclude`
-    is also your word that these have ended, which a minority of the ranks needs, and which must be
-    true. See `Communicator.shrink`.
+    Unlike torch's function it finds lost ranks by itself: it leaves out every rank that has died or
+    does not call within `timeout` (default: the group's), and `ranks_to_exclude`. It works after
+    any failure, and is collective over the ranks that are left. Over several hosts
+    `ranks_to_exclude` also asserts that these ranks have ended. A minority of the ranks needs this
+    assertion, and it must be true. See `Communicator.shrink`.
 
     As in torch, shrinking the default group (None) makes the result the default group, renumbers
-    the global ranks, and destroys all other groups. Models wrapped by DDP or FSDP and device
-    meshes belong to the old groups: make them anew. New groups by `dist.new_group` need the store
-    to live, which torchrun's does; without it, the one of rank 0 does not outlive that rank.
+    the global ranks, and destroys all other groups. Models wrapped by DDP or FSDP and device meshes
+    belong to the old groups: create them again. `dist.new_group` afterwards needs a store that is
+    still alive. Torchrun's store stays alive; a store inside rank 0 ends with that rank.
 
     >>> dist.init_process_group("unisono", store=dist.HashStore(), rank=0, world_size=1)
     >>> shrink_group().size(), dist.get_world_size()
@@ -109,5 +109,7 @@ def shrink_group(
 def _ours(group: Any, what: str) -> ProcessGroup:
     group = dist.group.WORLD if group is None else group
     if not isinstance(group, ProcessGroup):
-        raise UnsupportedError(f"{group} is not on unisono: call dist.{what}")
+        raise UnsupportedError(
+            f"expected a group of unisono, not {group}: call dist.{what} instead"
+        )
     return group

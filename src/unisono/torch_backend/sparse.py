@@ -1,4 +1,4 @@
-"""all_reduce of sparse tensors: gather every rank's entries, then add them up locally."""
+"""all_reduce of sparse tensors: gathers every rank's entries, then adds them locally."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from unisono.types import ReduceOp
 
 
 def all_reduce_sparse(comm: Any, tensor: torch.Tensor, reduction: ReduceOp) -> None:
-    """Sum, or average, a COO tensor over all ranks, in place.
+    """Sums or averages a COO tensor over all ranks, in place.
 
-    Sends only stored entries: of k ranks with z entries each, a rank receives k*z. Blocks even for
-    a call with async_op=True: the lengths must be known before the entries can travel.
+    Sends only stored entries: with k ranks of z entries each, a rank receives k*z. Blocks even with
+    async_op=True, since the ranks must know the lengths before they send entries.
     """
     if reduction not in (ReduceOp.SUM, ReduceOp.AVG):
         raise UnsupportedError(

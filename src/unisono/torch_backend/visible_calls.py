@@ -1,4 +1,4 @@
-"""Calls made visible: as spans of torch's profiler, and in the history of a flight recorder."""
+"""Tracing of calls: as spans of torch's profiler, and in the history of the flight recorder."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
     from unisono.torch_backend.history import History
 
-# Where each call's tensors are among its positional arguments: (those read, those written).
+# Positions of tensors among each call's positional arguments: (tensors read, tensors written).
 _TENSORS = {
     "all_reduce": ((0,), (0,)),
     "reduce": ((0,), (0,)),
@@ -29,16 +29,16 @@ _TENSORS = {
     "recv": ((), (0,)),
 }
 CALLS = frozenset(_TENSORS)
-"""The calls of a communicator that may be recorded, watched, or issued with `async_op`."""
+"""The communicator's calls that can be recorded, traced, or issued with `async_op`."""
 
-_PEER_AT = 1  # of send and recv
+_PEER_AT = 1  # position of the peer in send and recv
 
 
-class Watched:
-    """Stands in for the communicator while its calls are watched.
+class TracedCommunicator:
+    """Replaces the communicator while its calls are traced.
 
-    Taking its place, as the recorder of coalesced calls does, keeps calls that nobody watches free
-    of all but one question.
+    Like `CoalescedCalls` it replaces the communicator, so that an untraced call needs only one
+    check.
     """
 
     def __init__(self, comm: Any, history: History | None) -> None:
@@ -49,7 +49,7 @@ class Watched:
         target = getattr(self.comm, name)
         if name in CALLS:
             target = self._watching(name, target)
-            setattr(self, name, target)  # the next time it is found without asking
+            setattr(self, name, target)  # later calls find it without __getattr__
         return target
 
     def _watching(self, name: str, target: Callable[..., Any]) -> Callable[..., Any]:
@@ -70,7 +70,7 @@ class Watched:
 
 
 def _listed(args: tuple[Any, ...], where: tuple[int, ...]) -> list[torch.Tensor]:
-    """The tensors at these positions, lists of them opened."""
+    """Returns the tensors at these positions, including those in lists."""
     found: list[torch.Tensor] = []
     for position in where:
         value = args[position] if position < len(args) else None
@@ -89,4 +89,4 @@ def _span_of(name: str, tensors: list[torch.Tensor]) -> Any:
     return span(f"unisono:{name}", tensors, details)
 
 
-hide_from_dynamo(Watched)
+hide_from_dynamo(TracedCommunicator)

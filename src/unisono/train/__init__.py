@@ -1,7 +1,7 @@
-"""Real models trained data-parallel through a chosen `torch.distributed` backend, and compared.
+"""Data-parallel training of real models with several `torch.distributed` backends, compared.
 
-`settings`, `events`, `torchrun`, `progress` and `report` belong to the parent process and never
-import torch; `worker`, `loop`, `communication`, `digits` and `text` run on every rank.
+`settings`, `events`, `torchrun`, `progress` and `report` run in the parent process and never import
+torch. `worker`, `loop`, `communication`, `digits` and `text` run on every rank.
 """
 
 from unisono.train.progress import shown

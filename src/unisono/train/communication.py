@@ -1,20 +1,20 @@
-"""How much of a step is communication. The same two measurements for every backend.
+"""Communication time of a training step, measured in two ways, equally for every backend.
 
-Both come after the training, on the trained models, which they do not change. The backends take
-turns, so that a machine whose speed drifts hits all of them alike.
+Both measurements follow the training, on the trained models, and do not change them. The backends
+alternate, so that a drift of the machine's speed affects all of them equally.
 
 *Exchange alone*: the ranks start one asynchronous sum for each of DDP's gradient buckets and wait
-for all of them. The buckets have exactly the sizes that DDP uses. There is no other work, so
-nothing can hide the exchange.
+for all of them. The buckets have exactly DDP's sizes. No computation runs, so nothing can hide the
+exchange.
 
-*Added to a step*: forward and backward passes with the exchange, less the same passes under
-`no_sync`, which do the same arithmetic and exchange nothing. The difference is what communication
-adds to a step after overlap, including what it takes from the processors.
+*Added to a step*: the time of forward and backward passes with the exchange, minus the time of the
+same passes under `no_sync`, which do the same arithmetic but no exchange. The difference is the
+time that communication adds after overlap, including the processor time that it takes.
 
-The time is that from the moment when the first rank leaves a barrier, the same one for every
-backend, to the end of the last rank. So both kinds of pass include the slowest rank, and the turns
-that ranks take on too few cores, which no backend can save. An exchange is short beside the unequal
-moments at which ranks leave the barrier: a few in a row share one.
+A measurement starts when the first rank leaves a barrier, which is the same barrier for every
+backend, and ends with the last rank. So both kinds of pass include the slowest rank, and the time
+that ranks wait for each other on too few cores, which no backend can save. An exchange is short
+compared with the differences between ranks at the barrier, so several exchanges follow one barrier.
 """
 
 from __future__ import annotations
@@ -38,8 +38,8 @@ PASSES_PER_GROUP = 4
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Subject:
-    """What is measured: a model that exchanges its gradients over a group."""
+class MeasuredModel:
+    """A model that exchanges its gradients over a group, to be measured."""
 
     ddp: DistributedDataParallel
     group: dist.ProcessGroup
@@ -56,46 +56,46 @@ class Communication:
 
 
 def measure(
-    subjects: Sequence[Subject], task: Task, batch: Sequence[torch.Tensor], groups: int
+    models: Sequence[MeasuredModel], task: Task, batch: Sequence[torch.Tensor], groups: int
 ) -> list[Communication]:
-    """One result for each subject. Collective: all ranks call it with the same arguments."""
-    buckets = gradient_buckets(subjects[0].ddp.module, task, batch)
-    exchanges = [_Exchange(buckets, subject.group) for subject in subjects]
-    synced = [_Pass(subject.ddp, task, batch, is_synced=True) for subject in subjects]
-    unsynced = [_Pass(subject.ddp, task, batch, is_synced=False) for subject in subjects]
-    exchanges_s = _time_in_turns(exchanges, groups)
-    passes_s = _time_in_turns([*synced, *unsynced], groups * PASSES_PER_GROUP)
+    """Returns one result per model. Collective: all ranks call it with the same arguments."""
+    buckets = gradient_buckets(models[0].ddp.module, task, batch)
+    exchanges = [_Exchange(buckets, model.group) for model in models]
+    synced = [_Pass(model.ddp, task, batch, is_synced=True) for model in models]
+    unsynced = [_Pass(model.ddp, task, batch, is_synced=False) for model in models]
+    exchanges_s = _time_alternately(exchanges, groups)
+    passes_s = _time_alternately([*synced, *unsynced], groups * PASSES_PER_GROUP)
     return [
         Communication(
             bucket_bytes=[bucket.numel() * bucket.element_size() for bucket in buckets],
             exchange_s=[time_s / EXCHANGES_PER_GROUP for time_s in exchanges_s[index]],
             synced_s=passes_s[index],
-            unsynced_s=passes_s[len(subjects) + index],
+            unsynced_s=passes_s[len(models) + index],
         )
-        for index in range(len(subjects))
+        for index in range(len(models))
     ]
 
 
 def gradient_buckets(
     model: nn.Module, task: Task, batch: Sequence[torch.Tensor]
 ) -> list[torch.Tensor]:
-    """Tensors of the sizes and types that DDP exchanges for this model, in its order."""
+    """Returns tensors of the sizes and types that DDP exchanges for this model, in DDP's order."""
     seen: list[torch.Tensor] = []
-    shadow = DistributedDataParallel(copy.deepcopy(model))
-    # A lambda, as DDP compares a hook's annotations by identity and ours are strings.
-    shadow.register_comm_hook(
-        seen, lambda seen, bucket: _note(seen, bucket.index(), bucket.buffer())
+    model_copy = DistributedDataParallel(copy.deepcopy(model))
+    # A lambda, since DDP compares a hook's annotations by identity and this module's are strings.
+    model_copy.register_comm_hook(
+        seen, lambda seen, bucket: _record_bucket(seen, bucket.index(), bucket.buffer())
     )
-    # DDP arranges its buckets anew after the first pass, in the order in which gradients came.
+    # DDP rearranges its buckets after the first pass, in the order of the gradients.
     for _ in range(2):
-        task.loss(shadow, batch).backward()  # type: ignore[no-untyped-call]
+        task.loss(model_copy, batch).backward()  # type: ignore[no-untyped-call]
     return seen
 
 
-def _note(
+def _record_bucket(
     seen: list[torch.Tensor], index: int, bucket: torch.Tensor
 ) -> torch.futures.Future[torch.Tensor]:
-    """A communication hook that exchanges nothing."""
+    """Records a bucket, as a communication hook that exchanges nothing."""
     if index == 0:
         seen.clear()
     seen.append(torch.empty_like(bucket))
@@ -106,14 +106,14 @@ def _note(
 
 class _Action(Protocol):
     def __call__(self) -> None:
-        """What is timed."""
+        """Runs the timed part."""
 
     def finish(self) -> None:
-        """What belongs to it and is not timed."""
+        """Runs the part that is not timed."""
 
 
 class _Exchange:
-    """All gradient buckets, summed as DDP sums them, a few times."""
+    """Several sums of all gradient buckets, as DDP makes them."""
 
     def __init__(self, buckets: Sequence[torch.Tensor], group: dist.ProcessGroup) -> None:
         self._buckets = buckets
@@ -142,7 +142,7 @@ class _Exchange:
 
 
 class _Pass:
-    """Forward and backward, with or without the exchange."""
+    """A forward and backward pass, with or without the exchange."""
 
     def __init__(
         self,
@@ -165,18 +165,23 @@ class _Pass:
         self._ddp.zero_grad()
 
 
-def _time_in_turns(actions: Sequence[_Action], turns: int) -> list[list[float]]:
-    """For each action its seconds in every turn, from the first rank's start to the last's end."""
-    starts_s, ends_s = (torch.zeros(len(actions), turns + 1, dtype=torch.float64) for _ in "12")
-    # The first turn warms up. Every other one goes backwards: none always follows the same one.
-    for turn in range(turns + 1):
+def _time_alternately(actions: Sequence[_Action], repetitions: int) -> list[list[float]]:
+    """Returns each action's seconds in every repetition, from the first rank's start to the last
+    end.
+    """
+    starts_s, ends_s = (
+        torch.zeros(len(actions), repetitions + 1, dtype=torch.float64) for _ in "12"
+    )
+    # The first repetition warms up. Every other one runs backwards, so that no action always
+    # follows the same other action.
+    for repetition in range(repetitions + 1):
         order = range(len(actions))
-        for index in order if turn % 2 == 0 else reversed(order):
+        for index in order if repetition % 2 == 0 else reversed(order):
             dist.barrier()
-            # The ranks share a host, hence this clock.
-            starts_s[index, turn] = time.monotonic()
+            # The ranks share a host, so they share this clock.
+            starts_s[index, repetition] = time.monotonic()
             actions[index]()
-            ends_s[index, turn] = time.monotonic()
+            ends_s[index, repetition] = time.monotonic()
             actions[index].finish()
     dist.all_reduce(starts_s, op=dist.ReduceOp.MIN)
     dist.all_reduce(ends_s, op=dist.ReduceOp.MAX)

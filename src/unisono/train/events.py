@@ -1,4 +1,4 @@
-"""What rank 0 tells the parent process while it trains: one JSON object a line."""
+"""Events that rank 0 sends to the parent process during training: one JSON object per line."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from dataclasses import asdict, dataclass
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Started:
-    """All ranks have joined and hold the model."""
+    """All ranks have joined and have the model."""
 
     total_steps: int
     parameters: int
@@ -21,12 +21,14 @@ class Stepped:
     backend: str
     step: int
     loss: float
-    """Of rank 0's own samples: the mean over ranks would cost the step a collective."""
+    """The loss of rank 0's own samples; the mean over ranks would need a collective in each
+    step.
+    """
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Scored:
-    """A stretch of training is done."""
+    """One period of training is done."""
 
     backend: str
     period: int
@@ -35,31 +37,33 @@ class Scored:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Measuring:
-    """Training is done, the measured phase begins."""
+    """Training is done, the measurements begin."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Finished:
-    """The outcome on one backend. See `communication` for what is measured."""
+    """The outcome on one backend. See `communication` for the measurements."""
 
     backend: str
     score: float
     losses: list[float]
-    """Mean over ranks, one for each step."""
+    """The mean over ranks, for each step."""
     step_s: list[float]
     """Wall time of each training step on rank 0."""
     exchange_s: list[float]
-    """One exchange of all gradients, alone: the mean of each group; see `communication`."""
+    """Seconds of one exchange of all gradients, alone: the mean of each group; see
+    `communication`.
+    """
     synced_s: list[float]
-    """Forward and backward passes with the exchange."""
+    """Seconds of forward and backward passes with the exchange."""
     unsynced_s: list[float]
-    """The same without the exchange, taken in turns with those of `synced_s`."""
+    """Seconds of the same passes without the exchange, alternating with those of `synced_s`."""
     bucket_bytes: list[int]
-    """The gradient buckets that DDP exchanges, in its order."""
+    """The sizes of DDP's gradient buckets, in DDP's order."""
     same_parameters: bool
-    """Whether the trained parameters have the same bits on all ranks."""
+    """True if the trained parameters have the same bits on all ranks."""
     sample: str
-    """Text written by the model; empty for a task that writes none."""
+    """Text that the model generates; empty for a task without text."""
 
 
 Event = Started | Stepped | Scored | Measuring | Finished
@@ -70,12 +74,12 @@ _TYPES: dict[str, type[Event]] = {
 
 
 def encode(event: Event) -> str:
-    """One line, without its end."""
+    """Returns the event as one line, without the line end."""
     return json.dumps({"event": type(event).__name__, **asdict(event)})
 
 
 def decode(line: str) -> Event:
-    """The event of one line. Raises ValueError for a line that is none."""
+    """Returns the event of one line. Raises ValueError if the line is not an event."""
     fields = json.loads(line)
     try:
         kind = _TYPES[fields.pop("event")]

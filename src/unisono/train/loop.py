@@ -1,4 +1,4 @@
-"""The training of one rank: DistributedDataParallel as anybody would use it."""
+"""The training on one rank, with DistributedDataParallel as in ordinary programs."""
 
 from __future__ import annotations
 
@@ -24,7 +24,8 @@ Batch = Sequence[torch.Tensor]
 
 
 def train(run: Run, task: Task, groups: Mapping[str, dist.ProcessGroup], emit: Emit) -> None:
-    """Train, judge, measure: on each backend's group in turns, so that all see the same machine.
+    """Trains, scores and measures on each backend's group. The backends alternate, so that all see
+    the same state of the machine.
 
     Collective over the default process group.
     """
@@ -36,25 +37,25 @@ def train(run: Run, task: Task, groups: Mapping[str, dist.ProcessGroup], emit: E
             trainer.train_period(period)
     emit(events.Measuring())
     measured = communication.measure(
-        [communication.Subject(ddp=trainer.ddp, group=trainer.group) for trainer in trainers],
+        [communication.MeasuredModel(ddp=trainer.ddp, group=trainer.group) for trainer in trainers],
         task,
         next(iter(trainers[0].loader)),
         run.measured_groups,
     )
-    for trainer, its in zip(trainers, measured, strict=True):
-        emit(trainer.finished(its))
+    for trainer, measurement in zip(trainers, measured, strict=True):
+        emit(trainer.finished(measurement))
 
 
 @dataclass(slots=True)
 class Curve:
-    """What the steps so far were like."""
+    """Loss and time of the steps so far."""
 
     losses: list[float] = field(default_factory=list)
     step_s: list[float] = field(default_factory=list)
 
 
 class Trainer:
-    """Model, data shard and optimiser of one rank, on one backend."""
+    """Model, data shard and optimizer of one rank, on one backend."""
 
     def __init__(
         self, run: Run, task: Task, backend: str, group: dist.ProcessGroup, emit: Emit
@@ -67,7 +68,7 @@ class Trainer:
         self.curve = Curve()
         torch.manual_seed(run.seed)
         self.ddp = DistributedDataParallel(task.model(), process_group=group)
-        # DistributedSampler makes the shards disjoint, and equal in length.
+        # DistributedSampler makes disjoint shards of equal length.
         self.sampler: DistributedSampler[tuple[torch.Tensor, ...]] = DistributedSampler(
             task.train_set, seed=run.seed, drop_last=True
         )
@@ -79,7 +80,9 @@ class Trainer:
         )
         self.steps_per_period = run.steps_per_period or len(self.loader)
         if not 0 < self.steps_per_period <= len(self.loader):
-            raise ValueError(f"a shard has {len(self.loader)} batches of {run.batch} samples")
+            raise ValueError(
+                f"steps_per_period: expected 1 to {len(self.loader)} for batches of {run.batch}"
+            )
         self.total_steps = run.periods * self.steps_per_period
         self.optimizer = task.optimizer(self.ddp.module, run.learning_rate)
         self.schedule = torch.optim.lr_scheduler.OneCycleLR(
@@ -98,17 +101,17 @@ class Trainer:
         )
 
     def train_period(self, period: int) -> None:
-        """One stretch of steps, then the mean losses and the score, which are not timed."""
+        """Runs one period of steps, then computes mean losses and score, which are not timed."""
         self.sampler.set_epoch(period)
-        # Augmentation differs between ranks and periods, and not between backends.
-        stretch = self.run.seed * self.run.periods + period
-        torch.manual_seed(stretch * dist.get_world_size() + dist.get_rank())
+        # Augmentation differs between ranks and periods, but not between backends.
+        period_index = self.run.seed * self.run.periods + period
+        torch.manual_seed(period_index * dist.get_world_size() + dist.get_rank())
         own_losses = []
         for loss, elapsed_s in self._timed_steps():
             own_losses.append(loss)
             self.curve.step_s.append(elapsed_s)
             self._report_step(loss)
-        # One collective for many steps: asking after each step would slow the step.
+        # One collective for many steps: a collective after each step would slow the step.
         mean = torch.tensor(own_losses, dtype=torch.float64) / dist.get_world_size()
         dist.all_reduce(mean, group=self.group)
         self.curve.losses.extend(mean.tolist())
@@ -137,7 +140,7 @@ class Trainer:
             self.emit(events.Stepped(backend=self.backend, step=len(self.curve.step_s), loss=loss))
 
     def score(self) -> float:
-        """Of the model as it is now, on unseen data; every rank judges its share."""
+        """Returns the current model's score on unseen data; every rank scores its share."""
         self.ddp.module.eval()
         with torch.no_grad():
             share = self.task.score(self.ddp.module, dist.get_rank(), dist.get_world_size())
@@ -158,7 +161,9 @@ class Trainer:
         )
 
     def _sample(self) -> str:
-        """On rank 0 only; the others have the same model and nobody to show it to."""
+        """Returns a sample on rank 0, and an empty text on other ranks, which have the same
+        model.
+        """
         if dist.get_rank() != 0:
             return ""
         self.ddp.module.eval()
@@ -166,7 +171,7 @@ class Trainer:
             return self.task.sample(self.ddp.module)
 
     def _same_on_all_ranks(self) -> bool:
-        """Whether every rank holds the same bits of the model."""
+        """Returns True if every rank has the same bits of the model."""
         vector = nn.utils.parameters_to_vector(self.ddp.module.parameters())
         bits = vector.detach().view(torch.int32)
         lowest, highest = bits.clone(), bits.clone()

@@ -1,4 +1,4 @@
-"""One line for each backend while it trains."""
+"""Progress of a training: one line per backend."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from unisono.train.settings import TASKS, Run
 
 @contextlib.contextmanager
 def shown(run: Run, console: Console) -> Iterator[Callable[[events.Event], None]]:
-    """Gives a listener that shows what it hears."""
+    """Yields a function that takes events and displays their progress."""
     columns = (
         TextColumn("{task.description}"),
         BarColumn(),
@@ -36,18 +36,18 @@ def shown(run: Run, console: Console) -> Iterator[Callable[[events.Event], None]
             for backend in run.backends
         }
         for line in lines.values():
-            line.say(f"starting {run.ranks} ranks")
+            line.set_state(f"starting {run.ranks} ranks")
 
         def listen(event: events.Event) -> None:
             for backend, line in lines.items():
                 if getattr(event, "backend", backend) == backend:
-                    line.hear(event)
+                    line.show(event)
 
         yield listen
 
 
 class _Line:
-    """Turns the events of one backend into the state of its line."""
+    """The line of one backend, updated by events."""
 
     def __init__(self, progress: Progress, line: TaskID, run: Run) -> None:
         self._progress = progress
@@ -56,10 +56,10 @@ class _Line:
         self._score = ""
         self._total_steps = 0
 
-    def say(self, state: str) -> None:
+    def set_state(self, state: str) -> None:
         self._progress.update(self._line, state=state)
 
-    def hear(self, event: events.Event) -> None:
+    def show(self, event: events.Event) -> None:
         score = self._facts.score
         match event:
             case events.Started():
@@ -67,12 +67,14 @@ class _Line:
                 self._progress.update(self._line, total=event.total_steps, state="training")
             case events.Stepped():
                 self._progress.update(self._line, completed=event.step)
-                self.say(f"loss {event.loss:.4f}{self._score}")
+                self.set_state(f"loss {event.loss:.4f}{self._score}")
             case events.Scored():
                 self._score = f", {score.label} {score.format(event.score)}"
             case events.Measuring():
                 self._progress.update(self._line, completed=self._total_steps)
-                self.say("measuring communication")
+                self.set_state("measuring communication")
             case events.Finished():
-                self.say(f"loss {event.losses[-1]:.4f}, {score.label} {score.format(event.score)}")
+                self.set_state(
+                    f"loss {event.losses[-1]:.4f}, {score.label} {score.format(event.score)}"
+                )
                 self._progress.stop_task(self._line)

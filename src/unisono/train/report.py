@@ -1,4 +1,4 @@
-"""The outcome of runs on several backends, side by side, and whether they agree."""
+"""Report on runs with several backends: their figures side by side, and a comparison of losses."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from unisono.train.settings import TASKS, Run, TaskFacts
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Outcome:
-    """What came of a run on one backend, in figures."""
+    """The results of a run on one backend, as figures."""
 
     run: Run
     finished: Finished
@@ -31,19 +31,21 @@ class Outcome:
 
     @property
     def samples_per_s(self) -> float:
-        """Over all training steps, of all ranks together."""
+        """Samples per second over all training steps, of all ranks together."""
         samples = self.run.batch * self.run.ranks * len(self.finished.step_s)
         return samples / sum(self.finished.step_s)
 
     @property
     def exchange_s(self) -> float:
-        """Median time of one exchange of all gradients with nothing else to do."""
+        """Median time of one exchange of all gradients, without computation."""
         return median(self.finished.exchange_s)
 
     @property
     def added_s(self) -> float:
-        """Median of what the exchange adds to a forward and backward pass; noise can make it
-        negative when that is little."""
+        """Median time that the exchange adds to a forward and backward pass.
+
+        If the time is small, noise can make it negative.
+        """
         pairs = zip(self.finished.synced_s, self.finished.unsynced_s, strict=True)
         return median(synced - unsynced for synced, unsynced in pairs)
 
@@ -55,18 +57,18 @@ class Outcome:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Agreement:
-    """Whether two runs from one seed are the same run.
+    """Comparison of two runs with one seed, which should be equal up to rounding.
 
-    Backends may add in different orders, so the loss curves may differ by rounding and no more.
-    The tolerance of a task is 10 to 25 times what was measured between a Gloo run with sums in
-    float32 and one in float64 (digits 4e-7, text 9e-5); a wrong sum shows within a few steps.
+    Backends may add in different orders, so the loss curves may differ by rounding errors only. The
+    tolerance of a task is 10 to 25 times the measured difference between a Gloo run with sums in
+    float32 and one in float64 (digits 4e-7, text 9e-5). A wrong sum exceeds it within a few steps.
     """
 
     backends: tuple[str, str]
     difference: float
-    """Largest between the losses of one step."""
+    """The largest difference between the losses of one step."""
     step: int
-    """Where it was, counted from 1."""
+    """The step of the largest difference, counted from 1."""
     steps: int
     tolerance: float
 
@@ -84,11 +86,11 @@ class Agreement:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Report:
-    """All outcomes of one command; the first is compared with each of the others."""
+    """All outcomes of one command. The first outcome is compared with each other outcome."""
 
     outcomes: tuple[Outcome, ...]
     is_default_length: bool
-    """Whether the score must reach the task's target."""
+    """True if the score must reach the task's target."""
 
     @property
     def facts(self) -> TaskFacts:
@@ -101,7 +103,7 @@ class Report:
 
     @property
     def failures(self) -> tuple[str, ...]:
-        """What is wrong, in words; empty when all is well."""
+        """The failures as text; empty if all checks pass."""
         wrong = [str(agreement) for agreement in self.agreements if not agreement.holds]
         for outcome in self.outcomes:
             name, score = outcome.finished.backend, outcome.finished.score
@@ -115,7 +117,9 @@ class Report:
         return tuple(wrong)
 
     def table(self) -> Table:
-        """One column for each backend; with two or more, the last over the first in times."""
+        """Returns a table with one column per backend, and one with ratios of the last to the
+        first.
+        """
         names = [outcome.finished.backend for outcome in self.outcomes]
         table = Table()
         table.add_column()
@@ -140,10 +144,10 @@ class Report:
 
     @property
     def legend(self) -> str:
-        """How the rows on communication were measured."""
+        """Explanation of the rows on communication."""
         return (
-            "Medians; the backends took turns. Alone: the all_reduce of DDP's gradient buckets "
-            "with nothing beside it. Added: a forward and backward pass with it, less one without."
+            "Medians; the backends alternate. Alone: the all_reduce of DDP's gradient buckets "
+            "without computation. Added: a forward and backward pass with it, minus one without."
         )
 
     def _rows(self) -> list[_Row]:
@@ -178,7 +182,7 @@ class Report:
         ]
 
     def as_json(self) -> dict[str, Any]:
-        """Plain data: figures derived here, then everything measured."""
+        """Returns plain data: derived figures and all measurements."""
         return {
             "settings": asdict(self.outcomes[0].run),
             "ok": not self.failures,
@@ -211,7 +215,7 @@ class _Row:
     scale: float = 1.0
     digits: int = 2
     faster: str = ""
-    """How to show the last value over the first; empty where that says nothing."""
+    """The format of the ratio of last to first value; empty if the ratio has no meaning."""
 
     def format(self, value: float) -> str:
         return f"{value * self.scale:.{self.digits}f}{self.unit}"
@@ -224,9 +228,9 @@ class _Row:
 def _agreement(one: Outcome, other: Outcome, tolerance: float) -> Agreement:
     pairs = zip(one.finished.losses, other.finished.losses, strict=True)
     differences = [abs(left - right) for left, right in pairs]
-    # NaN compares false with all: look for it first, or it would hide.
-    strange = [index for index, value in enumerate(differences) if math.isnan(value)]
-    worst = strange[0] if strange else max(range(len(differences)), key=differences.__getitem__)
+    # NaN compares false with all numbers, so `max` could miss it: search it first.
+    nans = [index for index, value in enumerate(differences) if math.isnan(value)]
+    worst = nans[0] if nans else max(range(len(differences)), key=differences.__getitem__)
     return Agreement(
         backends=(one.finished.backend, other.finished.backend),
         difference=differences[worst],

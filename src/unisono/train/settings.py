@@ -1,4 +1,4 @@
-"""What a training run is told: plain data, made by the parent and read by every rank."""
+"""Settings of a training run: plain data that the parent makes and every rank reads."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ TaskName = Literal["digits", "text"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Score:
-    """How a task is judged on data that it has not seen."""
+    """The measure of a task's quality on unseen data."""
 
     label: str
     unit: str
     scale: float
     target: float | None
-    """What a run of the default length must reach, before `scale`; None where there is no bar."""
+    """The score that a run of default length must reach, before `scale`; None without a target."""
 
     def format(self, value: float) -> str:
         return f"{value * self.scale:.2f}{self.unit}"
@@ -25,15 +25,15 @@ class Score:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TaskFacts:
-    """What the parent knows of a task without importing it."""
+    """Facts about a task for the parent process, which does not import the task."""
 
     noun: str
-    """What one sample is called."""
+    """The name of the samples."""
     period: str
-    """What a stretch of training between two reports is called."""
+    """The name of the training between two reports."""
     score: Score
     loss_tolerance: float
-    """Largest difference of two loss curves that rounding explains; see `report.Agreement`."""
+    """The largest difference of two loss curves that rounding explains; see `report.Agreement`."""
 
 
 TASKS: dict[TaskName, TaskFacts] = {
@@ -54,9 +54,9 @@ TASKS: dict[TaskName, TaskFacts] = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Run:
-    """One job: the same training on each backend, in turns.
+    """One job: the same training on each backend; the backends alternate.
 
-    The first backend is that of the default process group.
+    The first backend is the backend of the default process group.
     """
 
     task: TaskName
@@ -64,25 +64,27 @@ class Run:
     ranks: int
     seed: int
     batch: int
-    """Samples a rank takes for one step."""
+    """Samples per rank and step."""
     periods: int
-    """Stretches of training; the losses are gathered and the score is taken after each."""
+    """Number of training periods. After each period the ranks gather losses and compute the
+    score.
+    """
     steps_per_period: int | None = None
-    """None: as many as the shard of a rank has, which makes a period an epoch."""
+    """Steps in a period. None: all batches of a rank's shard, so that a period is an epoch."""
     learning_rate: float
     measured_groups: int = 12
-    """Groups of exchanges, and of passes, timed after the training; see `communication`."""
+    """Number of groups of exchanges and passes, timed after the training; see `communication`."""
     timeout_s: float = 120.0
-    """How long a rank waits for another one in a collective."""
+    """Seconds that a rank waits for another rank in a collective."""
 
     def __post_init__(self) -> None:
         if not self.backends or len(set(self.backends)) < len(self.backends):
-            raise ValueError(f"need one backend or several different ones, not {self.backends}")
+            raise ValueError(f"backends: expected one or more distinct names, not {self.backends}")
         if self.task not in TASKS:
-            raise ValueError(f"unknown task {self.task!r}; known: {', '.join(TASKS)}")
+            raise ValueError(f"task: expected one of {', '.join(TASKS)}, not {self.task!r}")
         for name in ("ranks", "batch", "periods", "measured_groups"):
             if getattr(self, name) < 1:
-                raise ValueError(f"{name} must be at least 1, not {getattr(self, name)}")
+                raise ValueError(f"{name}: expected at least 1, not {getattr(self, name)}")
 
     def encode(self) -> str:
         return json.dumps(asdict(self))

@@ -1,4 +1,4 @@
-"""What the training loop needs to know of a task."""
+"""The interface of a task for the training loop."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from unisono.train.text import TextTask
 
 
 class Task(Protocol):
-    """Data, model, loss and judgement. Every rank builds the same one."""
+    """Data, model, loss and score. Every rank builds an equal task."""
 
     @property
     def train_set(self) -> TensorDataset: ...
@@ -25,18 +25,18 @@ class Task(Protocol):
     def optimizer(self, model: nn.Module, learning_rate: float) -> torch.optim.Optimizer: ...
 
     def loss(self, model: nn.Module, batch: Sequence[torch.Tensor]) -> torch.Tensor:
-        """Mean loss of a batch, to be differentiated."""
+        """Returns the mean loss of a batch, for differentiation."""
         ...
 
     def score(self, model: nn.Module, rank: int, ranks: int) -> tuple[float, float]:
-        """(sum, count) over this rank's share of unseen data; the score is their ratio."""
+        """Returns (sum, count) over this rank's share of unseen data; the score is their ratio."""
         ...
 
     def sample(self, model: nn.Module) -> str:
-        """Something to read that shows what was learned; may be empty."""
+        """Returns a readable example of the model's output; may be empty."""
         ...
 
 
 def build(name: TaskName) -> Task:
-    """The task of that name, with its data loaded."""
+    """Returns the task of that name, with its data loaded."""
     return Digits.load() if name == "digits" else TextTask.load()

@@ -1,4 +1,6 @@
-"""Python's own library source, byte by byte, and a small decoder-only transformer."""
+"""The source code of Python's standard library, byte by byte, and a small decoder-only
+transformer.
+"""
 
 from __future__ import annotations
 
@@ -18,10 +20,10 @@ CONTEXT = 128
 WIDTH = 128
 HEADS = 4
 BLOCKS = 2
-REACH = 4
+KERNEL_SIZE = 4
 _CORPUS_MAX_BYTES = 4_000_000
 _HELD_OUT_EVERY = 20
-_JUDGED_WINDOWS = 64
+_SCORED_WINDOWS = 64
 _PROMPT = b"def "
 _SAMPLE_BYTES = 400
 _SAMPLE_TEMPERATURE = 0.7
@@ -45,26 +47,28 @@ class Attention(nn.Module):
         return output
 
 
-class Neighbours(nn.Module):
-    """Adds to every byte what a convolution makes of it and the three before."""
+class CausalConvolution(nn.Module):
+    """A causal convolution over each byte and the three before, added to its input."""
 
     def __init__(self) -> None:
         super().__init__()
-        self.mix = nn.Conv1d(WIDTH, WIDTH, REACH)
+        self.mix = nn.Conv1d(WIDTH, WIDTH, KERNEL_SIZE)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        past_only = functional.pad(x.transpose(1, 2), (REACH - 1, 0))
+        past_only = functional.pad(x.transpose(1, 2), (KERNEL_SIZE - 1, 0))
         output: torch.Tensor = x + self.mix(past_only).transpose(1, 2)
         return output
 
 
 class TransformerBlock(nn.Module):
-    """Attention, then a two-layer network, each normalised before and added to its input."""
+    """Attention, then a two-layer network. Each normalises its input and adds its output to the
+    input.
+    """
 
     def __init__(self) -> None:
         super().__init__()
         attention, last = Attention(), nn.Linear(4 * WIDTH, WIDTH)
-        # A block begins as the identity, which makes the first steps count.
+        # A block begins as the identity, so that the first steps already learn.
         for layer in (attention.output, last):
             nn.init.zeros_(layer.weight)
             nn.init.zeros_(layer.bias)
@@ -80,13 +84,15 @@ class TransformerBlock(nn.Module):
 
 
 class Decoder(nn.Module):
-    """Bytes (batch, time) to the logits of each one's successor (batch, time, 256)."""
+    """Maps bytes (batch, time) to the logits of each byte's successor (batch, time, 256)."""
 
     def __init__(self) -> None:
         super().__init__()
         self.embedding = nn.Embedding(BYTES, WIDTH)
         self.position = nn.Parameter(torch.zeros(CONTEXT, WIDTH))
-        self.blocks = nn.Sequential(Neighbours(), *(TransformerBlock() for _ in range(BLOCKS)))
+        self.blocks = nn.Sequential(
+            CausalConvolution(), *(TransformerBlock() for _ in range(BLOCKS))
+        )
         last = nn.Linear(WIDTH, BYTES)
         nn.init.zeros_(last.weight)
         self.head = nn.Sequential(nn.LayerNorm(WIDTH), last)
@@ -99,31 +105,33 @@ class Decoder(nn.Module):
 
 @dataclass(frozen=True, slots=True)
 class TextTask:
-    """Windows of 129 bytes; every twentieth is held out."""
+    """Windows of 129 bytes; every twentieth window is held out."""
 
     train_set: TensorDataset
     held_out: torch.Tensor
 
     @staticmethod
     def load() -> TextTask:
-        """Read the standard library of the running Python."""
+        """Reads the standard library of the running Python."""
         return TextTask.of(_library_source(Path(sysconfig.get_path("stdlib"))))
 
     @staticmethod
     def of(source: bytes) -> TextTask:
-        """The task over any text of a few windows or more."""
+        """Makes the task from any text of at least 20 windows."""
         count = (len(source) - 1) // CONTEXT
         if count < _HELD_OUT_EVERY:
-            raise ValueError(f"{len(source)} bytes are too few to train on")
+            raise ValueError(
+                f"expected at least {_HELD_OUT_EVERY * CONTEXT + 1} bytes, not {len(source)}"
+            )
         everything = torch.frombuffer(bytearray(source), dtype=torch.uint8)
         windows = everything[: count * CONTEXT + 1].unfold(0, CONTEXT + 1, CONTEXT).long()
         is_held_out = torch.arange(count) % _HELD_OUT_EVERY == _HELD_OUT_EVERY - 1
-        judged = windows[is_held_out]
-        judged = judged[:: max(1, len(judged) // _JUDGED_WINDOWS)]
-        return TextTask(TensorDataset(windows[~is_held_out]), judged)
+        scored = windows[is_held_out]
+        scored = scored[:: max(1, len(scored) // _SCORED_WINDOWS)]
+        return TextTask(TensorDataset(windows[~is_held_out]), scored)
 
     def model(self) -> nn.Module:
-        """545 thousand parameters."""
+        """Returns a transformer of 545 thousand parameters."""
         return Decoder()
 
     def optimizer(self, model: nn.Module, learning_rate: float) -> torch.optim.Optimizer:
@@ -136,7 +144,7 @@ class TextTask:
         return _bits_per_byte(model, windows)
 
     def score(self, model: nn.Module, rank: int, ranks: int) -> tuple[float, float]:
-        """(bits, bytes) on this rank's share of the held-out windows."""
+        """Returns (bits, bytes) for this rank's share of the held-out windows."""
         windows = self.held_out[rank::ranks]
         if len(windows) == 0:
             return 0.0, 0.0
@@ -144,7 +152,7 @@ class TextTask:
         return float(_bits_per_byte(model, windows)) * count, float(count)
 
     def sample(self, model: nn.Module) -> str:
-        """A piece of Python as the model writes it."""
+        """Returns Python code that the model generates."""
         generator = torch.Generator().manual_seed(0)
         text = torch.tensor([list(_PROMPT)])
         for _ in range(_SAMPLE_BYTES):
@@ -161,7 +169,7 @@ def _bits_per_byte(model: nn.Module, windows: torch.Tensor) -> torch.Tensor:
 
 
 def _library_source(folder: Path) -> bytes:
-    """The modules at the top of the library, in alphabetical order, up to the cap."""
+    """Returns the library's top-level modules in alphabetical order, up to the size limit."""
     source = bytearray()
     for path in sorted(folder.glob("*.py")):
         source += path.read_bytes()

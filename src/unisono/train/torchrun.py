@@ -1,4 +1,4 @@
-"""Start the ranks of a job under torchrun and listen to rank 0."""
+"""Starts the ranks of a job under torchrun and reads the events of rank 0."""
 
 from __future__ import annotations
 
@@ -13,22 +13,23 @@ from pathlib import Path
 from typing import TextIO
 
 from unisono.errors import UnisonoError
-from unisono.temporary_folders import Scratch
+from unisono.temporary_folders import TemporaryFolder
 from unisono.train import events
 from unisono.train.settings import Run
 
 _POLL_S = 0.1
-_LEAVE_S = 45.0  # torchrun itself gives its ranks 30 s
+_EXIT_S = 45.0  # torchrun itself gives its ranks 30 s
 _LOG_LINES = 40
 _PR_SET_PDEATHSIG = 1
 
 
 def launch(run: Run, listen: Callable[[events.Event], None]) -> list[events.Finished]:
-    """Run to the end; `listen` gets every event as it comes. One result for each backend.
+    """Runs a training to its end and returns one result per backend. `listen` gets every event at
+    once.
 
-    Raises UnisonoError, with the last lines of the ranks' output, when a rank fails.
+    Raises UnisonoError, with the last lines of the ranks' output, if a rank fails.
     """
-    with Scratch("unisono-train-") as folder:
+    with TemporaryFolder("unisono-train-") as folder:
         event_path, log_path = folder / "events", folder / "log"
         event_path.touch()
         with log_path.open("w") as log, _started(command(run, event_path), log) as process:
@@ -41,20 +42,21 @@ def launch(run: Run, listen: Callable[[events.Event], None]) -> list[events.Fini
             names = " and ".join(run.backends)
             raise UnisonoError(
                 f"training on {names} failed (exit status {process.returncode}); "
-                f"the ranks said last:\n{_tail(log_path)}"
+                f"the last lines of the ranks' output:\n{_tail(log_path)}"
             )
     return finished
 
 
 def command(run: Run, event_path: Path) -> list[str]:
-    """The command line of a run; it works by hand as well."""
+    """Returns the command line of a run; a user can run it too."""
     return [
-        # `env` keeps all of the caller's environment without reading it here. One thread a rank
-        # on every backend; Gloo is told the interface, as a host name may resolve to nothing.
+        # `env` passes the caller's environment on, which this code does not read. Every backend has
+        # one thread per rank. Gloo needs the interface, since a host name may resolve to no
+        # address.
         *("env", "OMP_NUM_THREADS=1", "GLOO_SOCKET_IFNAME=lo"),
         *(sys.executable, "-m", "torch.distributed.run"),
         *("--standalone", "--local-addr", "127.0.0.1", "--nproc-per-node", str(run.ranks)),
-        # Else torchrun makes a folder of its own, and leaves it.
+        # Without this option, torchrun makes its own folder and does not remove it.
         *("--log-dir", str(event_path.parent)),
         *("-m", "unisono.train.worker", run.encode(), str(event_path)),
     ]
@@ -62,13 +64,13 @@ def command(run: Run, event_path: Path) -> list[str]:
 
 @contextlib.contextmanager
 def _started(arguments: list[str], log: TextIO) -> Iterator[subprocess.Popen[bytes]]:
-    """The process, which has ended, with all its ranks, when the context is left."""
+    """Yields the process. After the context, the process and all its ranks have ended."""
     process = subprocess.Popen(
         arguments,
         stdout=log,
         stderr=log,
         stdin=subprocess.DEVNULL,
-        # Ctrl-C reaches this process alone: two signals at once would stop torchrun's tidying up.
+        # Ctrl-C reaches only this process; two signals at once would interrupt torchrun's cleanup.
         start_new_session=True,
         preexec_fn=_end_with_parent,  # noqa: PLW1509 - it makes one system call
     )
@@ -76,22 +78,24 @@ def _started(arguments: list[str], log: TextIO) -> Iterator[subprocess.Popen[byt
         yield process
     finally:
         if process.poll() is None:
-            # torchrun passes SIGTERM on to its ranks, which a kill would leave behind.
+            # torchrun passes SIGTERM to its ranks; after SIGKILL its ranks would keep running.
             process.terminate()
         try:
-            process.wait(_LEAVE_S)
+            process.wait(_EXIT_S)
         except subprocess.TimeoutExpired:
             process.kill()
             process.wait()
 
 
 def _end_with_parent() -> None:
-    """torchrun is told to end, with its ranks, when this process is killed."""
+    """Makes the kernel send SIGTERM to torchrun, which ends its ranks, if this process is
+    killed.
+    """
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
 
 
 def _follow(path: Path, process: subprocess.Popen[bytes]) -> Iterator[events.Event]:
-    """Every event written until the process ends."""
+    """Yields every event until the process ends."""
     with path.open(encoding="utf-8") as file:
         unfinished = ""
         while True:

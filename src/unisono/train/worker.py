@@ -20,14 +20,14 @@ from unisono.train.settings import Run
 # torchrun shows the traceback of the rank that failed first, if that rank has recorded it.
 @record
 def main() -> None:
-    """Join the group that torchrun describes, make one more for each other backend, train."""
+    """Joins torchrun's group, makes one more group for each other backend, and trains."""
     run = Run.decode(sys.argv[1])
     timeout = timedelta(seconds=run.timeout_s)
     first, *others = run.backends
     dist.init_process_group(first, timeout=timeout)
     try:
         world = dist.group.WORLD
-        assert world is not None  # it was made two lines above
+        assert world is not None  # init_process_group has set it
         groups = {first: world}
         groups |= {other: dist.new_group(backend=other, timeout=timeout) for other in others}
         with _emitter(Path(sys.argv[2])) as emit:
@@ -39,7 +39,7 @@ def main() -> None:
 
 @contextlib.contextmanager
 def _emitter(path: Path) -> Iterator[Emit]:
-    """Writes events to the file on rank 0, drops them elsewhere."""
+    """Yields a function that writes events to the file on rank 0 and drops them on other ranks."""
     if dist.get_rank() != 0:
         yield lambda event: None
         return
