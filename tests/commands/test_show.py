@@ -108,7 +108,7 @@ def test_the_costs_listed_are_of_these_ranks_and_this_size() -> None:
         (("all_reduce", "ring", "--size", "8Q"), "not a size"),
         (("all_reduce", "ring", "--svg", "x.png"), "must end in .svg"),
         (("all_reduce", "ring", "--layout", "star"), "auto, circle, grid, line"),
-        (("all_reduce", "ring", "-n", "129", "--html", "x.html"), "up to 128 ranks"),
+        (("all_reduce", "ring", "-n", "129", "--html", "x.html"), "at most 128 ranks"),
         (("all_reduce", "ring", "--svg", "."), "Is a directory"),
         (("all_reduce", "ring", "--root", "1"), "all_reduce has no root"),
         (("all_reduce", "--all"), "name an algorithm"),

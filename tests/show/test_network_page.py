@@ -1,4 +1,4 @@
-"""The page of a network in headless Chromium: what clicks light up is the way of the messages."""
+"""Tests the page of a network in headless Chromium: clicks highlight the route of messages."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from unisono import topology
 from unisono.show import network
 
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser")
-pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="needs Debian's package chromium")
+pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="requires Debian's package chromium")
 
 CLICKS = """<script>
 const errors = [];
@@ -33,7 +33,7 @@ document.body.dataset.told = told.join("|");
 </script></body>"""
 
 
-def test_clicks_show_the_way(tmp_path: Path) -> None:
+def test_clicks_highlight_the_route(tmp_path: Path) -> None:
     page = tmp_path / "ring.html"
     page.write_text(network.network_html(topology.ring(5)).replace("</body>", CLICKS))
     assert CHROMIUM is not None

@@ -85,24 +85,24 @@ def show(
         nbytes = None if size is None else parse_size(size)
         with progress() as step:
             step(f"{name}: {len(schedule.transfers):,} transfers, round by round", 0.0)
-            story = view(schedule, nbytes=nbytes)
-            paths = _paths(story, name, svg_path, html_path, files)
+            schedule_view = view(schedule, nbytes=nbytes)
+            paths = _paths(schedule_view, name, svg_path, html_path, files)
             drawings = []
             for number, path in enumerate(paths, 1):
                 step(f"{path}", number / (len(paths) + 1))
-                drawings.append((path, _draw(story, path, layout)))
+                drawings.append((path, _draw(schedule_view, path, layout)))
         for path, text in drawings:
             path.write_text(text, encoding="utf-8")
     except (ValueError, OSError) as error:
         raise typer.BadParameter(str(error)) from error
     console = result_console(json_path)
-    console.print(table(story, every=every))
+    console.print(table(schedule_view, every=every))
     for path in paths:
         console.print(f"written: {path}", style="dim", highlight=False, soft_wrap=True)
-    write_json(document(story), json_path)
+    write_json(document(schedule_view), json_path)
     for page in (path for path in paths if launch and path.suffix == ".html"):
         typer.launch(str(page.resolve()))
-    raise typer.Exit(0 if story.problem is None else 1)
+    raise typer.Exit(0 if schedule_view.problem is None else 1)
 
 
 _OF_ONE = {
@@ -182,7 +182,11 @@ def _read(path: Path) -> Schedule:
 
 
 def _paths(
-    story: ScheduleView, name: str, svg_path: Path | None, html_path: Path | None, files: bool
+    schedule_view: ScheduleView,
+    name: str,
+    svg_path: Path | None,
+    html_path: Path | None,
+    files: bool,
 ) -> list[Path]:
     """Where drawings go: to the files asked for, else to both default names."""
     from unisono.show import MAX_RANKS
@@ -191,14 +195,14 @@ def _paths(
     for path, suffix in ((svg_path, ".svg"), (html_path, ".html")):
         if path is not None and path.suffix != suffix:
             raise ValueError(f"{path}: the name of this file must end in {suffix}")
-    if asked or not files or story.schedule.collective.ranks > MAX_RANKS:
+    if asked or not files or schedule_view.schedule.collective.ranks > MAX_RANKS:
         return asked
     return [Path(f"{name}.svg"), Path(f"{name}.html")]
 
 
-def _draw(story: ScheduleView, path: Path, layout: str) -> str:
+def _draw(schedule_view: ScheduleView, path: Path, layout: str) -> str:
     from unisono.show import Arrangement, html, svg
 
     if layout not in list(Arrangement):
         raise ValueError(f"layout {layout} is none of {', '.join(Arrangement)}")
-    return (svg if path.suffix == ".svg" else html)(story, shape=Arrangement(layout))
+    return (svg if path.suffix == ".svg" else html)(schedule_view, shape=Arrangement(layout))
