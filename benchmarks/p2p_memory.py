@@ -62,9 +62,16 @@ def measure(loads: tuple[Load, ...]) -> dict[str, Any]:
 
 def _run(load: Load, lab: Lab | None, wait_s: float = WAIT_S) -> dict[str, Any]:
     """What rank 0 found; or what went wrong, as `error`."""
-    meeting = f"p2p-memory-{os.getpid()}" if lab is None else f"tcp://{lab.address(0)}:{PORT}"
-    words = [sys.executable, __file__, meeting, str(load.messages), str(load.nbytes), str(wait_s)]
-    with _ended() as started:
+    rendezvous = f"p2p-memory-{os.getpid()}" if lab is None else f"tcp://{lab.address(0)}:{PORT}"
+    words = [
+        sys.executable,
+        __file__,
+        rendezvous,
+        str(load.messages),
+        str(load.nbytes),
+        str(wait_s),
+    ]
+    with _killed_at_exit() as started:
         for rank in range(RANKS):
             command = [*words, str(rank)]
             placed = command if lab is None else lab.command(HOSTS[rank], command)
@@ -81,7 +88,7 @@ def _run(load: Load, lab: Lab | None, wait_s: float = WAIT_S) -> dict[str, Any]:
 
 
 @contextmanager
-def _ended() -> Iterator[list[subprocess.Popen[str]]]:
+def _killed_at_exit() -> Iterator[list[subprocess.Popen[str]]]:
     """Processes that are over when the block is."""
     started: list[subprocess.Popen[str]] = []
     try:
@@ -134,9 +141,9 @@ def _send(comm: unisono.Communicator, load: Load) -> None:
 
 
 def main() -> None:
-    meeting, messages, nbytes, wait_s, number = sys.argv[1:]
+    rendezvous, messages, nbytes, wait_s, number = sys.argv[1:]
     load, rank = Load(messages=int(messages), nbytes=int(nbytes)), int(number)
-    with unisono.init(rank=rank, size=RANKS, rendezvous=meeting, timeout_s=END_S) as comm:
+    with unisono.init(rank=rank, size=RANKS, rendezvous=rendezvous, timeout_s=END_S) as comm:
         if rank == 0:
             print(json.dumps(_receive(comm, load)))
         elif rank == 1:

@@ -54,11 +54,11 @@ def measure(world: ContestantRanks, op: Op, nbytes: int, budget_s: float) -> dic
     default = default_algorithm(op, case.size_bytes, world.ranks)
     names = distinct(op, [default, *algorithms.names(op), *CHANNELS], world.ranks)
     first = medians(
-        race(world, case, names, RaceLength(turns=3, budget_s=budget_s), keep=[default])
+        race(world, case, names, RaceLength(rounds=3, budget_s=budget_s), keep=[default])
     )
     best = sorted(first, key=lambda name: first[name])[:FINALISTS]
     finalists = list(dict.fromkeys([default, *best]))
-    length = RaceLength(turns=FINAL_TURNS, budget_s=budget_s)
+    length = RaceLength(rounds=FINAL_TURNS, budget_s=budget_s)
     turns_s = race(world, case, finalists, length, keep=finalists)
     final = medians(turns_s)
     return {

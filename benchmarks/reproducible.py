@@ -66,8 +66,8 @@ def measure(ops: list[str], sizes: list[int], rounds: int, round_s: float) -> li
     torch.set_num_threads(1)
     with unisono.init() as usual:
         name = np.frombuffer(secrets.token_bytes(16), np.uint8).copy()
-        meeting = usual.broadcast(name).tobytes().hex()
-        with unisono.init(usual.rank, usual.size, meeting, reproducible=True) as strict:
+        rendezvous = usual.broadcast(name).tobytes().hex()
+        with unisono.init(usual.rank, usual.size, rendezvous, reproducible=True) as strict:
             return list(_rows((usual, strict), ops, sizes, rounds, round_s))
 
 

@@ -8,7 +8,7 @@ import pytest
 
 from unisono import algorithms
 from unisono.bench.cases import Case
-from unisono.bench.cluster import Cluster, probe_payload_Bps, wire_bytes
+from unisono.bench.cluster import Cluster, network_bytes, probe_payload_Bps
 from unisono.bench.contestants import Contestant, reason_missing
 from unisono.bench.lab import Lab
 from unisono.bench.runner import Pace, run_benchmark
@@ -47,14 +47,14 @@ def test_no_schedule_moves_less_than_the_limit(op: str, hosts: int, per_host: in
         except UnsupportedError:
             continue
         least.append(busiest_host_bytes(schedule, case, hosts))
-    assert min(least) >= wire_bytes(case, hosts) - 1e-6
+    assert min(least) >= network_bytes(case, hosts) - 1e-6
     if per_host == 1:
-        assert min(least) == pytest.approx(wire_bytes(case, hosts))  # and one reaches it
+        assert min(least) == pytest.approx(network_bytes(case, hosts))  # and one reaches it
 
 
 def test_bytes_between_hosts_where_pieces_differ() -> None:
     def least(op: str, root: int = 0) -> float:
-        return wire_bytes(Case(op=op, ranks=4, nbytes=400, root=root), hosts=2)
+        return network_bytes(Case(op=op, ranks=4, nbytes=400, root=root), hosts=2)
 
     # The shares are 40, 80, 120 and 160 bytes.
     assert least("all_gather_v") == least("reduce_scatter_v") == 400 - 120
@@ -73,7 +73,7 @@ def test_the_payload_of_two_rails_is_that_of_both() -> None:
 def test_ranks_stand_in_blocks() -> None:
     cluster = Cluster(lab=Lab(hosts=3, rails=2), per_host=2, port=7)
     assert [cluster.host(rank) for rank in range(cluster.ranks)] == [0, 0, 1, 1, 2, 2]
-    assert (cluster.meeting, cluster.interfaces) == ("tcp://10.77.0.1:7", "eth0,eth1")
+    assert (cluster.rendezvous, cluster.interfaces) == ("tcp://10.77.0.1:7", "eth0,eth1")
 
 
 @pytest.mark.lab

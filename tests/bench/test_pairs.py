@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from unisono.bench.cases import STORAGE, Case
-from unisono.bench.cluster import wire_bytes
+from unisono.bench.cluster import network_bytes
 from unisono.bench.patterns import allocate, count_wrong, cut
 from unisono.bench.peers.pairs import begin_each, bind_messages, wait_each
 from unisono.bench.results import Measurement, Row, RunReport
@@ -42,7 +42,7 @@ def test_a_rank_without_a_partner_is_refused() -> None:
 
 def test_what_crosses_hosts_is_a_message_of_each_pair() -> None:
     def crossing(op: str, ranks: int, hosts: int) -> float:
-        return wire_bytes(Case(op=op, ranks=ranks, nbytes=1000), hosts)
+        return network_bytes(Case(op=op, ranks=ranks, nbytes=1000), hosts)
 
     assert [crossing(op, ranks=2, hosts=2) for op in OPS] == [1000, 1000]
     assert (

@@ -12,7 +12,7 @@ from unisono.bench.contestants import Contestant
 from unisono.bench.race import RaceLength, distinct, race
 from unisono.types import Op
 
-QUICK = RaceLength(turns=2, budget_s=0.01, drop=1000)
+QUICK = RaceLength(rounds=2, budget_s=0.01, drop=1000)
 
 
 @pytest.mark.parametrize("op", [op for op in Op if op is not Op.BARRIER])
@@ -48,7 +48,7 @@ def test_a_race_has_times_of_all_that_can_serve() -> None:
         assert "chain" in kept
 
 
-@pytest.mark.parametrize("wrong", [{"turns": 0}, {"budget_s": 0.0}, {"drop": 0.5}])
+@pytest.mark.parametrize("wrong", [{"rounds": 0}, {"budget_s": 0.0}, {"drop": 0.5}])
 def test_a_length_that_makes_no_sense_is_refused(wrong: dict[str, float]) -> None:
     with pytest.raises(ValueError, match="positive"):
         RaceLength(**wrong)  # type: ignore[arg-type]

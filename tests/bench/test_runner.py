@@ -44,7 +44,7 @@ class Liar(Peer):
     def bind(self, case, x, out):
         return lambda: x.__setitem__(0, 5)
 
-contestant_rank.connect_peer = lambda contestant, rank, ranks, meeting: Liar(rank)
+contestant_rank.connect_peer = lambda contestant, rank, ranks, rendezvous: Liar(rank)
 contestant_rank.main()
 """
 
