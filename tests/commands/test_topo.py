@@ -28,8 +28,8 @@ def topo(*arguments: str) -> tuple[int, str]:
 def test_facts_and_files() -> None:
     code, output = topo("torus:4x4", "--svg", "t.svg", "--html", "t.html", "--save", "t.json")
     assert code == 0
-    for told in ("2.133 links", "400 GB/s", "64 directed links", "written: t.svg"):
-        assert told in output
+    for text in ("2.133 links", "400 GB/s", "64 directed links", "written: t.svg"):
+        assert text in output
     assert topology.load("t.json") == topology.torus([4, 4])
     assert {path.name for path in Path.cwd().iterdir()} == {"t.svg", "t.html", "t.json"}
 

@@ -20,16 +20,16 @@ const errors = [];
 addEventListener("securitypolicyviolation", (event) => errors.push(event.blockedURI));
 const at = (node) => document.querySelector(`.node[data-node="${node}"]`);
 const lit = () => [...document.querySelectorAll(".cable.lit")].map((c) => c.dataset.ends).join(",");
-const told = [];
+const seen = [];
 at(1).dispatchEvent(new PointerEvent("pointerenter"));
-told.push(lit());
+seen.push(lit());
 at(1).dispatchEvent(new PointerEvent("pointerleave"));
-told.push(lit());
+seen.push(lit());
 for (const node of [0, 2]) at(node).dispatchEvent(new MouseEvent("click", { bubbles: true }));
-told.push(lit(), document.getElementById("says").textContent);
+seen.push(lit(), document.getElementById("says").textContent);
 document.querySelector("#network svg").dispatchEvent(new MouseEvent("click"));
-told.push(lit(), errors.length);
-document.body.dataset.told = told.join("|");
+seen.push(lit(), errors.length);
+document.body.dataset.seen = seen.join("|");
 </script></body>"""
 
 
@@ -41,6 +41,6 @@ def test_clicks_highlight_the_route(tmp_path: Path) -> None:
     done = subprocess.run(
         [CHROMIUM, *options, page.as_uri()], capture_output=True, text=True, check=True, timeout=60
     )
-    found = re.search(r'data-told="([^"]*)"', done.stdout)
+    found = re.search(r'data-seen="([^"]*)"', done.stdout)
     assert found is not None
     assert found[1] == "0 1,1 2||0 1,1 2|From rank 0 to rank 2: 2 links.||0"

@@ -275,7 +275,7 @@ def test_refusals() -> None:
     ):
         with pytest.raises(TypeError, match=message):
             simulate(what, where, 1)  # type: ignore[arg-type]
-    with pytest.raises(TypeError, match="a number of bytes, not '64M'"):
+    with pytest.raises(TypeError, match="a number of bytes, got '64M'"):
         simulate(build("ring", 4), net, "64M")  # type: ignore[arg-type]
     a, b = (Compute(name=x, seconds=1, ranks=(0,), after=(y,)) for x, y in ("ab", "ba"))
     refuse([a, b], net, "wait for each other")

@@ -57,7 +57,7 @@ def test_parameters_of_a_spec_can_be_varied(spec: str, name: str, value: str, ra
 
 
 @pytest.mark.parametrize(
-    ("spec", "name", "value", "told"),
+    ("spec", "name", "value", "match"),
     [
         ("ring:8", "oversubscription", "2", "no oversubscription to vary, only bandwidth"),
         ("fat_tree:4", "hosts", "17", "has 1 to 16 hosts"),
